@@ -1,0 +1,133 @@
+"""What the kernel modules share: dtypes, the error for a backend that cannot run, reference attention, error measures.
+
+The reference attention works on blocks of query rows, so that its memory is heads x block x seq and not
+heads x seq^2: seq 16384 fits beside its operands on a GPU, seq 4096 on a laptop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,  # fp32 tensors, multiplied in tf32
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+class BackendUnavailable(RuntimeError):
+    """This backend cannot run this shape here; the message says why. A sweep records it as `unsupported`."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Raises ValueError, with the known names, on any other."""
+    if name not in TORCH_DTYPES:
+        raise ValueError(f"unknown dtype {name!r}: known are {', '.join(TORCH_DTYPES)}")
+    return TORCH_DTYPES[name]
+
+
+@contextmanager
+def matmul_precision(tf32: bool) -> Iterator[None]:
+    """fp32 products in tf32 or exactly in fp32, whatever the process has set; restored on leaving."""
+    wanted = "high" if tf32 else "highest"
+    before = torch.get_float32_matmul_precision()
+    if before == wanted:
+        yield
+        return
+    torch.set_float32_matmul_precision(wanted)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def higher_precision(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a reference for `dtype`: fp64 for fp32; fp32 for 16 bits, 2^16 finer and fast on every device."""
+    return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def max_relative(out: Tensor, ref: Tensor) -> float:
+    """max|out - ref| / max|ref|; infinity when `out` has a NaN or an infinity, or the wrong shape.
+
+    Chunked over the first dimension: an output of 16384 x 151936 must not be copied twice to fp32.
+    """
+    if out.shape != ref.shape:
+        return math.inf
+    worst, scale = 0.0, 0.0
+    rows = max(1, (1 << 26) // max(1, out[0].numel())) if out.dim() > 1 else out.numel()
+    for got, want in zip(out.split(rows), ref.split(rows), strict=True):
+        difference = (got.to(want.dtype) - want).abs().max().item()
+        if not math.isfinite(difference):
+            return math.inf
+        worst, scale = max(worst, difference), max(scale, want.abs().max().item())
+    return worst / scale if scale > 0 else worst
+
+
+def _row_blocks(heads: int, seq: int, budget_elements: int = 1 << 27) -> Iterator[slice]:
+    """Query rows in blocks whose heads x rows x seq scores number at most 2^27 (0.5 GB in fp32)."""
+    rows = min(seq, max(1, budget_elements // (heads * seq)))
+    for start in range(0, seq, rows):
+        yield slice(start, min(start + rows, seq))
+
+
+def _probabilities(q_GRD: Tensor, k_SD: Tensor, start: int, causal: bool, scale: float) -> Tensor:
+    """softmax(scale Q K^T) [group, rows, seq] for the query rows from `start`, in the dtype of the operands."""
+    scores = (q_GRD * scale) @ k_SD.T
+    if causal:
+        rows = torch.arange(start, start + q_GRD.shape[1], device=q_GRD.device)
+        columns = torch.arange(k_SD.shape[0], device=q_GRD.device)
+        scores = scores.masked_fill(columns[None, :] > rows[:, None], -math.inf)
+    return torch.softmax(scores, dim=-1)
+
+
+def attention_math(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dtype: torch.dtype) -> Tensor:
+    """Attention by its definition, each step rounded to `dtype`: q [B, H, S, D], k and v [B, KV, S, D] -> o like q."""
+    batch, heads, seq, _ = q.shape
+    group = heads // k.shape[1]
+    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    with torch.no_grad(), matmul_precision(tf32=False):
+        for b in range(batch):
+            for h in range(k.shape[1]):
+                of_group = slice(h * group, (h + 1) * group)
+                k_SD, v_SD = k[b, h].to(dtype), v[b, h].to(dtype)
+                for rows in _row_blocks(group, seq):
+                    q_GRD = q[b, of_group, rows].to(dtype)
+                    out[b, of_group, rows] = _probabilities(q_GRD, k_SD, rows.start, causal, scale) @ v_SD
+    return out
+
+
+def attention_math_backward(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `attention_math` (dq, dk, dv), each step rounded to `dtype`.
+
+    dv = P^T do; ds = P (do v^T - rowsum(P do v^T)) scale; dq = ds k; dk = ds^T q. dk and dv are summed over
+    the blocks and the group in at least fp32, as the fused kernels do.
+    """
+    batch, heads, seq, _ = q.shape
+    group = heads // k.shape[1]
+    accumulate = torch.promote_types(dtype, torch.float32)
+    dq = torch.empty(q.shape, dtype=dtype, device=q.device)
+    dk = torch.zeros(k.shape, dtype=accumulate, device=q.device)
+    dv = torch.zeros(v.shape, dtype=accumulate, device=q.device)
+    with torch.no_grad(), matmul_precision(tf32=False):
+        for b in range(batch):
+            for h in range(k.shape[1]):
+                of_group = slice(h * group, (h + 1) * group)
+                k_SD, v_SD = k[b, h].to(dtype), v[b, h].to(dtype)
+                for rows in _row_blocks(group, seq):
+                    q_GRD, do_GRD = q[b, of_group, rows].to(dtype), do[b, of_group, rows].to(dtype)
+                    p = _probabilities(q_GRD, k_SD, rows.start, causal, scale)
+                    dp = do_GRD @ v_SD.T
+                    ds = (p * (dp - (dp * p).sum(-1, keepdim=True))) * scale
+                    dq[b, of_group, rows] = ds @ k_SD
+                    dk[b, h] += (ds.mT @ q_GRD).to(accumulate).sum(0)
+                    dv[b, h] += (p.mT @ do_GRD).to(accumulate).sum(0)
+    return dq, dk.to(dtype), dv.to(dtype)

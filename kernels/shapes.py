@@ -1,0 +1,208 @@
+"""Shapes: frozen descriptions of the operations that a training step launches.
+
+Pure data, no torch: the performance model imports this file and nothing else of `kernels`.
+Every shape has `.flops` (2 per multiply-add), `.bytes` (each operand read or written once) and `.key`,
+the string that names it in measurement files.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+DTYPE_BYTES = {
+    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8,
+}  # fmt: skip
+
+Layout = Literal["nt", "nn", "tn", "tt"]
+Direction = Literal["fwd", "bwd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm:
+    """Matrix product C[m, n] = A[m, k] B[k, n], summed over k, `batch` times.
+
+    `layout` says how A and B lie in memory ("n": row-major as written, "t": stored transposed):
+    nt: x[m, k] W[n, k]^T (forward), nn: g[m, k] W[k, n] (dgrad), tn: g[k, m]^T x[k, n] (wgrad).
+    dtype "tf32" is fp32 data multiplied in tf32.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    layout: str = "nt"
+    batch: int = 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def key(self) -> str:
+        batch = f"{self.batch}x" if self.batch > 1 else ""
+        return f"gemm/{self.layout}/{self.dtype}/{batch}{self.m}x{self.n}x{self.k}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Scaled dot-product attention with grouped key-value heads, `seq` queries over `seq` keys.
+
+    FLOPs: 4 batch heads seq^2 head_dim forward, halved when causal; backward counts 2.5 times that
+    (5 matmuls for 2). Bytes: Q, K, V, O (and for the backward also their gradients) once, plus the
+    fp32 log-sum-exp row.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq: int
+    head_dim: int
+    causal: bool = True
+    direction: str = "fwd"
+    dtype: str = "bf16"
+
+    @property
+    def flops(self) -> int:
+        forward = 4 * self.batch * self.heads * self.seq * self.seq * self.head_dim
+        if self.causal:
+            forward //= 2
+        return forward if self.direction == "fwd" else forward * 5 // 2
+
+    @property
+    def bytes(self) -> int:
+        q = self.batch * self.heads * self.seq * self.head_dim * DTYPE_BYTES[self.dtype]
+        kv = self.batch * self.kv_heads * self.seq * self.head_dim * DTYPE_BYTES[self.dtype]
+        lse = 4 * self.batch * self.heads * self.seq
+        # forward reads q, k, v and writes o; backward reads q, k, v, o, do and writes dq, dk, dv
+        return (2 * q + 2 * kv + lse) if self.direction == "fwd" else (4 * q + 4 * kv + lse)
+
+    @property
+    def key(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return (
+            f"attention/{self.direction}/{mask}/{self.dtype}/"
+            f"b{self.batch}h{self.heads}k{self.kv_heads}s{self.seq}d{self.head_dim}"
+        )
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor as an operation sees it: sizes and strides in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes touched: a dimension of stride 0 (a broadcast) is read once."""
+        touched = prod(size for size, step in zip(self.shape, self.stride, strict=True) if step != 0 or size == 0)
+        return touched * DTYPE_BYTES[self.dtype]
+
+    @property
+    def is_contiguous(self) -> bool:
+        expected = 1
+        for size, step in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and step != expected:
+                return False
+            expected *= size
+        return True
+
+    @property
+    def is_dense(self) -> bool:
+        """Non-overlapping and without holes: contiguous after some permutation of its dimensions."""
+        expected = 1
+        dims = zip(self.shape, self.stride, strict=True)
+        for size, step in sorted((d for d in dims if d[0] != 1), key=lambda d: d[1]):
+            if step != expected:
+                return False
+            expected *= size
+        return True
+
+    @property
+    def key(self) -> str:
+        sizes = "x".join(map(str, self.shape))
+        return f"{self.dtype}[{sizes}]" if self.is_contiguous else f"{self.dtype}[{sizes}:{','.join(map(str, self.stride))}]"
+
+
+@dataclass(frozen=True)
+class Call:
+    """Any other ATen call, with all that is needed to make it again on random operands.
+
+    `args` and `kwargs` are the call's arguments as JSON, where {"t": i} stands for `inputs[i]`, {"ts": [i, n]} for
+    the list of `inputs[i]` to `inputs[i + n - 1]`, {"rs": [x, n]} for n times the number x, {"d": name} for a dtype,
+    {"m": name} for a memory format or layout, {"f": text} for an infinity or NaN; anything else is itself. `outputs` lists what the call returns or writes;
+    `written` the inputs that it writes in place.
+    """
+
+    op: str  # "aten.mul.Tensor"
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    args: str = "[]"
+    kwargs: str = "{}"
+    written: tuple[int, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """0: only matrix products and attention are counted, as the field counts them."""
+        return 0
+
+    @cached_property
+    def read_bytes(self) -> int:
+        return sum(operand.bytes for operand in self.inputs)
+
+    @cached_property
+    def write_bytes(self) -> int:
+        return sum(operand.bytes for operand in self.outputs) + sum(self.inputs[i].bytes for i in self.written)
+
+    @property
+    def bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+    @cached_property
+    def key(self) -> str:
+        operands = ",".join(operand.key for operand in self.inputs)
+        return f"call/{self.op}/({operands})/{self.args}{self.kwargs if self.kwargs != '{}' else ''}"
+
+
+Shape = Gemm | Attention | Call
+
+
+def shape_to_json(shape: Shape) -> dict[str, Any]:
+    """A shape as a JSON-ready dictionary; `shape_from_json` inverts it."""
+    return {"kind": type(shape).__name__.lower(), **asdict(shape)}
+
+
+def shape_from_json(record: dict[str, Any]) -> Shape:
+    """Raises ValueError on an unknown kind, TypeError on missing or unknown fields."""
+    fields = dict(record)
+    kind = fields.pop("kind", None)
+    if kind == "gemm":
+        return Gemm(**fields)
+    if kind == "attention":
+        return Attention(**fields)
+    if kind == "call":
+        for side in ("inputs", "outputs"):
+            fields[side] = tuple(
+                Operand(tuple(o["shape"]), tuple(o["stride"]), o["dtype"]) for o in fields[side]
+            )
+        fields["written"] = tuple(fields.get("written", ()))
+        return Call(**fields)
+    raise ValueError(f"unknown shape kind {kind!r}: known are gemm, attention, call")
+
+
+def canonical_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)

@@ -1,0 +1,305 @@
+"""Triton attention, forward and backward, causal or full, grouped key-value heads. Imports triton: import it inside functions only.
+
+Tensors are [batch, heads, seq, head_dim] with any strides but 1 on the last dimension. Names: S scores, P
+probabilities, M query rows, N key rows, D head_dim. Softmax works in base 2 (exp2 is one instruction);
+lse is natural, fp32 [batch, heads, seq].
+
+The backward is two kernels without atomics, hence deterministic: dK and dV per key block, looping over the
+query heads of its group, and dQ per query block. Both recompute P; the first as P^T = exp2(K Q^T - lse), so that no
+result of a dot is ever transposed (Triton issue fla #640: silently wrong). Seven products where five are counted.
+
+Rows past seq: loads give zero; as query rows their lse reads +inf, so that P = 0; as key rows they are masked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _rows(base, start, stride, seq, BLOCK: tl.constexpr, D: tl.constexpr):
+    """Rows [start, start + BLOCK) of a [seq, D] matrix, zero past seq."""
+    rows = tl.arange(0, BLOCK)
+    tile = base + start.to(tl.int64) * stride + rows[:, None] * stride + tl.arange(0, D)[None, :]
+    return tl.load(tile, mask=(start + rows < seq)[:, None], other=0.0)
+
+
+@triton.jit
+def _columns(base, start, stride, seq, BLOCK: tl.constexpr, D: tl.constexpr):
+    """The same rows as columns: [D, BLOCK]."""
+    rows = tl.arange(0, BLOCK)
+    tile = base + start.to(tl.int64) * stride + rows[None, :] * stride + tl.arange(0, D)[:, None]
+    return tl.load(tile, mask=(start + rows < seq)[None, :], other=0.0)
+
+
+@triton.jit
+def _store_rows(base, value, start, stride, seq, BLOCK: tl.constexpr, D: tl.constexpr):
+    rows = tl.arange(0, BLOCK)
+    tile = base + start.to(tl.int64) * stride + rows[:, None] * stride + tl.arange(0, D)[None, :]
+    tl.store(tile, value.to(base.dtype.element_ty), mask=(start + rows < seq)[:, None])
+
+
+@triton.jit
+def _forward_blocks(
+    acc, row_sum, row_max, q, k_base, v_base, stride_ks, stride_vs, start_m, first, last, seq, scale_log2,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """One online-softmax pass over the key blocks [first, last)."""
+    for block in range(first, last):
+        start_n = block * BLOCK_N
+        k_t = _columns(k_base, start_n, stride_ks, seq, BLOCK_N, D)
+        scores = tl.dot(q, k_t, input_precision="ieee") * scale_log2
+        if MASKED:
+            columns = start_n + tl.arange(0, BLOCK_N)
+            scores = tl.where((columns < seq)[None, :], scores, float("-inf"))
+            if CAUSAL:
+                rows = start_m + tl.arange(0, BLOCK_M)
+                scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1))  # finite: every row sees key 0 in its first block
+        p = tl.exp2(scores - new_max[:, None])
+        shrink = tl.exp2(row_max - new_max)
+        row_sum = row_sum * shrink + tl.sum(p, 1)
+        v = _rows(v_base, start_n, stride_vs, seq, BLOCK_N, D)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        row_max = new_max
+    return acc, row_sum, row_max
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
+    heads, group, seq, scale_log2,
+    CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(1)
+    if CAUSAL:
+        pid = tl.num_programs(1) - 1 - pid  # longest rows first: a shorter tail
+    start_m = pid * BLOCK_M
+    batch = (tl.program_id(0) // heads).to(tl.int64)
+    head = (tl.program_id(0) % heads).to(tl.int64)
+    k_base = k_ptr + batch * stride_kb + head // group * stride_kh
+    v_base = v_ptr + batch * stride_vb + head // group * stride_vh
+
+    q = _rows(q_ptr + batch * stride_qb + head * stride_qh, start_m, stride_qs, seq, BLOCK_M, D)
+    acc = tl.zeros((BLOCK_M, D), dtype=tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    row_max = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    if CAUSAL:
+        unmasked = start_m // BLOCK_N
+        last = tl.cdiv(min(start_m + BLOCK_M, seq), BLOCK_N)
+    else:
+        unmasked = seq // BLOCK_N
+        last = tl.cdiv(seq, BLOCK_N)
+    acc, row_sum, row_max = _forward_blocks(
+        acc, row_sum, row_max, q, k_base, v_base, stride_ks, stride_vs, start_m, 0, unmasked, seq, scale_log2,
+        False, CAUSAL, BLOCK_M, BLOCK_N, D,
+    )  # fmt: skip
+    acc, row_sum, row_max = _forward_blocks(
+        acc, row_sum, row_max, q, k_base, v_base, stride_ks, stride_vs, start_m, unmasked, last, seq, scale_log2,
+        True, CAUSAL, BLOCK_M, BLOCK_N, D,
+    )  # fmt: skip
+    o_base = o_ptr + batch * stride_ob + head * stride_oh
+    _store_rows(o_base, acc / row_sum[:, None], start_m, stride_os, seq, BLOCK_M, D)
+    rows = start_m + tl.arange(0, BLOCK_M)
+    lse = (row_max + tl.log2(row_sum)) * 0.6931471805599453
+    tl.store(lse_ptr + (batch * heads + head) * seq + rows, lse, mask=rows < seq)
+
+
+@triton.jit
+def delta_kernel(
+    o_ptr, do_ptr, delta_ptr,
+    stride_ob, stride_oh, stride_os, stride_dob, stride_doh, stride_dos,
+    heads, seq, D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(o do), which equals rowsum(P dP): fp32 [batch, heads, seq]."""
+    start_m = tl.program_id(1) * BLOCK_M
+    batch = (tl.program_id(0) // heads).to(tl.int64)
+    head = (tl.program_id(0) % heads).to(tl.int64)
+    o = _rows(o_ptr + batch * stride_ob + head * stride_oh, start_m, stride_os, seq, BLOCK_M, D)
+    do = _rows(do_ptr + batch * stride_dob + head * stride_doh, start_m, stride_dos, seq, BLOCK_M, D)
+    rows = start_m + tl.arange(0, BLOCK_M)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    tl.store(delta_ptr + (batch * heads + head) * seq + rows, delta, mask=rows < seq)
+
+
+@triton.jit
+def _dkdv_blocks(
+    dk, dv, k, v, q_base, do_base, lse_base, delta_base, stride_qs, stride_dos, start_n, first, last, seq,
+    scale_log2, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    for block in range(first, last):
+        start_m = block * BLOCK_M
+        rows = start_m + tl.arange(0, BLOCK_M)
+        q = _rows(q_base, start_m, stride_qs, seq, BLOCK_M, D)
+        lse = tl.load(lse_base + rows, mask=rows < seq, other=float("inf"))
+        p_t = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2 - lse[None, :] * 1.4426950408889634)
+        if MASKED:
+            columns = start_n + tl.arange(0, BLOCK_N)
+            p_t = tl.where(columns[:, None] <= rows[None, :], p_t, 0.0)
+        do = _rows(do_base, start_m, stride_dos, seq, BLOCK_M, D)
+        dv = tl.dot(p_t.to(do.dtype), do, dv, input_precision="ieee")
+        dp_t = tl.dot(v, tl.trans(do), input_precision="ieee")
+        delta = tl.load(delta_base + rows, mask=rows < seq, other=0.0)
+        ds_t = p_t * (dp_t - delta[None, :])
+        dk = tl.dot(ds_t.to(q.dtype), q, dk, input_precision="ieee")
+    return dk, dv
+
+
+@triton.jit
+def dkdv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_dob, stride_doh, stride_dos,
+    stride_dkb, stride_dkh, stride_dks, stride_dvb, stride_dvh, stride_dvs,
+    heads, group, seq, scale, scale_log2,
+    CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of one key block: the sum over the query heads of its group is made here, in registers."""
+    start_n = tl.program_id(1) * BLOCK_N  # causal: early key blocks see the most queries, and go first
+    kv_heads = heads // group
+    batch = (tl.program_id(0) // kv_heads).to(tl.int64)
+    kv_head = (tl.program_id(0) % kv_heads).to(tl.int64)
+    k = _rows(k_ptr + batch * stride_kb + kv_head * stride_kh, start_n, stride_ks, seq, BLOCK_N, D)
+    v = _rows(v_ptr + batch * stride_vb + kv_head * stride_vh, start_n, stride_vs, seq, BLOCK_N, D)
+    dk = tl.zeros((BLOCK_N, D), dtype=tl.float32)
+    dv = tl.zeros((BLOCK_N, D), dtype=tl.float32)
+    blocks = tl.cdiv(seq, BLOCK_M)
+    for member in range(0, group):
+        head = kv_head * group + member
+        q_base = q_ptr + batch * stride_qb + head * stride_qh
+        do_base = do_ptr + batch * stride_dob + head * stride_doh
+        lse_base = lse_ptr + (batch * heads + head) * seq
+        delta_base = delta_ptr + (batch * heads + head) * seq
+        # Key rows past seq need no mask here: they make garbage in rows of dk and dv that are not stored.
+        first_unmasked = 0
+        if CAUSAL:
+            first_unmasked = min(tl.cdiv(start_n + BLOCK_N, BLOCK_M), blocks)
+            dk, dv = _dkdv_blocks(
+                dk, dv, k, v, q_base, do_base, lse_base, delta_base, stride_qs, stride_dos,
+                start_n, start_n // BLOCK_M, first_unmasked, seq, scale_log2, True, BLOCK_M, BLOCK_N, D,
+            )  # fmt: skip
+        dk, dv = _dkdv_blocks(
+            dk, dv, k, v, q_base, do_base, lse_base, delta_base, stride_qs, stride_dos,
+            start_n, first_unmasked, blocks, seq, scale_log2, False, BLOCK_M, BLOCK_N, D,
+        )  # fmt: skip
+    _store_rows(dk_ptr + batch * stride_dkb + kv_head * stride_dkh, dk * scale, start_n, stride_dks, seq, BLOCK_N, D)
+    _store_rows(dv_ptr + batch * stride_dvb + kv_head * stride_dvh, dv, start_n, stride_dvs, seq, BLOCK_N, D)
+
+
+@triton.jit
+def _dq_blocks(
+    dq, q, do, lse_log2, delta, k_base, v_base, stride_ks, stride_vs, start_m, first, last, seq, scale_log2,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    for block in range(first, last):
+        start_n = block * BLOCK_N
+        k = _rows(k_base, start_n, stride_ks, seq, BLOCK_N, D)
+        p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2 - lse_log2[:, None])
+        if MASKED:
+            columns = start_n + tl.arange(0, BLOCK_N)
+            p = tl.where((columns < seq)[None, :], p, 0.0)
+            if CAUSAL:
+                rows = start_m + tl.arange(0, BLOCK_M)
+                p = tl.where(columns[None, :] <= rows[:, None], p, 0.0)
+        v_t = _columns(v_base, start_n, stride_vs, seq, BLOCK_N, D)
+        ds = p * (tl.dot(do, v_t, input_precision="ieee") - delta[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
+    return dq
+
+
+@triton.jit
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_dob, stride_doh, stride_dos, stride_dqb, stride_dqh, stride_dqs,
+    heads, group, seq, scale, scale_log2,
+    CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(1)
+    if CAUSAL:
+        pid = tl.num_programs(1) - 1 - pid
+    start_m = pid * BLOCK_M
+    batch = (tl.program_id(0) // heads).to(tl.int64)
+    head = (tl.program_id(0) % heads).to(tl.int64)
+    k_base = k_ptr + batch * stride_kb + head // group * stride_kh
+    v_base = v_ptr + batch * stride_vb + head // group * stride_vh
+    q = _rows(q_ptr + batch * stride_qb + head * stride_qh, start_m, stride_qs, seq, BLOCK_M, D)
+    do = _rows(do_ptr + batch * stride_dob + head * stride_doh, start_m, stride_dos, seq, BLOCK_M, D)
+    rows = start_m + tl.arange(0, BLOCK_M)
+    of_head = (batch * heads + head) * seq
+    lse_log2 = tl.load(lse_ptr + of_head + rows, mask=rows < seq, other=float("inf")) * 1.4426950408889634
+    delta = tl.load(delta_ptr + of_head + rows, mask=rows < seq, other=0.0)
+    dq = tl.zeros((BLOCK_M, D), dtype=tl.float32)
+    if CAUSAL:
+        unmasked = start_m // BLOCK_N
+        last = tl.cdiv(min(start_m + BLOCK_M, seq), BLOCK_N)
+    else:
+        unmasked = seq // BLOCK_N
+        last = tl.cdiv(seq, BLOCK_N)
+    dq = _dq_blocks(
+        dq, q, do, lse_log2, delta, k_base, v_base, stride_ks, stride_vs, start_m, 0, unmasked, seq, scale_log2,
+        False, CAUSAL, BLOCK_M, BLOCK_N, D,
+    )  # fmt: skip
+    dq = _dq_blocks(
+        dq, q, do, lse_log2, delta, k_base, v_base, stride_ks, stride_vs, start_m, unmasked, last, seq, scale_log2,
+        True, CAUSAL, BLOCK_M, BLOCK_N, D,
+    )  # fmt: skip
+    _store_rows(dq_ptr + batch * stride_dqb + head * stride_dqh, dq * scale, start_m, stride_dqs, seq, BLOCK_M, D)
+
+
+def interpreted() -> bool:
+    """Whether TRITON_INTERPRET was set when this module was imported: the kernels then run on CPU tensors."""
+    return not isinstance(forward_kernel, triton.JITFunction)
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+
+
+def launch_forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float, config: Any) -> None:
+    """Writes o and lse, with a `flopcast.kernels.attention.AttentionConfig`."""
+    batch, heads, seq, dim = q.shape
+    tile = config.forward
+    grid = (batch * heads, triton.cdiv(seq, tile.block_m))  # y is limited to 65,535
+    with torch.cuda.device_of(q):
+        forward_kernel[grid](
+            q, k, v, o, lse, *_strides(q, k, v, o), heads, heads // k.shape[1], seq, scale * LOG2_E,
+            CAUSAL=causal, D=dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+
+
+def launch_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    causal: bool, scale: float, config: Any,
+) -> None:  # fmt: skip
+    """Writes dq, dk and dv; three launches (delta, dK and dV, dQ)."""
+    batch, heads, seq, dim = q.shape
+    group = heads // k.shape[1]
+    delta = torch.empty_like(lse)
+    with torch.cuda.device_of(q):
+        block = 64
+        delta_kernel[(batch * heads, triton.cdiv(seq, block))](
+            o, do, delta, *_strides(o, do), heads, seq, D=dim, BLOCK_M=block, num_warps=4
+        )
+        tile = config.dkdv
+        dkdv_kernel[(batch * k.shape[1], triton.cdiv(seq, tile.block_n))](
+            q, k, v, do, lse, delta, dk, dv, *_strides(q, k, v, do, dk, dv), heads, group, seq, scale, scale * LOG2_E,
+            CAUSAL=causal, D=dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+        tile = config.dq
+        dq_kernel[(batch * heads, triton.cdiv(seq, tile.block_m))](
+            q, k, v, do, lse, delta, dq, *_strides(q, k, v, do, dq), heads, group, seq, scale, scale * LOG2_E,
+            CAUSAL=causal, D=dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip

@@ -1,0 +1,341 @@
+"""The op stream: every ATen call of one training step, in order, with what each tensor is stored in.
+
+A `Stream` is plain data (JSON), made by `trace.py` and read without torch. Layers are folded: a step of a
+model with identical layers is traced at depth 3 and `at_depth` gives the stream of any depth from it:
+
+    pre, forward layer 0, 1, 2, loss, backward layer 2, 1, 0, post, optimizer
+             the middle layer is repeated ^ and its storages renamed
+
+Storages carry the layer they belong to ("home"), so that a reference from one layer to the next stays a
+reference from one layer to the next after renaming; reuse distances and lifetimes stay right.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import DataError
+from flopcast.kernels.shapes import Call, Operand, canonical_json
+
+SCHEMA = 1
+PHASES = ("forward", "backward", "optimizer")
+FOLDED_DEPTH = 3  # first, middle and last layer differ in what their neighbours are
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """An operand and the storage that holds it."""
+
+    operand: Operand
+    storage: int
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, or host (not the device's)."""
+
+    bytes: int
+    kind: str
+    layer: int | None = None
+
+
+@dataclass(frozen=True)
+class Op:
+    """One ATen call. `inputs` and `outputs` index `Stream.tensors`; `written` are positions in `inputs`.
+
+    `args` and `kwargs` are as in `kernels.shapes.Call`.
+    `kind`: launch (runs on the device), view (outputs are views of the inputs, nothing runs), host (works on
+    tensors in host memory), sync (copies a value to the host, which waits for it). `freed`: storages released
+    since the previous op.
+    """
+
+    name: str
+    phase: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    written: tuple[int, ...] = ()
+    args: str = "[]"
+    kwargs: str = "{}"
+    layer: int | None = None
+    module: str = ""
+    kind: str = "launch"
+    freed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Ops over tensors over storages. `meta` says what was traced and with which versions."""
+
+    ops: tuple[Op, ...]
+    tensors: tuple[TensorRef, ...]
+    storages: tuple[Storage, ...]
+    n_params: int
+    depth: int | None = None  # layers in `ops`; None: the module has no stack of identical layers
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def call(self, op: Op) -> Call:
+        """The op as a replayable shape."""
+        return Call(
+            op.name,
+            tuple(self.tensors[i].operand for i in op.inputs),
+            tuple(self.tensors[i].operand for i in op.outputs),
+            op.args,
+            op.kwargs,
+            op.written,
+        )
+
+    @cached_property
+    def parameter_bytes(self) -> int:
+        return sum(s.bytes for s in self.storages if s.kind == "parameter")
+
+
+def at_depth(stream: Stream, depth: int) -> Stream:
+    """The stream of the same model with `depth` layers.
+
+    Needs a stream traced at FOLDED_DEPTH and `depth` >= 2; a stream already at `depth` is returned as it is.
+    """
+    if stream.depth == depth:
+        return stream
+    if stream.depth != FOLDED_DEPTH or depth < 2:
+        raise ValueError(f"cannot unfold a stream of depth {stream.depth} to {depth}: trace it at that depth")
+    return _Unfolding(stream, depth).run()
+
+
+class _Unfolding:
+    """One pass over a folded stream that repeats the middle layer and renames what belongs to it."""
+
+    def __init__(self, stream: Stream, depth: int) -> None:
+        self.source, self.depth = stream, depth
+        self.tensors: list[TensorRef] = []
+        self.storages: list[Storage] = []
+        self._storage_ids: dict[tuple[Any, int | None], int] = {}
+        self._tensor_ids: dict[TensorRef, int] = {}
+        self._roles = _storage_roles(stream)
+
+    def run(self) -> Stream:
+        ops = [
+            self._copy(op, layer)
+            for phase in PHASES
+            for op, layer in self._sequence([op for op in self.source.ops if op.phase == phase], phase == "backward")
+        ]
+        repeated = self._layer_parameters() * (self.depth - FOLDED_DEPTH)
+        return replace(
+            self.source,
+            ops=tuple(ops),
+            tensors=tuple(self.tensors),
+            storages=tuple(self.storages),
+            n_params=self.source.n_params + repeated,
+            depth=self.depth,
+        )
+
+    def _layer_parameters(self) -> int:
+        """Elements of one layer's parameters; the meta field is written by the tracer."""
+        return int(self.source.meta["layer_params"])
+
+    def _sequence(self, ops: list[Op], is_reversed: bool) -> Iterator[tuple[Op, int | None]]:
+        """(op, the layer it stands for), each run of the middle layer's ops repeated in order."""
+        layers = range(self.depth - 2, 0, -1) if is_reversed else range(1, self.depth - 1)
+        for is_middle, run in groupby(ops, key=lambda op: op.layer == 1):
+            block = list(run)
+            if is_middle:
+                yield from ((op, layer) for layer in layers for op in block)
+            else:
+                yield from ((op, op.layer and self._shifted(op.layer)) for op in block)
+
+    def _shifted(self, layer: int) -> int:
+        """Layers are counted from both ends: the last stays the last."""
+        return layer if layer == 0 else self.depth - FOLDED_DEPTH + layer
+
+    def _copy(self, op: Op, layer: int | None) -> Op:
+        if '"ts"' in op.args and op.phase == "optimizer":
+            return self._copy_multi_tensor(op)
+        place = self._placer(op, layer)
+        return replace(
+            op,
+            layer=layer,
+            module=_rename(op.module, op.layer, layer),
+            inputs=tuple(self._tensor(i, place) for i in op.inputs),
+            outputs=tuple(self._tensor(i, place) for i in op.outputs),
+            freed=tuple(self._storage(s, place(s)) for s in op.freed),
+        )
+
+    def _placer(self, op: Op, layer: int | None) -> Callable[[int], int | None]:
+        """Maps a storage of the folded stream to the layer it has when `op` stands for `layer`."""
+
+        def place(storage: int) -> int | None:
+            home = self.source.storages[storage].layer
+            if home is None:
+                return None
+            if op.layer is None or layer is None:  # outside the stack: the first or the last layer's
+                return self._shifted(home)
+            return min(max(layer + home - op.layer, 0), self.depth - 1)
+
+        return place
+
+    def _copy_multi_tensor(self, op: Op) -> Op:
+        """An op over lists of tensors (the optimizer's): each list grows by the repeated layers' tensors."""
+        inputs: list[int] = []
+        written: list[int] = []
+        lengths: list[int] = []
+
+        def append(tensors: tuple[int, ...], first: int, count: int) -> tuple[int, int]:
+            start = len(inputs)
+            inputs.extend(self._expand(tensors[first : first + count]))
+            if first in op.written:
+                written.extend(range(start, len(inputs)))
+            return start, len(inputs) - start
+
+        def convert(value: Any) -> Any:
+            match value:
+                case {"ts": [first, count]}:
+                    start, length = append(op.inputs, first, count)
+                    lengths.append(length)
+                    return {"ts": [start, length]}
+                case {"t": position}:
+                    return {"t": append(op.inputs, position, 1)[0]}
+                case {"rs": [number, _]}:  # one number per tensor
+                    return {"rs": [number, lengths[0]]}
+                case list():
+                    return [convert(item) for item in value]
+            return value
+
+        args = canonical_json(convert(json.loads(op.args)))
+        kwargs = canonical_json({name: convert(value) for name, value in json.loads(op.kwargs).items()})
+        return replace(
+            op,
+            inputs=tuple(inputs),
+            outputs=tuple(self._expand(op.outputs)),
+            written=tuple(written),
+            args=args,
+            kwargs=kwargs,
+            freed=tuple(self._storage(s, at) for s in op.freed for at in self._layers_of(self.source.storages[s].layer)),
+        )
+
+    def _layers_of(self, home: int | None) -> list[int | None]:
+        """All layers that a storage of the folded stream stands for in an op over all parameters."""
+        if home is None:
+            return [None]
+        return list(range(1, self.depth - 1)) if home == 1 else [self._shifted(home)]
+
+    def _expand(self, tensors: Sequence[int]) -> list[int]:
+        """The tensors of all layers, those of one layer together, as `model.parameters()` lists them."""
+
+        def home(tensor: int) -> int | None:
+            return self.source.storages[self.source.tensors[tensor].storage].layer
+
+        result: list[int] = []
+        for at, run in groupby(tensors, key=home):
+            block = list(run)
+            result += [self._tensor(t, lambda _storage, layer=layer: layer) for layer in self._layers_of(at) for t in block]  # type: ignore[misc]
+        return result
+
+    def _tensor(self, index: int, place: Callable[[int], int | None]) -> int:
+        source = self.source.tensors[index]
+        ref = TensorRef(source.operand, self._storage(source.storage, place(source.storage)))
+        known = self._tensor_ids.get(ref)
+        if known is None:
+            known = self._tensor_ids[ref] = len(self.tensors)
+            self.tensors.append(ref)
+        return known
+
+    def _storage(self, index: int, layer: int | None) -> int:
+        key = (self._roles[index], layer)
+        known = self._storage_ids.get(key)
+        if known is None:
+            known = self._storage_ids[key] = len(self.storages)
+            self.storages.append(replace(self.source.storages[index], layer=layer))
+        return known
+
+
+def _storage_roles(stream: Stream) -> list[Any]:
+    """What each storage is to its layer, equal for the same storage of another layer.
+
+    The role is where the layer's own operations first touch it: (phase, n-th op of the layer, n-th operand);
+    for what only an optimizer over all parameters touches, its place among its layer's tensors.
+    """
+    roles: list[Any] = [None if s.layer is not None else ("once", i) for i, s in enumerate(stream.storages)]
+    counts: dict[tuple[str, int | None], int] = {}
+    for position, op in enumerate(stream.ops):
+        refs = [stream.tensors[t].storage for t in op.inputs + op.outputs]
+        if op.layer is None:
+            ordinal: dict[int | None, int] = {}
+            for storage in refs:
+                home = stream.storages[storage].layer
+                ordinal[home] = ordinal.get(home, -1) + 1
+                if roles[storage] is None:
+                    roles[storage] = ("list", position, ordinal[home])
+            continue
+        place = counts[op.phase, op.layer] = counts.get((op.phase, op.layer), -1) + 1
+        for operand, storage in enumerate(refs):
+            if roles[storage] is None and stream.storages[storage].layer == op.layer:
+                roles[storage] = (op.phase, place, operand)
+    return [("once", i) if role is None else role for i, role in enumerate(roles)]
+
+
+def _rename(module: str, old: int | None, new: int | None) -> str:
+    """model.layers.1.mlp -> model.layers.7.mlp"""
+    if old is None or old == new:
+        return module
+    return f"{module}.".replace(f".{old}.", f".{new}.", 1)[:-1]
+
+
+def to_json(stream: Stream) -> dict[str, Any]:
+    """Compact: ops are lists, defaults are left out at the end of each."""
+    return {
+        "schema": SCHEMA,
+        "n_params": stream.n_params,
+        "depth": stream.depth,
+        "meta": stream.meta,
+        "storages": [[s.bytes, s.kind, s.layer] for s in stream.storages],
+        "tensors": [[list(t.operand.shape), list(t.operand.stride), t.operand.dtype, t.storage] for t in stream.tensors],
+        "ops": [
+            [op.name, op.phase, list(op.inputs), list(op.outputs), list(op.written), op.args, op.kwargs, op.layer,
+             op.module, op.kind, list(op.freed)]
+            for op in stream.ops
+        ],
+    }  # fmt: skip
+
+
+def from_json(record: dict[str, Any], source: str = "stream") -> Stream:
+    """Raises DataError when the record is not a stream or was written by a newer flopcast."""
+    if record.get("schema") != SCHEMA:
+        raise DataError(f"{source}: schema {record.get('schema')!r}, this flopcast reads {SCHEMA}; trace it again")
+    try:
+        return Stream(
+            ops=tuple(
+                Op(name, phase, tuple(i), tuple(o), tuple(w), args, kwargs, layer, module, kind, tuple(freed))
+                for name, phase, i, o, w, args, kwargs, layer, module, kind, freed in record["ops"]
+            ),
+            tensors=tuple(TensorRef(Operand(tuple(s), tuple(st), d), at) for s, st, d, at in record["tensors"]),
+            storages=tuple(Storage(b, k, layer) for b, k, layer in record["storages"]),
+            n_params=record["n_params"],
+            depth=record["depth"],
+            meta=record["meta"],
+        )
+    except (KeyError, TypeError, ValueError) as fault:
+        raise DataError(f"{source}: not a flopcast op stream ({fault!r}); trace it again") from fault
+
+
+def save(stream: Stream, path: Path) -> None:
+    """Gzipped JSON without a time stamp, so that the same stream gives the same bytes."""
+    data = json.dumps(to_json(stream), separators=(",", ":")).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(gzip.compress(data, 9, mtime=0))
+    part.replace(path)
+
+
+def load(path: Path) -> Stream:
+    """Raises DataError when the file is not a stream."""
+    try:
+        record = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, ValueError, EOFError) as fault:
+        raise DataError(f"{path}: not a flopcast op stream ({fault}); delete it to trace again") from fault
+    return from_json(record, str(path))
