@@ -184,13 +184,17 @@ class _Unfolding:
         inputs: list[int] = []
         written: list[int] = []
         lengths: list[int] = []
+        placed: dict[int, tuple[int, int]] = {}  # a list named twice stays one
 
         def append(tensors: tuple[int, ...], first: int, count: int) -> tuple[int, int]:
+            if first in placed:
+                return placed[first]
             start = len(inputs)
             inputs.extend(self._expand(tensors[first : first + count]))
             if first in op.written:
                 written.extend(range(start, len(inputs)))
-            return start, len(inputs) - start
+            placed[first] = (start, len(inputs) - start)
+            return placed[first]
 
         def convert(value: Any) -> Any:
             match value:

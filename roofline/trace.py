@@ -110,20 +110,25 @@ class Recorder(TorchDispatchMode):
         module, layer = self._place()
         inputs: list[int] = []
         written: list[int] = []
+        seen: dict[Any, int] = {}  # the same tensor, or list of tensors, twice in a call is one operand
         schema_arguments = func._schema.arguments
         is_multi_tensor = name.startswith(("aten._foreach", "aten._fused_adam"))
 
         def encode(value: Any, is_written: bool) -> Any:
             if isinstance(value, torch.Tensor):
+                position = seen.setdefault(id(value), len(inputs))
                 if is_written:
-                    written.append(len(inputs))
-                inputs.append(self._tensor(value, layer))
-                return {"t": len(inputs) - 1}
+                    written.append(position)
+                if position == len(inputs):
+                    inputs.append(self._tensor(value, layer))
+                return {"t": position}
             if isinstance(value, (list, tuple)):
                 if value and all(isinstance(item, torch.Tensor) for item in value):
-                    first = len(inputs)
-                    for item in value:
-                        encode(item, is_written)
+                    first = seen.setdefault(tuple(id(item) for item in value), len(inputs))
+                    if is_written:
+                        written.extend(range(first, first + len(value)))
+                    if first == len(inputs):
+                        inputs.extend(self._tensor(item, layer) for item in value)
                     return {"ts": [first, len(value)]}
                 if is_multi_tensor and value and all(item == value[0] for item in value):
                     return {"rs": [_encode_scalar(value[0]), len(value)]}
@@ -455,6 +460,8 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # else the unused log-sum-exp would get a gradient of zeros
+    ctx.mark_non_differentiable(output[1])
     query, key, value, ctx.is_causal = inputs
     ctx.save_for_backward(query, key, value, *output)
 

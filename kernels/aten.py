@@ -1,0 +1,150 @@
+"""Any other ATen call of a step: made again, exactly as recorded, on random operands.
+
+Element-wise kernels, casts, reductions, the loss, embeddings and optimizers run at speeds that depend on dtypes,
+strides and broadcasts; replaying the recorded call measures what the step launches and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flopcast.kernels.shapes import Call, Operand
+
+BACKENDS = ("torch",)
+
+_DTYPES = {
+    "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+    "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8,
+    "bool": torch.bool, "complex64": torch.complex64,
+}  # fmt: skip
+
+# Relative error (norm) allowed against float64, by the coarsest dtype involved: a few units in the last place
+# for element-wise calls, with room for sums over thousands of elements.
+TOLERANCE = {"bf16": 1e-2, "fp16": 2e-3, "fp32": 1e-4, "tf32": 2e-3, "fp64": 1e-10}
+
+# Arguments that must be positive (roots, logarithms, denominators).
+_POSITIVE = ("rsqrt", "sqrt", "log", "addcdiv", "reciprocal", "div", "adamw", "adam", "pow")
+
+
+def _packet(shape: Call) -> str:
+    return shape.op.split(".")[1]
+
+
+def _index_bound(shape: Call) -> int:
+    """Exclusive upper bound of the integers that the call looks up, so that every one is valid."""
+    name = _packet(shape)
+    if name == "embedding_dense_backward":
+        return int(json.loads(shape.args)[2])
+    if name == "nll_loss_backward":
+        return shape.inputs[1].shape[-1]
+    if name == "nll_loss_forward":
+        return shape.inputs[0].shape[-1]
+    return next((o.shape[0] for o in shape.inputs if o.shape and o.dtype.startswith(("fp", "bf"))), 2)
+
+
+def operands(shape: Call, device: torch.device | str, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Random tensors with the recorded sizes, strides and dtypes: randn, or 0.5 to 1.5 where it must be positive.
+
+    A call without operands (a fill) gets one empty tensor, which says the device.
+    """
+    if not shape.inputs:
+        return (torch.empty(0, device=device),)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    positive = any(word in _packet(shape) for word in _POSITIVE)
+
+    def make(operand: Operand) -> torch.Tensor:
+        extent = 1 + sum((size - 1) * step for size, step in zip(operand.shape, operand.stride, strict=True))
+        extent = 0 if operand.numel == 0 else extent
+        dtype = _DTYPES[operand.dtype]
+        if operand.dtype == "bool":
+            base = torch.randint(0, 2, (extent,), generator=generator, device=device).to(dtype)
+        elif not dtype.is_floating_point:
+            base = torch.randint(0, max(1, _index_bound(shape)), (extent,), generator=generator, device=device).to(dtype)
+        elif positive or not operand.shape:
+            base = (torch.rand((extent,), generator=generator, device=device) + 0.5).to(dtype)
+        else:
+            base = torch.randn((extent,), generator=generator, device=device).to(dtype)
+        return base.as_strided(operand.shape, operand.stride)
+
+    return tuple(make(operand) for operand in shape.inputs)
+
+
+def _decode(value: Any, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Any:
+    match value:
+        case {"t": position}:
+            return tensors[position]
+        case {"ts": [first, count]}:
+            return list(tensors[first : first + count])
+        case {"rs": [number, count]}:
+            return [number] * count
+        case {"d": name}:
+            dtype = _DTYPES[name]
+            return torch.float64 if in_fp64 and dtype.is_floating_point else dtype
+        case {"m": name}:
+            return getattr(torch, name, None)
+        case {"f": text}:
+            return float(text)
+        case list():
+            return [_decode(item, tensors, in_fp64) for item in value]
+    return value
+
+
+def _resolve(op: str) -> Any:
+    namespace, name, overload = op.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def _bind(shape: Call, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Callable[[], Any]:
+    function = _resolve(shape.op)
+    args = _decode(json.loads(shape.args), tensors, in_fp64)
+    kwargs = {name: _decode(value, tensors, in_fp64) for name, value in json.loads(shape.kwargs).items()}
+    if not shape.inputs and any(a.name == "device" for a in function._schema.arguments):
+        kwargs["device"] = tensors[0].device
+    return lambda: function(*args, **kwargs)
+
+
+def prepare(shape: Call, backend: str, operands: Sequence[torch.Tensor]) -> Callable[[], Any]:
+    """The call, ready to make. Calls that write in place change `operands`. Raises ValueError for another backend."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r} of {shape.op}: valid is {BACKENDS[0]}")
+    return _bind(shape, operands, in_fp64=False)
+
+
+def reference(operands: Sequence[torch.Tensor], shape: Call) -> list[torch.Tensor]:
+    """What the call returns or writes, in float64. Take it before the call itself: that may write in place."""
+    copies = [_upcast(tensor) for tensor in operands]
+    return _results(_bind(shape, copies, in_fp64=True)(), copies, shape)
+
+
+def _upcast(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in float64 with the same strides."""
+    wide = torch.float64 if tensor.is_floating_point() else tensor.dtype
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    return tensor.as_strided((extent,), (1,)).to(wide, copy=True).as_strided(tensor.shape, tensor.stride())
+
+
+def _results(returned: Any, tensors: Sequence[torch.Tensor], shape: Call) -> list[torch.Tensor]:
+    if shape.written:
+        return [tensors[i] for i in shape.written]
+    found = returned if isinstance(returned, (list, tuple)) else [returned]
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+
+
+def check(
+    out: Any, expected: list[torch.Tensor], operands: Sequence[torch.Tensor], shape: Call
+) -> tuple[float, float]:
+    """(relative error in norm, the worst of the results; the tolerance). A NaN gives an infinite error."""
+    found = _results(out, operands, shape)
+    names = [o.dtype for o in (*shape.inputs, *shape.outputs) if o.dtype in TOLERANCE]
+    tolerance = max((TOLERANCE[name] for name in names), default=0.0)
+    worst = 0.0
+    for got, want in zip(found, expected, strict=True):
+        scale = float(want.double().norm())
+        error = float((got.double() - want.double()).norm())
+        relative = error / scale if scale > 0 else error
+        worst = max(worst, relative) if relative == relative else float("inf")
+    return worst, tolerance

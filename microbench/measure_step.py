@@ -1,0 +1,126 @@
+"""Measures a real training step by component: wall clock, kernels, host, memory."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from flopcast.microbench.steps import TrainingStep
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a step: its name, its duration and the ATen call that launched it ("" if unknown)."""
+
+    name: str
+    seconds: float
+    op: str = ""
+
+
+@dataclass(frozen=True)
+class StepMeasurement:
+    """Seconds of a steady step, each list one entry a repetition; `kernels` are one step's, in launch order."""
+
+    step_seconds: tuple[float, ...]
+    host_seconds: tuple[float, ...]
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    optimizer_seconds: tuple[float, ...]
+    device_seconds: tuple[float, ...]
+    kernels: tuple[Kernel, ...]
+    peak_bytes: int | None
+
+
+def measure_step(step: TrainingStep, *, rounds: int = 5, steps_per_round: int = 5, warm_up: int = 3) -> StepMeasurement:
+    """Runs `step` for real.
+
+    `step_seconds`: wall clock of `steps_per_round` steps in a row over their number, the device drained at both ends.
+    `host_seconds`: time to enqueue one step on an idle device (on the CPU: the step less its operators). The host
+    blocks where the launch queue is full, so where the device bounds this reads more than the host's own work.
+    `device_seconds`: sum of kernel durations, from the profiler. Peak memory includes the first step.
+    """
+    is_cuda = step.device_type == "cuda"
+    synchronize: Callable[[], None] = torch.cuda.synchronize if is_cuda else lambda: None
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(warm_up):
+        step.run()
+    synchronize()
+    peak = torch.cuda.max_memory_allocated() if is_cuda else None
+    walls: list[float] = []
+    hosts: list[float] = []
+    phases: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            synchronize()
+            start = time.perf_counter()
+            for _ in range(steps_per_round):
+                step.run()
+            synchronize()
+            walls.append((time.perf_counter() - start) / steps_per_round)
+            marks = [time.perf_counter()]
+            step.zero_grad()
+            loss = step.forward()
+            marks.append(time.perf_counter())
+            step.backward(loss)
+            marks.append(time.perf_counter())
+            step.optimizer_step()
+            marks.append(time.perf_counter())
+            synchronize()
+            del loss
+            hosts.append(marks[-1] - marks[0])
+            for name, a, b in zip(phases, marks[:-1], marks[1:], strict=True):
+                phases[name].append(b - a)
+    finally:
+        gc.enable()
+    runs = [profile_kernels(step) for _ in range(2 if is_cuda else 1)]
+    return StepMeasurement(
+        step_seconds=tuple(walls),
+        host_seconds=tuple(hosts),
+        forward_seconds=tuple(phases["forward"]),
+        backward_seconds=tuple(phases["backward"]),
+        optimizer_seconds=tuple(phases["optimizer"]),
+        device_seconds=tuple(sum(kernel.seconds for kernel in kernels) for kernels in runs),
+        kernels=runs[-1],
+        peak_bytes=peak,
+    )
+
+
+def profile_kernels(step: TrainingStep, *, with_ops: bool = False) -> tuple[Kernel, ...]:
+    """The kernels of one steady step in launch order; copies and fills of memory count as kernels.
+
+    `with_ops` names the ATen call that launched each, which slows the host. On the CPU a "kernel" is an operator's
+    own time, less what it calls.
+    """
+    if step.device_type != "cuda":
+        return _profile_operators(step)
+    activities = [ProfilerActivity.CUDA, *([ProfilerActivity.CPU] if with_ops else [])]
+    torch.cuda.synchronize()
+    with profile(activities=activities) as profiler:
+        step.run()
+        torch.cuda.synchronize()
+    events = profiler.profiler.kineto_results.events()
+    ops = {e.correlation_id(): e.name() for e in events if e.device_type() == torch.autograd.DeviceType.CPU}
+    on_device = [e for e in events if e.device_type() == torch.autograd.DeviceType.CUDA and e.duration_ns() > 0]
+    on_device = [e for e in on_device if not e.name().startswith(("ProfilerStep", "Optimizer."))]
+    return tuple(
+        Kernel(e.name(), e.duration_ns() * 1e-9, ops.get(e.linked_correlation_id(), "") if with_ops else "")
+        for e in sorted(on_device, key=lambda e: e.start_ns())
+    )
+
+
+def _profile_operators(step: TrainingStep) -> tuple[Kernel, ...]:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step.run()
+    return tuple(
+        Kernel(event.name, event.self_cpu_time_total * 1e-6, event.name)
+        for event in profiler.events()
+        if event.name.startswith("aten::") and event.self_cpu_time_total > 0
+    )

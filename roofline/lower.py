@@ -1,0 +1,294 @@
+"""From ATen calls to device work: which kind of kernel a call is, and the sizes that its time depends on.
+
+`describe` names for a shape its class, its variant (calls of one variant share a curve: same operation, dtypes and
+memory pattern) and its features (log2 of the sizes along that curve). `lower` turns an op of a stream into a shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, log2, prod
+from typing import Any
+
+from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
+from flopcast.roofline.stream import Op, Stream
+
+OP_CLASSES = ("gemm", "attention", "pointwise", "copy", "reduction", "softmax", "loss", "embedding", "optimizer",
+              "cat", "fill", "other")  # fmt: skip
+
+# name of the ATen packet -> class; whatever is not listed is pointwise if its output has the broadcast shape of
+# its inputs, else "other".
+_CLASS_OF = {
+    "_to_copy": "copy", "copy_": "copy", "clone": "copy", "contiguous": "copy",
+    "mean": "reduction", "sum": "reduction", "all": "reduction", "any": "reduction", "amax": "reduction", "max": "reduction",
+    "var_mean": "reduction", "native_layer_norm": "reduction", "native_layer_norm_backward": "reduction", "norm": "reduction",
+    "native_batch_norm": "reduction", "native_batch_norm_backward": "reduction", "cumsum": "reduction",
+    "_log_softmax": "softmax", "_log_softmax_backward_data": "softmax", "_softmax": "softmax", "_softmax_backward_data": "softmax",
+    "nll_loss_forward": "loss", "nll_loss_backward": "loss",
+    "embedding": "embedding", "embedding_dense_backward": "embedding", "index": "embedding", "index_select": "embedding",
+    "cat": "cat", "stack": "cat",
+    "fill_": "fill", "zero_": "fill", "zeros": "fill", "ones": "fill", "full": "fill", "new_zeros": "fill", "new_ones": "fill",
+    "zeros_like": "fill", "ones_like": "fill", "full_like": "fill", "new_full": "fill", "arange": "fill", "scalar_tensor": "fill",
+}  # fmt: skip
+
+# Allocate, or rename: no kernel.
+_NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view", "lift",
+              "lift_fresh", "alias", "set_", "resize_", "is_same_size", "_reshape_alias", "as_strided"}  # fmt: skip
+
+# Attention calls: positions of the causal flag in forward and backward.
+_ATTENTION = {
+    "flopcast.attention": ("sdpa", 3), "flopcast.attention_backward": ("sdpa", 6),
+    "aten._scaled_dot_product_flash_attention": ("sdpa-flash", 4),
+    "aten._scaled_dot_product_flash_attention_backward": ("sdpa-flash", 11),
+    "aten._scaled_dot_product_cudnn_attention": ("sdpa-cudnn", 6),
+    "aten._scaled_dot_product_cudnn_attention_backward": ("sdpa-cudnn", 14),
+    "aten._scaled_dot_product_flash_attention_for_cpu": ("sdpa-cpu", 4),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": ("sdpa-cpu", 7),
+}  # fmt: skip
+
+_GEMMS = {"aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2)}
+
+# torch's multi-tensor kernels: a launch takes at most this many chunks of 65,536 elements
+# (aten/src/ATen/native/cuda/MultiTensorApply.cuh), and this many tensors by the number of lists.
+_CHUNK, _MAX_CHUNKS = 65536, 320
+_MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A shape as the performance model sees it. `bytes` counts each operand moved once; `features` are log2 sizes."""
+
+    shape: Shape
+    op_class: str
+    variant: str
+    features: tuple[float, ...]
+    bytes: int
+    flops: int
+    backend: str = "torch"
+
+
+def packet(name: str) -> str:
+    """aten.add.Tensor -> aten.add"""
+    return ".".join(name.split(".")[:2])
+
+
+@lru_cache(maxsize=65536)
+def describe(shape: Shape, backend: str = "torch") -> Work:
+    """Class, variant and features of a shape, for `backend`."""
+    if isinstance(shape, Gemm):
+        features = (log2(shape.m), log2(shape.n), log2(shape.k))
+        batched = "batched/" if shape.batch > 1 else ""
+        if shape.batch > 1:
+            features = (*features, log2(shape.batch))
+        return Work(shape, "gemm", f"{batched}{shape.layout}/{shape.dtype}", features, shape.bytes, shape.flops, backend)
+    if isinstance(shape, Attention):
+        mask = "causal" if shape.causal else "full"
+        features = (log2(shape.batch * shape.heads), log2(shape.heads / shape.kv_heads), log2(shape.seq))
+        variant = f"{shape.direction}/{mask}/{shape.dtype}/d{shape.head_dim}"
+        return Work(shape, "attention", variant, features, shape.bytes, shape.flops, backend)
+    return _describe_call(shape)
+
+
+def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
+    """(shape, backend) of what `op` runs on the device, None where it runs nothing.
+
+    backend "sdpa" stands for the one torch picks on the device.
+    """
+    if op.kind in ("view", "host"):
+        return None
+    name = packet(op.name)
+    if name.split(".")[1] in _NO_KERNEL:
+        return None
+    if name in _GEMMS:
+        a, b = (stream.tensors[op.inputs[i]].operand for i in _GEMMS[name])
+        return _gemm(a, b, stream.meta.get("precision", "")), "torch"
+    if name in _ATTENTION:
+        return _attention(stream, op, name), _ATTENTION[name][0]
+    call = stream.call(op)
+    if not call.bytes:
+        return None
+    return call, "torch"
+
+
+def launches(shape: Shape) -> int:
+    """Kernels that a call launches on CUDA, by torch's own rules; measured counts replace this where they exist."""
+    if not isinstance(shape, Call):
+        return 1
+    name = packet(shape.op).split(".")[1]
+    if name.startswith(("_foreach", "_fused_adam")):
+        lists = _lists(shape)
+        depth = max(1, len(lists) + (len(lists[0]) == len(shape.outputs) if lists and shape.outputs else 0))
+        chunks = sum(ceil(operand.numel / _CHUNK) for operand in (lists[0] if lists else ()))
+        return max(1, ceil(chunks / _MAX_CHUNKS), ceil(len(lists[0]) / _MAX_TENSORS[min(depth, 5)]) if lists else 1)
+    return 1
+
+
+def _lists(call: Call) -> list[Sequence[Operand]]:
+    return [
+        call.inputs[value["ts"][0] : value["ts"][0] + value["ts"][1]]
+        for value in json.loads(call.args)
+        if isinstance(value, dict) and "ts" in value
+    ]
+
+
+def _gemm(a: Operand, b: Operand, precision: str) -> Gemm:
+    layout = ("n" if _is_row_major(a) else "t") + ("n" if _is_row_major(b) else "t")
+    dtype = "tf32" if a.dtype == "fp32" and precision == "tf32" else a.dtype
+    m, k = a.shape[-2:]
+    batch = prod(a.shape[:-2])
+    return Gemm(m=m, n=b.shape[-1], k=k, dtype=dtype, layout=layout, batch=batch)
+
+
+def _is_row_major(operand: Operand) -> bool:
+    rows, columns = operand.stride[-2:]
+    return columns == 1 or not (rows == 1 or operand.shape[-2] == 1)
+
+
+def _attention(stream: Stream, op: Op, name: str) -> Attention:
+    is_backward = name.endswith("_backward")
+    query, key = (stream.tensors[op.inputs[i + is_backward]].operand for i in (0, 1))
+    flags = json.loads(op.args)
+    position = _ATTENTION[name][1]
+    batch, heads, seq, head_dim = query.shape
+    return Attention(
+        batch=batch,
+        heads=heads,
+        kv_heads=key.shape[1],
+        seq=seq,
+        head_dim=head_dim,
+        causal=bool(flags[position]) if position < len(flags) else False,
+        direction="bwd" if is_backward else "fwd",
+        dtype=query.dtype,
+    )
+
+
+# --- calls ------------------------------------------------------------------------------------------
+
+
+def _describe_call(call: Call) -> Work:
+    name = packet(call.op).split(".")[1]
+    big = [o for o in (*call.inputs, *call.outputs) if o.shape]
+    op_class = _call_class(call, name)
+    dtypes = _dtypes(call)
+    moved = _moved_bytes(call, name)
+    inner = max((o.shape[-1] for o in big), default=1)
+    pattern = ""
+    extra: float = log2(max(inner, 1))
+    if op_class in ("pointwise", "copy"):
+        pattern, extra = _pattern(call)
+    elif op_class == "reduction":
+        pattern, extra = _reduction(call)
+    elif op_class == "optimizer":
+        dtypes = call.inputs[0].dtype
+        extra = log2(max(len(lists[0]) if (lists := _lists(call)) else 1, 1))
+    elif op_class == "cat":
+        pattern, extra = _pattern(Call(call.op, call.inputs[:1], call.inputs[:1]))
+    variant = "|".join(part for part in (name, dtypes, pattern) if part)
+    return Work(call, op_class, variant, (log2(max(moved, 1)), extra), moved, 0)
+
+
+def _call_class(call: Call, name: str) -> str:
+    if name.startswith(("_foreach", "_fused_adam")):
+        return "optimizer"
+    if name in _CLASS_OF:
+        return _CLASS_OF[name]
+    outputs = [*call.outputs, *(call.inputs[i] for i in call.written)]
+    ranks = {o.shape for o in outputs}
+    return "pointwise" if len(ranks) == 1 and _broadcasts(call.inputs, next(iter(ranks))) else "other"
+
+
+def _broadcasts(inputs: Sequence[Operand], shape: tuple[int, ...]) -> bool:
+    return all(
+        len(o.shape) <= len(shape)
+        and all(size in (1, target) for size, target in zip(reversed(o.shape), reversed(shape), strict=False))
+        for o in inputs
+    )
+
+
+def _dtypes(call: Call) -> str:
+    sources = [o.dtype for o in call.inputs if o.shape]
+    if packet(call.op) == "aten.copy_":
+        sources = sources[1:]
+    results = [o.dtype for o in call.outputs] or [call.inputs[i].dtype for i in call.written]
+    sources, results = sources[:4], results[:3]
+    return f"{'+'.join(sources)}>{'+'.join(results)}"
+
+
+def _moved_bytes(call: Call, name: str) -> int:
+    """Bytes that the kernel has to move, each operand once; a table looked up counts its rows in use."""
+    written = sum(o.bytes for o in call.outputs) + sum(call.inputs[i].bytes for i in call.written)
+    if _CLASS_OF.get(name) == "fill":
+        return written
+    if name == "copy_":
+        return written + call.inputs[1].bytes
+    if name in ("embedding", "index", "index_select"):
+        return 2 * written + sum(o.bytes for o in call.inputs[1:])
+    if name == "nll_loss_forward":
+        rows = call.inputs[0].shape[0]
+        return rows * (32 + DTYPE_BYTES["int64"])  # a sector and a label a row
+    if name == "nll_loss_backward":
+        return written
+    return written + sum(o.bytes for o in call.inputs)
+
+
+def _pattern(call: Call) -> tuple[str, float]:
+    """(how the operands lie against each other, log2 of the innermost run).
+
+    Dimensions that can be walked as one are merged and lettered from the output's slowest to its fastest; each
+    operand is the letters in the order of its own strides, broadcast ones left out. "a" for all: one flat pass.
+    "ab,b>ab": a row added to every row. "~": the innermost elements are not adjacent.
+    """
+    results = list(call.outputs) or [call.inputs[i] for i in call.written]
+    if not results:
+        return "", 0.0
+    out = max(results, key=lambda o: o.numel)
+    sources = [o for i, o in enumerate(call.inputs) if o.shape and not (i in call.written and packet(call.op) == "aten.copy_")]
+    operands = [*sources, out]
+    strides = [_broadcast_strides(o, out.shape) for o in operands]
+    dims = [d for d in range(len(out.shape)) if out.shape[d] != 1]
+    dims.sort(key=lambda d: -out.stride[d])
+    merged: list[tuple[int, tuple[int, ...]]] = []  # size, stride of each operand
+    for d in dims:
+        size, steps = out.shape[d], tuple(s[d] for s in strides)
+        if merged and all(outer == step * size for outer, step in zip(merged[-1][1], steps, strict=True)):
+            merged[-1] = (merged[-1][0] * size, steps)
+        else:
+            merged.append((size, steps))
+    names = []
+    for i in range(len(operands)):
+        own = sorted(((steps[i], chr(ord("a") + j)) for j, (_, steps) in enumerate(merged) if steps[i] != 0), reverse=True)
+        names.append("".join(letter for _, letter in own) + ("~" if own and own[-1][0] != 1 else "") or "0")
+    inner = merged[-1][0] if merged else 1
+    return f"{','.join(names[:-1])}>{names[-1]}", log2(max(inner, 1))
+
+
+def _broadcast_strides(operand: Operand, shape: tuple[int, ...]) -> tuple[int, ...]:
+    missing = len(shape) - len(operand.shape)
+    if missing < 0:
+        return (0,) * len(shape)
+    own = tuple(0 if size == 1 else step for size, step in zip(operand.shape, operand.stride, strict=True))
+    return (0,) * missing + own
+
+
+def _reduction(call: Call) -> tuple[str, float]:
+    """("row" | "col" | "all" | "mix", log2 of how many elements make one)."""
+    source = call.inputs[0]
+    arguments: list[Any] = json.loads(call.args)
+    dims = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, int)) else None
+    rank = len(source.shape)
+    reduced = set(range(rank)) if dims is None else {d % rank for d in (dims if isinstance(dims, list) else [dims])} if rank else set()
+    if dims == []:
+        reduced = set(range(rank))
+    count = prod(source.shape[d] for d in reduced)
+    if len(reduced) == rank:
+        kind = "all"
+    elif reduced == set(range(rank - len(reduced), rank)):
+        kind = "row"
+    elif reduced == set(range(len(reduced))):
+        kind = "col"
+    else:
+        kind = "mix"
+    return kind + ("" if source.is_contiguous else "~"), log2(max(count, 1))
