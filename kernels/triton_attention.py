@@ -1,14 +1,18 @@
-"""Triton attention, forward and backward, causal or full, grouped key-value heads. Imports triton: import it inside functions only.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+"""Triton attention, forward and backward, causal or full, with grouped key-value heads.
+
+Imports triton: import this module inside functions only.
 
 Tensors are [batch, heads, seq, head_dim] with any strides but 1 on the last dimension. Names: S scores, P
 probabilities, M query rows, N key rows, D head_dim. Softmax works in base 2 (exp2 is one instruction);
 lse is natural, fp32 [batch, heads, seq].
 
 The backward is two kernels without atomics, hence deterministic: dK and dV per key block, looping over the
-query heads of its group, and dQ per query block. Both recompute P; the first as P^T = exp2(K Q^T - lse), so that no
-result of a dot is ever transposed (Triton issue fla #640: silently wrong). Seven products where five are counted.
+query heads of its group, and dQ per query block. Both recompute P; the first as P^T = exp2(K Q^T - lse), so
+that no result of a dot is ever transposed (silently wrong on Hopper: flash-linear-attention issue 640). Seven
+products are made where five are counted.
 
-Rows past seq: loads give zero; as query rows their lse reads +inf, so that P = 0; as key rows they are masked.
+Rows past seq load as zero; as query rows their lse reads +inf, so that P = 0; as key rows they are masked.
 """
 
 from __future__ import annotations
@@ -100,12 +104,12 @@ def forward_kernel(
         unmasked = seq // BLOCK_N
         last = tl.cdiv(seq, BLOCK_N)
     acc, row_sum, row_max = _forward_blocks(
-        acc, row_sum, row_max, q, k_base, v_base, stride_ks, stride_vs, start_m, 0, unmasked, seq, scale_log2,
-        False, CAUSAL, BLOCK_M, BLOCK_N, D,
+        acc, row_sum, row_max, q, k_base, v_base, stride_ks, stride_vs, start_m, 0, unmasked, seq,
+        scale_log2, False, CAUSAL, BLOCK_M, BLOCK_N, D,
     )  # fmt: skip
     acc, row_sum, row_max = _forward_blocks(
-        acc, row_sum, row_max, q, k_base, v_base, stride_ks, stride_vs, start_m, unmasked, last, seq, scale_log2,
-        True, CAUSAL, BLOCK_M, BLOCK_N, D,
+        acc, row_sum, row_max, q, k_base, v_base, stride_ks, stride_vs, start_m, unmasked, last, seq,
+        scale_log2, True, CAUSAL, BLOCK_M, BLOCK_N, D,
     )  # fmt: skip
     o_base = o_ptr + batch * stride_ob + head * stride_oh
     _store_rows(o_base, acc / row_sum[:, None], start_m, stride_os, seq, BLOCK_M, D)
@@ -141,7 +145,9 @@ def _dkdv_blocks(
         rows = start_m + tl.arange(0, BLOCK_M)
         q = _rows(q_base, start_m, stride_qs, seq, BLOCK_M, D)
         lse = tl.load(lse_base + rows, mask=rows < seq, other=float("inf"))
-        p_t = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2 - lse[None, :] * 1.4426950408889634)
+        p_t = tl.exp2(
+            tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2 - lse[None, :] * 1.4426950408889634
+        )
         if MASKED:
             columns = start_n + tl.arange(0, BLOCK_N)
             p_t = tl.where(columns[:, None] <= rows[None, :], p_t, 0.0)
@@ -173,7 +179,7 @@ def dkdv_kernel(
     dk = tl.zeros((BLOCK_N, D), dtype=tl.float32)
     dv = tl.zeros((BLOCK_N, D), dtype=tl.float32)
     blocks = tl.cdiv(seq, BLOCK_M)
-    for member in range(0, group):
+    for member in range(group):
         head = kv_head * group + member
         q_base = q_ptr + batch * stride_qb + head * stride_qh
         do_base = do_ptr + batch * stride_dob + head * stride_doh
@@ -191,7 +197,9 @@ def dkdv_kernel(
             dk, dv, k, v, q_base, do_base, lse_base, delta_base, stride_qs, stride_dos,
             start_n, first_unmasked, blocks, seq, scale_log2, False, BLOCK_M, BLOCK_N, D,
         )  # fmt: skip
-    _store_rows(dk_ptr + batch * stride_dkb + kv_head * stride_dkh, dk * scale, start_n, stride_dks, seq, BLOCK_N, D)
+    _store_rows(
+        dk_ptr + batch * stride_dkb + kv_head * stride_dkh, dk * scale, start_n, stride_dks, seq, BLOCK_N, D
+    )
     _store_rows(dv_ptr + batch * stride_dvb + kv_head * stride_dvh, dv, start_n, stride_dvs, seq, BLOCK_N, D)
 
 
@@ -246,14 +254,16 @@ def dq_kernel(
         unmasked = seq // BLOCK_N
         last = tl.cdiv(seq, BLOCK_N)
     dq = _dq_blocks(
-        dq, q, do, lse_log2, delta, k_base, v_base, stride_ks, stride_vs, start_m, 0, unmasked, seq, scale_log2,
-        False, CAUSAL, BLOCK_M, BLOCK_N, D,
+        dq, q, do, lse_log2, delta, k_base, v_base, stride_ks, stride_vs, start_m, 0, unmasked, seq,
+        scale_log2, False, CAUSAL, BLOCK_M, BLOCK_N, D,
     )  # fmt: skip
     dq = _dq_blocks(
-        dq, q, do, lse_log2, delta, k_base, v_base, stride_ks, stride_vs, start_m, unmasked, last, seq, scale_log2,
-        True, CAUSAL, BLOCK_M, BLOCK_N, D,
+        dq, q, do, lse_log2, delta, k_base, v_base, stride_ks, stride_vs, start_m, unmasked, last, seq,
+        scale_log2, True, CAUSAL, BLOCK_M, BLOCK_N, D,
     )  # fmt: skip
-    _store_rows(dq_ptr + batch * stride_dqb + head * stride_dqh, dq * scale, start_m, stride_dqs, seq, BLOCK_M, D)
+    _store_rows(
+        dq_ptr + batch * stride_dqb + head * stride_dqh, dq * scale, start_m, stride_dqs, seq, BLOCK_M, D
+    )
 
 
 def interpreted() -> bool:
@@ -265,7 +275,9 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [stride for tensor in tensors for stride in tensor.stride()[:3]]
 
 
-def launch_forward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float, config: Any) -> None:
+def launch_forward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float, config: Any
+) -> None:
     """Writes o and lse, with a `flopcast.kernels.attention.AttentionConfig`."""
     batch, heads, seq, dim = q.shape
     tile = config.forward
@@ -293,13 +305,13 @@ def launch_backward(
         )
         tile = config.dkdv
         dkdv_kernel[(batch * k.shape[1], triton.cdiv(seq, tile.block_n))](
-            q, k, v, do, lse, delta, dk, dv, *_strides(q, k, v, do, dk, dv), heads, group, seq, scale, scale * LOG2_E,
-            CAUSAL=causal, D=dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+            q, k, v, do, lse, delta, dk, dv, *_strides(q, k, v, do, dk, dv), heads, group, seq, scale,
+            scale * LOG2_E, CAUSAL=causal, D=dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         tile = config.dq
         dq_kernel[(batch * heads, triton.cdiv(seq, tile.block_m))](
-            q, k, v, do, lse, delta, dq, *_strides(q, k, v, do, dq), heads, group, seq, scale, scale * LOG2_E,
-            CAUSAL=causal, D=dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+            q, k, v, do, lse, delta, dq, *_strides(q, k, v, do, dq), heads, group, seq, scale,
+            scale * LOG2_E, CAUSAL=causal, D=dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Triton matmul: one tiled kernel for every layout. Imports triton: import it inside functions only.
 
 C[m, n] = A[m, k] B[k, n] with strides for all three, so that nt, nn and tn differ in strides alone. Each
@@ -33,7 +34,7 @@ def matmul_kernel(
     pid_m = first_m + pid % tiles_in_group % rows_in_group
     pid_n = pid % tiles_in_group // rows_in_group
 
-    # Tile origins in 64 bits: 16384 tokens x 151,936 logits are past 2^31 elements. Offsets inside a tile fit 32.
+    # Tile origins in 64 bits: 16384 tokens x 151,936 logits are past 2^31 elements. Offsets in a tile fit 32.
     start_m = pid_m.to(tl.int64) * BLOCK_M
     start_n = pid_n.to(tl.int64) * BLOCK_N
     in_m = tl.arange(0, BLOCK_M)
@@ -45,7 +46,7 @@ def matmul_kernel(
     b_tile = b_ptr + start_n * stride_bn + (in_k[:, None] * stride_bk + in_n[None, :] * stride_bn)
 
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k in range(0, tl.cdiv(K, BLOCK_K)):
+    for k in range(tl.cdiv(K, BLOCK_K)):
         mask_k = in_k < K - k * BLOCK_K
         if EVEN_K and EVEN_M:
             a = tl.load(a_tile)

@@ -1,0 +1,57 @@
+"""Two helpers that need a process of their own: Triton's interpreter is chosen when triton is first imported,
+and a process that chose it can neither compile nor launch on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def in_subprocess(arguments: list[str], **environment: str) -> str:
+    """Standard output of `python arguments`; if it fails, so does the test, with all its output."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "2", **environment},
+        cwd=HERE.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    if done.returncode:
+        pytest.fail(
+            f"python {' '.join(arguments)}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}", pytrace=False
+        )
+    return done.stdout
+
+
+@pytest.fixture
+def run_interpreted() -> Callable[[str], None]:
+    """Runs the tests of a file `interpreted_*.py` of this folder in Triton's interpreter."""
+
+    def run(name: str) -> None:
+        # hidden from CUDA: the interpreter works on CPU tensors
+        options = ["-q", "-x", "-p", "no:cacheprovider", "--noconftest"]
+        in_subprocess(
+            ["-m", "pytest", *options, str(HERE / name)], TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""
+        )
+
+    return run
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., str]:
+    """Runs a script of this folder, with a Triton cache of its own; returns what it prints."""
+
+    def run(name: str, *arguments: str) -> str:
+        return in_subprocess(
+            [str(HERE / name), *arguments], TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0"
+        )
+
+    return run

@@ -1,0 +1,166 @@
+"""The Triton attention in Triton's interpreter, on the CPU; run by test_attention.py in a process of its own.
+
+fp16 and fp32 only: the interpreter's tl.dot multiplies bf16 as raw bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from flopcast.kernels import attention as A
+from flopcast.kernels.shapes import Attention
+
+# More key blocks than query blocks and the reverse: the masked and unmasked passes meet at other places.
+WIDE = A.AttentionConfig(*[A.Tile(32, 16, 4, 2)] * 3)
+TALL = A.AttentionConfig(*[A.Tile(16, 32, 4, 2)] * 3)
+
+
+def run(shape: Attention, config: A.AttentionConfig | None = None) -> None:
+    """Forward and backward against the reference."""
+    operands = A.operands(replace(shape, direction="bwd"), "cpu", seed=shape.seq)
+    q, k, v, do = operands
+    o, lse = A.forward(q, k, v, shape.causal, config=config)
+    gradients = A.backward(do, q, k, v, o, lse, shape.causal, config=config)
+    for direction, out in (("fwd", o), ("bwd", gradients)):
+        one = replace(shape, direction=direction)
+        error, tolerance = A.check(out, A.reference(operands, one), operands, one)
+        assert error <= tolerance, (one, error, tolerance)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("config", "seq", "dtype"),
+    [(WIDE, 1, "fp16"), (TALL, 32, "fp16"), (WIDE, 37, "fp32"), (TALL, 37, "fp16")],
+)
+def test_agrees_with_the_reference(causal: bool, config: A.AttentionConfig, seq: int, dtype: str) -> None:
+    run(Attention(batch=1, heads=4, kv_heads=2, seq=seq, head_dim=16, causal=causal, dtype=dtype), config)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_chosen_configuration_runs(head_dim: int, causal: bool) -> None:
+    run(Attention(batch=1, heads=2, kv_heads=1, seq=150, head_dim=head_dim, causal=causal, dtype="fp16"))
+
+
+@settings(max_examples=7, deadline=None, database=None, derandomize=True)
+@given(
+    batch=st.integers(1, 2),
+    kv_heads=st.integers(1, 2),
+    group=st.integers(1, 3),
+    seq=st.integers(1, 36),
+    causal=st.booleans(),
+    config=st.sampled_from([WIDE, TALL]),
+)
+def test_any_small_shape(
+    batch: int, kv_heads: int, group: int, seq: int, causal: bool, config: A.AttentionConfig
+) -> None:
+    heads = kv_heads * group
+    shape = Attention(
+        batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=16, causal=causal, dtype="fp32"
+    )
+    run(shape, config)
+
+
+def tensors(seq: int = 20, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return tuple(torch.randn(1, seq, n, 16, dtype=dtype).transpose(1, 2) for n in (4, 2, 2))  # type: ignore[return-value]
+
+
+def test_small_integers_are_exact() -> None:
+    """With equal scores the output is the mean of the values seen so far: of a constant, the constant."""
+    q, k, v = tensors(48, torch.float16)
+    constant = torch.full_like(v, 3.0)
+    assert torch.equal(A.forward(torch.zeros_like(q), k, constant, config=WIDE)[0], torch.full_like(q, 3.0))
+    steps = torch.arange(16.0).half().expand(1, 2, 48, 16).contiguous()
+    assert torch.equal(
+        A.forward(torch.zeros_like(q), k, steps, False, config=TALL)[0], steps.repeat(1, 2, 1, 1)
+    )
+
+
+def test_lse_is_the_natural_log_sum_exp() -> None:
+    q, k, v = tensors()
+    scores = torch.einsum("bhmd,bhnd->bhmn", q, k.repeat_interleave(2, 1)) / 4
+    assert torch.allclose(A.forward(q, k, v, causal=False)[1], torch.logsumexp(scores, -1), atol=1e-5)
+
+
+def test_strided_operands_are_read_in_place() -> None:
+    """Slices of one packed projection give what copies of them give."""
+    packed = torch.randn(1, 20, 8, 16)
+    q, k, v = (x.transpose(1, 2) for x in packed.split([4, 2, 2], dim=2))
+    o, lse = A.forward(q, k, v)
+    copied, copied_lse = A.forward(q.contiguous(), k.contiguous(), v.contiguous())
+    assert torch.equal(o, copied)
+    assert torch.equal(lse, copied_lse)
+    do = torch.ones(()).expand(o.shape)  # what o.sum().backward() hands over: all strides 0
+    for got, want in zip(
+        A.backward(do, q, k, v, o, lse), A.backward(do.contiguous(), q, k, v, o, lse), strict=True
+    ):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_are_those_of_autograd(causal: bool) -> None:
+    q, k, v = (x.detach().requires_grad_() for x in tensors())
+    do = torch.randn(q.shape)
+    want = torch.autograd.grad(
+        torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, enable_gqa=True, scale=0.3
+        ),
+        (q, k, v),
+        do,
+    )
+    got = torch.autograd.grad(A.attention(q, k, v, causal, scale=0.3), (q, k, v), do)
+    for g, w in zip(got, want, strict=True):
+        assert torch.allclose(g, w, atol=1e-5)
+
+
+def test_autocast_casts_as_for_sdpa() -> None:
+    with torch.autocast("cpu", torch.float16):
+        assert A.attention(*tensors()).dtype == torch.float16
+
+
+def test_the_operators_obey_torchs_rules() -> None:
+    q, k, v = (x.detach().requires_grad_() for x in tensors(8))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    torch.library.opcheck(A.attention_forward_op, (q, k, v, True, 0.25), test_utils=checks)
+
+
+def test_flop_counter_counts_what_it_counts_for_sdpa() -> None:
+    shape = Attention(batch=1, heads=4, kv_heads=2, seq=20, head_dim=16, causal=False)
+    q, k, v = (x.detach().requires_grad_() for x in tensors())
+    with FlopCounterMode(display=False) as counter:
+        A.attention(q, k, v, causal=False).sum().backward()
+    assert counter.get_total_flops() == shape.flops + replace(shape, direction="bwd").flops
+
+
+def test_qwen3_trains_on_it() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
+    tokens = torch.randint(0, 64, (1, 19))
+    results = []
+    for implementation in ("sdpa", A.register_with_transformers()):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        results.append((loss.detach(), model.model.layers[0].self_attn.k_proj.weight.grad))
+    for sdpa, triton in zip(*results, strict=True):
+        assert torch.allclose(sdpa, triton, atol=1e-5)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    q, k, v = tensors()
+    with pytest.raises(NotImplementedError, match="bf16 is wrong"):
+        A.forward(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    with pytest.raises(NotImplementedError, match="no mask"):
+        A._transformers_attention(None, q, k, v, torch.ones(20, 20))
