@@ -1,0 +1,164 @@
+"""Which model: shipped configs, config.json files, and the ladder of widths. No torch, no transformers.
+
+A model is a dictionary with the fields of a transformers config.json. The ladder's shape: head_dim 128,
+heads = max(1, width // 128), kv_heads = the largest divisor of heads not above max(1, heads / 2), ffn = 3 x width,
+vocabulary 151,936, tied embeddings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import UsageError
+
+Config = dict[str, Any]
+
+VOCABULARY = 151_936
+HEAD_DIM = 128
+DEPTH_LAWS = ("printed", "ln", "qwen3")
+LADDER_WIDTHS = tuple(range(256, 4097, 256))
+
+
+def shipped_names() -> list[str]:
+    """Names that `--config` takes besides files, smallest model first."""
+    folder = files("flopcast.roofline") / "data" / "configs"
+    names = [entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")]
+    return sorted(names, key=lambda name: n_params(load_config(name)))
+
+
+def load_config(name_or_path: str) -> Config:
+    """A shipped config by name, or a transformers config.json.
+
+    Raises UsageError when it is neither, or is not a model this can read.
+    """
+    shipped = files("flopcast.roofline") / "data" / "configs" / f"{name_or_path}.json"
+    path = Path(name_or_path)
+    if "/" not in name_or_path and shipped.is_file():
+        text, source = shipped.read_text(), name_or_path
+    elif path.is_file():
+        text, source = path.read_text(errors="replace"), str(path)
+    else:
+        raise UsageError(
+            f"unknown config {name_or_path!r}: shipped are {', '.join(shipped_names())}; "
+            "or give the path of a transformers config.json"
+        )
+    try:
+        config = json.loads(text)
+    except ValueError as fault:
+        raise UsageError(f"config {source}: not JSON ({fault}); give a transformers config.json") from fault
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise UsageError(f"config {source}: no field 'model_type'; give a transformers config.json")
+    return config
+
+
+def make_config(
+    *,
+    width: int,
+    depth: int,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int = HEAD_DIM,
+    ffn: int | None = None,
+    vocab: int = VOCABULARY,
+    tied: bool = True,
+) -> Config:
+    """A Qwen3 config; what is not given follows the ladder's shape. Checked by `check_config`."""
+    heads = max(1, width // HEAD_DIM) if heads is None else heads
+    if kv_heads is None:
+        kv_heads = _ladder_kv_heads(heads) if heads > 0 else heads
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": 3 * width if ffn is None else ffn,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+    }
+    check_config(config)
+    return config
+
+
+def _ladder_kv_heads(heads: int) -> int:
+    most = max(1, heads // 2)
+    return next(count for count in range(most, 0, -1) if heads % count == 0)
+
+
+_SIZES = {
+    "hidden_size": "width", "num_hidden_layers": "depth", "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads", "head_dim": "head_dim", "intermediate_size": "ffn", "vocab_size": "vocab",
+}  # fmt: skip
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raises UsageError for sizes that are not positive integers and heads that kv_heads do not divide."""
+    for field, option in _SIZES.items():
+        value = config.get(field)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise UsageError(f"{option} ({field}) is {value!r}: valid is an integer of at least 1")
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if heads and kv_heads and heads % kv_heads:
+        divisors = [d for d in range(1, heads + 1) if heads % d == 0]
+        raise UsageError(
+            f"heads {heads} is not divisible by kv_heads {kv_heads}: valid kv_heads are {', '.join(map(str, divisors))}"
+        )
+    head_dim = config.get("head_dim")
+    if head_dim and head_dim % 2:
+        raise UsageError(f"head_dim {head_dim} is odd: rotary embedding needs an even number")
+
+
+def depth_for(width: int, law: str = "printed") -> int:
+    """Layers of the ladder at `width`.
+
+    printed: round(0.77 log2 width - 2.5), as the source article prints it. ln: ln depth = 0.77 ln width - 2.5.
+    qwen3: the layers of the published Qwen3 of nearest width. Raises UsageError when under one layer.
+    """
+    if width < 1:
+        raise UsageError(f"width is {width}: valid is an integer of at least 1")
+    if law == "printed":
+        depth = round(0.77 * math.log2(width) - 2.5)
+    elif law == "ln":
+        depth = round(math.exp(0.77 * math.log(width) - 2.5))
+    elif law == "qwen3":
+        published = [load_config(name) for name in shipped_names()]
+        nearest = min(published, key=lambda c: abs(math.log(c["hidden_size"] / width)))
+        return int(nearest["num_hidden_layers"])
+    else:
+        raise UsageError(f"depth law {law!r}: valid are {', '.join(DEPTH_LAWS)}")
+    if depth < 1:
+        raise UsageError(
+            f"depth law {law!r} gives {depth} layers at width {width}: valid are widths that give at least one; "
+            "choose a larger width, or give --depth"
+        )
+    return depth
+
+
+def ladder(widths: tuple[int, ...] = LADDER_WIDTHS, law: str = "printed") -> list[Config]:
+    """The models of the ladder, one a width."""
+    return [make_config(width=width, depth=depth_for(width, law)) for width in widths]
+
+
+def with_depth(config: Mapping[str, Any], depth: int) -> Config:
+    """The same model with `depth` layers; a per-layer list is cut or repeated to fit."""
+    changed = {**config, "num_hidden_layers": depth}
+    kinds = changed.get("layer_types")
+    if isinstance(kinds, list) and kinds:
+        changed["layer_types"] = [kinds[i % len(kinds)] for i in range(depth)]
+    check_config(changed)
+    return changed
+
+
+def n_params(config: Mapping[str, Any]) -> int:
+    """Parameters of a Qwen3 config, tied weights once; the traced stream's count is the authority for any other."""
+    width, depth, head_dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
+    query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    layer = 2 * width * query + 2 * width * key + 2 * head_dim + 3 * width * config["intermediate_size"] + 2 * width
+    embeddings = config["vocab_size"] * width * (1 if config.get("tie_word_embeddings") else 2)
+    return int(embeddings + depth * layer + width)

@@ -1,0 +1,108 @@
+"""Where op streams come from without tracing them again: the wheel, the user's cache, at last the tracer.
+
+A stream of a model with identical layers is stored folded, so that one file serves every depth of at least
+three layers. Only a stream found nowhere imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.kernels.shapes import canonical_json
+from flopcast.roofline import stream as streams
+from flopcast.roofline.stream import FOLDED_DEPTH, Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What besides the config decides the op stream."""
+
+    batch: int = 4
+    seq: int = 256
+    precision: str = "autocast-bf16"
+    optimizer: str = "adamw"
+    device: str = "cuda"
+
+
+# Fields of a config.json that do not change what is launched.
+_IRRELEVANT = {"architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",
+               "eos_token_id", "pad_token_id", "initializer_range", "rope_theta", "rope_parameters", "rms_norm_eps",
+               "max_position_embeddings", "hidden_act", "attention_bias", "use_cache", "name"}  # fmt: skip
+_KEPT_IF = {"hidden_act": "silu", "attention_bias": False}  # but only at these values
+
+
+def stream_key(config: Mapping[str, Any], traced: Traced) -> str:
+    """Hash of what the stream depends on, versions left out; the same for configs that launch the same."""
+    kept = {
+        name: value
+        for name, value in config.items()
+        if name not in _IRRELEVANT or (name in _KEPT_IF and value != _KEPT_IF[name])
+    }
+    return hashlib.sha256(canonical_json([kept, asdict(traced)]).encode()).hexdigest()[:20]
+
+
+def shipped_path(key: str) -> Path:
+    return Path(str(files("flopcast.roofline") / "data" / "streams" / f"{key}.json.gz"))
+
+
+def cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "flopcast" / "streams"
+
+
+def _versions() -> str:
+    return "-".join(f"{name}{metadata.version(name)}" for name in ("torch", "transformers")).replace("+", "_")
+
+
+def get_stream(config: Mapping[str, Any], traced: Traced) -> Stream:
+    """The op stream of `config` at its own depth: shipped, cached, or traced now (and then cached).
+
+    Raises UsageError when transformers refuses the config.
+    """
+    depth = int(config.get("num_hidden_layers") or 0)
+    if depth < FOLDED_DEPTH:
+        return _find_or_trace(config, traced)
+    folded = _find_or_trace({**config, "num_hidden_layers": FOLDED_DEPTH}, traced)
+    if folded.depth == depth:
+        return folded
+    if folded.depth == FOLDED_DEPTH:
+        return streams.at_depth(folded, depth)
+    return _find_or_trace(config, traced)  # layers differ from one another: nothing to fold
+
+
+def _find_or_trace(config: Mapping[str, Any], traced: Traced) -> Stream:
+    key = stream_key(config, traced)
+    shipped = shipped_path(key)
+    if shipped.is_file():
+        return streams.load(shipped)
+    cached = cache_folder() / _versions() / f"{key}.json.gz"
+    if cached.is_file():
+        return streams.load(cached)
+    stream = trace_now(config, traced)
+    try:
+        streams.save(stream, cached)
+    except OSError:  # a cache that cannot be written costs time, not the answer
+        pass
+    return stream
+
+
+def trace_now(config: Mapping[str, Any], traced: Traced) -> Stream:
+    """Traces, importing torch and transformers. Raises UsageError when transformers refuses the config."""
+    from flopcast.roofline.trace import trace
+
+    try:
+        return trace(config, **asdict(traced))
+    except (ValueError, KeyError, AttributeError, TypeError, NotImplementedError) as fault:
+        kind = config.get("model_type")
+        raise UsageError(
+            f"config with model_type {kind!r} cannot be traced: {str(fault).splitlines()[0]}; "
+            "valid is the config.json of a causal language model that transformers can build"
+        ) from fault

@@ -1,0 +1,150 @@
+"""The two timelines of a step: what the device has to do, and how the host hands it over.
+
+`device_work` turns an op stream into timed kernels; `simulate` lets a host enqueue them and a device drain them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flopcast.roofline.lower import Work, describe, launches, lower
+from flopcast.roofline.profile import HostCosts, Profile
+from flopcast.roofline.stream import Stream
+
+# Share of L2 that still holds what was touched before: lines go before the cache is full.
+L2_SHARE = 0.6
+
+# From the host's launch call to the kernel's start on an idle device; a step of a thousand launches shows it only
+# where the host waits (a synchronisation).
+LAUNCH_LATENCY_SECONDS = 4e-6
+
+
+@dataclass(frozen=True)
+class Item:
+    """One op of the step: what the host spends on it, and what it puts on the device (None: nothing)."""
+
+    phase: str
+    kind: str
+    module: str
+    host_seconds: float
+    work: Work | None = None
+    seconds: float = 0.0
+    sigma: float = 0.0
+    launches: int = 0
+    basis: str = ""
+
+
+@dataclass(frozen=True)
+class Backends:
+    """Which backend runs a class of operations; "sdpa" is the one torch picks on the device."""
+
+    matmul: str = "torch"
+    attention: str = "sdpa"
+
+    def of(self, work: Work, profile: Profile) -> str:
+        if work.op_class == "gemm":
+            return self.matmul
+        if work.op_class == "attention":
+            return profile.default_attention if self.attention == "sdpa" else self.attention
+        return "torch"
+
+
+def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Backends) -> list[Item]:
+    """Every op of `stream` with its device and host seconds, in order.
+
+    An op that reads what was touched less than `L2_SHARE` of the L2 ago runs at the hot curve, else at the cold one;
+    in between by bytes.
+    """
+    works: list[Work | None] = []
+    hot_shares: list[float] = []
+    touched_at: dict[int, int] = {}
+    clock = 0
+    capacity = L2_SHARE * profile.l2_bytes
+    for op in stream.ops:
+        lowered = lower(stream, op)
+        works.append(None if lowered is None else describe(*lowered))
+        hot = total = 0
+        if lowered is not None:
+            for index in (*op.inputs, *op.outputs):
+                ref = stream.tensors[index]
+                size = ref.operand.bytes
+                total += size
+                last = touched_at.get(ref.storage)
+                if last is not None and clock - last + size <= capacity:
+                    hot += size
+            for index in (*op.inputs, *op.outputs):
+                ref = stream.tensors[index]
+                clock += ref.operand.bytes
+                touched_at[ref.storage] = clock
+        hot_shares.append(hot / total if total else 0.0)
+    present = [(i, work) for i, work in enumerate(works) if work is not None]
+    requests = [(work, backends.of(work, profile), cache) for _, work in present for cache in ("cold", "hot")]
+    estimates = profile.estimate(requests)
+    timed: dict[int, tuple[float, float, str, int]] = {}
+    for n, (i, work) in enumerate(present):
+        cold, hot_one = estimates[2 * n], estimates[2 * n + 1]
+        share = hot_shares[i]
+        seconds = (1 - share) * cold.seconds + share * min(hot_one.seconds, cold.seconds)
+        count = profile.launches(work, default=launches(work.shape))
+        timed[i] = (seconds, cold.sigma, cold.basis, count)
+    items = []
+    for i, op in enumerate(stream.ops):
+        seconds, sigma, basis, count = timed.get(i, (0.0, 0.0, "", 0))
+        n_tensors = len(op.inputs) if '"ts"' in op.args else 0
+        items.append(
+            Item(
+                phase=op.phase, kind=op.kind, module=op.module,
+                host_seconds=host.seconds(op.phase, op.kind, launches=count, tensors=n_tensors),
+                work=works[i], seconds=seconds, sigma=sigma, launches=count, basis=basis,
+            )
+        )  # fmt: skip
+    return items
+
+
+def simulate(
+    items: Sequence[Item],
+    *,
+    host_factor: float = 1.0,
+    device_factor: float = 1.0,
+    fixed_host_seconds: float = 0.0,
+    gap_seconds: float,
+    queue_depth: int,
+    sync_seconds: float,
+    is_synchronous: bool,
+    steps: int = 3,
+) -> float:
+    """Seconds of one steady step when steps follow each other without waiting.
+
+    The host enqueues op by op; the device runs in order, `gap_seconds` between kernels; at most `queue_depth`
+    launches are outstanding; a sync stops the host until the device has drained. `is_synchronous` (the CPU as a
+    device): every op is done when its call returns.
+    """
+    if is_synchronous:
+        return fixed_host_seconds * host_factor + sum(
+            item.host_seconds * host_factor + item.seconds * device_factor for item in items
+        )
+    if steps < 2:
+        raise ValueError("a steady step is the difference of two: steps must be at least 2")
+    host = device = 0.0
+    outstanding: list[float] = []  # finish times of launches, in order: a queue read from `head`
+    head = 0
+    ends = []
+    for _ in range(steps):
+        host += fixed_host_seconds * host_factor
+        for item in items:
+            host += item.host_seconds * host_factor
+            if item.launches:
+                start = max(host + LAUNCH_LATENCY_SECONDS, device + gap_seconds)
+                device = start + item.seconds * device_factor + gap_seconds * (item.launches - 1)
+                outstanding.extend([device] * item.launches)
+                if len(outstanding) - head > queue_depth:
+                    excess = len(outstanding) - head - queue_depth
+                    host = max(host, outstanding[head + excess - 1])
+                    head += excess
+            if item.kind == "sync":
+                host = max(host, device) + sync_seconds
+                outstanding.clear()
+                head = 0
+        ends.append(max(host, device))
+    return ends[-1] - ends[-2]
