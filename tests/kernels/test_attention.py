@@ -179,6 +179,24 @@ def test_fake_tensors_see_the_operators_without_triton() -> None:
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
 
 
+@pytest.mark.parametrize("backend", ["sdpa-flash", "sdpa-cudnn", "sdpa-efficient"])
+def test_cuda_operators_take_what_the_calls_pass(backend: str) -> None:
+    """Fake CUDA tensors go through torch's shape functions: arguments in order, gradients in k's heads."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    kv_heads = 4 if backend == "sdpa-efficient" else 2  # the efficient kernel has no grouped heads
+    with FakeTensorMode():
+        q, k, v, do = (
+            torch.empty(2, 50, n, 64, dtype=torch.bfloat16, device="cuda").transpose(1, 2)
+            for n in (4, kv_heads, kv_heads, 4)
+        )
+        forward, backward = A._fused_calls(backend, q, k, v, True)
+        saved = forward()
+        gradients = backward(do, saved)
+    assert saved[0].shape == q.shape
+    assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
+
+
 def test_triton_in_the_interpreter(run_interpreted: Callable[[str], None]) -> None:
     pytest.importorskip("triton")
     run_interpreted("interpreted_attention.py")
