@@ -1,0 +1,128 @@
+"""All surfaces of a folder of measurements, each with a prior from its kin and the ceilings. scipy, at fit
+time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flopcast.roofline import laws, regress
+from flopcast.roofline.lower import Work
+from flopcast.roofline.profile import Number, surface_name
+from flopcast.roofline.regress import Belief, Points, Prior
+from flopcast.roofline.surface import Surface
+
+
+@dataclass(frozen=True)
+class Case:
+    """A measured row as the fit sees it."""
+
+    row: dict[str, Any]
+    work: Work
+    backend: str
+    cache: str
+    seconds: float
+    noise: float
+
+    @property
+    def surface(self) -> str:
+        return surface_name(self.backend, self.work.op_class, self.work.variant, self.cache)
+
+
+def fit_surfaces(
+    cases: Sequence[Case],
+    device: Mapping[str, Any],
+    peaks: Mapping[str, Number],
+    ceilings: Mapping[str, Number],
+) -> dict[str, Surface]:
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        groups[case.surface].append(case)
+    fitted = _fit_memory(
+        {k: g for k, g in groups.items() if laws.kind_of(g[0].work.op_class) == "memory"}, ceilings
+    )
+    dense = {k: g for k, g in groups.items() if laws.kind_of(g[0].work.op_class) != "memory"}
+    donors: dict[tuple[str, str], Surface] = {}
+    # the surface with most points first: what it learns of tiles and floors is what the others start from
+    for name, group in sorted(dense.items(), key=lambda item: -len(item[1])):
+        work, kin = group[0].work, (group[0].backend, group[0].work.op_class)
+        points = _points(group)
+        prior = _dense_prior(work, points, device, peaks, ceilings)
+        if kin in donors:
+            prior = prior.learnt_from(donors[kin], 0.7)
+        fitted[name] = regress.fit_surface(work.op_class, work.variant, points, prior)
+        donors.setdefault(kin, fitted[name])
+    return {name: fitted[name] for name in sorted(fitted)}
+
+
+def _points(group: Sequence[Case]) -> Points:
+    return Points(
+        np.array([case.work.features for case in group], float),
+        np.array([case.work.bytes for case in group], float),
+        np.array([case.work.flops for case in group], float),
+        np.array([case.seconds for case in group], float),
+        np.array([case.noise for case in group], float),
+    )
+
+
+def _floor(ceilings: Mapping[str, Number]) -> float:
+    for name in ("kernel_floor_cupti", "kernel_floor"):
+        if name in ceilings:
+            return ceilings[name].value
+    return 2e-6
+
+
+def _bandwidth(ceilings: Mapping[str, Number], cache: str) -> float:
+    names = ("l2_copy", "hbm_copy") if cache == "hot" else ("hbm_copy", "l2_copy")
+    return next((ceilings[name].value for name in names if name in ceilings), 1e12)
+
+
+def _fit_memory(groups: Mapping[str, list[Case]], ceilings: Mapping[str, Number]) -> dict[str, Surface]:
+    """Twice: first each law from the ceilings, then from what the laws of its class came out as, so that a
+    variant of one point is taken for a typical one of its class."""
+    first: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    for group in groups.values():
+        work, cache, points = group[0].work, group[0].cache, _points(group)
+        prior = _memory_prior(
+            work, points, Belief(_floor(ceilings), 0.5), Belief(_bandwidth(ceilings, cache), 0.7)
+        )
+        first[work.op_class, cache].append(regress.fit_law("memory", work.variant, points, prior))
+    fitted = {}
+    for name, group in groups.items():
+        work, points = group[0].work, _points(group)
+        kin = first[work.op_class, group[0].cache]
+        prior = _memory_prior(work, points, _typical(kin, "floor", 0.3), _typical(kin, "bandwidth", 0.3))
+        fitted[name] = regress.fit_surface("memory", work.variant, points, prior)
+    return fitted
+
+
+def _typical(laws_: Sequence[Mapping[str, float]], name: str, least: float) -> Belief:
+    values = np.log([params[name] for params in laws_])
+    return Belief(float(np.exp(np.median(values))), float(np.clip(values.std(), least, 0.7)))
+
+
+def _memory_prior(work: Work, points: Points, floor: Belief, bandwidth: Belief) -> Prior:
+    return regress.memory_prior(
+        floor, bandwidth, laws.inputs("memory", work.variant, {}, points.features).shape[1]
+    )
+
+
+def _dense_prior(
+    work: Work,
+    points: Points,
+    device: Mapping[str, Any],
+    peaks: Mapping[str, Number],
+    ceilings: Mapping[str, Number],
+) -> Prior:
+    tokens = work.variant.split("/")
+    peak = next((peaks[token].value for token in tokens if token in peaks), None)
+    if peak is None:  # fp64, or a processor where only fp32 was tried: the least that is known
+        peak = min((number.value for number in peaks.values()), default=1e12)
+    sm_count = float(device.get("sm_count") or 1)
+    inputs = laws.inputs(work.op_class, work.variant, {"sm_count": sm_count}, points.features).shape[1]
+    make = regress.gemm_prior if work.op_class == "gemm" else regress.attention_prior
+    return make(peak, sm_count, _floor(ceilings), _bandwidth(ceilings, "cold"), inputs)

@@ -1,0 +1,306 @@
+"""A profile: what one GPU does, as measured (or projected), and with which software. One JSON file.
+
+Read without torch, pandas or scipy. `Profile.estimate` times pieces of device work; where nothing alike was
+measured it answers from what comes nearest, says so ("extrapolated") and widens the error bar.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from flopcast.errors import DataError, UsageError
+from flopcast.roofline.fallback import Fallback
+from flopcast.roofline.surface import Surface
+
+SCHEMA = 1
+PROFILES = Path(__file__).parent / "data" / "profiles"
+BASES = ("measured", "interpolated", "extrapolated", "published", "datasheet")
+PROFILE_BASES = ("measured", "projected")
+
+# A prediction is "measured" where that very shape was, and "extrapolated" where the most alike of the
+# measured points has a residual correlated less than this with its own: there the law alone speaks.
+_FAR = 0.1
+
+
+class WorkLike(Protocol):
+    """What is asked for: `lower.Work`, or anything with these."""
+
+    @property
+    def op_class(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def features(self) -> tuple[float, ...]: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def flops(self) -> int: ...
+
+
+Request = tuple[WorkLike, str, str]  # work, backend, cache
+
+
+class Estimate(NamedTuple):
+    """One execution's kernel time. `sigma`: standard deviation of its logarithm. `source`: the surface or
+    rule used."""
+
+    seconds: float
+    sigma: float
+    basis: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value with its 90% interval and where it comes from. `source` names the file, page or measurement."""
+
+    value: float
+    low: float
+    high: float
+    basis: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class HostCosts:
+    """Seconds of host time that an op costs, by phase.
+
+    forward, backward: {"launch", "view", "fixed"}; optimizer: {"launch", "per_tensor", "host_op",
+    "fixed"}; `fixed` is once a phase, `step_fixed` once a step besides (zero_grad). `sigma`: standard
+    deviation of log seconds from run to run.
+    """
+
+    name: str
+    forward: dict[str, float]
+    backward: dict[str, float]
+    optimizer: dict[str, float]
+    step_fixed: float
+    sigma: float
+    basis: str
+    cpu: str = ""
+
+    def seconds(self, phase: str, kind: str, *, launches: int = 1, tensors: int = 0) -> float:
+        """Host seconds of one op. `kind` as in `stream.Op`; `launches` kernels it launches, `tensors` it
+        takes in lists (foreach and fused optimizers check each)."""
+        costs: dict[str, float] = getattr(self, phase)
+        if kind == "view":
+            return costs.get("view", 0.0)
+        if kind == "host":
+            return costs.get("host_op", costs.get("view", 0.0))
+        return costs.get("launch", 0.0) * max(launches, 1) + costs.get("per_tensor", 0.0) * tensors
+
+    @property
+    def fixed_seconds(self) -> float:
+        """Once a step: the fixed parts of the three phases and what lies outside them."""
+        return self.step_fixed + sum(
+            c.get("fixed", 0.0) for c in (self.forward, self.backward, self.optimizer)
+        )
+
+
+def surface_name(backend: str, op_class: str, variant: str, cache: str) -> str:
+    return f"{backend}/{op_class}/{variant}/{cache}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is known of one GPU (or processor) and its host.
+
+    `peaks`: dense FLOP/s by dtype. `ceilings`: what was reached (see `fit.py` for the names).
+    `launch_counts`: kernels a call launches, by "class/variant". `aliases`: backend names that stand for
+    another ("sdpa": the one torch picks).
+    """
+
+    gpu: str
+    basis: str
+    device: dict[str, Any]
+    peaks: dict[str, Number]
+    ceilings: dict[str, Number]
+    surfaces: dict[str, Surface]
+    launch_counts: dict[str, float] = field(default_factory=dict)
+    host: HostCosts | None = None
+    stack: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def ceiling(self, name: str, default: float) -> float:
+        number = self.ceilings.get(name)
+        return default if number is None else number.value
+
+    @property
+    def default_attention(self) -> str:
+        """The backend that torch's SDPA picks by itself on this device."""
+        return self.aliases.get("sdpa", "sdpa-flash" if self.device.get("type") != "cpu" else "sdpa-cpu")
+
+    @property
+    def l2_bytes(self) -> float:
+        """Size of the last-level cache, 0 where unknown."""
+        return float(self.device.get("l2_bytes") or 0.0)
+
+    def launches(self, work: WorkLike, default: int = 1) -> int:
+        """Kernels that one call launches: as measured for its variant; an optimizer's call grows with its
+        tensors, so that `default` (torch's own rules) counts there if it is greater."""
+        count = self.launch_counts.get(f"{work.op_class}/{work.variant}")
+        if count is None:
+            return default
+        return max(round(count), default) if work.op_class == "optimizer" else round(count)
+
+    # --- time of device work
+
+    def estimate(self, requests: Sequence[Request]) -> list[Estimate]:
+        """One estimate a request, in order. Kernel time only: a launch on the host, and the gap between
+        kernels, is not in it. Never raises for a work that was not measured: it falls back
+        (`fallback.py`)."""
+        import numpy as np
+
+        out: list[Estimate | None] = [None] * len(requests)
+        groups: dict[str, list[int]] = {}
+        missing: list[int] = []
+        for i, (work, backend, cache) in enumerate(requests):
+            name = surface_name(self.aliases.get(backend, backend), work.op_class, work.variant, cache)
+            surface = self.surfaces.get(name)
+            if surface is None or len(surface.features[0]) != len(work.features):
+                missing.append(i)
+            else:
+                groups.setdefault(name, []).append(i)
+        for name, members in groups.items():
+            works = [requests[i][0] for i in members]
+            found = self.surfaces[name].predict(
+                np.array([work.features for work in works], float),
+                np.array([work.bytes for work in works], float),
+                np.array([work.flops for work in works], float),
+            )
+            columns = zip(
+                members, found.seconds.tolist(), found.sigma.tolist(), found.likeness.tolist(), strict=True
+            )
+            for i, seconds, sigma, likeness in columns:
+                basis = "interpolated" if likeness > _FAR else "extrapolated"
+                if requests[i][0].features in self.surfaces[name].measured:
+                    basis = "measured"
+                out[i] = Estimate(seconds, sigma, basis, name)
+        if missing:
+            for i, (seconds, sigma, source) in zip(
+                missing, self._fallback.estimate([requests[i] for i in missing]), strict=True
+            ):
+                out[i] = Estimate(seconds, sigma, "extrapolated", source)
+        return [estimate for estimate in out if estimate is not None]
+
+    @cached_property
+    def _fallback(self) -> Fallback:
+        return Fallback(
+            surfaces=self.surfaces,
+            peaks={dtype: number.value for dtype, number in self.peaks.items()},
+            ceilings={name: number.value for name, number in self.ceilings.items()},
+            aliases=self.aliases,
+        )
+
+    # --- files
+
+    def to_json(self) -> dict[str, Any]:
+        surfaces = {name: surface.to_json() for name, surface in self.surfaces.items()}
+        shallow = {name: getattr(self, name) for name in _PLAIN}
+        return {
+            "schema": SCHEMA,
+            **shallow,
+            "peaks": {name: asdict(number) for name, number in self.peaks.items()},
+            "ceilings": {name: asdict(number) for name, number in self.ceilings.items()},
+            "host": None if self.host is None else asdict(self.host),
+            "surfaces": surfaces,
+        }
+
+    def save(self, path: Path | str) -> None:
+        """Write the profile whole or not at all; gzip where the name ends in .gz. Raises UsageError."""
+        path = Path(path)
+        # a fixed date in the gzip header: the same profile gives the same bytes
+        text = json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
+        data = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise UsageError(f"{path} cannot be written: {error.strerror}: give another --out") from error
+
+    @classmethod
+    def load(cls, path: Path | str) -> Profile:
+        """Raises DataError when the file is missing, malformed, or of a newer schema."""
+        path = Path(path)
+        try:
+            data = path.read_bytes()
+            record = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        except FileNotFoundError:
+            raise DataError(f"{path} does not exist: `flopcast fit DIR --out {path}` makes it") from None
+        except (OSError, EOFError, ValueError) as error:
+            raise DataError(f"{path} is not a profile: {error}; `flopcast fit DIR` makes one") from None
+        return cls.from_json(record, str(path))
+
+    @classmethod
+    def from_json(cls, record: Any, name: str = "profile") -> Profile:
+        """Raises DataError, naming what is wrong."""
+        if (
+            not isinstance(record, dict)
+            or not isinstance(record.get("schema"), int)
+            or "surfaces" not in record
+        ):
+            raise DataError(f"{name} is not a profile: an object with `schema` and `surfaces` is expected")
+        if record["schema"] > SCHEMA:
+            raise DataError(
+                f"{name}: schema {record['schema']} is newer than this flopcast reads ({SCHEMA}):"
+                " upgrade flopcast"
+            )
+        try:
+            profile = cls(
+                **{field_: record[field_] for field_ in _PLAIN},
+                peaks={key: Number(**value) for key, value in record["peaks"].items()},
+                ceilings={key: Number(**value) for key, value in record["ceilings"].items()},
+                host=None if record["host"] is None else HostCosts(**record["host"]),
+                surfaces={key: Surface.from_json(value) for key, value in record["surfaces"].items()},
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{name} is a malformed profile: {type(error).__name__}: {error}") from None
+        if profile.basis not in PROFILE_BASES:
+            raise DataError(f"{name}: basis {profile.basis!r}: valid are {', '.join(PROFILE_BASES)}")
+        return profile
+
+    def with_host(self, host: HostCosts | None) -> Profile:
+        """This GPU fed by another host."""
+        return replace(self, host=host)
+
+
+_PLAIN = ("gpu", "basis", "device", "launch_counts", "stack", "provenance", "aliases")
+
+
+def known_profiles(folder: Path = PROFILES) -> dict[str, Path]:
+    """The shipped profiles, name -> file."""
+    found: dict[str, Path] = {}
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            for suffix in (".json", ".json.gz"):
+                if path.name.endswith(suffix) and not path.name.startswith("."):
+                    found[path.name.removesuffix(suffix)] = path
+    return found
+
+
+def find(
+    name_or_path: str, load: Callable[[Path], Profile] = Profile.load, folder: Path = PROFILES
+) -> Profile:
+    """A profile by a shipped name, or by the path of a profile file.
+
+    Raises UsageError for a name that is neither, naming the known ones and how to measure one; DataError
+    for a file that is no profile.
+    """
+    known = known_profiles(folder)
+    if name_or_path in known:
+        return load(known[name_or_path])
+    path = Path(name_or_path)
+    if path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path:
+        return load(path)
+    from flopcast.roofline.gpus import unknown_gpu_message
+
+    raise UsageError(unknown_gpu_message(name_or_path, known))

@@ -1,0 +1,265 @@
+"""Fit one surface: the law's parameters robustly, then the residual's hyper-parameters by their posterior.
+scipy.
+
+Every parameter has a prior, so one point is as valid an input as a thousand: with few points the prior (other
+surfaces of the class, the ceilings) speaks, with many the data do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flopcast.roofline import laws
+from flopcast.roofline.laws import Array
+from flopcast.roofline.surface import Coordinates, Residual, Surface, matern, squared_distances
+
+HYPER_POINTS = 500  # hyper-parameters are found on so many points at most: each step costs points^3
+_LOGIT = frozenset(["quantised"])
+_LINEAR = frozenset(["misaligned", "misaligned_result"])
+# Residuals beyond so many log seconds count linearly and no longer by their square.
+_ROBUST = {"memory": 0.05, "gemm": 0.08, "attention": 0.08}
+
+
+class Belief(NamedTuple):
+    """A parameter before the data: its value, and the standard deviation of its logarithm (of its logit for
+    `quantised`, of itself for the misalignment penalties)."""
+
+    value: float
+    sd: float
+
+
+@dataclass(frozen=True)
+class Prior:
+    """`fixed`: parameters that are known. `hyper`: what is believed of the residual; `levels` is kept as
+    given."""
+
+    law: Mapping[str, Belief]
+    fixed: Mapping[str, float]
+    hyper: Residual
+
+    def learnt_from(self, surface: Surface, sd: float) -> Prior:
+        """This prior moved to another surface's parameters, `sd` times as wide."""
+        law = {name: Belief(surface.params[name], belief.sd * sd) for name, belief in self.law.items()}
+        own = surface.residual
+        hyper = self.hyper
+        if len(own.lengths) == len(hyper.lengths):
+            hyper = replace(hyper, lengths=own.lengths, amplitude=own.amplitude, white=own.white)
+        return replace(self, law=law, hyper=hyper)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Measured points of one surface: features[points, sizes], the rest one a point."""
+
+    features: Array
+    bytes: Array
+    flops: Array
+    seconds: Array
+    noise: Array
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+def memory_prior(floor: Belief, bandwidth: Belief, inputs: int) -> Prior:
+    """Kernels that move bytes: `floor` in seconds, `bandwidth` in bytes per second."""
+    hyper = Residual(
+        lengths=(3.0,) * inputs,
+        amplitude=0.05,
+        white=0.015,
+        levels=(min(floor.sd, 0.5), min(bandwidth.sd, 0.35)),
+    )
+    return Prior({"floor": floor, "bandwidth": bandwidth}, {}, hyper)
+
+
+def gemm_prior(peak: float, sm_count: float, floor: float, bandwidth: float, inputs: int) -> Prior:
+    """Matrix products: `peak` in FLOP/s, `floor` in seconds, `bandwidth` in bytes per second.
+
+    Tiles are believed to reach 40 to 75% of the peak, small ones less: each element loaded is used less
+    often.
+    """
+    efficiency = {2: 0.72, 1: 0.6, 0.5: 0.5, 0.25: 0.4}  # by tile area over 128 x 128
+    law = {
+        name: Belief(efficiency[rows * columns / 16384], 0.3)
+        for name, (rows, columns) in zip(laws.TILE_NAMES, laws.TILES, strict=True)
+    }
+    law |= {
+        "prologue": Belief(1e-6, 1.0),
+        "floor": Belief(floor, 0.5),
+        "bandwidth": Belief(bandwidth, 0.2),
+        "split": Belief(2e-6, 1.0),
+        "split_bandwidth": Belief(2.5 * bandwidth, 0.5),
+        "quantised": Belief(0.73, 1.5),
+        "misaligned": Belief(0.4, 0.4),
+        "misaligned_result": Belief(0.1, 0.3),
+    }
+    sizes = inputs - 8  # `laws.inputs` adds four wave fractions, two paddings, two alignments
+    hyper = Residual((3.0,) * sizes + (2.0,) * 8, amplitude=0.12, white=0.03, levels=(0.1,))
+    return Prior(law, {"peak": peak, "sm_count": sm_count}, hyper)
+
+
+def attention_prior(peak: float, sm_count: float, floor: float, bandwidth: float, inputs: int) -> Prior:
+    law = {
+        "efficiency": Belief(0.5, 0.5),
+        "ramp": Belief(150.0, 1.0),
+        "prologue": Belief(1e-6, 1.0),
+        "floor": Belief(floor, 0.5),
+        "bandwidth": Belief(bandwidth, 0.3),
+        "quantised": Belief(0.5, 1.5),
+        "tail": Belief(0.5, 0.7),
+    }
+    hyper = Residual((3.0,) * (inputs - 1) + (2.0,), amplitude=0.1, white=0.02, levels=(0.1,))
+    return Prior(law, {"peak": peak, "sm_count": sm_count}, hyper)
+
+
+def fit_surface(kind: str, variant: str, points: Points, prior: Prior) -> Surface:
+    """The surface through `points`. Raises ValueError without points or with times that are not positive."""
+    if not len(points) or not np.all(points.seconds > 0) or not np.all(np.isfinite(points.seconds)):
+        raise ValueError("a surface needs at least one point, and positive finite times")
+    params = fit_law(kind, variant, points, prior)
+    residual = _fit_residual(kind, variant, params, points, prior.hyper)
+    surface = Surface(
+        kind=kind,
+        variant=variant,
+        params=params,
+        features=tuple(tuple(row) for row in points.features.tolist()),
+        bytes=tuple(points.bytes.tolist()),
+        flops=tuple(points.flops.tolist()),
+        seconds=tuple(points.seconds.tolist()),
+        noise=tuple(points.noise.tolist()),
+        residual=residual,
+    )
+    return replace(surface, residual=replace(residual, sigma_scale=_sigma_scale(surface)))
+
+
+def _sigma_scale(surface: Surface) -> float:
+    """So that 90% of the leave-one-out errors lie within the 90% interval; 1 where too few points tell."""
+    if len(surface.seconds) < 20:
+        return 1.0
+    error, sigma = surface.leave_one_out
+    return float(np.clip(np.quantile(np.abs(error / sigma), 0.9) / 1.645, 0.8, 2.0))
+
+
+# --- the law ------------------------------------------------------------------------------------------------
+
+
+def _encode(name: str, value: float) -> float:
+    if name in _LINEAR:
+        return value
+    if name in _LOGIT:
+        value = min(max(value, 1e-6), 1 - 1e-6)
+        return float(np.log(value / (1.0 - value)))
+    return float(np.log(value))
+
+
+def _decode(name: str, value: float) -> float:
+    if name in _LINEAR:
+        return float(value)
+    return float(1.0 / (1.0 + np.exp(-value)) if name in _LOGIT else np.exp(value))
+
+
+def fit_law(kind: str, variant: str, points: Points, prior: Prior) -> dict[str, float]:
+    """Least squares of relative errors, large ones damped, with the prior as further residuals."""
+    from scipy.optimize import least_squares
+
+    names = list(prior.law)
+    center = np.array([_encode(name, prior.law[name].value) for name in names])
+    width = np.array([prior.law[name].sd for name in names])
+    measured = np.log(points.seconds)
+
+    def params(theta: Array) -> dict[str, float]:
+        return {
+            **prior.fixed,
+            **{name: _decode(name, t) for name, t in zip(names, theta.tolist(), strict=True)},
+        }
+
+    def misfit(theta: Array) -> Array:
+        law = laws.log_seconds(kind, variant, params(theta), points.features, points.bytes, points.flops)
+        return np.concatenate([(law - measured) / _ROBUST[kind], (theta - center) / width])
+
+    # 8 prior deviations either way is as good as no bound, and keeps exp() finite
+    found = least_squares(
+        misfit, center, loss="soft_l1", max_nfev=50, bounds=(center - 8 * width, center + 8 * width)
+    )
+    return params(found.x)
+
+
+# --- the residual -------------------------------------------------------------------------------------------
+
+_LENGTH_SD, _AMPLITUDE_SD, _WHITE_SD = 0.8, 0.7, 0.7
+# Octaves: a longer length scale would carry one corner's error across the plane.
+_LENGTH_BOUNDS, _AMPLITUDE_BOUNDS, _WHITE_BOUNDS = (0.3, 12.0), (0.005, 0.6), (0.002, 0.3)
+_MEMORY_LENGTH = 4.0  # so that a memory surface's residual has faded at the end of its monotone grid
+
+
+def _fit_residual(
+    kind: str, variant: str, params: dict[str, float], points: Points, belief: Residual
+) -> Residual:
+    """Hyper-parameters of greatest posterior (marginal likelihood times log-normal priors), analytic
+    gradient."""
+    from scipy.optimize import minimize
+
+    law = laws.log_seconds(kind, variant, params, points.features, points.bytes, points.flops)
+    at = Coordinates(
+        laws.inputs(kind, variant, params, points.features), laws.sensitivities(kind, params, points.bytes)
+    )
+    residual = np.log(points.seconds) - law
+    noise = points.noise
+    if len(points) > HYPER_POINTS:
+        some = np.random.default_rng(0).permutation(len(points))[:HYPER_POINTS]
+        at = Coordinates(at.inputs[some], at.terms[some])
+        residual, noise = residual[some], noise[some]
+    longest = _MEMORY_LENGTH if kind == "memory" else _LENGTH_BOUNDS[1]
+    count = len(belief.lengths)
+    bounds = np.log([(_LENGTH_BOUNDS[0], longest)] * count + [_AMPLITUDE_BOUNDS, _WHITE_BOUNDS])
+    center = np.log([*belief.lengths, belief.amplitude, belief.white]).clip(bounds[:, 0], bounds[:, 1])
+    width = np.array([_LENGTH_SD] * count + [_AMPLITUDE_SD, _WHITE_SD])
+    # outliers of the residual would buy a white part that all points pay for: damp them at 4 deviations
+    spread = max(1.4826 * float(np.median(np.abs(residual - np.median(residual)))), 0.01)
+    damped = np.clip(residual, np.median(residual) - 4 * spread, np.median(residual) + 4 * spread)
+    if len(points) < 3:
+        best = center
+    else:
+        found: Any = minimize(  # type: ignore[call-overload]
+            _negative_log_posterior, center, args=(at, damped, noise, belief.levels, center, width),
+            jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40},
+        )  # fmt: skip
+        best = found.x
+    *lengths, amplitude, white = (float(value) for value in np.exp(best))
+    return Residual(tuple(lengths), amplitude, white, belief.levels)
+
+
+def _negative_log_posterior(
+    theta: Array,
+    at: Coordinates,
+    residual: Array,
+    noise: Array,
+    levels: tuple[float, ...],
+    center: Array,
+    width: Array,
+) -> tuple[float, Array]:
+    lengths, amplitude, white = np.exp(theta[:-2]), float(np.exp(theta[-2])), float(np.exp(theta[-1]))
+    squared = squared_distances(at.inputs, at.inputs, lengths)
+    distance = np.sqrt(squared)
+    smooth = amplitude**2 * matern(distance)
+    same = squared == 0.0
+    matrix = (at.terms * np.array(levels) ** 2) @ at.terms.T + smooth + white**2 * same + np.diag(noise**2)
+    inverse_factor = np.linalg.inv(np.linalg.cholesky(matrix))
+    inverse = inverse_factor.T @ inverse_factor
+    weights = inverse @ residual
+    value = 0.5 * float(residual @ weights) - float(np.log(np.diag(inverse_factor)).sum())
+    # d value / d matrix, then the chain rule; d smooth / d log length_j = 3 amplitude^2 exp(-sqrt3 r)
+    # squared_j
+    slope = 0.5 * (inverse - np.outer(weights, weights))
+    along = slope * (3.0 * amplitude**2 * np.exp(-np.sqrt(3.0) * distance))
+    scaled = at.inputs / lengths
+    gradient = np.empty_like(theta)
+    gradient[:-2] = 2.0 * (along.sum(axis=1) @ scaled**2 - (scaled * (along @ scaled)).sum(axis=0))
+    gradient[-2] = 2.0 * float((slope * smooth).sum())
+    gradient[-1] = 2.0 * white**2 * float((slope * same).sum())
+    off = (theta - center) / width
+    return value + 0.5 * float(off @ off), gradient + off / width

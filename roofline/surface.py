@@ -1,0 +1,233 @@
+"""A surface: how long one kind of kernel takes, as a function of its sizes, with an error bar. numpy only.
+
+log seconds = law(sizes) + residual(sizes): the law is physics (`laws.py`), the residual a Gaussian process
+over the measured points, which says what it does not know. A residual is three things: the law's own
+uncertainty (its level; for a memory-bound call its floor and its bandwidth), a smooth part (Matern 3/2,
+one length scale an input), and a part of each shape alone ("white": cuBLAS picks another kernel for a
+neighbour), which is known where that very shape was measured and unknown elsewhere. So a measured shape
+comes back as measured, a new one as the law plus what its neighbours say, one far away as the law.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flopcast.roofline import laws
+from flopcast.roofline.laws import Array
+
+CHUNK = 4096  # rows predicted at once: bounds memory at 4096 x points
+GRID_PER_OCTAVE = 8
+GRID_MARGIN = 12  # octaves beyond the fitted range over which the residual fades
+
+
+class Prediction(NamedTuple):
+    """seconds[rows]; sigma[rows], standard deviation of log seconds; likeness[rows], of the measured point
+    most alike: 1 for that very shape, 0 for one that the points say nothing of (their residual's
+    correlation)."""
+
+    seconds: Array
+    sigma: Array
+    likeness: Array
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Hyper-parameters of the Gaussian process, in log seconds. `lengths`: one for each of the law's
+    `inputs`, `levels`: one for each of its `sensitivities`.
+
+    `sigma_scale` widens or narrows the predictive deviation so that the leave-one-out errors fall into it
+    as often as they should.
+    """
+
+    lengths: tuple[float, ...]
+    amplitude: float
+    white: float
+    levels: tuple[float, ...]
+    sigma_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Measured points of one kind of kernel, the law's parameters and the residual's.
+
+    `features[points][sizes]` in log2, `bytes`, `flops`, `seconds` (medians) and `noise` (standard
+    deviation of log seconds from run to run), one a point.
+    """
+
+    kind: str
+    variant: str
+    params: dict[str, float]
+    features: tuple[tuple[float, ...], ...]
+    bytes: tuple[float, ...]
+    flops: tuple[float, ...]
+    seconds: tuple[float, ...]
+    noise: tuple[float, ...]
+    residual: Residual
+
+    @cached_property
+    def measured(self) -> frozenset[tuple[float, ...]]:
+        """The features of the measured points."""
+        return frozenset(self.features)
+
+    def law(self, features: Array, bytes_: Array, flops: Array) -> Array:
+        """log seconds by the law alone."""
+        return laws.log_seconds(self.kind, self.variant, self.params, features, bytes_, flops)
+
+    def predict(self, features: Array, bytes_: Array, flops: Array) -> Prediction:
+        """features[rows, sizes] in log2, bytes[rows], flops[rows]. Raises ValueError when the sizes are of
+        another number."""
+        width = len(self.features[0])
+        if features.ndim != 2 or features.shape[1] != width:
+            raise ValueError(
+                f"a surface over {width} sizes was asked with an array of shape {features.shape}"
+            )
+        parts = [
+            self._predict(features[i : i + CHUNK], bytes_[i : i + CHUNK], flops[i : i + CHUNK])
+            for i in range(0, len(features), CHUNK)
+        ]
+        if not parts:
+            return Prediction(*(np.empty(0) for _ in range(3)))
+        return Prediction(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def _predict(self, features: Array, bytes_: Array, flops: Array) -> Prediction:
+        state, own = self._state, self.residual
+        mean = self.law(features, bytes_, flops)
+        cross, smooth = self._covariance(features, bytes_)
+        log_seconds = mean + cross @ state.weights
+        if self.kind == "memory":
+            log_seconds = self._monotone(features, log_seconds)
+        terms = laws.sensitivities(self.kind, self.params, bytes_) * np.array(own.levels)
+        prior = (terms**2).sum(axis=1) + own.amplitude**2 + own.white**2
+        left = np.maximum(prior - ((cross @ state.inverse.T) ** 2).sum(axis=1), 0.0)
+        sigma = own.sigma_scale * np.sqrt(left + state.noise**2)
+        return Prediction(np.exp(log_seconds), sigma, smooth.max(axis=1))
+
+    # --- the Gaussian process
+
+    def _coordinates(self, features: Array, bytes_: Array) -> Coordinates:
+        return Coordinates(
+            laws.inputs(self.kind, self.variant, self.params, features),
+            laws.sensitivities(self.kind, self.params, bytes_),
+        )
+
+    def _covariance(self, features: Array, bytes_: Array) -> tuple[Array, Array]:
+        return covariance(self._coordinates(features, bytes_), self._state.coordinates, self.residual)
+
+    @cached_property
+    def _state(self) -> _State:
+        features = np.array(self.features, float)
+        bytes_ = np.array(self.bytes, float)
+        law = self.law(features, bytes_, np.array(self.flops, float))
+        own = self._coordinates(features, bytes_)
+        noise = np.array(self.noise, float)
+        matrix = covariance(own, own, self.residual)[0] + np.diag(noise**2)
+        inverse = np.linalg.inv(np.linalg.cholesky(matrix))
+        residual = np.log(np.array(self.seconds, float)) - law
+        return _State(own, inverse, inverse.T @ (inverse @ residual), float(np.median(noise)))
+
+    @cached_property
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """(error, sigma)[points]: predicted minus measured log seconds of each point from the others, law and
+        hyper-parameters held; in closed form from the inverse covariance."""
+        state = self._state
+        precision = (state.inverse**2).sum(axis=0)
+        return -state.weights / precision, self.residual.sigma_scale / np.sqrt(precision)
+
+    # --- more bytes never take less time
+
+    def _monotone(self, features: Array, log_seconds: Array) -> Array:
+        """Time along bytes (the first feature), made monotone: the mean of the running maximum and the
+        running minimum from above, which leaves a rising curve as it is. On a fixed grid, so that an
+        answer does not depend on what else is asked; beyond the grid the residual has faded and the law is
+        monotone."""
+        known = np.array(self.features, float)
+        low, high = known[:, 0].min() - GRID_MARGIN, known[:, 0].max() + GRID_MARGIN
+        regular = np.linspace(low, high, int((high - low) * GRID_PER_OCTAVE) + 1)
+        grid = np.unique(np.concatenate([regular, known[:, 0]]))
+        rest, which = np.unique(features[:, 1:], axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        out = log_seconds.copy()
+        for i, sizes in enumerate(rest):
+            rows = (which == i) & (features[:, 0] >= low) & (features[:, 0] <= high)
+            if not rows.any():
+                continue
+            points = np.column_stack([grid, np.tile(sizes, (len(grid), 1))])
+            curve = self.law(points, np.exp2(grid), np.zeros(len(grid)))
+            curve = curve + self._covariance(points, np.exp2(grid))[0] @ self._state.weights
+            rising = np.maximum.accumulate(curve)
+            falling = np.minimum.accumulate(curve[::-1])[::-1]
+            out[rows] = np.interp(features[rows, 0], grid, (rising + falling) / 2.0)
+        return out
+
+    # --- JSON
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Surface:
+        """Raises ValueError, TypeError or KeyError on what is not a surface."""
+        fields = dict(record)
+        own = dict(fields.pop("residual"))
+        for name in ("lengths", "levels"):
+            own[name] = tuple(map(float, own[name]))
+        fields["features"] = tuple(tuple(map(float, row)) for row in fields["features"])
+        for name in ("bytes", "flops", "seconds", "noise"):
+            fields[name] = tuple(map(float, fields[name]))
+        surface = cls(residual=Residual(**own), **fields)
+        points = len(surface.features)
+        if surface.kind not in laws.KINDS:
+            raise ValueError(f"unknown kind {surface.kind!r}: known are {', '.join(laws.KINDS)}")
+        if not points or any(
+            len(x) != points for x in (surface.bytes, surface.flops, surface.seconds, surface.noise)
+        ):
+            raise ValueError(
+                "a surface needs as many bytes, flops, seconds and noise as features, and one at least"
+            )
+        return surface
+
+
+class Coordinates(NamedTuple):
+    """Where points lie: inputs[points, inputs] of the smooth part, terms[points, levels] of the law's
+    uncertainty."""
+
+    inputs: Array
+    terms: Array
+
+
+@dataclass(frozen=True)
+class _State:
+    coordinates: Coordinates
+    inverse: Array  # of the Cholesky factor of the points' covariance
+    weights: Array  # covariance^-1 (log seconds - law)
+    noise: float  # median over the points
+
+
+def covariance(a: Coordinates, b: Coordinates, residual: Residual) -> tuple[Array, Array]:
+    """(covariance of the residuals at a (rows) and b (columns), measurement noise not included;
+    correlation of their smooth parts)."""
+    squared = squared_distances(a.inputs, b.inputs, np.array(residual.lengths))
+    smooth = matern(np.sqrt(squared))
+    total = (a.terms * np.array(residual.levels) ** 2) @ b.terms.T + residual.amplitude**2 * smooth
+    # identical inputs are told exactly, because each difference is taken before it is squared
+    total += residual.white**2 * (squared == 0.0)
+    return total, smooth
+
+
+def squared_distances(a: Array, b: Array, lengths: Array) -> Array:
+    squared = np.zeros((len(a), len(b)))
+    for j, length in enumerate(lengths):
+        squared += ((a[:, j, None] - b[None, :, j]) / length) ** 2
+    return squared
+
+
+def matern(distance: NDArray[np.float64]) -> Array:
+    """Matern 3/2: continuous with a continuous slope, no smoother, as kernels' times are between their
+    steps."""
+    scaled = np.sqrt(3.0) * distance
+    return np.asarray((1.0 + scaled) * np.exp(-scaled))
