@@ -1,0 +1,47 @@
+"""What every test runs under: two threads, no network, a cache of its own, GPU tests only on a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Read when torch or OpenBLAS are first imported. The tensors are small: more threads only contend.
+os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+os.environ["HF_HUB_OFFLINE"] = "1"  # a model comes from its config, never from the hub
+os.environ["MPLBACKEND"] = "Agg"
+# The command line's output is compared as text: same width everywhere, no colours (CI services force them).
+os.environ["COLUMNS"] = "120"
+os.environ["NO_COLOR"] = "1"
+os.environ.pop("FORCE_COLOR", None)
+
+# Machines differ too much for deadlines; derandomised, so that a red run can be run again.
+settings.register_profile(
+    "flopcast", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("flopcast")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Streams traced by the tests stay out of the user's cache, and the user's out of the tests."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root."""
+    return Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
