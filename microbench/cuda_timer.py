@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +33,7 @@ from flopcast.microbench.timer import (
 
 # Device time put before a batch of samples, so that the host is ahead when the first one starts.
 LEAD_SECONDS = 300e-6
-BATCH = 5  # samples enqueued before the host waits
+BATCH = 5  # samples enqueued before the host waits, fewer where they would outlast the time-out
 
 
 class CudaTimer:
@@ -48,6 +49,9 @@ class CudaTimer:
         facts = torch.cuda.get_device_properties(device)
         self.cache_bytes = int(facts.L2_cache_size)
         self.cycles_per_second = float(getattr(facts, "clock_rate", None) or 2_000_000) * 1e3
+        with warnings.catch_warnings():  # the first use of the mode warns that it is a prototype
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("default")
         self._flush_buffer = torch.empty(max(2 * self.cache_bytes, 1 << 20), dtype=torch.uint8, device=device)
 
     def flush(self) -> None:
@@ -88,7 +92,7 @@ class CudaTimer:
             del out
             estimate = self.estimate(call)
             if estimate > self.policy.event_threshold_seconds:
-                return self._by_events(call, cache)
+                return self._by_events(call, cache, estimate)
             return self._by_graph(prepare, operands, call, cache, footprint, estimate)
 
     def estimate(self, call: Call) -> float:
@@ -111,7 +115,7 @@ class CudaTimer:
 
     # --- long calls
 
-    def _by_events(self, call: Call, cache: str, warnings: tuple[str, ...] = ()) -> Timing:
+    def _by_events(self, call: Call, cache: str, estimate: float, notes: tuple[str, ...] = ()) -> Timing:
         host_start = time.perf_counter()
         call()
         host_seconds = time.perf_counter() - host_start
@@ -127,20 +131,21 @@ class CudaTimer:
 
         # 20 ms at most: a call that waits for the device itself would ask for its whole duration
         lead = LEAD_SECONDS + min(20e-3, 1.5 * BATCH * host_seconds)
-        samples, reading = self._sample(sample, lead)
-        return Timing(samples, "events", reading, warnings=warnings)
+        samples, reading = self._sample(sample, estimate, lead)
+        return Timing(samples, "events", reading, warnings=notes)
 
     def _sample(
-        self, sample: Callable[[], tuple[Any, Any]], lead_seconds: float
+        self, sample: Callable[[], tuple[Any, Any]], sample_seconds: float, lead_seconds: float
     ) -> tuple[tuple[float, ...], Reading]:
         """Batches of samples until the stopping rule says enough; the clocks are read while a batch runs."""
+        batch = max(1, min(BATCH, int(self.policy.timeout_seconds / max(sample_seconds, 1e-6))))
         samples: list[float] = []
         reading = Reading()
         start = time.perf_counter()
         while not should_stop(samples, time.perf_counter() - start, self.policy):
             self.spin(lead_seconds)
-            pairs = [sample() for _ in range(BATCH)]
-            if len(samples) <= BATCH:  # the second batch counts, where there is one: it is the more typical
+            pairs = [sample() for _ in range(batch)]
+            if len(samples) <= batch:  # the second batch counts, where there is one: it is the more typical
                 reading = self.read()
             torch.cuda.synchronize(self.device)
             samples += [float(first.elapsed_time(last)) * 1e-3 for first, last in pairs]
@@ -152,20 +157,22 @@ class CudaTimer:
         self, prepare: Prepare, operands: Operands, call: Call, cache: str, footprint: int, estimate: float
     ) -> Timing:
         if self._synchronises(call):
-            return self._by_events(call, cache, warnings=("timed by events: it waits for the device itself",))
+            return self._by_events(
+                call, cache, estimate, ("timed by events: it waits for the device itself",)
+            )
         calls = [call]
         if cache == "cold":
             sets = rotation_sets(footprint, self.cache_bytes, free_bytes(self.device), self.policy)
             rotated = rotate(prepare, operands, sets, self.policy)
             if rotated is None:
                 return self._by_events(
-                    call, cache, warnings=("timed by events: too dear to rotate its operands",)
+                    call, cache, estimate, ("timed by events: too dear to rotate its operands",)
                 )
             calls += rotated
         count = graph_calls(len(calls), estimate, self.policy)
         captured = self.capture(calls, count, keep=len(calls) if cache == "cold" else 0)
         if isinstance(captured, str):
-            return self._by_events(call, cache, warnings=(f"timed by events: {captured}",))
+            return self._by_events(call, cache, estimate, (f"timed by events: {captured}",))
         graph = captured
         graph.replay()  # the first replay uploads the graph
 
@@ -176,15 +183,15 @@ class CudaTimer:
             end.record()
             return start, end
 
-        samples, reading = self._sample(sample, LEAD_SECONDS)
-        warnings = cold_warnings(cache, len(calls), footprint, self.cache_bytes)
+        samples, reading = self._sample(sample, count * estimate, LEAD_SECONDS)
+        notes = cold_warnings(cache, len(calls), footprint, self.cache_bytes)
         return Timing(
             tuple(s / count for s in samples),
             "graph",
             reading,
             len(calls),
             calls_per_sample=count,
-            warnings=warnings,
+            warnings=notes,
         )
 
     def _synchronises(self, call: Call) -> bool:
