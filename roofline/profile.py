@@ -182,6 +182,8 @@ class Profile:
                 basis = "interpolated" if likeness > _FAR else "extrapolated"
                 if requests[i][0].features in self.surfaces[name].measured:
                     basis = "measured"
+                if self.basis == "projected":  # the points are another GPU's, scaled
+                    basis = "extrapolated"
                 out[i] = Estimate(seconds, sigma, basis, name)
         if missing:
             for i, (seconds, sigma, source) in zip(
