@@ -103,8 +103,7 @@ class CostPoint:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """One GPU at one price, points by rising n_params. `basis`: of the GPU's profile (measured,
-    projected)."""
+    """One GPU at one price, points by rising n_params. `basis`: its profile's (measured, projected)."""
 
     gpu: str
     price: Price
@@ -150,8 +149,7 @@ class CostCurve:
 
 
 def cost_curve(gpu: str, steps: Iterable[StepPoint], price: Price, basis: str = "") -> CostCurve:
-    """Raises UsageError when two steps have the same number of parameters: a curve has one value at each
-    size."""
+    """Raises UsageError when two steps have the same number of parameters: a curve has one value a size."""
     ordered = sorted(steps, key=lambda step: step.n_params)
     for one, two in pairwise(ordered):
         if one.n_params == two.n_params:
@@ -323,8 +321,7 @@ def break_even_price_ratio(a: CostCurve, b: CostCurve, n_params: float) -> Break
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The GPU of most FLOPs per dollar at one size. `contenders`: those that the intervals do not rule
-    out."""
+    """The GPU of most FLOPs per dollar at one size. `contenders`: others that might be, by the intervals."""
 
     n_params: float
     gpu: str
@@ -416,8 +413,7 @@ def _millions(n_params: float | None) -> str:
 
 
 def break_even_rows(curves: Sequence[CostCurve], sizes: Iterable[float]) -> list[dict[str, Any]]:
-    """The break-even price ratio of each pair at each size; pairs without a common value there are left
-    out."""
+    """The break-even price ratio of each pair at each size, where both have a value."""
     found = (break_even_price_ratio(a, b, size) for size in sizes for a, b in combinations(curves, 2))
     return [{**vars(row), "better": row.better} for row in found if row is not None]
 
