@@ -282,6 +282,9 @@ def _spec_of(profile: Profile) -> GpuSpec:
 
 def _ceiling(name: str, number: Number, source: GpuSpec, target: GpuSpec, note: str) -> Number | None:
     """A ceiling on the target; None when it lacks the dtype. Latencies stay, with the interval of a guess."""
+    source_note = f"{note} ({number.source})"
+    if number.value <= 0:  # a gap too small to be measured
+        return replace(number, basis="extrapolated", source=source_note)
     factor, sigma = 1.0, SIGMA["memory"]
     if name.startswith("matrix_"):
         dtype = name.rsplit("/", 1)[-1]
@@ -296,7 +299,7 @@ def _ceiling(name: str, number: Number, source: GpuSpec, target: GpuSpec, note: 
     value = number.value * factor
     down = hypot(log(number.value / number.low), Z90 * sigma) if number.low > 0 else Z90 * sigma
     up = hypot(log(number.high / number.value), Z90 * sigma)
-    return Number(value, value * exp(-down), value * exp(up), "extrapolated", f"{note} ({number.source})")
+    return Number(value, value * exp(-down), value * exp(up), "extrapolated", source_note)
 
 
 def _host(host: HostCosts) -> HostCosts:

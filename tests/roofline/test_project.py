@@ -262,6 +262,13 @@ def test_a_gpu_projected_onto_itself_keeps_its_times(source: Profile) -> None:
     assert there.ceilings["hbm_copy"].value == pytest.approx(4.2e12)
 
 
+def test_a_gap_of_nothing_stays_one(source: Profile) -> None:
+    gap = Number(0.0, -1e-7, 1e-7, "measured", "here")
+    with_gap = replace(source, ceilings={**source.ceilings, "kernel_gap": gap})
+    there = project(with_gap, find_spec("nvidia-l4")).ceilings["kernel_gap"]
+    assert (there.value, there.low, there.high, there.basis) == (0.0, -1e-7, 1e-7, "extrapolated")
+
+
 def test_what_the_target_lacks_is_left_out(source: Profile) -> None:
     a100, h100 = (project(source, find_spec(n)) for n in ("nvidia-a100-80gb-sxm", "nvidia-h100-sxm"))
     assert "torch/gemm/nt/fp8/cold" in h100.surfaces
