@@ -124,5 +124,8 @@ def _dense_prior(
         peak = min((number.value for number in peaks.values()), default=1e12)
     sm_count = float(device.get("sm_count") or 1)
     inputs = laws.inputs(work.op_class, work.variant, {"sm_count": sm_count}, points.features).shape[1]
-    make = regress.gemm_prior if work.op_class == "gemm" else regress.attention_prior
-    return make(peak, sm_count, _floor(ceilings), _bandwidth(ceilings, "cold"), inputs)
+    floor, bandwidth = _floor(ceilings), _bandwidth(ceilings, "cold")
+    if work.op_class == "gemm":
+        l2_bytes = float(device.get("l2_bytes") or 0.0)
+        return regress.gemm_prior(peak, sm_count, floor, bandwidth, l2_bytes, inputs)
+    return regress.attention_prior(peak, sm_count, floor, bandwidth, inputs)

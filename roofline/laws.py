@@ -34,6 +34,8 @@ TILES = np.array(
 TILE_NAMES = tuple(f"tile_{int(rows)}x{int(columns)}" for rows, columns in TILES)
 SPLITS = np.array([1.0, 2.0, 4.0, 8.0])
 K_STEP = 32.0  # a block's inner loop advances by so many k
+FADE_FLOPS = 2.0**36  # a product of 0.1 ms on a large part: above it the clock falls
+L2_SHARE = 0.6  # of the L2 that results may fill before they are waited for
 QUERY_BLOCK = 128.0  # query rows of an attention block
 
 # Exponents of the smooth minimum over configurations and of the smooth maximum of matrix and memory time.
@@ -92,24 +94,28 @@ def sensitivities(kind: str, params: Params, bytes_: Array) -> Array:
 
 def _gemm(variant: str, params: Params, features: Array, bytes_: Array) -> Array:
     m, n, k, batch = _gemm_sizes(features)
-    operands, result = _gemm_misalignment(variant, features)
-    penalty = np.exp(
-        params["misaligned"] * (operands - _CLIFF).clip(0.0) / 2.4
-        + params["misaligned_result"] * (result - _CLIFF).clip(0.0) / 2.4
-    )
     sm_count, quantised = params["sm_count"], params["quantised"]
     rates = params["peak"] / sm_count * np.array([params[name] for name in TILE_NAMES])
+    slower = _gemm_misaligned(variant, params, features)
+    # long products run at the clock that the power limit allows
+    slower = slower * (1.0 + params["fade"] * np.log2(1.0 + 2.0 * m * n * k * batch / FADE_FLOPS))
+    area, edges = TILES[:, 0] * TILES[:, 1], TILES[:, 0] + TILES[:, 1]
     blocks = np.ceil(m[:, None] / TILES[:, 0]) * np.ceil(n[:, None] / TILES[:, 1]) * batch[:, None]
     depth = np.ceil(k[:, None] / SPLITS / K_STEP) * K_STEP
     # [rows, tiles, splits]
-    block = (2.0 * TILES[:, 0] * TILES[:, 1] / rates)[None, :, None] * depth[:, None, :]
-    block = block * penalty[:, None, None] + params["prologue"]
+    block = slower[:, None, None] * (2.0 * area / rates)[None, :, None] * depth[:, None, :]
+    block = block + (params["prologue"] + params["epilogue"] * area / (128 * 128))[None, :, None]
     waves = blocks[:, :, None] * SPLITS / sm_count
     waves = quantised * np.ceil(waves) + (1.0 - quantised) * np.maximum(waves, 1.0)
-    reduce_bytes = 8.0 * SPLITS * (batch * m * n)[:, None]  # fp32 partial results, written and read
-    reduce = np.where(SPLITS > 1, params["split"] + reduce_bytes / params["split_bandwidth"], 0.0)
-    matrix = _soft_min((waves * block + reduce[:, None, :]).reshape(len(m), -1))
-    memory = bytes_ / params["bandwidth"]
+    partial_bytes = 8.0 * SPLITS * (batch * m * n)[:, None]  # fp32, written and read
+    reduce = np.where(SPLITS > 1, params["split"] + partial_bytes / params["split_bandwidth"], 0.0)
+    loads = _item_bytes(variant) * edges * k[:, None] * blocks / params["l2_bandwidth"]
+    busy = _soft_max(waves * block + reduce[:, None, :], loads[:, :, None])
+    matrix = _soft_min(busy.reshape(len(m), -1))
+    # results that fit the L2 are not waited for on their way to memory
+    written = _item_bytes(variant) * m * n * batch
+    absorbed = params["absorbed"] / (1.0 + (written / (L2_SHARE * params["l2_bytes"])) ** 2)
+    memory = (bytes_ - absorbed * written) / params["bandwidth"]
     return np.log(params["floor"] + _soft_max(matrix, memory))
 
 
@@ -130,11 +136,21 @@ def _gemm_sizes(features: Array) -> tuple[Array, Array, Array, Array]:
     return sizes[:, 0], sizes[:, 1], sizes[:, 2], sizes[:, 3] if sizes.shape[1] > 3 else np.ones(len(sizes))
 
 
+def _gemm_misaligned(variant: str, params: Params, features: Array) -> Array:
+    """What misalignment multiplies a block's time by: exp(`misaligned`) for operands of odd bf16 rows."""
+    operands, result = _gemm_misalignment(variant, features)
+    off = params["misaligned"] * (operands - _CLIFF).clip(0.0)
+    return np.exp((off + params["misaligned_result"] * (result - _CLIFF).clip(0.0)) / 2.4)
+
+
+def _item_bytes(variant: str) -> int:
+    return DTYPE_BYTES.get(variant.split("/")[-1], 2)
+
+
 def _gemm_misalignment(variant: str, features: Array) -> tuple[Array, Array]:
     """(of the worse operand, of the result). "nt" reads rows of k and k, "nn" of k and n, "tn" of m and n."""
-    parts = variant.split("/")
-    layout = next((part for part in parts if part in ("nt", "nn", "tn", "tt")), "nt")
-    shift = np.log2(DTYPE_BYTES.get(parts[-1], 2))
+    layout = next((part for part in variant.split("/") if part in ("nt", "nn", "tn", "tt")), "nt")
+    shift = np.log2(_item_bytes(variant))
     zeros = [_trailing_zeros(features[:, i]) for i in range(3)]
     a, b = zeros[2 if layout[0] == "n" else 0], zeros[2 if layout[1] == "t" else 1]
     of = [_MISALIGNMENT[(z + shift).clip(0, 7).astype(int)] for z in (a, b, zeros[1])]
@@ -145,8 +161,7 @@ def _trailing_zeros(log2_size: Array) -> Array:
     """log2 of the largest power of two that divides the size, at most 7; 7 for sizes above 2^50."""
     size = np.round(np.exp2(np.minimum(log2_size, 50.0))).astype(np.int64)
     power = np.minimum(np.where(size > 0, size & -size, 128), 128)
-    zeros: Array = np.log2(power, dtype=np.float64)
-    return zeros
+    return np.asarray(np.frexp(power)[1] - 1.0)
 
 
 # --- attention ----------------------------------------------------------------------------------------------
@@ -168,8 +183,8 @@ def _attention(variant: str, params: Params, features: Array, bytes_: Array, flo
 
 
 def _attention_blocks(features: Array) -> Array:
-    heads, seq = np.round(np.exp2(features[:, 0])), np.exp2(features[:, 2])
-    return heads * np.ceil(seq / QUERY_BLOCK)
+    heads = np.asarray(np.round(np.exp2(features[:, 0])), np.float64)
+    return heads * np.asarray(np.ceil(np.exp2(features[:, 2]) / QUERY_BLOCK), np.float64)
 
 
 # --- smooth minimum and maximum -----------------------------------------------------------------------------

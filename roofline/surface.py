@@ -189,6 +189,8 @@ class Surface:
             raise ValueError(
                 "a surface needs as many bytes, flops, seconds and noise as features, and one at least"
             )
+        if not all(0 < t < float("inf") for t in surface.seconds):
+            raise ValueError("a surface's seconds must be positive and finite")
         return surface
 
 

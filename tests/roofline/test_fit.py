@@ -1,4 +1,5 @@
-"""Measurements made from a known physics law plus noise: the fit must find the law, and know how well it knows it."""
+"""Measurements made from a known physics law plus noise: the fit must find the law, and know how well it
+knows it."""
 
 from __future__ import annotations
 
@@ -67,9 +68,10 @@ def row(
     backend = "sdpa-cudnn" if isinstance(shape, Attention) else "torch"
     return {
         "schema": 1, "key": shape.key, "backend": backend, "cache": cache, "shape": shape_to_json(shape),
-        "suite": "quick", "role": role, "status": "ok", "reason": None, "throttled": False, "seconds": seconds + 1e-6,
-        "kernel_seconds": seconds, "kernels": [["k", seconds]], "samples": samples, "n": 20, "timer": "graph",
-        "method": 1, "machine": MACHINE["machine"], "time": "2026-11-01T00:00:00Z", **fields,
+        "suite": "quick", "role": role, "status": "ok", "reason": None, "throttled": False, "seconds":
+        seconds + 1e-6, "kernel_seconds": seconds, "kernels": [["k", seconds]], "samples": samples, "n":
+        20, "timer": "graph", "method": 1, "machine": MACHINE["machine"], "time": "2026-11-01T00:00:00Z",
+        **fields,
     }  # fmt: skip
 
 
