@@ -27,6 +27,7 @@ from flopcast.roofline.fit_report import FitReport, Quality, quality_report
 from flopcast.roofline.fit_surfaces import Case, fit_surfaces
 from flopcast.roofline.lower import Work, describe
 from flopcast.roofline.profile import Number, Profile
+from flopcast.roofline.regress import DOUBT_FACTOR
 
 __all__ = ["FitReport", "Quality", "fit", "fit_rows"]
 
@@ -84,7 +85,12 @@ def fit_rows(
         )
     device = dict(machine["device"])
     peaks = device_peaks(device, ceilings)
-    surfaces = fit_surfaces(fitted, device, peaks, ceilings)
+    surfaces, doubtful = fit_surfaces(fitted, device, peaks, ceilings)
+    if doubtful:
+        warnings.append(
+            f"{doubtful} rows timed by the wall clock are {DOUBT_FACTOR:g} times off what their neighbours"
+            " say and were given no weight: the machine was busy with something else"
+        )
     host = fit_host(usable, counts or {}, ceilings, machine.get("host", {}), warnings)
     n_throttled = sum(bool(case.row.get("throttled")) for case in fitted)
     profile = Profile(
@@ -138,9 +144,12 @@ def _case(
 
 def _noise(row: Mapping[str, Any], seconds: float) -> float:
     """Standard deviation of the log of a row's median, from run to run: a floor, the stamps' resolution,
-    and a quarter of the samples' spread (samples of one sitting share clock and placement: more of them do
-    not average that out)."""
-    return float(np.sqrt(REPEAT_NOISE**2 + (STAMP_SECONDS / seconds) ** 2 + (0.25 * log_spread(row)) ** 2))
+    and a part of the samples' spread. A quarter where they agree (samples of one sitting share clock and
+    placement: more of them do not average that out), all of it where they differ twofold: then the median
+    may be either kind."""
+    spread = log_spread(row)
+    part = spread * float(np.clip(spread / 0.7, 0.25, 1.0))
+    return float(np.sqrt(REPEAT_NOISE**2 + (STAMP_SECONDS / seconds) ** 2 + part**2))
 
 
 def log_spread(row: Mapping[str, Any]) -> float:

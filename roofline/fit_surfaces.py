@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,11 @@ from flopcast.roofline.lower import Work
 from flopcast.roofline.profile import Number, surface_name
 from flopcast.roofline.regress import Belief, Points, Prior
 from flopcast.roofline.surface import Surface
+
+
+# What is believed of residuals timed by the wall clock, on a processor: threads, caches and neighbours
+# make them several times those of a GPU (there 0.05 and 0.015 for kernels that move bytes).
+WALL_RESIDUAL = {"amplitude": 0.15, "white": 0.08}
 
 
 @dataclass(frozen=True)
@@ -38,25 +43,32 @@ def fit_surfaces(
     device: Mapping[str, Any],
     peaks: Mapping[str, Number],
     ceilings: Mapping[str, Number],
-) -> dict[str, Surface]:
+) -> tuple[dict[str, Surface], int]:
+    """(surface by name, number of rows that were given no weight)."""
     groups: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         groups[case.surface].append(case)
-    fitted = _fit_memory(
-        {k: g for k, g in groups.items() if laws.kind_of(g[0].work.op_class) == "memory"}, ceilings
-    )
-    dense = {k: g for k, g in groups.items() if laws.kind_of(g[0].work.op_class) != "memory"}
+    kinds = {name: laws.kind_of(group[0].work.op_class) for name, group in groups.items()}
+    fitted: dict[str, Surface] = {}
+    doubtful = 0
+    priors = _memory_priors({name: groups[name] for name in groups if kinds[name] == "memory"}, ceilings)
     donors: dict[tuple[str, str], Surface] = {}
     # the surface with most points first: what it learns of tiles and floors is what the others start from
-    for name, group in sorted(dense.items(), key=lambda item: -len(item[1])):
-        work, kin = group[0].work, (group[0].backend, group[0].work.op_class)
-        points = _points(group)
-        prior = _dense_prior(work, points, device, peaks, ceilings)
+    for name, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        work, points = group[0].work, _points(group)
+        kin = group[0].backend, work.op_class
+        prior = priors.get(name) or _dense_prior(work, points, device, peaks, ceilings)
         if kin in donors:
             prior = prior.learnt_from(donors[kin], 0.7)
-        fitted[name] = regress.fit_surface(work.op_class, work.variant, points, prior)
-        donors.setdefault(kin, fitted[name])
-    return {name: fitted[name] for name in sorted(fitted)}
+        if any(case.row.get("timer") == "wall" for case in group):
+            prior = replace(prior, hyper=replace(prior.hyper, **WALL_RESIDUAL))
+            fitted[name], count = regress.fit_doubtful(kinds[name], work.variant, points, prior)
+            doubtful += count
+        else:
+            fitted[name] = regress.fit_surface(kinds[name], work.variant, points, prior)
+        if kinds[name] != "memory":
+            donors.setdefault(kin, fitted[name])
+    return {name: fitted[name] for name in sorted(fitted)}, doubtful
 
 
 def _points(group: Sequence[Case]) -> Points:
@@ -81,23 +93,21 @@ def _bandwidth(ceilings: Mapping[str, Number], cache: str) -> float:
     return next((ceilings[name].value for name in names if name in ceilings), 1e12)
 
 
-def _fit_memory(groups: Mapping[str, list[Case]], ceilings: Mapping[str, Number]) -> dict[str, Surface]:
-    """Twice: first each law from the ceilings, then from what the laws of its class came out as, so that a
-    variant of one point is taken for a typical one of its class."""
+def _memory_priors(groups: Mapping[str, list[Case]], ceilings: Mapping[str, Number]) -> dict[str, Prior]:
+    """Each law is fitted once from the ceilings; what the laws of a class came out as is then what is
+    believed of each, so that a variant of one point is taken for a typical one of its class."""
     first: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for group in groups.values():
         work, cache, points = group[0].work, group[0].cache, _points(group)
-        prior = _memory_prior(
-            work, points, Belief(_floor(ceilings), 0.5), Belief(_bandwidth(ceilings, cache), 0.7)
-        )
+        floor, bandwidth = Belief(_floor(ceilings), 0.5), Belief(_bandwidth(ceilings, cache), 0.7)
+        prior = _memory_prior(work, points, floor, bandwidth)
         first[work.op_class, cache].append(regress.fit_law("memory", work.variant, points, prior))
-    fitted = {}
+    priors = {}
     for name, group in groups.items():
-        work, points = group[0].work, _points(group)
-        kin = first[work.op_class, group[0].cache]
-        prior = _memory_prior(work, points, _typical(kin, "floor", 0.3), _typical(kin, "bandwidth", 0.3))
-        fitted[name] = regress.fit_surface("memory", work.variant, points, prior)
-    return fitted
+        kin = first[group[0].work.op_class, group[0].cache]
+        floor, bandwidth = _typical(kin, "floor", 0.3), _typical(kin, "bandwidth", 0.3)
+        priors[name] = _memory_prior(group[0].work, _points(group), floor, bandwidth)
+    return priors
 
 
 def _typical(laws_: Sequence[Mapping[str, float]], name: str, least: float) -> Belief:

@@ -19,6 +19,7 @@ from flopcast.roofline.laws import Array
 from flopcast.roofline.surface import Coordinates, Residual, Surface, matern, squared_distances
 
 FOLDS, FOLD_POINTS = 4, 40
+DOUBT_FACTOR = 3.0
 HYPER_POINTS = 500  # hyper-parameters are found on so many points at most: each step costs points^3
 # Bounded parameters and their greatest value. Parts boost above their datasheet's clock, by a few percent.
 _BOUNDED = {"quantised": 1.0, "absorbed": 1.0, "efficiency": 1.15} | dict.fromkeys(laws.TILE_NAMES, 1.15)
@@ -140,6 +141,22 @@ def fit_surface(kind: str, variant: str, points: Points, prior: Prior) -> Surfac
     return replace(surface, residual=replace(residual, sigma_scale=_sigma_scale(surface, points, prior)))
 
 
+def fit_doubtful(kind: str, variant: str, points: Points, prior: Prior) -> tuple[Surface, int]:
+    """`fit_surface` for times that may be wrong many times over, and how many were taken to be.
+
+    A wall clock on a busy machine reads 8 ms for 20 us where a thread waits for its turn, in every sample
+    of a sitting. A point DOUBT_FACTOR off what the others say, and beyond their error bar, keeps its place
+    with its error as its noise: it then moves nothing."""
+    surface = fit_surface(kind, variant, points, prior)
+    error, sigma = surface.leave_one_out
+    off = np.abs(error)
+    doubtful = (off > np.log(DOUBT_FACTOR)) & (off > 3.0 * sigma)
+    if not doubtful.any():
+        return surface, 0
+    points = replace(points, noise=np.where(doubtful, np.maximum(off, points.noise), points.noise))
+    return fit_surface(kind, variant, points, prior), int(doubtful.sum())
+
+
 def _surface(
     kind: str, variant: str, params: dict[str, float], points: Points, residual: Residual
 ) -> Surface:
@@ -211,6 +228,7 @@ def fit_law(
     center = np.array([_encode(name, prior.law[name].value) for name in names])
     width = np.array([prior.law[name].sd for name in names])
     measured = np.log(points.seconds)
+    scale = np.hypot(_ROBUST[kind], points.noise)
 
     def params(theta: Array) -> dict[str, float]:
         return {
@@ -220,7 +238,7 @@ def fit_law(
 
     def misfit(theta: Array) -> Array:
         law = laws.log_seconds(kind, variant, params(theta), points.features, points.bytes, points.flops)
-        return np.concatenate([(law - measured) / _ROBUST[kind], (theta - center) / width])
+        return np.concatenate([(law - measured) / scale, (theta - center) / width])
 
     # 8 prior deviations either way is as good as no bound, and keeps exp() finite
     low, high = center - 8 * width, center + 8 * width

@@ -290,3 +290,16 @@ def test_attention_that_torch_picks(torch: str, cudnn: int, capability: list[int
     device = {"type": "cuda", "capability": capability}
     chosen = attention_alias(device, {"torch": torch, "cudnn": cudnn}, {"torch", "sdpa-flash", "sdpa-cudnn"})
     assert chosen == {"sdpa": expected}
+
+
+def test_a_wall_clock_that_stalled_moves_nothing() -> None:
+    rng = np.random.default_rng(5)
+    shapes = [pointwise("aten.mul.Tensor", 1 << power) for power in range(12, 27)]
+    rows = [{**row(shape, rng, 0.02), "timer": "wall"} for shape in shapes]
+    rows[6]["kernel_seconds"] = 8e-3
+    rows[6]["samples"] = [8e-3] * 20
+    profile, report = fit_rows(rows, MACHINE)
+    assert any("no weight" in warning for warning in report.warnings)
+    for i in (5, 6, 7):
+        found = profile.estimate([(describe(shapes[i]), "torch", "cold")])[0]
+        assert found.seconds == pytest.approx(law(shapes[i], "cold"), rel=0.15)
