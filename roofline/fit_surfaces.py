@@ -16,10 +16,9 @@ from flopcast.roofline.profile import Number, surface_name
 from flopcast.roofline.regress import Belief, Points, Prior
 from flopcast.roofline.surface import Surface
 
-
 # What is believed of residuals timed by the wall clock, on a processor: threads, caches and neighbours
 # make them several times those of a GPU (there 0.05 and 0.015 for kernels that move bytes).
-WALL_RESIDUAL = {"amplitude": 0.15, "white": 0.08}
+WALL_AMPLITUDE, WALL_WHITE = 0.15, 0.08
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def fit_surfaces(
         if kin in donors:
             prior = prior.learnt_from(donors[kin], 0.7)
         if any(case.row.get("timer") == "wall" for case in group):
-            prior = replace(prior, hyper=replace(prior.hyper, **WALL_RESIDUAL))
+            prior = replace(prior, hyper=replace(prior.hyper, amplitude=WALL_AMPLITUDE, white=WALL_WHITE))
             fitted[name], count = regress.fit_doubtful(kinds[name], work.variant, points, prior)
             doubtful += count
         else:
