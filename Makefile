@@ -28,7 +28,7 @@ test: lint
 
 lint: $(DEV)
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check --output-format concise .
 	$(BIN)/mypy
 
 $(RUN): pyproject.toml constraints.txt
