@@ -63,7 +63,9 @@ def operands(shape: Call, device: torch.device | str, seed: int = 0) -> tuple[to
         if operand.dtype == "bool":
             base = torch.randint(0, 2, (extent,), generator=generator, device=device).to(dtype)
         elif not dtype.is_floating_point:
-            base = torch.randint(0, max(1, _index_bound(shape)), (extent,), generator=generator, device=device).to(dtype)
+            base = torch.randint(
+                0, max(1, _index_bound(shape)), (extent,), generator=generator, device=device
+            ).to(dtype)
         elif positive or not operand.shape:
             base = (torch.rand((extent,), generator=generator, device=device) + 0.5).to(dtype)
         else:
@@ -123,7 +125,11 @@ def reference(operands: Sequence[torch.Tensor], shape: Call) -> list[torch.Tenso
 def _upcast(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in float64 with the same strides."""
     wide = torch.float64 if tensor.is_floating_point() else tensor.dtype
-    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    extent = (
+        1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.numel()
+        else 0
+    )
     return tensor.as_strided((extent,), (1,)).to(wide, copy=True).as_strided(tensor.shape, tensor.stride())
 
 

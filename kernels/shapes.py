@@ -109,7 +109,9 @@ class Operand:
     @property
     def bytes(self) -> int:
         """Bytes touched: a dimension of stride 0 (a broadcast) is read once."""
-        touched = prod(size for size, step in zip(self.shape, self.stride, strict=True) if step != 0 or size == 0)
+        touched = prod(
+            size for size, step in zip(self.shape, self.stride, strict=True) if step != 0 or size == 0
+        )
         return touched * DTYPE_BYTES[self.dtype]
 
     @property
@@ -135,7 +137,11 @@ class Operand:
     @property
     def key(self) -> str:
         sizes = "x".join(map(str, self.shape))
-        return f"{self.dtype}[{sizes}]" if self.is_contiguous else f"{self.dtype}[{sizes}:{','.join(map(str, self.stride))}]"
+        return (
+            f"{self.dtype}[{sizes}]"
+            if self.is_contiguous
+            else f"{self.dtype}[{sizes}:{','.join(map(str, self.stride))}]"
+        )
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,9 @@ class Call:
 
     @cached_property
     def write_bytes(self) -> int:
-        return sum(operand.bytes for operand in self.outputs) + sum(self.inputs[i].bytes for i in self.written)
+        return sum(operand.bytes for operand in self.outputs) + sum(
+            self.inputs[i].bytes for i in self.written
+        )
 
     @property
     def bytes(self) -> int:

@@ -6,11 +6,16 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from flopcast.microbench.steps import TrainingStep
+
+
+# Ranges and overheads that the profiler lists among operators and kernels.
+_NOT_KERNELS = ("ProfilerStep", "Optimizer.", "Activity Buffer", "Command Buffer", "Context Sync")
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,9 @@ class StepMeasurement:
     peak_bytes: int | None
 
 
-def measure_step(step: TrainingStep, *, rounds: int = 5, steps_per_round: int = 5, warm_up: int = 3) -> StepMeasurement:
+def measure_step(
+    step: TrainingStep, *, rounds: int = 5, steps_per_round: int = 5, warm_up: int = 3
+) -> StepMeasurement:
     """Runs `step` for real.
 
     `step_seconds`: wall clock of `steps_per_round` steps in a row over their number, the device drained at both ends.
@@ -80,7 +87,8 @@ def measure_step(step: TrainingStep, *, rounds: int = 5, steps_per_round: int = 
                 phases[name].append(b - a)
     finally:
         gc.enable()
-    runs = [profile_kernels(step) for _ in range(2 if is_cuda else 1)]
+    runs = [profile_kernels(step) for _ in range(2)] if is_cuda else []
+    runs.append(profile_kernels(step, with_ops=True))
     return StepMeasurement(
         step_seconds=tuple(walls),
         host_seconds=tuple(hosts),
@@ -106,10 +114,14 @@ def profile_kernels(step: TrainingStep, *, with_ops: bool = False) -> tuple[Kern
     with profile(activities=activities) as profiler:
         step.run()
         torch.cuda.synchronize()
-    events = profiler.profiler.kineto_results.events()
-    ops = {e.correlation_id(): e.name() for e in events if e.device_type() == torch.autograd.DeviceType.CPU}
-    on_device = [e for e in events if e.device_type() == torch.autograd.DeviceType.CUDA and e.duration_ns() > 0]
-    on_device = [e for e in on_device if not e.name().startswith(("ProfilerStep", "Optimizer."))]
+    results: Any = profiler.profiler.kineto_results
+    events = results.events()
+    on_host = [
+        e for e in events if str(e.device_type()).endswith("CPU") and not e.name().startswith(_NOT_KERNELS)
+    ]
+    ops = {e.correlation_id(): e.name() for e in on_host}
+    on_device = [e for e in events if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0]
+    on_device = [e for e in on_device if not e.name().startswith(_NOT_KERNELS)]
     return tuple(
         Kernel(e.name(), e.duration_ns() * 1e-9, ops.get(e.linked_correlation_id(), "") if with_ops else "")
         for e in sorted(on_device, key=lambda e: e.start_ns())

@@ -47,7 +47,9 @@ class TrainingStep:
 
     def forward(self) -> torch.Tensor:
         with self.autocast():
-            loss: torch.Tensor = self.model(input_ids=self.input_ids, labels=self.input_ids, use_cache=False).loss
+            loss: torch.Tensor = self.model(
+                input_ids=self.input_ids, labels=self.input_ids, use_cache=False
+            ).loss
         return loss
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -71,7 +73,9 @@ def build_model(config: Mapping[str, Any], attention: str = "sdpa") -> torch.nn.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = {name: value for name, value in config.items() if name not in ("architectures", "dtype", "torch_dtype")}
+    fields = {
+        name: value for name, value in config.items() if name not in ("architectures", "dtype", "torch_dtype")
+    }
     transformers_config = AutoConfig.for_model(**fields)
     model: torch.nn.Module = AutoModelForCausalLM.from_config(
         transformers_config, attn_implementation=attention, dtype=torch.float32

@@ -79,11 +79,19 @@ def packet(name: str) -> str:
 def describe(shape: Shape, backend: str = "torch") -> Work:
     """Class, variant and features of a shape, for `backend`."""
     if isinstance(shape, Gemm):
-        features = (log2(shape.m), log2(shape.n), log2(shape.k))
+        features: tuple[float, ...] = (log2(shape.m), log2(shape.n), log2(shape.k))
         batched = "batched/" if shape.batch > 1 else ""
         if shape.batch > 1:
             features = (*features, log2(shape.batch))
-        return Work(shape, "gemm", f"{batched}{shape.layout}/{shape.dtype}", features, shape.bytes, shape.flops, backend)
+        return Work(
+            shape,
+            "gemm",
+            f"{batched}{shape.layout}/{shape.dtype}",
+            features,
+            shape.bytes,
+            shape.flops,
+            backend,
+        )
     if isinstance(shape, Attention):
         mask = "causal" if shape.causal else "full"
         features = (log2(shape.batch * shape.heads), log2(shape.heads / shape.kv_heads), log2(shape.seq))
@@ -122,7 +130,9 @@ def launches(shape: Shape) -> int:
         lists = _lists(shape)
         depth = max(1, len(lists) + (len(lists[0]) == len(shape.outputs) if lists and shape.outputs else 0))
         chunks = sum(ceil(operand.numel / _CHUNK) for operand in (lists[0] if lists else ()))
-        return max(1, ceil(chunks / _MAX_CHUNKS), ceil(len(lists[0]) / _MAX_TENSORS[min(depth, 5)]) if lists else 1)
+        return max(
+            1, ceil(chunks / _MAX_CHUNKS), ceil(len(lists[0]) / _MAX_TENSORS[min(depth, 5)]) if lists else 1
+        )
     return 1
 
 
@@ -245,7 +255,11 @@ def _pattern(call: Call) -> tuple[str, float]:
     if not results:
         return "", 0.0
     out = max(results, key=lambda o: o.numel)
-    sources = [o for i, o in enumerate(call.inputs) if o.shape and not (i in call.written and packet(call.op) == "aten.copy_")]
+    sources = [
+        o
+        for i, o in enumerate(call.inputs)
+        if o.shape and not (i in call.written and packet(call.op) == "aten.copy_")
+    ]
     operands = [*sources, out]
     strides = [_broadcast_strides(o, out.shape) for o in operands]
     dims = [d for d in range(len(out.shape)) if out.shape[d] != 1]
@@ -259,7 +273,10 @@ def _pattern(call: Call) -> tuple[str, float]:
             merged.append((size, steps))
     names = []
     for i in range(len(operands)):
-        own = sorted(((steps[i], chr(ord("a") + j)) for j, (_, steps) in enumerate(merged) if steps[i] != 0), reverse=True)
+        own = sorted(
+            ((steps[i], chr(ord("a") + j)) for j, (_, steps) in enumerate(merged) if steps[i] != 0),
+            reverse=True,
+        )
         names.append("".join(letter for _, letter in own) + ("~" if own and own[-1][0] != 1 else "") or "0")
     inner = merged[-1][0] if merged else 1
     return f"{','.join(names[:-1])}>{names[-1]}", log2(max(inner, 1))
@@ -279,7 +296,13 @@ def _reduction(call: Call) -> tuple[str, float]:
     arguments: list[Any] = json.loads(call.args)
     dims = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, int)) else None
     rank = len(source.shape)
-    reduced = set(range(rank)) if dims is None else {d % rank for d in (dims if isinstance(dims, list) else [dims])} if rank else set()
+    reduced = (
+        set(range(rank))
+        if dims is None
+        else {d % rank for d in (dims if isinstance(dims, list) else [dims])}
+        if rank
+        else set()
+    )
     if dims == []:
         reduced = set(range(rank))
     count = prod(source.shape[d] for d in reduced)

@@ -159,6 +159,12 @@ def n_params(config: Mapping[str, Any]) -> int:
     """Parameters of a Qwen3 config, tied weights once; the traced stream's count is the authority for any other."""
     width, depth, head_dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
     query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    layer = 2 * width * query + 2 * width * key + 2 * head_dim + 3 * width * config["intermediate_size"] + 2 * width
+    layer = (
+        2 * width * query
+        + 2 * width * key
+        + 2 * head_dim
+        + 3 * width * config["intermediate_size"]
+        + 2 * width
+    )
     embeddings = config["vocab_size"] * width * (1 if config.get("tie_word_embeddings") else 2)
     return int(embeddings + depth * layer + width)

@@ -123,7 +123,9 @@ class _Unfolding:
         ops = [
             self._copy(op, layer)
             for phase in PHASES
-            for op, layer in self._sequence([op for op in self.source.ops if op.phase == phase], phase == "backward")
+            for op, layer in self._sequence(
+                [op for op in self.source.ops if op.phase == phase], phase == "backward"
+            )
         ]
         repeated = self._layer_parameters() * (self.depth - FOLDED_DEPTH)
         return replace(
@@ -219,7 +221,11 @@ class _Unfolding:
             written=tuple(written),
             args=args,
             kwargs=kwargs,
-            freed=tuple(self._storage(s, at) for s in op.freed for at in self._layers_of(self.source.storages[s].layer)),
+            freed=tuple(
+                self._storage(s, at)
+                for s in op.freed
+                for at in self._layers_of(self.source.storages[s].layer)
+            ),
         )
 
     def _layers_of(self, home: int | None) -> list[int | None]:
@@ -237,7 +243,11 @@ class _Unfolding:
         result: list[int] = []
         for at, run in groupby(tensors, key=home):
             block = list(run)
-            result += [self._tensor(t, lambda _storage, layer=layer: layer) for layer in self._layers_of(at) for t in block]  # type: ignore[misc]
+            result += [
+                self._tensor(t, lambda _storage, layer=layer: layer)
+                for layer in self._layers_of(at)
+                for t in block
+            ]  # type: ignore[misc]
         return result
 
     def _tensor(self, index: int, place: Callable[[int], int | None]) -> int:
@@ -310,14 +320,18 @@ def to_json(stream: Stream) -> dict[str, Any]:
 def from_json(record: dict[str, Any], source: str = "stream") -> Stream:
     """Raises DataError when the record is not a stream or was written by a newer flopcast."""
     if record.get("schema") != SCHEMA:
-        raise DataError(f"{source}: schema {record.get('schema')!r}, this flopcast reads {SCHEMA}; trace it again")
+        raise DataError(
+            f"{source}: schema {record.get('schema')!r}, this flopcast reads {SCHEMA}; trace it again"
+        )
     try:
         return Stream(
             ops=tuple(
                 Op(name, phase, tuple(i), tuple(o), tuple(w), args, kwargs, layer, module, kind, tuple(freed))
                 for name, phase, i, o, w, args, kwargs, layer, module, kind, freed in record["ops"]
             ),
-            tensors=tuple(TensorRef(Operand(tuple(s), tuple(st), d), at) for s, st, d, at in record["tensors"]),
+            tensors=tuple(
+                TensorRef(Operand(tuple(s), tuple(st), d), at) for s, st, d, at in record["tensors"]
+            ),
             storages=tuple(Storage(b, k, layer) for b, k, layer in record["storages"]),
             n_params=record["n_params"],
             depth=record["depth"],

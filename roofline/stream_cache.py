@@ -68,7 +68,7 @@ def get_stream(config: Mapping[str, Any], traced: Traced) -> Stream:
     Raises UsageError when transformers refuses the config.
     """
     depth = int(config.get("num_hidden_layers") or 0)
-    if depth < FOLDED_DEPTH:
+    if depth < 2:  # a single layer is first and last at once
         return _find_or_trace(config, traced)
     folded = _find_or_trace({**config, "num_hidden_layers": FOLDED_DEPTH}, traced)
     if folded.depth == depth:

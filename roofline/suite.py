@@ -162,11 +162,20 @@ def build(plan: Plan) -> list[SuiteCase]:
     for grid, role in ((plan.attention, "fit"), (plan.attention_holdout, "holdout")):
         for backend in plan.attention_backends:
             cases += [SuiteCase(shape, backend, "cold", role) for shape in _attention_shapes(grid)]
-    aligned = [c.shape for c in cases if isinstance(c.shape, Gemm) and c.role == "fit" and c.shape.dtype == "bf16"]
-    aligned = [s for s in dict.fromkeys(aligned) if isinstance(s, Gemm) and s.batch == 1 and s.m * s.n * s.k <= 2**36]
-    cases += [SuiteCase(s, "triton", "cold", "fit") for s in rng.sample(aligned, min(plan.triton_gemms, len(aligned)))]
+    aligned = [
+        c.shape for c in cases if isinstance(c.shape, Gemm) and c.role == "fit" and c.shape.dtype == "bf16"
+    ]
+    aligned = [
+        s for s in dict.fromkeys(aligned) if isinstance(s, Gemm) and s.batch == 1 and s.m * s.n * s.k <= 2**36
+    ]
+    cases += [
+        SuiteCase(s, "triton", "cold", "fit")
+        for s in rng.sample(aligned, min(plan.triton_gemms, len(aligned)))
+    ]
     few = [shape for shape in _attention_shapes(plan.attention) if shape.seq <= 2048]
-    cases += [SuiteCase(s, "triton", "cold", "fit") for s in rng.sample(few, min(plan.triton_attention, len(few)))]
+    cases += [
+        SuiteCase(s, "triton", "cold", "fit") for s in rng.sample(few, min(plan.triton_attention, len(few)))
+    ]
     return list(dict.fromkeys(cases))
 
 
@@ -202,7 +211,11 @@ def _call_cases(works: Sequence[Work], plan: Plan, role: str, most: int) -> list
     for group in variants.values():
         group.sort(key=lambda work: (work.features, work.shape.key))
         chosen = spread([work.features[0] for work in group], most)
-        cases += [SuiteCase(group[i].shape, "torch", cache, role) for i in chosen for cache in _caches(group[i], plan)]
+        cases += [
+            SuiteCase(group[i].shape, "torch", cache, role)
+            for i in chosen
+            for cache in _caches(group[i], plan)
+        ]
     return cases
 
 
@@ -221,7 +234,9 @@ def spread(values: Sequence[float], most: int) -> list[int]:
     return sorted(chosen)
 
 
-def _gemm_cases(works: Sequence[Work], plan: Plan, role: str, n_random: int, rng: random.Random) -> list[SuiteCase]:
+def _gemm_cases(
+    works: Sequence[Work], plan: Plan, role: str, n_random: int, rng: random.Random
+) -> list[SuiteCase]:
     gemms = [work for work in works if isinstance(work.shape, Gemm)]
     if len(gemms) > plan.gemms:
         gemms = rng.sample(gemms, plan.gemms)

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flopcast.roofline.memory import rounded
 from flopcast.roofline.lower import Work, describe, launches, lower
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.stream import Stream
 
 # Share of L2 that still holds what was touched before: lines go before the cache is full.
-L2_SHARE = 0.6
+L2_SHARE = 0.8
 
 # From the host's launch call to the kernel's start on an idle device; a step of a thousand launches shows it only
 # where the host waits (a synchronisation).
@@ -57,27 +59,10 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
     in between by bytes.
     """
     works: list[Work | None] = []
-    hot_shares: list[float] = []
-    touched_at: dict[int, int] = {}
-    clock = 0
-    capacity = L2_SHARE * profile.l2_bytes
     for op in stream.ops:
         lowered = lower(stream, op)
         works.append(None if lowered is None else describe(*lowered))
-        hot = total = 0
-        if lowered is not None:
-            for index in (*op.inputs, *op.outputs):
-                ref = stream.tensors[index]
-                size = ref.operand.bytes
-                total += size
-                last = touched_at.get(ref.storage)
-                if last is not None and clock - last + size <= capacity:
-                    hot += size
-            for index in (*op.inputs, *op.outputs):
-                ref = stream.tensors[index]
-                clock += ref.operand.bytes
-                touched_at[ref.storage] = clock
-        hot_shares.append(hot / total if total else 0.0)
+    hot_shares = l2_shares(stream, [work is not None for work in works], L2_SHARE * profile.l2_bytes)
     present = [(i, work) for i, work in enumerate(works) if work is not None]
     requests = [(work, backends.of(work, profile), cache) for _, work in present for cache in ("cold", "hot")]
     estimates = profile.estimate(requests)
@@ -95,11 +80,60 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
         items.append(
             Item(
                 phase=op.phase, kind=op.kind, module=op.module,
-                host_seconds=host.seconds(op.phase, op.kind, launches=count, tensors=n_tensors),
+                # forward and backward costs are per call, the optimizer's per kernel (`calibration.count_ops`)
+                host_seconds=host.seconds(
+                    op.phase, op.kind, launches=count if op.phase == "optimizer" else 1, tensors=n_tensors
+                ),
                 work=works[i], seconds=seconds, sigma=sigma, launches=count, basis=basis,
             )
         )  # fmt: skip
     return items
+
+
+def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[float]:
+    """For each op the share of its bytes that lies in L2, in a steady step.
+
+    One rule: what was touched less than `capacity` bytes ago is there. Addresses matter, not tensors: the caching
+    allocator gives a new tensor the block that was freed last, so that outputs too land on lines in L2. The first of
+    two passes only sets the scene.
+    """
+    touched_at: dict[int, float] = {}
+    address: dict[int, int] = {}
+    pool: dict[int, list[int]] = defaultdict(list)
+    clock = 0.0
+    n_addresses = 0
+    shares: list[float] = []
+    for _ in range(2):
+        shares = []
+        for op, is_running in zip(stream.ops, runs, strict=True):
+            for storage in op.freed:
+                if storage in address:
+                    pool[rounded(stream.storages[storage].bytes)].append(address.pop(storage))
+            hot = total = 0
+            touched: dict[int, int] = {}
+            for index in (*op.inputs, *op.outputs):
+                ref = stream.tensors[index]
+                at = address.get(ref.storage)
+                if at is None:
+                    blocks = pool[rounded(stream.storages[ref.storage].bytes)]
+                    if blocks:
+                        at = blocks.pop()
+                    else:
+                        at = n_addresses
+                        n_addresses += 1
+                    address[ref.storage] = at
+                touched[at] = max(touched.get(at, 0), ref.operand.bytes)
+            if is_running:
+                for at, size in touched.items():
+                    total += size
+                    last = touched_at.get(at)
+                    if last is not None and clock - last + size <= capacity:
+                        hot += size
+                for at, size in touched.items():
+                    clock += size
+                    touched_at[at] = clock
+            shares.append(hot / total if total else 0.0)
+    return shares
 
 
 def simulate(

@@ -36,7 +36,12 @@ _DTYPES = {
 }  # fmt: skip
 
 # Calls that read a value back to the host: it waits for the device.
-_SYNCS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.is_nonzero.default", "aten.equal.default"}
+_SYNCS = {
+    "aten._local_scalar_dense.default",
+    "aten.nonzero.default",
+    "aten.is_nonzero.default",
+    "aten.equal.default",
+}
 # Bookkeeping that launches nothing and costs next to nothing.
 _IGNORED = ("profiler.", "prim.", "aten.is_same_size", "aten.sym_", "aten.lift_fresh")
 
@@ -57,8 +62,7 @@ class Recorder(TorchDispatchMode):
         self._tensor_ids: dict[TensorRef, int] = {}
         self._storage_ids: dict[int, int] = {}  # by StorageImpl address, while it lives
         self._live: list[tuple[StorageWeakRef, int, int]] = []
-        self._where = ("", None)
-        self._keep: list[Any] = []
+        self._where: tuple[str, int | None] = ("", None)
 
     def register(self, tensor: torch.Tensor, kind: str, layer: int | None) -> None:
         """A tensor of a known role: what exists before the step, and the gradients."""
@@ -141,7 +145,9 @@ class Recorder(TorchDispatchMode):
         encoded_args = [encode(value, is_mutated(schema_arguments[i])) for i, value in enumerate(args)]
         mutated = {argument.name: is_mutated(argument) for argument in schema_arguments}
         encoded_kwargs = {
-            key: encode(value, mutated.get(key, False)) for key, value in kwargs.items() if key not in ("device", "pin_memory")
+            key: encode(value, mutated.get(key, False))
+            for key, value in kwargs.items()
+            if key not in ("device", "pin_memory")
         }
         result = func(*args, **kwargs)
         results = [t for t in _flatten(result) if isinstance(t, torch.Tensor)]
@@ -182,7 +188,7 @@ class Recorder(TorchDispatchMode):
         elif self.phase == "backward":
             node = torch._C._current_autograd_node()
             if node is not None:
-                self._where = self.modules.of_node(node._sequence_nr(), self._where)  # type: ignore[attr-defined]
+                self._where = self.modules.of_node(node._sequence_nr(), self._where)
         else:
             self._where = ("", None)
         return self._where
@@ -217,7 +223,9 @@ class _ModuleStack:
     def __init__(self, model: torch.nn.Module) -> None:
         self.names = {module: name for name, module in model.named_modules()}
         self.layers = find_layers(model)
-        self.prefix = next((f"{n}." for n, m in model.named_modules() if m is self.layers), "") if self.layers else None
+        self.prefix = (
+            next((f"{n}." for n, m in model.named_modules() if m is self.layers), "") if self.layers else None
+        )
         self._stack: list[str] = [""]
         self._starts: list[int] = [0]
         self._modules: list[str] = [""]
@@ -340,9 +348,15 @@ def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
             continue
         refs = [recorder.tensors[i].storage for i in op.inputs]
         is_list = '"ts"' in op.args
-        if not is_list and any(recorder.storages[s].kind in ("parameter", "gradient", "state", "host") for s in refs):
-            current = next(recorder.storages[s].layer for s in refs if recorder.storages[s].kind != "activation")
-        for position, index in enumerate(op.outputs):  # the n-th result of a list op belongs with its n-th input
+        if not is_list and any(
+            recorder.storages[s].kind in ("parameter", "gradient", "state", "host") for s in refs
+        ):
+            current = next(
+                recorder.storages[s].layer for s in refs if recorder.storages[s].kind != "activation"
+            )
+        for position, index in enumerate(
+            op.outputs
+        ):  # the n-th result of a list op belongs with its n-th input
             made = recorder.tensors[index].storage
             layer = recorder.storages[refs[position]].layer if is_list else current
             recorder.storages[made] = dataclasses.replace(recorder.storages[made], layer=layer)
@@ -365,7 +379,19 @@ _TO_FP32 = {
     "normalize", "prod", "reciprocal", "rsqrt", "sinh", "smooth_l1_loss", "softmax", "softmin", "softplus", "sum",
     "tan", "binary_cross_entropy_with_logits",
 }  # fmt: skip
-_PROMOTE = {"addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "index_put", "scatter_add", "tensordot", "cat", "stack"}
+_PROMOTE = {
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "index_put",
+    "scatter_add",
+    "tensordot",
+    "cat",
+    "stack",
+}
 
 
 class _CudaSemantics(TorchFunctionMode):
@@ -520,7 +546,7 @@ def _transformers_untraced() -> Iterator[None]:
     import transformers.utils.import_utils as utils
 
     original = utils.is_fake_tensor
-    utils.is_fake_tensor = lambda _x: False
+    utils.is_fake_tensor = lambda x: False
     try:
         yield
     finally:

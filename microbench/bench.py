@@ -1,0 +1,58 @@
+"""One bench of one machine: ceilings, host cost, then the cases of a suite, into one folder that can be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flopcast.microbench import steps
+from flopcast.microbench.device import describe
+from flopcast.microbench.host import run_host
+from flopcast.microbench.plans import HostPlan
+from flopcast.microbench.records import Recorder
+from flopcast.microbench.scalars import run_scalars
+from flopcast.microbench.sweep import Case, Summary, run_sweep
+from flopcast.microbench.timer import POLICIES, make_timer
+
+
+def run_bench(
+    device: torch.device,
+    folder: Path,
+    *,
+    suite: str,
+    policy: str,
+    cases: Iterable[Case],
+    hosts: Iterable[HostPlan],
+    budget_seconds: float | None = None,
+    retry: Collection[str] = (),
+) -> dict[str, Summary]:
+    """Measures what `folder` lacks; returns a summary of each part.
+
+    Raises UsageError when the folder cannot be used, RunError on a full disk or a lost device: finished rows stay.
+    """
+    timer = make_timer(device, POLICIES[device.type][policy])
+    summaries: dict[str, Summary] = {}
+    with Recorder(folder, describe(device)) as recorder:
+        for plan in hosts:  # first: CUDA's profiler, once used, may leave launches dearer
+
+            def build(config: dict[str, Any], plan: HostPlan = plan) -> steps.TrainingStep:
+                return steps.build(config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)
+
+            summaries[f"host {plan.model}"] = run_host(
+                {depth: (lambda config=config: build(config)) for depth, config in plan.configs.items()},
+                model=plan.model,
+                recorder=recorder,
+                device=device,
+                suite=suite,
+                rounds=plan.rounds,
+                steps_per_round=plan.steps_per_round,
+                retry=retry,
+            )
+        summaries["ceilings"] = run_scalars(recorder=recorder, timer=timer, suite=suite, retry=retry)
+        summaries["kernels"] = run_sweep(
+            cases, recorder=recorder, timer=timer, suite=suite, budget_seconds=budget_seconds, retry=retry
+        )
+    return summaries

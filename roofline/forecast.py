@@ -1,0 +1,345 @@
+"""One step's forecast: op stream + profile + host -> seconds, memory, FLOPs, dollars, each with what it rests on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import exp, log, sqrt
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.roofline.lower import OP_CLASSES
+from flopcast.roofline.memory import needed_bytes, peak_bytes, workspace_bytes
+from flopcast.roofline.prices import Price
+from flopcast.roofline.profile import HostCosts, Profile
+from flopcast.roofline.stream import Stream
+from flopcast.roofline.stream_cache import Traced, get_stream
+from flopcast.roofline.timeline import Backends, Item, device_work, simulate
+
+INTERVAL = 0.90
+_Z = 1.6449  # standard normal quantile of a two-sided 90% interval
+
+# Parts of the error that all kernels of a class, or all of a part, share: repeats do not average them out. The
+# clock of one part against another of its kind, and a class's bias between isolated kernels and a step.
+CLOCK_SIGMA = 0.015
+CLASS_SIGMA = 0.02
+
+# For a profile that measured none of these: values of the one H200 (torch 2.11).
+GAP_SECONDS, QUEUE_DEPTH, SYNC_SECONDS = 1e-6, 1024, 2e-5
+
+# `--host none`: the device alone.
+NO_HOST = HostCosts(
+    name="none", forward={}, backward={}, optimizer={}, step_fixed=0.0, sigma=0.0, basis="measured"
+)
+
+# The dtype whose peak a step is held against.
+_PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp32"}
+
+MODES = ("eager", "compile")
+PRECISIONS = tuple(_PEAK_OF)
+OPTIMIZERS = ("adamw", "adamw-fused")
+MATMULS = ("torch", "triton", "best")
+ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How the step is run. Checked by `check`."""
+
+    batch: int = 4
+    seq: int = 256
+    accumulate: int = 1
+    checkpoint: str = "none"
+    precision: str = "autocast-bf16"
+    optimizer: str = "adamw"
+    mode: str = "eager"
+    matmul: str = "torch"
+    attention: str = "sdpa"
+
+    def check(self) -> None:
+        """Raises UsageError for what is invalid or not modelled yet."""
+        for name in ("batch", "seq", "accumulate"):
+            value = getattr(self, name)
+            if value < 1:
+                raise UsageError(f"{name} is {value}: valid is an integer of at least 1")
+        valid = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "mode": MODES, "matmul": MATMULS,
+                 "attention": ATTENTIONS, "checkpoint": ("none", "full")}  # fmt: skip
+        for name, choices in valid.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise UsageError(f"{name} {value!r}: valid are {', '.join(choices)}")
+        for name, value, modelled in (
+            ("mode", self.mode, "eager"),
+            ("checkpoint", self.checkpoint, "none"),
+            ("accumulate", self.accumulate, 1),
+            ("matmul", "best" if self.matmul == "best" else "", ""),
+            ("attention", "best" if self.attention == "best" else "", ""),
+        ):
+            if value != modelled:
+                raise UsageError(f"{name} {value!r} is not modelled yet: use {modelled or 'a named backend'}")
+
+
+@dataclass(frozen=True)
+class ClassShare:
+    """One operation class of a step."""
+
+    op_class: str
+    seconds: float
+    flops: int
+    bytes: int
+    calls: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What one training step is forecast to cost. Seconds, bytes, FLOPs; low and high bound a 90% interval."""
+
+    gpu: str
+    profile_basis: str
+    mode: str
+    n_params: int
+    depth: int | None
+    step_seconds: float
+    step_seconds_low: float
+    step_seconds_high: float
+    device_seconds: float
+    device_seconds_low: float
+    device_seconds_high: float
+    host_seconds: float
+    host: str
+    bound: str
+    tokens_per_second: float
+    flops_counted: int
+    flops_6n: int
+    mfu: float
+    mfu_6n: float
+    peak_flops_per_second: float
+    peak_bytes: int
+    needed_bytes: int
+    fits: bool
+    kernels: int
+    breakdown: tuple[ClassShare, ...]
+    price: Price | None
+    stack: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def usd_per_step(self) -> float | None:
+        return None if self.price is None else self.price.usd_per_hour / 3600 * self.step_seconds
+
+    @property
+    def flops_per_usd(self) -> float | None:
+        usd = self.usd_per_step
+        return None if usd is None else self.flops_counted / usd
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract of `predict --json`."""
+        record = {
+            name: getattr(self, name)
+            for name in self.__dataclass_fields__
+            if name not in ("breakdown", "price")
+        }
+        record["breakdown"] = [
+            {"class": s.op_class, "seconds": s.seconds, "flops": s.flops, "bytes": s.bytes, "calls": s.calls}
+            for s in self.breakdown
+        ]
+        record["usd_per_step"], record["flops_per_usd"] = self.usd_per_step, self.flops_per_usd
+        record["price"] = (
+            None
+            if self.price is None
+            else {
+                "usd_per_hour": self.price.usd_per_hour,
+                "provider": self.price.provider,
+                "date": str(self.price.date),
+            }
+        )
+        record["warnings"] = list(self.warnings)
+        record["stack"] = dict(self.stack)
+        return record
+
+
+def forecast(
+    config: Mapping[str, Any],
+    run: Run,
+    profile: Profile,
+    *,
+    host: HostCosts | None = None,
+    price: Price | None = None,
+) -> Forecast:
+    """Forecasts one step of `config` on the part that `profile` describes.
+
+    Raises UsageError for what is invalid, not modelled, or not a model.
+    """
+    run.check()
+    traced = Traced(
+        batch=run.batch,
+        seq=run.seq,
+        precision=run.precision,
+        optimizer=run.optimizer,
+        device=profile.device["type"],
+    )
+    return forecast_stream(get_stream(config, traced), run, profile, host=host, price=price)
+
+
+def forecast_stream(
+    stream: Stream, run: Run, profile: Profile, *, host: HostCosts | None = None, price: Price | None = None
+) -> Forecast:
+    """As `forecast`, for an op stream at hand."""
+    host = host or profile.host or NO_HOST
+    items = device_work(stream, profile, host, Backends(matmul=run.matmul, attention=run.attention))
+    device_seconds = sum(item.seconds for item in items)
+    host_seconds = host.fixed_seconds + sum(item.host_seconds for item in items)
+    device_sigma = device_log_sigma(items)
+    step, low, high = step_interval(items, profile, host, device_sigma)
+    tokens = run.batch * run.seq
+    counted = sum(item.work.flops for item in items if item.work is not None)
+    six_n = 6 * stream.n_params * tokens
+    peak = profile.peaks[_PEAK_OF[run.precision]].value
+    capability = profile.device.get("capability")
+    peak_memory = peak_bytes(stream, workspace_bytes(capability and tuple(capability)))
+    needed = needed_bytes(peak_memory)
+    breakdown = by_class(items)
+    spread = exp(_Z * device_sigma)
+    return Forecast(
+        gpu=profile.gpu,
+        profile_basis=profile.basis,
+        mode=run.mode,
+        n_params=stream.n_params,
+        depth=stream.depth,
+        step_seconds=step,
+        step_seconds_low=low,
+        step_seconds_high=high,
+        device_seconds=device_seconds,
+        device_seconds_low=device_seconds / spread,
+        device_seconds_high=device_seconds * spread,
+        host_seconds=host_seconds,
+        host=host.name,
+        bound=what_bounds(breakdown, device_seconds, host_seconds, is_synchronous(profile)),
+        tokens_per_second=tokens / step,
+        flops_counted=counted,
+        flops_6n=six_n,
+        mfu=counted / step / peak,
+        mfu_6n=six_n / step / peak,
+        peak_flops_per_second=peak,
+        peak_bytes=peak_memory,
+        needed_bytes=needed,
+        fits=needed <= profile.device["memory_bytes"],
+        kernels=sum(item.launches for item in items),
+        breakdown=breakdown,
+        price=price,
+        stack={
+            "profile": dict(profile.stack),
+            "stream": {name: stream.meta.get(name) for name in ("torch", "transformers")},
+        },
+        warnings=_warnings(items, stream, profile),
+    )
+
+
+def step_interval(
+    items: Sequence[Item], profile: Profile, host: HostCosts, device_sigma: float
+) -> tuple[float, float, float]:
+    """(step seconds, low, high): how far the step moves with the device's error and with the host's, taken as independent."""
+
+    def run(host_factor: float, device_factor: float) -> float:
+        return simulate(
+            items,
+            host_factor=host_factor,
+            device_factor=device_factor,
+            fixed_host_seconds=host.fixed_seconds,
+            gap_seconds=profile.ceiling("kernel_gap", GAP_SECONDS),
+            queue_depth=round(profile.ceiling("queue_depth", QUEUE_DEPTH)),
+            sync_seconds=profile.ceiling("sync", SYNC_SECONDS),
+            is_synchronous=is_synchronous(profile),
+        )
+
+    step = run(1.0, 1.0)
+    if not step:
+        return 0.0, 0.0, 0.0
+    up = hypotenuse(log(run(exp(_Z * host.sigma), 1.0) / step), log(run(1.0, exp(_Z * device_sigma)) / step))
+    down = hypotenuse(
+        log(run(exp(-_Z * host.sigma), 1.0) / step), log(run(1.0, exp(-_Z * device_sigma)) / step)
+    )
+    return step, step * exp(-down), step * exp(up)
+
+
+def is_synchronous(profile: Profile) -> bool:
+    """Whether an op is done when its call returns: the CPU as a device."""
+    return bool(profile.device.get("type") == "cpu")
+
+
+def hypotenuse(a: float, b: float) -> float:
+    return sqrt(a * a + b * b)
+
+
+def device_log_sigma(items: Sequence[Item]) -> float:
+    """Standard deviation of the log of the summed kernel time.
+
+    Repeats of one shape are one random variable; a class shares a bias, the part its clock.
+    """
+    total = sum(item.seconds for item in items)
+    if not total:
+        return 0.0
+    shapes: dict[Any, float] = defaultdict(float)
+    classes: dict[str, float] = defaultdict(float)
+    for item in items:
+        if item.work is not None:
+            shapes[item.work.shape, item.sigma] += item.seconds
+            classes[item.work.op_class] += item.seconds
+    own = sum((seconds * sigma) ** 2 for (_, sigma), seconds in shapes.items())
+    shared = sum((seconds * CLASS_SIGMA) ** 2 for seconds in classes.values())
+    return sqrt((own + shared) / total**2 + CLOCK_SIGMA**2)
+
+
+def by_class(items: Sequence[Item]) -> tuple[ClassShare, ...]:
+    """Device seconds, FLOPs, bytes and calls of each operation class, in the order of OP_CLASSES."""
+    shares: dict[str, ClassShare] = {}
+    for item in items:
+        if item.work is None:
+            continue
+        old = shares.get(item.work.op_class, ClassShare(item.work.op_class, 0.0, 0, 0, 0))
+        shares[item.work.op_class] = replace(
+            old,
+            seconds=old.seconds + item.seconds,
+            flops=old.flops + item.work.flops,
+            bytes=old.bytes + item.work.bytes,
+            calls=old.calls + 1,
+        )
+    return tuple(shares[name] for name in OP_CLASSES if name in shares)
+
+
+def what_bounds(
+    breakdown: Sequence[ClassShare], device_seconds: float, host_seconds: float, is_synchronous: bool
+) -> str:
+    """ "host" where handing over takes longer than the kernels, else where the kernels' time goes: "matrix" or "memory"."""
+    if host_seconds > device_seconds and not is_synchronous:
+        return "host"
+    matrix = sum(share.seconds for share in breakdown if share.op_class in ("gemm", "attention"))
+    return "matrix" if matrix > device_seconds / 2 else "memory"
+
+
+def _warnings(items: Sequence[Item], stream: Stream, profile: Profile) -> tuple[str, ...]:
+    """What the forecast does not know well: kernels of no measured kind that matter."""
+    total = sum(item.seconds for item in items) or 1.0
+    unknown: dict[str, float] = defaultdict(float)
+    for item in items:
+        if item.work is not None and item.basis == "extrapolated":
+            unknown[f"{item.work.op_class} {item.work.variant}"] += item.seconds
+    found = []
+    share = sum(unknown.values()) / total
+    if share > 0.02 and profile.basis == "measured":
+        names = ", ".join(name for name, _ in sorted(unknown.items(), key=lambda pair: -pair[1])[:3])
+        found.append(
+            f"{share:.0%} of device time is in kernels of no measured kind, costed by bytes: {names}"
+        )
+    return tuple(found)
+
+
+def run_from(options: Mapping[str, Any]) -> Run:
+    """A Run from options by name; what is missing takes its default."""
+    known = {name: options[name] for name in Run.__dataclass_fields__ if options.get(name) is not None}
+    return Run(**known)
+
+
+def run_as_dict(run: Run) -> dict[str, Any]:
+    return asdict(run)

@@ -1,0 +1,170 @@
+"""Forecast against real steps, component by component: device time by class, host, step, memory, kernels.
+
+The measured side are the rows that `microbench.run_steps` wrote; none of them is used in fitting. Errors are
+signed, forecast / measured - 1: what cancels in the step shows in its parts.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.roofline.forecast import Forecast, Run, forecast
+from flopcast.roofline.profile import Profile
+
+Row = dict[str, Any]
+
+# The launching ATen call, as profilers name it -> the class that the forecast counts it in. What is not listed
+# is element-wise.
+_CLASS_OF_OP = {
+    "mm": "gemm", "addmm": "gemm", "bmm": "gemm", "baddbmm": "gemm",
+    "copy_": "copy", "_to_copy": "copy", "clone": "copy", "fill_": "fill", "zero_": "fill", "arange": "fill",
+    "mean": "reduction", "sum": "reduction", "all": "reduction", "cumsum": "reduction",
+    "_log_softmax": "softmax", "_log_softmax_backward_data": "softmax",
+    "nll_loss_forward": "loss", "nll_loss_backward": "loss",
+    "embedding": "embedding", "index_select": "embedding", "embedding_dense_backward": "embedding", "cat": "cat",
+}  # fmt: skip
+
+# Compared together, because one call's kernels fall under several calls' names: a slice's backward fills and
+# copies, an embedding's backward fills first, a loss's too.
+GROUPS = {
+    "gemm": ("gemm",),
+    "attention": ("attention",),
+    "optimizer": ("optimizer",),
+    "softmax": ("softmax",),
+    "reduction": ("reduction",),
+    "elementwise": ("pointwise", "copy", "cat", "fill", "loss", "embedding", "other"),
+}
+
+COLUMNS = (
+    "name", "group", "width", "depth", "batch", "seq", "optimizer", "n_params", "status", "reason",
+    "step_seconds", "step_forecast", "step_low", "step_high", "step_error", "within_interval",
+    "device_seconds", "device_forecast", "device_error", "host_seconds", "host_forecast", "host_error",
+    "peak_bytes", "peak_forecast", "peak_error", "kernels", "kernels_forecast", "bound",
+    *(f"{group}_{what}" for group in GROUPS for what in ("seconds", "forecast", "error")),
+    "used_in_fit", "transformers", "torch",
+)  # fmt: skip
+
+
+def op_class(op: str) -> str:
+    """aten::mm -> gemm"""
+    name = op.removeprefix("aten::")
+    if "attention" in name:
+        return "attention"
+    if name.startswith(("_foreach", "_fused_adam")):
+        return "optimizer"
+    return _CLASS_OF_OP.get(name, "pointwise")
+
+
+def compare(measured: Iterable[Mapping[str, Any]], profile: Profile) -> list[Row]:
+    """One row a real step, in the order of `measured` (rows of `run_steps`).
+
+    A step that did not run, or cannot be forecast, keeps its row with a reason.
+    """
+    return [_compare(row, profile) for row in measured if row["key"].startswith("step/")]
+
+
+def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
+    plan = row["plan"]
+    config = plan["config"]
+    base: Row = {
+        **dict.fromkeys(COLUMNS),
+        "name": plan["name"], "group": plan["group"], "width": config.get("hidden_size"),
+        "depth": config.get("num_hidden_layers"), "batch": plan["batch"], "seq": plan["seq"],
+        "optimizer": plan["optimizer"], "status": row["status"], "reason": row.get("reason"), "used_in_fit": False,
+    }  # fmt: skip
+    run = Run(batch=plan["batch"], seq=plan["seq"], precision=plan["precision"], optimizer=plan["optimizer"],
+              attention=plan["attention"])  # fmt: skip
+    try:
+        found = forecast(config, run, profile)
+    except UsageError as fault:
+        return {**base, "reason": base["reason"] or str(fault)}
+    base |= {
+        "n_params": found.n_params, "step_forecast": found.step_seconds, "step_low": found.step_seconds_low,
+        "step_high": found.step_seconds_high, "device_forecast": found.device_seconds,
+        "host_forecast": found.host_seconds, "peak_forecast": found.peak_bytes,
+        "kernels_forecast": found.kernels, "bound": found.bound,
+        "torch": found.stack["stream"]["torch"], "transformers": found.stack["stream"]["transformers"],
+    }  # fmt: skip
+    base |= {f"{group}_forecast": seconds for group, seconds in _forecast_groups(found).items()}
+    if row["status"] != "ok":
+        if row["status"] == "oom" and not found.fits:
+            base["reason"] = (
+                f"out of memory, as forecast ({found.needed_bytes / 1e9:.0f} GB needed): {row['reason']}"
+            )
+        return base
+    base |= {
+        "step_seconds": row["value"], "device_seconds": row["device_seconds"],
+        "host_seconds": row["host_seconds"], "peak_bytes": row["peak_bytes"], "kernels": row["n_kernels"],
+        "within_interval": found.step_seconds_low <= row["value"] <= found.step_seconds_high,
+    }  # fmt: skip
+    base |= {f"{group}_seconds": seconds for group, seconds in _measured_groups(row["ops"]).items()}
+    for name in ("step", "device", "host", *GROUPS):
+        base[f"{name}_error"] = signed_error(base[f"{name}_forecast"], base[f"{name}_seconds"])
+    base["peak_error"] = signed_error(base["peak_forecast"], base["peak_bytes"])
+    return base
+
+
+def signed_error(forecast_value: float | None, measured: float | None) -> float | None:
+    """forecast / measured - 1; None where either is missing or nothing was measured."""
+    return None if forecast_value is None or not measured else forecast_value / measured - 1
+
+
+def _forecast_groups(found: Forecast) -> dict[str, float]:
+    by_class = {share.op_class: share.seconds for share in found.breakdown}
+    return {group: sum(by_class.get(name, 0.0) for name in names) for group, names in GROUPS.items()}
+
+
+def _measured_groups(ops: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    by_class: dict[str, float] = defaultdict(float)
+    for op, (seconds, _count) in ops.items():
+        by_class[op_class(op)] += seconds
+    return {group: sum(by_class.get(name, 0.0) for name in names) for group, names in GROUPS.items()}
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """Median and worst |error| of each component, over all rows and by what bounds them."""
+    done = [row for row in rows if row["status"] == "ok"]
+    sets = {
+        "all": done,
+        "device-bound": [row for row in done if row["bound"] != "host"],
+        "host-bound": [row for row in done if row["bound"] == "host"],
+    }
+    result = []
+    for label, members in sets.items():
+        entry: Row = {"rows": label, "n": len(members)}
+        for name in ("step", "device", "host", "peak", *GROUPS):
+            errors = [abs(row[f"{name}_error"]) for row in members if row[f"{name}_error"] is not None]
+            entry[f"{name}_median"] = median(errors) if errors else None
+            entry[f"{name}_worst"] = max(errors, default=None)
+        inside = [row["within_interval"] for row in members]
+        entry["coverage"] = sum(inside) / len(inside) if inside else None
+        if members:
+            result.append(entry)
+    return result
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """All columns, numbers as Python prints them, empty where there is none. Raises UsageError when it cannot."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({name: _cell(row.get(name)) for name in COLUMNS})
+    except OSError as fault:
+        raise UsageError(
+            f"{path} cannot be written: {fault.strerror}; choose another folder with --out"
+        ) from fault
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
