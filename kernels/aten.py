@@ -1,7 +1,7 @@
 """Any other ATen call of a step: made again, exactly as recorded, on random operands.
 
-Element-wise kernels, casts, reductions, the loss, embeddings and optimizers run at speeds that depend on dtypes,
-strides and broadcasts; replaying the recorded call measures what the step launches and nothing else.
+Element-wise kernels, casts, reductions, the loss, embeddings and optimizers run at speeds that depend on
+dtypes, strides and broadcasts; replaying the recorded call measures what the step launches and nothing else.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ BACKENDS = ("torch",)
 
 _DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-    "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8,
-    "bool": torch.bool, "complex64": torch.complex64,
+    "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "int8": torch.int8,
+    "uint8": torch.uint8, "bool": torch.bool, "complex64": torch.complex64,
 }  # fmt: skip
 
 # Relative error (norm) allowed against float64, by the coarsest dtype involved: a few units in the last place
@@ -47,7 +47,7 @@ def _index_bound(shape: Call) -> int:
 
 
 def operands(shape: Call, device: torch.device | str, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Random tensors with the recorded sizes, strides and dtypes: randn, or 0.5 to 1.5 where it must be positive.
+    """Random tensors with the recorded sizes, strides and dtypes: randn, or 0.5 to 1.5 where positive is a must.
 
     A call without operands (a fill) gets one empty tensor, which says the device.
     """
@@ -110,14 +110,14 @@ def _bind(shape: Call, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Callab
 
 
 def prepare(shape: Call, backend: str, operands: Sequence[torch.Tensor]) -> Callable[[], Any]:
-    """The call, ready to make. Calls that write in place change `operands`. Raises ValueError for another backend."""
+    """The call, ready to make. One that writes in place changes `operands`. Raises ValueError for another backend."""
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} of {shape.op}: valid is {BACKENDS[0]}")
     return _bind(shape, operands, in_fp64=False)
 
 
 def reference(operands: Sequence[torch.Tensor], shape: Call) -> list[torch.Tensor]:
-    """What the call returns or writes, in float64. Take it before the call itself: that may write in place."""
+    """What the call returns or writes, in float64. Take it before the call, which may write in place."""
     copies = [_upcast(tensor) for tensor in operands]
     return _results(_bind(shape, copies, in_fp64=True)(), copies, shape)
 

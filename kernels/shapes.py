@@ -106,7 +106,7 @@ class Operand:
     def numel(self) -> int:
         return prod(self.shape)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes touched: a dimension of stride 0 (a broadcast) is read once."""
         touched = prod(

@@ -1,4 +1,4 @@
-"""One bench of one machine: ceilings, host cost, then the cases of a suite, into one folder that can be resumed."""
+"""One bench of one machine: host cost, ceilings, then the cases of a suite, into a folder that can be resumed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def run_bench(
 ) -> dict[str, Summary]:
     """Measures what `folder` lacks; returns a summary of each part.
 
-    Raises UsageError when the folder cannot be used, RunError on a full disk or a lost device: finished rows stay.
+    Raises UsageError when the folder cannot be used, RunError on a full disk or a lost device: finished rows
+    stay.
     """
     timer = make_timer(device, POLICIES[device.type][policy])
     summaries: dict[str, Summary] = {}

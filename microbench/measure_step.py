@@ -13,7 +13,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from flopcast.microbench.steps import TrainingStep
 
-
 # Ranges and overheads that the profiler lists among operators and kernels.
 _NOT_KERNELS = ("ProfilerStep", "Optimizer.", "Activity Buffer", "Command Buffer", "Context Sync")
 
@@ -29,7 +28,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """Seconds of a steady step, each list one entry a repetition; `kernels` are one step's, in launch order."""
+    """Seconds of a steady step, one entry a repetition in each list; `kernels` are one step's, as launched."""
 
     step_seconds: tuple[float, ...]
     host_seconds: tuple[float, ...]
@@ -46,9 +45,9 @@ def measure_step(
 ) -> StepMeasurement:
     """Runs `step` for real.
 
-    `step_seconds`: wall clock of `steps_per_round` steps in a row over their number, the device drained at both ends.
-    `host_seconds`: time to enqueue one step on an idle device (on the CPU: the step less its operators). The host
-    blocks where the launch queue is full, so where the device bounds this reads more than the host's own work.
+    `step_seconds`: wall clock of `steps_per_round` steps in a row over their number, the device drained at both
+    ends. `host_seconds`: time to enqueue one step on an idle device (on the CPU: all of a step). The host blocks
+    where the launch queue is full, so where the device bounds this reads more than the host's own work.
     `device_seconds`: sum of kernel durations, from the profiler. Peak memory includes the first step.
     """
     is_cuda = step.device_type == "cuda"
@@ -104,8 +103,8 @@ def measure_step(
 def profile_kernels(step: TrainingStep, *, with_ops: bool = False) -> tuple[Kernel, ...]:
     """The kernels of one steady step in launch order; copies and fills of memory count as kernels.
 
-    `with_ops` names the ATen call that launched each, which slows the host. On the CPU a "kernel" is an operator's
-    own time, less what it calls.
+    `with_ops` names the ATen call that launched each, which slows the host. On the CPU a "kernel" is an
+    operator's own time, less what it calls.
     """
     if step.device_type != "cuda":
         return _profile_operators(step)

@@ -42,7 +42,9 @@ class StepPlan:
     def key(self) -> str:
         """Key of the measurement row: what was run, readable."""
         c = self.config
-        shape = f"w{c.get('hidden_size')}d{c.get('num_hidden_layers')}f{c.get('intermediate_size')}v{c.get('vocab_size')}"
-        heads = f"h{c.get('num_attention_heads')}k{c.get('num_key_value_heads')}t{int(bool(c.get('tie_word_embeddings')))}"
+        shape = f"w{c.get('hidden_size')}d{c.get('num_hidden_layers')}"
+        shape += f"f{c.get('intermediate_size')}v{c.get('vocab_size')}"
+        tied = int(bool(c.get("tie_word_embeddings")))
+        heads = f"h{c.get('num_attention_heads')}k{c.get('num_key_value_heads')}t{tied}"
         run = f"{self.batch}x{self.seq}/{self.precision}/{self.optimizer}/{self.attention}"
         return f"step/{self.name}/{shape}{heads}/{run}"

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from flopcast.microbench import steps
+from flopcast.microbench.cases import first_line, is_out_of_memory
 from flopcast.microbench.measure_step import Kernel, StepMeasurement, measure_step
 from flopcast.microbench.plans import StepPlan
 from flopcast.microbench.progress import progress
 from flopcast.microbench.records import EMPTY_FIELDS, Recorder
 from flopcast.microbench.sweep import Summary
-from flopcast.microbench.cases import first_line, is_out_of_memory
 
 
 def run_steps(
@@ -35,7 +35,8 @@ def run_steps(
 ) -> Summary:
     """Measures what the recorder's folder lacks, smallest model first as given.
 
-    A step that does not fit is a row of status "oom", any other fault one of status "error"; the rest goes on.
+    A step that does not fit is a row of status "oom", any other fault one of status "error"; the rest goes
+    on.
     """
     start = clock()
     wanted = list(plans)
@@ -79,7 +80,7 @@ def measure_plan(
 
 
 def step_fields(measured: StepMeasurement) -> dict[str, Any]:
-    """A step's measurement as the fields of a row. `ops`: device seconds and kernels by launching ATen call."""
+    """A step's measurement as fields of a row. `ops`: device seconds and kernels by launching ATen call."""
     return {
         "value": statistics.median(measured.step_seconds),
         "seconds": statistics.median(measured.step_seconds),

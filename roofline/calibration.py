@@ -9,7 +9,7 @@ from typing import Any
 
 from flopcast.microbench.plans import PHASES, HostPlan
 from flopcast.roofline.lower import describe, launches, lower
-from flopcast.roofline.models import depth_for, make_config
+from flopcast.roofline.models import make_config
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import Traced, get_stream
@@ -38,7 +38,8 @@ def plan_streams(plan: HostPlan, device_type: str) -> dict[int, Stream]:
 def count_ops(stream: Stream) -> dict[str, dict[str, float]]:
     """Ops by kind of each phase: {"launch", "view", "host", "tensors"}.
 
-    Forward and backward count calls, the optimizer kernels: its calls launch many, and their lists are what costs.
+    Forward and backward count calls, the optimizer kernels: its calls launch many, and their lists are what
+    costs.
     """
     counts: dict[str, dict[str, float]] = {phase: defaultdict(float) for phase in PHASES}
     for op in stream.ops:

@@ -33,6 +33,9 @@ __all__ = ["FitReport", "Quality", "fit", "fit_rows"]
 
 # What two runs of one shape differ by although each was quiet (clocks, memory placement): log seconds.
 REPEAT_NOISE = 0.004
+# From here on a row is long: what the timer and the profiler differ by is clocks, not caches.
+LONG_SECONDS = 100e-6
+FAST_QUANTILE = 0.1
 # Kernel time stamps resolve 32 ns, and a median of some is better than that.
 STAMP_SECONDS = 2e-8
 
@@ -125,13 +128,7 @@ def fit_rows(
 def _case(
     row: dict[str, Any], describe_shape: Callable[[Shape, str], Work], gap: Number | None, warnings: list[str]
 ) -> Case | None:
-    seconds = row.get("kernel_seconds")
-    if seconds and row.get("seconds") and len(row.get("kernels") or []) == 1:
-        # Two readings of one kernel, by the profiler after a flush and by the timer over rotating operands: what
-        # disturbs either (the flush's dirty lines written back, a throttled stretch) only adds time.
-        seconds = min(seconds, row["seconds"] - (gap.value if gap else 0.0))
-    if not seconds and row.get("seconds"):  # no profiler: graph replay less the gap between its kernels
-        seconds = max(row["seconds"] - (gap.value if gap else 0.0), 0.1 * row["seconds"])
+    seconds = _seconds(row, gap.value if gap else 0.0)
     if not seconds or not np.isfinite(seconds) or seconds <= 0:
         return None
     backend = row.get("backend", "torch")
@@ -144,6 +141,23 @@ def _case(
         warnings.append(f"{row['key']}: left out, a size of it is zero")
         return None
     return Case(row, work, backend, row.get("cache", "cold"), float(seconds), _noise(row, float(seconds)))
+
+
+def _seconds(row: Mapping[str, Any], gap: float) -> float | None:
+    """Device seconds of one execution.
+
+    Short kernels as the profiler saw them: after a flush, whose dirty lines are still on their way to memory, as a
+    step's kernels follow one another (log-softmax's loss 18.5 us, in a step 18.4, by the timer 8.4). From
+    LONG_SECONDS on that no longer counts, but a throttled stretch does, and it only adds time: the least of the
+    profiler's reading and the timer's faster samples, less the gap between kernels."""
+    seen, timed = row.get("kernel_seconds"), row.get("seconds")
+    if not timed:
+        return seen
+    fastest = float(np.quantile(row["samples"], FAST_QUANTILE)) if row.get("samples") else timed
+    gaps = gap * max(len(row.get("kernels") or ()), 1)
+    if not seen:  # no profiler: graph replay less the gap between its kernels
+        return max(timed - gaps, 0.1 * timed)
+    return min(seen, fastest - gaps) if seen >= LONG_SECONDS else seen
 
 
 def _noise(row: Mapping[str, Any], seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""One step's forecast: op stream + profile + host -> seconds, memory, FLOPs, dollars, each with what it rests on."""
+"""One step's forecast: op stream + profile + host -> seconds, memory, FLOPs, dollars, and what each rests on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flopcast.roofline.lower import OP_CLASSES
 from flopcast.roofline.memory import needed_bytes, peak_bytes, workspace_bytes
 from flopcast.roofline.prices import Price
 from flopcast.roofline.profile import HostCosts, Profile
+from flopcast.roofline.project import common_sigma
 from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import Traced, get_stream
 from flopcast.roofline.timeline import Backends, Item, device_work, simulate
@@ -20,8 +21,8 @@ from flopcast.roofline.timeline import Backends, Item, device_work, simulate
 INTERVAL = 0.90
 _Z = 1.6449  # standard normal quantile of a two-sided 90% interval
 
-# Parts of the error that all kernels of a class, or all of a part, share: repeats do not average them out. The
-# clock of one part against another of its kind, and a class's bias between isolated kernels and a step.
+# Parts of the error that all kernels of a class, or all of a part, share: repeats do not average them out.
+# The clock of one part against another of its kind, and a class's bias between isolated kernels and a step.
 CLOCK_SIGMA = 0.015
 CLASS_SIGMA = 0.02
 
@@ -93,7 +94,7 @@ class ClassShare:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What one training step is forecast to cost. Seconds, bytes, FLOPs; low and high bound a 90% interval."""
+    """What a training step is forecast to cost. Seconds, bytes, FLOPs; low and high bound a 90% interval."""
 
     gpu: str
     profile_basis: str
@@ -189,8 +190,8 @@ def forecast_stream(
     host = host or profile.host or NO_HOST
     items = device_work(stream, profile, host, Backends(matmul=run.matmul, attention=run.attention))
     device_seconds = sum(item.seconds for item in items)
-    host_seconds = host.fixed_seconds + sum(item.host_seconds for item in items)
-    device_sigma = device_log_sigma(items)
+    host_seconds = sum(item.host_seconds for item in items)
+    device_sigma = device_log_sigma(items, profile)
     step, low, high = step_interval(items, profile, host, device_sigma)
     tokens = run.batch * run.seq
     counted = sum(item.work.flops for item in items if item.work is not None)
@@ -239,14 +240,13 @@ def forecast_stream(
 def step_interval(
     items: Sequence[Item], profile: Profile, host: HostCosts, device_sigma: float
 ) -> tuple[float, float, float]:
-    """(step seconds, low, high): how far the step moves with the device's error and with the host's, taken as independent."""
+    """(step seconds, low, high): how far the step moves with the device's error and the host's, independent."""
 
     def run(host_factor: float, device_factor: float) -> float:
         return simulate(
             items,
             host_factor=host_factor,
             device_factor=device_factor,
-            fixed_host_seconds=host.fixed_seconds,
             gap_seconds=profile.ceiling("kernel_gap", GAP_SECONDS),
             queue_depth=round(profile.ceiling("queue_depth", QUEUE_DEPTH)),
             sync_seconds=profile.ceiling("sync", SYNC_SECONDS),
@@ -272,10 +272,11 @@ def hypotenuse(a: float, b: float) -> float:
     return sqrt(a * a + b * b)
 
 
-def device_log_sigma(items: Sequence[Item]) -> float:
+def device_log_sigma(items: Sequence[Item], profile: Profile) -> float:
     """Standard deviation of the log of the summed kernel time.
 
-    Repeats of one shape are one random variable; a class shares a bias, the part its clock.
+    Repeats of one shape are one random variable; a class shares a bias, the part its clock. A projection's error is
+    common to a class, and to all classes that one datasheet figure scales: it is taken as common to all.
     """
     total = sum(item.seconds for item in items)
     if not total:
@@ -288,7 +289,8 @@ def device_log_sigma(items: Sequence[Item]) -> float:
             classes[item.work.op_class] += item.seconds
     own = sum((seconds * sigma) ** 2 for (_, sigma), seconds in shapes.items())
     shared = sum((seconds * CLASS_SIGMA) ** 2 for seconds in classes.values())
-    return sqrt((own + shared) / total**2 + CLOCK_SIGMA**2)
+    projected = sum(seconds * common_sigma(profile, name) for name, seconds in classes.items())
+    return sqrt((own + shared + projected**2) / total**2 + CLOCK_SIGMA**2)
 
 
 def by_class(items: Sequence[Item]) -> tuple[ClassShare, ...]:
@@ -311,7 +313,7 @@ def by_class(items: Sequence[Item]) -> tuple[ClassShare, ...]:
 def what_bounds(
     breakdown: Sequence[ClassShare], device_seconds: float, host_seconds: float, is_synchronous: bool
 ) -> str:
-    """ "host" where handing over takes longer than the kernels, else where the kernels' time goes: "matrix" or "memory"."""
+    """ "host" where handing over takes longer than the kernels, else "matrix" or "memory": where they spend it."""
     if host_seconds > device_seconds and not is_synchronous:
         return "host"
     matrix = sum(share.seconds for share in breakdown if share.op_class in ("gemm", "attention"))

@@ -1,8 +1,8 @@
 """Peak memory of a step: the lifetimes of the stream's storages, walked in order.
 
 What `torch.cuda.max_memory_allocated` would read: parameters, optimizer state, gradients, saved activations,
-autocast's cast weights (all of them storages of the stream), rounded as the allocator rounds, plus the workspaces
-of the libraries, which no ATen call shows.
+autocast's cast weights (all of them storages of the stream), rounded as the allocator rounds, plus the
+workspaces of the libraries, which no ATen call shows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ ALLOCATION_BYTES = (
     512  # the CUDA caching allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp)
 )
 
-# Context, kernels' code and the allocator's unused parts, which `max_memory_allocated` does not count but a GPU
-# must hold: about 0.6 GB of context plus a reserve of 4% for fragmentation.
+# Context, kernels' code and the allocator's unused parts, which `max_memory_allocated` does not count but a
+# GPU must hold: about 0.6 GB of context plus a reserve of 4% for fragmentation.
 CONTEXT_BYTES = 600 * 1024**2
 FRAGMENTATION = 0.04
 

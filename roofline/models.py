@@ -1,8 +1,8 @@
 """Which model: shipped configs, config.json files, and the ladder of widths. No torch, no transformers.
 
 A model is a dictionary with the fields of a transformers config.json. The ladder's shape: head_dim 128,
-heads = max(1, width // 128), kv_heads = the largest divisor of heads not above max(1, heads / 2), ffn = 3 x width,
-vocabulary 151,936, tied embeddings.
+heads = max(1, width // 128), kv_heads = the largest divisor of heads not above max(1, heads / 2), ffn = 3 x
+width, vocabulary 151,936, tied embeddings.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _ladder_kv_heads(heads: int) -> int:
 
 _SIZES = {
     "hidden_size": "width", "num_hidden_layers": "depth", "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads", "head_dim": "head_dim", "intermediate_size": "ffn", "vocab_size": "vocab",
+    "num_key_value_heads": "kv_heads", "head_dim": "head_dim", "intermediate_size": "ffn",
+    "vocab_size": "vocab",
 }  # fmt: skip
 
 
@@ -107,7 +108,8 @@ def check_config(config: Mapping[str, Any]) -> None:
     if heads and kv_heads and heads % kv_heads:
         divisors = [d for d in range(1, heads + 1) if heads % d == 0]
         raise UsageError(
-            f"heads {heads} is not divisible by kv_heads {kv_heads}: valid kv_heads are {', '.join(map(str, divisors))}"
+            f"heads {heads} is not divisible by kv_heads {kv_heads}: "
+            f"valid kv_heads are {', '.join(map(str, divisors))}"
         )
     head_dim = config.get("head_dim")
     if head_dim and head_dim % 2:
@@ -117,8 +119,8 @@ def check_config(config: Mapping[str, Any]) -> None:
 def depth_for(width: int, law: str = "printed") -> int:
     """Layers of the ladder at `width`.
 
-    printed: round(0.77 log2 width - 2.5), as the source article prints it. ln: ln depth = 0.77 ln width - 2.5.
-    qwen3: the layers of the published Qwen3 of nearest width. Raises UsageError when under one layer.
+    printed: round(0.77 log2 width - 2.5), as the source article prints it. ln: ln depth = 0.77 ln width -
+    2.5. qwen3: the layers of the published Qwen3 of nearest width. Raises UsageError when under one layer.
     """
     if width < 1:
         raise UsageError(f"width is {width}: valid is an integer of at least 1")
@@ -134,8 +136,8 @@ def depth_for(width: int, law: str = "printed") -> int:
         raise UsageError(f"depth law {law!r}: valid are {', '.join(DEPTH_LAWS)}")
     if depth < 1:
         raise UsageError(
-            f"depth law {law!r} gives {depth} layers at width {width}: valid are widths that give at least one; "
-            "choose a larger width, or give --depth"
+            f"depth law {law!r} gives {depth} layers at width {width}: valid are widths that give at least "
+            "one; choose a larger width, or give --depth"
         )
     return depth
 
@@ -156,7 +158,7 @@ def with_depth(config: Mapping[str, Any], depth: int) -> Config:
 
 
 def n_params(config: Mapping[str, Any]) -> int:
-    """Parameters of a Qwen3 config, tied weights once; the traced stream's count is the authority for any other."""
+    """Parameters of a Qwen3 config, tied weights once; for any other the traced stream's count is the authority."""
     width, depth, head_dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
     query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     layer = (

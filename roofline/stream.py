@@ -39,7 +39,7 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Storage:
-    """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, or host (not the device's)."""
+    """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, or host (not the GPU's)."""
 
     bytes: int
     kind: str
@@ -308,10 +308,12 @@ def to_json(stream: Stream) -> dict[str, Any]:
         "depth": stream.depth,
         "meta": stream.meta,
         "storages": [[s.bytes, s.kind, s.layer] for s in stream.storages],
-        "tensors": [[list(t.operand.shape), list(t.operand.stride), t.operand.dtype, t.storage] for t in stream.tensors],
+        "tensors": [
+            [list(t.operand.shape), list(t.operand.stride), t.operand.dtype, t.storage] for t in stream.tensors
+        ],
         "ops": [
-            [op.name, op.phase, list(op.inputs), list(op.outputs), list(op.written), op.args, op.kwargs, op.layer,
-             op.module, op.kind, list(op.freed)]
+            [op.name, op.phase, list(op.inputs), list(op.outputs), list(op.written), op.args, op.kwargs,
+             op.layer, op.module, op.kind, list(op.freed)]
             for op in stream.ops
         ],
     }  # fmt: skip

@@ -6,6 +6,7 @@ three layers. Only a stream found nowhere imports torch.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -33,9 +34,11 @@ class Traced:
 
 
 # Fields of a config.json that do not change what is launched.
-_IRRELEVANT = {"architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",
-               "eos_token_id", "pad_token_id", "initializer_range", "rope_theta", "rope_parameters", "rms_norm_eps",
-               "max_position_embeddings", "hidden_act", "attention_bias", "use_cache", "name"}  # fmt: skip
+_IRRELEVANT = {
+    "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",
+    "eos_token_id", "pad_token_id", "initializer_range", "rope_theta", "rope_parameters", "rms_norm_eps",
+    "max_position_embeddings", "hidden_act", "attention_bias", "use_cache", "name",
+}  # fmt: skip
 _KEPT_IF = {"hidden_act": "silu", "attention_bias": False}  # but only at these values
 
 
@@ -87,10 +90,8 @@ def _find_or_trace(config: Mapping[str, Any], traced: Traced) -> Stream:
     if cached.is_file():
         return streams.load(cached)
     stream = trace_now(config, traced)
-    try:
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not the answer
         streams.save(stream, cached)
-    except OSError:  # a cache that cannot be written costs time, not the answer
-        pass
     return stream
 
 

@@ -1,8 +1,8 @@
 """What to measure: shapes taken from op streams, so that what a step launches is what is measured.
 
 A suite is a JSON file that a person can open, shipped in `data/suites` and made by `python -m
-flopcast.roofline.suite` from the traces of the models named here; measuring needs no tracing. Every case has a
-role: "fit" cases make the profile, "holdout" cases only judge it, and come from models of their own.
+flopcast.roofline.suite` from the traces of the models named here; measuring needs no tracing. Every case has
+a role: "fit" cases make the profile, "holdout" cases only judge it, and come from models of their own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a suite is put together. `per_variant`: calls measured of one kind of kernel, spread over its sizes."""
+    """How a suite is put together. `per_variant`: calls of one kind of kernel measured, spread over its sizes."""
 
     device: str
     fit: tuple[Source, ...]
@@ -76,8 +76,8 @@ _CUDA_ATTENTION = tuple(
     for batch, seq in ((4, 256), (8, 512), (1, 1024), (8, 1024), (2, 2048), (4, 4096), (1, 8192))
 )
 _CUDA_ATTENTION_HOLDOUT = (
-    (4, 12, 6, 256, 128), (2, 24, 8, 512, 128), (4, 16, 8, 768, 128), (8, 20, 10, 1024, 128), (2, 32, 16, 1536, 128),
-    (1, 16, 8, 3072, 128), (2, 40, 8, 2048, 128), (1, 4, 2, 6144, 128),
+    (4, 12, 6, 256, 128), (2, 24, 8, 512, 128), (4, 16, 8, 768, 128), (8, 20, 10, 1024, 128),
+    (2, 32, 16, 1536, 128), (1, 16, 8, 3072, 128), (2, 40, 8, 2048, 128), (1, 4, 2, 6144, 128),
 )  # fmt: skip
 
 PLANS = {
@@ -91,7 +91,9 @@ PLANS = {
             Source(width=4096, batch=2, seq=2048, optimizer="adamw-fused"),
         ),
         holdout=(
-            Source(width=768), Source(width=2560), Source(width=1280, batch=4, seq=512, optimizer="adamw-fused"),
+            Source(width=768),
+            Source(width=2560),
+            Source(width=1280, batch=4, seq=512, optimizer="adamw-fused"),
             Source(config="qwen3-1.7b", batch=8, seq=512),
         ),
         random_gemms=60,
@@ -220,7 +222,7 @@ def _call_cases(works: Sequence[Work], plan: Plan, role: str, most: int) -> list
 
 
 def spread(values: Sequence[float], most: int) -> list[int]:
-    """Indices of at most `most` of the sorted `values`, as evenly apart as they come, both ends among them."""
+    """Indices of at most `most` of the sorted `values`, as evenly apart as they come, with both ends."""
     if len(values) <= most:
         return list(range(len(values)))
     if most == 1:

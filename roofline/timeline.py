@@ -1,6 +1,6 @@
 """The two timelines of a step: what the device has to do, and how the host hands it over.
 
-`device_work` turns an op stream into timed kernels; `simulate` lets a host enqueue them and a device drain them.
+`device_work` turns an op stream into timed kernels; `simulate` lets a host enqueue and a device drain them.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flopcast.roofline.memory import rounded
 from flopcast.roofline.lower import Work, describe, launches, lower
+from flopcast.roofline.memory import rounded
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.stream import Stream
 
 # Share of L2 that still holds what was touched before: lines go before the cache is full.
 L2_SHARE = 0.8
 
-# From the host's launch call to the kernel's start on an idle device; a step of a thousand launches shows it only
-# where the host waits (a synchronisation).
+# From the host's launch call to the kernel's start on an idle device; a step of a thousand launches shows it
+# only where the host waits (a synchronisation).
 LAUNCH_LATENCY_SECONDS = 4e-6
 
 
@@ -55,8 +55,8 @@ class Backends:
 def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Backends) -> list[Item]:
     """Every op of `stream` with its device and host seconds, in order.
 
-    An op that reads what was touched less than `L2_SHARE` of the L2 ago runs at the hot curve, else at the cold one;
-    in between by bytes.
+    An op that reads what was touched less than `L2_SHARE` of the L2 ago runs at the hot curve, else at the cold
+    one; in between by bytes.
     """
     works: list[Work | None] = []
     for op in stream.ops:
@@ -74,16 +74,19 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
         count = profile.launches(work, default=launches(work.shape))
         timed[i] = (seconds, cold.sigma, cold.basis, count)
     items = []
+    phase = ""
     for i, op in enumerate(stream.ops):
         seconds, sigma, basis, count = timed.get(i, (0.0, 0.0, "", 0))
         n_tensors = len(op.inputs) if '"ts"' in op.args else 0
+        # forward and backward costs are per call, the optimizer's per kernel (`calibration.count_ops`)
+        n_launches = count if op.phase == "optimizer" else 1
+        host_seconds = host.seconds(op.phase, op.kind, launches=n_launches, tensors=n_tensors)
+        if op.phase != phase:  # what a phase costs once, where it begins
+            phase = op.phase
+            host_seconds += getattr(host, phase).get("fixed", 0.0) + (host.step_fixed if i == 0 else 0.0)
         items.append(
             Item(
-                phase=op.phase, kind=op.kind, module=op.module,
-                # forward and backward costs are per call, the optimizer's per kernel (`calibration.count_ops`)
-                host_seconds=host.seconds(
-                    op.phase, op.kind, launches=count if op.phase == "optimizer" else 1, tensors=n_tensors
-                ),
+                phase=op.phase, kind=op.kind, module=op.module, host_seconds=host_seconds,
                 work=works[i], seconds=seconds, sigma=sigma, launches=count, basis=basis,
             )
         )  # fmt: skip
@@ -93,9 +96,9 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
 def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[float]:
     """For each op the share of its bytes that lies in L2, in a steady step.
 
-    One rule: what was touched less than `capacity` bytes ago is there. Addresses matter, not tensors: the caching
-    allocator gives a new tensor the block that was freed last, so that outputs too land on lines in L2. The first of
-    two passes only sets the scene.
+    One rule: what was touched less than `capacity` bytes ago is there. Addresses matter, not tensors: the
+    caching allocator gives a new tensor the block that was freed last, so that outputs too land on lines in
+    L2. The first of two passes only sets the scene.
     """
     touched_at: dict[int, float] = {}
     address: dict[int, int] = {}
@@ -141,7 +144,6 @@ def simulate(
     *,
     host_factor: float = 1.0,
     device_factor: float = 1.0,
-    fixed_host_seconds: float = 0.0,
     gap_seconds: float,
     queue_depth: int,
     sync_seconds: float,
@@ -151,13 +153,11 @@ def simulate(
     """Seconds of one steady step when steps follow each other without waiting.
 
     The host enqueues op by op; the device runs in order, `gap_seconds` between kernels; at most `queue_depth`
-    launches are outstanding; a sync stops the host until the device has drained. `is_synchronous` (the CPU as a
-    device): every op is done when its call returns.
+    launches are outstanding; a sync stops the host until the device has drained. `is_synchronous` (the CPU as
+    a device): every op is done when its call returns.
     """
     if is_synchronous:
-        return fixed_host_seconds * host_factor + sum(
-            item.host_seconds * host_factor + item.seconds * device_factor for item in items
-        )
+        return sum(item.host_seconds * host_factor + item.seconds * device_factor for item in items)
     if steps < 2:
         raise ValueError("a steady step is the difference of two: steps must be at least 2")
     host = device = 0.0
@@ -165,7 +165,6 @@ def simulate(
     head = 0
     ends = []
     for _ in range(steps):
-        host += fixed_host_seconds * host_factor
         for item in items:
             host += item.host_seconds * host_factor
             if item.launches:

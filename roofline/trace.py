@@ -31,8 +31,8 @@ from flopcast.roofline.stream import FOLDED_DEPTH, Op, Storage, Stream, TensorRe
 
 _DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
-    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8",
-    torch.bool: "bool", torch.complex64: "complex64",
+    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8",
+    torch.uint8: "uint8", torch.bool: "bool", torch.complex64: "complex64",
 }  # fmt: skip
 
 # Calls that read a value back to the host: it waits for the device.
@@ -368,16 +368,16 @@ def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
 
 # torch/csrc: aten/src/ATen/autocast_mode.h, the CUDA lists, as function names.
 _TO_BF16 = {
-    "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "linear", "addmm", "addmv", "addr", "addbmm", "baddbmm", "mv",
-    "einsum", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "prelu",
-    "scaled_dot_product_attention", "chain_matmul", "_grouped_mm", "grouped_mm",
+    "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "linear", "addmm", "addmv", "addr", "addbmm", "baddbmm",
+    "mv", "einsum", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "prelu", "scaled_dot_product_attention", "chain_matmul", "_grouped_mm", "grouped_mm",
 }  # fmt: skip
 _TO_FP32 = {
     "pow", "__pow__", "__rpow__", "__rdiv__", "__rtruediv__", "acos", "asin", "cosh", "cosine_similarity",
     "cross_entropy", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "kl_div", "l1_loss",
     "layer_norm", "rms_norm", "log", "log10", "log1p", "log2", "log_softmax", "mse_loss", "nll_loss", "norm",
-    "normalize", "prod", "reciprocal", "rsqrt", "sinh", "smooth_l1_loss", "softmax", "softmin", "softplus", "sum",
-    "tan", "binary_cross_entropy_with_logits",
+    "normalize", "prod", "reciprocal", "rsqrt", "sinh", "smooth_l1_loss", "softmax", "softmin", "softplus",
+    "sum", "tan", "binary_cross_entropy_with_logits",
 }  # fmt: skip
 _PROMOTE = {
     "addcdiv",

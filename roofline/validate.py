@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,15 +19,16 @@ from flopcast.roofline.profile import Profile
 
 Row = dict[str, Any]
 
-# The launching ATen call, as profilers name it -> the class that the forecast counts it in. What is not listed
-# is element-wise.
+# The launching ATen call, as profilers name it -> the class that the forecast counts it in. What is not
+# listed is element-wise.
 _CLASS_OF_OP = {
     "mm": "gemm", "addmm": "gemm", "bmm": "gemm", "baddbmm": "gemm",
     "copy_": "copy", "_to_copy": "copy", "clone": "copy", "fill_": "fill", "zero_": "fill", "arange": "fill",
     "mean": "reduction", "sum": "reduction", "all": "reduction", "cumsum": "reduction",
     "_log_softmax": "softmax", "_log_softmax_backward_data": "softmax",
     "nll_loss_forward": "loss", "nll_loss_backward": "loss",
-    "embedding": "embedding", "index_select": "embedding", "embedding_dense_backward": "embedding", "cat": "cat",
+    "embedding": "embedding", "index_select": "embedding", "embedding_dense_backward": "embedding",
+    "cat": "cat",
 }  # fmt: skip
 
 # Compared together, because one call's kernels fall under several calls' names: a slice's backward fills and
@@ -61,12 +62,22 @@ def op_class(op: str) -> str:
     return _CLASS_OF_OP.get(name, "pointwise")
 
 
-def compare(measured: Iterable[Mapping[str, Any]], profile: Profile) -> list[Row]:
+def compare(
+    measured: Iterable[Mapping[str, Any]],
+    profile: Profile,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Row]:
     """One row a real step, in the order of `measured` (rows of `run_steps`).
 
     A step that did not run, or cannot be forecast, keeps its row with a reason.
     """
-    return [_compare(row, profile) for row in measured if row["key"].startswith("step/")]
+    steps = [row for row in measured if row["key"].startswith("step/")]
+    rows = []
+    for number, row in enumerate(steps):
+        rows.append(_compare(row, profile))
+        progress(number + 1, len(steps))
+    return rows
 
 
 def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
@@ -76,7 +87,8 @@ def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
         **dict.fromkeys(COLUMNS),
         "name": plan["name"], "group": plan["group"], "width": config.get("hidden_size"),
         "depth": config.get("num_hidden_layers"), "batch": plan["batch"], "seq": plan["seq"],
-        "optimizer": plan["optimizer"], "status": row["status"], "reason": row.get("reason"), "used_in_fit": False,
+        "optimizer": plan["optimizer"], "status": row["status"], "reason": row.get("reason"),
+        "used_in_fit": False,
     }  # fmt: skip
     run = Run(batch=plan["batch"], seq=plan["seq"], precision=plan["precision"], optimizer=plan["optimizer"],
               attention=plan["attention"])  # fmt: skip
@@ -106,6 +118,11 @@ def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
     base |= {f"{group}_seconds": seconds for group, seconds in _measured_groups(row["ops"]).items()}
     for name in ("step", "device", "host", *GROUPS):
         base[f"{name}_error"] = signed_error(base[f"{name}_forecast"], base[f"{name}_seconds"])
+    if (
+        row["n_kernels"] > profile.ceiling("queue_depth", 1024)
+        and row["host_seconds"] < row["device_seconds"]
+    ):
+        base["host_error"] = None  # the queue was full: the host's time was the device's
     base["peak_error"] = signed_error(base["peak_forecast"], base["peak_bytes"])
     return base
 
@@ -150,7 +167,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """All columns, numbers as Python prints them, empty where there is none. Raises UsageError when it cannot."""
+    """All columns, numbers to six digits, empty where there is none. Raises UsageError when it cannot."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="") as file:

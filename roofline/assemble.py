@@ -1,0 +1,91 @@
+"""Gathers what a report shows - forecasts of the ladder, curves, comparisons - and writes the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flopcast.errors import UsageError
+from flopcast.roofline.forecast import Forecast, Run, forecast
+from flopcast.roofline.models import LADDER_WIDTHS, ladder, load_config, make_config
+
+if TYPE_CHECKING:
+    from flopcast.roofline.cost import CostCurve
+    from flopcast.roofline.fit_report import FitReport
+    from flopcast.roofline.profile import Profile
+
+# GPUs that a report compares its own with: those of the source article.
+COMPARED = ("nvidia-l4", "nvidia-a100-80gb-pcie", "nvidia-h100-sxm", "nvidia-h200")
+ANATOMY_WIDTHS = LADDER_WIDTHS[::2]
+
+
+def build_report(
+    profile: Profile, quality: FitReport | None, out: Path, *, measurements: Path | None, steps: Path | None
+) -> Path:
+    """Writes report.html, figures and CSV files into `out`; returns the page.
+
+    Raises UsageError when the folder cannot be written.
+    """
+    from flopcast.roofline.report import ReportData, render
+
+    from flopcast.microbench import records
+    from flopcast.roofline import validate
+
+    rows: list[dict[str, Any]] = []
+    if steps is not None:
+        rows = validate.compare(records.read(steps).latest(), profile)
+        validate.write_csv(rows, out / "validation.csv")
+    data = ReportData(
+        profile=profile,
+        fit=None if quality is None else quality.to_json(),
+        measurements=[] if measurements is None else records.read(measurements).latest(),
+        validation=rows,
+        anatomy=anatomy(profile),
+        curves=curves(profile),
+    )
+    return render(data, out)
+
+
+def anatomy(profile: Profile) -> list[Forecast]:
+    """The ladder's steps on this device: 4 x 256 tokens on a GPU, a small ladder on the processor."""
+    if profile.device.get("type") == "cpu":
+        from flopcast.roofline.calibration import CPU_BATCH, CPU_SEQ, CPU_VOCABULARY
+        from flopcast.roofline.ladders import CPU_WIDTHS
+
+        run = Run(batch=CPU_BATCH, seq=CPU_SEQ)
+        configs = [make_config(width=w, depth=d, vocab=CPU_VOCABULARY) for w, d in CPU_WIDTHS]
+        return [forecast(config, run, profile) for config in configs]
+    return [forecast(config, Run(), profile) for config in ladder(ANATOMY_WIDTHS)]
+
+
+def curves(profile: Profile) -> list[CostCurve]:
+    """FLOPs per dollar of the GPUs compared and of this one where it has a price."""
+    from flopcast.roofline.curves import cost_curves
+    from flopcast.roofline.lookup import find_profile
+    from flopcast.roofline.prices import latest, load_prices
+
+    book = load_prices()
+    names = list(dict.fromkeys([*COMPARED, *([profile.gpu] if profile.device.get("type") != "cpu" else [])]))
+    profiles, prices = [], {}
+    for name in names:
+        price = latest(book, name)
+        if price is None:
+            continue
+        try:
+            profiles.append(profile if name == profile.gpu else find_profile(name))
+        except UsageError:  # no measured profile ships to project from
+            continue
+        prices[name] = price
+    return cost_curves(profiles, ladder(ANATOMY_WIDTHS), Run(), prices)
+
+
+def print_summary(profile: Profile, out: Path) -> None:
+    """The few figures that a person looks for first."""
+    from flopcast.roofline import tables
+
+    tables.print_roofline(profile)
+    path = out / "validation.csv"
+    if path.is_file():
+        tables.say(f"forecast against measured, every row: {path}")
+    if profile.device.get("type") != "cpu":
+        tables.print_forecast(forecast(load_config("qwen3-0.6b"), Run(), profile), Run())

@@ -1,0 +1,227 @@
+"""Many at once, from CSV to CSV: forecasts of steps (`sweep`) and times of single operations (`kernels`).
+
+A row that cannot be done stays: its numbers are empty and `reason` says why.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.kernels.shapes import Attention, Gemm
+from flopcast.roofline.forecast import Forecast, Run, forecast
+from flopcast.roofline.lower import Work, describe
+from flopcast.roofline.models import Config, depth_for, load_config, make_config, with_depth
+from flopcast.roofline.profile import HostCosts, Profile
+
+Row = dict[str, str]
+
+MODEL_COLUMNS = {"width": int, "depth": int, "heads": int, "kv_heads": int, "head_dim": int, "ffn": int, "vocab": int,
+                 "tied": bool, "config": str, "depth_law": str}  # fmt: skip
+RUN_COLUMNS = {"batch": int, "seq": int, "accumulate": int, "checkpoint": str, "precision": str, "optimizer": str,
+               "mode": str, "matmul": str, "attention": str}  # fmt: skip
+SWEEP_OUT = (
+    "gpu", "profile_basis", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high", "device_seconds",
+    "host_seconds", "host", "bound", "tokens_per_second", "flops_counted", "flops_6n", "mfu", "mfu_6n",
+    "peak_flops_per_second", "peak_bytes", "fits", "usd_per_step", "flops_per_usd", "price_usd_per_hour", "reason",
+)  # fmt: skip
+
+_Z = 1.6449
+GEMM_BACKENDS = ("torch", "triton")
+ATTENTION_BACKENDS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
+KERNEL_DTYPES = ("bf16", "fp16", "tf32", "fp32")
+KERNELS_OUT = ("seconds", "seconds_low", "seconds_high", "tflops", "bound", "basis", "reason")
+
+
+def read_rows(path: Path) -> tuple[list[str], list[Row]]:
+    """(columns, rows) of a CSV file. Raises UsageError when it cannot be read or has no header."""
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            rows = [{k: (v or "").strip() for k, v in row.items() if k is not None} for row in reader]
+            columns = list(reader.fieldnames or [])
+    except (OSError, UnicodeDecodeError, csv.Error) as fault:
+        raise UsageError(f"{path} cannot be read: {fault}; give a CSV file with a header") from fault
+    if not columns:
+        raise UsageError(f"{path} is empty; give a CSV file with a header")
+    return columns, rows
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Booleans as true and false, floats to 7 digits, None as nothing. Raises UsageError when it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({name: format_cell(row.get(name)) for name in columns} for row in rows)
+    except OSError as fault:
+        raise UsageError(
+            f"{path} cannot be written: {fault.strerror}; choose another file with --out"
+        ) from fault
+
+
+def format_cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else f"{value:.7g}" if isinstance(value, float) else value
+
+
+def parse_cell(name: str, text: str, kind: type) -> Any:
+    """Raises UsageError when `text` is not of `kind`."""
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"{name} is {text!r}: valid are true and false")
+        return text.lower() == "true"
+    if kind is int:
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(f"{name} is {text!r}: valid is an integer") from None
+    return text
+
+
+def model_from(options: Mapping[str, Any]) -> Config:
+    """A config from the model options by name (None: not given). Raises UsageError."""
+    shape = {k: options.get(k) for k in ("width", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")}
+    given = {name: value for name, value in shape.items() if value is not None}
+    depth = options.get("depth")
+    if options.get("config"):
+        if given:
+            raise UsageError(f"config and {', '.join(given)} given: give either a config or the shape")
+        config = load_config(str(options["config"]))
+        return config if depth is None else with_depth(config, depth)
+    if "width" not in given:
+        raise UsageError("no model: give config (a name or a config.json), or width")
+    if depth is None:
+        depth = depth_for(given["width"], options.get("depth_law") or "printed")
+    return make_config(depth=depth, **given)
+
+
+def sweep(
+    rows: Sequence[Row],
+    profile: Profile,
+    price_of: Callable[[str], Any],
+    *,
+    host: HostCosts | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Forecasts each row; `price_of` gives a Price or None for a GPU."""
+    kinds = {**MODEL_COLUMNS, **RUN_COLUMNS}
+    found: list[dict[str, Any]] = []
+    for index, row in enumerate(rows):
+        out: dict[str, Any] = dict(row)
+        try:
+            options = {n: parse_cell(n, row[n], kinds[n]) for n in kinds if row.get(n)}
+            run = Run(**{name: options[name] for name in RUN_COLUMNS if name in options})
+            result = forecast(model_from(options), run, profile, host=host, price=price_of(profile.gpu))
+            out |= scalars(result)
+        except UsageError as fault:
+            out["reason"] = str(fault)
+        found.append(out)
+        progress(index + 1, len(rows))
+    return found
+
+
+def scalars(result: Forecast) -> dict[str, Any]:
+    """The scalar fields of a forecast, as `sweep` writes them."""
+    record = result.to_json()
+    price = record["price"]
+    return {
+        **{name: record.get(name) for name in SWEEP_OUT if name not in ("price_usd_per_hour", "reason")},
+        "depth": result.depth,
+        "price_usd_per_hour": None if price is None else price["usd_per_hour"],
+        "reason": "; ".join(result.warnings) or None,
+    }
+
+
+def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
+    """Times each row's operation alone, launch cost excluded, as graph replay over rotating operands times it."""
+    out: list[dict[str, Any]] = [dict(row) for row in rows]
+    asked: list[tuple[int, Work, str, str]] = []
+    for index, row in enumerate(rows):
+        try:
+            asked.append((index, *_work_of(row)))
+        except UsageError as fault:
+            out[index]["reason"] = str(fault)
+    gap = profile.ceiling("graph_gap", 0.0)
+    floor = profile.ceiling("kernel_floor", 0.0)
+    bandwidth = profile.ceiling("hbm_copy", 0.0)
+    estimates = profile.estimate([(work, backend, cache) for _, work, backend, cache in asked])
+    for (index, work, backend, _cache), found in zip(asked, estimates, strict=True):
+        if profile.device["type"] == "cpu" and backend == "triton":
+            out[index]["reason"] = "backend triton needs a GPU"
+            continue
+        seconds = found.seconds + gap * profile.launches(work)
+        spread = exp(_Z * found.sigma)
+        out[index] |= {
+            "seconds": seconds,
+            "seconds_low": seconds / spread,
+            "seconds_high": seconds * spread,
+            "tflops": work.flops / seconds / 1e12,
+            "bound": _bound(work, seconds, floor, bandwidth, profile),
+            "basis": found.basis,
+            "reason": "",
+        }
+    return out
+
+
+def _bound(work: Work, seconds: float, floor: float, bandwidth: float, profile: Profile) -> str:
+    """The longest of the three times that nothing could beat: launch floor, bytes, FLOPs."""
+    dtype = getattr(work.shape, "dtype", "bf16")
+    rate = profile.ceiling(f"matrix_burst/{dtype}", 0.0) or (
+        profile.peaks[dtype].value if dtype in profile.peaks else 1.0
+    )
+    limits = {
+        "launch": floor,
+        "memory": work.bytes / bandwidth if bandwidth else 0.0,
+        "matrix": work.flops / rate,
+    }
+    return max(limits, key=lambda name: limits[name])
+
+
+def _work_of(row: Row) -> tuple[Work, str, str]:
+    """(work, backend, cache) of a row of `kernels`. Raises UsageError."""
+    op = row.get("op") or "gemm"
+    cache = row.get("cache") or "cold"
+    dtype = row.get("dtype") or "bf16"
+    _one_of("cache", cache, ("cold", "hot"))
+    _one_of("dtype", dtype, KERNEL_DTYPES)
+    if op == "gemm":
+        backend = row.get("backend") or "torch"
+        layout = row.get("layout") or "nt"
+        _one_of("backend", backend, GEMM_BACKENDS)
+        _one_of("layout", layout, ("nt", "nn", "tn"))
+        m, n, k = (_size(row, name) for name in ("m", "n", "k"))
+        return describe(Gemm(m=m, n=n, k=k, dtype=dtype, layout=layout), backend), backend, cache
+    if op == "attention":
+        backend = row.get("backend") or "sdpa"
+        direction = row.get("direction") or "fwd"
+        _one_of("backend", backend, ATTENTION_BACKENDS)
+        _one_of("direction", direction, ("fwd", "bwd"))
+        sizes = {name: _size(row, name) for name in ("batch", "heads", "seq", "head_dim")}
+        sizes["kv_heads"] = _size(row, "kv_heads") if row.get("kv_heads") else sizes["heads"]
+        if sizes["heads"] % sizes["kv_heads"]:
+            raise UsageError(f"heads {sizes['heads']} is not divisible by kv_heads {sizes['kv_heads']}")
+        causal = parse_cell("causal", row.get("causal") or "true", bool)
+        shape = Attention(**sizes, causal=causal, direction=direction, dtype=dtype)
+        return describe(shape, backend), backend, cache
+    raise UsageError(f"op {op!r}: valid are gemm, attention")
+
+
+def _one_of(name: str, value: str, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise UsageError(f"{name} {value!r}: valid are {', '.join(valid)}")
+
+
+def _size(row: Row, name: str) -> int:
+    if not row.get(name):
+        raise UsageError(f"{name} is missing: valid is an integer of at least 1")
+    value = int(parse_cell(name, row[name], int))
+    if value < 1:
+        raise UsageError(f"{name} is {value}: valid is an integer of at least 1")
+    return value

@@ -1,0 +1,296 @@
+"""The command line: options in, tables or one JSON document out. What measures a machine is in `cli_measure`.
+
+Exit codes: 0 done, 1 failed, 2 bad use. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flopcast.errors import FlopcastError, UsageError
+
+if TYPE_CHECKING:
+    from flopcast.roofline.prices import Price
+
+app = typer.Typer(
+    name="flopcast",
+    help="What a training step costs on a GPU: milliseconds, dollars, memory. Measured on one, forecast without.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+GPUS = "nvidia-l4,nvidia-a100-80gb-pcie,nvidia-h100-sxm,nvidia-h200"
+
+Gpu = Annotated[str, typer.Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
+]
+ConfigName = Annotated[
+    str | None, typer.Option(help="A transformers config.json, or a shipped name such as qwen3-0.6b.")
+]
+Width = Annotated[int | None, typer.Option(help="Hidden size; the rest follows the ladder's shape.")]
+Depth = Annotated[int | None, typer.Option(help="Layers; overrides the config's and the depth law's.")]
+DepthLaw = Annotated[str, typer.Option(help="printed, ln or qwen3.")]
+Heads = Annotated[int | None, typer.Option(help="Query heads.")]
+KvHeads = Annotated[int | None, typer.Option(help="Key and value heads; must divide the heads.")]
+HeadDim = Annotated[int | None, typer.Option(help="Size of a head.")]
+Ffn = Annotated[int | None, typer.Option(help="Intermediate size.")]
+Vocab = Annotated[int | None, typer.Option(help="Vocabulary size.")]
+Tied = Annotated[
+    bool | None, typer.Option("--tied/--untied", help="Whether embedding and head share weights.")
+]
+Batch = Annotated[int, typer.Option(help="Sequences a step.")]
+Seq = Annotated[int, typer.Option(help="Tokens a sequence.")]
+Accumulate = Annotated[int, typer.Option(help="Micro-batches a step.")]
+Checkpoint = Annotated[str, typer.Option(help="Activation checkpointing: none or full.")]
+Precision = Annotated[str, typer.Option(help="autocast-bf16, bf16, tf32 or fp32.")]
+Optimizer = Annotated[str, typer.Option(help="adamw (torch's default: foreach on CUDA) or adamw-fused.")]
+Mode = Annotated[str, typer.Option(help="eager; compile is not modelled yet.")]
+Matmul = Annotated[str, typer.Option(help="torch, triton or best.")]
+Attention = Annotated[
+    str, typer.Option(help="sdpa (what torch picks), sdpa-flash, sdpa-cudnn, triton or best.")
+]
+Host = Annotated[str | None, typer.Option(help="Profile whose host feeds the GPU; `none`: the device alone.")]
+PriceFile = Annotated[
+    Path | None, typer.Option("--prices", help="Price book, CSV or TOML; default: the shipped one.")
+]
+PriceGiven = Annotated[
+    list[str] | None, typer.Option("--price", help="GPU=USD per hour, e.g. nvidia-h200=3.99.")
+]
+Provider = Annotated[str | None, typer.Option(help="Provider of the price; default: RunPod Secure Cloud.")]
+PriceDate = Annotated[str | None, typer.Option("--on", help="Newest prices up to this day, YYYY-MM-DD.")]
+
+
+def main() -> None:
+    """Entry point of the `flopcast` command."""
+    try:
+        app()
+    except FlopcastError as fault:
+        print(f"flopcast: {fault}", file=sys.stderr)
+        raise SystemExit(fault.exit_code) from None
+    except KeyboardInterrupt:
+        print("flopcast: stopped; finished measurements are kept", file=sys.stderr)
+        raise SystemExit(1) from None
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+
+
+def emit(document: Any) -> None:
+    """The one JSON document."""
+    json.dump(document, sys.stdout, indent=1, default=str, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        import flopcast
+
+        print(f"flopcast {flopcast.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def gpus(as_json: AsJson = False) -> None:
+    """Profiles known, and how each came about."""
+    from flopcast.roofline import tables
+    from flopcast.roofline.lookup import known
+
+    found = known()
+    if as_json:
+        emit([entry.__dict__ for entry in found])
+    else:
+        tables.print_known(found)
+
+
+@app.command()
+def predict(
+    gpu: Gpu,
+    config: ConfigName = None, width: Width = None, depth: Depth = None, depth_law: DepthLaw = "printed",
+    heads: Heads = None, kv_heads: KvHeads = None, head_dim: HeadDim = None, ffn: Ffn = None, vocab: Vocab = None,
+    tied: Tied = None, batch: Batch = 4, seq: Seq = 256, accumulate: Accumulate = 1, checkpoint: Checkpoint = "none",
+    precision: Precision = "autocast-bf16", optimizer: Optimizer = "adamw", mode: Mode = "eager",
+    matmul: Matmul = "torch", attention: Attention = "sdpa", host: Host = None, prices: PriceFile = None,
+    price: PriceGiven = None, provider: Provider = None, on: PriceDate = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """One training step: time, memory, FLOPs, dollars, each with what it rests on."""
+    from flopcast.roofline import tables
+    from flopcast.roofline.batch import model_from
+    from flopcast.roofline.forecast import Run, forecast
+    from flopcast.roofline.lookup import find_host, find_profile
+
+    model = model_from({
+        "config": config, "width": width, "depth": depth, "depth_law": depth_law, "heads": heads,
+        "kv_heads": kv_heads, "head_dim": head_dim, "ffn": ffn, "vocab": vocab, "tied": tied,
+    })  # fmt: skip
+    run = Run(batch=batch, seq=seq, accumulate=accumulate, checkpoint=checkpoint, precision=precision,
+              optimizer=optimizer, mode=mode, matmul=matmul, attention=attention)  # fmt: skip
+    run.check()
+    profile = find_profile(gpu)
+    book = price_book(prices, price, provider, on)
+    result = forecast(model, run, profile, host=find_host(host), price=book.get(profile.gpu))
+    if as_json:
+        emit(result.to_json())
+    else:
+        tables.print_forecast(result, run)
+
+
+@app.command()
+def sweep(
+    gpu: Gpu,
+    source: Annotated[Path, typer.Option("--from", help="CSV: one step a row, columns as predict's options.")],
+    out: Annotated[Path, typer.Option(help="CSV to write.")],
+    host: Host = None, prices: PriceFile = None, price: PriceGiven = None, provider: Provider = None,
+    on: PriceDate = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Many steps, from CSV to CSV. A row that cannot be done keeps its place and says why."""
+    from flopcast.roofline import batch, tables
+    from flopcast.roofline.lookup import find_host, find_profile
+
+    columns, rows = batch.read_rows(source)
+    unknown = sorted(set(columns) - {*batch.MODEL_COLUMNS, *batch.RUN_COLUMNS, "name"})
+    if unknown:
+        raise UsageError(
+            f"{source}: unknown columns {', '.join(unknown)}; valid are name, "
+            f"{', '.join((*batch.MODEL_COLUMNS, *batch.RUN_COLUMNS))}"
+        )
+    profile = find_profile(gpu)
+    book = price_book(prices, price, provider, on)
+    with tables.progress("forecasting") as advance:
+        found = batch.sweep(rows, profile, book.get, host=find_host(host), progress=advance)
+    batch.write_rows(out, list(dict.fromkeys([*columns, "depth", *batch.SWEEP_OUT])), found)
+    done = sum(1 for row in found if row.get("step_seconds"))
+    if as_json:
+        emit({"out": str(out), "rows": len(found), "forecast": done, "failed": len(found) - done})
+    else:
+        tables.say(f"{done} of {len(found)} steps forecast for {profile.gpu} ({profile.basis}) -> {out}")
+
+
+@app.command()
+def kernels(
+    gpu: Gpu,
+    source: Annotated[
+        Path, typer.Option("--from", help="CSV: op,m,n,k,layout or batch,heads,...; see the README.")
+    ],
+    out: Annotated[Path, typer.Option(help="CSV to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """Single operations, from CSV to CSV: seconds of the kernel alone, with a range."""
+    from flopcast.roofline import batch, tables
+    from flopcast.roofline.lookup import find_profile
+
+    columns, rows = batch.read_rows(source)
+    profile = find_profile(gpu)
+    found = batch.kernels(rows, profile)
+    batch.write_rows(out, list(dict.fromkeys([*columns, *batch.KERNELS_OUT])), found)
+    done = sum(1 for row in found if row.get("seconds"))
+    if as_json:
+        emit({"out": str(out), "rows": len(found), "timed": done, "failed": len(found) - done})
+    else:
+        tables.say(f"{done} of {len(found)} operations timed for {profile.gpu} ({profile.basis}) -> {out}")
+
+
+@app.command()
+def cost(
+    gpus: Annotated[str, typer.Option(help="Comma-separated GPUs.")] = GPUS,
+    depth_law: DepthLaw = "printed",
+    widths: Annotated[str | None, typer.Option(help="Comma-separated widths; default: 256 to 4096 by 256.")] = None,
+    batch: Batch = 4, seq: Seq = 256, optimizer: Optimizer = "adamw", host: Host = None, prices: PriceFile = None,
+    price: PriceGiven = None, provider: Provider = None, on: PriceDate = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for cost.csv and the figure.")] = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """FLOPs per dollar against model size, for several GPUs: curves, crossovers, break-even prices."""
+    from flopcast.roofline import tables
+    from flopcast.roofline.curves import cost_curves, write_cost
+    from flopcast.roofline.forecast import Run
+    from flopcast.roofline.lookup import find_host, find_profiles
+    from flopcast.roofline.models import LADDER_WIDTHS, ladder
+
+    chosen = LADDER_WIDTHS if widths is None else tuple(whole_numbers("--widths", widths))
+    models = ladder(chosen, depth_law)
+    names = [name.strip() for name in gpus.split(",") if name.strip()]
+    if not names:
+        raise UsageError("--gpus names no GPU; `flopcast gpus` lists them")
+    profiles = find_profiles(names)
+    book = price_book(prices, price, provider, on, required=[profile.gpu for profile in profiles])
+    run = Run(batch=batch, seq=seq, optimizer=optimizer)
+    run.check()
+    with tables.progress("forecasting the ladder") as advance:
+        curves = cost_curves(profiles, models, run, book, host=find_host(host), progress=advance)
+    if out is not None:
+        for path in write_cost(curves, out):
+            tables.say(f"wrote {path}")
+    if as_json:
+        emit(tables.cost_document(curves, models))
+    else:
+        tables.print_cost(curves, models)
+
+
+@app.command()
+def roofline(gpu: Gpu, as_json: AsJson = False) -> None:
+    """What this GPU can do: its roofs, and how far each was checked."""
+    from flopcast.roofline import tables
+    from flopcast.roofline.lookup import find_profile
+
+    profile = find_profile(gpu)
+    if as_json:
+        emit({"gpu": profile.gpu, "basis": profile.basis, "ceilings": tables.numbers(profile.ceilings),
+              "peaks": tables.numbers(profile.peaks)})  # fmt: skip
+    else:
+        tables.print_roofline(profile)
+
+
+def price_book(
+    path: Path | None,
+    given: list[str] | None,
+    provider: str | None,
+    on: str | None,
+    required: list[str] | None = None,
+) -> Mapping[str, Price]:
+    """GPU -> the price to use: given on the command line, else the provider's newest. Raises UsageError."""
+    from flopcast.roofline.lookup import names
+    from flopcast.roofline.prices import latest, load_prices, parse_override, require, with_overrides
+
+    day = None
+    if on is not None:
+        try:
+            day = date.fromisoformat(on)
+        except ValueError:
+            raise UsageError(f"--on is {on!r}: valid is a day as YYYY-MM-DD") from None
+    known = names()
+    overrides = [parse_override(text, known_gpus=known) for text in given or []]
+    book = with_overrides(load_prices(path, known_gpus=known), overrides)
+    if required is not None:
+        return {gpu: require(book, gpu, provider, on=day) for gpu in required}
+    found = {price.gpu: latest(book, price.gpu, provider, on=day) for price in book}
+    return {gpu: price for gpu, price in found.items() if price is not None}
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """Comma-separated integers. Raises UsageError."""
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}: valid are integers with commas between") from None
+
+
+def _add_measuring_commands() -> None:
+    from flopcast.roofline import cli_measure
+
+    cli_measure.register(app)
+
+
+_add_measuring_commands()
+
+if __name__ == "__main__":
+    main()

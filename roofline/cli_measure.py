@@ -1,0 +1,223 @@
+"""The commands that measure this machine or digest its measurements: bench, fit, validate, report.
+
+They import `microbench`, and with it torch, only when they run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flopcast.errors import UsageError
+
+if TYPE_CHECKING:
+    from flopcast.roofline.fit_report import FitReport
+    from flopcast.roofline.profile import Profile
+
+SUITES = ("quick", "standard")
+
+Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu; default: cuda where there is one.")]
+Suite = Annotated[str, typer.Option(help="quick (a minute) or standard.")]
+Out = Annotated[Path, typer.Option(help="Folder to write to; what it holds already is not done again.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Measure again what failed or ran out of memory.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the command line."""
+    for command in (bench, fit, validate, report):
+        app.command()(command)
+
+
+def bench(
+    suite: Suite = "quick", device: Device = None, out: Out = Path("out"), retry: Retry = False,
+    budget: Annotated[float | None, typer.Option(help="Seconds for the sweep; the next run continues.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Measures this machine: ceilings, host cost, kernels. Appends as it goes; run again to resume."""
+    from flopcast.roofline.cli import emit
+    from flopcast.roofline.tables import say
+
+    summaries = run_bench(device, suite, out, budget=budget, retry=("oom", "error") if retry else ())
+    for part, text in summaries.items():
+        say(f"{part}: {text}")
+    if as_json:
+        emit({"out": str(out), "parts": summaries})
+    else:
+        say(f"`flopcast fit {out}` makes a profile of it")
+
+
+def run_bench(
+    device: str | None, suite: str, out: Path, *, budget: float | None = None, retry: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """Measures what `out` lacks; a line for each part."""
+    if suite not in SUITES:
+        raise UsageError(f"suite {suite!r}: valid are {', '.join(SUITES)}")
+    from flopcast.microbench import bench as engine
+    from flopcast.microbench.device import pick_device
+    from flopcast.microbench.sweep import Case
+    from flopcast.roofline import calibration
+    from flopcast.roofline import suite as suites
+
+    chosen = pick_device(device)
+    name = "cpu-quick" if chosen.type == "cpu" else suite
+    cases = [Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in suites.load(name)]
+    found = engine.run_bench(
+        chosen, out, suite=name, policy="quick" if chosen.type == "cpu" else suite, cases=cases,
+        hosts=[calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry,
+    )  # fmt: skip
+    return {part: "; ".join([str(summary), *summary.warnings]) for part, summary in found.items()}
+
+
+def fit(
+    folder: Annotated[Path, typer.Argument(help="Folder that `flopcast bench` wrote.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Profile to write; default: FOLDER/profile.json.gz.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Turns measurements into a profile and prints how well it fits, on rows it never saw too."""
+    from flopcast.roofline import tables
+    from flopcast.roofline.cli import emit
+
+    profile, quality = fit_folder(folder)
+    path = out or folder / "profile.json.gz"
+    save_profile(profile, path)
+    if as_json:
+        emit({"profile": str(path), "gpu": profile.gpu, **quality.to_json()})
+    else:
+        tables.print_fit(quality)
+        tables.say(f"wrote {path}; use it as --gpu {path}, or as --gpu {profile.gpu} unless that ships")
+
+
+def fit_folder(folder: Path) -> tuple[Profile, FitReport]:
+    """The profile of a folder of measurements, host costs included."""
+    from flopcast.microbench import records
+    from flopcast.roofline import calibration
+    from flopcast.roofline.fit import fit as fit_measurements
+
+    kind = records.read_machine(folder)["device"]["type"]
+    plan = calibration.host_plan(kind)
+    profile, quality = fit_measurements(folder, counts=calibration.host_counts(plan, kind))
+    if kind == "cpu":
+        profile = profile.with_host(
+            calibration.synchronous_host(profile, plan, records.read(folder).latest()) or profile.host
+        )
+    return profile, quality
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Writes the profile, and a copy where `--gpu NAME` finds it."""
+    from flopcast.roofline.lookup import user_folder
+
+    profile.save(path)
+    try:
+        user_folder().mkdir(parents=True, exist_ok=True)
+        profile.save(user_folder() / f"{profile.gpu}.json.gz")
+    except (OSError, UsageError):  # a read-only home: the profile asked for is written
+        pass
+
+
+def validate(
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Profile to check; default: this device's own.")] = None,
+    device: Device = None, suite: Suite = "quick", out: Out = Path("out/validate"), retry: Retry = False,
+    steps_from: Annotated[Path | None, typer.Option(help="Folder of steps already run, instead of running.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Runs real Qwen3 training steps here and compares them with their forecasts, part by part."""
+    from flopcast.roofline import tables
+    from flopcast.roofline import validate as checks
+    from flopcast.roofline.cli import emit
+    from flopcast.roofline.lookup import find_profile
+
+    if steps_from is None:
+        run_validation_steps(device, suite, out, retry=("oom", "error") if retry else ())
+    folder = steps_from or out
+    profile = find_profile(gpu or device_profile_name(folder))
+    rows = compare_folder(folder, profile)
+    checks.write_csv(rows, out / "validation.csv")
+    if as_json:
+        emit({"gpu": profile.gpu, "rows": rows, "summary": checks.summary(rows)})
+    else:
+        tables.print_validation(rows, checks.summary(rows))
+        tables.say(f"wrote {out / 'validation.csv'}")
+
+
+def run_validation_steps(device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = ()) -> str:
+    """Runs the validation ladder's real steps that `out` lacks; a line of what was done."""
+    if suite not in SUITES:
+        raise UsageError(f"suite {suite!r}: valid are {', '.join(SUITES)}")
+    from flopcast.microbench.device import describe, pick_device
+    from flopcast.microbench.records import Recorder
+    from flopcast.microbench.run_steps import run_steps
+    from flopcast.roofline.ladders import validation_plans
+
+    chosen = pick_device(device)
+    rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
+    with Recorder(out, describe(chosen)) as recorder:
+        plans = validation_plans(chosen.type, suite)
+        return str(
+            run_steps(
+                plans, device=chosen, recorder=recorder, rounds=rounds, steps_per_round=steps, retry=retry
+            )
+        )
+
+
+def device_profile_name(folder: Path) -> str:
+    """The name of the profile of the machine that wrote `folder`."""
+    from flopcast.microbench import records
+    from flopcast.roofline.fit_device import gpu_name
+
+    return gpu_name(records.read_machine(folder)["device"])
+
+
+def compare_folder(folder: Path, profile: Profile) -> list[dict[str, Any]]:
+    """The rows of `validate` for a folder of real steps."""
+    from flopcast.microbench import records
+    from flopcast.roofline import validate as checks
+    from flopcast.roofline.tables import progress
+
+    with progress("comparing") as advance:
+        return checks.compare(records.read(folder).latest(), profile, progress=advance)
+
+
+def report(
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Known GPU or profile file; default: what --measure finds.")] = None,
+    out: Out = Path("reports/local"),
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine first and run real steps.")] = False,
+    measurements: Annotated[Path | None, typer.Option(help="Folder of `flopcast bench`.")] = None,
+    steps: Annotated[Path | None, typer.Option(help="Folder of real steps from `flopcast validate`.")] = None,
+    device: Device = None, suite: Suite = "quick", as_json: Json = False,
+) -> None:  # fmt: skip
+    """The page a person reads: roofline, anatomy of a step, forecast against measured, FLOPs per dollar."""
+    from flopcast.roofline import assemble
+    from flopcast.roofline.cli import emit
+    from flopcast.roofline.lookup import find_profile
+    from flopcast.roofline.tables import say
+
+    if measure:
+        measurements, steps = out / "measurements", out / "steps"
+        say(f"1/4 measuring this machine -> {measurements}")
+        for part, text in run_bench(device, suite, measurements).items():
+            say(f"    {part}: {text}")
+        say("2/4 fitting a profile")
+        profile, quality = fit_folder(measurements)
+        save_profile(profile, out / "profile.json.gz")
+        say(f"3/4 running real Qwen3 training steps -> {steps}")
+        say(f"    {run_validation_steps(device, suite, steps)}")
+        say("4/4 comparing, drawing")
+    elif measurements is not None:
+        profile, quality = fit_folder(measurements)
+        save_profile(profile, out / "profile.json.gz")
+    elif gpu is not None:
+        profile, quality = find_profile(gpu), None
+    else:
+        raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
+    page = assemble.build_report(profile, quality, out, measurements=measurements, steps=steps)
+    if as_json:
+        emit({"gpu": profile.gpu, "page": str(page)})
+    else:
+        assemble.print_summary(profile, out)
+        say(f"open {page}")

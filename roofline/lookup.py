@@ -1,0 +1,95 @@
+"""Which profile a name means: shipped, measured by this user, projected from a datasheet, or a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from flopcast.errors import UsageError
+from flopcast.roofline.gpus import load_specs, unknown_gpu_message
+from flopcast.roofline.profile import HostCosts, Profile, known_profiles
+from flopcast.roofline.project import project
+
+# The measured profile that the others are projected from.
+SOURCE = "nvidia-h200"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A name that `--gpu` takes, and how its profile comes about."""
+
+    name: str
+    basis: str
+    source: str
+
+
+def user_folder() -> Path:
+    """Where `flopcast fit` keeps the profiles of this user's machines."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "flopcast" / "profiles"
+
+
+def known() -> list[Known]:
+    """All names, measured ones first."""
+    shipped = known_profiles()
+    found = [Known(name, "measured", "shipped") for name in sorted(shipped)]
+    found += [
+        Known(n, "measured", str(p))
+        for n, p in sorted(known_profiles(user_folder()).items())
+        if n not in shipped
+    ]
+    names = {entry.name for entry in found}
+    if SOURCE in shipped:
+        found += [
+            Known(n, "projected", f"datasheet, scaled from {SOURCE}") for n in load_specs() if n not in names
+        ]
+    return found
+
+
+def find_profile(name_or_path: str) -> Profile:
+    """The profile by a known name, or of a profile file.
+
+    Raises UsageError for a name that is neither, naming the known ones and how to measure one; DataError for a file
+    that is no profile.
+    """
+    shipped, own = known_profiles(), known_profiles(user_folder())
+    if name_or_path in shipped:
+        return Profile.load(shipped[name_or_path])
+    if name_or_path in own:
+        return Profile.load(own[name_or_path])
+    path = Path(name_or_path)
+    if path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path:
+        return Profile.load(path)
+    specs = load_specs()
+    if name_or_path in specs and SOURCE in shipped:
+        return project(Profile.load(shipped[SOURCE]), specs[name_or_path])
+    if name_or_path == "cpu":
+        raise UsageError(
+            "no profile of this machine's processor yet: measure it with `flopcast bench --device cpu --out DIR` "
+            "and `flopcast fit DIR`"
+        )
+    raise UsageError(unknown_gpu_message(name_or_path, names()))
+
+
+def names() -> list[str]:
+    return [entry.name for entry in known()]
+
+
+def find_host(name_or_path: str | None) -> HostCosts | None:
+    """Host costs by the name of a profile; None stands for the profile's own, "none" for no host at all."""
+    from flopcast.roofline.forecast import NO_HOST
+
+    if name_or_path is None:
+        return None
+    if name_or_path == "none":
+        return NO_HOST
+    host = find_profile(name_or_path).host
+    if host is None:
+        raise UsageError(f"profile {name_or_path!r} has no host costs: choose another --host, or `none`")
+    return host
+
+
+def find_profiles(gpus: Iterable[str]) -> list[Profile]:
+    return [find_profile(name) for name in gpus]

@@ -1,0 +1,47 @@
+"""Remakes what ships in the wheel and is made from code alone: suites and op streams.
+
+    python -m flopcast.roofline.ship
+
+The streams of the ladder and of the shipped configs let `predict` and `cost` answer without torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flopcast.roofline import stream as streams
+from flopcast.roofline import suite
+from flopcast.roofline.models import LADDER_WIDTHS, Config, load_config, make_config, shipped_names
+from flopcast.roofline.stream import FOLDED_DEPTH
+from flopcast.roofline.stream_cache import Traced, shipped_path, stream_key, trace_now
+
+DATA = Path(__file__).parent / "data"
+
+
+def shipped_streams() -> list[tuple[Config, Traced]]:
+    """The ladder and the shipped configs at 4 x 256, and the configs at 8 x 1024 with the fused optimizer."""
+    ladder = [make_config(width=width, depth=FOLDED_DEPTH) for width in LADDER_WIDTHS]
+    configs = [{**load_config(name), "num_hidden_layers": FOLDED_DEPTH} for name in shipped_names()]
+    large = Traced(batch=8, seq=1024, optimizer="adamw-fused")
+    return [*((c, Traced()) for c in (*ladder, *configs)), *((c, large) for c in configs)]
+
+
+def main() -> None:
+    """Writes data/suites and data/streams."""
+    for name, plan in suite.PLANS.items():
+        cases = suite.build(plan)
+        suite.save(cases, DATA / "suites" / f"{name}.json.gz")
+        print(f"suite {name}: {len(cases)} cases")
+    wanted = shipped_streams()
+    for old in (DATA / "streams").glob("*.json.gz"):
+        old.unlink()
+    for config, traced in wanted:
+        path = shipped_path(stream_key(config, traced))
+        streams.save(trace_now(config, traced), path)
+        print(
+            f"stream {config['hidden_size']} wide, {traced.batch} x {traced.seq}: {path.stat().st_size / 1024:.0f} kB"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""What the terminal shows: tables and progress. Units are ms, TFLOP/s, TB/s and $/Mtoken here and only here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from flopcast.roofline.cost import CostCurve
+    from flopcast.roofline.fit_report import FitReport
+    from flopcast.roofline.forecast import Forecast, Run
+    from flopcast.roofline.lookup import Known
+    from flopcast.roofline.models import Config
+    from flopcast.roofline.profile import Number, Profile
+
+NONE = "-"
+
+
+def console() -> Console:
+    """stdout, as wide as the terminal; 120 columns where there is none, so that nothing is cut in a log."""
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
+def say(text: str) -> None:
+    """A line for the person, on stderr: stdout is for results."""
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields advance(done, total): a bar on stderr where that is a terminal, nothing elsewhere."""
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None
+) -> Table:
+    """First column left, the others right."""
+    made = Table(
+        title=title, caption=caption, title_justify="left", caption_justify="left", header_style="bold"
+    )
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def ms(seconds: float | None) -> str:
+    if seconds is None:
+        return NONE
+    return f"{seconds * 1e3:.2f}" if seconds < 0.1 else f"{seconds * 1e3:,.1f}"
+
+
+def percent(error: float | None) -> str:
+    return NONE if error is None else f"{error * 100:+.1f}%"
+
+
+def share(value: float | None) -> str:
+    return NONE if value is None else f"{value * 100:.1f}%"
+
+
+def rate(flops_per_second: float) -> str:
+    return (
+        f"{flops_per_second / 1e12:,.1f} TFLOP/s"
+        if flops_per_second >= 1e12
+        else f"{flops_per_second / 1e9:,.1f} GFLOP/s"
+    )
+
+
+def gigabytes(count: float | None) -> str:
+    return NONE if count is None else f"{count / 1e9:.2f} GB" if count < 1e10 else f"{count / 1e9:.1f} GB"
+
+
+def parameters(count: float) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+
+
+def numbers(found: Mapping[str, Number]) -> dict[str, Any]:
+    return {name: asdict(number) for name, number in found.items()}
+
+
+def print_known(found: Sequence[Known]) -> None:
+    rows = [[entry.name, entry.basis, entry.source] for entry in found]
+    console().print(table("Known GPUs", ("--gpu", "basis", "source"), rows))
+
+
+def print_forecast(found: Forecast, run: Run) -> None:
+    out = console()
+    depth = f"{found.depth} layers, " if found.depth else ""
+    step = f"{ms(found.step_seconds)} ms  ({ms(found.step_seconds_low)} to {ms(found.step_seconds_high)})"
+    rows = [
+        ["step, 90% interval", step],
+        ["bound by", found.bound],
+        ["device (sum of kernels)", f"{ms(found.device_seconds)} ms, {found.kernels:,} kernels"],
+        ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {found.host}"],
+        ["tokens per second", f"{found.tokens_per_second:,.0f}"],
+        ["FLOPs counted, 6N", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],
+        [
+            "MFU counted, 6N",
+            f"{share(found.mfu)}, {share(found.mfu_6n)} of {rate(found.peak_flops_per_second)}",
+        ],
+        ["peak memory", f"{gigabytes(found.peak_bytes)}" + ("" if found.fits else "  DOES NOT FIT")],
+    ]
+    if found.price is not None:
+        usd = found.usd_per_step or 0.0
+        per_million = usd / (run.batch * run.seq) * 1e6
+        rows.append(["price", found.price.label])
+        rows.append(["cost", f"${usd:.3g} a step, ${per_million:.3g} per million tokens"])
+        rows.append(["FLOPs per dollar", f"{found.flops_per_usd:.3g}"])
+    title = (
+        f"{found.gpu} ({found.profile_basis}): {parameters(found.n_params)} parameters, {depth}"
+        f"{run.batch} x {run.seq} tokens, {run.precision}, {run.optimizer}, {run.mode}"
+    )
+    out.print(table(title, ("", ""), rows))
+    total = found.device_seconds or 1.0
+    classes = [
+        [
+            s.op_class,
+            ms(s.seconds),
+            share(s.seconds / total),
+            f"{s.calls:,}",
+            gigabytes(s.bytes),
+            f"{s.flops:.3g}",
+        ]
+        for s in sorted(found.breakdown, key=lambda s: -s.seconds)
+    ]
+    out.print(
+        table("Device time by class", ("class", "ms", "share", "calls", "bytes moved", "FLOPs"), classes)
+    )
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+
+
+def _natural(entry: tuple[str, Any]) -> tuple[str, int, str]:
+    """Sorts copy/1048576 before copy/134217728."""
+    head, _, tail = entry[0].partition("/")
+    return head, int(tail) if tail.isdigit() else 0, tail
+
+
+def print_roofline(profile: Profile) -> None:
+    rows = []
+    for name, number in sorted(profile.ceilings.items(), key=_natural):
+        value = number.value
+        if "matrix" in name:
+            shown = rate(value)
+        elif name.startswith(("hbm", "l2", "copy")):
+            shown = f"{value / 1e12:.2f} TB/s" if value >= 1e12 else f"{value / 1e9:.1f} GB/s"
+        elif name == "queue_depth":
+            shown = f"{value:.0f} launches"
+        else:
+            shown = f"{value * 1e6:.2f} us"
+        rows.append([name, shown, number.basis])
+    rows += [[f"peak/{dtype}", rate(n.value), n.basis] for dtype, n in sorted(profile.peaks.items())]
+    out = console()
+    out.print(table(f"{profile.gpu} ({profile.basis})", ("ceiling", "value", "basis"), rows))
+    copy = profile.ceilings.get("hbm_copy")
+    ridges = [
+        [name.split("/")[1], f"{n.value / copy.value:.0f}"]
+        for name, n in sorted(profile.ceilings.items())
+        if copy is not None and name.startswith("matrix_sustained/")
+    ]
+    if ridges:
+        out.print(table("Ridge points", ("dtype", "FLOP per byte"), ridges))
+
+
+def print_fit(report: FitReport) -> None:
+    rows = [
+        [q.name, str(q.n), share(q.left_out_median), share(q.left_out_p90), str(q.n_holdout) if q.n_holdout else NONE,
+         share(q.holdout_median), share(q.holdout_p90), share(q.holdout_coverage)]
+        for q in report.classes
+    ]  # fmt: skip
+    columns = ("class", "fitted", "left-out median", "p90", "held out", "median", "p90", "in 90% interval")
+    console().print(table("Errors of the fit, |forecast / measured - 1|", columns, rows))
+    for status, count in report.unused.items():
+        say(f"{count} rows of status {status} not used")
+    for warning in report.warnings:
+        say(f"warning: {warning}")
+
+
+def print_validation(rows: Sequence[Mapping[str, Any]], summary: Sequence[Mapping[str, Any]]) -> None:
+    out = console()
+    shown = [
+        [f"{r['name']} {r['batch']}x{r['seq']}", ms(r["step_seconds"]), ms(r["step_forecast"]), percent(r["step_error"]),
+         ms(r["device_seconds"]), percent(r["device_error"]), ms(r["host_seconds"]), percent(r["host_error"]),
+         percent(r["peak_error"]), r["bound"] or NONE, r["status"]]
+        for r in rows
+    ]  # fmt: skip
+    columns = (
+        "step",
+        "ms",
+        "forecast",
+        "error",
+        "device ms",
+        "error",
+        "host ms",
+        "error",
+        "memory",
+        "bound",
+        "status",
+    )
+    out.print(table("Forecast against real steps (none used in fitting)", columns, shown))
+    for row in rows:
+        if row["reason"]:
+            say(f"{row['name']} {row['batch']}x{row['seq']}: {row['reason']}")
+    parts = ("step", "device", "host", "peak")
+    totals = [
+        [
+            s["rows"],
+            str(s["n"]),
+            *(f"{share(s[f'{p}_median'])} / {share(s[f'{p}_worst'])}" for p in parts),
+            share(s["coverage"]),
+        ]
+        for s in summary
+    ]
+    out.print(table("|error|, median / worst", ("rows", "n", *parts, "in 90% interval"), totals))
+
+
+def cost_document(curves: Sequence[CostCurve], models: Sequence[Config]) -> dict[str, Any]:
+    """What `cost --json` prints."""
+    from flopcast.roofline.cost import best_rows, break_even_rows, cost_rows, crossover_rows
+
+    sizes = break_even_sizes(curves)
+    return {
+        "ladder": [{"width": m["hidden_size"], "depth": m["num_hidden_layers"]} for m in models],
+        "points": cost_rows(curves),
+        "crossovers": crossover_rows(curves),
+        "break_even": break_even_rows(curves, sizes),
+        "best": best_rows(curves, sizes),
+    }
+
+
+def break_even_sizes(curves: Sequence[CostCurve]) -> list[float]:
+    """Parameters of about five models, small to large."""
+    sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
+    return sizes[:: max(1, len(sizes) // 5)]
+
+
+def print_cost(curves: Sequence[CostCurve], models: Sequence[Config]) -> None:
+    from flopcast.roofline.cost import best_gpu, crossovers, sentence
+
+    out = console()
+    rows = []
+    for index, model in enumerate(models):
+        points = [curve.points[index] for curve in curves]
+        cells = [f"{p.flops_per_usd.value:.3g}" if p.step.fits else "no memory" for p in points]
+        best = best_gpu(curves, float(points[0].step.n_params))
+        leader = NONE if best is None else best.gpu + ("" if best.separable else " *")
+        rows.append(
+            [
+                f"{model['hidden_size']} x {model['num_hidden_layers']}",
+                parameters(points[0].step.n_params),
+                *cells,
+                leader,
+            ]
+        )
+    columns = ("width x depth", "parameters", *(f"{c.gpu} ({c.basis})" for c in curves), "best")
+    caption = "* not separable from the next one at these prices and intervals"
+    out.print(table("FLOPs per dollar, counted FLOPs", columns, rows, caption))
+    prices = [[c.gpu, f"${c.price.usd_per_hour:.2f}", c.price.label] for c in curves]
+    out.print(table("Prices", ("GPU", "per hour", "source"), prices))
+    for row in crossovers(curves):
+        out.print(f"- {sentence(row)}")
