@@ -47,7 +47,7 @@ def _index_bound(shape: Call) -> int:
 
 
 def operands(shape: Call, device: torch.device | str, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Random tensors with the recorded sizes, strides and dtypes: randn, or 0.5 to 1.5 where positive is a must.
+    """Random tensors with the recorded sizes, strides and dtypes: randn; 0.5 to 1.5 if it must be positive.
 
     A call without operands (a fill) gets one empty tensor, which says the device.
     """
@@ -110,7 +110,7 @@ def _bind(shape: Call, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Callab
 
 
 def prepare(shape: Call, backend: str, operands: Sequence[torch.Tensor]) -> Callable[[], Any]:
-    """The call, ready to make. One that writes in place changes `operands`. Raises ValueError for another backend."""
+    """The call, ready to make; in place it changes `operands`. Raises ValueError for another backend."""
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} of {shape.op}: valid is {BACKENDS[0]}")
     return _bind(shape, operands, in_fp64=False)
@@ -118,7 +118,10 @@ def prepare(shape: Call, backend: str, operands: Sequence[torch.Tensor]) -> Call
 
 def reference(operands: Sequence[torch.Tensor], shape: Call) -> list[torch.Tensor]:
     """What the call returns or writes, in float64. Take it before the call, which may write in place."""
-    copies = [_upcast(tensor) for tensor in operands]
+    # A fused optimizer takes its step counts, scalars, as fp32 whatever the parameters are: CUDA's kernel reads the
+    # first four bytes at their address, which of a float64 are zeros, and divides by 1 - beta^0.
+    counts = _packet(shape).startswith("_fused_adam")
+    copies = [tensor.clone() if counts and tensor.ndim == 0 else _upcast(tensor) for tensor in operands]
     return _results(_bind(shape, copies, in_fp64=True)(), copies, shape)
 
 

@@ -1,8 +1,9 @@
-"""One bench of one machine: host cost, ceilings, then the cases of a suite, into a folder that can be resumed."""
+"""One bench of one machine into a folder that can be resumed: host cost, ceilings, a suite's cases."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def run_bench(
                 return steps.build(config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)
 
             summaries[f"host {plan.model}"] = run_host(
-                {depth: (lambda config=config: build(config)) for depth, config in plan.configs.items()},
+                {depth: partial(build, config) for depth, config in plan.configs.items()},
                 model=plan.model,
                 recorder=recorder,
                 device=device,

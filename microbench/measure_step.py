@@ -28,7 +28,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """Seconds of a steady step, one entry a repetition in each list; `kernels` are one step's, as launched."""
+    """Seconds of a steady step, one entry a repetition; `kernels` are one step's, in launch order."""
 
     step_seconds: tuple[float, ...]
     host_seconds: tuple[float, ...]
@@ -45,10 +45,10 @@ def measure_step(
 ) -> StepMeasurement:
     """Runs `step` for real.
 
-    `step_seconds`: wall clock of `steps_per_round` steps in a row over their number, the device drained at both
-    ends. `host_seconds`: time to enqueue one step on an idle device (on the CPU: all of a step). The host blocks
-    where the launch queue is full, so where the device bounds this reads more than the host's own work.
-    `device_seconds`: sum of kernel durations, from the profiler. Peak memory includes the first step.
+    `step_seconds`: wall clock of `steps_per_round` steps in a row over their number, the device drained at
+    both ends. `host_seconds`: time to enqueue one step on an idle device (on the CPU: all of a step). The
+    host blocks where the launch queue is full, so where the device bounds this reads more than the host's own
+    work. `device_seconds`: sum of kernel durations, from the profiler. Peak memory includes the first step.
     """
     is_cuda = step.device_type == "cuda"
     synchronize: Callable[[], None] = torch.cuda.synchronize if is_cuda else lambda: None

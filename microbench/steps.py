@@ -53,7 +53,7 @@ class TrainingStep:
         return loss
 
     def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def optimizer_step(self) -> None:
         self.optimizer.step()
@@ -87,7 +87,7 @@ def build_model(config: Mapping[str, Any], attention: str = "sdpa") -> torch.nn.
 def make_optimizer(
     model: torch.nn.Module, optimizer: str = "adamw", foreach: bool | None = None
 ) -> torch.optim.Optimizer:
-    """AdamW: "adamw" is torch's default for the device (foreach on CUDA, a loop on the CPU); or "adamw-fused".
+    """AdamW: "adamw" is torch's default on the device (foreach on CUDA, a loop on the CPU), or "adamw-fused".
 
     `foreach=True` asks for CUDA's default on any device: the tracer needs it.
     """

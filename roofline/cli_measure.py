@@ -184,7 +184,7 @@ def compare_folder(folder: Path, profile: Profile) -> list[dict[str, Any]]:
 
 
 def report(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Known GPU or profile file; default: what --measure finds.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Known GPU or profile file.")] = None,
     out: Out = Path("reports/local"),
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine first and run real steps.")] = False,
     measurements: Annotated[Path | None, typer.Option(help="Folder of `flopcast bench`.")] = None,

@@ -1,4 +1,4 @@
-"""One step's forecast: op stream + profile + host -> seconds, memory, FLOPs, dollars, and what each rests on."""
+"""One step's forecast: op stream + profile + host -> seconds, bytes, FLOPs, dollars, and what is behind."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def forecast_stream(
 def step_interval(
     items: Sequence[Item], profile: Profile, host: HostCosts, device_sigma: float
 ) -> tuple[float, float, float]:
-    """(step seconds, low, high): how far the step moves with the device's error and the host's, independent."""
+    """(step seconds, low, high): how far the step moves with the errors of device and host, independent."""
 
     def run(host_factor: float, device_factor: float) -> float:
         return simulate(
@@ -313,7 +313,7 @@ def by_class(items: Sequence[Item]) -> tuple[ClassShare, ...]:
 def what_bounds(
     breakdown: Sequence[ClassShare], device_seconds: float, host_seconds: float, is_synchronous: bool
 ) -> str:
-    """ "host" where handing over takes longer than the kernels, else "matrix" or "memory": where they spend it."""
+    """ "host" where handing over takes longer than the kernels, else their larger part: "matrix" or "memory"."""
     if host_seconds > device_seconds and not is_synchronous:
         return "host"
     matrix = sum(share.seconds for share in breakdown if share.op_class in ("gemm", "attention"))

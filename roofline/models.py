@@ -158,7 +158,7 @@ def with_depth(config: Mapping[str, Any], depth: int) -> Config:
 
 
 def n_params(config: Mapping[str, Any]) -> int:
-    """Parameters of a Qwen3 config, tied weights once; for any other the traced stream's count is the authority."""
+    """Parameters of a Qwen3 config, tied weights once; for other models a traced stream's count is right."""
     width, depth, head_dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
     query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     layer = (

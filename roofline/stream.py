@@ -39,7 +39,7 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class Storage:
-    """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, or host (not the GPU's)."""
+    """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, or host (its memory)."""
 
     bytes: int
     kind: str
@@ -163,8 +163,8 @@ class _Unfolding:
             op,
             layer=layer,
             module=_rename(op.module, op.layer, layer),
-            inputs=tuple(self._tensor(i, place) for i in op.inputs),
-            outputs=tuple(self._tensor(i, place) for i in op.outputs),
+            inputs=tuple(self._tensor(i, place(self._storage_of(i))) for i in op.inputs),
+            outputs=tuple(self._tensor(i, place(self._storage_of(i))) for i in op.outputs),
             freed=tuple(self._storage(s, place(s)) for s in op.freed),
         )
 
@@ -238,21 +238,20 @@ class _Unfolding:
         """The tensors of all layers, those of one layer together, as `model.parameters()` lists them."""
 
         def home(tensor: int) -> int | None:
-            return self.source.storages[self.source.tensors[tensor].storage].layer
+            return self.source.storages[self._storage_of(tensor)].layer
 
         result: list[int] = []
         for at, run in groupby(tensors, key=home):
             block = list(run)
-            result += [
-                self._tensor(t, lambda _storage, layer=layer: layer)
-                for layer in self._layers_of(at)
-                for t in block
-            ]  # type: ignore[misc]
+            result += [self._tensor(tensor, layer) for layer in self._layers_of(at) for tensor in block]
         return result
 
-    def _tensor(self, index: int, place: Callable[[int], int | None]) -> int:
+    def _storage_of(self, tensor: int) -> int:
+        return self.source.tensors[tensor].storage
+
+    def _tensor(self, index: int, layer: int | None) -> int:
         source = self.source.tensors[index]
-        ref = TensorRef(source.operand, self._storage(source.storage, place(source.storage)))
+        ref = TensorRef(source.operand, self._storage(source.storage, layer))
         known = self._tensor_ids.get(ref)
         if known is None:
             known = self._tensor_ids[ref] = len(self.tensors)
@@ -309,7 +308,8 @@ def to_json(stream: Stream) -> dict[str, Any]:
         "meta": stream.meta,
         "storages": [[s.bytes, s.kind, s.layer] for s in stream.storages],
         "tensors": [
-            [list(t.operand.shape), list(t.operand.stride), t.operand.dtype, t.storage] for t in stream.tensors
+            [list(t.operand.shape), list(t.operand.stride), t.operand.dtype, t.storage]
+            for t in stream.tensors
         ],
         "ops": [
             [op.name, op.phase, list(op.inputs), list(op.outputs), list(op.written), op.args, op.kwargs,

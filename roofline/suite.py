@@ -51,7 +51,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a suite is put together. `per_variant`: calls of one kind of kernel measured, spread over its sizes."""
+    """How a suite is put together. `per_variant`: calls of one kind of kernel, spread over its sizes."""
 
     device: str
     fit: tuple[Source, ...]

@@ -176,8 +176,9 @@ def print_roofline(profile: Profile) -> None:
 
 def print_fit(report: FitReport) -> None:
     rows = [
-        [q.name, str(q.n), share(q.left_out_median), share(q.left_out_p90), str(q.n_holdout) if q.n_holdout else NONE,
-         share(q.holdout_median), share(q.holdout_p90), share(q.holdout_coverage)]
+        [q.name, str(q.n), share(q.left_out_median), share(q.left_out_p90),
+         str(q.n_holdout) if q.n_holdout else NONE, share(q.holdout_median), share(q.holdout_p90),
+         share(q.holdout_coverage)]
         for q in report.classes
     ]  # fmt: skip
     columns = ("class", "fitted", "left-out median", "p90", "held out", "median", "p90", "in 90% interval")
@@ -191,9 +192,9 @@ def print_fit(report: FitReport) -> None:
 def print_validation(rows: Sequence[Mapping[str, Any]], summary: Sequence[Mapping[str, Any]]) -> None:
     out = console()
     shown = [
-        [f"{r['name']} {r['batch']}x{r['seq']}", ms(r["step_seconds"]), ms(r["step_forecast"]), percent(r["step_error"]),
-         ms(r["device_seconds"]), percent(r["device_error"]), ms(r["host_seconds"]), percent(r["host_error"]),
-         percent(r["peak_error"]), r["bound"] or NONE, r["status"]]
+        [f"{r['name']} {r['batch']}x{r['seq']}", ms(r["step_seconds"]), ms(r["step_forecast"]),
+         percent(r["step_error"]), ms(r["device_seconds"]), percent(r["device_error"]), ms(r["host_seconds"]),
+         percent(r["host_error"]), percent(r["peak_error"]), r["bound"] or NONE, r["status"]]
         for r in rows
     ]  # fmt: skip
     columns = (
@@ -246,6 +247,11 @@ def break_even_sizes(curves: Sequence[CostCurve]) -> list[float]:
     return sizes[:: max(1, len(sizes) // 5)]
 
 
+def short(gpu: str) -> str:
+    """nvidia-a100-80gb-pcie -> a100-80gb-pcie: a column's worth."""
+    return gpu.removeprefix("nvidia-")
+
+
 def print_cost(curves: Sequence[CostCurve], models: Sequence[Config]) -> None:
     from flopcast.roofline.cost import best_gpu, crossovers, sentence
 
@@ -255,7 +261,7 @@ def print_cost(curves: Sequence[CostCurve], models: Sequence[Config]) -> None:
         points = [curve.points[index] for curve in curves]
         cells = [f"{p.flops_per_usd.value:.3g}" if p.step.fits else "no memory" for p in points]
         best = best_gpu(curves, float(points[0].step.n_params))
-        leader = NONE if best is None else best.gpu + ("" if best.separable else " *")
+        leader = NONE if best is None else short(best.gpu) + ("" if best.separable else " *")
         rows.append(
             [
                 f"{model['hidden_size']} x {model['num_hidden_layers']}",
@@ -264,10 +270,9 @@ def print_cost(curves: Sequence[CostCurve], models: Sequence[Config]) -> None:
                 leader,
             ]
         )
-    columns = ("width x depth", "parameters", *(f"{c.gpu} ({c.basis})" for c in curves), "best")
+    columns = ("width x depth", "parameters", *(f"{short(c.gpu)}\n{c.basis}" for c in curves), "best")
     caption = "* not separable from the next one at these prices and intervals"
     out.print(table("FLOPs per dollar, counted FLOPs", columns, rows, caption))
-    prices = [[c.gpu, f"${c.price.usd_per_hour:.2f}", c.price.label] for c in curves]
-    out.print(table("Prices", ("GPU", "per hour", "source"), prices))
+    out.print(table("Prices", ("GPU", "price"), [[c.gpu, c.price.label] for c in curves]))
     for row in crossovers(curves):
         out.print(f"- {sentence(row)}")

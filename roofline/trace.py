@@ -53,7 +53,7 @@ class Recorder(TorchDispatchMode):
     """Appends every ATen call to `ops`; works on real and on fake tensors."""
 
     def __init__(self, modules: _ModuleStack) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.modules = modules
         self.phase = "forward"
         self.ops: list[Op] = []
@@ -302,11 +302,11 @@ def record_step(step: TrainingStep, meta: Mapping[str, Any] | None = None) -> St
         for buffer in step.model.buffers():
             recorder.register(buffer, "buffer", None)
         recorder.register(step.input_ids, "input", None)
-        for parameter, state in step.optimizer.state.items():
+        for owner, state in step.optimizer.state.items():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
                     kind = "host" if name == "step" and step.counts_on_host else "state"
-                    recorder.register(value, kind, homes.get(parameter))
+                    recorder.register(value, kind, homes.get(owner))
         with recorder, modules.watching():
             loss = step.forward()
             recorder.phase = "backward"
@@ -368,9 +368,9 @@ def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
 
 # torch/csrc: aten/src/ATen/autocast_mode.h, the CUDA lists, as function names.
 _TO_BF16 = {
-    "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "linear", "addmm", "addmv", "addr", "addbmm", "baddbmm",
-    "mv", "einsum", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-    "prelu", "scaled_dot_product_attention", "chain_matmul", "_grouped_mm", "grouped_mm",
+    "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "linear", "addmm", "addmv", "addr", "addbmm",
+    "baddbmm", "mv", "einsum", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "prelu", "scaled_dot_product_attention", "chain_matmul", "_grouped_mm", "grouped_mm",
 }  # fmt: skip
 _TO_FP32 = {
     "pow", "__pow__", "__rpow__", "__rdiv__", "__rtruediv__", "acos", "asin", "cosh", "cosine_similarity",
@@ -567,7 +567,7 @@ def trace(
     `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. Raises ValueError
     when transformers refuses the config.
     """
-    with _transformers_untraced(), FakeTensorMode(), _FakeValues():
+    with _transformers_untraced(), FakeTensorMode(), _FakeValues():  # type: ignore[no-untyped-call]
         model = build_model(config)
         if precision == "bf16":
             model.to(torch.bfloat16)
