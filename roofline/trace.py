@@ -296,7 +296,9 @@ def record_step(step: TrainingStep, meta: Mapping[str, Any] | None = None) -> St
     recorder = Recorder(modules)
     gc.disable()  # a collection in mid-step would free storages at a random op
     try:
-        homes = {parameter: modules.layer_of(name) for name, parameter in step.model.named_parameters()}
+        homes: dict[torch.Tensor, int | None] = {
+            parameter: modules.layer_of(name) for name, parameter in step.model.named_parameters()
+        }
         for parameter, layer in homes.items():
             recorder.register(parameter, "parameter", layer)
         for buffer in step.model.buffers():
