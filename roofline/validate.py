@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from flopcast.errors import UsageError
-from flopcast.roofline.forecast import Forecast, Run, forecast
+from flopcast.roofline.forecast import Forecast, Run, forecast, is_synchronous
 from flopcast.roofline.profile import Profile
 
 Row = dict[str, Any]
@@ -115,13 +115,13 @@ def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
         "host_seconds": row["host_seconds"], "peak_bytes": row["peak_bytes"], "kernels": row["n_kernels"],
         "within_interval": found.step_seconds_low <= row["value"] <= found.step_seconds_high,
     }  # fmt: skip
+    if is_synchronous(profile):  # an op runs when it is called: the host's share is what the operators leave
+        base |= {"host_seconds": row["value"] - row["device_seconds"], "kernels": None, "kernels_forecast": None}
     base |= {f"{group}_seconds": seconds for group, seconds in _measured_groups(row["ops"]).items()}
     for name in ("step", "device", "host", *GROUPS):
         base[f"{name}_error"] = signed_error(base[f"{name}_forecast"], base[f"{name}_seconds"])
-    if (
-        row["n_kernels"] > profile.ceiling("queue_depth", 1024)
-        and row["host_seconds"] < row["device_seconds"]
-    ):
+    is_long = (base["kernels"] or 0) > profile.ceiling("queue_depth", 1024)
+    if is_long and row["host_seconds"] < row["device_seconds"]:
         base["host_error"] = None  # the queue was full: the host's time was the device's
     base["peak_error"] = signed_error(base["peak_forecast"], base["peak_bytes"])
     return base
@@ -129,7 +129,7 @@ def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
 
 def signed_error(forecast_value: float | None, measured: float | None) -> float | None:
     """forecast / measured - 1; None where either is missing or nothing was measured."""
-    return None if forecast_value is None or not measured else forecast_value / measured - 1
+    return None if forecast_value is None or not measured or measured <= 0 else forecast_value / measured - 1
 
 
 def _forecast_groups(found: Forecast) -> dict[str, float]:
