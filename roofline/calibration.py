@@ -45,10 +45,11 @@ def count_ops(stream: Stream) -> dict[str, dict[str, float]]:
     for op in stream.ops:
         kind = "launch" if op.kind == "sync" else op.kind
         amount = 1
+        if op.phase == "optimizer":
+            counts[op.phase]["tensors"] += len(op.inputs) if '"ts"' in op.args else 0
         if op.phase == "optimizer" and kind == "launch":
             lowered = lower(stream, op)
             amount = launches(lowered[0]) if lowered is not None else 0
-            counts[op.phase]["tensors"] += len(op.inputs) if '"ts"' in op.args else 0
         counts[op.phase][kind] += amount
     return {phase: dict(kinds) for phase, kinds in counts.items()}
 

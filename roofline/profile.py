@@ -93,7 +93,7 @@ class HostCosts:
         if kind == "view":
             return costs.get("view", 0.0)
         if kind == "host":
-            return costs.get("host_op", costs.get("view", 0.0))
+            return costs.get("host_op", costs.get("view", 0.0)) + costs.get("per_tensor", 0.0) * tensors
         return costs.get("launch", 0.0) * max(launches, 1) + costs.get("per_tensor", 0.0) * tensors
 
     @property

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -319,12 +320,11 @@ def to_json(stream: Stream) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def from_json(record: dict[str, Any], source: str = "stream") -> Stream:
+def from_json(record: Any, source: str = "stream") -> Stream:
     """Raises DataError when the record is not a stream or was written by a newer flopcast."""
-    if record.get("schema") != SCHEMA:
-        raise DataError(
-            f"{source}: schema {record.get('schema')!r}, this flopcast reads {SCHEMA}; trace it again"
-        )
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA:
+        raise DataError(f"{source}: schema {schema!r}, this flopcast reads {SCHEMA}; trace it again")
     try:
         return Stream(
             ops=tuple(
@@ -356,6 +356,6 @@ def load(path: Path) -> Stream:
     """Raises DataError when the file is not a stream."""
     try:
         record = json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, ValueError, EOFError) as fault:
+    except (OSError, ValueError, EOFError, zlib.error) as fault:
         raise DataError(f"{path}: not a flopcast op stream ({fault}); delete it to trace again") from fault
     return from_json(record, str(path))

@@ -71,7 +71,10 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
         cold, hot_one = estimates[2 * n], estimates[2 * n + 1]
         share = hot_shares[i]
         seconds = (1 - share) * cold.seconds + share * min(hot_one.seconds, cold.seconds)
-        count = profile.launches(work, default=launches(work.shape))
+        # An optimizer's call launches what its lists need, which torch's rules count exactly; the profile's mean over
+        # the lists measured said 996 kernels for 864 at width 256.
+        rules = launches(work.shape)
+        count = rules if work.op_class == "optimizer" else profile.launches(work, default=rules)
         timed[i] = (seconds, cold.sigma, cold.basis, count)
     items = []
     phase = ""

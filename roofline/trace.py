@@ -156,10 +156,12 @@ class Recorder(TorchDispatchMode):
         outputs = [self._tensor(t, layer) for t in results]
         new = [o for o in outputs if self.tensors[o].storage not in written_storages]
         kind = "launch"
-        if inputs and all(self.storages[s].kind == "host" for s in input_storages):
+        is_host = [self.storages[s].kind == "host" for s in (written_storages or input_storages)]
+        if is_host and all(is_host):  # what writes to host memory, or only reads from there
             kind = "host"
-            for o in new:
-                self.set_kind_of(self.tensors[o].storage, "host")
+            for storage in (*input_storages, *(self.tensors[o].storage for o in new)):
+                if self.storages[storage].kind == "activation":
+                    self.set_kind_of(storage, "host")
         elif name in _SYNCS:
             kind = "sync"
         elif bool(new) and not written and all(self.tensors[o].storage in input_storages for o in new):
