@@ -5,7 +5,8 @@
     launch_queue                launches that the host can be ahead before it blocks (unit "launches")
     kernel_floor                seconds of one tiny kernel within a graph
     kernel_floor_cupti          the same kernel's duration as the profiler sees it
-    kernel_gap                  seconds between two kernels of an eagerly filled queue
+    kernel_gap                  seconds between two kernels of an eagerly filled queue, of a step's sizes
+    kernel_gap_tiny             the same for kernels of one block
     matrix_burst/<dtype>        best short sample from cool, FLOP/s, at 8192^3
     matrix_sustained/<dtype>    mean over the last half of some seconds without a pause, FLOP/s
     hbm_copy, hbm_read, hbm_write   bytes/s at 1 GiB and more (copy counts what is read and what is written)
@@ -120,7 +121,11 @@ def scalar_measures(timer: Timer, suite: str) -> dict[str, Measure]:
             measures[f"copy/{1 << power}"] = _copy_at(1 << power)
     measures["kernel_floor"] = kernel_floor
     if timer.device.type == "cuda":
-        measures |= {"kernel_floor_cupti": kernel_floor_cupti, "kernel_gap": kernel_gap}
+        measures |= {
+            "kernel_floor_cupti": kernel_floor_cupti,
+            "kernel_gap": kernel_gap,
+            "kernel_gap_tiny": kernel_gap_tiny,
+        }
     return {f"scalar/{name}": measure for name, measure in measures.items()}
 
 
@@ -243,42 +248,62 @@ def _tiny_durations(timer: Timer, count: int) -> tuple[float, ...]:
     return tuple(event.duration_ns * 1e-9 for event in events)
 
 
-def kernel_gap(timer: Timer) -> Scalar:
-    """Time between kernels of a full queue: 800 tiny ones behind a long one, less their own durations.
+def kernel_gap_tiny(timer: Timer) -> Scalar:
+    """Time between kernels of a full queue, 800 of one block each: the least that a launch leaves idle."""
+    a = torch.randn(TINY, device=timer.device)
+    return _gap(timer, [lambda: a.add_(1e-6)] * GAP_KERNELS)
 
-    The durations come from a profiled run of the same kernels, the events from one that is not profiled.
+
+def kernel_gap(timer: Timer) -> Scalar:
+    """Time between kernels of a full queue, 800 such as a step has: products, casts and sums of 5 to 15 us.
+
+    Wide kernels have to drain before the next may start, which a tiny one does at once.
     """
+    x, w = (torch.randn(1024, 1024, device=timer.device) for _ in range(2))
+    xb, wb = x.bfloat16(), w.bfloat16()
+    wide = torch.randn(4, 1024, 1024, device=timer.device)
+    calls = [lambda: xb @ wb, lambda: wide * 0.5, lambda: wide.to(torch.bfloat16), lambda: wide.sum(-1)]
+    return _gap(timer, calls * (GAP_KERNELS // len(calls)))
+
+
+def _gap(timer: Timer, calls: list[Callable[[], Any]]) -> Scalar:
+    """Device time of `calls` behind a long kernel less their own durations, per kernel.
+
+    The durations come from a profiled run of the same calls, the time from runs that are not profiled.
+    """
+    from flopcast.microbench.cupti import record
+
     cuda = _cuda(timer)
-    duration = statistics.median(_tiny_durations(timer, 200))
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    run()
+    events = record(run, timer.device)
+    duration = sum(event.duration_ns for event in events) * 1e-9
     samples: list[float] = []
     spin_seconds = 20e-3
-    a = torch.randn(TINY, device=timer.device)
     make_event: Any = torch.cuda.Event
     for _ in range(20):
         start, end = make_event(enable_timing=True), make_event(enable_timing=True)
         with no_garbage_collection():
             cuda.spin(spin_seconds)
             start.record()
-            for _ in range(GAP_KERNELS):
-                a.add_(1e-6)
+            run()
             end.record()
             ahead = not start.query()
         torch.cuda.synchronize(timer.device)
         if ahead:
-            samples.append(float(start.elapsed_time(end)) * 1e-3 / GAP_KERNELS - duration)
+            samples.append((float(start.elapsed_time(end)) * 1e-3 - duration) / len(events))
         else:  # a slow host: the device had begun before the queue was full
             spin_seconds *= 2
         if len(samples) >= timer.policy.scalar_repeats:
             break
     if not samples:
-        raise NotImplementedError(f"the host was never {GAP_KERNELS} launches ahead of the device")
-    return Scalar(
-        max(0.0, statistics.median(samples)),
-        "seconds",
-        tuple(samples),
-        timer.read(),
-        {"kernel_seconds": duration},
-    )
+        raise NotImplementedError(f"the host was never {len(calls)} launches ahead of the device")
+    value = max(0.0, statistics.median(samples))
+    return Scalar(value, "seconds", tuple(samples), timer.read(), {"kernel_seconds": duration / len(events)})
 
 
 def _cuda(timer: Timer) -> Any:

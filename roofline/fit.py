@@ -5,7 +5,7 @@ are used, because a step throttles too, and counted. What is predicted is `kerne
 kernel durations.
 
 Ceilings, by name: matrix_burst/<dtype>, matrix_sustained/<dtype> (FLOP/s); hbm_copy, hbm_read, hbm_write,
-l2_copy, copy/<bytes> (bytes/s); kernel_floor, kernel_floor_cupti, kernel_gap, graph_gap, launch,
+l2_copy, copy/<bytes> (bytes/s); kernel_floor, kernel_floor_cupti, kernel_gap, kernel_gap_tiny, graph_gap, launch,
 launch_inplace, sync (seconds); queue_depth (launches).
 """
 
