@@ -16,9 +16,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from flopcast.errors import UsageError
+from flopcast.errors import DataError, UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline import stream as streams
+from flopcast.roofline.models import check_config, with_depth
 from flopcast.roofline.stream import FOLDED_DEPTH, Stream
 
 
@@ -40,6 +41,9 @@ _IRRELEVANT = {
     "max_position_embeddings", "hidden_act", "attention_bias", "use_cache", "name",
 }  # fmt: skip
 _KEPT_IF = {"hidden_act": "silu", "attention_bias": False}  # but only at these values
+# What a Qwen3 config.json says besides, at the values that are the model's own defaults.
+_QWEN3_DEFAULTS = {"attention_dropout": 0.0, "use_sliding_window": False, "sliding_window": None,
+                   "rope_scaling": None, "max_window_layers": 28}  # fmt: skip
 
 
 def stream_key(config: Mapping[str, Any], traced: Traced) -> str:
@@ -49,6 +53,10 @@ def stream_key(config: Mapping[str, Any], traced: Traced) -> str:
         for name, value in config.items()
         if name not in _IRRELEVANT or (name in _KEPT_IF and value != _KEPT_IF[name])
     }
+    if kept.get("model_type") == "qwen3":
+        kept = {k: v for k, v in kept.items() if k not in _QWEN3_DEFAULTS or v != _QWEN3_DEFAULTS[k]}
+        if set(kept.get("layer_types") or ()) == {"full_attention"}:
+            del kept["layer_types"]
     return hashlib.sha256(canonical_json([kept, asdict(traced)]).encode()).hexdigest()[:20]
 
 
@@ -68,12 +76,14 @@ def _versions() -> str:
 def get_stream(config: Mapping[str, Any], traced: Traced) -> Stream:
     """The op stream of `config` at its own depth: shipped, cached, or traced now (and then cached).
 
-    Raises UsageError when transformers refuses the config.
+    Raises UsageError for sizes that cannot be, and when transformers refuses the config.
     """
+    check_config(config)
     depth = int(config.get("num_hidden_layers") or 0)
-    if depth < 2:  # a single layer is first and last at once
+    # A single layer is first and last at once; layers of several types are not one layer repeated.
+    if depth < 2 or len(set(config.get("layer_types") or ())) > 1:
         return _find_or_trace(config, traced)
-    folded = _find_or_trace({**config, "num_hidden_layers": FOLDED_DEPTH}, traced)
+    folded = _find_or_trace(with_depth(config, FOLDED_DEPTH), traced)
     if folded.depth == depth:
         return folded
     if folded.depth == FOLDED_DEPTH:
@@ -88,7 +98,8 @@ def _find_or_trace(config: Mapping[str, Any], traced: Traced) -> Stream:
         return streams.load(shipped)
     cached = cache_folder() / _versions() / f"{key}.json.gz"
     if cached.is_file():
-        return streams.load(cached)
+        with contextlib.suppress(DataError):  # torn, or of another flopcast: trace it again
+            return streams.load(cached)
     stream = trace_now(config, traced)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not the answer
         streams.save(stream, cached)
@@ -101,9 +112,10 @@ def trace_now(config: Mapping[str, Any], traced: Traced) -> Stream:
 
     try:
         return trace(config, **asdict(traced))
-    except (ValueError, KeyError, AttributeError, TypeError, NotImplementedError) as fault:
+    except Exception as fault:  # transformers, its config classes and torch each have errors of their own
         kind = config.get("model_type")
+        said = " ".join(str(fault).split())[:300] or type(fault).__name__
         raise UsageError(
-            f"config with model_type {kind!r} cannot be traced: {str(fault).splitlines()[0]}; "
+            f"config with model_type {kind!r} cannot be traced: {said}; "
             "valid is the config.json of a causal language model that transformers can build"
         ) from fault
