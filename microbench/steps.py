@@ -66,9 +66,13 @@ class TrainingStep:
         return loss.detach()
 
 
-def build_model(config: Mapping[str, Any], attention: str = "sdpa") -> torch.nn.Module:
-    """A causal language model from the fields of a transformers config.json, in fp32, on the default device.
+def build_model(
+    config: Mapping[str, Any], attention: str = "sdpa", precision: str = "autocast-bf16"
+) -> torch.nn.Module:
+    """A causal language model from the fields of a transformers config.json, on the default device.
 
+    Weights are fp32, but for precision "bf16". A built model is not cast: fake tensors cannot be, and tables that
+    transformers keeps in fp32 (rotary frequencies) would be too.
     Raises ValueError when transformers does not know the `model_type` or refuses a field.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -78,7 +82,9 @@ def build_model(config: Mapping[str, Any], attention: str = "sdpa") -> torch.nn.
     }
     transformers_config = AutoConfig.for_model(**fields)
     model: torch.nn.Module = AutoModelForCausalLM.from_config(
-        transformers_config, attn_implementation=attention, dtype=torch.float32
+        transformers_config,
+        attn_implementation=attention,
+        dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
     )
     model.train()
     return model
@@ -120,9 +126,7 @@ def build(
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     with torch.device(device):
-        model = build_model(config, attention)
-    if precision == "bf16":
-        model.to(torch.bfloat16)
+        model = build_model(config, attention, precision)
     vocabulary = int(config["vocab_size"])
     input_ids = torch.randint(0, vocabulary, (batch, seq), device=device)
     return TrainingStep(model, make_optimizer(model, optimizer), input_ids, precision, device.type)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.errors import DataError
-from flopcast.kernels.shapes import Call, Operand, canonical_json
+from flopcast.kernels.shapes import Call, Operand
 
 SCHEMA = 1
 PHASES = ("forward", "backward", "optimizer")
@@ -211,10 +211,14 @@ class _Unfolding:
                     return {"rs": [number, lengths[0]]}
                 case list():
                     return [convert(item) for item in value]
+                case dict() if not value.keys() & {"ts", "t", "rs", "d", "m", "f", "o"}:
+                    return {name: convert(item) for name, item in value.items()}
             return value
 
-        args = canonical_json(convert(json.loads(op.args)))
-        kwargs = canonical_json({name: convert(value) for name, value in json.loads(op.kwargs).items()})
+        # The order of keywords stays: it is part of the call's key.
+        args, kwargs = (
+            json.dumps(convert(json.loads(text)), separators=(",", ":")) for text in (op.args, op.kwargs)
+        )
         return replace(
             op,
             inputs=tuple(inputs),

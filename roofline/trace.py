@@ -572,9 +572,7 @@ def trace(
     when transformers refuses the config.
     """
     with _transformers_untraced(), FakeTensorMode(), _FakeValues():  # type: ignore[no-untyped-call]
-        model = build_model(config)
-        if precision == "bf16":
-            model.to(torch.bfloat16)
+        model = build_model(config, precision=precision)
         input_ids = torch.zeros((batch, seq), dtype=torch.int64)
         adamw = make_optimizer(model, optimizer, foreach=True if device == "cuda" else None)
         kind = _FakeStep if device == "cuda" else TrainingStep

@@ -1,0 +1,92 @@
+"""A small profile, small models, and their op streams, each traced once a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flopcast.roofline.models import make_config
+from flopcast.roofline.profile import HostCosts, Number, Profile
+from flopcast.roofline.stream import Stream
+from flopcast.roofline.stream_cache import Traced, get_stream, stream_key, trace_now
+
+TINY = make_config(width=64, depth=3, heads=4, kv_heads=2, head_dim=16, vocab=512)
+
+HOST = HostCosts(
+    name="a host",
+    forward={"launch": 1.1e-5, "view": 4e-6, "fixed": 8e-4},
+    backward={"launch": 1.0e-5, "view": 4e-6, "fixed": 7e-4},
+    optimizer={"launch": 6e-6, "per_tensor": 6e-7, "host_op": 6e-7, "fixed": 3e-4},
+    step_fixed=1e-4,
+    sigma=0.1,
+    basis="measured",
+)
+
+
+def exact(value: float) -> Number:
+    return Number(value, value, value, "measured", "a test")
+
+
+@pytest.fixture(scope="session")
+def profile() -> Profile:
+    """A part like an H200 with nothing measured but its ceilings: every kernel costs a floor, bytes or FLOPs."""
+    return Profile(
+        gpu="test-gpu",
+        basis="measured",
+        device={
+            "type": "cuda", "name": "Test", "sm_count": 132, "memory_bytes": 80 * 10**9, "l2_bytes": 50 * 1024**2,
+            "capability": [9, 0],
+        },
+        peaks={"bf16": exact(9e14), "fp16": exact(9e14), "tf32": exact(4.5e14), "fp32": exact(6e13)},
+        ceilings={
+            "hbm_copy": exact(4e12), "kernel_floor": exact(1.5e-6), "kernel_gap": exact(1e-6),
+            "queue_depth": exact(1024), "sync": exact(8e-6),
+        },
+        surfaces={},
+        host=HOST,
+        stack={"torch": "2.11.0"},
+        provenance={"machine": "0"},
+        aliases={"sdpa": "sdpa-cudnn"},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny() -> dict[str, Any]:
+    """A Qwen3 of width 64 and 3 layers, 0.1 M parameters."""
+    return dict(TINY)
+
+
+Tracing = Callable[..., Stream]
+
+
+@pytest.fixture(scope="session")
+def traced() -> Tracing:
+    """traced(config, batch=..., folded=True): the stream as users get it, or (False) traced at its own depth."""
+    known: dict[tuple[str, bool], Stream] = {}
+
+    def get(config: Mapping[str, Any], folded: bool = True, **run: Any) -> Stream:
+        options = Traced(**{"batch": 2, "seq": 32, **run})
+        key = stream_key(config, options), folded
+        if key not in known:
+            known[key] = (get_stream if folded else trace_now)(config, options)
+        return known[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def golden() -> ModuleType:
+    """tests/roofline/golden.py, loaded by path: test folders are no packages."""
+    spec = importlib.util.spec_from_file_location("roofline_golden", Path(__file__).with_name("golden.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
