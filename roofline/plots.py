@@ -1,0 +1,357 @@
+"""Figures of steps: anatomy over width, forecast against measured, residuals, FLOPs per dollar.
+
+`draw_all` gives every figure of the report that its data suffice for; those of single kernels are in
+`plots_kernels.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from flopcast.errors import UsageError
+from flopcast.roofline.canvas import (
+    BLUE,
+    CARD,
+    CLASS_COLOURS,
+    CLASS_LABELS,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    YELLOW,
+    Figure,
+    Row,
+    count,
+    finish,
+    new_sheet,
+    plain_log,
+    styled,
+)
+from flopcast.roofline.cost import CostCurve, crossovers, sentence
+from flopcast.roofline.models import VOCABULARY, make_config, n_params
+from flopcast.roofline.plots_kernels import memory_figure, roofline_figure
+from flopcast.roofline.validate import GROUPS
+
+if TYPE_CHECKING:
+    from flopcast.roofline.forecast import Forecast
+    from flopcast.roofline.profile import Profile
+
+
+def width_of(found: Forecast) -> int | None:
+    """The width of a forecast of the ladder, from its parameters and depth; None for any other model."""
+    from flopcast.roofline.calibration import CPU_VOCABULARY
+
+    if not found.depth:
+        return None
+    for vocab in (VOCABULARY, CPU_VOCABULARY):
+        for width in range(32, 8193, 32):
+            if n_params(make_config(width=width, depth=found.depth, vocab=vocab)) == found.n_params:
+                return width
+    return None
+
+
+def tokens_of(found: Forecast) -> int:
+    return round(found.tokens_per_second * found.step_seconds)
+
+
+# --- step anatomy
+
+
+@styled
+def anatomy_figure(found: Sequence[Forecast], validation: Sequence[Row] = ()) -> Figure | None:
+    """Device time by class, stacked, over width; host and step lines on top; measured steps of the same models."""
+    if not found:
+        return None
+    sheet = new_sheet(5.4)
+    ax = sheet.axes[0]
+    places = list(range(len(found)))
+    bottoms = [0.0] * len(found)
+    for name, colour in CLASS_COLOURS.items():
+        heights = [
+            sum(s.seconds for s in f.breakdown if _shown_class(s.op_class) == name) * 1e3 for f in found
+        ]
+        if not any(heights):
+            continue
+        ax.bar(places, heights, 0.8, bottoms, color=colour, label=CLASS_LABELS[name], linewidth=0)
+        bottoms = [b + h for b, h in zip(bottoms, heights, strict=True)]
+    ax.plot(places, [f.host_seconds * 1e3 for f in found], color=INK, lw=1.8, ls="-", marker=".",
+            label="host: time to enqueue the step")  # fmt: skip
+    steps = [f.step_seconds * 1e3 for f in found]
+    errors = [[(f.step_seconds - f.step_seconds_low) * 1e3 for f in found],
+              [(f.step_seconds_high - f.step_seconds) * 1e3 for f in found]]  # fmt: skip
+    ax.errorbar(places, steps, errors, color=RED, lw=0, elinewidth=1.4, capsize=3, marker="_", ms=11, mew=2,
+                label="step, forecast with 90% interval")  # fmt: skip
+    measured = [(i, row) for i, f in enumerate(found) for row in validation if _same_run(row, f)]
+    if measured:
+        tips = [f"{row['name']}: measured {row['step_seconds'] * 1e3:.2f} ms, error {row['step_error']:+.1%}"
+                for _, row in measured]  # fmt: skip
+        # beside the forecast, so that neither hides the other
+        xs, ys = [i + 0.22 for i, _ in measured], [row["step_seconds"] * 1e3 for _, row in measured]
+        sheet.scatter(ax, xs, ys, tips, s=30, marker="D", facecolors=CARD, edgecolors=INK, linewidths=1.5, zorder=5,
+                      label="step, measured")  # fmt: skip
+    widths = [width_of(f) for f in found]
+    labels = [f"{w or count(f.n_params)}\n{f.depth}" for w, f in zip(widths, found, strict=True)]
+    ax.set_xticks(places, labels, fontsize=8.5)
+    ax.grid(False, axis="x")
+    ax.set(
+        xlabel="width (upper), layers (lower)" if any(widths) else "parameters, layers", ylabel="ms per step"
+    )
+    ax.set_ylim(0, 1.08 * max(*steps, *bottoms, *(f.step_seconds_high * 1e3 for f in found)))
+    handles, names = ax.get_legend_handles_labels()
+    order = sorted(range(len(names)), key=lambda i: (names[i] in CLASS_LABELS.values(), -i))
+    ax.legend([handles[i] for i in order], [names[i] for i in order], loc="upper left", labelspacing=0.3)
+    bound = [f"{f.bound} at {count(f.n_params)}" for f in (found[0], found[-1])]
+    first = next((f for f in found if f.bound != "host"), None)
+    turn = (
+        "the host bounds every step here" if first is None
+        else f"the device bounds the step from {count(first.n_params)} parameters"
+    )  # fmt: skip
+    caption = f"One training step of {tokens_of(found[0]):,} tokens. Bars: kernel time by class, summed. " + (
+        "Each operator runs when it is called, so that host and bars add up."
+        if found[0].gpu == "cpu"
+        else f"Where the host line lies above the bars, the GPU waits: {turn}."
+    )
+    alt = (
+        f"Stacked bars of device milliseconds by operation class for {len(found)} models, {steps[0]:.1f} to "
+        f"{steps[-1]:.1f} ms a step, with lines for host time and step time; bound by {bound[0]}, "
+        f"by {bound[1]} parameters."
+    )
+    basis = f"forecast from a {found[0].profile_basis} profile" + ("; diamonds measured" if measured else "")
+    return finish(sheet, "anatomy", "Anatomy of a step over width", caption, alt, basis)
+
+
+def _shown_class(op_class: str) -> str:
+    return op_class if op_class in CLASS_COLOURS else "rest"
+
+
+def _same_run(row: Row, found: Forecast) -> bool:
+    """Whether a validation row ran what `found` forecasts: its own forecast then is the same number."""
+    return (
+        bool(row["step_seconds"])
+        and row["n_params"] == found.n_params
+        and (abs(row["step_forecast"] / found.step_seconds - 1) < 1e-9)
+    )
+
+
+# --- forecast against measured
+
+
+@styled
+def agreement_figure(rows: Sequence[Row]) -> Figure | None:
+    """Forecast step against measured step, and the error with its interval below. None without measured steps."""
+    done = [row for row in rows if row["step_seconds"] and row["step_forecast"]]
+    if not done:
+        return None
+    sheet = new_sheet(6.6, rows=2, sharex=True, height_ratios=(3, 2))
+    upper, lower = sheet.axes
+    groups = list(dict.fromkeys(str(row["group"]) for row in done))
+    colours = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
+    markers = ("o", "s", "D", "^", "v", "P")
+    for index, group in enumerate(groups):
+        members = [row for row in done if row["group"] == group]
+        colour, marker = colours[index % 6], markers[index % 6]
+        xs = [row["step_seconds"] * 1e3 for row in members]
+        tips = [
+            f"{row_label(row)}: measured {row['step_seconds'] * 1e3:.2f} ms, forecast "
+            f"{row['step_forecast'] * 1e3:.2f} ({row['step_low'] * 1e3:.2f} to {row['step_high'] * 1e3:.2f}), "
+            f"{row['step_error']:+.1%}, {row['bound']}-bound"
+            for row in members
+        ]
+        ends3 = ("low", "forecast", "high")
+        absolute = [[row[f"step_{end}"] * 1e3 for row in members] for end in ends3]
+        relative = [
+            [100 * (row[f"step_{end}"] / row["step_seconds"] - 1) for row in members] for end in ends3
+        ]
+        for ax, (low, middle, high) in ((upper, absolute), (lower, relative)):
+            ax.vlines(xs, low, high, color=colour, lw=1.3, alpha=0.7)
+            sheet.scatter(
+                ax, xs, middle, tips, s=26, marker=marker, color=colour, linewidths=0, zorder=3, label=group
+            )
+    values = [row[k] * 1e3 for row in done for k in ("step_seconds", "step_low", "step_high")]
+    ends = [min(values) / 1.15, max(values) * 1.15]
+    upper.plot(ends, ends, color=INK, lw=1.0)
+    upper.fill_between(ends, [0.9 * e for e in ends], [1.1 * e for e in ends], color=GREY, alpha=0.18, lw=0,
+                       label="within 10%")  # fmt: skip
+    upper.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="forecast, ms per step")
+    upper.legend(loc="upper left", labelspacing=0.3)
+    lower.axhspan(-10, 10, color=GREY, alpha=0.18, lw=0)
+    lower.axhline(0, color=INK, lw=1.0)
+    lower.set(xlabel="measured, ms per step", ylabel="forecast / measured - 1, %")
+    for ax in (upper, lower):
+        plain_log(ax, "x")
+    plain_log(upper, "y")
+    errors = [abs(row["step_error"]) for row in done]
+    worst = max(done, key=lambda row: abs(row["step_error"]))
+    inside = sum(bool(row["within_interval"]) for row in done)
+    caption = (
+        f"{len(done)} real steps, none used in fitting: median error {median(errors):.1%}, worst "
+        f"{worst['step_error']:+.1%} ({row_label(worst)}); {inside} of {len(done)} measured steps lie within their 90% "
+        "interval. Bars: 90% intervals of the forecast, in the lower panel relative to the measured step."
+    )
+    alt = f"Forecast against measured step time of {len(done)} steps, with the error of each below. {caption}"
+    return finish(sheet, "agreement", "Forecast against measured steps", caption, alt,
+                   "measured across, forecast up; none of these steps was used in fitting")  # fmt: skip
+
+
+def row_label(row: Row) -> str:
+    """w256-d4 4x256 adamw"""
+    return f"{row['name']} {row['batch']}x{row['seq']} {row['optimizer']}"
+
+
+RESIDUALS = {"step": "step", "device": "device time", "host": "host time", "peak": "peak memory"} | {
+    name: "element-wise and rest" if name == "elementwise" else CLASS_LABELS.get(name, name)
+    for name in GROUPS
+}
+
+
+@styled
+def residual_figure(rows: Sequence[Row]) -> Figure | None:
+    """Signed error of every component of every step. None without measured steps."""
+    errors: dict[str, list[tuple[float, Row]]] = {
+        name: [(row[f"{name}_error"], row) for row in rows if row[f"{name}_error"] is not None]
+        for name in RESIDUALS
+    }
+    names = [name for name, found in errors.items() if found]
+    if not names:
+        return None
+    everything = sorted(abs(e) for found in errors.values() for e, _ in found)
+    limit = min(1.0, max(0.1, 1.25 * everything[int(0.95 * (len(everything) - 1))]))
+    sheet = new_sheet(0.46 * len(names) + 1.2)
+    ax = sheet.axes[0]
+    clipped = 0
+    for place, name in enumerate(names):
+        inside = [(e, row) for e, row in errors[name] if abs(e) <= limit]
+        below = [(e, row) for e, row in errors[name] if e < -limit]
+        above = [(e, row) for e, row in errors[name] if e > limit]
+        clipped += len(below) + len(above)
+        for points, marker, size in ((inside, "o", 20), (below, "<", 34), (above, ">", 34)):
+            if not points:
+                continue
+            xs = [100 * max(-limit, min(limit, e)) for e, _ in points]
+            # spread in the order of the rows, so that equal errors do not hide each other
+            ys = [place + 0.5 * ((i * 0.618) % 1 - 0.5) for i in range(len(points))]
+            tips = [f"{row_label(row)}: {RESIDUALS[name]} {e:+.1%}" for e, row in points]
+            colours = [ORANGE if row["bound"] == "host" else BLUE for _, row in points]
+            sheet.scatter(ax, xs, ys, tips, s=size, marker=marker, c=colours, alpha=0.75, linewidths=0)
+        middle = 100 * max(-limit, min(limit, median(e for e, _ in errors[name])))
+        ax.plot([middle] * 2, [place - 0.36, place + 0.36], color=INK, lw=2)
+    ax.axvline(0, color=INK, lw=1.0)
+    ax.set_yticks(range(len(names)), [RESIDUALS[name] for name in names])
+    ax.set(
+        xlim=(-108 * limit, 108 * limit), ylim=(len(names) - 0.4, -0.6), xlabel="forecast / measured - 1, %"
+    )
+    ax.grid(False, axis="y")
+    bounds = {row["bound"] == "host" for found in errors.values() for _, row in found}
+    for is_host, colour, label in ((False, BLUE, "bound by the device"), (True, ORANGE, "bound by the host")):
+        if is_host in bounds:
+            ax.scatter([], [], s=20, color=colour, label=label)
+    ax.plot([], [], color=INK, lw=2, label="median")
+    sheet.canvas.legend(loc="outside upper center", ncols=3)
+    note = (
+        f" Triangles at the edge: {clipped} errors beyond {limit:.0%}, in full in the table."
+        if clipped
+        else ""
+    )
+    caption = (
+        f"Signed error of each component of each step: what cancels in the step shows in its parts.{note}"
+    )
+    middles = ", ".join(f"{RESIDUALS[name]} {median(e for e, _ in errors[name]):+.1%}" for name in names)
+    alt = f"Strip plot of signed forecast errors by component. Medians: {middles}."
+    return finish(sheet, "residuals", "Residuals by component", caption, alt,
+                   "forecast against measured; none of these steps was used in fitting")  # fmt: skip
+
+
+# --- FLOPs per dollar
+
+
+@styled
+def cost_figure(curves: Sequence[CostCurve]) -> Figure | None:
+    """FLOPs per dollar against parameters, with crossovers. None without a point that fits."""
+    shown = [curve for curve in curves if curve.fitting]
+    if not shown:
+        return None
+    sheet = new_sheet(5.0 + 0.2 * len(shown))
+    ax = sheet.axes[0]
+    colours = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, INK)
+    for index, curve in enumerate(shown):
+        colour = colours[index % len(colours)]
+        xs = [point.step.n_params for point in curve.fitting]
+        rates = [point.flops_per_usd for point in curve.fitting]
+        ys = [r.value / 1e15 for r in rates]
+        dashed = curve.basis != "measured"
+        low, high = [r.low / 1e15 for r in rates], [r.high / 1e15 for r in rates]
+        ax.fill_between(xs, low, high, color=colour, alpha=0.13, lw=0)
+        ax.plot(xs, ys, color=colour, lw=2.0, ls=(0, (5, 2)) if dashed else "-",
+                label=f"{curve.gpu} ({curve.basis or 'basis not given'}), {curve.price.label}")  # fmt: skip
+        tips = [
+            f"{curve.gpu} ({curve.basis}), width {p.step.width} x {p.step.depth}: {r.value / 1e15:.3g} PFLOP/$ "
+            f"({r.low / 1e15:.3g} to {r.high / 1e15:.3g}), ${p.usd_per_million_tokens.value:.3g}/Mtoken"
+            for p, r in zip(curve.fitting, rates, strict=True)
+        ]
+        sheet.scatter(ax, xs, ys, tips, s=20, color=colour, linewidths=0, zorder=3)
+        if curve.smallest_failing:
+            ax.plot(xs[-1], ys[-1], "x", color=colour, ms=9, mew=2.2, zorder=4)
+    by_gpu = {curve.gpu: curve for curve in shown}
+    crossings = [row for row in crossovers(shown) if row.status == "crossover" and row.n_params]
+    for row in crossings:
+        at = by_gpu[row.gpu_a].flops_per_usd_at(row.n_params or 0.0)
+        if at is not None and row.n_params:
+            sheet.scatter(ax, [row.n_params], [at.value / 1e15], [sentence(row)], s=90, facecolors="none",
+                          edgecolors=INK, linewidths=1.6, zorder=5)  # fmt: skip
+    if crossings:
+        ax.scatter([], [], s=90, facecolors="none", edgecolors=INK, linewidths=1.6, label="crossover")
+    if any(curve.smallest_failing for curve in shown):
+        ax.plot([], [], "x", color=INK, ms=9, mew=2.2, ls="", label="larger models run out of memory")
+    ax.set(xscale="log", yscale="log", xlabel="parameters", ylabel="PFLOP per dollar, counted FLOPs")
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    plain_log(ax, "y")
+    sheet.canvas.legend(loc="outside lower center", ncols=1, labelspacing=0.3)
+    ends = (
+        (c.gpu, c.fitting[0].flops_per_usd.value / 1e15, c.fitting[-1].flops_per_usd.value / 1e15)
+        for c in shown
+    )
+    spans = "; ".join(f"{gpu} {first:.0f} to {last:.0f}" for gpu, first, last in ends)
+    caption = (
+        "Solid: measured profile; dashed: projected from a datasheet; shaded: 90% intervals. Higher is cheaper. Prices "
+        "move by tens of percent within a year; each is named with its provider and day."
+    )
+    alt = f"PFLOP per dollar against parameters, from the smallest to the largest model: {spans}."
+    return finish(sheet, "cost", "FLOPs per dollar against model size", caption, alt,
+                   "; ".join(f"{c.gpu} {c.basis or 'basis not given'}" for c in shown))  # fmt: skip
+
+
+def save_cost_figure(curves: Sequence[CostCurve], path: Path) -> None:
+    """`cost_figure` as a PNG file; nothing where there is no point. Raises UsageError when it cannot be written."""
+    figure = cost_figure(curves)
+    if figure is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(figure.png)
+    except OSError as fault:
+        raise UsageError(
+            f"{path} cannot be written: {fault.strerror}; choose another folder with --out"
+        ) from fault
+
+
+def draw_all(
+    profile: Profile, measurements: Sequence[Row], anatomy: Sequence[Forecast], validation: Sequence[Row],
+    curves: Sequence[CostCurve],
+) -> list[Figure]:  # fmt: skip
+    """The figures that these data suffice for, in the order of the page."""
+    drawn = (
+        roofline_figure(profile, measurements), memory_figure(profile, measurements),
+        anatomy_figure(anatomy, validation), agreement_figure(validation), residual_figure(validation),
+        cost_figure(curves),
+    )  # fmt: skip
+    return [figure for figure in drawn if figure is not None]

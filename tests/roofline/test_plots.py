@@ -1,0 +1,133 @@
+"""The figures: what each is drawn from, and that it is left out where there is nothing to draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.roofline.canvas import CARD, count, duration, finish, new_sheet, rate
+from flopcast.roofline.cost import CostCurve, StepPoint, cost_curve
+from flopcast.roofline.plots import (
+    agreement_figure,
+    anatomy_figure,
+    cost_figure,
+    residual_figure,
+    save_cost_figure,
+)
+from flopcast.roofline.plots_kernels import memory_figure, roofline_figure
+from flopcast.roofline.prices import latest, load_prices
+from flopcast.roofline.profile import Number, Profile
+from flopcast.roofline.validate import COLUMNS, GROUPS
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    values = {"matrix_burst/bf16": 7.9e14, "hbm_copy": 4e12, "kernel_floor": 1.1e-6}
+    peak = Number(9.9e14, 9.9e14, 9.9e14, "datasheet")
+    return Profile(
+        gpu="nvidia-h200", basis="measured", device={"type": "cuda", "name": "NVIDIA H200"}, peaks={"bf16": peak},
+        ceilings={name: Number(value, value, value, "measured") for name, value in values.items()}, surfaces={},
+    )  # fmt: skip
+
+
+def curve(gpu: str, rates: list[float], basis: str = "measured") -> CostCurve:
+    """FLOP/s at 1e8, 2e8 ... parameters, each plus or minus 5%."""
+    points = [
+        StepPoint(n_params=(i + 1) * 10**8, width=256, depth=4, step_seconds=1e15 / rate, low=0.95e15 / rate,
+                  high=1.05e15 / rate, flops_counted=1e15, tokens=1024)
+        for i, rate in enumerate(rates)
+    ]  # fmt: skip
+    price = latest(load_prices(), gpu)
+    assert price is not None
+    return cost_curve(gpu, points, price, basis)
+
+
+def step(name: str, error: float, **fields: Any) -> dict[str, Any]:
+    """A row of `compare` whose every component is off by `error`."""
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {"name": name, "group": "ladder", "batch": 4, "seq": 256, "optimizer": "adamw", "status": "ok",
+            "bound": "memory", "step_seconds": 0.02, "step_forecast": 0.02 * (1 + error), "within_interval": True,
+            "step_low": 0.019, "step_high": 0.03}  # fmt: skip
+    row |= {f"{part}_error": error for part in ("step", "device", "host", "peak", *GROUPS)}
+    return row | fields
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(613182976, "613M"), (2031679232, "2.03B"), (999_999_999, "1B"), (4_096, "4.1k")],
+)
+def test_counts_are_short(value: int, text: str) -> None:
+    assert count(value) == text
+
+
+def test_units_follow_the_size() -> None:
+    assert rate(7.903e14, "FLOP/s") == "790 TFLOP/s"
+    assert rate(2.5e10, "B/s") == "25 GB/s"
+    assert duration(1.11e-6) == "1.11 µs"
+    assert duration(0.0335) == "33.5 ms"
+
+
+def test_nothing_to_draw_gives_no_figure(profile: Profile) -> None:
+    assert memory_figure(profile, []) is None
+    assert anatomy_figure([]) is None
+    assert agreement_figure([]) is None
+    assert residual_figure([]) is None
+    assert cost_figure([]) is None
+
+
+def test_roofs_are_drawn_without_points(profile: Profile) -> None:
+    figure = roofline_figure(profile, [])
+    assert figure is not None
+    assert "0 measured" in figure.alt
+    assert "datasheet" in figure.basis
+
+
+def test_an_error_off_the_scale_is_counted_and_not_lost() -> None:
+    rows = [step(f"w{i}", 0.01 * i) for i in range(20)] + [step("far", 3000.0)]
+    figure = residual_figure(rows)
+    assert figure is not None
+    assert f"{4 + len(GROUPS)} errors beyond" in figure.caption
+    assert "+300000.0%" in figure.svg
+
+
+def test_a_step_that_did_not_run_is_no_point() -> None:
+    rows = [step("ran", 0.1), step("oom", 0.0, status="oom", step_seconds=None, step_error=None)]
+    figure = agreement_figure(rows)
+    assert figure is not None
+    assert "oom" not in figure.svg
+    assert "1 real steps" in figure.caption
+
+
+def test_a_crossover_is_marked_and_named() -> None:
+    figure = cost_figure(
+        [curve("nvidia-h200", [1e14, 2e14, 8e14]), curve("nvidia-l4", [3e13, 3e13, 3e13], "projected")]
+    )
+    assert figure is not None
+    assert "nvidia-l4 gives more below" in figure.svg
+    assert figure.basis == "nvidia-h200 measured; nvidia-l4 projected"
+
+
+def test_the_cost_figure_is_saved_alone(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "cost.png"
+    save_cost_figure([], target)
+    assert not target.exists()
+    curves = [curve("nvidia-h200", [1e14, 2e14])]
+    save_cost_figure(curves, target)
+    assert target.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UsageError, match="--out"):
+        save_cost_figure(curves, target / "below-a-file.png")
+
+
+def test_marks_get_their_own_words_and_ids_a_prefix() -> None:
+    sheet = new_sheet(2.0)
+    sheet.scatter(sheet.axes[0], [1, 2, 3], [1, 2, 3], ["a < b", "c", "d"])
+    figure = finish(sheet, "mine", "Title", "caption", 'alt "text"', "measured")
+    assert figure.svg.startswith("<svg")
+    assert "<title>a &lt; b</title>" in figure.svg
+    assert 'aria-label="alt &quot;text&quot;"' in figure.svg
+    assert 'id="mine-' in figure.svg
+    assert "xmlns" not in figure.svg
+    assert CARD.startswith("#")
