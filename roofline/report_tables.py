@@ -1,0 +1,433 @@
+"""The tables of the report page. A cell shows a number in the unit of its column and keeps the SI value, which is
+what sorting and the CSV download use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flopcast.roofline.canvas import Row, count, duration, rate
+from flopcast.roofline.cost import CostCurve, best_rows, break_even_rows, cost_rows, crossover_rows
+from flopcast.roofline.plots import RESIDUALS, row_label, tokens_of, width_of
+from flopcast.roofline.plots_kernels import spec_of
+from flopcast.roofline.validate import GROUPS, summary
+
+if TYPE_CHECKING:
+    from flopcast.roofline.forecast import Forecast
+    from flopcast.roofline.profile import Profile
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """`key`: field of the rows and heading of the CSV. `show`: value -> text; None is shown as a dash."""
+
+    key: str
+    label: str
+    show: Callable[[Any], str] = str
+    is_number: bool = True
+    is_error: bool = False
+    is_prose: bool = False  # a text that wraps
+    is_detail: bool = False  # on the screen and in the CSV, not on paper
+
+    def text(self, row: Row) -> str:
+        value = row.get(self.key)
+        return NONE if value is None else self.show(value)
+
+    def raw(self, row: Row) -> str:
+        """For sorting and CSV: numbers in SI units, empty where there is none."""
+        value = row.get(self.key)
+        if isinstance(value, bool):
+            return str(value).lower()
+        return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    @property
+    def head_style(self) -> str:
+        """CSS classes of the heading."""
+        return " ".join(
+            name for name, is_set in (("number", self.is_number), ("detail", self.is_detail)) if is_set
+        )
+
+    def style(self, row: Row) -> str:
+        """CSS classes of a cell: errors of more than 5, 10 and 25% are tinted."""
+        value = row.get(self.key)
+        extra = ["prose"] if self.is_prose else []
+        if self.is_error and value is not None:
+            extra = [f"error{sum(abs(value) > limit for limit in (0.05, 0.10, 0.25))}"]
+        return " ".join([*self.head_style.split(), *extra])
+
+
+@dataclass(frozen=True)
+class Table:
+    """`name` is its anchor and the name of its CSV file; `note` says what the numbers rest on."""
+
+    name: str
+    title: str
+    note: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+
+
+def text(key: str, label: str) -> Column:
+    return Column(key, label, str, is_number=False)
+
+
+def prose(key: str, label: str) -> Column:
+    return Column(key, label, str, is_number=False, is_prose=True)
+
+
+def yes_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}" if seconds < 1e-3 else f"{seconds * 1e3:,.2f}"
+
+
+def percent(error: float) -> str:
+    return f"{error:+,.1%}"
+
+
+def share(value: float) -> str:
+    return f"{value:,.1%}"
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2f}" if size < 1e10 else f"{size / 1e9:.1f}"
+
+
+def integer(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def three(value: float) -> str:
+    """Three significant digits: 0.0170, 92.0, 131."""
+    return f"{value:#.3g}".rstrip(".")
+
+
+# --- this GPU
+
+_CEILINGS = {
+    "matrix_burst": "matrix products, burst", "matrix_sustained": "matrix products, sustained",
+    "hbm_copy": "memory copy", "hbm_read": "memory read", "hbm_write": "memory write",
+    "l2_copy": "copy within the cache", "copy": "copy, working set", "kernel_floor": "shortest kernel",
+    "kernel_floor_cupti": "shortest kernel, by profiler", "kernel_gap": "gap between kernels of a stream",
+    "graph_gap": "gap between kernels of a graph",
+    "launch": "host time of a launch", "launch_inplace": "host time of an in-place launch",
+    "sync": "host time of a synchronisation", "queue_depth": "launches that the queue holds",
+}  # fmt: skip
+
+
+def ceiling_table(profile: Profile) -> Table | None:
+    if not profile.ceilings and not profile.peaks:
+        return None
+    spec = spec_of(profile)
+    rows: list[dict[str, Any]] = []
+    for name, number in sorted(profile.ceilings.items(), key=_natural):
+        head, _, tail = name.partition("/")
+        unit, ideal = "s", None
+        if head.startswith("matrix"):
+            unit = "FLOP/s"
+            peak = profile.peaks.get(tail)
+            ideal = peak.value if peak is not None and peak.basis != "measured" else None
+        elif head in ("hbm_copy", "hbm_read", "hbm_write", "l2_copy", "copy"):
+            unit = "B/s"
+            ideal = spec.bandwidth_bytes_per_second if spec is not None and head.startswith("hbm") else None
+        elif head == "queue_depth":
+            unit = "launches"
+        of = f"{int(tail) / 2**20:g} MiB" if head == "copy" else tail
+        rows.append({
+            "name": name, "what": ", ".join(filter(None, (_CEILINGS.get(head, head), of))), "value": number.value,
+            "low": number.low, "high": number.high, "unit": unit, "share": number.value / ideal if ideal else None,
+            "basis": number.basis, "source": number.source,
+        })  # fmt: skip
+    for dtype, number in profile.peaks.items():
+        if number.basis != "measured":
+            rows.append({"name": f"peak/{dtype}", "what": f"dense peak, {dtype}", "value": number.value,
+                         "unit": "FLOP/s", "basis": number.basis, "source": number.source})  # fmt: skip
+    if spec is not None:
+        rows.append({"name": "bandwidth", "what": "memory bandwidth", "value": spec.bandwidth_bytes_per_second,
+                     "unit": "B/s", "basis": "datasheet", "source": spec.source})  # fmt: skip
+    for row in rows:
+        for end in ("value", "low", "high"):
+            row[f"{end}_shown"] = None if row.get(end) is None else _with_unit(row[end], row["unit"])
+    shown = [_Shown(end, label) for end, label in (("value", "value"), ("low", "low"), ("high", "high"))]
+    columns = [
+        text("what", "what"), *shown, text("unit", "SI unit"), Column("share", "of datasheet", share),
+        text("basis", "basis"), prose("source", "source"),
+    ]  # fmt: skip
+    note = "What the device reached, with the 90% interval of its samples, beside what its maker publishes."
+    return Table("ceilings", "Ceilings", note, columns, rows)
+
+
+class _Shown(Column):
+    """A number whose unit differs from row to row."""
+
+    def text(self, row: Row) -> str:
+        return row.get(f"{self.key}_shown") or NONE
+
+
+def _with_unit(value: float, unit: str) -> str:
+    if unit == "s":
+        return duration(value)
+    return f"{value:,.0f}" if unit == "launches" else rate(value, unit)
+
+
+def _natural(entry: tuple[str, Any]) -> tuple[int, int, str]:
+    """In the order of _CEILINGS, sizes by number."""
+    head, _, tail = entry[0].partition("/")
+    place = list(_CEILINGS).index(head) if head in _CEILINGS else 99
+    return place, int(tail) if tail.isdigit() else 0, tail
+
+
+def host_table(profile: Profile) -> Table | None:
+    host = profile.host
+    if host is None:
+        return None
+    kinds = {
+        "launch": "an op that launches a kernel", "view": "a view or other op without a kernel",
+        "host_op": "an op on the host", "per_tensor": "each tensor of a multi-tensor op", "fixed": "once a step",
+    }  # fmt: skip
+    rows = [
+        {"phase": phase, "what": kinds.get(kind, kind), "seconds": seconds, "basis": host.basis}
+        for phase in ("forward", "backward", "optimizer")
+        for kind, seconds in getattr(host, phase).items()
+    ]
+    rows.append(
+        {
+            "phase": "step",
+            "what": "once a step, outside these",
+            "seconds": host.step_fixed,
+            "basis": host.basis,
+        }
+    )
+    columns = [text("phase", "phase"), text("what", "of"), Column("seconds", "µs", lambda s: f"{s * 1e6:,.2f}"),
+               text("basis", "basis")]  # fmt: skip
+    note = f"{host.name}. Runs differ by {host.sigma:.0%} (standard deviation of the logarithm); forecasts carry that."
+    return Table("host", "Host costs", note, columns, rows)
+
+
+# --- steps
+
+
+def anatomy_table(found: Sequence[Forecast], curve: CostCurve | None) -> Table | None:
+    """The (width, depth) pairs used, with the whole forecast of each."""
+    if not found:
+        return None
+    usd = None if curve is None else curve.price.usd_per_hour / 3600
+    rows = [
+        {
+            "width": width_of(f), "depth": f.depth, "n_params": f.n_params, "step_seconds": f.step_seconds,
+            "step_seconds_low": f.step_seconds_low, "step_seconds_high": f.step_seconds_high,
+            "device_seconds": f.device_seconds, "host_seconds": f.host_seconds, "bound": f.bound,
+            "tokens_per_second": f.tokens_per_second, "mfu": f.mfu, "mfu_6n": f.mfu_6n, "peak_bytes": f.peak_bytes,
+            "fits": f.fits, "kernels": f.kernels,
+            "usd_per_million_tokens": None if usd is None else usd / f.tokens_per_second * 1e6,
+        }
+        for f in found
+    ]  # fmt: skip
+    columns = [
+        Column("width", "width", str), Column("depth", "layers", str), Column("n_params", "parameters", count),
+        Column("step_seconds", "step, ms", ms), Column("step_seconds_low", "low", ms),
+        Column("step_seconds_high", "high", ms), Column("device_seconds", "device, ms", ms), 
+        Column("host_seconds", "host, ms", ms), text("bound", "bound by"),
+        Column("tokens_per_second", "tokens/s", integer), Column("mfu", "MFU, counted", share),
+        Column("mfu_6n", "MFU, 6N", share), Column("peak_bytes", "peak memory, GB", gigabytes),
+        Column("fits", "fits", yes_no, is_number=False), Column("kernels", "kernels", integer),
+        Column("usd_per_million_tokens", "$/Mtoken", three),
+    ]  # fmt: skip
+    dtype_peak = found[0].peak_flops_per_second
+    note = (
+        f"{tokens_of(found[0]):,} tokens a step, forecast from a {found[0].profile_basis} profile; low and high: 90% "
+        f"interval. MFU against a dense peak of {rate(dtype_peak, 'FLOP/s')}: counted = 2 FLOPs per multiply-add of "
+        "matrix products and attention, causal halved; 6N = 6 x parameters x tokens."
+        + ("" if curve is None else f" Price: {curve.price.label}.")
+    )
+    return Table("ladder", "Models of the ladder: the (width, depth) pairs used", note, columns, rows)
+
+
+_VALIDATION_DETAILS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("device_seconds", "device measured, ms", ms), ("device_forecast", "device forecast, ms", ms),
+    ("host_seconds", "host measured, ms", ms), ("host_forecast", "host forecast, ms", ms),
+    ("peak_bytes", "memory measured, GB", gigabytes), ("peak_forecast", "memory forecast, GB", gigabytes),
+    ("kernels", "kernels measured", integer), ("kernels_forecast", "kernels forecast", integer),
+    ("width", "width", str), ("depth", "layers", str), ("n_params", "parameters", count),
+)  # fmt: skip
+
+
+def validation_table(rows: Sequence[Row]) -> Table | None:
+    """Every step, those that could not run too. The errors come first, what they are made of after them."""
+    if not rows:
+        return None
+    columns = [
+        text("label", "step"),
+        Column("step_seconds", "measured, ms", ms), Column("step_forecast", "forecast, ms", ms),
+        Column("step_low", "low", ms), Column("step_high", "high", ms),
+        Column("step_error", "step error", percent, is_error=True),
+        Column("within_interval", "in interval", yes_no, is_number=False),
+        Column("device_error", "device error", percent, is_error=True),
+        Column("host_error", "host error", percent, is_error=True),
+        Column("peak_error", "memory error", percent, is_error=True),
+        text("bound", "bound by"), text("status", "status"), text("group", "set"),
+        *(Column(key, label, show, is_detail=True) for key, label, show in _VALIDATION_DETAILS),
+        prose("reason", "reason"),
+    ]  # fmt: skip
+    note = "Real training steps on this device, none used in fitting. Errors are signed: forecast / measured - 1."
+    return Table("validation", "Validation: every step", note, columns, _labelled(rows))
+
+
+def component_table(rows: Sequence[Row]) -> Table | None:
+    if not rows:
+        return None
+    columns = [text("label", "step")]
+    columns += [
+        Column(f"{group}_error", f"{RESIDUALS[group]} error", percent, is_error=True) for group in GROUPS
+    ]
+    for group in GROUPS:
+        columns += [
+            Column(f"{group}_seconds", f"{RESIDUALS[group]} measured, ms", ms, is_detail=True),
+            Column(f"{group}_forecast", f"{RESIDUALS[group]} forecast, ms", ms, is_detail=True),
+        ]
+    note = "Device time of the same steps by class, forecast against the profiler's kernel times."
+    return Table("components", "Validation: device time by class", note, columns, _labelled(rows))
+
+
+def _labelled(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{**row, "label": row_label(row)} for row in rows]
+
+
+def summary_table(rows: Sequence[Row]) -> Table | None:
+    """One line a component: median and worst |error| over all steps and by what bounds them."""
+    sets = summary([dict(row) for row in rows]) if rows else []
+    if not sets:
+        return None
+    lines = [
+        {
+            "component": shown,
+            **{f"{kind}/{entry['rows']}": entry[f"{name}_{kind}"] for entry in sets for kind in _KINDS},
+        }
+        for name, shown in RESIDUALS.items()
+        if sets[0][f"{name}_median"] is not None
+    ]
+    columns = [text("component", "component")]
+    for entry in sets:
+        label = f"{entry['rows']} ({entry['n']})"
+        columns += [
+            Column(f"{kind}/{entry['rows']}", f"{label}, {kind}", share, is_error=True) for kind in _KINDS
+        ]
+    inside = ", ".join(f"{entry['coverage']:.0%} of {entry['rows']} ({entry['n']})" for entry in sets)
+    note = f"|forecast / measured - 1|, median and worst. Measured steps inside the 90% interval: {inside}."
+    return Table("summary", "Validation: summary", note, columns, lines)
+
+
+_KINDS = ("median", "worst")
+
+
+def fit_table(fit: Mapping[str, Any] | None) -> Table | None:
+    """Errors of the fit by class: points left out, and rows that it never saw."""
+    if fit is None or not fit["classes"]:
+        return None
+    columns = [
+        text("name", "backend / class / cache"), Column("n", "fitted", integer),
+        Column("left_out_median", "left out, median", share, is_error=True),
+        Column("left_out_p90", "90th percentile", share, is_error=True), Column("n_holdout", "held out", integer),
+        Column("holdout_median", "held out, median", share, is_error=True),
+        Column("holdout_p90", "90th percentile", share, is_error=True),
+        Column("holdout_coverage", "in 90% interval", share),
+    ]  # fmt: skip
+    note = (
+        f"|forecast / measured - 1| of single kernels over {fit['n']:,} fitted and {fit['n_holdout']:,} held-out rows. "
+        "Left out: each point told from the others of its curve. Held out: never seen by the fit."
+    )
+    return Table("fit", "Errors of the kernel model by class", note, columns, fit["classes"])
+
+
+# --- dollars
+
+
+def price_table(curves: Sequence[CostCurve]) -> Table | None:
+    if not curves:
+        return None
+    rows = [
+        {"gpu": c.gpu, "basis": c.basis, "usd_per_hour": c.price.usd_per_hour, "provider": c.price.provider,
+         "kind": c.price.kind, "date": f"{c.price.date}", "date_inferred": c.price.date_inferred,
+         "source": c.price.source}
+        for c in curves
+    ]  # fmt: skip
+    columns = [
+        text("gpu", "GPU"), Column("usd_per_hour", "$/hour", lambda usd: f"{usd:.2f}"), text("provider", "provider"),
+        text("kind", "kind"), text("date", "date"), Column("date_inferred", "date inferred", yes_no, is_number=False),
+        text("basis", "profile"), prose("source", "source"),
+    ]  # fmt: skip
+    return Table(
+        "prices", "Prices used", "Per GPU and hour, as the provider listed it on that day.", columns, rows
+    )
+
+
+def cost_table(curves: Sequence[CostCurve]) -> Table | None:
+    rows = cost_rows(curves)
+    if not rows:
+        return None
+    columns = [
+        text("gpu", "GPU"), text("profile_basis", "profile"), Column("width", "width"), Column("depth", "layers"),
+        Column("n_params", "parameters", count), Column("step_seconds", "step, ms", ms),
+        Column("step_seconds_low", "low", ms),
+        Column("step_seconds_high", "high", ms), Column("usd_per_million_tokens", "$/Mtoken", three),
+        Column("usd_per_million_tokens_low", "low", three), Column("usd_per_million_tokens_high", "high", three),
+        Column("flops_per_usd", "PFLOP/$", lambda v: three(v / 1e15)),
+        Column("flops_per_usd_low", "low", lambda v: three(v / 1e15)),
+        Column("flops_per_usd_high", "high", lambda v: three(v / 1e15)), text("reason", "reason"),
+    ]  # fmt: skip
+    note = f"Counted FLOPs, {rows[0]['tokens']:,} tokens a step; low and high: 90% intervals."
+    return Table("costs", "Cost by GPU and model size", note, columns, rows)
+
+
+def leader_table(curves: Sequence[CostCurve]) -> Table | None:
+    sizes = sorted({float(p.step.n_params) for c in curves for p in c.fitting})
+    rows = best_rows(curves, sizes)
+    if len(curves) < 2 or not rows:
+        return None
+    columns = [
+        Column("n_params", "parameters", count), text("gpu", "most FLOPs per dollar"),
+        Column("flops_per_usd", "PFLOP/$", lambda v: three(v / 1e15)),
+        Column("flops_per_usd_low", "low", lambda v: three(v / 1e15)),
+        Column("flops_per_usd_high", "high", lambda v: three(v / 1e15)),
+        prose("contenders", "not separable from it"),
+    ]  # fmt: skip
+    for row in rows:
+        row["contenders"] = row["contenders"].replace(" ", ", ") or "none"
+    note = "At the prices above. A GPU whose interval reaches the leader's is named beside it."
+    return Table("leaders", "Which GPU leads", note, columns, rows)
+
+
+def crossover_table(curves: Sequence[CostCurve]) -> Table | None:
+    if len(curves) < 2:
+        return None
+    columns = [
+        text("gpu_a", "GPU"), text("gpu_b", "against"), text("status", "outcome"),
+        Column("n_params", "at parameters", count),
+        Column("low", "low", count), Column("high", "high", count), prose("sentence", "in words"),
+    ]  # fmt: skip
+    note = "Two GPUs' errors are taken as independent; 90% intervals."
+    return Table("crossovers", "Crossovers", note, columns, crossover_rows(curves))
+
+
+def break_even_table(curves: Sequence[CostCurve], gpu: str) -> Table | None:
+    """The price ratios at which two GPUs are equal, for the pairs of `gpu` (of all, if it has no curve)."""
+    sizes = sorted({float(p.step.n_params) for c in curves for p in c.fitting})
+    if len(curves) < 2 or not sizes:
+        return None
+    few = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+    rows = break_even_rows(curves, few)
+    rows = [row for row in rows if gpu in (row["gpu_a"], row["gpu_b"])] or rows
+    for row in rows:
+        row["better"] = row["better"] or "not separable"
+    columns = [
+        text("gpu_a", "GPU a"), text("gpu_b", "GPU b"), Column("n_params", "parameters", count),
+        Column("ratio", "equal at price a / b", three), Column("low", "low", three), Column("high", "high", three),
+        Column("price_ratio", "today's price a / b", three), text("better", "better buy today"),
+    ]  # fmt: skip
+    note = "Depends on speed alone, so it outlives any price list: below this ratio of prices a is the better buy."
+    return Table("break-even", "Break-even prices", note, columns, rows)
