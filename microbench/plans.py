@@ -40,7 +40,7 @@ class StepPlan:
 
     @property
     def key(self) -> str:
-        """Key of the measurement row: what was run, readable."""
+        """Key of the row that holds the step's times: what was run, readable."""
         c = self.config
         shape = f"w{c.get('hidden_size')}d{c.get('num_hidden_layers')}"
         shape += f"f{c.get('intermediate_size')}v{c.get('vocab_size')}"
@@ -48,3 +48,8 @@ class StepPlan:
         heads = f"h{c.get('num_attention_heads')}k{c.get('num_key_value_heads')}t{tied}"
         run = f"{self.batch}x{self.seq}/{self.precision}/{self.optimizer}/{self.attention}"
         return f"step/{self.name}/{shape}{heads}/{run}"
+
+    @property
+    def kernels_key(self) -> str:
+        """Key of the row that holds the step's kernels."""
+        return self.key.replace("step/", "step_kernels/", 1)

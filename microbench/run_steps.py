@@ -14,11 +14,13 @@ import torch
 
 from flopcast.microbench import steps
 from flopcast.microbench.cases import first_line, is_out_of_memory
-from flopcast.microbench.measure_step import Kernel, StepMeasurement, measure_step
+from flopcast.microbench.measure_step import Kernel, StepKernels, StepTiming, profile_step, time_step
 from flopcast.microbench.plans import StepPlan
 from flopcast.microbench.progress import progress
 from flopcast.microbench.records import EMPTY_FIELDS, Recorder
 from flopcast.microbench.sweep import Summary
+
+Measure = Callable[[steps.TrainingStep], dict[str, Any]]
 
 
 def run_steps(
@@ -33,33 +35,57 @@ def run_steps(
     retry: Collection[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
-    """Measures what the recorder's folder lacks, smallest model first as given.
+    """Measures what the recorder's folder lacks: first the times of all steps, then the kernels of all.
 
-    A step that does not fit is a row of status "oom", any other fault one of status "error"; the rest goes
-    on.
+    Two passes, because CUDA's profiler makes every later launch of the process dearer (`profile_step`). A step that
+    does not fit is a row of status "oom", any other fault one of status "error"; the rest goes on.
     """
     start = clock()
     wanted = list(plans)
-    todo = [plan for plan in wanted if not recorder.is_done(plan.key, retry=retry)]
-    summary = Summary(skipped=len(wanted) - len(todo), remaining=0)
-    done = 0
-    with progress(len(todo), "real steps") as advance:
-        for plan in todo:
-            if budget_seconds is not None and clock() - start >= budget_seconds:
-                break
-            row = measure_plan(plan, device, rounds=rounds, steps_per_round=steps_per_round)
-            recorder.append(
-                {"key": plan.key, "backend": "torch", "cache": "cold", "shape": None, "suite": suite, **row}
-            )
-            summary.statuses[row["status"]] += 1
-            done += 1
-            advance(plan.name)
-    return Summary(summary.statuses, summary.skipped, len(todo) - done, clock() - start)
+    summary = Summary()
+    remaining = 0
+
+    def pending(key: str) -> bool:
+        return not recorder.is_done(key, retry=retry)
+
+    def work_through(
+        todo: list[StepPlan], label: str, measure: Measure, key_of: Callable[[StepPlan], str]
+    ) -> int:
+        done = 0
+        with progress(len(todo), label) as advance:
+            for plan in todo:
+                if budget_seconds is not None and clock() - start >= budget_seconds:
+                    break
+                row = measure_plan(plan, device, measure)
+                shared = {
+                    "key": key_of(plan),
+                    "backend": "torch",
+                    "cache": "cold",
+                    "shape": None,
+                    "suite": suite,
+                }
+                recorder.append({**shared, **row})
+                summary.statuses[row["status"]] += 1
+                done += 1
+                advance(plan.name)
+        return len(todo) - done
+
+    def timing(step: steps.TrainingStep) -> dict[str, Any]:
+        return timing_fields(time_step(step, rounds=rounds, steps_per_round=steps_per_round))
+
+    def kernels(step: steps.TrainingStep) -> dict[str, Any]:
+        return kernel_fields(profile_step(step))
+
+    todo = [plan for plan in wanted if pending(plan.key)]
+    remaining += work_through(todo, "real steps, times", timing, lambda plan: plan.key)
+    ran = [plan for plan in wanted if recorder.status(plan.key) == "ok"]
+    todo_kernels = [plan for plan in ran if pending(plan.kernels_key)]
+    remaining += work_through(todo_kernels, "real steps, kernels", kernels, lambda plan: plan.kernels_key)
+    skipped = len(wanted) - len(todo) + len(ran) - len(todo_kernels)
+    return Summary(summary.statuses, skipped, remaining, clock() - start)
 
 
-def measure_plan(
-    plan: StepPlan, device: torch.device, *, rounds: int, steps_per_round: int
-) -> dict[str, Any]:
+def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> dict[str, Any]:
     """The fields of one plan's row, whatever happens."""
     empty = {**EMPTY_FIELDS, "role": "validation", "plan": asdict(plan), "unit": "seconds", "value": None}
     step = None
@@ -68,8 +94,7 @@ def measure_plan(
             plan.config, device, batch=plan.batch, seq=plan.seq, precision=plan.precision,
             optimizer=plan.optimizer, attention=plan.attention,
         )  # fmt: skip
-        measured = measure_step(step, rounds=rounds, steps_per_round=steps_per_round)
-        return {**empty, **step_fields(measured), "n_params": sum(p.numel() for p in step.model.parameters())}
+        return {**empty, **measure(step), "n_params": sum(p.numel() for p in step.model.parameters())}
     except Exception as error:
         return {**empty, "status": "oom" if is_out_of_memory(error) else "error", "reason": first_line(error)}
     finally:
@@ -79,25 +104,36 @@ def measure_plan(
             torch.cuda.empty_cache()
 
 
-def step_fields(measured: StepMeasurement) -> dict[str, Any]:
-    """A step's measurement as fields of a row. `ops`: device seconds and kernels by launching ATen call."""
+def timing_fields(timing: StepTiming) -> dict[str, Any]:
+    """A step's times as the fields of a row."""
     return {
-        "value": statistics.median(measured.step_seconds),
-        "seconds": statistics.median(measured.step_seconds),
-        "samples": list(measured.step_seconds),
-        "n": len(measured.step_seconds),
+        "value": statistics.median(timing.step_seconds),
+        "seconds": statistics.median(timing.step_seconds),
+        "samples": list(timing.step_seconds),
+        "n": len(timing.step_seconds),
         "timer": "wall",
-        "device_seconds": statistics.median(measured.device_seconds),
-        "host_seconds": statistics.median(measured.host_seconds),
-        "host_samples": list(measured.host_seconds),
+        "host_seconds": statistics.median(timing.host_seconds),
+        "host_samples": list(timing.host_seconds),
         "phase_seconds": {
-            "forward": statistics.median(measured.forward_seconds),
-            "backward": statistics.median(measured.backward_seconds),
-            "optimizer": statistics.median(measured.optimizer_seconds),
+            "forward": statistics.median(timing.forward_seconds),
+            "backward": statistics.median(timing.backward_seconds),
+            "optimizer": statistics.median(timing.optimizer_seconds),
         },
-        "n_kernels": len(measured.kernels),
-        "ops": by_op(measured.kernels),
-        "peak_bytes": measured.peak_bytes,
+        "peak_bytes": timing.peak_bytes,
+    }
+
+
+def kernel_fields(found: StepKernels) -> dict[str, Any]:
+    """A step's kernels as the fields of a row. `ops`: device seconds and kernels by launching ATen call."""
+    device_seconds = statistics.median(found.device_seconds)
+    return {
+        "value": device_seconds,
+        "device_seconds": device_seconds,
+        "samples": list(found.device_seconds),
+        "n": len(found.device_seconds),
+        "timer": "profiler",
+        "n_kernels": len(found.kernels),
+        "ops": by_op(found.kernels),
     }
 
 

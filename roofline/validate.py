@@ -72,12 +72,26 @@ def compare(
 
     A step that did not run, or cannot be forecast, keeps its row with a reason.
     """
-    steps = [row for row in measured if row["key"].startswith("step/")]
+    found = list(measured)
+    steps = [row for row in found if row["key"].startswith("step/")]
+    kernels = {
+        row["key"].replace("step_kernels/", "step/", 1): row
+        for row in found
+        if row["key"].startswith("step_kernels/")
+    }
     rows = []
     for number, row in enumerate(steps):
-        rows.append(_compare(row, profile))
+        rows.append(_compare({**row, **_device_part(kernels.get(row["key"]))}, profile))
         progress(number + 1, len(steps))
     return rows
+
+
+def _device_part(kernels: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the profiled run of a step adds to its times; nothing known where it was not run or failed."""
+    empty: dict[str, Any] = {"device_seconds": None, "n_kernels": None, "ops": {}}
+    if kernels is None or kernels["status"] != "ok":
+        return empty
+    return {name: kernels[name] for name in empty}
 
 
 def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
@@ -116,8 +130,10 @@ def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
         "within_interval": found.step_seconds_low <= row["value"] <= found.step_seconds_high,
     }  # fmt: skip
     if is_synchronous(profile):  # an op runs when it is called: the host's share is what the operators leave
-        base |= {"host_seconds": row["value"] - row["device_seconds"], "kernels": None, "kernels_forecast": None}
-    base |= {f"{group}_seconds": seconds for group, seconds in _measured_groups(row["ops"]).items()}
+        left = None if row["device_seconds"] is None else row["value"] - row["device_seconds"]
+        base |= {"host_seconds": left, "kernels": None, "kernels_forecast": None}
+    if row["ops"]:
+        base |= {f"{group}_seconds": seconds for group, seconds in _measured_groups(row["ops"]).items()}
     for name in ("step", "device", "host", *GROUPS):
         base[f"{name}_error"] = signed_error(base[f"{name}_forecast"], base[f"{name}_seconds"])
     is_long = (base["kernels"] or 0) > profile.ceiling("queue_depth", 1024)

@@ -126,7 +126,7 @@ def main() -> None:
     import torch
 
     from flopcast.microbench import steps
-    from flopcast.microbench.measure_step import measure_step
+    from flopcast.microbench.measure_step import profile_step, time_step
     from flopcast.roofline.trace import record_step
 
     for name, run in STEPS.items():
@@ -134,9 +134,9 @@ def main() -> None:
             run["config"], "cuda", batch=run["batch"], seq=run["seq"], optimizer=run["optimizer"]
         )
         stream = record_step(step, {**run, "precision": "autocast-bf16", "device": "cuda"})
-        measured = measure_step(step, rounds=1)
-        kernels = [(k.name, k.seconds, k.op) for k in measured.kernels]
-        write(condense(stream, kernels, measured.peak_bytes or 0, torch.cuda.get_device_name()), name)
+        peak_bytes = time_step(step, rounds=1).peak_bytes or 0
+        kernels = [(k.name, k.seconds, k.op) for k in profile_step(step).kernels]
+        write(condense(stream, kernels, peak_bytes, torch.cuda.get_device_name()), name)
         del step
         torch.cuda.empty_cache()
 
