@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import exp
+from itertools import zip_longest
+from math import exp, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,17 @@ from flopcast.roofline.models import Config, depth_for, load_config, make_config
 from flopcast.roofline.profile import HostCosts, Profile
 
 Row = dict[str, str]
+EXTRA = "\0extra"  # cells of a row beyond the header's columns; no column can have this name
+MAX_SIZE = 2**40  # of one dimension in `kernels`: beyond it products leave the range of a float
 
 MODEL_COLUMNS = {"width": int, "depth": int, "heads": int, "kv_heads": int, "head_dim": int, "ffn": int, "vocab": int,
                  "tied": bool, "config": str, "depth_law": str}  # fmt: skip
 RUN_COLUMNS = {"batch": int, "seq": int, "accumulate": int, "checkpoint": str, "precision": str, "optimizer": str,
                "mode": str, "matmul": str, "attention": str}  # fmt: skip
 SWEEP_OUT = (
-    "gpu", "profile_basis", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high", "device_seconds",
-    "host_seconds", "host", "bound", "tokens_per_second", "flops_counted", "flops_6n", "mfu", "mfu_6n",
+    "gpu", "profile_basis", "mode", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high",
+    "device_seconds", "host_seconds", "host", "bound", "tokens_per_second", "flops_counted", "flops_6n", "mfu",
+    "mfu_6n",
     "peak_flops_per_second", "peak_bytes", "fits", "usd_per_step", "flops_per_usd", "price_usd_per_hour", "reason",
 )  # fmt: skip
 
@@ -34,28 +38,50 @@ _Z = 1.6449
 GEMM_BACKENDS = ("torch", "triton")
 ATTENTION_BACKENDS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
 KERNEL_DTYPES = ("bf16", "fp16", "tf32", "fp32")
+KERNELS_IN = ("op", "m", "n", "k", "layout", "batch", "heads", "kv_heads", "seq", "head_dim", "causal", "direction",
+              "dtype", "backend", "cache")  # fmt: skip
 KERNELS_OUT = ("seconds", "seconds_low", "seconds_high", "tflops", "bound", "basis", "reason")
 
 
 def read_rows(path: Path) -> tuple[list[str], list[Row]]:
-    """(columns, rows) of a CSV file. Raises UsageError when it cannot be read or has no header."""
+    """(columns, rows) of a CSV file, a byte order mark and blanks around cells taken off.
+
+    Cells beyond the header's columns are kept as EXTRA: such a row may be shifted, so it is not answered.
+    Raises UsageError when the file cannot be read, has no header, or names a column twice.
+    """
     try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            rows = [{k: (v or "").strip() for k, v in row.items() if k is not None} for row in reader]
-            columns = list(reader.fieldnames or [])
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = [[cell.strip() for cell in cells] for cells in csv.reader(file)]
     except (OSError, UnicodeDecodeError, csv.Error) as fault:
         raise UsageError(f"{path} cannot be read: {fault}; give a CSV file with a header") from fault
-    if not columns:
+    lines = [cells for cells in lines if cells not in ([], [""])]
+    if not lines:
         raise UsageError(f"{path} is empty; give a CSV file with a header")
+    columns = lines[0]
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if twice:
+        raise UsageError(f"{path}: columns {', '.join(map(repr, twice))} are named twice; name each once")
+    rows = []
+    for cells in lines[1:]:
+        row = dict(zip_longest(columns, cells[: len(columns)], fillvalue=""))
+        if any(cells[len(columns) :]):
+            row[EXTRA] = ", ".join(cells[len(columns) :])
+        rows.append(row)
     return columns, rows
+
+
+def check_columns(path: Path, columns: Sequence[str], valid: Sequence[str]) -> None:
+    """Raises UsageError for a column that is not valid: a misspelt one would silently take its default."""
+    unknown = [name for name in columns if name not in valid]
+    if unknown:
+        raise UsageError(f"{path}: unknown columns {', '.join(unknown)}; valid are {', '.join(valid)}")
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Booleans as true and false, floats to 7 digits, None as nothing. Raises UsageError when it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="") as file:
+        with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
             writer.writeheader()
             writer.writerows({name: format_cell(row.get(name)) for name in columns} for row in rows)
@@ -65,21 +91,24 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, A
         ) from fault
 
 
-def format_cell(value: Any) -> Any:
+def format_cell(value: Any) -> str:
+    """As `parse_cell` reads it; a number that is none, NaN or infinite, as nothing."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "" if value is None else f"{value:.7g}" if isinstance(value, float) else value
+    if isinstance(value, float):
+        return f"{value:.7g}" if isfinite(value) else ""
+    return "" if value is None else str(value)
 
 
 def parse_cell(name: str, text: str, kind: type) -> Any:
-    """Raises UsageError when `text` is not of `kind`."""
+    """Raises UsageError when `text` is not of `kind`. 8.0 is an integer: so pandas writes a column with gaps."""
     if kind is bool:
         if text.lower() not in ("true", "false"):
             raise UsageError(f"{name} is {text!r}: valid are true and false")
         return text.lower() == "true"
     if kind is int:
         try:
-            return int(text)
+            return int(text.removesuffix(".0"))
         except ValueError:
             raise UsageError(f"{name} is {text!r}: valid is an integer") from None
     return text
@@ -116,6 +145,7 @@ def sweep(
     for index, row in enumerate(rows):
         out: dict[str, Any] = dict(row)
         try:
+            _check_length(row)
             options = {n: parse_cell(n, row[n], kinds[n]) for n in kinds if row.get(n)}
             run = Run(**{name: options[name] for name in RUN_COLUMNS if name in options})
             result = forecast(model_from(options), run, profile, host=host, price=price_of(profile.gpu))
@@ -163,29 +193,30 @@ def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
             "seconds_low": seconds / spread,
             "seconds_high": seconds * spread,
             "tflops": work.flops / seconds / 1e12,
-            "bound": _bound(work, seconds, floor, bandwidth, profile),
+            "bound": _bound(work, floor, bandwidth, profile),
             "basis": found.basis,
             "reason": "",
         }
     return out
 
 
-def _bound(work: Work, seconds: float, floor: float, bandwidth: float, profile: Profile) -> str:
+def _bound(work: Work, floor: float, bandwidth: float, profile: Profile) -> str:
     """The longest of the three times that nothing could beat: launch floor, bytes, FLOPs."""
     dtype = getattr(work.shape, "dtype", "bf16")
-    rate = profile.ceiling(f"matrix_burst/{dtype}", 0.0) or (
-        profile.peaks[dtype].value if dtype in profile.peaks else 1.0
-    )
+    peaks = {name: number.value for name, number in profile.peaks.items()}
+    # of a dtype that was not measured: the highest of the others, which it hardly beats
+    rate = profile.ceiling(f"matrix_burst/{dtype}", peaks.get(dtype, max(peaks.values(), default=0.0)))
     limits = {
         "launch": floor,
         "memory": work.bytes / bandwidth if bandwidth else 0.0,
-        "matrix": work.flops / rate,
+        "matrix": work.flops / rate if rate else 0.0,
     }
     return max(limits, key=lambda name: limits[name])
 
 
 def _work_of(row: Row) -> tuple[Work, str, str]:
     """(work, backend, cache) of a row of `kernels`. Raises UsageError."""
+    _check_length(row)
     op = row.get("op") or "gemm"
     cache = row.get("cache") or "cold"
     dtype = row.get("dtype") or "bf16"
@@ -213,6 +244,13 @@ def _work_of(row: Row) -> tuple[Work, str, str]:
     raise UsageError(f"op {op!r}: valid are gemm, attention")
 
 
+def _check_length(row: Row) -> None:
+    if EXTRA in row:
+        raise UsageError(
+            f"the row has cells beyond the last column: {row[EXTRA]}; quote a cell with commas in it"
+        )
+
+
 def _one_of(name: str, value: str, valid: Sequence[str]) -> None:
     if value not in valid:
         raise UsageError(f"{name} {value!r}: valid are {', '.join(valid)}")
@@ -222,6 +260,6 @@ def _size(row: Row, name: str) -> int:
     if not row.get(name):
         raise UsageError(f"{name} is missing: valid is an integer of at least 1")
     value = int(parse_cell(name, row[name], int))
-    if value < 1:
-        raise UsageError(f"{name} is {value}: valid is an integer of at least 1")
+    if not 1 <= value <= MAX_SIZE:
+        raise UsageError(f"{name} is {value}: valid is an integer of at least 1, at most {MAX_SIZE}")
     return value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+INTERRUPTED = 130  # what typer makes of Ctrl-C
 GPUS = "nvidia-l4,nvidia-a100-80gb-pcie,nvidia-h100-sxm,nvidia-h200"
 
 Gpu = Annotated[str, typer.Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")]
@@ -77,7 +78,9 @@ def main() -> None:
     except FlopcastError as fault:
         print(f"flopcast: {fault}", file=sys.stderr)
         raise SystemExit(fault.exit_code) from None
-    except KeyboardInterrupt:
+    except SystemExit as left:
+        if left.code != INTERRUPTED:
+            raise
         print("flopcast: stopped; finished measurements are kept", file=sys.stderr)
         raise SystemExit(1) from None
     except BrokenPipeError:
@@ -85,9 +88,9 @@ def main() -> None:
 
 
 def emit(document: Any) -> None:
-    """The one JSON document."""
-    json.dump(document, sys.stdout, indent=1, default=str, allow_nan=False)
-    sys.stdout.write("\n")
+    """The one JSON document, whole or not at all."""
+    text = json.dumps(document, indent=1, default=str, allow_nan=False)
+    sys.stdout.write(text + "\n")
 
 
 @app.callback(invoke_without_command=True)
@@ -136,7 +139,7 @@ def predict(
               optimizer=optimizer, mode=mode, matmul=matmul, attention=attention)  # fmt: skip
     run.check()
     profile = find_profile(gpu)
-    book = price_book(prices, price, provider, on)
+    book = price_book(prices, price, provider, on, gpus=[profile.gpu])
     result = forecast(model, run, profile, host=find_host(host), price=book.get(profile.gpu))
     if as_json:
         emit(result.to_json())
@@ -157,14 +160,9 @@ def sweep(
     from flopcast.roofline.lookup import find_host, find_profile
 
     columns, rows = batch.read_rows(source)
-    unknown = sorted(set(columns) - {*batch.MODEL_COLUMNS, *batch.RUN_COLUMNS, "name"})
-    if unknown:
-        raise UsageError(
-            f"{source}: unknown columns {', '.join(unknown)}; valid are name, "
-            f"{', '.join((*batch.MODEL_COLUMNS, *batch.RUN_COLUMNS))}"
-        )
+    batch.check_columns(source, columns, ("name", *batch.MODEL_COLUMNS, *batch.RUN_COLUMNS))
     profile = find_profile(gpu)
-    book = price_book(prices, price, provider, on)
+    book = price_book(prices, price, provider, on, gpus=[profile.gpu])
     with tables.progress("forecasting") as advance:
         found = batch.sweep(rows, profile, book.get, host=find_host(host), progress=advance)
     batch.write_rows(out, list(dict.fromkeys([*columns, "depth", *batch.SWEEP_OUT])), found)
@@ -189,6 +187,7 @@ def kernels(
     from flopcast.roofline.lookup import find_profile
 
     columns, rows = batch.read_rows(source)
+    batch.check_columns(source, columns, ("name", *batch.KERNELS_IN))
     profile = find_profile(gpu)
     found = batch.kernels(rows, profile)
     batch.write_rows(out, list(dict.fromkeys([*columns, *batch.KERNELS_OUT])), found)
@@ -216,13 +215,13 @@ def cost(
     from flopcast.roofline.lookup import find_host, find_profiles
     from flopcast.roofline.models import LADDER_WIDTHS, ladder
 
-    chosen = LADDER_WIDTHS if widths is None else tuple(whole_numbers("--widths", widths))
+    chosen = LADDER_WIDTHS if widths is None else tuple(sorted(set(whole_numbers("--widths", widths))))
     models = ladder(chosen, depth_law)
-    names = [name.strip() for name in gpus.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in gpus.split(",") if name.strip()))
     if not names:
         raise UsageError("--gpus names no GPU; `flopcast gpus` lists them")
     profiles = find_profiles(names)
-    book = price_book(prices, price, provider, on, required=[profile.gpu for profile in profiles])
+    book = price_book(prices, price, provider, on, gpus=[profile.gpu for profile in profiles], required=True)
     run = Run(batch=batch, seq=seq, optimizer=optimizer)
     run.check()
     with tables.progress("forecasting the ladder") as advance:
@@ -233,7 +232,7 @@ def cost(
     if as_json:
         emit(tables.cost_document(curves, models))
     else:
-        tables.print_cost(curves, models)
+        tables.print_cost(curves)
 
 
 @app.command()
@@ -255,9 +254,14 @@ def price_book(
     given: list[str] | None,
     provider: str | None,
     on: str | None,
-    required: list[str] | None = None,
+    *,
+    gpus: Sequence[str],
+    required: bool = False,
 ) -> Mapping[str, Price]:
-    """GPU -> the price to use: given on the command line, else the provider's newest. Raises UsageError."""
+    """GPU -> the price to use: given on the command line, else the provider's newest; of `gpus` alone.
+
+    A GPU of a profile file need not be known by name. Raises UsageError, if `required` also for a GPU of no price.
+    """
     from flopcast.roofline.lookup import names
     from flopcast.roofline.prices import latest, load_prices, parse_override, require, with_overrides
 
@@ -267,21 +271,24 @@ def price_book(
             day = date.fromisoformat(on)
         except ValueError:
             raise UsageError(f"--on is {on!r}: valid is a day as YYYY-MM-DD") from None
-    known = names()
+    known = [*names(), *gpus]
     overrides = [parse_override(text, known_gpus=known) for text in given or []]
     book = with_overrides(load_prices(path, known_gpus=known), overrides)
-    if required is not None:
-        return {gpu: require(book, gpu, provider, on=day) for gpu in required}
-    found = {price.gpu: latest(book, price.gpu, provider, on=day) for price in book}
+    if required:
+        return {gpu: require(book, gpu, provider, on=day) for gpu in gpus}
+    found = {gpu: latest(book, gpu, provider, on=day) for gpu in gpus}
     return {gpu: price for gpu, price in found.items() if price is not None}
 
 
 def whole_numbers(option: str, text: str) -> list[int]:
-    """Comma-separated integers. Raises UsageError."""
+    """Comma-separated integers, one at least. Raises UsageError."""
     try:
-        return [int(part) for part in text.split(",") if part.strip()]
+        found = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise UsageError(f"{option} is {text!r}: valid are integers with commas between") from None
+        found = []
+    if not found:
+        raise UsageError(f"{option} is {text!r}: valid are integers with commas between")
+    return found
 
 
 def _add_measuring_commands() -> None:

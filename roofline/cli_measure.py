@@ -49,12 +49,18 @@ def bench(
         say(f"`flopcast fit {out}` makes a profile of it")
 
 
+def check_suite(suite: str) -> None:
+    if suite not in SUITES:
+        raise UsageError(f"suite {suite!r}: valid are {', '.join(SUITES)}")
+
+
 def run_bench(
     device: str | None, suite: str, out: Path, *, budget: float | None = None, retry: tuple[str, ...] = ()
 ) -> dict[str, str]:
     """Measures what `out` lacks; a line for each part."""
-    if suite not in SUITES:
-        raise UsageError(f"suite {suite!r}: valid are {', '.join(SUITES)}")
+    check_suite(suite)
+    if budget is not None and not budget >= 0:
+        raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
     from flopcast.microbench import bench as engine
     from flopcast.microbench.device import pick_device
     from flopcast.microbench.sweep import Case
@@ -109,9 +115,13 @@ def fit_folder(folder: Path) -> tuple[Profile, FitReport]:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Writes the profile, and a copy where `--gpu NAME` finds it."""
+    """Writes the profile, and a copy where `--gpu NAME` finds it. Raises UsageError when it cannot be written."""
     from flopcast.roofline.lookup import user_folder
 
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise UsageError(f"{path} cannot be written: {fault.strerror}; choose another --out") from fault
     profile.save(path)
     try:
         user_folder().mkdir(parents=True, exist_ok=True)
@@ -122,7 +132,11 @@ def save_profile(profile: Profile, path: Path) -> None:
 
 def validate(
     gpu: Annotated[str | None, typer.Option("--gpu", help="Profile to check; default: this device's own.")] = None,
-    device: Device = None, suite: Suite = "quick", out: Out = Path("out/validate"), retry: Retry = False,
+    device: Device = None, suite: Suite = "quick",
+    out: Annotated[Path | None, typer.Option(
+        help="Folder to write to; what it holds already is not done again. Default: out/validate, or --steps-from."
+    )] = None,
+    retry: Retry = False,
     steps_from: Annotated[Path | None, typer.Option(help="Folder of steps already run, instead of running.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -130,25 +144,34 @@ def validate(
     from flopcast.roofline import tables
     from flopcast.roofline import validate as checks
     from flopcast.roofline.cli import emit
+    from flopcast.roofline.fit_device import gpu_name
     from flopcast.roofline.lookup import find_profile
 
+    check_suite(suite)
+    folder = steps_from or out or Path("out/validate")
+    described = machine_here(device) if steps_from is None else machine_of(steps_from)
+    profile = find_profile(gpu or gpu_name(described))  # before minutes of steps, not after
+    if profile.device.get("type") != described.get("type"):
+        raise UsageError(
+            f"profile {profile.gpu} is of a {profile.device.get('type')} device, the steps are of "
+            f"{described.get('type')}: valid for --gpu is the profile of the device that runs them; "
+            "`flopcast bench` and `flopcast fit` make it"
+        )
     if steps_from is None:
-        run_validation_steps(device, suite, out, retry=("oom", "error") if retry else ())
-    folder = steps_from or out
-    profile = find_profile(gpu or device_profile_name(folder))
+        run_validation_steps(device, suite, folder, retry=("oom", "error") if retry else ())
     rows = compare_folder(folder, profile)
-    checks.write_csv(rows, out / "validation.csv")
+    table = (out or folder) / "validation.csv"
+    checks.write_csv(rows, table)
     if as_json:
         emit({"gpu": profile.gpu, "rows": rows, "summary": checks.summary(rows)})
     else:
         tables.print_validation(rows, checks.summary(rows))
-        tables.say(f"wrote {out / 'validation.csv'}")
+        tables.say(f"wrote {table}")
 
 
 def run_validation_steps(device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = ()) -> str:
     """Runs the validation ladder's real steps that `out` lacks; a line of what was done."""
-    if suite not in SUITES:
-        raise UsageError(f"suite {suite!r}: valid are {', '.join(SUITES)}")
+    check_suite(suite)
     from flopcast.microbench.device import describe, pick_device
     from flopcast.microbench.records import Recorder
     from flopcast.microbench.run_steps import run_steps
@@ -165,12 +188,22 @@ def run_validation_steps(device: str | None, suite: str, out: Path, *, retry: tu
         )
 
 
-def device_profile_name(folder: Path) -> str:
-    """The name of the profile of the machine that wrote `folder`."""
-    from flopcast.microbench import records
-    from flopcast.roofline.fit_device import gpu_name
+def machine_here(device: str | None) -> dict[str, Any]:
+    """The description of this machine's device. Raises UsageError when there is none of that name."""
+    from flopcast.microbench.device import describe, pick_device
 
-    return gpu_name(records.read_machine(folder)["device"])
+    found: dict[str, Any] = describe(pick_device(device))["device"]
+    return found
+
+
+def machine_of(folder: Path) -> dict[str, Any]:
+    """The description of the device whose real steps `folder` holds. Raises UsageError when it holds none."""
+    from flopcast.microbench import records
+
+    if not (folder / records.MEASUREMENTS).is_file():
+        raise UsageError(f"{folder} holds no real steps: `flopcast validate --out {folder}` runs them")
+    found: dict[str, Any] = records.read_machine(folder)["device"]
+    return found
 
 
 def compare_folder(folder: Path, profile: Profile) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def table(
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(escape, row))  # a path may hold what rich takes for markup
     return made
 
 
@@ -252,20 +253,20 @@ def short(gpu: str) -> str:
     return gpu.removeprefix("nvidia-")
 
 
-def print_cost(curves: Sequence[CostCurve], models: Sequence[Config]) -> None:
+def print_cost(curves: Sequence[CostCurve]) -> None:
     from flopcast.roofline.cost import best_gpu, crossovers, sentence
 
     out = console()
     rows = []
-    for index, model in enumerate(models):
-        points = [curve.points[index] for curve in curves]
+    for points in zip(*(curve.points for curve in curves), strict=True):
+        step = points[0].step
         cells = [f"{p.flops_per_usd.value:.3g}" if p.step.fits else "no memory" for p in points]
-        best = best_gpu(curves, float(points[0].step.n_params))
+        best = best_gpu(curves, float(step.n_params))
         leader = NONE if best is None else short(best.gpu) + ("" if best.separable else " *")
         rows.append(
             [
-                f"{model['hidden_size']} x {model['num_hidden_layers']}",
-                parameters(points[0].step.n_params),
+                f"{step.width} x {step.depth}",
+                parameters(step.n_params),
                 *cells,
                 leader,
             ]
