@@ -244,6 +244,13 @@ def who_leads(curves: Sequence[CostCurve]) -> str:
     found = [best for size in sizes if (best := best_gpu(curves, size)) is not None]
     if not found:
         return "No model fits into the memory of any GPU compared."
+    if len(curves) == 1:
+        first, last = found[0], found[-1]
+        return (
+            f"{first.gpu} ({curves[0].basis}): {first.flops_per_usd.value / 1e15:.3g} PFLOP/$ at "
+            f"{count(first.n_params)} parameters, {last.flops_per_usd.value / 1e15:.3g} at {count(last.n_params)}, at {curves[0].price.label}; "
+            "no other GPU is compared."
+        )
     basis = {curve.gpu: curve.basis for curve in curves}
     parts = []
     for gpu, stretch in groupby(found, key=lambda best: best.gpu):

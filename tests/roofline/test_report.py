@@ -23,7 +23,7 @@ from flopcast.roofline.models import Config, ladder, make_config
 from flopcast.roofline.plots import width_of
 from flopcast.roofline.prices import latest, load_prices
 from flopcast.roofline.profile import HostCosts, Number, Profile
-from flopcast.roofline.report import ReportData, how_wrong, render
+from flopcast.roofline.report import ReportData, how_wrong, render, who_leads
 from flopcast.roofline.validate import GROUPS, compare
 
 WIDTHS = (256, 1024)  # their op streams are shipped
@@ -251,6 +251,15 @@ def test_the_summary_tells_the_worst_forecast_with_its_sign(
     assert sentence in text
     assert "$/Mtoken" in text
     assert "/Mtoken at $" in text
+
+
+def test_a_gpu_alone_leads_nothing(curves: list[CostCurve]) -> None:
+    assert "nvidia-l4 (projected) leads at 42M" in who_leads(
+        curves
+    )  # the only other model does not fit there
+    assert "nvidia-h200 (measured) leads at 219M" in who_leads(curves)
+    assert "no other GPU is compared" in who_leads(curves[:1])
+    assert "leads" not in who_leads(curves[:1])
 
 
 def test_points_have_hover_texts(page: Path) -> None:
