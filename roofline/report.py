@@ -245,10 +245,13 @@ def who_leads(curves: Sequence[CostCurve]) -> str:
     if not found:
         return "No model fits into the memory of any GPU compared."
     if len(curves) == 1:
-        first, last = found[0], found[-1]
+        ends = [
+            f"{b.flops_per_usd.value / 1e15:.3g} PFLOP/$ at {count(b.n_params)}"
+            for b in (found[0], found[-1])
+        ]
+        only = curves[0]
         return (
-            f"{first.gpu} ({curves[0].basis}): {first.flops_per_usd.value / 1e15:.3g} PFLOP/$ at "
-            f"{count(first.n_params)} parameters, {last.flops_per_usd.value / 1e15:.3g} at {count(last.n_params)}, at {curves[0].price.label}; "
+            f"{only.gpu} ({only.basis}): {' and '.join(dict.fromkeys(ends))} parameters, at {only.price.label}; "
             "no other GPU is compared."
         )
     basis = {curve.gpu: curve.basis for curve in curves}
