@@ -257,7 +257,7 @@ def test_a_gpu_alone_leads_nothing(curves: list[CostCurve]) -> None:
     assert "nvidia-l4 (projected) leads at 42M" in who_leads(
         curves
     )  # the only other model does not fit there
-    assert "nvidia-h200 (measured) leads at 219M" in who_leads(curves)
+    assert "nvidia-h200 (measured) leads at 219M" in who_leads(curves)  # which does not fit an L4
     assert "no other GPU is compared" in who_leads(curves[:1])
     assert "leads" not in who_leads(curves[:1])
 
