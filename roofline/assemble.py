@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flopcast.errors import UsageError
 from flopcast.roofline.forecast import Forecast, Run, forecast
-from flopcast.roofline.models import LADDER_WIDTHS, ladder, load_config, make_config
+from flopcast.roofline.models import ladder, load_config, make_config
 
 if TYPE_CHECKING:
     from flopcast.roofline.cost import CostCurve
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 # GPUs that a report compares its own with: those of the source article.
 COMPARED = ("nvidia-l4", "nvidia-a100-80gb-pcie", "nvidia-h100-sxm", "nvidia-h200")
-ANATOMY_WIDTHS = LADDER_WIDTHS[::2]
 
 
 def build_report(
@@ -55,28 +53,29 @@ def anatomy(profile: Profile) -> list[Forecast]:
         run = Run(batch=CPU_BATCH, seq=CPU_SEQ)
         configs = [make_config(width=w, depth=d, vocab=CPU_VOCABULARY) for w, d in CPU_WIDTHS]
         return [forecast(config, run, profile) for config in configs]
-    return [forecast(config, Run(), profile) for config in ladder(ANATOMY_WIDTHS)]
+    return [forecast(config, Run(), profile) for config in ladder()]
 
 
 def curves(profile: Profile) -> list[CostCurve]:
-    """FLOPs per dollar of the GPUs compared and of this one where it has a price."""
+    """FLOPs per dollar of the GPUs compared, and of this one where it has a price."""
     from flopcast.roofline.curves import cost_curves
-    from flopcast.roofline.lookup import find_profile
     from flopcast.roofline.prices import latest, load_prices
 
+    own = [profile.gpu] if profile.device.get("type") != "cpu" else []
     book = load_prices()
-    names = list(dict.fromkeys([*COMPARED, *([profile.gpu] if profile.device.get("type") != "cpu" else [])]))
-    profiles, prices = [], {}
-    for name in names:
-        price = latest(book, name)
-        if price is None:
-            continue
-        try:
-            profiles.append(profile if name == profile.gpu else find_profile(name))
-        except UsageError:  # no measured profile ships to project from
-            continue
-        prices[name] = price
-    return cost_curves(profiles, ladder(ANATOMY_WIDTHS), Run(), prices)
+    prices = {name: price for name in (*COMPARED, *own) if (price := latest(book, name)) is not None}
+    return cost_curves([_other(name, profile) for name in prices], ladder(), Run(), prices)
+
+
+def _other(name: str, profile: Profile) -> Profile:
+    """The profile of `name`; projected from the one at hand where that is the one to project from."""
+    from flopcast.roofline.gpus import find_spec
+    from flopcast.roofline.lookup import SOURCE, find_profile
+    from flopcast.roofline.project import project
+
+    if name == profile.gpu:
+        return profile
+    return project(profile, find_spec(name)) if profile.gpu == SOURCE else find_profile(name)
 
 
 def print_summary(profile: Profile, out: Path) -> None:
