@@ -24,10 +24,9 @@ def build_report(
 
     Raises UsageError when the folder cannot be written.
     """
-    from flopcast.roofline.report import ReportData, render
-
     from flopcast.microbench import records
     from flopcast.roofline import validate
+    from flopcast.roofline.report import ReportData, render
 
     rows: list[dict[str, Any]] = []
     if steps is not None:
