@@ -1,0 +1,143 @@
+"""Shipped suites hold what their plans say, keep holdout apart, and every case can be run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flopcast.errors import UsageError
+from flopcast.kernels import aten
+from flopcast.kernels.shapes import Attention, Call, Gemm
+from flopcast.roofline import suite
+from flopcast.roofline.lower import describe
+from flopcast.roofline.suite import HOT_BYTES, PLANS, Plan, Source, spread
+
+SUITES = tuple(PLANS)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_shipped_suites_follow_their_plans(name: str) -> None:
+    plan, cases = PLANS[name], suite.load(name)
+    assert len(set(cases)) == len(cases)
+    assert {case.cache for case in cases} == set(plan.caches)
+    attention = Counter((c.backend, c.role) for c in cases if isinstance(c.shape, Attention))
+    expected: Counter[tuple[str, str]] = Counter()
+    for backend in plan.attention_backends:
+        expected[backend, "fit"] = 2 * len(plan.attention)
+        expected[backend, "holdout"] = 2 * len(plan.attention_holdout)
+    expected["triton", "fit"] = plan.triton_attention
+    assert attention == +expected
+    gemms = [c for c in cases if isinstance(c.shape, Gemm)]
+    assert sum(c.backend == "triton" for c in gemms) == plan.triton_gemms
+    cold = Counter(c.role for c in gemms if c.backend == "torch" and c.cache == "cold")
+    assert 3 * plan.random_gemms < cold["fit"] <= plan.gemms + 3 * plan.random_gemms
+    assert 3 * plan.random_gemms_holdout < cold["holdout"] + (not plan.holdout)
+    assert (
+        {c.shape.layout for c in gemms} == {"nt", "nn", "tn"}
+        if name != "cpu-quick"
+        else {"nt", "nn", "tn", "tt"}
+    )  # type: ignore[union-attr]
+    assert bool(plan.holdout) == any(c.role == "holdout" for c in cases)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_no_holdout_shape_is_fitted(name: str) -> None:
+    cases = suite.load(name)
+    fit = {case.shape.key for case in cases if case.role == "fit"}
+    held = {case.shape.key for case in cases if case.role == "holdout"}
+    assert fit
+    assert not fit & held
+    assert {case.role for case in cases} <= {"fit", "holdout"}
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_call_can_be_made_again_and_gives_what_was_recorded(name: str) -> None:
+    """On fake tensors: the recorded arguments fit the operator, results have the recorded sizes, strides and dtypes."""
+    calls = {case.shape for case in suite.load(name) if isinstance(case.shape, Call)}
+    assert len(calls) > 100
+    with FakeTensorMode():
+        for call in calls:
+            tensors = aten.operands(call, "cpu")
+            assert [(tuple(t.shape), tuple(t.stride())) for t in tensors[: len(call.inputs)]] == [
+                (o.shape, o.stride) for o in call.inputs
+            ]
+            returned = aten.prepare(call, "torch", tensors)()
+            found = returned if isinstance(returned, (list, tuple)) else [returned]
+            results = [t for t in found if isinstance(t, torch.Tensor)]
+            if not call.written:
+                assert [tuple(t.shape) for t in results] == [o.shape for o in call.outputs], call.key
+                assert [str(t.dtype) for t in results] == [
+                    str(aten._DTYPES[o.dtype]) for o in call.outputs
+                ], call.key
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_hot_cases_fit_the_cache_and_none_is_too_large(name: str) -> None:
+    plan = PLANS[name]
+    for case in suite.load(name):
+        work = describe(case.shape)
+        assert work.bytes <= 1.2 * plan.max_bytes or not isinstance(case.shape, Call)
+        assert case.cache == "cold" or work.bytes <= 1.2 * HOT_BYTES
+
+
+def test_unknown_suites() -> None:
+    with pytest.raises(UsageError, match="unknown suite 'huge': valid are cpu-quick, quick, standard"):
+        suite.load("huge")
+
+
+def test_a_suite_built_now(tmp_path: Path) -> None:
+    """A plan of two narrow models: a few calls of each kind of kernel, all products, the same each time."""
+    plan = Plan(
+        device="cuda",
+        fit=(Source(width=64, batch=1, seq=32, vocab=512), Source(width=64, batch=4, seq=64, vocab=512)),
+        holdout=(Source(width=64, batch=2, seq=32, vocab=512),),
+        per_variant=2,
+        per_variant_holdout=1,
+        random_gemms=2,
+        random_gemms_holdout=1,
+        attention=((1, 2, 1, 64, 128),),
+        attention_holdout=((1, 2, 1, 96, 128),),
+        attention_backends=("sdpa-flash",),
+        triton_gemms=3,
+        triton_attention=1,
+    )
+    cases = suite.build(plan)
+    assert Counter(c.backend for c in cases if isinstance(c.shape, Attention)) == {
+        "sdpa-flash": 4,
+        "triton": 1,
+    }
+    assert sum(c.backend == "triton" for c in cases if isinstance(c.shape, Gemm)) == 3
+    for role, most in (("fit", 2), ("holdout", 1)):
+        kinds = Counter(describe(c.shape).variant for c in cases if isinstance(c.shape, Call) and c.role == role
+                        and c.cache == "cold")  # fmt: skip
+        assert set(kinds.values()) <= set(range(1, most + 1))
+    shapes = {role: {c.shape for c in cases if c.role == role} for role in ("fit", "holdout")}
+    assert not shapes["fit"] & shapes["holdout"]
+    suite.save(cases, tmp_path / "a.json.gz")
+    suite.save(list(cases), tmp_path / "b.json.gz")
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+    assert suite.build(plan) == cases
+
+
+def test_saved_suites_are_loaded_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = suite.load("quick")
+    folder = tmp_path / "data" / "suites"
+    folder.mkdir(parents=True)
+    suite.save(cases, folder / "mine.json.gz")
+    monkeypatch.setattr(suite, "files", lambda _package: tmp_path)
+    assert suite.load("mine") == cases
+
+
+@given(values=st.lists(st.floats(0, 40), min_size=1, max_size=40).map(sorted), most=st.integers(1, 12))
+def test_spread_takes_both_ends_and_no_more_than_asked(values: list[float], most: int) -> None:
+    chosen = spread(values, most)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(most, len(values))
+    if most > 1:
+        assert {values[chosen[0]], values[chosen[-1]]} == {values[0], values[-1]}
