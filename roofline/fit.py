@@ -36,6 +36,7 @@ REPEAT_NOISE = 0.004
 # From here on a row is long: what the timer and the profiler differ by is clocks, not caches.
 LONG_SECONDS = 100e-6
 FAST_QUANTILE = 0.1
+READING_DOUBT = 0.4
 # Classes whose kernels write next to nothing.
 READING = ("reduction", "loss")
 # Kernel time stamps resolve 32 ns, and a median of some is better than that.
@@ -142,7 +143,12 @@ def _case(
     if not all(np.isfinite(work.features)):
         warnings.append(f"{row['key']}: left out, a size of it is zero")
         return None
-    return Case(row, work, backend, row.get("cache", "cold"), float(seconds), _noise(row, float(seconds)))
+    if row.get("kernel_seconds") and seconds < LONG_SECONDS:  # the two readings' difference is doubt, too
+        doubt = min(READING_DOUBT * abs(float(np.log(seconds / row["kernel_seconds"]))), 0.2)
+    else:
+        doubt = 0.0
+    noise = float(np.hypot(_noise(row, seconds), doubt))
+    return Case(row, work, backend, row.get("cache", "cold"), seconds, noise)
 
 
 def _seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | None:
@@ -156,17 +162,17 @@ def _seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | None:
     LONG_SECONDS on, and of their samples the faster, before the clocks sank."""
     seen, timed = row.get("kernel_seconds"), row.get("seconds")
     if not timed:
-        return seen
+        return None if seen is None else float(seen)
     is_long = timed >= LONG_SECONDS
     if is_long and row.get("samples"):
         timed = float(np.quantile(row["samples"], FAST_QUANTILE))
     back_to_back = max(timed - gap * max(len(row.get("kernels") or ()), 1), 0.1 * timed)
     if not seen or back_to_back >= seen:
-        return seen or back_to_back
+        return float(seen or back_to_back)
     if is_long or op_class in ("gemm", "attention"):
         return back_to_back
     if op_class in READING or row.get("cache") == "hot":
-        return seen
+        return float(seen)
     return float(np.sqrt(seen * back_to_back))
 
 

@@ -21,22 +21,24 @@ OP_CLASSES = ("gemm", "attention", "pointwise", "copy", "reduction", "softmax", 
 
 # name of the ATen packet -> class; whatever is not listed is pointwise if its output has the broadcast shape of
 # its inputs, else "other".
-_CLASS_OF = {
-    "_to_copy": "copy", "copy_": "copy", "clone": "copy", "contiguous": "copy",
-    "mean": "reduction", "sum": "reduction", "all": "reduction", "any": "reduction", "amax": "reduction", "max": "reduction",
-    "var_mean": "reduction", "native_layer_norm": "reduction", "native_layer_norm_backward": "reduction", "norm": "reduction",
-    "native_batch_norm": "reduction", "native_batch_norm_backward": "reduction", "cumsum": "reduction",
-    "_log_softmax": "softmax", "_log_softmax_backward_data": "softmax", "_softmax": "softmax", "_softmax_backward_data": "softmax",
-    "nll_loss_forward": "loss", "nll_loss_backward": "loss",
-    "embedding": "embedding", "embedding_dense_backward": "embedding", "index": "embedding", "index_select": "embedding",
-    "cat": "cat", "stack": "cat",
-    "fill_": "fill", "zero_": "fill", "zeros": "fill", "ones": "fill", "full": "fill", "new_zeros": "fill", "new_ones": "fill",
-    "zeros_like": "fill", "ones_like": "fill", "full_like": "fill", "new_full": "fill", "arange": "fill", "scalar_tensor": "fill",
-}  # fmt: skip
+_PACKETS = {
+    "copy": "_to_copy copy_ clone contiguous",
+    "reduction": "mean sum all any amax max var_mean native_layer_norm native_layer_norm_backward norm"
+    " native_batch_norm native_batch_norm_backward cumsum",
+    "softmax": "_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data",
+    "loss": "nll_loss_forward nll_loss_backward",
+    "embedding": "embedding embedding_dense_backward index index_select",
+    "cat": "cat stack",
+    "fill": "fill_ zero_ zeros ones full new_zeros new_ones zeros_like ones_like full_like new_full arange"
+    " scalar_tensor",
+}
+_CLASS_OF = {packet: op_class for op_class, packets in _PACKETS.items() for packet in packets.split()}
 
 # Allocate, or rename: no kernel.
-_NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view", "lift",
-              "lift_fresh", "alias", "set_", "resize_", "is_same_size", "_reshape_alias", "as_strided"}  # fmt: skip
+_ALLOCATING = (
+    "empty empty_like empty_strided new_empty new_empty_strided set_ resize_ _unsafe_view _reshape_alias"
+)
+_NO_KERNEL = {*_ALLOCATING.split(), "detach", "lift", "lift_fresh", "alias", "is_same_size", "as_strided"}
 
 # Attention calls: positions of the causal flag in forward and backward.
 _ATTENTION = {
@@ -50,6 +52,10 @@ _ATTENTION = {
 }  # fmt: skip
 
 _GEMMS = {"aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2)}
+
+# Up to so many indices the gradient of an embedding is one kernel after the fill, from there on they are sorted first
+# (aten/src/ATen/native/cuda/Embedding.cu).
+_FEW_INDICES = 3072
 
 # torch's multi-tensor kernels: a launch takes at most this many chunks of 65,536 elements
 # (aten/src/ATen/native/cuda/MultiTensorApply.cuh), and this many tensors by the number of lists.
@@ -83,21 +89,21 @@ def describe(shape: Shape, backend: str = "torch") -> Work:
         batched = "batched/" if shape.batch > 1 else ""
         if shape.batch > 1:
             features = (*features, log2(shape.batch))
-        return Work(
-            shape,
-            "gemm",
-            f"{batched}{shape.layout}/{shape.dtype}",
-            features,
-            shape.bytes,
-            shape.flops,
-            backend,
-        )
+        variant = f"{batched}{shape.layout}/{shape.dtype}{'' if _is_aligned(shape) else '/unaligned'}"
+        return Work(shape, "gemm", variant, features, shape.bytes, shape.flops, backend)
     if isinstance(shape, Attention):
         mask = "causal" if shape.causal else "full"
         features = (log2(shape.batch * shape.heads), log2(shape.heads / shape.kv_heads), log2(shape.seq))
         variant = f"{shape.direction}/{mask}/{shape.dtype}/d{shape.head_dim}"
         return Work(shape, "attention", variant, features, shape.bytes, shape.flops, backend)
     return _describe_call(shape)
+
+
+def _is_aligned(shape: Gemm) -> bool:
+    """Whether every row of operands and result starts at a multiple of 16 bytes: others run on other kernels, which
+    cannot load by the tensor memory accelerator."""
+    rows = {shape.k if shape.layout[0] == "n" else shape.m, shape.k if shape.layout[1] == "t" else shape.n}
+    return all(size * DTYPE_BYTES[shape.dtype] % 16 == 0 for size in rows | {shape.n})
 
 
 def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
@@ -187,17 +193,24 @@ def _describe_call(call: Call) -> Work:
     inner = max((o.shape[-1] for o in big), default=1)
     pattern = ""
     extra: float = log2(max(inner, 1))
+    each: tuple[float, ...] = ()
     if op_class in ("pointwise", "copy"):
         pattern, extra = _pattern(call)
     elif op_class == "reduction":
-        pattern, extra = _reduction(call)
+        pattern, extra, steps = _reduction(call)
+        each = (steps,)
+        name = "sum" if name == "mean" else name  # one kernel, and a factor at its end
+    elif name == "embedding_dense_backward":
+        n_indices = call.inputs[1].numel
+        pattern = "few" if n_indices <= _FEW_INDICES else "sorted"
+        each = (log2(max(n_indices, 1)),)
     elif op_class == "optimizer":
         dtypes = call.inputs[0].dtype
         extra = log2(max(len(lists[0]) if (lists := _lists(call)) else 1, 1))
     elif op_class == "cat":
         pattern, extra = _pattern(Call(call.op, call.inputs[:1], call.inputs[:1]))
     variant = "|".join(part for part in (name, dtypes, pattern) if part)
-    return Work(call, op_class, variant, (log2(max(moved, 1)), extra), moved, 0)
+    return Work(call, op_class, variant, (log2(max(moved, 1)), extra, *each), moved, 0)
 
 
 def _call_class(call: Call, name: str) -> str:
@@ -241,6 +254,11 @@ def _moved_bytes(call: Call, name: str) -> int:
         return rows * (32 + DTYPE_BYTES["int64"])  # a sector and a label a row
     if name == "nll_loss_backward":
         return written
+    if name.startswith(
+        "_fused_adam"
+    ):  # gradients are written only where they are unscaled, whatever the schema says
+        first, count = json.loads(call.args)[1]["ts"]
+        written -= sum(call.inputs[i].bytes for i in call.written if first <= i < first + count)
     return written + sum(o.bytes for o in call.inputs)
 
 
@@ -290,8 +308,10 @@ def _broadcast_strides(operand: Operand, shape: tuple[int, ...]) -> tuple[int, .
     return (0,) * missing + own
 
 
-def _reduction(call: Call) -> tuple[str, float]:
-    """("row" | "col" | "all" | "mix", log2 of how many elements make one)."""
+def _reduction(call: Call) -> tuple[str, float, float]:
+    """("row" | "col" | "all" | "mix", log2 of how many elements make one, log2 of what takes a time each).
+
+    That is a result where one row makes it, and else a step: one of the elements that are added up."""
     source = call.inputs[0]
     arguments: list[Any] = json.loads(call.args)
     dims = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, int)) else None
@@ -314,4 +334,5 @@ def _reduction(call: Call) -> tuple[str, float]:
         kind = "col"
     else:
         kind = "mix"
-    return kind + ("" if source.is_contiguous else "~"), log2(max(count, 1))
+    steps = source.numel // max(count, 1) if kind == "row" else count
+    return kind + ("" if source.is_contiguous else "~"), log2(max(count, 1)), log2(max(steps, 1))

@@ -183,6 +183,11 @@ class Surface:
         points = len(surface.features)
         if surface.kind not in laws.KINDS:
             raise ValueError(f"unknown kind {surface.kind!r}: known are {', '.join(laws.KINDS)}")
+        lacking = sorted(laws.PARAMETERS[surface.kind] - surface.params.keys())
+        if lacking:
+            raise ValueError(
+                f"a {surface.kind} surface lacks {', '.join(lacking)}: an older version fitted it, fit it anew"
+            )
         if not points or any(
             len(x) != points for x in (surface.bytes, surface.flops, surface.seconds, surface.noise)
         ):

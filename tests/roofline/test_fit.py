@@ -34,8 +34,11 @@ MACHINE: dict[str, Any] = {
 def law(shape: Shape, cache: str) -> float:
     """Seconds, by physics written down apart from the code under test."""
     if isinstance(shape, Gemm):
-        blocks = np.ceil(shape.m / 128) * np.ceil(shape.n / 256) * shape.batch
-        busy = np.ceil(blocks / SM_COUNT) * (1e-6 + shape.k * 128 * 256 * 2 / (0.72 * PEAK / SM_COUNT))
+        busy = float("inf")
+        for rows, columns, reached in ((128, 256, 0.75), (128, 128, 0.72), (64, 128, 0.6), (64, 64, 0.5)):
+            blocks = np.ceil(shape.m / rows) * np.ceil(shape.n / columns) * shape.batch
+            block = 1e-6 + shape.k * rows * columns * 2 / (reached * PEAK / SM_COUNT)
+            busy = min(busy, np.ceil(blocks / SM_COUNT) * block)
         return float(FLOOR + max(busy, shape.bytes / BANDWIDTH))
     if isinstance(shape, Attention):
         rate = (0.45 if shape.direction == "fwd" else 0.35) * PEAK / (1 + 300 / shape.seq)
