@@ -1,0 +1,215 @@
+"""Recorded calls are made again right, and a wrong result is caught."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+
+from flopcast.kernels import aten
+from flopcast.kernels.shapes import Call, Operand
+from flopcast.roofline import suite
+from flopcast.roofline.lower import describe
+
+Replayed = tuple[Call, tuple[torch.Tensor, ...], list[torch.Tensor], Any]
+
+
+def smallest_of_each_kind() -> list[Call]:
+    """One call of each variant that the processor's suite measures, the smallest."""
+    kinds: dict[tuple[str, str], Call] = {}
+    for case in suite.load("cpu-quick"):
+        if isinstance(case.shape, Call):
+            work = describe(case.shape)
+            known = kinds.get((work.op_class, work.variant))
+            if known is None or case.shape.bytes < known.bytes:
+                kinds[work.op_class, work.variant] = case.shape
+    return list(kinds.values())
+
+
+CALLS = smallest_of_each_kind()
+
+
+def replay(call: Call, seed: int = 0) -> Replayed:
+    operands = aten.operands(call, "cpu", seed)
+    expected = aten.reference(operands, call)
+    return call, operands, expected, aten.prepare(call, "torch", operands)()
+
+
+def name_of(call: Call) -> str:
+    return describe(call).variant
+
+
+@pytest.mark.parametrize("call", CALLS, ids=name_of)
+def test_every_kind_of_call_is_right(call: Call) -> None:
+    call, operands, expected, out = replay(call)
+    error, tolerance = aten.check(out, expected, operands, call)
+    assert error <= tolerance
+    assert expected or not (call.outputs or call.written)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=name_of)
+def test_a_wrong_result_is_caught(call: Call) -> None:
+    """All results 10% off, or one truth value turned."""
+    call, operands, expected, out = replay(call)
+    results = (
+        [operands[i] for i in call.written]
+        if call.written
+        else [out]
+        if isinstance(out, torch.Tensor)
+        else list(out)
+    )
+    wrong = [t for t in results if isinstance(t, torch.Tensor) and t.numel()]
+    for tensor in wrong:
+        if tensor.is_floating_point() and tensor.count_nonzero():
+            tensor.mul_(1.1)
+        elif tensor.dtype == torch.bool:
+            tensor.logical_not_()
+        else:
+            tensor.add_(1)
+    error, tolerance = aten.check(out, expected, operands, call)
+    assert error > tolerance
+
+
+def contiguous(*shape: int, dtype: str = "fp32") -> Operand:
+    return Operand(shape, tuple(prod(shape[i + 1 :]) for i in range(len(shape))), dtype)
+
+
+def test_a_nan_is_caught() -> None:
+    call = Call("aten.neg.default", (contiguous(8),), (contiguous(8),), '[{"t":0}]')
+    call, operands, expected, out = replay(call)
+    out[3] = float("nan")
+    assert aten.check(out, expected, operands, call)[0] == float("inf")
+
+
+@pytest.mark.parametrize("stride", [(16, 1), (1, 8), (0, 1), (40, 2)])
+def test_strides_are_as_recorded(stride: tuple[int, int]) -> None:
+    operand = Operand((8, 16), stride, "bf16")
+    call = Call("aten.neg.default", (operand,), (contiguous(8, 16, dtype="bf16"),), '[{"t":0}]')
+    (tensor,) = aten.operands(call, "cpu")
+    assert (tuple(tensor.shape), tensor.stride(), tensor.dtype) == ((8, 16), stride, torch.bfloat16)
+    call, operands, expected, out = replay(call)
+    assert aten.check(out, expected, operands, call)[0] == 0  # negation is exact
+
+
+def test_operands_depend_on_the_seed_alone() -> None:
+    call = Call("aten.mul.Tensor", (contiguous(64), contiguous(64)), (contiguous(64),), '[{"t":0},{"t":1}]')
+    first, again, other = (aten.operands(call, "cpu", seed) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("op", ["aten.rsqrt.default", "aten.log.default", "aten.reciprocal.default"])
+def test_roots_and_logarithms_get_what_they_can_take(op: str) -> None:
+    call, operands, expected, out = replay(Call(op, (contiguous(1000),), (contiguous(1000),), '[{"t":0}]'))
+    assert torch.isfinite(out).all()
+    error, tolerance = aten.check(out, expected, operands, call)
+    assert error <= tolerance
+
+
+def test_look_ups_stay_inside_the_table() -> None:
+    table, ids = contiguous(10, 4), contiguous(3, 5, dtype="int64")
+    call = Call("aten.embedding.default", (table, ids), (contiguous(3, 5, 4),), '[{"t":0},{"t":1}]')
+    call, operands, expected, out = replay(call)
+    assert int(operands[1].max()) < 10
+    assert aten.check(out, expected, operands, call)[0] == 0
+
+
+ADAMW = {
+    "lr": 0.001,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "weight_decay": 0.01,
+    "eps": 1e-8,
+    "amsgrad": False,
+    "maximize": False,
+}
+
+
+def fused_adamw(sizes: list[int]) -> Call:
+    count = len(sizes)
+    tensors = [contiguous(size) for _ in range(4) for size in sizes]
+    steps = [contiguous() for _ in sizes]
+    lists = [{"ts": [i * count, count]} for i in range(4)]
+    return Call(
+        "aten._fused_adamw_.default",
+        (*tensors, *steps),
+        (),
+        json.dumps([*lists, [], {"ts": [4 * count, count]}]),
+        json.dumps(ADAMW),
+        written=tuple(range(4 * count)),
+    )
+
+
+def test_fused_adamw_is_adamw() -> None:
+    """Against torch.optim's own loop over tensors, from the same moments and step counts."""
+    call = fused_adamw([1000, 37])
+    operands = aten.operands(call, "cpu")
+    expected = aten.reference(operands, call)
+    before = [tensor.clone() for tensor in operands]
+    out = aten.prepare(call, "torch", operands)()
+    error, tolerance = aten.check(out, expected, operands, call)
+    assert error <= tolerance
+    for i in range(2):
+        parameter, gradient, mean, square, step = (before[j * 2 + i].clone() for j in range(5))
+        weight = torch.nn.Parameter(parameter)
+        weight.grad = gradient
+        adamw = torch.optim.AdamW([weight], lr=0.001, weight_decay=0.01, foreach=False)
+        adamw.state[weight] = {
+            "step": step - 1,
+            "exp_avg": mean,
+            "exp_avg_sq": square,
+        }  # the loop counts first
+        adamw.step()
+        assert torch.allclose(operands[i], weight.detach(), rtol=1e-5)
+
+
+def test_multi_tensor_calls_write_in_place() -> None:
+    call = Call(
+        "aten._foreach_add_.Scalar", (contiguous(8), contiguous(9)), (), '[{"ts":[0,2]},2.5]', written=(0, 1)
+    )  # fmt: skip
+    operands = aten.operands(call, "cpu")
+    before = [tensor.clone() for tensor in operands]
+    expected = aten.reference(operands, call)
+    assert all(
+        torch.equal(a, b) for a, b in zip(operands, before, strict=True)
+    )  # the reference left them alone
+    out = aten.prepare(call, "torch", operands)()
+    assert all(torch.equal(a, b + 2.5) for a, b in zip(operands, before, strict=True))
+    assert aten.check(out, expected, operands, call)[0] < 1e-7
+
+
+def test_calls_without_operands_run_on_the_device_asked_for() -> None:
+    call = Call("aten.arange.default", (), (contiguous(7, dtype="int64"),), "[7]")
+    call, operands, expected, out = replay(call)
+    assert out.tolist() == list(range(7))
+    assert out.device == operands[0].device
+    assert aten.check(out, expected, operands, call)[0] == 0
+
+
+def test_another_backend_is_refused() -> None:
+    call = Call("aten.neg.default", (contiguous(8),), (contiguous(8),), '[{"t":0}]')
+    with pytest.raises(ValueError, match=r"backend 'triton' of aten\.neg\.default: valid is torch"):
+        aten.prepare(call, "triton", aten.operands(call, "cpu"))
+
+
+def test_decoded_arguments() -> None:
+    checks: list[tuple[str, Callable[[Any], bool]]] = [
+        ('[{"t":0},{"f":"-inf"}]', lambda out: bool((out == float("-inf")).all())),
+        ('[{"t":0},2]', lambda out: bool((out == 2).all())),
+    ]
+    for args, holds in checks:
+        call = Call("aten.full_like.default", (contiguous(4),), (contiguous(4),), args)
+        assert holds(aten.prepare(call, "torch", aten.operands(call, "cpu"))())
+    cast = Call(
+        "aten._to_copy.default",
+        (contiguous(4),),
+        (contiguous(4, dtype="bf16"),),
+        '[{"t":0}]',
+        '{"dtype":{"d":"bf16"}}',
+    )
+    assert aten.prepare(cast, "torch", aten.operands(cast, "cpu"))().dtype == torch.bfloat16
