@@ -14,11 +14,13 @@ import torch
 
 from flopcast.microbench import steps
 from flopcast.microbench.cases import first_line, is_out_of_memory
+from flopcast.microbench.host import host_phases
 from flopcast.microbench.measure_step import Kernel, StepKernels, StepTiming, profile_step, time_step
-from flopcast.microbench.plans import StepPlan
+from flopcast.microbench.plans import PHASES, HostPlan, StepPlan
 from flopcast.microbench.progress import progress
 from flopcast.microbench.records import EMPTY_FIELDS, Recorder
 from flopcast.microbench.sweep import Summary
+from flopcast.microbench.timer import no_garbage_collection
 
 Measure = Callable[[steps.TrainingStep], dict[str, Any]]
 
@@ -31,11 +33,15 @@ def run_steps(
     rounds: int = 5,
     steps_per_round: int = 5,
     suite: str = "validate",
+    host: HostPlan | None = None,
     budget_seconds: float | None = None,
     retry: Collection[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
     """Measures what the recorder's folder lacks: first the times of all steps, then the kernels of all.
+
+    With `host`, its tiny models are run between the steps, so that the host's speed is known as it was then: one
+    process differs from the next by 10 to 40%, and drifts besides. Their rows are those of `run_host`.
 
     Two passes, because CUDA's profiler makes every later launch of the process dearer (`profile_step`). A step that
     does not fit is a row of status "oom", any other fault one of status "error"; the rest goes on.
@@ -56,7 +62,11 @@ def run_steps(
             for plan in todo:
                 if budget_seconds is not None and clock() - start >= budget_seconds:
                     break
+                if calibration is not None and measure is timing:
+                    calibration.sample()
                 row = measure_plan(plan, device, measure)
+                if calibration is not None and row.get("peak_bytes"):
+                    row["peak_bytes"] -= calibration.held_bytes()
                 shared = {
                     "key": key_of(plan),
                     "backend": "torch",
@@ -77,12 +87,61 @@ def run_steps(
         return kernel_fields(profile_step(step))
 
     todo = [plan for plan in wanted if pending(plan.key)]
+    calibration = HostCalibration(host, device) if host is not None and todo else None
     remaining += work_through(todo, "real steps, times", timing, lambda plan: plan.key)
+    if calibration is not None:
+        calibration.sample()
+        for row in calibration.rows(suite):
+            recorder.append(row)
+        del calibration
     ran = [plan for plan in wanted if recorder.status(plan.key) == "ok"]
     todo_kernels = [plan for plan in ran if pending(plan.kernels_key)]
     remaining += work_through(todo_kernels, "real steps, kernels", kernels, lambda plan: plan.kernels_key)
     skipped = len(wanted) - len(todo) + len(ran) - len(todo_kernels)
     return Summary(summary.statuses, skipped, remaining, clock() - start)
+
+
+class HostCalibration:
+    """The tiny models of a host plan, kept alive and sampled now and then."""
+
+    def __init__(self, plan: HostPlan, device: torch.device) -> None:
+        self.plan, self.device = plan, device
+        self.steps = {
+            depth: steps.build(config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)
+            for depth, config in plan.configs.items()
+        }
+        self.samples: dict[int, list[dict[str, float]]] = {depth: [] for depth in self.steps}
+        for step in self.steps.values():
+            step.run()
+
+    def sample(self) -> None:
+        """One warm step and two measured ones at each depth."""
+        for depth, step in self.steps.items():
+            host_phases(step, self.device)
+            with no_garbage_collection():
+                self.samples[depth] += [host_phases(step, self.device) for _ in range(2)]
+
+    def held_bytes(self) -> int:
+        """What the tiny models hold between samples, as the allocator counts it: not the measured step's."""
+        tensors = [
+            tensor
+            for step in self.steps.values()
+            for p in step.model.parameters()
+            for tensor in (p, p.grad, *step.optimizer.state[p].values())
+        ]
+        on_device = (t for t in tensors if isinstance(t, torch.Tensor) and t.device.type == self.device.type)
+        return sum(-(-t.untyped_storage().nbytes() // 512) * 512 for t in on_device)
+
+    def rows(self, suite: str) -> list[dict[str, Any]]:
+        """A row for each depth and phase, as `run_host` writes them."""
+        return [
+            {**EMPTY_FIELDS, "key": self.plan.row_key(depth, phase), "backend": "torch", "cache": "cold",
+             "shape": None, "suite": suite, "role": "fit", "value": statistics.median(values), "unit": "seconds",
+             "samples": [float(f"{value:.6g}") for value in values[:100]], "n": len(values), "timer": "wall"}
+            for depth, samples in self.samples.items()
+            for phase in ("zero_grad", *PHASES)
+            if (values := [sample[phase] for sample in samples])
+        ]  # fmt: skip
 
 
 def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> dict[str, Any]:

@@ -175,6 +175,7 @@ def run_validation_steps(device: str | None, suite: str, out: Path, *, retry: tu
     from flopcast.microbench.device import describe, pick_device
     from flopcast.microbench.records import Recorder
     from flopcast.microbench.run_steps import run_steps
+    from flopcast.roofline.calibration import host_plan
     from flopcast.roofline.ladders import validation_plans
 
     chosen = pick_device(device)
@@ -183,7 +184,13 @@ def run_validation_steps(device: str | None, suite: str, out: Path, *, retry: tu
         plans = validation_plans(chosen.type, suite)
         return str(
             run_steps(
-                plans, device=chosen, recorder=recorder, rounds=rounds, steps_per_round=steps, retry=retry
+                plans,
+                device=chosen,
+                recorder=recorder,
+                rounds=rounds,
+                steps_per_round=steps,
+                host=None if chosen.type == "cpu" else host_plan(chosen.type),
+                retry=retry,
             )
         )
 

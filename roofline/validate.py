@@ -14,8 +14,10 @@ from statistics import median
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline.calibration import host_counts, host_plan
+from flopcast.roofline.fit_host import fit_host
 from flopcast.roofline.forecast import Forecast, Run, forecast, is_synchronous
-from flopcast.roofline.profile import Profile
+from flopcast.roofline.profile import HostCosts, Profile
 
 Row = dict[str, Any]
 
@@ -45,10 +47,11 @@ GROUPS = {
 COLUMNS = (
     "name", "group", "width", "depth", "batch", "seq", "optimizer", "n_params", "status", "reason",
     "step_seconds", "step_forecast", "step_low", "step_high", "step_error", "within_interval",
+    "step_error_profile_host",
     "device_seconds", "device_forecast", "device_error", "host_seconds", "host_forecast", "host_error",
     "peak_bytes", "peak_forecast", "peak_error", "kernels", "kernels_forecast", "bound",
     *(f"{group}_{what}" for group in GROUPS for what in ("seconds", "forecast", "error")),
-    "used_in_fit", "transformers", "torch",
+    "host_calibrated", "used_in_fit", "transformers", "torch",
 )  # fmt: skip
 
 
@@ -62,6 +65,17 @@ def op_class(op: str) -> str:
     return _CLASS_OF_OP.get(name, "pointwise")
 
 
+def host_of_run(measured: Iterable[Mapping[str, Any]], profile: Profile) -> HostCosts | None:
+    """Host costs as the same process had them, from the calibration rows among the steps; None without any."""
+    rows = [row for row in measured if row["key"].startswith("host/") and row["status"] == "ok"]
+    kind = str(profile.device.get("type"))
+    if not rows or kind == "cpu":
+        return None
+    counts = host_counts(host_plan(kind), kind)
+    cpu = profile.host.cpu if profile.host is not None else ""
+    return fit_host(rows, counts, profile.ceilings, {"cpu": cpu}, [])
+
+
 def compare(
     measured: Iterable[Mapping[str, Any]],
     profile: Profile,
@@ -70,9 +84,12 @@ def compare(
 ) -> list[Row]:
     """One row a real step, in the order of `measured` (rows of `run_steps`).
 
+    Where the tiny models of the host calibration ran between the steps, the host of the forecast is the one of that
+    run, else the profile's: one process differs from the next by more than the forecast is wrong.
     A step that did not run, or cannot be forecast, keeps its row with a reason.
     """
     found = list(measured)
+    host = host_of_run(found, profile)
     steps = [row for row in found if row["key"].startswith("step/")]
     kernels = {
         row["key"].replace("step_kernels/", "step/", 1): row
@@ -81,7 +98,7 @@ def compare(
     }
     rows = []
     for number, row in enumerate(steps):
-        rows.append(_compare({**row, **_device_part(kernels.get(row["key"]))}, profile))
+        rows.append(_compare({**row, **_device_part(kernels.get(row["key"]))}, profile, host))
         progress(number + 1, len(steps))
     return rows
 
@@ -94,7 +111,7 @@ def _device_part(kernels: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: kernels[name] for name in empty}
 
 
-def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
+def _compare(row: Mapping[str, Any], profile: Profile, host: HostCosts | None) -> Row:
     plan = row["plan"]
     config = plan["config"]
     base: Row = {
@@ -102,12 +119,13 @@ def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
         "name": plan["name"], "group": plan["group"], "width": config.get("hidden_size"),
         "depth": config.get("num_hidden_layers"), "batch": plan["batch"], "seq": plan["seq"],
         "optimizer": plan["optimizer"], "status": row["status"], "reason": row.get("reason"),
-        "used_in_fit": False,
+        "used_in_fit": False, "host_calibrated": "in the same run" if host is not None else "with the profile",
     }  # fmt: skip
     run = Run(batch=plan["batch"], seq=plan["seq"], precision=plan["precision"], optimizer=plan["optimizer"],
               attention=plan["attention"])  # fmt: skip
     try:
-        found = forecast(config, run, profile)
+        found = forecast(config, run, profile, host=host)
+        shipped = found if host is None else forecast(config, run, profile)
     except UsageError as fault:
         return {**base, "reason": base["reason"] or str(fault)}
     base |= {
@@ -136,6 +154,7 @@ def _compare(row: Mapping[str, Any], profile: Profile) -> Row:
         base |= {f"{group}_seconds": seconds for group, seconds in _measured_groups(row["ops"]).items()}
     for name in ("step", "device", "host", *GROUPS):
         base[f"{name}_error"] = signed_error(base[f"{name}_forecast"], base[f"{name}_seconds"])
+    base["step_error_profile_host"] = signed_error(shipped.step_seconds, base["step_seconds"])
     is_long = (base["kernels"] or 0) > profile.ceiling("queue_depth", 1024)
     if is_long and row["host_seconds"] < row["device_seconds"]:
         base["host_error"] = None  # the queue was full: the host's time was the device's
