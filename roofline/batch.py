@@ -31,7 +31,8 @@ SWEEP_OUT = (
     "gpu", "profile_basis", "mode", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high",
     "device_seconds", "host_seconds", "host", "bound", "tokens_per_second", "flops_counted", "flops_6n", "mfu",
     "mfu_6n",
-    "peak_flops_per_second", "peak_bytes", "fits", "usd_per_step", "flops_per_usd", "price_usd_per_hour", "reason",
+    "peak_flops_per_second", "peak_bytes", "fits", "usd_per_step", "flops_per_usd", "price_usd_per_hour",
+    "warnings", "reason",
 )  # fmt: skip
 
 _Z = 1.6449
@@ -158,14 +159,14 @@ def sweep(
 
 
 def scalars(result: Forecast) -> dict[str, Any]:
-    """The scalar fields of a forecast, as `sweep` writes them."""
+    """The scalar fields of a forecast, as `sweep` writes them. `reason` stays empty: it marks what was not done."""
     record = result.to_json()
     price = record["price"]
     return {
-        **{name: record.get(name) for name in SWEEP_OUT if name not in ("price_usd_per_hour", "reason")},
+        **{name: record.get(name) for name in SWEEP_OUT},
         "depth": result.depth,
         "price_usd_per_hour": None if price is None else price["usd_per_hour"],
-        "reason": "; ".join(result.warnings) or None,
+        "warnings": "; ".join(result.warnings) or None,
     }
 
 
