@@ -1,0 +1,122 @@
+"""What a person reads: units, gaps where nothing is known, and nothing on the wrong stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flopcast.roofline import tables, validate
+from flopcast.roofline.fit_report import FitReport, Quality
+from flopcast.roofline.forecast import Run, forecast
+from flopcast.roofline.lookup import Known, find_profile
+from flopcast.roofline.models import make_config
+from flopcast.roofline.profile import Profile
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def h200() -> Profile:
+    return find_profile("nvidia-h200")
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (tables.ms(0.0123456), "12.35"),
+        (tables.ms(1.5), "1,500.0"),
+        (tables.percent(-0.0123), "-1.2%"),
+        (tables.percent(0.5), "+50.0%"),
+        (tables.share(0.256), "25.6%"),
+        (tables.rate(989.4e12), "989.4 TFLOP/s"),
+        (tables.rate(20e9), "20.0 GFLOP/s"),
+        (tables.gigabytes(1.5e9), "1.50 GB"),
+        (tables.gigabytes(15e10), "150.0 GB"),
+        (tables.parameters(596_049_920), "596.0 M"),
+        (tables.parameters(8.19e9), "8.19 B"),
+        (tables.short("nvidia-a100-80gb-pcie"), "a100-80gb-pcie"),
+    ],
+)
+def test_units(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+@pytest.mark.parametrize("show", [tables.ms, tables.percent, tables.share, tables.gigabytes])
+def test_what_is_not_known_is_a_dash(show: Any) -> None:
+    assert show(None) == tables.NONE
+
+
+@given(st.floats(1e-9, 1e4), st.floats(1e-9, 1e4))
+def test_more_time_never_reads_less(one: float, two: float) -> None:
+    a, b = (float(tables.ms(seconds).replace(",", "")) for seconds in sorted((one, two)))
+    assert a <= b
+
+
+def test_results_go_to_stdout_and_remarks_to_stderr(capsys: Captured, h200: Profile) -> None:
+    bare = replace(h200, surfaces={})  # nothing measured: a forecast that warns
+    tables.print_forecast(forecast(make_config(width=512, depth=4), Run(), bare), Run())
+    out, err = capsys.readouterr()
+    assert "step, 90% interval" in out
+    assert "warning: " in err
+    assert "warning" not in out
+
+
+def test_nothing_is_cut_where_there_is_no_terminal(capsys: Captured) -> None:
+    assert tables.console().width == 120
+    source = "/a/very/long/folder" * 12
+    tables.print_known([Known("my-gpu", "measured", source)])
+    assert source in "".join(part for part in capsys.readouterr().out if part not in " \n│")
+
+
+def test_a_name_that_looks_like_markup_is_printed_as_it_is(capsys: Captured) -> None:
+    tables.print_known([Known("[red]gpu[/red]", "measured", "/tmp/[bold]/x")])
+    out = capsys.readouterr().out
+    assert "[red]gpu[/red]" in out
+    assert "/tmp/[bold]/x" in out
+
+
+def test_progress_is_silent_where_there_is_no_terminal(capsys: Captured) -> None:
+    with tables.progress("forecasting") as advance:
+        for done in range(1, 4):
+            advance(done, 3)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_steps_that_failed_are_rows_of_dashes_with_their_reasons(capsys: Captured) -> None:
+    row = dict.fromkeys(validate.COLUMNS) | {
+        "name": "wide", "batch": 4, "seq": 256, "status": "oom", "reason": "can't allocate memory",
+    }  # fmt: skip
+    tables.print_validation([row], validate.summary([row]))
+    out, err = capsys.readouterr()
+    (shown,) = [line for line in out.splitlines() if "wide 4x256" in line]
+    assert "oom" in shown
+    assert shown.count(f" {tables.NONE} ") == 9
+    assert err == "wide 4x256: can't allocate memory\n"
+
+
+def test_no_steps_at_all_is_an_empty_table(capsys: Captured) -> None:
+    tables.print_validation([], [])
+    assert "Forecast against real steps" in capsys.readouterr().out
+
+
+def test_a_fit_of_few_rows_has_dashes_for_what_it_cannot_tell(capsys: Captured) -> None:
+    quality = Quality("torch/gemm/cold", 1, 0, None, None, None, None, None)
+    report = FitReport([quality], [quality], 1, 0, 0, {"oom": 2}, ["one row only"])
+    tables.print_fit(report)
+    out, err = capsys.readouterr()
+    assert "torch/gemm/cold" in out
+    assert err == "2 rows of status oom not used\nwarning: one row only\n"
+
+
+def test_roofs_of_a_part_that_measured_little(capsys: Captured, h200: Profile) -> None:
+    tables.print_roofline(replace(h200, ceilings={}, peaks={}))
+    assert "Ridge" not in capsys.readouterr().out
+    copies = {f"copy/{size}": h200.ceilings["hbm_copy"] for size in (134217728, 1048576)}
+    tables.print_roofline(replace(h200, ceilings={**h200.ceilings, **copies}))
+    out = capsys.readouterr().out
+    assert "TB/s" in out
+    assert out.index("copy/1048576 ") < out.index("copy/134217728 ")
