@@ -103,8 +103,9 @@ def time_step(
 
 
 def profile_step(step: TrainingStep, *, warm_up: int = 2) -> StepKernels:
-    """Profiles `step`. CUDA's profiler, once used, leaves every later launch of the process dearer - an eager step of
-    width 256 took 10.4 ms of host before and 13.4 ms after, on an H200 - so all timing has to come first."""
+    """Profiles `step`. CUDA's profiler, once used, leaves every later launch of the process dearer - on an H200 with
+    torch 2.11 a tiny op took 6.5 us of host before and 8.8 us after, a step of width 256 and 6 layers 19 and 22 ms -
+    so all timing has to come first."""
     for _ in range(warm_up):
         step.run()
     runs = [profile_kernels(step) for _ in range(2)] if step.device_type == "cuda" else []

@@ -50,6 +50,7 @@ def run_steps(
     wanted = list(plans)
     summary = Summary()
     remaining = 0
+    calibration: HostCalibration | None = None
 
     def pending(key: str) -> bool:
         return not recorder.is_done(key, retry=retry)
@@ -87,13 +88,14 @@ def run_steps(
         return kernel_fields(profile_step(step))
 
     todo = [plan for plan in wanted if pending(plan.key)]
-    calibration = HostCalibration(host, device) if host is not None and todo else None
+    if host is not None and todo:
+        calibration = HostCalibration(host, device)
     remaining += work_through(todo, "real steps, times", timing, lambda plan: plan.key)
     if calibration is not None:
         calibration.sample()
         for row in calibration.rows(suite):
             recorder.append(row)
-        del calibration
+        calibration = None  # its memory goes back
     ran = [plan for plan in wanted if recorder.status(plan.key) == "ok"]
     todo_kernels = [plan for plan in ran if pending(plan.kernels_key)]
     remaining += work_through(todo_kernels, "real steps, kernels", kernels, lambda plan: plan.kernels_key)

@@ -374,7 +374,8 @@ def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
 _TO_BF16 = {
     "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "linear", "addmm", "addmv", "addr", "addbmm",
     "baddbmm", "mv", "einsum", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d", "prelu", "scaled_dot_product_attention", "chain_matmul", "_grouped_mm", "grouped_mm",
+    "conv_transpose3d", "prelu", "scaled_dot_product_attention", "chain_matmul", "linalg_multi_dot",
+    "_grouped_mm", "grouped_mm",
 }  # fmt: skip
 _TO_FP32 = {
     "pow", "__pow__", "__rpow__", "__rdiv__", "__rtruediv__", "acos", "asin", "cosh", "cosine_similarity",
@@ -382,6 +383,7 @@ _TO_FP32 = {
     "layer_norm", "rms_norm", "log", "log10", "log1p", "log2", "log_softmax", "mse_loss", "nll_loss", "norm",
     "normalize", "prod", "reciprocal", "rsqrt", "sinh", "smooth_l1_loss", "softmax", "softmin", "softplus",
     "sum", "tan", "binary_cross_entropy_with_logits",
+    "cdist", "pdist", "logsumexp", "renorm", "huber_loss", "linalg_vector_norm", "linalg_matrix_norm", "interpolate",
 }  # fmt: skip
 _PROMOTE = {
     "addcdiv",

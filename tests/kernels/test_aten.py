@@ -119,6 +119,17 @@ def test_look_ups_stay_inside_the_table() -> None:
     assert aten.check(out, expected, operands, call)[0] == 0
 
 
+def test_gradients_of_a_table_go_to_its_rows() -> None:
+    gradient, ids = contiguous(3, 5, 4), contiguous(3, 5, dtype="int64")
+    args = '[{"t":0},{"t":1},10,-1,false]'
+    call = Call("aten.embedding_dense_backward.default", (gradient, ids), (contiguous(10, 4),), args)
+    call, operands, expected, out = replay(call)
+    assert 0 <= int(operands[1].min()) <= int(operands[1].max()) < 10
+    assert float(out.sum()) == pytest.approx(float(operands[0].sum()), rel=1e-4)
+    error, tolerance = aten.check(out, expected, operands, call)
+    assert error <= tolerance
+
+
 ADAMW = {
     "lr": 0.001,
     "beta1": 0.9,

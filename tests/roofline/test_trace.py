@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Gemm
@@ -16,12 +19,12 @@ from flopcast.microbench import steps
 from flopcast.microbench.measure_step import profile_kernels
 from flopcast.roofline import stream as streams
 from flopcast.roofline.lower import describe, launches, lower
-from flopcast.roofline.models import load_config, make_config, n_params, shipped_names
+from flopcast.roofline.models import load_config, n_params, shipped_names
 from flopcast.roofline.profile import PROFILES, Profile
 from flopcast.roofline.ship import shipped_streams
 from flopcast.roofline.stream import Stream
-from flopcast.roofline.stream_cache import Traced, shipped_path, stream_key
-from flopcast.roofline.trace import record_step, trace
+from flopcast.roofline.stream_cache import shipped_path, stream_key
+from flopcast.roofline.trace import _CudaSemantics, record_step, trace
 
 Tracing = Callable[..., Stream]
 STEPS = ("w256d4", "w1024d3", "w1024d3_8x1024f", "w1024d3u_2x2048", "q06b")
@@ -275,15 +278,88 @@ def test_tracing_leaves_transformers_as_it_was(tiny: dict[str, Any]) -> None:
     assert utils.is_fake_tensor is before
 
 
-def test_a_cast_weight_is_cast_once(traced: Tracing) -> None:
-    """Tied embeddings: the head's weight is the table's, one cast in the step although autocast sees it once more."""
-    config = make_config(width=64, depth=3, heads=4, kv_heads=2, head_dim=16, vocab=512)
-    stream = traced(config)
-    casts = [
-        op for op in stream.ops
-        if op.name == "aten._to_copy.default" and op.phase == "forward"
-        and stream.storages[stream.tensors[op.inputs[0]].storage].kind == "parameter"
-    ]  # fmt: skip
-    matrices = 7 * 3 + 1
-    assert len(casts) == matrices
-    assert Traced().optimizer == "adamw"
+UNDER_AUTOCAST: dict[str, Callable[[torch.Tensor], Any]] = {
+    "mm": lambda x: torch.mm(x, x),
+    "matmul": lambda x: x @ x,
+    "linear": lambda x: F.linear(x, x),
+    "addmm": lambda x: torch.addmm(x, x, x),
+    "einsum": lambda x: torch.einsum("ij,jk->ik", x, x),
+    "multi_dot": lambda x: torch.linalg.multi_dot([x, x, x]),
+    "pow": lambda x: x.pow(2),
+    "power of a number": lambda x: 2.0**x,
+    "softmax": lambda x: F.softmax(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "layer_norm": lambda x: F.layer_norm(x, (8,)),
+    "rms_norm": lambda x: F.rms_norm(x, (8,)),
+    "sum": lambda x: x.sum(),
+    "mean": lambda x: x.mean(),
+    "prod": lambda x: x.prod(),
+    "cumsum": lambda x: x.cumsum(0),
+    "norm": lambda x: x.norm(),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x),
+    "cdist": lambda x: torch.cdist(x, x),
+    "exp": lambda x: x.exp(),
+    "log": lambda x: x.log(),
+    "rsqrt": lambda x: x.rsqrt(),
+    "sqrt": lambda x: x.sqrt(),
+    "one over": lambda x: 1 / x,
+    "cos": lambda x: x.cos(),
+    "silu": lambda x: F.silu(x),
+    "gelu": lambda x: F.gelu(x),
+    "softplus": lambda x: F.softplus(x),
+    "sigmoid": lambda x: x.sigmoid(),
+    "mul": lambda x: x * x,
+    "mul with fp32": lambda x: x * x.float(),
+    "cat with fp32": lambda x: torch.cat([x, x.float()]),
+    "stack with fp32": lambda x: torch.stack([x, x.float()]),
+    "addcmul with fp32": lambda x: torch.addcmul(x, x, x.float()),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(8, dtype=torch.int64, device=x.device)),
+    "mse_loss": lambda x: F.mse_loss(x, x),
+    "huber_loss": lambda x: F.huber_loss(x, x),
+    "embedding": lambda x: F.embedding(torch.zeros(3, dtype=torch.int64, device=x.device), x),
+    "max": lambda x: x.max(),
+    "var": lambda x: x.var(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", UNDER_AUTOCAST)
+def test_casts_are_cudas_own(name: str, dtype: torch.dtype) -> None:
+    """Against torch's autocast for CUDA itself, which casts fake CUDA tensors on a machine without one."""
+    call = UNDER_AUTOCAST[name]
+    with FakeTensorMode():
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        torch.set_autocast_enabled("cuda", True)
+        try:
+            expected = call(torch.empty(8, 8, dtype=dtype, device="cuda")).dtype
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+        with torch.autocast("cpu", dtype=torch.bfloat16), _CudaSemantics():
+            found = call(torch.empty(8, 8, dtype=dtype)).dtype
+    assert found == expected
+
+
+def test_a_weight_used_twice_is_cast_once_a_step() -> None:
+    weight = torch.nn.Parameter(torch.randn(8, 8))
+    semantics = _CudaSemantics()
+    casts = []
+    for _ in range(2):  # two steps
+        with Casts() as seen, torch.autocast("cpu", dtype=torch.bfloat16), semantics:
+            F.linear(F.linear(torch.randn(4, 8), weight), weight)
+        semantics.clear()
+        casts.append(seen.sizes)
+    assert casts == [[32, 64], [32, 64]]  # the input and the weight
+
+
+class Casts(TorchDispatchMode):
+    """Notes the sizes of what is cast to bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default:
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
