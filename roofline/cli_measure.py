@@ -5,6 +5,8 @@ They import `microbench`, and with it torch, only when they run.
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,16 +120,23 @@ def save_profile(profile: Profile, path: Path) -> None:
     """Writes the profile, and a copy where `--gpu NAME` finds it. Raises UsageError when it cannot be written."""
     from flopcast.roofline.lookup import user_folder
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise UsageError(f"{path} cannot be written: {fault.strerror}; choose another --out") from fault
+    make_folder(path.parent)
     profile.save(path)
     try:
         user_folder().mkdir(parents=True, exist_ok=True)
         profile.save(user_folder() / f"{profile.gpu}.json.gz")
     except (OSError, UsageError):  # a read-only home: the profile asked for is written
         pass
+
+
+def make_folder(folder: Path) -> None:
+    """Raises UsageError when it cannot be made, or what is there cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as fault:
+        raise UsageError(f"{folder} cannot be written: {fault.strerror}; choose another --out") from fault
 
 
 def validate(
@@ -237,6 +246,13 @@ def report(
     from flopcast.roofline.lookup import find_profile
     from flopcast.roofline.tables import say
 
+    if not measure and measurements is None and gpu is None:
+        raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
+    if steps is not None:
+        machine_of(steps)
+    if gpu is not None:
+        find_profile(gpu)
+    make_folder(out)  # before minutes of measuring and drawing, not after
     if measure:
         measurements, steps = out / "measurements", out / "steps"
         say(f"1/4 measuring this machine -> {measurements}")
@@ -251,10 +267,8 @@ def report(
     elif measurements is not None:
         profile, quality = fit_folder(measurements)
         save_profile(profile, out / "profile.json.gz")
-    elif gpu is not None:
-        profile, quality = find_profile(gpu), None
     else:
-        raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
+        profile, quality = find_profile(gpu or ""), None
     page = assemble.build_report(profile, quality, out, measurements=measurements, steps=steps)
     if as_json:
         emit({"gpu": profile.gpu, "page": str(page)})

@@ -45,7 +45,7 @@ sys.argv = ["flopcast", *sys.argv[1:]]
 cli.main()
 """
 
-RUN = {"width": 64, "depth": 2, "vocab": 4096}  # the width that the suite measures
+RUN: dict[str, Any] = {"width": 64, "depth": 2, "vocab": 4096}  # the width that the suite measures
 RUN_OPTIONS = [word for name, value in RUN.items() for word in (f"--{name}", str(value))]
 ONCE = ("--batch", "1", "--seq", "128")
 
@@ -271,7 +271,7 @@ def test_a_profile_that_cannot_be_written_is_named(
     Path("plain").write_text("")
     result = flopcast("fit", ".", "--out", out)
     assert (result.code, result.out) == (2, "")
-    assert f"{out} cannot be written" in result.err
+    assert f"{Path(out).parent} cannot be written" in result.err
     assert "--out" in result.err
 
 
