@@ -9,6 +9,7 @@ Pure Python, no torch. What a folder promises:
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import time
@@ -143,20 +144,28 @@ def _parse_line(line: bytes, number: int, path: Path, rows_before: list[Row]) ->
     return row
 
 
+def file_in(folder: Path) -> Path:
+    """The measurement file of a folder: as it is appended to, or gzipped as it is kept."""
+    plain, packed = folder / MEASUREMENTS, folder / f"{MEASUREMENTS}.gz"
+    return packed if packed.is_file() and not plain.is_file() else plain
+
+
 def read(path: Path | str) -> Measurements:
-    """The measurements of a file, or of a folder that holds one. An empty file has no rows.
+    """The measurements of a file, or of a folder that holds one, gzipped or not. An empty file has no rows.
 
     Raises DataError as `parse` does, and when the path does not exist or is not UTF-8 text.
     """
     path = Path(path)
     if path.is_dir():
-        path = path / MEASUREMENTS
+        path = file_in(path)
     try:
-        data = path.read_bytes()
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: `flopcast bench --out {path.parent}` makes it") from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except EOFError as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
     return parse(data, path)
 
 

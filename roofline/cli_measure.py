@@ -216,7 +216,7 @@ def machine_of(folder: Path) -> dict[str, Any]:
     """The description of the device whose real steps `folder` holds. Raises UsageError when it holds none."""
     from flopcast.microbench import records
 
-    if not (folder / records.MEASUREMENTS).is_file():
+    if not records.file_in(folder).is_file():
         raise UsageError(f"{folder} holds no real steps: `flopcast validate --out {folder}` runs them")
     found: dict[str, Any] = records.read_machine(folder)["device"]
     return found
