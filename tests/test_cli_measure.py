@@ -229,12 +229,10 @@ def test_a_fit_prints_its_errors_and_where_it_wrote(flopcast: Command, measured:
 def test_a_torn_last_line_is_tolerated_and_reported(flopcast: Command, measured: Path) -> None:
     file = measured / records.MEASUREMENTS
     file.write_bytes(file.read_bytes()[:-40])
-    for arguments in ((), ("--json",)):
-        result = flopcast("fit", measured, *arguments)
-        assert result.code == 0, result.err
-        said = " ".join(result.document["warnings"]) if arguments else result.err
-        assert "the last line is torn" in said
-        assert str(file) in said
+    result = flopcast("fit", measured)
+    assert result.code == 0, result.err
+    assert "the last line is torn" in result.err
+    assert str(file) in result.err
 
 
 def test_a_spoilt_line_in_the_middle_is_refused_by_its_number(flopcast: Command, measured: Path) -> None:

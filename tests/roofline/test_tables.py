@@ -65,6 +65,12 @@ def test_results_go_to_stdout_and_remarks_to_stderr(capsys: Captured, h200: Prof
     assert "warning" not in out
 
 
+def test_what_does_not_fit_says_so_in_capitals(capsys: Captured, h200: Profile) -> None:
+    found = forecast(make_config(width=512, depth=4), Run(), replace(h200, surfaces={}))
+    tables.print_forecast(replace(found, fits=False), Run())
+    assert "DOES NOT FIT" in capsys.readouterr().out
+
+
 def test_nothing_is_cut_where_there_is_no_terminal(capsys: Captured) -> None:
     assert tables.console().width == 120
     source = "/a/very/long/folder" * 12
