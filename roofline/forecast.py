@@ -196,7 +196,7 @@ def forecast_stream(
     tokens = run.batch * run.seq
     counted = sum(item.work.flops for item in items if item.work is not None)
     six_n = 6 * stream.n_params * tokens
-    peak = profile.peaks[_PEAK_OF[run.precision]].value
+    peak = peak_for(profile, run.precision)
     capability = profile.device.get("capability")
     peak_memory = peak_bytes(stream, workspace_bytes(capability and tuple(capability)))
     needed = needed_bytes(peak_memory)
@@ -235,6 +235,17 @@ def forecast_stream(
         },
         warnings=_warnings(items, stream, profile),
     )
+
+
+def peak_for(profile: Profile, precision: str) -> float:
+    """Dense FLOP/s that a step of this precision is held against. Raises UsageError where the part has none."""
+    dtype = _PEAK_OF[precision]
+    if dtype not in profile.peaks:
+        raise UsageError(
+            f"precision {precision!r}: {profile.gpu} has no {dtype} rate; valid are precisions of "
+            f"{', '.join(sorted(profile.peaks))}"
+        )
+    return profile.peaks[dtype].value
 
 
 def step_interval(

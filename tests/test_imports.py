@@ -151,7 +151,8 @@ def loaded_by(module: str, known: Mapping[str, str]) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("module", sorted(SOURCES))
+# `python -m flopcast` is the command line: it stands above the parts, not among them.
+@pytest.mark.parametrize("module", sorted(set(SOURCES) - {"flopcast.__main__"}))
 def test_imports_follow_the_rule(module: str) -> None:
     assert violations(module, SOURCES[module], SOURCES) == []
 
