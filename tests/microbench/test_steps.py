@@ -28,7 +28,13 @@ def step_of(**options: Any) -> steps.TrainingStep:
 
 @pytest.mark.parametrize(
     ("precision", "optimizer"),
-    [("autocast-bf16", "adamw"), ("autocast-bf16", "adamw-fused"), ("bf16", "adamw-fused"), ("fp32", "adamw"), ("tf32", "adamw")],
+    [
+        ("autocast-bf16", "adamw"),
+        ("autocast-bf16", "adamw-fused"),
+        ("bf16", "adamw-fused"),
+        ("fp32", "adamw"),
+        ("tf32", "adamw"),
+    ],
 )
 def test_steps_learn(precision: str, optimizer: str) -> None:
     """The same batch again and again: the loss starts at chance and falls."""
