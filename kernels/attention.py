@@ -169,14 +169,14 @@ def backward(
 # --- Registration: torch.compile, fake tensors, autograd and FLOP counting see two opaque operators ---
 
 
-@torch.library.custom_op("flopcast::attention_forward", mutates_args=())
+@torch.library.custom_op("flopcast::triton_attention_forward", mutates_args=())
 def attention_forward_op(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     return forward(q, k, v, causal, scale)
 
 
-@torch.library.custom_op("flopcast::attention_backward", mutates_args=())
+@torch.library.custom_op("flopcast::triton_attention_backward", mutates_args=())
 def attention_backward_op(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,14 +209,14 @@ def _gradients(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
 attention_forward_op.register_autograd(_gradients, setup_context=_save)
 
 
-@register_flop_formula(torch.ops.flopcast.attention_forward)
+@register_flop_formula(torch.ops.flopcast.triton_attention_forward)
 def _forward_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
     """As torch counts SDPA: in full, causal or not. `shapes.Attention.flops` halves causal."""
     batch, heads, seq, dim = q
     return int(4 * batch * heads * seq * seq * dim)
 
 
-@register_flop_formula(torch.ops.flopcast.attention_backward)
+@register_flop_formula(torch.ops.flopcast.triton_attention_backward)
 def _backward_flops(do: Any, q: Any, *args: Any, **kwargs: Any) -> int:
     return _forward_flops(q, None, None) * 5 // 2
 

@@ -48,8 +48,8 @@ def test_the_users_profiles_lie_in_the_cache(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert user_folder() == tmp_path / "flopcast" / "profiles"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert user_folder() == Path("/home/someone/.cache/flopcast/profiles")
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert user_folder() == Path("/somewhere/.cache/flopcast/profiles")
 
 
 def test_a_shipped_profile_wins_over_the_users_of_the_same_name(keep: Keep) -> None:
