@@ -6,7 +6,6 @@ signed, forecast / measured - 1: what cancels in the step shows in its parts.
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline.batch import write_rows
 from flopcast.roofline.calibration import host_counts, host_plan
 from flopcast.roofline.fit_host import fit_host
 from flopcast.roofline.forecast import Forecast, Run, forecast, is_synchronous
@@ -202,21 +202,5 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """All columns, numbers to six digits, empty where there is none. Raises UsageError when it cannot."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({name: _cell(row.get(name)) for name in COLUMNS})
-    except OSError as fault:
-        raise UsageError(
-            f"{path} cannot be written: {fault.strerror}; choose another folder with --out"
-        ) from fault
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
+    """All columns, empty where there is no value. Raises UsageError when it cannot be written."""
+    write_rows(path, COLUMNS, rows)
