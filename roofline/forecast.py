@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from math import exp, log, sqrt
+from dataclasses import dataclass, replace
+from math import exp, hypot, log, sqrt
 from typing import Any
 
 from flopcast.errors import UsageError
@@ -18,7 +18,6 @@ from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import Traced, get_stream
 from flopcast.roofline.timeline import Backends, Item, device_work, simulate
 
-INTERVAL = 0.90
 _Z = 1.6449  # standard normal quantile of a two-sided 90% interval
 
 # Parts of the error that all kernels of a class, or all of a part, share: repeats do not average them out.
@@ -267,20 +266,14 @@ def step_interval(
     step = run(1.0, 1.0)
     if not step:
         return 0.0, 0.0, 0.0
-    up = hypotenuse(log(run(exp(_Z * host.sigma), 1.0) / step), log(run(1.0, exp(_Z * device_sigma)) / step))
-    down = hypotenuse(
-        log(run(exp(-_Z * host.sigma), 1.0) / step), log(run(1.0, exp(-_Z * device_sigma)) / step)
-    )
+    up = hypot(log(run(exp(_Z * host.sigma), 1.0) / step), log(run(1.0, exp(_Z * device_sigma)) / step))
+    down = hypot(log(run(exp(-_Z * host.sigma), 1.0) / step), log(run(1.0, exp(-_Z * device_sigma)) / step))
     return step, step * exp(-down), step * exp(up)
 
 
 def is_synchronous(profile: Profile) -> bool:
     """Whether an op is done when its call returns: the CPU as a device."""
     return bool(profile.device.get("type") == "cpu")
-
-
-def hypotenuse(a: float, b: float) -> float:
-    return sqrt(a * a + b * b)
 
 
 def device_log_sigma(items: Sequence[Item], profile: Profile) -> float:
@@ -352,7 +345,3 @@ def run_from(options: Mapping[str, Any]) -> Run:
     """A Run from options by name; what is missing takes its default."""
     known = {name: options[name] for name in Run.__dataclass_fields__ if options.get(name) is not None}
     return Run(**known)
-
-
-def run_as_dict(run: Run) -> dict[str, Any]:
-    return asdict(run)

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopcast.kernels.shapes import Operand
 from flopcast.microbench.steps import TrainingStep, build_model, make_optimizer
-from flopcast.roofline.stream import FOLDED_DEPTH, Op, Storage, Stream, TensorRef
+from flopcast.roofline.stream import Op, Storage, Stream, TensorRef
 
 _DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
@@ -582,8 +582,3 @@ def trace(
         meta = {"config": dict(config), "batch": batch, "seq": seq, "precision": precision,
                 "optimizer": optimizer, "device": device}  # fmt: skip
         return record_step(step, meta)
-
-
-def trace_folded(config: Mapping[str, Any], **run: Any) -> Stream:
-    """As `trace`, at FOLDED_DEPTH layers whatever the config says; `stream.at_depth` unfolds it."""
-    return trace({**config, "num_hidden_layers": FOLDED_DEPTH}, **run)
