@@ -24,18 +24,8 @@ from flopcast.roofline.lower import Work, describe, lower
 from flopcast.roofline.models import depth_for, load_config, make_config
 from flopcast.roofline.stream import FOLDED_DEPTH
 from flopcast.roofline.stream_cache import Traced, trace_now
-
-HOT_BYTES = 128 * 1024**2  # above about twice the largest L2 nothing stays hot
-
-
-@dataclass(frozen=True)
-class SuiteCase:
-    """A shape to measure with a backend and a cache policy ("cold" or "hot"), for "fit" or "holdout"."""
-
-    shape: Shape
-    backend: str
-    cache: str
-    role: str
+from flopcast.roofline.suite_case import HOT_BYTES as HOT_BYTES
+from flopcast.roofline.suite_case import SuiteCase
 
 
 @dataclass(frozen=True, kw_only=True)
