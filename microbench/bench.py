@@ -13,7 +13,7 @@ from flopcast.microbench import steps
 from flopcast.microbench.device import describe
 from flopcast.microbench.host import run_host
 from flopcast.microbench.plans import HostPlan
-from flopcast.microbench.records import Recorder
+from flopcast.microbench.records import HOST_SCALARS, Recorder
 from flopcast.microbench.scalars import run_scalars
 from flopcast.microbench.sweep import Case, Summary, run_sweep
 from flopcast.microbench.timer import POLICIES, make_timer
@@ -29,8 +29,10 @@ def run_bench(
     hosts: Iterable[HostPlan],
     budget_seconds: float | None = None,
     retry: Collection[str] = (),
+    host_only: bool = False,
 ) -> dict[str, Summary]:
-    """Measures what `folder` lacks; returns a summary of each part.
+    """Measures what `folder` lacks; returns a summary of each part. `host_only`: host cost and the scalars of the
+    host, nothing of the device.
 
     Raises UsageError when the folder cannot be used, RunError on a full disk or a lost device: finished rows
     stay.
@@ -53,6 +55,11 @@ def run_bench(
                 steps_per_round=plan.steps_per_round,
                 retry=retry,
             )
+        if host_only:
+            summaries["launches"] = run_scalars(
+                recorder=recorder, timer=timer, suite=suite, retry=retry, only=HOST_SCALARS
+            )
+            return summaries
         summaries["ceilings"] = run_scalars(recorder=recorder, timer=timer, suite=suite, retry=retry)
         summaries["kernels"] = run_sweep(
             cases, recorder=recorder, timer=timer, suite=suite, budget_seconds=budget_seconds, retry=retry

@@ -29,6 +29,7 @@ from flopcast.microbench.timer import (
     rotation_sets,
     should_stop,
     storage_bytes,
+    warm_up_until_settled,
 )
 
 # Device time put before a batch of samples, so that the host is ahead when the first one starts.
@@ -63,22 +64,19 @@ class CudaTimer:
         sleep: Any = torch.cuda._sleep
         sleep(max(1, int(seconds * self.cycles_per_second)))
 
-    def warm_up(self) -> None:
-        """Matrix products until the clock holds still: at least `warm_up_seconds`, at most three times that.
-
-        A warm-up of 25 ms was found to misread by 30% (triton #2306).
-        """
+    def warm_up(self) -> bool:
+        """Matrix products until their time and the SM clock hold still; False where they never did."""
         with torch.cuda.stream(self.stream):
             a = torch.randn(4096, 4096, dtype=torch.bfloat16, device=self.device)
-            start, clocks = time.monotonic(), deque[float](maxlen=5)
-            while (elapsed := time.monotonic() - start) < 3 * self.policy.warm_up_seconds:
+
+            def reference() -> float | None:
                 for _ in range(200):  # about 40 ms on an H200
                     torch.mm(a, a)
-                clocks.append(self.read().clock_mhz or 0.0)
+                clock = self.read().clock_mhz  # while it is busy
                 torch.cuda.synchronize(self.device)
-                settled = len(clocks) == 5 and max(clocks) - min(clocks) <= 0.01 * max(clocks)
-                if elapsed >= self.policy.warm_up_seconds and settled:
-                    break
+                return clock
+
+            return warm_up_until_settled(reference, self.policy)
 
     def time(self, prepare: Prepare, operands: Operands, cache: str) -> Timing:
         """Seconds per execution of the call that `prepare` makes. `operands` must lie on `stream`.

@@ -54,6 +54,12 @@ def is_throttled(reasons: tuple[str, ...]) -> bool:
     return not set(reasons).isdisjoint(THROTTLE_BITS.values())
 
 
+def all_gpus() -> list[str]:
+    """The names of all visible CUDA devices, as `pick_device` takes them. Raises UsageError where there are none."""
+    pick_device("cuda")
+    return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+
+
 def pick_device(name: str | None = None) -> torch.device:
     """The device asked for; without a name CUDA where there is one, else the processor.
 

@@ -103,6 +103,7 @@ def run_host(
                 "unit": "seconds",
                 "samples": [float(f"{value:.6g}") for value in values[:100]],
                 "n": len(values),
+                "rounds": rounds,  # the first sample of each comes after a pause and is dearer
                 "timer": "wall",
             }
             recorder.append(row)

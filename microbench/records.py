@@ -29,6 +29,9 @@ MACHINE = "machine.json"
 LOCK = ".lock"
 
 STATUSES = ("ok", "oom", "unsupported", "incorrect", "error")
+# Keys of the scalars that time the host, not the device: of several GPUs' processes only one that had the host to
+# itself can tell them.
+HOST_SCALARS = ("scalar/launch", "scalar/launch_inplace", "scalar/sync", "scalar/launch_queue")
 # What a row says of a measurement, when nothing is known.
 EMPTY_FIELDS: dict[str, Any] = {
     "status": "ok", "reason": None, "note": None, "throttled": False, "seconds": None, "kernel_seconds": None,
@@ -251,7 +254,7 @@ class Recorder:
         self.path = self.folder / MEASUREMENTS
         self.machine_id: str = machine["machine"]
         self._fsync_seconds = fsync_seconds
-        self._lock = _lock_folder(self.folder)
+        self._lock = lock_folder(self.folder)
         self._descriptor = -1
         try:
             self._open(machine)
@@ -349,8 +352,9 @@ class Recorder:
                     os.close(number)
 
 
-def _lock_folder(folder: Path) -> int:
-    """Make the folder and take its lock; the descriptor that holds it. Raises UsageError."""
+def lock_folder(folder: Path) -> int:
+    """Make the folder and take its lock: the descriptor that holds it until closed. Raises UsageError where another
+    process holds it or it cannot be written, RunError on a full disk."""
     import fcntl  # POSIX only: on Windows flopcast runs under WSL
 
     try:

@@ -61,14 +61,17 @@ def run_scalars(
     suite: str,
     retry: Collection[str] = (),
     budget_seconds: float | None = None,
+    only: Collection[str] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
-    """Measure the scalars that the recorder's folder lacks. A failure is a row with a reason.
+    """Measure the scalars that the recorder's folder lacks; with `only`, of these keys. A failure is a row with a
+    reason.
 
     Raises RunError on a full disk only.
     """
     start = clock()
-    wanted = scalar_measures(timer, suite)
+    measures = scalar_measures(timer, suite)
+    wanted = {key: measure for key, measure in measures.items() if only is None or key in only}
     todo = {key: m for key, m in wanted.items() if not recorder.is_done(key, retry=retry)}
     statuses: Counter[str] = Counter()
     with progress(len(todo), "ceilings") as advance:

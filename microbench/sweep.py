@@ -40,6 +40,9 @@ __all__ = ["Case", "Summary", "kernel_module", "run_sweep"]
 
 # A batch holds one operand set of each of its cases between profiling and timing: this part of the memory.
 BATCH_MEMORY_SHARE = 1 / 16
+UNSETTLED = (
+    "the clock or the time of a reference still moved by more than the tolerance when warm-up was cut off"
+)
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,8 @@ def run_sweep(
     def spent() -> bool:
         return budget_seconds is not None and clock() - start >= budget_seconds
 
-    if todo and not spent():
-        timer.warm_up()
+    if todo and not spent() and not timer.warm_up():
+        sweep.warn(UNSETTLED)
     with progress(len(todo), label) as advance, sweep.context():
         pending = list(reversed(todo))
         while pending and not spent():
@@ -257,11 +260,11 @@ class _Sweep:
             )
         except RuntimeError as error:  # no permission, another tool holds CUPTI: kernel times stay empty
             self._raise_if_lost(error, current)
-            self._warn(f"no kernel times from CUDA's profiler: {first_line(error)}")
+            self.warn(f"no kernel times from CUDA's profiler: {first_line(error)}")
             return [None] * len(ready)
         if any(times is None for times in profiles):
             missing = sum(times is None for times in profiles)
-            self._warn(f"{missing} of {len(ready)} cases of a batch got no kernel times from CUDA's profiler")
+            self.warn(f"{missing} of {len(ready)} cases of a batch got no kernel times from CUDA's profiler")
         return profiles
 
     def _time(self, one: _Ready, profile: Any) -> dict[str, Any]:
@@ -295,7 +298,7 @@ class _Sweep:
         self.statuses[row.get("status", "ok")] += 1
         advance(case.name)
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
 

@@ -41,7 +41,10 @@ class TimingPolicy:
     relative_noise: float = 0.005  # stop once sd/mean is below
     timeout_seconds: float = 0.25
     timeout_samples: int = 3  # even a time-out waits for these
-    warm_up_seconds: float = 1.0
+    warm_up_seconds: float = 1.0  # at least; three times that at most
+    settle_tolerance: float = (
+        0.02  # of the clock and of a reference's time, over the last SETTLE_WINDOW readings
+    )
     warm_up_calls: int = 3
     graph_seconds: float = 1e-3  # device time of one graph: the event pair's own few us stay under 0.5%
     max_graph_calls: int = 512
@@ -65,12 +68,15 @@ FULL = TimingPolicy(
 # 2 cores reach 1e11 FLOP/s: a case is a thousand times longer there than on a GPU, so fewer samples
 CPU_QUICK = TimingPolicy(
     min_samples=5, max_samples=20, relative_noise=0.02, timeout_seconds=0.1, timeout_samples=2,
-    warm_up_seconds=0.3, warm_up_calls=1, rotation_factor=2.0, max_rotation_bytes=1 << 29,
+    warm_up_seconds=0.3, settle_tolerance=0.1, warm_up_calls=1, rotation_factor=2.0, max_rotation_bytes=1 << 29,
     sustained_seconds=1.0,
 )  # fmt: skip
 CPU_STANDARD = TimingPolicy(
-    max_samples=50, relative_noise=0.01, timeout_seconds=0.5, rotation_factor=2.0, max_rotation_bytes=1 << 29
-)
+    max_samples=50, relative_noise=0.01, timeout_seconds=0.5, settle_tolerance=0.1, rotation_factor=2.0,
+    max_rotation_bytes=1 << 29,
+)  # fmt: skip
+SETTLE_WINDOW = 5  # readings
+WARM_UP_CAP = 3  # times `warm_up_seconds`: under a power cap a clock may never hold still
 POLICIES = {
     "cuda": {"quick": QUICK, "standard": STANDARD, "full": FULL},
     "cpu": {"quick": CPU_QUICK, "standard": CPU_STANDARD, "full": CPU_STANDARD},
@@ -88,6 +94,39 @@ def should_stop(samples: Sequence[float], elapsed_seconds: float, policy: Timing
     if n >= policy.timeout_samples and elapsed_seconds >= policy.timeout_seconds:
         return True
     return n >= max(2, policy.min_samples) and relative_noise(samples) < policy.relative_noise
+
+
+def is_settled(seconds: Sequence[float], clocks: Sequence[float | None], tolerance: float) -> bool:
+    """Whether the last SETTLE_WINDOW runs of a reference agree: in their time and, where it is known, in the clock."""
+    if len(seconds) < SETTLE_WINDOW:
+        return False
+    known = [clock for clock in clocks[-SETTLE_WINDOW:] if clock]
+    return all(
+        max(values) - min(values) <= tolerance * max(values)
+        for values in (seconds[-SETTLE_WINDOW:], known)
+        if values
+    )
+
+
+def warm_up_until_settled(
+    reference: Callable[[], float | None], policy: TimingPolicy, clock: Callable[[], float] = time.monotonic
+) -> bool:
+    """Runs `reference`, which keeps the device busy for some 10 ms and returns its clock (MHz, None where unknown),
+    until it settles: `warm_up_seconds` at least, WARM_UP_CAP times that at most. Whether it did.
+
+    A warm-up of 25 ms was found to misread by 30% (triton #2306).
+    """
+    start = before = clock()
+    seconds: list[float] = []
+    clocks: list[float | None] = []
+    while before - start < WARM_UP_CAP * policy.warm_up_seconds:
+        clocks.append(reference())
+        now = clock()
+        seconds.append(now - before)
+        before = now
+        if now - start >= policy.warm_up_seconds and is_settled(seconds, clocks, policy.settle_tolerance):
+            return True
+    return policy.warm_up_seconds <= 0
 
 
 def relative_noise(samples: Sequence[float]) -> float:
@@ -122,8 +161,8 @@ class Timer(Protocol):
     cache_bytes: int  # of the last-level cache
     read: Callable[[], Reading]
 
-    def warm_up(self) -> None:
-        """Bring the device to its working clocks; once per process."""
+    def warm_up(self) -> bool:
+        """Bring the device to its working clocks; once per process. False where they never held still."""
 
     def time(self, prepare: Prepare, operands: Operands, cache: str) -> Timing: ...
 
@@ -229,12 +268,15 @@ class CpuTimer:
         self.cache_bytes = last_level_cache_bytes()
         self._flush_buffer: Tensor | None = None
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> bool:
         """Start the thread pool and bring the cores to speed."""
         a = torch.randn(512, 512)
-        end = time.monotonic() + self.policy.warm_up_seconds
-        while time.monotonic() < end:
-            a @ a
+
+        def reference() -> None:
+            for _ in range(4):  # about 10 ms on two cores
+                a @ a
+
+        return warm_up_until_settled(reference, self.policy)
 
     def time(self, prepare: Prepare, operands: Operands, cache: str) -> Timing:
         torch.set_flush_denormal(True)

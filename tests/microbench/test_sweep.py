@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 
 from flopcast.errors import RunError, UsageError
 from flopcast.kernels.shapes import Gemm, shape_from_json
-from flopcast.microbench import device, records, sweep
+from flopcast.microbench import device, records, sweep, timer
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -120,6 +122,110 @@ def test_a_full_disk_stops_the_sweep_with_its_rows_intact(
     assert len(rows(tmp_path)) == 3
 
 
+class Restless(timer.CpuTimer):
+    """A device whose clock never holds still, and which a power cap slows in the midst of a sweep."""
+
+    def warm_up(self) -> bool:
+        return False
+
+    def time(self, prepare: timer.Prepare, operands: timer.Operands, cache: str) -> timer.Timing:
+        reading = device.Reading(clock_mhz=1200.0, power_w=700.0, throttle_reasons=("sw_power_cap",))
+        return replace(super().time(prepare, operands, cache), reading=reading)
+
+
+def test_throttled_rows_are_labelled_and_kept_and_an_unsettled_clock_is_told(
+    standin: ModuleType, tmp_path: Path
+) -> None:
+    with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+        summary = sweep.run_sweep(
+            standin.cases(2), recorder=recorder, timer=Restless(standin.POLICY), suite="quick",
+            module_for=lambda shape: standin.StandIn(),
+        )  # fmt: skip
+    assert summary.statuses == {"ok": 2}
+    assert summary.warnings == [sweep.UNSETTLED]
+    for row in rows(tmp_path):
+        assert (row["throttled"], row["throttle_reasons"]) == (True, ["sw_power_cap"])
+        assert (row["clock_mhz"], row["power_w"]) == (1200.0, 700.0)
+        assert row["seconds"] > 0
+
+
+def test_a_result_is_checked_before_it_is_timed(standin: ModuleType, tmp_path: Path) -> None:
+    """A wrong kernel never reaches the timer."""
+    timed: list[str] = []
+
+    class Watched(timer.CpuTimer):
+        def time(self, prepare: timer.Prepare, operands: timer.Operands, cache: str) -> timer.Timing:
+            timed.append(cache)
+            return super().time(prepare, operands, cache)
+
+    module = standin.StandIn()
+    with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+        sweep.run_sweep(
+            [*standin.cases(2, "wrong"), *standin.cases(1)], recorder=recorder, timer=Watched(standin.POLICY),
+            suite="quick", module_for=lambda shape: module,
+        )  # fmt: skip
+    assert len(module.checked) == 3
+    assert timed == ["cold"]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import runpy
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+standin = runpy.run_path(sys.argv[1])
+from flopcast.errors import FlopcastError
+try:
+    standin["run"](Path(sys.argv[3]), standin["cases"](40))
+except FlopcastError as fault:
+    print(fault)
+    raise SystemExit(fault.exit_code)
+"""
+
+
+def sweep_on_a_small_disk(standin: ModuleType, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", FULL, str(standin.__file__), str(size), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_disk_that_fills_amid_a_sweep_keeps_its_rows_and_the_next_run_continues(
+    standin: ModuleType, tmp_path: Path
+) -> None:
+    """A real process whose file may not grow beyond 6 kB, in the midst of a line."""
+    stopped = sweep_on_a_small_disk(standin, tmp_path, 6000)
+    assert stopped.returncode == 1, stopped.stderr
+    assert "no room to write" in stopped.stdout
+    assert "All finished rows are in it" in stopped.stdout
+    assert "Traceback" not in stopped.stderr
+    found = records.read(tmp_path)
+    assert not found.warnings
+    assert 3 < len(found.rows) < 40
+    assert standin.run(tmp_path, standin.cases(40)).skipped == len(found.rows)
+    assert len({row["key"] for row in rows(tmp_path)}) == len(rows(tmp_path)) == 40
+
+
+def test_a_full_file_system_keeps_its_rows(standin: ModuleType, tmp_path: Path) -> None:
+    """The same with a file system of 16 kB that is really full."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        stopped = sweep_on_a_small_disk(standin, disk / "out", 1 << 30)
+        assert stopped.returncode == 1, stopped.stderr
+        assert "no room to write" in stopped.stdout
+        found = records.read(disk / "out")
+        assert not found.warnings
+        assert 1 < len(found.rows) < 40
+        kept = shutil.copytree(disk / "out", tmp_path / "out")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert standin.run(kept, standin.cases(40)).skipped == len(found.rows)
+
+
 def test_another_stack_is_refused(standin: ModuleType, tmp_path: Path) -> None:
     standin.run(tmp_path, standin.cases(1))
     machine = device.describe(torch.device("cpu"))
@@ -165,8 +271,8 @@ def test_real_matrix_products_on_the_processor(standin: ModuleType, tmp_path: Pa
         for cache in ("cold", "hot")
     ]
     wanted.append(sweep.Case(shape=Gemm(m=64, n=64, k=64), backend="no-such-backend"))
-    from flopcast.microbench.timer import CpuTimer
-
     with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
-        summary = sweep.run_sweep(wanted, recorder=recorder, timer=CpuTimer(standin.POLICY), suite="quick")
+        summary = sweep.run_sweep(
+            wanted, recorder=recorder, timer=timer.CpuTimer(standin.POLICY), suite="quick"
+        )
     assert summary.statuses == {"ok": 6, "error": 1}

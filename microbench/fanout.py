@@ -1,0 +1,158 @@
+"""One bench process for each GPU of the host, side by side, each into a folder of its own: OUT/gpu0, OUT/gpu1, ...
+
+A process each, since a CUDA context, its profiler and Python's lock are one a process: what one loses, no other does.
+Every folder is what a bench of that GPU alone writes: it resumes, survives a kill, and fits by itself.
+
+What times the host is not run side by side. Processes that enqueue at once contend for cores, clocks, memory and the
+driver's locks, and would each read the others: the first GPU's process calibrates the host alone before the others
+begin, and none of them does it again. Kernels are another matter: their times come from the device (graph replay,
+events, CUDA's profiler), and a host whose GPUs are all busy is what training on it looks like, heat included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+COMMAND = (sys.executable, "-m", "flopcast")  # what starts a bench
+PARENT = "FLOPCAST_PARENT"  # the process id that a child must not outlive
+LAST_WORDS = 3  # lines of a failed process's stderr that are kept
+
+
+@dataclass(frozen=True)
+class Job:
+    """One bench to run: the card's name, which is its folder's too, the arguments of `flopcast bench`, and what its
+    environment has besides this process's."""
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a process ended. `parts`: a line for each part that it measured; `reason`: why it failed, else ""."""
+
+    returncode: int
+    seconds: float
+    parts: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        return self.returncode == 0
+
+
+def jobs(devices: Sequence[str], out: Path, arguments: Sequence[str]) -> list[Job]:
+    """A bench for each of `devices` ("cuda:0", ...). `arguments`: what all take besides --device, --out and --json.
+
+    A process sees its own GPU alone, so that nothing of it can land on another's.
+    """
+    found = []
+    for i, device in enumerate(devices):
+        kind, _, index = device.partition(":")
+        environment = {"CUDA_VISIBLE_DEVICES": _visible(int(index))} if index else {}
+        arguments_ = ("--device", kind, "--out", str(out / f"gpu{i}"), *arguments, "--json")
+        found.append(Job(f"gpu{i}", arguments_, environment))
+    return found
+
+
+def _visible(index: int) -> str:
+    """How CUDA_VISIBLE_DEVICES names the device that is number `index` here, where it may be set already."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return visible.split(",")[index].strip() if visible else str(index)
+
+
+def run_side_by_side(wanted: Sequence[Job], say: Callable[[str], None]) -> dict[str, Outcome]:
+    """Runs all jobs at once and waits for all; what a process says on stderr is passed on under its name.
+
+    One that fails leaves the others alone. None outlives this process, however that ends.
+    """
+    started = [(job, time.monotonic(), _start(job, len(wanted))) for job in wanted]
+    listeners = [_Listener(job.name, process, say) for job, _, process in started]
+    found = {}
+    try:
+        for (job, start, process), listener in zip(started, listeners, strict=True):
+            code = process.wait()
+            listener.join()
+            found[job.name] = _outcome(code, time.monotonic() - start, listener)
+    finally:
+        for _, _, process in started:  # Ctrl-C: a terminal has told them as well
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        for _, _, process in started:
+            process.wait()
+    return found
+
+
+def end_with_parent() -> None:
+    """Makes a process that `run_side_by_side` started die when that one does, be it by kill -9 (Linux): it would hold
+    its folder's lock and a GPU for minutes."""
+    parent = os.environ.pop(PARENT, None)
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    pr_set_pdeathsig = 1  # linux/prctl.h
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it died before the line above
+        os._exit(1)
+
+
+def _start(job: Job, count: int) -> subprocess.Popen[str]:
+    threads = str(max(1, (os.cpu_count() or 1) // count))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, **job.environment, PARENT: str(os.getpid())}
+    return subprocess.Popen(
+        [*COMMAND, "bench", *job.arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, errors="replace", env=environment,
+    )  # fmt: skip
+
+
+class _Listener:
+    """Reads what a process writes, so that it never waits for a full pipe."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
+        self.out = ""
+        self.last: list[str] = []
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._threads = [
+            threading.Thread(target=self._read, args=(process.stdout,), daemon=True),
+            threading.Thread(target=self._pass_on, args=(name, process.stderr, say), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _read(self, stream: IO[str]) -> None:
+        self.out = stream.read()
+
+    def _pass_on(self, name: str, stream: IO[str], say: Callable[[str], None]) -> None:
+        for line in stream:
+            if line.strip():
+                self.last = [*self.last, line.strip()][-LAST_WORDS:]
+                say(f"{name}: {line.rstrip()}")
+
+
+def _outcome(code: int, seconds: float, listener: _Listener) -> Outcome:
+    try:
+        document: Mapping[str, Any] = json.loads(listener.out) if listener.out.strip() else {}
+    except ValueError:
+        document = {}
+    parts = {str(part): str(text) for part, text in dict(document.get("parts") or {}).items()}
+    if code == 0:
+        return Outcome(code, seconds, parts)
+    killed = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return Outcome(code, seconds, parts, "; ".join([killed, *listener.last[-1:]]))
