@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +16,12 @@ import typer
 from flopcast.errors import UsageError
 
 if TYPE_CHECKING:
+    from flopcast.roofline.direct import Asked
     from flopcast.roofline.fit_report import FitReport
     from flopcast.roofline.profile import Profile
+    from flopcast.roofline.suite_case import SuiteCase
 
-SUITES = ("quick", "standard")
+SUITES = ("quick", "standard", "full")
 
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu; default: cuda where there is one.")]
 Suite = Annotated[str, typer.Option(help="quick (a minute) or standard.")]
@@ -34,15 +37,37 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    suite: Suite = "quick", device: Device = None, out: Out = Path("out"), retry: Retry = False,
+    suite: Annotated[str | None, typer.Option(
+        help="quick (a minute; the default), standard (six minutes) or full (twenty)."
+    )] = None,
+    device: Device = None, out: Out = Path("out"), retry: Retry = False,
     budget: Annotated[float | None, typer.Option(help="Seconds for the sweep; the next run continues.")] = None,
+    config: Annotated[str | None, typer.Option(
+        help="Instead of a suite, exactly what a step of this model launches: a config.json, or a shipped name."
+    )] = None,
+    depth: Annotated[int | None, typer.Option(help="Layers of --config.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Of --config: sequences a step; default 4.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Of --config: tokens a sequence; default 256.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of --config, as for predict.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Of --config, as for predict.")] = None,
+    matmul: Annotated[str | None, typer.Option(help="Of --config: torch or triton.")] = None,
+    attention: Annotated[str | None, typer.Option(help="Of --config, as for predict.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measures this machine: ceilings, host cost, kernels. Appends as it goes; run again to resume."""
+    from flopcast.roofline import direct
     from flopcast.roofline.cli import emit
     from flopcast.roofline.tables import say
 
-    summaries = run_bench(device, suite, out, budget=budget, retry=("oom", "error") if retry else ())
+    model = direct.asked({
+        "config": config, "depth": depth, "batch": batch, "seq": seq, "precision": precision,
+        "optimizer": optimizer, "matmul": matmul, "attention": attention,
+    })  # fmt: skip
+    if model is not None and suite is not None:
+        raise UsageError(f"--suite and --config are two sweeps: run one, then the other, into --out {out}")
+    summaries = run_bench(
+        device, suite or "quick", out, model=model, budget=budget, retry=("oom", "error") if retry else ()
+    )
     for part, text in summaries.items():
         say(f"{part}: {text}")
     if as_json:
@@ -57,23 +82,34 @@ def check_suite(suite: str) -> None:
 
 
 def run_bench(
-    device: str | None, suite: str, out: Path, *, budget: float | None = None, retry: tuple[str, ...] = ()
-) -> dict[str, str]:
-    """Measures what `out` lacks; a line for each part."""
+    device: str | None, suite: str, out: Path, *, model: Asked | None = None, budget: float | None = None,
+    retry: tuple[str, ...] = (),
+) -> dict[str, str]:  # fmt: skip
+    """Measures what `out` lacks of a suite, or of what a step of `model` launches; a line for each part."""
     check_suite(suite)
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
     from flopcast.microbench import bench as engine
-    from flopcast.microbench.device import pick_device
+    from flopcast.microbench.device import describe, pick_device
     from flopcast.microbench.sweep import Case
-    from flopcast.roofline import calibration
+    from flopcast.roofline import calibration, direct
     from flopcast.roofline import suite as suites
 
     chosen = pick_device(device)
+    # "full" takes the policy of "standard": 91% of an H200's rows end after 10 samples that agree to 0.5%, below
+    # what two runs differ by, so that more of the same adds a quarter of the time and nothing else; shapes do.
+    policy = "quick" if chosen.type == "cpu" or (suite == "quick" and model is None) else "standard"
     name = "cpu-quick" if chosen.type == "cpu" else suite
-    cases = [Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in suites.load(name)]
+    if model is None:
+        listed: Iterable[SuiteCase] = suites.load(name)
+    else:
+        source = model.source(chosen.type)
+        machine = describe(chosen)
+        name = source.label
+        listed = direct.cases_kept(out, source, direct.step_cases(source, machine["device"], machine["stack"]))
+    cases = (Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in listed)
     found = engine.run_bench(
-        chosen, out, suite=name, policy="quick" if chosen.type == "cpu" else suite, cases=cases,
+        chosen, out, suite=name, policy=policy, cases=cases,
         hosts=[calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry,
     )  # fmt: skip
     return {part: "; ".join([str(summary), *summary.warnings]) for part, summary in found.items()}
@@ -87,33 +123,41 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Turns measurements into a profile and prints how well it fits, on rows it never saw too."""
-    from flopcast.roofline import tables
+    from flopcast.roofline import coverage, tables
     from flopcast.roofline.cli import emit
 
     profile, quality = fit_folder(folder)
     path = out or folder / "profile.json.gz"
     save_profile(profile, path)
     if as_json:
-        emit({"profile": str(path), "gpu": profile.gpu, **quality.to_json()})
+        holds = {name: profile.provenance[name] for name in ("shapes", "sources")}
+        emit({"profile": str(path), "gpu": profile.gpu, **holds, **quality.to_json()})
     else:
         tables.print_fit(quality)
+        tables.say(coverage.holdings(profile))
         tables.say(f"wrote {path}; use it as --gpu {path}, or as --gpu {profile.gpu} unless that ships")
 
 
 def fit_folder(folder: Path) -> tuple[Profile, FitReport]:
     """The profile of a folder of measurements, host costs included."""
     from flopcast.microbench import records
-    from flopcast.roofline import calibration
-    from flopcast.roofline.fit import fit as fit_measurements
+    from flopcast.roofline import calibration, coverage, direct
+    from flopcast.roofline.fit import fit_rows
 
-    kind = records.read_machine(folder)["device"]["type"]
+    machine = records.read_machine(folder)
+    kind = machine["device"]["type"]
     plan = calibration.host_plan(kind)
-    profile, quality = fit_measurements(folder, counts=calibration.host_counts(plan, kind))
+    measured = records.read(folder)
+    rows, n_promoted = direct.promote(measured.latest(), direct.kept(folder), machine)
+    warnings = list(measured.warnings)
+    if n_promoted:
+        warnings.append(f"{n_promoted} held-out rows are what --config asked for: fitted, they judge no more")
+    profile, quality = fit_rows(
+        rows, machine, counts=calibration.host_counts(plan, kind), warnings=warnings, name=str(folder)
+    )
     if kind == "cpu":
-        profile = profile.with_host(
-            calibration.synchronous_host(profile, plan, records.read(folder).latest()) or profile.host
-        )
-    return profile, quality
+        profile = profile.with_host(calibration.synchronous_host(profile, plan, rows) or profile.host)
+    return coverage.with_sources(profile, folder, rows), quality
 
 
 def save_profile(profile: Profile, path: Path) -> None:

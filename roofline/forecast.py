@@ -122,6 +122,7 @@ class Forecast:
     breakdown: tuple[ClassShare, ...]
     price: Price | None
     stack: Mapping[str, Any]
+    basis_shares: Mapping[str, float]
     warnings: tuple[str, ...] = ()
 
     @property
@@ -156,6 +157,7 @@ class Forecast:
         )
         record["warnings"] = list(self.warnings)
         record["stack"] = dict(self.stack)
+        record["basis_shares"] = dict(self.basis_shares)
         return record
 
 
@@ -232,6 +234,7 @@ def forecast_stream(
             "profile": dict(profile.stack),
             "stream": {name: stream.meta.get(name) for name in ("torch", "transformers")},
         },
+        basis_shares=basis_shares(items),
         warnings=_warnings(items, stream, profile),
     )
 
@@ -312,6 +315,21 @@ def by_class(items: Sequence[Item]) -> tuple[ClassShare, ...]:
             calls=old.calls + 1,
         )
     return tuple(shares[name] for name in OP_CLASSES if name in shares)
+
+
+def basis_shares(items: Sequence[Item]) -> dict[str, float]:
+    """Share of the device time by how it came about: measured, interpolated, extrapolated. Adds up to 1.
+
+    What an op gains because its operands lie in L2 counts by the hot curve's basis, the rest by the cold one's.
+    """
+    seconds = dict.fromkeys(("measured", "interpolated", "extrapolated"), 0.0)
+    for item in items:
+        if item.basis:
+            seconds[item.basis] += item.seconds - item.hot_seconds
+        if item.hot_basis:
+            seconds[item.hot_basis] += item.hot_seconds
+    total = sum(seconds.values())
+    return {basis: value / total if total else 0.0 for basis, value in seconds.items()}
 
 
 def what_bounds(

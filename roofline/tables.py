@@ -104,6 +104,10 @@ def print_forecast(found: Forecast, run: Run) -> None:
         ["step, 90% interval", step],
         ["bound by", found.bound],
         ["device (sum of kernels)", f"{ms(found.device_seconds)} ms, {found.kernels:,} kernels"],
+        [
+            "device time by basis",
+            ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s),
+        ],
         ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {found.host}"],
         ["tokens per second", f"{found.tokens_per_second:,.0f}"],
         ["FLOPs counted, 6N", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],

@@ -40,6 +40,8 @@ class Item:
     sigma: float = 0.0
     launches: int = 0
     basis: str = ""
+    hot_seconds: float = 0.0  # the part of `seconds` that the hot curve gave, and how that came about
+    hot_basis: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,13 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
     requests = [(work, backends.of(work, profile), cache) for _, work in present for cache in ("cold", "hot")]
     estimates = profile.estimate(requests)
     timed: dict[int, tuple[float, float, str, int]] = {}
+    hot_parts: dict[int, tuple[float, str]] = {}
     for n, (i, work) in enumerate(present):
         cold, hot_one = estimates[2 * n], estimates[2 * n + 1]
         share = hot_shares[i] * HOT_GAIN.get(work.op_class, 1.0)
         seconds = (1 - share) * cold.seconds + share * min(hot_one.seconds, cold.seconds)
+        if hot_one.seconds <= cold.seconds:
+            hot_parts[i] = share * hot_one.seconds, hot_one.basis
         # An optimizer's call launches what its lists need, which torch's rules count exactly; the profile's mean over
         # the lists measured said 996 kernels for 864 at width 256.
         rules = launches(work.shape)
@@ -85,6 +90,7 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
     phase = ""
     for i, op in enumerate(stream.ops):
         seconds, sigma, basis, count = timed.get(i, (0.0, 0.0, "", 0))
+        hot_seconds, hot_basis = hot_parts.get(i, (0.0, ""))
         n_tensors = len(op.inputs) if '"ts"' in op.args else 0
         # forward and backward costs are per call, the optimizer's per kernel (`calibration.count_ops`)
         n_launches = count if op.phase == "optimizer" else 1
@@ -96,6 +102,7 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
             Item(
                 phase=op.phase, kind=op.kind, module=op.module, host_seconds=host_seconds,
                 work=works[i], seconds=seconds, sigma=sigma, launches=count, basis=basis,
+                hot_seconds=hot_seconds, hot_basis=hot_basis,
             )
         )  # fmt: skip
     return items
