@@ -1,7 +1,8 @@
 """What the report's figures are drawn on: style, colours, number words, and the way from matplotlib into a page.
 
 A figure is drawn once and kept twice, as an SVG that goes into the page (hovering a point shows its values) and as
-a PNG file. Light card background in every theme; colours are Okabe and Ito's, told apart by colour-blind readers.
+a PNG file. Colours are Okabe and Ito's, told apart by colour-blind readers; each has a lighter one for dark ground,
+which the page's SVG takes by itself (CSS variables) and a file takes on request (`theme=DARK`).
 The same data give the same bytes: no dates, no random ids.
 """
 
@@ -11,6 +12,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import atan2, degrees
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,14 +26,40 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, INK, GREY = (
 )  # fmt: skip
 CARD = "#fcfcfb"
 WIDTH = 7.4  # inches; with 10-point type, legible on a phone too once scrolled
-STYLE: Any = {  # matplotlib types its keys one by one
-    "figure.facecolor": CARD, "axes.facecolor": CARD, "savefig.facecolor": CARD, "text.color": INK,
-    "axes.edgecolor": "#5b626b", "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
-    "axes.spines.top": False, "axes.spines.right": False, "font.size": 10.0, "axes.titlesize": 10.0,
-    "legend.fontsize": 8.8, "legend.frameon": False, "axes.grid": True, "grid.color": "#dfe2e6",
-    "grid.linewidth": 0.6, "axes.axisbelow": True, "svg.hashsalt": "flopcast", "svg.fonttype": "path",
-    "path.simplify": False,
+EDGE, GRID, BROWN = "#5b626b", "#dfe2e6", "#6b4e00"
+# What each colour is on dark ground; `report.css` says the same to the page.
+DARK_COLOURS = {
+    BLUE: "#58aee8", ORANGE: "#efb13d", GREEN: "#2fc295", RED: "#f08a4b", PURPLE: "#dd9cbf", SKY: "#8fd0f5",
+    YELLOW: "#e8da5a", INK: "#e6e8eb", GREY: "#98a0aa", CARD: "#1d2126", EDGE: "#9aa3ad", GRID: "#343a42",
+    BROWN: "#d0b36a",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Theme:
+    """A ground, and what the light ground's colours are on it."""
+
+    name: str
+    colours: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, colour: str) -> str:
+        return self.colours.get(colour, colour)
+
+    @property
+    def style(self) -> Any:  # matplotlib types its keys one by one
+        card, ink = self.of(CARD), self.of(INK)
+        return {
+            "figure.facecolor": card, "axes.facecolor": card, "savefig.facecolor": card, "text.color": ink,
+            "axes.edgecolor": self.of(EDGE), "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink,
+            "axes.spines.top": False, "axes.spines.right": False, "font.size": 10.0, "axes.titlesize": 10.0,
+            "legend.fontsize": 8.8, "legend.frameon": False, "axes.grid": True, "grid.color": self.of(GRID),
+            "grid.linewidth": 0.6, "axes.axisbelow": True, "svg.hashsalt": "flopcast", "svg.fonttype": "path",
+            "path.simplify": False,
+        }  # fmt: skip
+
+
+LIGHT, DARK = Theme("light"), Theme("dark", DARK_COLOURS)
+THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 CLASS_COLOURS = {
     "gemm": BLUE, "attention": SKY, "optimizer": ORANGE, "copy": GREEN, "pointwise": YELLOW, "softmax": PURPLE,
     "reduction": RED, "rest": GREY,
@@ -56,14 +84,21 @@ class Figure:
     svg: str
     png: bytes
 
+    @property
+    def svg_file(self) -> str:
+        """The SVG as a file of its own: colours resolved, since few programs but browsers know CSS variables."""
+        plain = re.sub(r"var\(--f-[0-9a-f]{6}, (#[0-9a-f]{6})\)", r"\1", self.svg)
+        return plain.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+
 
 @dataclass
 class Sheet:
-    """A canvas being drawn, and the hover texts of its point clouds by SVG id."""
+    """A canvas being drawn, the hover texts of its point clouds by SVG id, and what is placed once sizes are known."""
 
     canvas: Canvas
     axes: list[Axes]
     tips: dict[str, list[str]] = field(default_factory=dict)
+    late: list[Callable[[], None]] = field(default_factory=list)
 
     def scatter(
         self, ax: Axes, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], **how: Any
@@ -73,6 +108,68 @@ class Sheet:
         points.set_gid(name)
         self.tips[name] = list(tips)
         return points
+
+    def label_along(
+        self, ax: Axes, at: tuple[float, float], ahead: tuple[float, float], text: str, **how: Any
+    ) -> None:
+        """Words on a line: starting at `at`, turned towards `ahead` (both in data units), whatever the axes' scales."""
+        how = {"va": "bottom", "ha": "left", "fontsize": 8.2, "zorder": 6, "path_effects": halo(), **how}
+        words = ax.text(*at, text, rotation_mode="anchor", **how)
+        words.set_in_layout(False)  # its turn would change the layout that its angle comes from
+
+        def turn() -> None:
+            (x0, y0), (x1, y1) = ax.transData.transform([at, ahead])
+            words.set_rotation(degrees(atan2(y1 - y0, x1 - x0)))
+
+        self.late.append(turn)
+
+    def label_right(
+        self, ax: Axes, labels: Sequence[tuple[float, str, str]], size: float = 8.2, head: str = ""
+    ) -> None:
+        """(height in data units, words, colour) right of the axes, pushed apart where they would overlap."""
+        ordered = sorted(labels, key=lambda label: label[0])
+        made = [
+            (y, ax.annotate(text, (1.0, y), (1.025, y), xycoords=ax.get_yaxis_transform(), fontsize=size,
+                            textcoords=ax.get_yaxis_transform(), color=colour, va="center", annotation_clip=False,
+                            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 1, "shrinkB": 0,
+                                        "relpos": (0, 0.5)}))
+            for y, text, colour in ordered
+        ]  # fmt: skip
+        if head:
+            ax.annotate(head, (1.025, 1.0), xycoords="axes fraction", fontsize=size, va="top")
+
+        def spread() -> None:
+            step = size * 1.22 * self.canvas.dpi / 72
+            wanted = [float(ax.transData.transform((1.0, y))[1]) for y, _ in made]
+            placed = spread_apart(wanted, step)
+            for (_, words), height in zip(made, placed, strict=True):
+                words.set_y(float(ax.transData.inverted().transform((0.0, height))[1]))
+
+        self.late.append(spread)
+
+
+def halo() -> list[Any]:
+    """Ground around letters, so that words on lines and points stay legible."""
+    import matplotlib as mpl
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=2.5, foreground=mpl.rcParams["axes.facecolor"])]
+
+
+def spread_apart(wanted: Sequence[float], step: float) -> list[float]:
+    """Heights at least `step` apart, in the same order, as near to the ones wanted (ascending) as blocks allow."""
+    blocks: list[list[float]] = []  # each: wanted heights of labels that touch, centred on their mean
+    for height in wanted:
+        blocks.append([height])
+        while len(blocks) > 1 and _lowest(blocks[-1], step) < _lowest(blocks[-2], step) + step * len(
+            blocks[-2]
+        ):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    return [_lowest(block, step) + step * i for block in blocks for i in range(len(block))]
+
+
+def _lowest(block: Sequence[float], step: float) -> float:
+    return sum(block) / len(block) - step * (len(block) - 1) / 2
 
 
 def new_sheet(height: float, rows: int = 1, **how: Any) -> Sheet:
@@ -85,6 +182,10 @@ def new_sheet(height: float, rows: int = 1, **how: Any) -> Sheet:
 
 def finish(sheet: Sheet, name: str, title: str, caption: str, alt: str, basis: str) -> Figure:
     svg, png = io.StringIO(), io.BytesIO()
+    if sheet.late:  # labels that lie along lines or beside them: once the layout is known
+        sheet.canvas.draw_without_rendering()
+        for place in sheet.late:
+            place()
     sheet.canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     sheet.canvas.savefig(png, format="png", dpi=160, metadata={"Software": None})
     return Figure(
@@ -116,6 +217,7 @@ def _inline(svg: str, name: str, alt: str, tips: Mapping[str, Sequence[str]]) ->
         for key, value in list(element.attrib.items()):
             del element.attrib[key]
             value = re.sub(r"url\(#", f"url(#{name}-", value)
+            value = _COLOUR.sub(_themed, value)
             key = key.rpartition("}")[2]
             if key == "id":
                 value = f"{name}-{value}"
@@ -128,15 +230,23 @@ def _inline(svg: str, name: str, alt: str, tips: Mapping[str, Sequence[str]]) ->
     return ET.tostring(root, encoding="unicode")
 
 
+_COLOUR = re.compile("|".join(DARK_COLOURS))
+
+
+def _themed(match: re.Match[str]) -> str:
+    """#0072b2 -> var(--f-0072b2, #0072b2): the page may put the dark ground's colour there."""
+    return f"var(--f-{match[0][1:]}, {match[0]})"
+
+
 def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
-    """Draws within this file's style, whatever the reader's matplotlibrc says."""
+    """Draws within this file's style (that of the keyword `theme`), whatever the reader's matplotlibrc says."""
 
     def within(*args: Any, **kwargs: Any) -> Figure | None:
         import matplotlib as mpl
 
         with mpl.rc_context():
             mpl.rcdefaults()
-            mpl.rcParams.update(STYLE)
+            mpl.rcParams.update(kwargs.get("theme", LIGHT).style)
             return draw(*args, **kwargs)
 
     return within

@@ -1,279 +1,523 @@
-"""Figures of single kernels: the roofline of matrix products and attention, and the bandwidth of everything else."""
+"""Figures of single kernels: the roofline of matrix products and attention, and the bandwidth of everything else.
+
+Roofs are a profile's ceilings, points those of its surfaces or of measurement rows (`roofs.py`). `roofline_figure`
+and `memory_figure` stand in the report; `both_figures` is the two on one sheet, for `flopcast roofline --out`.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Gemm, shape_from_json
+from flopcast.kernels.shapes import DTYPE_BYTES
 from flopcast.roofline.canvas import (
     BLUE,
     CLASS_COLOURS,
     CLASS_LABELS,
-    GREEN,
     GREY,
     INK,
+    LIGHT,
     MARKERS_OF_BACKENDS,
-    ORANGE,
     PURPLE,
     RED,
     SKY,
-    YELLOW,
     Figure,
     Row,
+    Sheet,
+    Theme,
     byte_size,
     duration,
     finish,
+    halo,
     new_sheet,
     plain_log,
     rate,
     scale,
     styled,
 )
-from flopcast.roofline.gpus import GpuSpec, load_specs, spec_of_device
-from flopcast.roofline.lower import describe
+from flopcast.roofline.roofs import BANDWIDTHS, MatrixRoof, Point, Roofs, points_of, points_of_rows, roofs_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from flopcast.roofline.profile import Profile
 
-
-def spec_of(profile: Profile) -> GpuSpec | None:
-    return load_specs().get(profile.gpu) or spec_of_device(str(profile.device.get("name")))
-
-
-@dataclass(frozen=True)
-class _Point:
-    series: str
-    backend: str
-    dtype: str
-    cache: str
-    x: float
-    y: float
-    tip: str
-
-
-def _timed(rows: Sequence[Row]) -> list[tuple[Row, float]]:
-    """(row, kernel seconds) of those that were measured."""
-    times = ((row, row.get("kernel_seconds") or row.get("seconds")) for row in rows if row.get("shape"))
-    return [(row, float(seconds)) for row, seconds in times if seconds and row["status"] == "ok"]
-
-
-def _matrix_points(rows: Sequence[Row]) -> list[_Point]:
-    points = []
-    for row, seconds in _timed(rows):
-        if row["shape"]["kind"] not in ("gemm", "attention"):  # before it is parsed: calls are many
-            continue
-        shape = shape_from_json(row["shape"])
-        if isinstance(shape, Gemm):
-            series, size = f"matmul {shape.layout}", f"{shape.m} x {shape.n} x {shape.k}"
-        else:
-            assert isinstance(shape, Attention)
-            series = f"attention {'forward' if shape.direction == 'fwd' else 'backward'}"
-            size = f"batch {shape.batch}, {shape.heads}/{shape.kv_heads} heads, {shape.seq} tokens"
-        backend, cache = row.get("backend", "torch"), row.get("cache", "cold")
-        achieved, throttled = shape.flops / seconds, ", power-throttled" if row.get("throttled") else ""
-        tip = f"{series}, {backend}, {shape.dtype}, {size}: {rate(achieved, 'FLOP/s')}, {duration(seconds)}, {cache}"
-        points.append(
-            _Point(series, backend, shape.dtype, cache, shape.flops / shape.bytes, achieved, tip + throttled)
-        )
-    return points
-
-
-_SERIES_COLOURS = {"matmul nt": BLUE, "matmul nn": GREEN, "matmul tn": ORANGE, "matmul tt": YELLOW,
-                   "attention forward": RED, "attention backward": PURPLE}  # fmt: skip
-_SERIES_NOTES = {
-    "matmul nt": "matmul nt (forward)",
-    "matmul nn": "matmul nn (dgrad)",
-    "matmul tn": "matmul tn (wgrad)",
+ROOFLINE_TITLE = "Roofline: matrix products and attention"
+BANDWIDTH_TITLE = "Memory-bound calls: achieved bandwidth"
+_BACKEND_NAMES = {"sdpa-cudnn": "cuDNN", "sdpa-flash": "flash", "sdpa-efficient": "efficient", "sdpa-cpu": "torch",
+                  "sdpa-math": "math"}  # fmt: skip
+_SERIES = {  # what a point is drawn as: colour and whether it is filled
+    "matmul": (BLUE, True), "matmul, unaligned": (BLUE, False), "attention forward": (RED, True),
+    "attention backward": (PURPLE, True),
+}  # fmt: skip
+_CLASS_MARKERS = {
+    "optimizer": "s",
+    "copy": "^",
+    "pointwise": "o",
+    "softmax": "D",
+    "reduction": "v",
+    "rest": "P",
 }
+_LEAST_BYTES = 1024  # calls below are not drawn: the shortest kernel says all about them
+
+
+def main_dtype(roofs: Roofs, points: Sequence[Point]) -> str | None:
+    """The dtype that most points have and a roof knows; without points bf16, or whichever roof is highest."""
+    known = [roof.dtype for roof in roofs.matrix]
+    counts = Counter(p.dtype for p in points if p.dtype in known)
+    if counts:
+        return counts.most_common(1)[0][0]
+    return "bf16" if "bf16" in known else known[0] if known else None
+
+
+def _series_of(point: Point) -> str:
+    if point.op_class == "attention":
+        return "attention backward" if point.variant.startswith("bwd") else "attention forward"
+    return "matmul, unaligned" if point.is_unaligned else "matmul"
+
+
+def _sizes(point: Point) -> str:
+    """Of a product m x n x k, of attention heads and tokens."""
+    sizes = [f"{2**feature:.0f}" for feature in point.features]
+    if point.op_class == "gemm":
+        return " x ".join(sizes[:3]) + (f", batch {sizes[3]}" if len(sizes) > 3 else "")
+    if point.op_class == "attention" and len(sizes) == 3:
+        return f"batch x heads {sizes[0]}, {sizes[1]} query heads a key head, {sizes[2]} tokens"
+    return ", ".join(sizes)
+
+
+# --- the roofline -------------------------------------------------------------------------------------------
 
 
 @styled
-def roofline_figure(profile: Profile, rows: Sequence[Row]) -> Figure | None:
-    """Achieved FLOP/s of matrix products and attention against FLOPs per byte, under the roofs. None without roofs."""
-    points = _matrix_points(rows)
-    dtypes = [p.dtype for p in points]
-    dtype = max(set(dtypes), key=dtypes.count) if dtypes else "bf16"
-    points = [p for p in points if p.dtype == dtype and p.cache == "cold"]
-    ceilings = profile.ceilings
-    burst, sustained = ceilings.get(f"matrix_burst/{dtype}"), ceilings.get(f"matrix_sustained/{dtype}")
-    copy, l2, floor = ceilings.get("hbm_copy"), ceilings.get("l2_copy"), ceilings.get("kernel_floor")
-    top = max((n.value for n in (burst, sustained) if n), default=0.0)
-    if not top or copy is None:
+def roofline_figure(
+    profile: Profile, rows: Sequence[Row] = (), *, dtype: str | None = None, theme: Theme = LIGHT
+) -> Figure | None:
+    """Achieved FLOP/s of matrix products and attention against FLOPs per byte, under the roofs. None without roofs.
+
+    Points are those of measurement `rows` where there are such, else the profile's.
+    """
+    roofs, points = roofs_of(profile), points_of_rows(rows) or points_of(profile)
+    dtype = dtype or main_dtype(roofs, points)
+    if dtype is None or roofs.copy is None or roofs.of(dtype) is None:
         return None
-    sheet = new_sheet(6.2)
-    ax = sheet.axes[0]
-    peak = profile.peaks.get(dtype)
-    has_datasheet = peak is not None and peak.basis != "measured"
-    most = max(peak.value if peak and has_datasheet else 0.0, top)
-    by, unit = scale(top, "FLOP/s")
-    left = min([p.x for p in points] or [4.0 * top / copy.value]) / 4
-    left = min(left, top / copy.value / 2)  # the memory roof shows
-    right = max(max((p.x for p in points), default=1e3), 4 * top / copy.value) * 1.6
-    bottom = min(min((p.y for p in points), default=top / 1e3) / 2, top / 20)
-    dash = (0, (5, 2)) if profile.basis == "projected" else "-"
-    if has_datasheet and peak is not None:
-        ax.axhline(peak.value / by, color=GREY, lw=1.2, ls=(0, (2, 2)),
-                   label=f"dense peak {rate(peak.value, 'FLOP/s')} ({peak.basis})")  # fmt: skip
-    for number, name, colour in ((burst, "burst", INK), (sustained, "sustained", "#6b4e00")):
-        if number is not None:
-            knee = number.value / copy.value
-            label = f"matrix {name} {rate(number.value, 'FLOP/s')}, ridge {knee:.3g} FLOP/B ({number.basis})"
-            ax.plot([knee, right], [number.value / by] * 2, color=colour, lw=1.8, ls=dash, label=label)
-            ax.plot([knee], [number.value / by], "o", color=colour, ms=5)
-    wide = (
-        ceilings.get("matrix_burst/fp32") if profile.device.get("type") == "cpu" and dtype != "fp32" else None
-    )
-    if wide is not None:  # a processor without matrix units for narrow types is faster in fp32
-        label = f"fp32 burst {rate(wide.value, 'FLOP/s')} ({wide.basis})"
-        ax.axhline(wide.value / by, color=PURPLE, lw=1.4, label=label)
-        most = max(most, wide.value)
-    ax.plot([left, top / copy.value], [left * copy.value / by, top / by], color=INK, lw=1.8, ls=dash,
-            label=f"memory copy {rate(copy.value, 'B/s')} ({copy.basis})")  # fmt: skip
-    if l2 is not None:
-        ax.plot([left, top / l2.value], [left * l2.value / by, top / by], color=GREY, lw=1.2,
-                label=f"cache copy {rate(l2.value, 'B/s')} ({l2.basis})")  # fmt: skip
-    if floor is not None:
-        # A square product of intensity i has n = 1.5 x bytes per element x i, and 2 n^3 FLOPs.
-        edge = DTYPE_BYTES[dtype] * 1.5
-        end = ((top * floor.value / 2) ** (1 / 3)) / edge
-        start = max(left, ((bottom * floor.value / 2) ** (1 / 3)) / edge)
-        xs = [start * (end / start) ** (i / 20) for i in range(21)]
-        ax.plot(xs, [2 * (edge * x) ** 3 / floor.value / by for x in xs], color=SKY, lw=1.2, ls=(0, (4, 2)),
-                label=f"launch floor {duration(floor.value)}, square products ({floor.basis})")  # fmt: skip
-    roofs = ax.legend(loc="upper left", handlelength=2.2, labelspacing=0.35)
-    ax.add_artist(roofs)
-    groups: dict[tuple[str, str], list[_Point]] = defaultdict(list)
-    for point in points:
-        groups[point.series, point.backend].append(point)
-    clouds = [
-        sheet.scatter(ax, [p.x for p in members], [p.y / by for p in members], [p.tip for p in members], s=16,
-                      marker=MARKERS_OF_BACKENDS.get(backend, "v"), color=_SERIES_COLOURS.get(series, GREY), alpha=0.6,
-                      linewidths=0, label=f"{_SERIES_NOTES.get(series, series)}, {backend}")
-        for (series, backend), members in sorted(groups.items(), key=lambda item: _series_order(item[0]))
-    ]  # fmt: skip
-    # room above the roofs for their legend
-    ax.set(
-        xscale="log", yscale="log", xlim=(left, right), ylim=(bottom / by, most / by * (most / bottom) ** 0.5)
-    )
+    sheet = new_sheet(6.0)
+    shown = draw_roofline(sheet, sheet.axes[0], roofs, points, dtype, theme)
+    return finish(sheet, "roofline", ROOFLINE_TITLE, *_roofline_words(roofs, shown, dtype))
+
+
+def draw_roofline(
+    sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], dtype: str, theme: Theme
+) -> list[Point]:
+    """Draws roofs of all dtypes and the points of `dtype`, operands cold; returns those points."""
+    shown = [p for p in points if p.dtype == dtype and p.cache == "cold"]
+    main, copy = roofs.of(dtype), roofs.copy
+    assert main is not None
+    assert copy is not None
+    by, unit = scale(main.best.value, "FLOP/s")
+    left, right, bottom, top = _frame(roofs, main, shown)
+    ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom / by, top / by))
+    is_projected = roofs.basis == "projected"
+    labels: list[tuple[float, str, str]] = []
+    for roof in sorted(roofs.matrix, key=lambda roof: roof is main):
+        labels += _draw_matrix_roof(ax, roof, copy.value, right, by, theme, roof is main, is_projected)
+    _draw_bandwidth_roofs(sheet, ax, roofs, left, by, theme, is_projected)
+    _draw_floor_of_products(sheet, ax, roofs, main, dtype, (left, bottom), by, theme)
+    for roof in roofs.matrix:
+        _draw_ridges(ax, roof, by, theme, roof is main)
+    _draw_matrix_points(sheet, ax, shown, by, theme, is_projected)
+    sheet.label_right(ax, labels, head=f"{unit}\nburst / sustained")
     ax.set_xlabel("arithmetic intensity, FLOP per byte (each operand moved once)")
-    ax.set_ylabel(f"achieved {unit}, {dtype}")
-    plain_log(ax, "x")
+    ax.set_ylabel(f"achieved {unit}" + (f", points {dtype}" if shown else ""))
+    plain_log(ax, "x", (1.0, 3.0))
     plain_log(ax, "y", (1.0,))
-    if clouds:
-        sheet.canvas.legend(handles=clouds, loc="outside lower center", ncols=2, markerscale=1.6, columnspacing=1.5,
-                            handletextpad=0.3)  # fmt: skip
-    best = max(points, key=lambda p: p.y, default=None)
-    fastest = (
-        f" The fastest point reaches {rate(best.y, 'FLOP/s')}: {best.tip.split(':')[0]}." if best else ""
+    return shown
+
+
+def _frame(roofs: Roofs, main: MatrixRoof, shown: Sequence[Point]) -> tuple[float, float, float, float]:
+    """(left, right, bottom, top): all ridges and points, and room to name the memory roof."""
+    ridges = [r for roof in roofs.matrix for r in (roof.ridge_memory, roof.ridge_cache) if r]
+    left = min([*ridges, *(p.intensity for p in shown)]) / 2.5
+    right = max([4 * max(ridges), *(p.intensity for p in shown)]) * 1.4
+    rates = [roof.lasting.value for roof in roofs.matrix]
+    peaks = [roof.peak.value for roof in roofs.matrix if roof.peak is not None]
+    bottom = min([*rates, main.best.value / 50, *(p.flops_per_second for p in shown)]) / 1.6
+    return left, right, bottom, 1.5 * max([*peaks, *(roof.best.value for roof in roofs.matrix)])
+
+
+def _draw_matrix_roof(
+    ax: Axes, roof: MatrixRoof, copy: float, right: float, by: float, theme: Theme, is_main: bool,
+    is_projected: bool,
+) -> list[tuple[float, str, str]]:  # fmt: skip
+    """The roof's lines from their ridges on; returns its labels (height, words, colour)."""
+    colour = theme.of(INK if is_main else GREY)
+    dash: Any = (0, (5, 2)) if is_projected else "-"
+    lines = ((roof.burst, 1.9 if is_main else 1.1), (roof.sustained, 1.1 if is_main else 0.8))
+    for number, width in lines:
+        if number is not None:
+            ax.plot([number.value / copy, right], [number.value / by] * 2, color=colour, lw=width, ls=dash)
+    if roof.burst is not None and roof.sustained is not None:
+        edge = min(roof.burst.value, roof.sustained.value) / copy
+        ends = (roof.burst.value / by, roof.sustained.value / by)
+        ax.fill_between([edge, right], *ends, color=colour, alpha=0.12, lw=0)
+    if is_projected and is_main:
+        best = roof.best
+        ax.fill_between(
+            [best.value / copy, right], best.low / by, best.high / by, color=colour, alpha=0.10, lw=0
+        )
+    values = " / ".join(_plain(n.value / by) for n in (roof.burst, roof.sustained) if n is not None)
+    labels = [(roof.lasting.value / by, f"{roof.dtype}  {values}", colour)]
+    if roof.peak is not None and is_main:
+        ax.plot([roof.peak.value / copy / 2, right], [roof.peak.value / by] * 2, color=theme.of(GREY), lw=1.0,
+                ls=(0, (1, 2)))  # fmt: skip
+        text = f"peak {_plain(roof.peak.value / by)}, {roof.peak.basis}"
+        labels.append((roof.peak.value / by, text, theme.of(GREY)))
+    return labels
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _draw_bandwidth_roofs(
+    sheet: Sheet, ax: Axes, roofs: Roofs, left: float, by: float, theme: Theme, is_projected: bool
+) -> None:
+    assert roofs.copy is not None
+    top = max(roof.best.value for roof in roofs.matrix)
+    dash: Any = (0, (5, 2)) if is_projected else "-"
+    read, write, copy = (roofs.bandwidths.get(name) for name in BANDWIDTHS)
+    assert copy is not None
+    ax.plot(
+        [left, top / copy.value], [left * copy.value / by, top / by], color=theme.of(INK), lw=1.9, ls=dash
     )
+    low, high = (copy.low, copy.high) if is_projected else _range([read, write, copy])
+    if high > low:
+        edges = [left, top / high]
+        ax.fill_between(edges, [x * low / by for x in edges], [x * high / by for x in edges],
+                        color=theme.of(INK), alpha=0.15, lw=0)  # fmt: skip
+    words = ", ".join(
+        f"{name} {_rate_only(n.value)}" for name, n in (("copy", copy), ("read", read), ("write", write)) if n
+    )
+    unit = scale(copy.value, "B/s")[1]
+    at = left * 1.15
+    sheet.label_along(ax, (at, at * low / by * 0.94), (2 * at, 2 * at * low / by * 0.94), f"memory {words} {unit}",
+                      va="top")  # fmt: skip
+    if roofs.cache is not None and roofs.cache.value > high:
+        cache = roofs.cache.value
+        ax.plot([left, top / cache], [left * cache / by, top / by], color=theme.of(GREY), lw=1.1, ls=dash)
+        sheet.label_along(ax, (at, at * cache / by * 1.02), (2 * at, 2 * at * cache / by * 1.02),
+                          f"cache copy, up to {rate(cache, 'B/s')}", color=theme.of(GREY))  # fmt: skip
+
+
+def _range(numbers: Sequence[Any]) -> tuple[float, float]:
+    values = [n.value for n in numbers if n is not None]
+    return min(values), max(values)
+
+
+def _rate_only(value: float) -> str:
+    return rate(value, "B/s").split(" ")[0]
+
+
+def _draw_floor_of_products(
+    sheet: Sheet, ax: Axes, roofs: Roofs, main: MatrixRoof, dtype: str, corner: tuple[float, float], by: float,
+    theme: Theme,
+) -> None:  # fmt: skip
+    """What square products reach in the time of the shortest kernel: n = 1.5 x bytes per element x intensity."""
+    if roofs.floor is None:
+        return
+    left, bottom = corner
+    edge, floor = DTYPE_BYTES[dtype] * 1.5, roofs.floor.value
+
+    def reached(intensity: float) -> float:
+        return 2 * (edge * intensity) ** 3 / floor
+
+    def at_rate(flops_per_second: float) -> float:
+        return float((flops_per_second * floor / 2) ** (1 / 3)) / edge
+
+    start, end = max(left, at_rate(bottom)), at_rate(main.best.value)
+    if end <= start:
+        return
+    xs = [start * (end / start) ** (i / 20) for i in range(21)]
+    ax.plot(xs, [reached(x) / by for x in xs], color=theme.of(SKY), lw=1.4, ls=(0, (4, 2)))
+    at = start * 1.06
+    sheet.label_along(ax, (at / 1.03, reached(at) / by), (at * 1.5, reached(at * 1.5) / by),
+                      f"launch floor {duration(floor)}", color=theme.of(SKY))  # fmt: skip
+
+
+def _draw_ridges(ax: Axes, roof: MatrixRoof, by: float, theme: Theme, is_main: bool) -> None:
+    colour = theme.of(INK if is_main else GREY)
+    for ridge, face in ((roof.ridge_memory, colour), (roof.ridge_cache, "none")):
+        if ridge is not None:
+            ax.plot(
+                [ridge],
+                [roof.lasting.value / by],
+                "o",
+                ms=5.5 if is_main else 4,
+                mfc=face,
+                mec=colour,
+                zorder=4,
+            )
+    if is_main and roof.ridge_memory is not None:
+        ax.plot(
+            [roof.ridge_memory] * 2, [ax.get_ylim()[0], roof.lasting.value / by], color=colour, lw=0.8, ls=":"
+        )
+        ax.annotate(f"ridge {roof.ridge_memory:.3g} FLOP/B", (roof.ridge_memory, ax.get_ylim()[0]), (4, 4),
+                    textcoords="offset points", fontsize=8.2, va="bottom", path_effects=halo())  # fmt: skip
+
+
+def _draw_matrix_points(
+    sheet: Sheet, ax: Axes, shown: Sequence[Point], by: float, theme: Theme, is_projected: bool
+) -> None:
+    groups: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    for point in shown:
+        groups[_series_of(point), point.backend].append(point)
+    for (series, backend), members in sorted(
+        groups.items(), key=lambda item: list(_SERIES).index(item[0][0])
+    ):
+        colour, filled = theme.of(_SERIES[series][0]), _SERIES[series][1]
+        fill: Any = {"color": colour, "linewidths": 0} if filled else {
+            "facecolors": "none", "edgecolors": colour, "linewidths": 0.9}  # fmt: skip
+        tips = [
+            f"{series}, {backend}, {p.variant.split('/')[0]}, {_sizes(p)}: {rate(p.flops_per_second, 'FLOP/s')}, "
+            f"{duration(p.seconds)}, {p.basis}"
+            for p in members
+        ]
+        marker = MARKERS_OF_BACKENDS.get(backend, "v")
+        sheet.scatter(ax, [p.intensity for p in members], [p.flops_per_second / by for p in members], tips, s=15,
+                      marker=marker, alpha=0.35 if is_projected else 0.6, **fill)  # fmt: skip
+    _legend_of_points(ax, groups, theme)
+
+
+def _legend_of_points(ax: Axes, groups: dict[tuple[str, str], list[Point]], theme: Theme) -> None:
+    """Colours by class, then markers by backend."""
+    from matplotlib.lines import Line2D
+
+    handles = []
+    for series, (colour, filled) in _SERIES.items():
+        count = sum(len(members) for (name, _), members in groups.items() if name == series)
+        if count:
+            shade = theme.of(colour)
+            handles.append(Line2D([], [], ls="", marker="o", ms=6, mfc=shade if filled else "none", mec=shade,
+                                  label=f"{series} ({count})"))  # fmt: skip
+    names: dict[str, str] = {}
+    for _, backend in groups:
+        names.setdefault(_BACKEND_NAMES.get(backend, backend), MARKERS_OF_BACKENDS.get(backend, "v"))
+    handles += [
+        Line2D([], [], ls="", marker=marker, ms=6, mfc="none", mec=theme.of(INK), label=name)
+        for name, marker in sorted(names.items())
+    ]
+    if handles:
+        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, columnspacing=1.4,
+                  handletextpad=0.2, labelspacing=0.4)  # fmt: skip
+
+
+def _roofline_words(roofs: Roofs, shown: Sequence[Point], dtype: str) -> tuple[str, str, str]:
+    """(caption, alternative text, basis)."""
+    main, copy = roofs.of(dtype), roofs.copy
+    assert main is not None
+    assert copy is not None
+    best = max(shown, key=lambda p: p.flops_per_second, default=None)
+    fastest = ""
+    if best is not None:
+        fastest = (
+            f" The fastest point reaches {rate(best.flops_per_second, 'FLOP/s')}: {_series_of(best)}, {best.backend}, "
+            f"{_sizes(best)}."
+        )
+    kind = "measured shapes" if roofs.basis == "measured" else "shapes of another GPU, scaled (extrapolated)"
+    cache = f", from the cache at {main.ridge_cache:.3g}" if main.ridge_cache else ""
     caption = (
-        f"{len(points)} measured shapes, operands from memory (cold), kernel time without launch. A point below all "
+        f"{len(shown)} {kind}, {dtype}, operands from memory (cold), kernel time without launch. Filled dots on the "
+        f"roofs: ridge points, for {dtype} at {main.ridge_memory:.3g} FLOP per byte{cache} (hollow). A point below all "
         "lines loses to tile and wave quantisation or a slow kernel; near the dashed blue line, to the cost of any "
         "kernel at all."
     )
+    top = main.best.value
     alt = (
-        f"Log-log roofline of {profile.gpu}: roofs of {rate(top, 'FLOP/s')} {dtype} and {rate(copy.value, 'B/s')} "
-        f"meeting at {top / copy.value:.3g} FLOP per byte, with {len(points)} measured matrix products and attention "
-        f"calls.{fastest}"
+        f"Log-log roofline of {roofs.gpu}: roofs of {rate(top, 'FLOP/s')} {dtype} and {rate(copy.value, 'B/s')} "
+        f"meeting at {top / copy.value:.3g} FLOP per byte, with {len(shown)} {kind} of matrix products and "
+        f"attention.{fastest}"
     )
-    basis = f"points measured; roofs {profile.basis}; " + (
-        f"dotted: {peak.basis} peak" if has_datasheet and peak else "no datasheet peak known"
-    )
-    return finish(sheet, "roofline", "Roofline: matrix products and attention", caption + fastest, alt, basis)
+    points = "points measured" if roofs.basis == "measured" else "points extrapolated from another GPU's"
+    peak = f"dotted: {main.peak.basis} peak, for reference only" if main.peak else "no datasheet peak known"
+    shaded = "; shaded: 90% intervals" if roofs.basis == "projected" else ""
+    return caption + fastest, alt, f"{points}; roofs {roofs.basis}{shaded}; {peak}"
 
 
-def _series_order(key: tuple[str, str]) -> tuple[int, str]:
-    series, backend = key
-    return (list(_SERIES_COLOURS).index(series) if series in _SERIES_COLOURS else 99, backend)
+# --- the bandwidth ------------------------------------------------------------------------------------------
 
 
 @styled
-def memory_figure(profile: Profile, rows: Sequence[Row]) -> Figure | None:
-    """Achieved bytes/s of the memory-bound classes against bytes moved. None without measured points."""
-    points: list[_Point] = []
-    for row, seconds in _timed(rows):
-        if row["shape"]["kind"] != "call":
-            continue
-        work = describe(shape_from_json(row["shape"]), row.get("backend", "torch"))
-        name = work.op_class if work.op_class in CLASS_COLOURS else "rest"
-        cache = row.get("cache", "cold")
-        tip = f"{work.variant.split('|')[0]} ({work.op_class}), {cache}: {work.bytes:,} bytes in {duration(seconds)}, "
-        points.append(
-            _Point(
-                name,
-                "torch",
-                "",
-                cache,
-                work.bytes,
-                work.bytes / seconds,
-                tip + rate(work.bytes / seconds, "B/s"),
-            )
-        )
-    small = sum(p.x < 1024 for p in points)
-    points = [p for p in points if p.x >= 1024]
+def memory_figure(profile: Profile, rows: Sequence[Row] = (), *, theme: Theme = LIGHT) -> Figure | None:
+    """Achieved bytes/s of the memory-bound classes against bytes moved; points as `roofline_figure`'s, None without."""
+    roofs = roofs_of(profile)
+    points = memory_points(points_of_rows(rows) or points_of(profile))
     if not points:
         return None
     sheet = new_sheet(5.6)
-    ax = sheet.axes[0]
-    copy, l2, floor = (profile.ceilings.get(n) for n in ("hbm_copy", "l2_copy", "kernel_floor"))
-    by, unit = scale(copy.value if copy else max(p.y for p in points), "B/s")
-    spec = spec_of(profile)
-    if spec is not None:
-        value = spec.bandwidth_bytes_per_second
-        ax.axhline(
-            value / by, color=GREY, lw=1.2, ls=(0, (2, 2)), label=f"memory {rate(value, 'B/s')} (datasheet)"
+    draw_memory(sheet, sheet.axes[0], roofs, points, theme)
+    return finish(sheet, "bandwidth", BANDWIDTH_TITLE, *_memory_words(roofs, points))
+
+
+def memory_points(points: Sequence[Point]) -> list[Point]:
+    """The points of classes without FLOPs, those that move under a kilobyte left out."""
+    return [p for p in points if not p.flops and p.bytes >= _LEAST_BYTES]
+
+
+def draw_memory(sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], theme: Theme) -> None:
+    """Draws the points over bytes moved, under the bandwidths, the working-set sweep and the shortest kernel."""
+    is_projected = roofs.basis == "projected"
+    by, unit = scale(roofs.copy.value if roofs.copy else max(p.bytes_per_second for p in points), "B/s")
+    sizes = [p.bytes for p in points] + [size for size, _ in (*roofs.working_sets, *roofs.cache_reads)]
+    left, right = min(sizes) / 1.6, max(sizes) * 1.6
+    rates = [p.bytes_per_second for p in points] + [n.value for n in roofs.bandwidths.values()]
+    rates += [n.value for _, n in roofs.cache_reads]
+    rates += [n.value for _, n in roofs.working_sets]
+    bottom, top = min(rates) / 1.6, max([*rates, roofs.reference_bandwidth or 0.0]) * 2.4
+    ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom / by, top / by))
+    dash: Any = (0, (5, 2)) if is_projected else "-"
+    labels: list[tuple[float, str, str]] = []
+    for name, number in roofs.bandwidths.items():
+        is_copy = name == "hbm_copy"
+        colour = theme.of(INK if is_copy else GREY)
+        ax.axhline(number.value / by, color=colour, lw=1.7 if is_copy else 0.9, ls=dash)
+        labels.append((number.value / by, f"{name.removeprefix('hbm_')} {_plain(number.value / by)}", colour))
+        if is_copy and is_projected:
+            ax.axhspan(number.low / by, number.high / by, color=colour, alpha=0.12, lw=0)
+    if roofs.reference_bandwidth:
+        value = roofs.reference_bandwidth / by
+        ax.axhline(value, color=theme.of(GREY), lw=1.0, ls=(0, (1, 2)))
+        labels.append((value, f"datasheet {_plain(value)}", theme.of(GREY)))
+    if roofs.floor is not None:
+        floor = roofs.floor.value
+        end = min(right, top * floor)
+        ax.plot(
+            [left, end], [left / floor / by, end / floor / by], color=theme.of(SKY), lw=1.4, ls=(0, (4, 2))
         )
-    if copy is not None:
-        ax.axhline(copy.value / by, color=INK, lw=1.8, label=f"copy {rate(copy.value, 'B/s')} ({copy.basis})")
-    if l2 is not None:
-        ax.axhline(
-            l2.value / by, color=GREY, lw=1.2, label=f"cache copy {rate(l2.value, 'B/s')} ({l2.basis})"
-        )
-    left, right = min(p.x for p in points) / 1.6, max(p.x for p in points) * 1.6
-    bottom, top = min(p.y for p in points) / 1.6, max(p.y for p in points) * 1.6
-    if floor is not None:
-        ax.plot([left, top * floor.value], [left / floor.value / by, top / by], color=SKY, lw=1.2, ls=(0, (4, 2)),
-                label=f"launch floor {duration(floor.value)} ({floor.basis})")  # fmt: skip
-    sizes = sorted(
-        (int(k.split("/")[1]), n.value) for k, n in profile.ceilings.items() if k.startswith("copy/")
-    )
-    if sizes:
-        ax.plot([s for s, _ in sizes], [v / by for _, v in sizes], color=INK, lw=1.0, alpha=0.6, marker=".", ms=4,
-                label="plain copy by working set (measured)")  # fmt: skip
-    ax.add_artist(ax.legend(loc="lower right", labelspacing=0.35))
-    handles, labels = [], []
-    for name in CLASS_COLOURS:
-        for cache in ("cold", "hot"):
-            members = [p for p in points if p.series == name and p.cache == cache]
-            if not members:
-                continue
-            colour = CLASS_COLOURS[name]
-            fill = {"color": colour, "linewidths": 0} if cache == "cold" else {
-                "facecolors": "none", "edgecolors": colour, "linewidths": 0.7}  # fmt: skip
-            handles.append(sheet.scatter(ax, [p.x for p in members], [p.y / by for p in members],
-                                         [p.tip for p in members], s=15, alpha=0.7, **fill))  # fmt: skip
-            labels.append(f"{CLASS_LABELS[name].split(' (')[0]}, {cache}")
-    ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom / by, top / by),
-           xlabel="bytes moved by one call", ylabel=f"achieved {unit}")  # fmt: skip
+        at = max(left, bottom * floor) * 1.3
+        sheet.label_along(ax, (at, at * 1.12 / floor / by), (at * 4, at * 4.48 / floor / by),
+                          f"launch floor {duration(floor)}", color=theme.of(SKY))  # fmt: skip
+    _draw_sweeps(ax, roofs, by, unit, theme)
+    _draw_memory_points(sheet, ax, points, by, theme, is_projected)
+    if labels:
+        sheet.label_right(ax, labels, head=f"memory, {unit}")
+    ax.set(xlabel="bytes moved by one call", ylabel=f"achieved {unit}")
     from matplotlib.ticker import FuncFormatter
 
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: byte_size(value)))
     plain_log(ax, "y", (1.0,))
-    sheet.canvas.legend(handles, labels, loc="outside lower center", ncols=4, markerscale=1.6, columnspacing=1.2,
-                        handletextpad=0.2)  # fmt: skip
+
+
+def _draw_sweeps(ax: Axes, roofs: Roofs, by: float, unit: str, theme: Theme) -> None:
+    """Bandwidth over working-set sizes, and where the cache ends."""
+    ink = theme.of(INK)
+    for sweep, name, place in ((roofs.working_sets, "copy", "left"), (roofs.cache_reads, "read", "right")):
+        if not sweep:
+            continue
+        ax.plot([s for s, _ in sweep], [n.value / by for _, n in sweep], color=ink, lw=1.2, marker=".", ms=5, zorder=3,
+                ls="-" if name == "copy" else (0, (3, 1)))  # fmt: skip
+        size, best = max(sweep, key=lambda pair: pair[1].value)
+        text = f"{name} by working set,\nup to {_plain(best.value / by)} {unit}"
+        ax.annotate(text, (size, best.value / by), (-6 if place == "left" else 8, 5), textcoords="offset points",
+                    fontsize=8.2, ha="right" if place == "left" else "left", va="bottom",
+                    path_effects=halo(), zorder=6)  # fmt: skip
+    low, high = ax.get_xlim()
+    if low < roofs.cache_bytes < high:
+        ax.axvline(roofs.cache_bytes, color=theme.of(GREY), lw=0.9, ls=":")
+        ax.annotate(f"cache {byte_size(roofs.cache_bytes)}", (roofs.cache_bytes, 0.02), (3, 0),
+                    xycoords=ax.get_xaxis_transform(), textcoords="offset points", fontsize=8.2, rotation=90,
+                    va="bottom", color=theme.of(GREY))  # fmt: skip
+
+
+def _shown_class(point: Point) -> str:
+    return point.op_class if point.op_class in _CLASS_MARKERS else "rest"
+
+
+def _draw_memory_points(
+    sheet: Sheet, ax: Axes, points: Sequence[Point], by: float, theme: Theme, is_projected: bool
+) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = []
+    for name, marker in _CLASS_MARKERS.items():
+        colour = theme.of(CLASS_COLOURS[name])
+        mine = [p for p in points if _shown_class(p) == name]
+        for cache in ("hot", "cold"):
+            members = [p for p in mine if p.cache == cache]
+            if not members:
+                continue
+            fill: Any = {"color": colour, "linewidths": 0} if cache == "cold" else {
+                "facecolors": "none", "edgecolors": colour, "linewidths": 0.7}  # fmt: skip
+            tips = [
+                f"{p.variant.split('|')[0]} ({p.op_class}), {cache}: {p.bytes:,.0f} bytes in {duration(p.seconds)}, "
+                f"{rate(p.bytes_per_second, 'B/s')}, {p.basis}"
+                for p in members
+            ]
+            sheet.scatter(ax, [p.bytes for p in members], [p.bytes_per_second / by for p in members], tips, s=15,
+                          marker=marker, alpha=0.4 if is_projected else 0.7, **fill)  # fmt: skip
+        if mine:
+            label = f"{CLASS_LABELS[name].split(' (')[0]} ({len(mine)})"
+            handles.append(Line2D([], [], ls="", marker=marker, ms=6, color=colour, mew=0, label=label))
+    for cache, face in (("cold: from memory", theme.of(GREY)), ("hot: from the cache", "none")):
+        handles.append(Line2D([], [], ls="", marker="o", ms=6, mfc=face, mec=theme.of(GREY), label=cache))
+    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, columnspacing=1.4,
+              handletextpad=0.2, labelspacing=0.4)  # fmt: skip
+
+
+def _memory_words(roofs: Roofs, points: Sequence[Point]) -> tuple[str, str, str]:
+    """(caption, alternative text, basis)."""
+    kind = "measured calls" if roofs.basis == "measured" else "calls of another GPU, scaled (extrapolated)"
     caption = (
-        f"{len(points)} measured calls. Filled: operands from memory (cold); hollow: found in the cache (hot). Large "
+        f"{len(points)} {kind}. Filled: operands from memory (cold); hollow: found in the cache (hot). Large "
         "calls of a class level out at different bandwidths: casts, broadcasts and row reductions have their own. "
-        f"Not drawn: {small} calls that move less than 1 kB."
+        "Not drawn: calls that move less than 1 kB."
     )
-    level = f" of {rate(copy.value, 'B/s')}" if copy else ""
+    level = f" of {rate(roofs.copy.value, 'B/s')}" if roofs.copy else ""
     alt = (
-        f"Log-log scatter of achieved bandwidth against bytes moved on {profile.gpu}: rising along the launch floor, "
+        f"Log-log scatter of achieved bandwidth against bytes moved on {roofs.gpu}: rising along the launch floor, "
         f"then levelling out near the copy bandwidth{level}."
     )
-    basis = "points and lines measured" if profile.basis == "measured" else "lines projected"
-    return finish(sheet, "bandwidth", "Memory-bound calls: achieved bandwidth", caption, alt,
-                   basis + ("; dotted: datasheet" if spec else ""))  # fmt: skip
+    basis = "points and lines measured" if roofs.basis == "measured" else "points and lines extrapolated"
+    return (
+        caption,
+        alt,
+        basis + ("; dotted: datasheet, for reference only" if roofs.reference_bandwidth else ""),
+    )
+
+
+# --- both on one sheet --------------------------------------------------------------------------------------
+
+
+@styled
+def both_figures(profile: Profile, *, dtype: str | None = None, theme: Theme = LIGHT) -> Figure | None:
+    """The roofline and, where there are such points, the bandwidths below it, with a heading: for a file of its own.
+
+    None without roofs of `dtype` (default: the dtype with most points).
+    """
+    roofs, points = roofs_of(profile), points_of(profile)
+    dtype = dtype or main_dtype(roofs, points)
+    if dtype is None or roofs.copy is None or roofs.of(dtype) is None:
+        return None
+    memory = memory_points(points)
+    sheet = new_sheet(11.4 if memory else 6.4, rows=2 if memory else 1)
+    shown = draw_roofline(sheet, sheet.axes[0], roofs, points, dtype, theme)
+    caption, alt, basis = _roofline_words(roofs, shown, dtype)
+    if memory:
+        draw_memory(sheet, sheet.axes[1], roofs, memory, theme)
+        caption, alt = (
+            f"{caption} Below: {_memory_words(roofs, memory)[0]}",
+            f"{alt} {_memory_words(roofs, memory)[1]}",
+        )
+    sheet.canvas.suptitle(heading(profile), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return finish(sheet, "roofline", heading(profile), caption, alt, basis)
+
+
+def heading(profile: Profile) -> str:
+    """Which part, how it came about, with which software and when."""
+    if profile.basis == "projected":
+        source = profile.provenance.get("projected_from", "another GPU")
+        return f"{profile.device.get('name') or profile.gpu}: EXTRAPOLATED from {source}, not measured"
+    when = str(profile.provenance.get("to") or "")[:10]
+    torch = profile.stack.get("torch")
+    parts = ["measured" + (f" {when}" if when else "")] + ([f"torch {torch}"] if torch else [])
+    return f"{profile.device.get('name') or profile.gpu}: {', '.join(parts)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flopcast.roofline.canvas import Row, count, duration, rate
 from flopcast.roofline.cost import CostCurve, best_rows, break_even_rows, cost_rows, crossover_rows
 from flopcast.roofline.plots import RESIDUALS, row_label, tokens_of, width_of
-from flopcast.roofline.plots_kernels import spec_of
+from flopcast.roofline.roofs import spec_of
 from flopcast.roofline.validate import GROUPS, summary
 
 if TYPE_CHECKING:

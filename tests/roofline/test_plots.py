@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flopcast.errors import UsageError
-from flopcast.roofline.canvas import CARD, count, duration, finish, new_sheet, rate
+from flopcast.roofline.canvas import (
+    CARD,
+    DARK,
+    DARK_COLOURS,
+    count,
+    duration,
+    finish,
+    new_sheet,
+    rate,
+    spread_apart,
+)
 from flopcast.roofline.cost import CostCurve, StepPoint, cost_curve
 from flopcast.roofline.plots import (
     agreement_figure,
@@ -17,9 +30,10 @@ from flopcast.roofline.plots import (
     residual_figure,
     save_cost_figure,
 )
-from flopcast.roofline.plots_kernels import memory_figure, roofline_figure
+from flopcast.roofline.plots_kernels import both_figures, memory_figure, roofline_figure
 from flopcast.roofline.prices import latest, load_prices
 from flopcast.roofline.profile import Number, Profile
+from flopcast.roofline.report import TEMPLATES
 from flopcast.roofline.validate import COLUMNS, GROUPS
 
 
@@ -71,7 +85,8 @@ def test_units_follow_the_size() -> None:
 
 
 def test_nothing_to_draw_gives_no_figure(profile: Profile) -> None:
-    assert memory_figure(profile, []) is None
+    assert memory_figure(profile) is None
+    assert both_figures(replace(profile, ceilings={})) is None
     assert anatomy_figure([]) is None
     assert agreement_figure([]) is None
     assert residual_figure([]) is None
@@ -79,10 +94,38 @@ def test_nothing_to_draw_gives_no_figure(profile: Profile) -> None:
 
 
 def test_roofs_are_drawn_without_points(profile: Profile) -> None:
-    figure = roofline_figure(profile, [])
+    figure = roofline_figure(profile)
     assert figure is not None
     assert "0 measured" in figure.alt
     assert "datasheet" in figure.basis
+
+
+def test_a_figure_file_stands_alone_and_takes_the_dark(profile: Profile) -> None:
+    light, dark = roofline_figure(profile), roofline_figure(profile, theme=DARK)
+    assert light is not None
+    assert dark is not None
+    assert f"var(--f-{CARD[1:]}, {CARD})" in light.svg
+    assert "var(" not in light.svg_file
+    assert light.svg_file.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    assert CARD in light.svg_file
+    assert CARD not in dark.svg_file
+    assert DARK_COLOURS[CARD] in dark.svg_file
+    assert light.png != dark.png
+
+
+def test_the_page_knows_every_colour_of_the_dark() -> None:
+    css = (TEMPLATES / "report.css").read_text()
+    assert dict(re.findall(r"--f-([0-9a-f]{6}): (#[0-9a-f]{6})", css)) == {
+        light[1:]: dark for light, dark in DARK_COLOURS.items()
+    }
+
+
+def test_labels_are_pushed_apart_and_no_farther() -> None:
+    assert spread_apart([0.0, 50.0, 100.0], 10.0) == [0.0, 50.0, 100.0]
+    assert spread_apart([50.0, 52.0], 10.0) == [46.0, 56.0]
+    placed = spread_apart([0.0, 1.0, 2.0, 3.0, 30.0, 31.0], 10.0)
+    assert placed == sorted(placed)
+    assert min(b - a for a, b in pairwise(placed)) >= 10.0 - 1e-9
 
 
 def test_an_error_off_the_scale_is_counted_and_not_lost() -> None:

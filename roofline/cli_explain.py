@@ -1,0 +1,86 @@
+"""The commands that say why: roofline (what a part reaches) and explain (where a step's time goes)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flopcast.errors import UsageError
+
+if TYPE_CHECKING:
+    from flopcast.roofline.profile import Profile
+
+FIGURES = (".png", ".svg")
+Gpu = Annotated[str, typer.Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the command line."""
+    for command in (roofline,):
+        app.command()(command)
+
+
+def roofline(
+    gpu: Gpu,
+    out: Annotated[Path | None, typer.Option(help="Figure to write: FILE.png or FILE.svg.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Whose points the figure shows; default: the dtype with most.")
+    ] = None,
+    theme: Annotated[str, typer.Option(help="Ground of the figure: light or dark.")] = "light",
+    as_json: AsJson = False,
+) -> None:
+    """What this GPU can do: its roofs, the measured points below them, where they meet; and the figure."""
+    from flopcast.roofline import roofs, tables, tables_roofs
+    from flopcast.roofline.cli import emit
+    from flopcast.roofline.lookup import find_profile
+
+    check_figure(out, theme)
+    profile = find_profile(gpu)
+    found = roofs.roofs_of(profile)
+    if dtype is not None and found.of(dtype) is None:
+        known = ", ".join(roof.dtype for roof in found.matrix) or "none"
+        raise UsageError(f"--dtype {dtype!r}: {profile.gpu} has no such matrix roof; valid are {known}")
+    if out is not None:
+        write_figure(profile, out, dtype=dtype, theme=theme)
+        tables.say(f"wrote {out}")
+    if as_json:
+        emit(
+            {
+                **roofs.to_json(profile, found, roofs.points_of(profile)),
+                "figure": None if out is None else str(out),
+            }
+        )
+    else:
+        tables_roofs.print_roofs(profile)
+
+
+def check_figure(out: Path | None, theme: str) -> None:
+    """Raises UsageError for a file that is no figure and a ground that there is not."""
+    if out is not None and out.suffix.lower() not in FIGURES:
+        raise UsageError(f"--out {str(out)!r}: valid are files that end in {' or '.join(FIGURES)}")
+    if theme not in ("light", "dark"):
+        raise UsageError(f"--theme {theme!r}: valid are light, dark")
+
+
+def write_figure(profile: Profile, out: Path, *, dtype: str | None = None, theme: str = "light") -> None:
+    """The figure as a file. Raises UsageError where the profile has no roofs or the file cannot be written."""
+    from flopcast.roofline.canvas import THEMES
+    from flopcast.roofline.plots_kernels import both_figures
+
+    figure = both_figures(profile, dtype=dtype, theme=THEMES[theme])
+    if figure is None:
+        raise UsageError(
+            f"{profile.gpu} has no matrix or memory roof to draw: `flopcast bench` measures them, `flopcast fit` "
+            "makes the profile"
+        )
+    data = figure.png if out.suffix.lower() == ".png" else figure.svg_file.encode()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(data)
+    except OSError as fault:
+        raise UsageError(f"{out} cannot be written: {fault.strerror}; choose another --out") from fault
