@@ -79,9 +79,9 @@ def _other(name: str, profile: Profile) -> Profile:
 
 def print_summary(profile: Profile, out: Path) -> None:
     """The few figures that a person looks for first."""
-    from flopcast.roofline import tables
+    from flopcast.roofline import tables, tables_roofs
 
-    tables.print_roofline(profile)
+    tables_roofs.print_roofs(profile)
     path = out / "validation.csv"
     if path.is_file():
         tables.say(f"forecast against measured, every row: {path}")

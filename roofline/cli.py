@@ -1,4 +1,5 @@
-"""The command line: options in, tables or one JSON document out. What measures a machine is in `cli_measure`.
+"""The command line: options in, tables or one JSON document out. What measures a machine is in
+`cli_measure`, what says why in `cli_explain`.
 
 Exit codes: 0 done, 1 failed, 2 bad use. Nothing heavy is imported before a command needs it.
 """
@@ -235,20 +236,6 @@ def cost(
         tables.print_cost(curves)
 
 
-@app.command()
-def roofline(gpu: Gpu, as_json: AsJson = False) -> None:
-    """What this GPU can do: its roofs, and how far each was checked."""
-    from flopcast.roofline import tables
-    from flopcast.roofline.lookup import find_profile
-
-    profile = find_profile(gpu)
-    if as_json:
-        emit({"gpu": profile.gpu, "basis": profile.basis, "ceilings": tables.numbers(profile.ceilings),
-              "peaks": tables.numbers(profile.peaks)})  # fmt: skip
-    else:
-        tables.print_roofline(profile)
-
-
 def price_book(
     path: Path | None,
     given: list[str] | None,
@@ -291,13 +278,14 @@ def whole_numbers(option: str, text: str) -> list[int]:
     return found
 
 
-def _add_measuring_commands() -> None:
-    from flopcast.roofline import cli_measure
+def _add_commands() -> None:
+    from flopcast.roofline import cli_explain, cli_measure
 
+    cli_explain.register(app)
     cli_measure.register(app)
 
 
-_add_measuring_commands()
+_add_commands()
 
 if __name__ == "__main__":
     main()

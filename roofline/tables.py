@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.forecast import Forecast, Run
     from flopcast.roofline.lookup import Known
     from flopcast.roofline.models import Config
-    from flopcast.roofline.profile import Number, Profile
+    from flopcast.roofline.profile import Number
 
 NONE = "-"
 
@@ -145,38 +145,6 @@ def print_forecast(found: Forecast, run: Run) -> None:
     )
     for warning in found.warnings:
         say(f"warning: {warning}")
-
-
-def _natural(entry: tuple[str, Any]) -> tuple[str, int, str]:
-    """Sorts copy/1048576 before copy/134217728."""
-    head, _, tail = entry[0].partition("/")
-    return head, int(tail) if tail.isdigit() else 0, tail
-
-
-def print_roofline(profile: Profile) -> None:
-    rows = []
-    for name, number in sorted(profile.ceilings.items(), key=_natural):
-        value = number.value
-        if "matrix" in name:
-            shown = rate(value)
-        elif name.startswith(("hbm", "l2", "copy")):
-            shown = f"{value / 1e12:.2f} TB/s" if value >= 1e12 else f"{value / 1e9:.1f} GB/s"
-        elif name == "queue_depth":
-            shown = f"{value:.0f} launches"
-        else:
-            shown = f"{value * 1e6:.2f} us"
-        rows.append([name, shown, number.basis])
-    rows += [[f"peak/{dtype}", rate(n.value), n.basis] for dtype, n in sorted(profile.peaks.items())]
-    out = console()
-    out.print(table(f"{profile.gpu} ({profile.basis})", ("ceiling", "value", "basis"), rows))
-    copy = profile.ceilings.get("hbm_copy")
-    ridges = [
-        [name.split("/")[1], f"{n.value / copy.value:.0f}"]
-        for name, n in sorted(profile.ceilings.items())
-        if copy is not None and name.startswith("matrix_sustained/")
-    ]
-    if ridges:
-        out.print(table("Ridge points", ("dtype", "FLOP per byte"), ridges))
 
 
 def print_fit(report: FitReport) -> None:

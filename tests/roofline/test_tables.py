@@ -15,6 +15,7 @@ from flopcast.roofline.forecast import Run, forecast
 from flopcast.roofline.lookup import Known, find_profile
 from flopcast.roofline.models import make_config
 from flopcast.roofline.profile import Profile
+from flopcast.roofline.tables_roofs import print_roofs
 
 Captured = pytest.CaptureFixture[str]
 
@@ -119,10 +120,19 @@ def test_a_fit_of_few_rows_has_dashes_for_what_it_cannot_tell(capsys: Captured) 
 
 
 def test_roofs_of_a_part_that_measured_little(capsys: Captured, h200: Profile) -> None:
-    tables.print_roofline(replace(h200, ceilings={}, peaks={}))
-    assert "Ridge" not in capsys.readouterr().out
+    print_roofs(replace(h200, ceilings={}, peaks={}, surfaces={}))
+    assert "memory copy" not in capsys.readouterr().out
     copies = {f"copy/{size}": h200.ceilings["hbm_copy"] for size in (134217728, 1048576)}
-    tables.print_roofline(replace(h200, ceilings={**h200.ceilings, **copies}))
+    others = {name: n for name, n in h200.ceilings.items() if not name.startswith("copy/")}
+    print_roofs(replace(h200, ceilings={**others, **copies}))
     out = capsys.readouterr().out
     assert "TB/s" in out
-    assert out.index("copy/1048576 ") < out.index("copy/134217728 ")
+    assert out.index(" 1 MiB") < out.index(" 128 MiB")
+    assert "gemm, torch, cold" in out
+
+
+def test_roofs_of_a_projection_say_so(capsys: Captured) -> None:
+    print_roofs(find_profile("nvidia-l4"))
+    out = capsys.readouterr().out
+    assert "EXTRAPOLATED" in out
+    assert "Best points, extrapolated" in out
