@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flopcast.roofline import laws, regress
+from flopcast.roofline import attention_law, laws, regress
 from flopcast.roofline.lower import Work
 from flopcast.roofline.profile import Number, surface_name
 from flopcast.roofline.regress import Belief, Points, Prior
@@ -62,7 +62,11 @@ def fit_surfaces(
     # the surface with most points first: what it learns of tiles and floors is what the others start from
     for name, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
         work, points = group[0].work, _points(group)
-        kin = group[0].backend, work.op_class, work.variant.endswith("unaligned")
+        kin = (
+            group[0].backend,
+            work.op_class,
+            work.variant.endswith("unaligned") or work.variant.startswith("bwd/"),
+        )
         prior = priors.get(name) or _dense_prior(work, points, device, peaks, ceilings)
         if kin in donors:
             prior = prior.learnt_from(donors[kin], 0.7)
@@ -193,12 +197,13 @@ def _dense_prior(
     if peak is None:  # fp64, or a processor where only fp32 was tried: the least that is known
         peak = min((number.value for number in peaks.values()), default=1e12)
     sm_count = float(device.get("sm_count") or 1)
-    inputs = laws.inputs(work.op_class, work.variant, {"sm_count": sm_count}, points.features).shape[1]
     floor, bandwidth = _floor(ceilings), _bandwidth(ceilings, "cold")
     if work.op_class == "gemm":
+        inputs = laws.inputs(work.op_class, work.variant, {"sm_count": sm_count}, points.features).shape[1]
         l2_bytes = float(device.get("l2_bytes") or 0.0)
         prior = regress.gemm_prior(peak, sm_count, floor, bandwidth, l2_bytes, inputs)
         if tokens[-1] == "unaligned":
             prior = replace(prior, hyper=replace(prior.hyper, white=UNALIGNED_WHITE))
         return prior
-    return regress.attention_prior(peak, sm_count, floor, bandwidth, inputs)
+    schedule = attention_law.schedule_of(work.backend, tokens[0], int(tokens[-1].removeprefix("d")))
+    return regress.attention_prior(peak, sm_count, floor, bandwidth, schedule)

@@ -7,7 +7,7 @@ memory      floor + bytes / bandwidth; of operands meant to lie in L2, what does
             embedding's gradient), a time for each of it; a reduction takes a time a step besides, however few bytes
             it reads
 gemm        `gemm_law.py`
-attention   floor + blocks of 128 query rows in waves; a causal one waits for its longest row of blocks
+attention   `attention_law.py`
 
 A law maps features (log2 sizes as `lower.describe` gives them), bytes and flops to log seconds; `inputs`
 gives what the residual is learnt over: the features and what quantisation and alignment do to them.
@@ -19,26 +19,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flopcast.roofline import gemm_law
+from flopcast.roofline import attention_law, gemm_law
 from flopcast.roofline.gemm_law import TILE_NAMES as TILE_NAMES
 from flopcast.roofline.smooth import Array as Array
-from flopcast.roofline.smooth import soft_max, trailing_zeros
+from flopcast.roofline.smooth import trailing_zeros
 
 Params = Mapping[str, float]
 
 KINDS = ("memory", "gemm", "attention")
 
 SPILL_SHARE = 0.75  # of the L2 that operands may fill before they are fetched from memory again
-QUERY_BLOCK = 128.0  # query rows of an attention block
 
 # What each law reads; of memory also `spill` (with `l2_bytes`), `step` and `each`, where they apply.
 PARAMETERS = {
     "memory": {"floor", "bandwidth"},
     "gemm": gemm_law.PARAMETERS,
-    "attention": {
-        "peak", "sm_count", "efficiency", "ramp", "prologue", "floor", "bandwidth", "quantised", "tail",
-    },
-}  # fmt: skip
+    "attention": attention_law.PARAMETERS,
+}
 
 
 def kind_of(op_class: str) -> str:
@@ -53,7 +50,7 @@ def log_seconds(
     if kind == "gemm":
         return gemm_law.log_seconds(variant, params, features, bytes_)
     if kind == "attention":
-        return _attention(variant, params, features, bytes_, flops)
+        return attention_law.log_seconds(variant, params, features, bytes_, flops)
     return _memory(params, features, bytes_)
 
 
@@ -63,9 +60,7 @@ def inputs(kind: str, variant: str, params: Params, features: Array) -> Array:
     if kind == "gemm":
         return gemm_law.inputs(variant, params, features)
     if kind == "attention":
-        blocks = _attention_blocks(features) / params["sm_count"]
-        waves = np.log2(np.ceil(blocks) / blocks).clip(0.0, 3.0) * 2.0
-        return np.column_stack([features, waves])
+        return attention_law.inputs(variant, params, features)
     if features.shape[1] > 1:  # rows that cannot be read 16 bytes at a time
         return np.column_stack([features, 3.0 - trailing_zeros(features[:, 1]).clip(0.0, 3.0)])
     return features
@@ -94,26 +89,3 @@ def _memory(params: Params, features: Array, bytes_: Array) -> Array:
     if "each" in params:
         moving = moving + params["each"] * np.exp2(features[:, 2])
     return np.asarray(np.log(params["floor"] + moving))
-
-
-# --- attention ----------------------------------------------------------------------------------------------
-
-
-def _attention(variant: str, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
-    sm_count, quantised = params["sm_count"], params["quantised"]
-    seq = np.exp2(features[:, 2])
-    blocks = _attention_blocks(features)
-    padded = np.ceil(seq / QUERY_BLOCK) * QUERY_BLOCK / seq  # rows computed for rows asked for
-    block = flops * padded / blocks / (params["peak"] * params["efficiency"] / sm_count)
-    block = block * (1.0 + params["ramp"] / seq) + params["prologue"]
-    waves = blocks / sm_count
-    waves = quantised * np.ceil(waves) + (1.0 - quantised) * np.maximum(waves, 1.0)
-    # the last rows of a causal mask see twice the mean: with few blocks they are what is waited for
-    longest = 1.0 + (params["tail"] if "causal" in variant else 0.0)
-    matrix = soft_max(waves * block, longest * block)
-    return np.log(params["floor"] + soft_max(matrix, bytes_ / params["bandwidth"]))
-
-
-def _attention_blocks(features: Array) -> Array:
-    heads = np.asarray(np.round(np.exp2(features[:, 0])), np.float64)
-    return heads * np.asarray(np.ceil(np.exp2(features[:, 2]) / QUERY_BLOCK), np.float64)

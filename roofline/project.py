@@ -177,6 +177,8 @@ def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec
         "peak": compute,
         "bandwidth": memory,
         "split_bandwidth": memory,
+        "follow_bandwidth": memory,
+        "sum_bandwidth": memory,
         "l2_bandwidth": compute,  # tiles are chosen so that loads keep up
         "prologue": cycles,
         "epilogue": cycles,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flopcast.roofline import laws
+from flopcast.roofline import attention_law, laws
 from flopcast.roofline.laws import Array
 from flopcast.roofline.surface import Coordinates, Residual, Surface, matern, squared_distances
 
@@ -25,7 +25,7 @@ DOUBT_FACTOR = 3.0
 HYPER_POINTS = 500  # hyper-parameters are found on so many points at most: each step costs points^3
 # Bounded parameters and their greatest value. Parts boost above their datasheet's clock, by a few percent.
 _BOUNDED = {"quantised": 1.0, "absorbed": 1.0, "efficiency": 1.15} | dict.fromkeys(laws.TILE_NAMES, 1.15)
-_LINEAR = frozenset(["misaligned_result"])
+_LINEAR = frozenset(["misaligned_result", "uneven"])
 # Residuals beyond so many log seconds count linearly and no longer by their square.
 _ROBUST = {"memory": 0.05, "gemm": 0.08, "attention": 0.08}
 
@@ -113,19 +113,31 @@ def gemm_prior(
     return Prior(law, {"peak": peak, "sm_count": sm_count, "l2_bytes": max(l2_bytes, 1.0)}, hyper)
 
 
-def attention_prior(peak: float, sm_count: float, floor: float, bandwidth: float, inputs: int) -> Prior:
-    """Attention, forward or backward, in the same units."""
+def attention_prior(
+    peak: float,
+    sm_count: float,
+    floor: float,
+    bandwidth: float,
+    schedule: Mapping[str, float] | None = None,
+) -> Prior:
+    """Attention, forward or backward, in the same units; `schedule` as `attention_law.schedule_of` gives it."""
+    schedule = schedule or attention_law.schedule_of("", "fwd", 128)
     law = {
         "efficiency": Belief(0.5, 0.9),
-        "ramp": Belief(150.0, 1.0),
         "prologue": Belief(1e-6, 1.0),
-        "floor": Belief(floor, 0.5),
+        "floor": Belief(3.0 * floor, 0.7),
         "bandwidth": Belief(bandwidth, 0.3),
-        "quantised": Belief(0.5, 1.5),
-        "tail": Belief(0.5, 0.7),
+        "fade": Belief(0.005, 1.0),
+        "uneven": Belief(0.0, 0.1),
     }
-    hyper = Residual((3.0,) * (inputs - 1) + (2.0,), amplitude=0.1, white=0.02, levels=(0.1,))
-    return Prior(law, {"peak": peak, "sm_count": sm_count}, hyper)
+    if schedule["follows"]:
+        law["follow_floor"] = Belief(1.5 * floor, 0.5)
+        law["follow_bandwidth"] = Belief(bandwidth, 0.3)
+        law["sum_bandwidth"] = Belief(0.7 * bandwidth, 0.5)
+    if schedule["splits"]:
+        law |= {"merge": Belief(2.0 * floor, 0.5), "merge_row": Belief(8e-10, 0.7)}
+    hyper = Residual((3.0,) * 3 + (2.0, 2.0), amplitude=0.05, white=0.015, levels=(0.05,))
+    return Prior(law, {"peak": peak, "sm_count": sm_count, **schedule}, hyper)
 
 
 def fit_surface(kind: str, variant: str, points: Points, prior: Prior) -> Surface:

@@ -64,7 +64,7 @@ def attention_surface(variant: str) -> Surface:
     features = np.column_stack([np.full(6, 6.0), np.full(6, 1.0), np.log2(seq)])
     flops = 256 * 64 * seq**2
     points = Points(features, 512 * 64 * seq, flops, FLOOR + flops / (0.5 * PEAK), np.full(6, 0.005))
-    return fit_surface("attention", variant, points, attention_prior(PEAK, SM_COUNT, FLOOR, 2e12, 4))
+    return fit_surface("attention", variant, points, attention_prior(PEAK, SM_COUNT, FLOOR, 2e12))
 
 
 def exact(value: float) -> Number:

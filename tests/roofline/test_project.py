@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flopcast.errors import UsageError
-from flopcast.roofline import laws, regress
+from flopcast.roofline import attention_law, laws, regress
 from flopcast.roofline.gpus import GpuSpec, find_spec, load_specs
 from flopcast.roofline.profile import HostCosts, Number, Profile
 from flopcast.roofline.project import (
@@ -98,12 +98,14 @@ ATTENTION = {
     "peak": 989.4e12,
     "sm_count": 132.0,
     "efficiency": 0.35,
-    "ramp": 150.0,
     "prologue": 1e-6,
     "floor": 3e-6,
     "bandwidth": 4e12,
-    "quantised": 0.5,
-    "tail": 0.5,
+    "fade": 0.005,
+    "uneven": 0.05,
+    "merge": 2e-6,
+    "merge_row": 1e-9,
+    **attention_law.schedule_of("sdpa-flash", "fwd", 128),
 }
 BYTES = [2**i for i in range(12, 32, 2)]
 GEMMS = [(m, n, 1024) for m in (256, 1024, 4096) for n in (256, 1024, 8192)]
@@ -246,13 +248,18 @@ def test_waves_are_counted_anew(source: Profile) -> None:
 def test_every_parameter_of_the_laws_was_thought_of(prior: Callable[..., regress.Prior]) -> None:
     """A new parameter of a law needs a decision here: scaled in `_matrix_params`, or of no unit, or kept."""
     scaled = {"peak", "bandwidth", "split_bandwidth", "l2_bandwidth", "prologue", "epilogue", "split"}
+    scaled |= {"follow_bandwidth", "sum_bandwidth"}
     given = {"sm_count", "l2_bytes"}
     kept = {"floor", "fade", "absorbed", "quantised", "misaligned", "misaligned_result", *laws.TILE_NAMES}
-    kept |= {"efficiency", "ramp", "tail"}
+    kept |= {"efficiency", "uneven", "follow_floor", "merge", "merge_row", *attention_law.SCHEDULE}
     of = inspect.signature(prior).parameters
     belief = regress.Belief(1.0, 1.0)
-    made = prior(**{name: belief if "Belief" in str(p.annotation) else 16 for name, p in of.items()})
-    assert {*made.law, *made.fixed} <= scaled | given | kept
+    schedules = [attention_law.schedule_of("sdpa-flash", direction, 128) for direction in ("fwd", "bwd")]
+    values = [{name: belief if "Belief" in str(p.annotation) else 16 for name, p in of.items()}]
+    if "schedule" in of:
+        values = [{**values[0], "schedule": schedule} for schedule in schedules]
+    for made in (prior(**arguments) for arguments in values):
+        assert {*made.law, *made.fixed} <= scaled | given | kept
 
 
 def test_a_gpu_projected_onto_itself_keeps_its_times(source: Profile) -> None:

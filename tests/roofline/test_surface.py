@@ -75,7 +75,7 @@ def attention_surface() -> Surface:
     seconds = (FLOOR + flops / (0.5 * PEAK / (1 + 200 / seq))) * np.exp(rng.normal(0, 0.02, 40))
     features = np.column_stack([np.log2(heads), np.ones(40), np.log2(seq)])
     points = Points(features, bytes_, flops, seconds, np.full(40, 0.005))
-    prior = attention_prior(PEAK, SM_COUNT, FLOOR, BANDWIDTH, 4)
+    prior = attention_prior(PEAK, SM_COUNT, FLOOR, BANDWIDTH)
     return fit_surface("attention", "fwd/causal/bf16/d128", points, prior)
 
 
