@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -95,7 +96,13 @@ def synchronous_host(profile: Profile, plan: HostPlan, rows: Iterable[Mapping[st
     }
     base = profile.host
     name = base.name if base is not None else "cpu"
-    return HostCosts(
+    found = HostCosts(
         name=name, step_fixed=0.0, sigma=max(0.1, median(spreads)), basis="measured", cpu=name,
         forward=costs["forward"], backward=costs["backward"], optimizer=costs["optimizer"],
+    )  # fmt: skip
+    if base is None:
+        return found
+    return replace(
+        found, cpu=base.cpu, cores=base.cores, device=base.device, date=base.date, stack=base.stack,
+        layers=base.layers,
     )  # fmt: skip

@@ -20,9 +20,9 @@ import numpy as np
 
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Shape, shape_from_json
-from flopcast.microbench import records
+from flopcast.roofline.cards import read_folder, with_cards
 from flopcast.roofline.fit_device import attention_alias, device_peaks, gpu_name
-from flopcast.roofline.fit_host import fit_host
+from flopcast.roofline.fit_host import fit_host, with_origin
 from flopcast.roofline.fit_report import FitReport, Quality, quality_report
 from flopcast.roofline.fit_surfaces import Case, fit_surfaces
 from flopcast.roofline.lower import Work, describe
@@ -49,18 +49,18 @@ def fit(
     counts: Mapping[str, Mapping[str, float]] | None = None,
     describe_shape: Callable[[Shape, str], Work] = describe,
 ) -> tuple[Profile, FitReport]:
-    """The profile of the machine whose measurements lie in `folder`.
+    """The profile of the machine whose measurements lie in `folder`; of several GPUs, each in a folder of its own
+    below it (`cards.py`), that of the median card.
 
     `counts`: ops by kind for the keys of host rows, {"launch", "view", "host", "tensors"}, where the rows
     do not carry them. Raises DataError when the folder holds no usable rows, or as `records.read` does.
     """
-    folder = Path(folder)
-    machine = records.read_machine(folder)
-    measured = records.read(folder)
-    return fit_rows(
-        measured.latest(), machine, counts=counts, describe_shape=describe_shape,
-        warnings=measured.warnings, name=str(folder),
+    found = read_folder(folder)
+    profile, report = fit_rows(
+        found.rows, found.machine, counts=counts, describe_shape=describe_shape,
+        warnings=found.warnings, name=str(folder),
     )  # fmt: skip
+    return with_cards(profile, found, describe_shape), report
 
 
 def fit_rows(
@@ -76,7 +76,7 @@ def fit_rows(
     warnings = list(warnings)
     usable = [dict(row) for row in rows if row["status"] == "ok"]
     unused = Counter(row["status"] for row in rows if row["status"] != "ok")
-    ceilings = _ceilings(usable)
+    ceilings = ceilings_of(usable)
     gap = _graph_gap(usable)
     if gap is not None:
         ceilings["graph_gap"] = gap
@@ -98,6 +98,7 @@ def fit_rows(
             " say and were given no weight: the machine was busy with something else"
         )
     host = fit_host(usable, counts or {}, ceilings, machine.get("host", {}), warnings)
+    host = with_origin(host, machine, usable)
     n_throttled = sum(bool(case.row.get("throttled")) for case in fitted)
     profile = Profile(
         gpu=gpu_name(device),
@@ -195,7 +196,7 @@ def log_spread(row: Mapping[str, Any]) -> float:
     return float(min((high - low) / 1.349, 1.0))
 
 
-def _ceilings(rows: Iterable[Mapping[str, Any]]) -> dict[str, Number]:
+def ceilings_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Number]:
     """From the scalar rows. The interval is the samples' own, relative to their median."""
     found: dict[str, Number] = {}
     for row in rows:

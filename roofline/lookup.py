@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline import hosts
 from flopcast.roofline.gpus import load_specs, unknown_gpu_message
 from flopcast.roofline.profile import HostCosts, Profile, known_profiles
 from flopcast.roofline.project import project
@@ -29,6 +31,31 @@ def user_folder() -> Path:
     """Where `flopcast fit` keeps the profiles of this user's machines."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "flopcast" / "profiles"
+
+
+def user_hosts() -> Path:
+    """Where `flopcast fit` keeps the hosts that this user measured."""
+    return user_folder().parent / "hosts"
+
+
+@dataclass(frozen=True)
+class KnownHost:
+    """A name that `--host` takes besides the profiles' own."""
+
+    name: str
+    source: str
+    costs: HostCosts
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self.costs), "name": self.name, "source": self.source}
+
+
+def known_hosts() -> list[KnownHost]:
+    """The hosts that ship, then this user's own; a shipped one wins over the user's of the same name."""
+    shipped = hosts.known_hosts()
+    found = [KnownHost(name, "shipped", hosts.load(path)) for name, path in shipped.items()]
+    own = {name: path for name, path in hosts.known_hosts(user_hosts()).items() if name not in shipped}
+    return found + [KnownHost(name, str(path), hosts.load(path)) for name, path in own.items()]
 
 
 def known() -> list[Known]:
@@ -78,14 +105,31 @@ def names() -> list[str]:
 
 
 def find_host(name_or_path: str | None) -> HostCosts | None:
-    """Host costs by the name of a profile; None stands for the profile's own, "none" for no host at all."""
+    """Host costs by a host's name or file, or by the name or file of a GPU's profile, whose host is meant; None stands
+    for the profile's own, "none" for no host at all.
+
+    Raises UsageError for a name that is none of these, or a profile without a host; DataError for a malformed file.
+    """
     from flopcast.roofline.forecast import NO_HOST
 
     if name_or_path is None:
         return None
     if name_or_path == "none":
         return NO_HOST
-    host = find_profile(name_or_path).host
+    kept = {**hosts.known_hosts(user_hosts()), **hosts.known_hosts()}
+    if name_or_path in kept:
+        return hosts.load(kept[name_or_path])
+    if Path(name_or_path).is_file() and (found := hosts.host_in(Path(name_or_path))) is not None:
+        return found
+    try:
+        host = find_profile(name_or_path).host
+    except UsageError as fault:
+        if name_or_path == "cpu":
+            raise
+        raise UsageError(
+            f"unknown host {name_or_path!r}: neither a host ({', '.join(sorted(kept)) or 'none is known'}) nor a GPU's "
+            f"profile ({fault}); `flopcast bench --suite host --out DIR` and `flopcast fit DIR` measure this host"
+        ) from None
     if host is None:
         raise UsageError(f"profile {name_or_path!r} has no host costs: choose another --host, or `none`")
     return host

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -76,6 +77,9 @@ class HostCosts:
     forward, backward: {"launch", "view", "fixed"}; optimizer: {"launch", "per_tensor", "host_op",
     "fixed"}; `fixed` is once a phase, `step_fixed` once a step besides (zero_grad). `sigma`: standard
     deviation of log seconds from run to run.
+
+    `layers`: what a layer of the calibrated model costs, by phase (`fit_host.layer_costs`); for people, no
+    forecast reads it. `stack`, `date`, `cores`, `device`: what it was measured with.
     """
 
     name: str
@@ -86,6 +90,11 @@ class HostCosts:
     sigma: float
     basis: str
     cpu: str = ""
+    cores: int | None = None
+    device: str = ""
+    date: str = ""
+    stack: dict[str, Any] = field(default_factory=dict)
+    layers: dict[str, Any] = field(default_factory=dict)
 
     def seconds(self, phase: str, kind: str, *, launches: int = 1, tensors: int = 0) -> float:
         """Host seconds of one op. `kind` as in `stream.Op`; `launches` kernels it launches, `tensors` it
@@ -192,7 +201,21 @@ class Profile:
                 missing, self._fallback.estimate([requests[i] for i in missing]), strict=True
             ):
                 out[i] = Estimate(seconds, sigma, "extrapolated", source)
-        return [estimate for estimate in out if estimate is not None]
+        found_all = [estimate for estimate in out if estimate is not None]
+        if not self._card_sigmas:
+            return found_all
+        return [
+            estimate._replace(
+                sigma=math.hypot(estimate.sigma, self._card_sigmas.get(f"{work.op_class}/{cache}", 0.0))
+            )
+            for estimate, (work, _, cache) in zip(found_all, requests, strict=True)
+        ]
+
+    @cached_property
+    def _card_sigmas(self) -> dict[str, float]:
+        """Deviation of log seconds from card to card by "class/cache", where several cards were measured."""
+        classes = (self.provenance.get("gpus") or {}).get("classes") or {}
+        return {name: float(found["sigma"]) for name, found in classes.items()}
 
     @cached_property
     def _fallback(self) -> Fallback:
