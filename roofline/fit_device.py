@@ -8,9 +8,24 @@ from typing import Any
 from flopcast.roofline.gpus import spec_of_device
 from flopcast.roofline.profile import Number
 
-# FLOP per clock and SM on the matrix units, dense, bf16 with fp32 accumulation, by compute capability.
-_MATRIX_RATE = {(8, 0): 2048, (8, 6): 1024, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
-_HALVED = ("geforce", "a10g")  # parts whose fp32 accumulation runs at half rate
+# Dense FLOP per clock and SM, 2 a multiply-add, by compute capability: fp16 and bf16 with fp32 accumulation, tf32 and
+# fp8 on the matrix units, fp32 on the CUDA cores, fp64 on whichever is faster. From NVIDIA's white papers of V100,
+# TU102, GA100, GA102, AD102 and GH100, the HGX B200 datasheet and the RTX Blackwell white paper; fp32 and fp64 also
+# from the CUDA C++ Programming Guide's table of arithmetic throughput. Each gives its datasheet's rate within 1%:
+# 80 SMs x 1.53 GHz x 1024 = 125 TFLOP/s of a V100, T4 65, A100 312, A10 125, L40S 366, H100 SXM 989 at 1.83 GHz.
+# Architectures that are not sure (8.7, 10.3, 11.0, 12.1) are left out: then the burst is the reference.
+_RATES: dict[tuple[int, int], dict[str, int]] = {
+    (7, 0): {"fp16": 1024, "fp32": 128, "fp64": 64},  # no bf16, no tf32
+    (7, 5): {"fp16": 1024, "fp32": 128, "fp64": 4},
+    (8, 0): {"bf16": 2048, "fp16": 2048, "tf32": 1024, "fp32": 128, "fp64": 128},
+    (8, 6): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4},
+    (8, 9): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4, "fp8": 2048},
+    (9, 0): {"bf16": 4096, "fp16": 4096, "tf32": 2048, "fp32": 256, "fp64": 256, "fp8": 8192},
+    (10, 0): {"bf16": 8192, "fp16": 8192, "tf32": 4096, "fp32": 256, "fp64": 128, "fp8": 16384},
+    (12, 0): {"bf16": 1024, "fp16": 1024, "tf32": 512, "fp32": 256, "fp64": 4, "fp8": 2048},
+}
+_HALVED = ("geforce", "a10g")  # parts whose matrix units accumulate in fp32 at half rate (Turing on)
+_HALVED_DTYPES = ("bf16", "fp16", "tf32", "fp8")
 
 
 def gpu_name(device: Mapping[str, Any]) -> str:
@@ -25,29 +40,39 @@ def gpu_name(device: Mapping[str, Any]) -> str:
 
 
 def device_peaks(device: Mapping[str, Any], ceilings: Mapping[str, Number]) -> dict[str, Number]:
-    """Dense peak FLOP/s by dtype: as published where the GPU is known, else SMs x clock x FLOP/clock/SM of
-    the live device ("datasheet"); of a processor, or an architecture unknown here, the rate measured in a
-    burst."""
-    spec = spec_of_device(str(device.get("name"))) if device.get("type") != "cpu" else None
-    if spec is not None:
-        return {
-            dtype: Number(peak, peak, peak, "published", spec.source) for dtype, peak in spec.peaks.items()
-        }
-    capability = tuple(device.get("capability") or ())
-    rate = _MATRIX_RATE.get(capability[:2])
-    clock, sm_count = device.get("clock_mhz"), device.get("sm_count")
-    if rate and clock and sm_count:
-        if any(part in str(device.get("name")).lower() for part in _HALVED):
-            rate //= 2
-        cores = 64 if capability == (8, 0) else 128
-        rates = {"bf16": rate, "fp16": rate, "tf32": rate / 2, "fp32": 2 * cores}
-        if capability >= (8, 9):
-            rates["fp8"] = 2 * rate
-        source = f"{sm_count} SMs x {clock:g} MHz x FLOP per clock and SM"
-        values = {dtype: sm_count * clock * 1e6 * per_clock for dtype, per_clock in rates.items()}
-        return {dtype: Number(value, value, value, "datasheet", source) for dtype, value in values.items()}
+    """Dense peak FLOP/s by dtype, for reference: as published where the GPU is known, else (and for what its datasheet
+    row lacks) SMs x clock x FLOP per clock and SM of the live device ("datasheet"); of a processor, or an architecture
+    unknown here, the rate measured in a burst."""
+    if device.get("type") != "cpu":
+        spec = spec_of_device(str(device.get("name")))
+        published = (
+            {}
+            if spec is None
+            else {d: Number(peak, peak, peak, "published", spec.source) for d, peak in spec.peaks.items()}
+        )
+        peaks = {**live_peaks(device), **published}
+        if peaks:
+            return peaks
     prefix = "matrix_burst/"
     return {name.removeprefix(prefix): n for name, n in ceilings.items() if name.startswith(prefix)}
+
+
+def live_peaks(device: Mapping[str, Any]) -> dict[str, Number]:
+    """Dense peaks from what the driver says of a GPU: its highest SM clock, its SMs, its compute capability. Empty
+    where one of them or the architecture is unknown."""
+    rates = _RATES.get(tuple(device.get("capability") or ())[:2])
+    clock, sm_count = device.get("clock_mhz"), device.get("sm_count")
+    if not (rates and clock and sm_count):
+        return {}
+    name = str(device.get("name")).lower()
+    is_halved = any(part in name for part in _HALVED) and tuple(device["capability"]) >= (7, 5)
+    peaks = {}
+    for dtype, full in rates.items():
+        rate = full // 2 if is_halved and dtype in _HALVED_DTYPES else full
+        source = f"{sm_count} SMs x {clock:g} MHz x {rate} FLOP per clock and SM"
+        value = sm_count * clock * 1e6 * rate
+        peaks[dtype] = Number(value, value, value, "datasheet", source)
+    return peaks
 
 
 def attention_alias(
