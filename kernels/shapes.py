@@ -186,11 +186,132 @@ class Call:
         return f"call/{self.op}/({operands})/{self.args}{self.kwargs if self.kwargs != '{}' else ''}"
 
 
+# --- Fused memory-bound operations. FLOPs are 0, as for any Call: the field counts products and attention only.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNorm:
+    """RMSNorm over rows of n, `residual`: of x + residual, which is written too. Weight and rows have one dtype.
+
+    Backward: the gradient of x (which is the residual's too) and of the weight.
+    """
+
+    rows: int
+    n: int
+    residual: bool = False
+    direction: str = "fwd"
+    dtype: str = "bf16"
+    flops = 0
+
+    @property
+    def bytes(self) -> int:
+        # forward x -> y, or x, residual -> y, new residual; backward dy, x (and the residual's gradient) -> dx
+        tensors = (4 if self.residual else 2) if self.direction == "fwd" else (4 if self.residual else 3)
+        weights = 1 if self.direction == "fwd" else 2
+        size = DTYPE_BYTES[self.dtype]
+        return tensors * self.rows * self.n * size + weights * self.n * size + 4 * self.rows
+
+    @property
+    def key(self) -> str:
+        return f"rmsnorm/{self.direction}/{'residual' if self.residual else 'plain'}/{self.dtype}/{self.rows}x{self.n}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeQkNorm:
+    """RMSNorm of every query and key head, then rotary embedding, tables fp32 [seq, head_dim] of which half is read."""
+
+    batch: int
+    seq: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    direction: str = "fwd"
+    dtype: str = "bf16"
+    flops = 0
+
+    @property
+    def bytes(self) -> int:
+        heads = self.batch * self.seq * (self.heads + self.kv_heads) * self.head_dim * DTYPE_BYTES[self.dtype]
+        tables = 2 * self.seq * self.head_dim // 2 * 4
+        weights = (2 if self.direction == "fwd" else 4) * self.head_dim * DTYPE_BYTES[self.dtype]
+        return (2 if self.direction == "fwd" else 3) * heads + tables + weights
+
+    @property
+    def key(self) -> str:
+        sizes = f"b{self.batch}s{self.seq}h{self.heads}k{self.kv_heads}d{self.head_dim}"
+        return f"rope_qk_norm/{self.direction}/{self.dtype}/{sizes}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwiGlu:
+    """silu(gate) * up over `numel` elements; the backward makes both gradients."""
+
+    numel: int
+    direction: str = "fwd"
+    dtype: str = "bf16"
+    flops = 0
+
+    @property
+    def bytes(self) -> int:
+        return (3 if self.direction == "fwd" else 5) * self.numel * DTYPE_BYTES[self.dtype]
+
+    @property
+    def key(self) -> str:
+        return f"swiglu/{self.direction}/{self.dtype}/{self.numel}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """Mean cross-entropy of logits [rows, vocab]. "fwd": the loss; "bwd": the gradient, from logits and saved
+    log-sum-exp; "both": loss and gradient in one kernel, whose second read of a row should hit the L2."""
+
+    rows: int
+    vocab: int = 151936
+    direction: str = "both"
+    dtype: str = "bf16"
+    flops = 0
+
+    @property
+    def bytes(self) -> int:
+        """The logits once, the gradient once, target (int64) and log-sum-exp (fp32) by row."""
+        tensors = 1 if self.direction == "fwd" else 2
+        return tensors * self.rows * self.vocab * DTYPE_BYTES[self.dtype] + 12 * self.rows
+
+    @property
+    def key(self) -> str:
+        return f"cross_entropy/{self.direction}/{self.dtype}/{self.rows}x{self.vocab}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """One AdamW step over `tensors` fp32 parameters of `numel` elements in all: reads parameter, gradient and two
+    moments, writes all but the gradient: 28 bytes an element."""
+
+    numel: int
+    tensors: int = 1
+    dtype: str = "fp32"
+    direction: str = "step"
+    flops = 0
+
+    @property
+    def bytes(self) -> int:
+        return 7 * self.numel * DTYPE_BYTES[self.dtype]
+
+    @property
+    def key(self) -> str:
+        return f"adamw/{self.dtype}/{self.tensors}x{self.numel}"
+
+
+Fused = RmsNorm | RopeQkNorm | SwiGlu | CrossEntropy | AdamW
+_FUSED: dict[str, type[Fused]] = {
+    kind.__name__.lower(): kind for kind in (RmsNorm, RopeQkNorm, SwiGlu, CrossEntropy, AdamW)
+}
+
 Shape = Gemm | Attention | Call
 
 
-def shape_to_json(shape: Shape) -> dict[str, Any]:
-    """A shape as a JSON-ready dictionary; `shape_from_json` inverts it."""
+def shape_to_json(shape: Shape | Fused) -> dict[str, Any]:
+    """A shape as a JSON-ready dictionary; `shape_from_json` inverts it, of a fused one `fused_from_json`."""
     return {"kind": type(shape).__name__.lower(), **asdict(shape)}
 
 
@@ -210,6 +331,15 @@ def shape_from_json(record: dict[str, Any]) -> Shape:
         fields["written"] = tuple(fields.get("written", ()))
         return Call(**fields)
     raise ValueError(f"unknown shape kind {kind!r}: known are gemm, attention, call")
+
+
+def fused_from_json(record: dict[str, Any]) -> Fused:
+    """Inverts `shape_to_json` for fused operations. ValueError on another kind, TypeError on wrong fields."""
+    fields = dict(record)
+    kind = fields.pop("kind", None)
+    if kind not in _FUSED:
+        raise ValueError(f"unknown fused kind {kind!r}: known are {', '.join(_FUSED)}")
+    return _FUSED[kind](**fields)
 
 
 def canonical_json(value: Any) -> str:

@@ -1,0 +1,410 @@
+"""Cross-entropy over a large vocabulary: torch, torch.compile and Triton kernels that never widen all logits.
+
+    loss = mean over rows not ignored of log-sum-exp(logits[row]) - logits[row, target[row]]
+
+Three directions: "fwd" the loss alone; "bwd" the gradient, from logits and saved log-sum-exp; "both" loss and
+gradient in one kernel, which reads the logits from memory once where fwd and bwd read them twice. `cross_entropy`
+uses "both" in training; the gradient is then made for an upstream gradient of 1 and scaled in place, on the device and
+without waiting for it, if that turns out to be another. `linear_cross_entropy` takes the last hidden states and the
+output matrix, and holds the logits of some rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils.flop_counter import register_flop_formula
+
+from flopcast.kernels.references import torch_dtype
+from flopcast.kernels.rowwise import BACKENDS, Outputs, autocast_dtype, load_triton, multiprocessors, worst
+from flopcast.kernels.shapes import CrossEntropy
+from flopcast.kernels.swiglu import BlockConfig
+
+IGNORE_INDEX = -100
+CHUNK_ROWS = 4096  # of linear_cross_entropy: 1.2 GB of bf16 logits over 151,936
+
+
+def config_for(direction: str = "both") -> BlockConfig:
+    """ "both": 32 warps, so that one row a multiprocessor is in flight (132 x 304 KB = 40 MB) and its second read
+    finds it in a 50 MB L2; "fwd" reads once: several rows a multiprocessor; "bwd" is element-wise."""
+    return {"both": BlockConfig(16384, 32), "fwd": BlockConfig(8192, 16), "bwd": BlockConfig(4096, 8)}[
+        direction
+    ]
+
+
+def _module(logits: Tensor, target: Tensor) -> Any:
+    if logits.dim() != 2 or target.shape != logits.shape[:1] or target.dtype != torch.int64:
+        raise ValueError(
+            "cross-entropy takes logits [rows, vocab] and int64 targets [rows], got "
+            f"{tuple(logits.shape)} and {target.dtype}{tuple(target.shape)}"
+        )
+    return load_triton("cross_entropy", logits)
+
+
+def _rows(logits: Tensor) -> Tensor:
+    return logits if logits.stride(-1) == 1 else logits.contiguous()
+
+
+def _count(module: Any, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    """What the sum is divided by: fp32 [1]."""
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"unknown reduction {reduction!r}: known are mean, sum")
+    if reduction == "sum":
+        return torch.ones(1, dtype=torch.float32, device=target.device)
+    count: Tensor = module.count_targets(target, ignore_index)
+    return count
+
+
+def forward(
+    logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
+    *, config: BlockConfig | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Triton: (loss, log-sum-exp [rows], divisor [1]), all fp32. Ignored rows are not read, their lse is 0.
+
+    Raises ValueError on operands that do not fit together, BackendUnavailable where the kernel cannot run,
+    NotImplementedError for bf16 in the interpreter.
+    """
+    module = _module(logits, target)
+    count = _count(module, target, ignore_index, reduction)
+    losses, lse = (torch.empty(logits.shape[:1], dtype=torch.float32, device=logits.device) for _ in range(2))
+    if logits.shape[0]:
+        module.launch_forward(
+            _rows(logits), target.contiguous(), losses, lse, ignore_index, config or config_for("fwd")
+        )
+    return module.mean(losses, count), lse, count
+
+
+def backward(
+    dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, ignore_index: int = IGNORE_INDEX,
+    *, config: BlockConfig | None = None,
+) -> Tensor:  # fmt: skip
+    """Triton: the gradient of the logits, contiguous in their dtype, from what `forward` saved. Errors as there."""
+    module = _module(logits, target)
+    out = logits.new_empty(logits.shape)
+    if logits.numel():
+        module.launch_backward(
+            dloss.contiguous(), _rows(logits), target.contiguous(), lse, count, out, ignore_index,
+            config or config_for("bwd"),
+        )  # fmt: skip
+    return out
+
+
+def loss_and_gradient(
+    logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
+    *, config: BlockConfig | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Triton: (loss fp32, its gradient in the logits' dtype, contiguous), in one kernel. Errors as `forward`."""
+    module = _module(logits, target)
+    count = _count(module, target, ignore_index, reduction)
+    losses = torch.empty(logits.shape[:1], dtype=torch.float32, device=logits.device)
+    out = logits.new_empty(logits.shape)
+    if logits.numel():
+        module.launch_both(
+            _rows(logits), target.contiguous(), losses, count, out, ignore_index, config or config_for("both")
+        )
+    return module.mean(losses, count), out
+
+
+def linear_loss_and_gradients(
+    hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str, chunk_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss fp32, dhidden, dweight) of hidden [rows, k] and weight [vocab, k], `chunk_rows` rows at a time.
+
+    Three products a chunk by torch (cuBLAS), the gradient written over the chunk's logits. dweight is summed over
+    the chunks in fp32.
+    """
+    if (
+        hidden.dim() != 2
+        or weight.dim() != 2
+        or hidden.shape[1] != weight.shape[1]
+        or hidden.dtype != weight.dtype
+    ):
+        raise ValueError(
+            "linear cross-entropy takes hidden [rows, k] and weight [vocab, k] of one dtype, got "
+            f"{hidden.dtype}{tuple(hidden.shape)} and {weight.dtype}{tuple(weight.shape)}"
+        )
+    if chunk_rows < 1:
+        raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
+    rows = hidden.shape[0]
+    module = load_triton("cross_entropy", hidden, weight)
+    if target.shape != (rows,) or target.dtype != torch.int64:
+        raise ValueError(f"targets must be int64 [{rows}], got {target.dtype}{tuple(target.shape)}")
+    target = target.contiguous()
+    count = _count(module, target, ignore_index, reduction)
+    losses = torch.empty(rows, dtype=torch.float32, device=hidden.device)
+    dhidden = hidden.new_empty(hidden.shape)
+    dweight: Tensor | None = None
+    for start in range(0, rows, chunk_rows):
+        chunk = slice(start, min(start + chunk_rows, rows))
+        logits = hidden[chunk] @ weight.T
+        module.launch_both(
+            logits, target[chunk], losses[chunk], count, logits, ignore_index, config_for("both")
+        )
+        torch.mm(logits, weight, out=dhidden[chunk])
+        of_chunk = logits.T @ hidden[chunk]
+        if dweight is None:
+            dweight = of_chunk if rows <= chunk_rows else of_chunk.float()
+        else:
+            dweight += of_chunk
+    if dweight is None:
+        dweight = torch.zeros_like(weight)
+    return module.mean(losses, count), dhidden, dweight.to(weight.dtype)
+
+
+# --- Registration ---
+
+
+@torch.library.custom_op("flopcast::cross_entropy", mutates_args=())
+def cross_entropy_op(
+    logits: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    return forward(logits, target, ignore_index, reduction)
+
+
+@torch.library.custom_op("flopcast::cross_entropy_backward", mutates_args=())
+def cross_entropy_backward_op(
+    dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, ignore_index: int
+) -> Tensor:
+    return backward(dloss, logits, target, lse, count, ignore_index)
+
+
+@torch.library.custom_op("flopcast::cross_entropy_with_gradient", mutates_args=())
+def cross_entropy_with_gradient_op(
+    logits: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> tuple[Tensor, Tensor]:
+    return loss_and_gradient(logits, target, ignore_index, reduction)
+
+
+@torch.library.custom_op("flopcast::linear_cross_entropy", mutates_args=())
+def linear_cross_entropy_op(
+    hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str, chunk_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return linear_loss_and_gradients(hidden, weight, target, ignore_index, reduction, chunk_rows)
+
+
+@torch.library.custom_op("flopcast::scale_", mutates_args=("x",))
+def scale_op(x: Tensor, factor: Tensor) -> None:
+    """x *= factor (one number); free when it is 1."""
+    module = load_triton("cross_entropy", x)
+    if x.numel():
+        module.scale(x, factor.contiguous(), 4 * multiprocessors(x.device))
+
+
+@cross_entropy_op.register_fake
+def _(logits: Tensor, target: Tensor, ignore_index: int, reduction: str) -> tuple[Tensor, Tensor, Tensor]:
+    kind = torch.float32
+    return (
+        logits.new_empty((), dtype=kind),
+        logits.new_empty(logits.shape[:1], dtype=kind),
+        logits.new_empty((1,), dtype=kind),
+    )
+
+
+@cross_entropy_backward_op.register_fake
+def _(dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, ignore_index: int) -> Tensor:
+    return logits.new_empty(logits.shape)
+
+
+@cross_entropy_with_gradient_op.register_fake
+def _(logits: Tensor, target: Tensor, ignore_index: int, reduction: str) -> tuple[Tensor, Tensor]:
+    return logits.new_empty((), dtype=torch.float32), logits.new_empty(logits.shape)
+
+
+@linear_cross_entropy_op.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str, chunk_rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    loss = hidden.new_empty((), dtype=torch.float32)
+    return loss, hidden.new_empty(hidden.shape), weight.new_empty(weight.shape)
+
+
+@scale_op.register_fake
+def _(x: Tensor, factor: Tensor) -> None:
+    return None
+
+
+@register_flop_formula(torch.ops.flopcast.linear_cross_entropy)
+def _linear_flops(hidden: Any, weight: Any, *args: Any, **kwargs: Any) -> int:
+    """Three products: logits and both gradients, all made in the forward."""
+    return int(3 * 2 * hidden[0] * hidden[1] * weight[0])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    logits, target, ctx.ignore_index, _ = inputs
+    ctx.save_for_backward(logits, target, *output[1:])
+
+
+def _gradient(ctx: Any, dloss: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+    return cross_entropy_backward_op(dloss, *ctx.saved_tensors, ctx.ignore_index), None, None, None
+
+
+def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.rest = len(inputs) - len(output) + 1
+    ctx.save_for_backward(*output[1:])
+
+
+def _scaled_gradients(ctx: Any, dloss: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+    """Scaled where they lie: a second backward through the same graph is refused by torch's version check.
+
+    Under torch.compile out of place, because its partitioner takes no writes to what the forward saved.
+    """
+    gradients = ctx.saved_tensors
+    if isinstance(dloss, FunctionalTensor):
+        return (*((gradient * dloss).to(gradient.dtype) for gradient in gradients), *[None] * ctx.rest)
+    for gradient in gradients:
+        scale_op(gradient, dloss)
+    return (*gradients, *[None] * ctx.rest)
+
+
+cross_entropy_op.register_autograd(_gradient, setup_context=_save)
+cross_entropy_with_gradient_op.register_autograd(_scaled_gradients, setup_context=_save_gradients)
+linear_cross_entropy_op.register_autograd(_scaled_gradients, setup_context=_save_gradients)
+
+
+def cross_entropy(
+    logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
+    *, gradient_at_forward: bool = True,
+) -> Tensor:  # fmt: skip
+    """Differentiable Triton cross-entropy of logits [rows, vocab], fp32; reduction mean or sum.
+
+    `gradient_at_forward` makes the gradient together with the loss (one read of the logits less); its backward may
+    run once. False, and torch.compile always, makes it in the backward, from the saved log-sum-exp.
+    """
+    eager = torch.is_grad_enabled() and logits.requires_grad and not torch.compiler.is_compiling()
+    if gradient_at_forward and eager:
+        loss: Tensor = cross_entropy_with_gradient_op(logits, target, ignore_index, reduction)[0]
+    else:
+        loss = cross_entropy_op(logits, target, ignore_index, reduction)[0]
+    return loss
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
+    chunk_rows: int = CHUNK_ROWS,
+) -> Tensor:  # fmt: skip
+    """Differentiable cross-entropy of hidden [rows, k] @ weight[vocab, k]^T, fp32, without all logits at once.
+
+    Both gradients are made in the forward; the backward may run once. Under autocast the operands are cast as a
+    linear layer's.
+    """
+    dtype = autocast_dtype(hidden)
+    if dtype is not None:
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    loss: Tensor = linear_cross_entropy_op(hidden, weight, target, ignore_index, reduction, chunk_rows)[0]
+    return loss
+
+
+# --- torch twin and the benchmark interface ---
+
+
+def cross_entropy_torch(logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
+    """As transformers' ForCausalLMLoss: of all logits in fp32."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide, target, ignore_index=ignore_index)
+
+
+def operands(shape: CrossEntropy, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
+    """(logits, standard-normal; target, of which every 16th is ignored). ValueError on sizes below 1."""
+    if min(shape.rows, shape.vocab) < 1:
+        raise ValueError(f"{shape.key}: rows and vocab must be at least 1")
+    if shape.direction not in ("fwd", "bwd", "both"):
+        raise ValueError(f"unknown direction {shape.direction!r}: known are fwd, bwd, both")
+    generator = torch.Generator(device=device).manual_seed(seed)
+    logits = torch.randn(
+        (shape.rows, shape.vocab), dtype=torch_dtype(shape.dtype), device=device, generator=generator
+    )
+    target = torch.randint(0, shape.vocab, (shape.rows,), device=device, generator=generator)
+    target[15::16] = IGNORE_INDEX
+    return logits, target
+
+
+def prepare(shape: CrossEntropy, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
+    """A call that runs one direction once: (loss,), (gradient,) or (loss, gradient). Errors as `rmsnorm.prepare`."""
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown cross-entropy backend {backend!r}: known are {', '.join(BACKENDS)}")
+    if backend == "triton":
+        return triton_call(shape, operands, None)
+    logits, target = operands
+    run: Callable[[Tensor, Tensor], Tensor] = cross_entropy_torch
+    if backend == "compile":
+        import torch._functorch.config as functorch_config
+
+        functorch_config.donated_buffer = False
+        run = torch.compile(cross_entropy_torch, dynamic=False)
+    if shape.direction == "fwd":
+
+        def loss() -> Outputs:
+            with torch.no_grad():
+                return (run(logits, target),)
+
+        return loss
+    leaf = logits.detach().requires_grad_()
+    if shape.direction == "bwd":
+        saved = run(leaf, target)
+        one = torch.ones_like(saved)
+        return lambda: torch.autograd.grad(saved, leaf, one, retain_graph=True)
+
+    def both() -> Outputs:
+        value = run(leaf, target)
+        return value.detach(), *torch.autograd.grad(value, leaf)
+
+    return both
+
+
+def triton_call(
+    shape: CrossEntropy, operands: Sequence[Tensor], config: BlockConfig | None
+) -> Callable[[], Outputs]:
+    """`prepare` for the Triton kernel with a configuration of one's own."""
+    logits, target = operands
+    if shape.direction == "both":
+        return lambda: loss_and_gradient(logits, target, config=config)
+    if shape.direction == "fwd":
+        return lambda: (forward(logits, target, config=config)[0],)
+    loss, lse, count = forward(logits, target)
+    one = torch.ones_like(loss)
+    return lambda: (backward(one, logits, target, lse, count, config=config),)
+
+
+def _by_definition(operands: Sequence[Tensor], shape: CrossEntropy, rounded: bool) -> Outputs:
+    """In fp64, or fp32 for 16-bit logits, a block of rows at a time; `rounded`: as torch's twin rounds.
+
+    The gradient comes in the logits' dtype where rounded, else wide.
+    """
+    logits, target = operands
+    wide = torch.float32 if rounded or logits.dtype != torch.float32 else torch.float64
+    count = (target != IGNORE_INDEX).sum()
+    loss = torch.zeros((), dtype=torch.float64, device=logits.device)
+    gradient = torch.empty(logits.shape, dtype=logits.dtype if rounded else wide, device=logits.device)
+    rows = max(1, (1 << 28) // shape.vocab)
+    for start in range(0, shape.rows, rows):
+        part, of_part = logits[start : start + rows].to(wide), target[start : start + rows]
+        kept = of_part != IGNORE_INDEX
+        at = of_part.clamp(min=0)[:, None]
+        log_p = torch.log_softmax(part, -1)
+        loss += -(log_p.gather(1, at)[:, 0] * kept).sum()
+        p = log_p.exp_()
+        p.scatter_add_(1, at, -torch.ones_like(at, dtype=wide))
+        gradient[start : start + rows] = p * (kept / count.to(wide))[:, None]
+    loss = (loss / count).to(wide)
+    return {"fwd": (loss,), "bwd": (gradient,), "both": (loss, gradient)}[shape.direction]
+
+
+def reference(operands: Sequence[Tensor], shape: CrossEntropy) -> Outputs:
+    """By the definition, in fp64 for fp32 logits, in fp32 for 16-bit ones; `shape.rows` x `vocab` wide."""
+    return _by_definition(operands, shape, rounded=False)
+
+
+def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: CrossEntropy) -> tuple[float, float]:
+    """(relative error, tolerance), of the worst output: `rowwise.worst`. Most of the gradient is 1/vocab of its
+    largest element, so that is checked once more against its own size: the elements other than the targets'."""
+    pairs = [worst(out, ref, _by_definition(operands, shape, rounded=True))]
+    if shape.direction != "fwd" and pairs[0][0] <= pairs[0][1]:
+        target = operands[1].clamp(min=0)[:, None]
+        small = [g[-1].clone().scatter_(1, target, 0.0) for g in (out, ref)]
+        pairs.append(worst((small[0],), (small[1],), (small[1].to(small[0].dtype),)))
+    return max(pairs, key=lambda pair: pair[0] / pair[1])

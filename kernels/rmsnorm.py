@@ -1,0 +1,335 @@
+"""RMSNorm as Qwen3 has it, with and without the residual added first: torch, torch.compile and one fused kernel.
+
+    y = x rsqrt(mean(x^2) + eps) weight          over the last dimension, in fp32, rounded once
+    y, total = norm(x + residual), x + residual  with a residual
+
+`rms_norm` and `add_rms_norm` are what a model calls: differentiable, registered as operators, and under autocast
+giving the dtype that the next linear layer would cast to (transformers gives fp32 there, which that layer then
+rounds to the same values).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flopcast.kernels.references import BackendUnavailable, higher_precision, torch_dtype
+from flopcast.kernels.rowwise import (
+    BACKENDS,
+    LONGEST_ROW,
+    Outputs,
+    RowConfig,
+    autocast_dtype,
+    load_triton,
+    one_direction,
+    persistent_programs,
+    rows_in_place,
+    worst,
+)
+from flopcast.kernels.shapes import RmsNorm
+
+EPS = 1e-6  # Qwen3's
+
+
+def config_for(n: int, direction: str = "fwd") -> RowConfig:
+    """About 16 elements a thread (two 16-byte loads of bf16 an operand), rows of several a program when short.
+
+    Enough loads in flight: at 4.2 TB/s and 0.8 us a multiprocessor needs 25 KB on the way, 2048 threads of 16
+    elements bring 64. The backward keeps weight, its gradient and two operands in registers: twice the warps.
+    """
+    block = 1 << max(0, n - 1).bit_length()
+    rows = max(1, 2048 // block)
+    warps = min(32, max(4, rows * block // 512))
+    if direction == "bwd":
+        warps = min(32, max(4, rows * block // 256 if block >= 4096 else rows * block // 512))
+        return RowConfig(rows, warps, programs_per_sm=max(1, 32 // warps))
+    return RowConfig(rows, warps)
+
+
+def _check(x: Tensor, weight: Tensor, residual: Tensor | None) -> None:
+    if (
+        weight.dim() != 1
+        or x.shape[-1:] != weight.shape
+        or (residual is not None and residual.shape != x.shape)
+    ):
+        raise ValueError(
+            "RMSNorm takes x [..., n], weight [n] and a residual like x, got "
+            f"{tuple(x.shape)}, {tuple(weight.shape)} and {None if residual is None else tuple(residual.shape)}"
+        )
+    if x.shape[-1] > LONGEST_ROW:
+        raise BackendUnavailable(f"backend triton: rows of {x.shape[-1]} are longer than {LONGEST_ROW}")
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = EPS,
+    residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    config: RowConfig | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Triton forward: (y like x, x + residual or None, rstd fp32 [rows]).
+
+    y has `out_dtype`, by default that of weight x; x + residual the one torch would give the sum. Raises ValueError
+    on operands that do not fit together, BackendUnavailable where the kernel cannot run, NotImplementedError for
+    bf16 in the interpreter.
+    """
+    _check(x, weight, residual)
+    module = load_triton("rmsnorm", x, weight, *(() if residual is None else (residual,)))
+    y, total, rstd = _outputs(x, weight, residual, out_dtype)
+    if x.numel():
+        module.launch_forward(
+            rows_in_place(x), None if residual is None else rows_in_place(residual), weight.contiguous(), eps,
+            y, total, rstd, config or config_for(x.shape[-1]),
+        )  # fmt: skip
+    return y, total, rstd
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    dtotal: Tensor | None = None,
+    second_dtype: torch.dtype | None = None,
+    *,
+    config: RowConfig | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Triton backward: (dx in x's dtype, the same in `second_dtype` or None, dweight). Bit-identical runs.
+
+    x is what was normalised (with a residual: the sum, and `dtotal` its gradient from elsewhere). Errors as `forward`.
+    """
+    _check(x, weight, dtotal)
+    module = load_triton("rmsnorm", dy, x, weight)
+    n = x.shape[-1]
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx2 = None if second_dtype in (None, x.dtype) else torch.empty_like(dx, dtype=second_dtype)
+    dweight = torch.empty_like(weight)
+    if not x.numel():
+        return dx, dx2, dweight.zero_()
+    rows = rows_in_place(x)
+    config = config or config_for(n, "bwd")
+    programs = persistent_programs(-(-rows.shape[0] // config.rows), config, x.device)
+    module.launch_backward(
+        rows_in_place(dy), None if dtotal is None else rows_in_place(dtotal), rows, weight.contiguous(), rstd,
+        dx, dx2, dweight, programs, config,
+    )  # fmt: skip
+    return dx, dx2, dweight
+
+
+# --- Registration ---
+
+
+def _outputs(
+    x: Tensor, weight: Tensor, residual: Tensor | None, out_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Uninitialised (y, total, rstd), contiguous."""
+    sum_dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    out_dtype = out_dtype or torch.promote_types(sum_dtype, weight.dtype)
+    y = x.new_empty(x.shape, dtype=out_dtype)
+    total = None if residual is None else x.new_empty(x.shape, dtype=sum_dtype)
+    rows = 1
+    for size in x.shape[:-1]:
+        rows *= size
+    return y, total, x.new_empty((rows,), dtype=torch.float32)
+
+
+@torch.library.custom_op("flopcast::rms_norm", mutates_args=())
+def rms_norm_op(
+    x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
+    y, _, rstd = forward(x, weight, eps, None, out_dtype)
+    return y, rstd
+
+
+@torch.library.custom_op("flopcast::rms_norm_backward", mutates_args=())
+def rms_norm_backward_op(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    dx, _, dweight = backward(dy, x, weight, rstd)
+    return dx, dweight
+
+
+@torch.library.custom_op("flopcast::add_rms_norm", mutates_args=())
+def add_rms_norm_op(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, total, rstd = forward(x, weight, eps, residual, out_dtype)
+    assert total is not None
+    return y, total, rstd
+
+
+@torch.library.custom_op("flopcast::add_rms_norm_backward", mutates_args=())
+def add_rms_norm_backward_op(
+    dy: Tensor, dtotal: Tensor, total: Tensor, weight: Tensor, rstd: Tensor, second_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(gradient in total's dtype, the same in `second_dtype` or, where that is None, empty; dweight)."""
+    dx, dx2, dweight = backward(dy, total, weight, rstd, dtotal, second_dtype)
+    return dx, dx.new_empty(0) if dx2 is None else dx2, dweight
+
+
+@rms_norm_op.register_fake
+def _(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    y, _, rstd = _outputs(x, weight, None, out_dtype)
+    return y, rstd
+
+
+@rms_norm_backward_op.register_fake
+def _(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), torch.empty_like(weight)
+
+
+@add_rms_norm_op.register_fake
+def _(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, total, rstd = _outputs(x, weight, residual, out_dtype)
+    assert total is not None
+    return y, total, rstd
+
+
+@add_rms_norm_backward_op.register_fake
+def _(
+    dy: Tensor, dtotal: Tensor, total: Tensor, weight: Tensor, rstd: Tensor, second_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    same = second_dtype in (None, total.dtype)
+    dx2 = total.new_empty(0) if same else total.new_empty(total.shape, dtype=second_dtype)
+    return total.new_empty(total.shape), dx2, torch.empty_like(weight)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, _, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _gradients(ctx: Any, dy: Tensor, drstd: Tensor) -> tuple[Tensor | None, ...]:
+    del drstd  # not differentiated: `rms_norm` hands out y alone
+    return (*rms_norm_backward_op(dy, *ctx.saved_tensors), None, None)
+
+
+def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, residual, weight, _, _ = inputs
+    _, total, rstd = output
+    ctx.dtypes = x.dtype, residual.dtype
+    ctx.save_for_backward(total, weight, rstd)
+
+
+def _sum_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, drstd: Tensor) -> tuple[Tensor | None, ...]:
+    del drstd
+    total, weight, rstd = ctx.saved_tensors
+    other = next((dtype for dtype in ctx.dtypes if dtype != total.dtype), None)
+    dx, dx2, dweight = add_rms_norm_backward_op(dy, dtotal, total, weight, rstd, other)
+    of_x, of_residual = (dx if dtype == total.dtype else dx2 for dtype in ctx.dtypes)
+    return of_x, of_residual, dweight, None, None
+
+
+rms_norm_op.register_autograd(_gradients, setup_context=_save)
+add_rms_norm_op.register_autograd(_sum_gradients, setup_context=_save_sum)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS, out_dtype: torch.dtype | None = None) -> Tensor:
+    """Differentiable Triton RMSNorm of x [..., n]; under autocast in its dtype unless `out_dtype` says otherwise."""
+    y: Tensor = rms_norm_op(x, weight, eps, out_dtype or autocast_dtype(x))[0]
+    return y
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = EPS, out_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Differentiable (norm(x + residual), x + residual), as `rms_norm`."""
+    y, total, _ = add_rms_norm_op(x, residual, weight, eps, out_dtype or autocast_dtype(x))
+    return y, total
+
+
+# --- torch twins and the benchmark interface ---
+
+
+def rms_norm_torch(x: Tensor, weight: Tensor, eps: float = EPS) -> Outputs:
+    """(y,), as transformers' Qwen3RMSNorm computes it (at least fp32 inside, one rounding before the weight)."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (weight * wide.to(x.dtype),)
+
+
+def add_rms_norm_torch(x: Tensor, residual: Tensor, weight: Tensor, eps: float = EPS) -> Outputs:
+    """(y, total), as transformers' decoder layer computes it."""
+    total = residual + x
+    return (*rms_norm_torch(total, weight, eps), total)
+
+
+def operands(shape: RmsNorm, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
+    """Standard-normal x, [residual,] weight, and for the backward dy[, dtotal]. ValueError on empty sizes."""
+    if min(shape.rows, shape.n) < 1:
+        raise ValueError(f"{shape.key}: rows and n must be at least 1")
+    if shape.direction not in ("fwd", "bwd"):
+        raise ValueError(f"unknown direction {shape.direction!r}: known are fwd, bwd")
+    generator = torch.Generator(device=device).manual_seed(seed)
+    whole = [(shape.rows, shape.n)] * (2 if shape.residual else 1)
+    sizes = [*whole, (shape.n,), *(whole if shape.direction == "bwd" else ())]
+    dtype = torch_dtype(shape.dtype)
+    return tuple(torch.randn(size, dtype=dtype, device=device, generator=generator) for size in sizes)
+
+
+def _split(
+    operands: Sequence[Tensor], shape: RmsNorm
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
+    inputs = 3 if shape.residual else 2
+    return tuple(operands[:inputs]), tuple(operands[inputs:]) if shape.direction == "bwd" else None
+
+
+def prepare(shape: RmsNorm, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
+    """A call that runs one direction once: (y[, total]) or (dx[, dresidual], dweight).
+
+    Raises ValueError on an unknown backend, NotImplementedError or BackendUnavailable where it cannot run.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown RMSNorm backend {backend!r}: known are {', '.join(BACKENDS)}")
+    inputs, gradients = _split(operands, shape)
+    if backend != "triton":
+        function = add_rms_norm_torch if shape.residual else rms_norm_torch
+        return one_direction(function, inputs, gradients, backend == "compile")
+    return triton_call(shape, operands, None)
+
+
+def triton_call(
+    shape: RmsNorm, operands: Sequence[Tensor], config: RowConfig | None
+) -> Callable[[], Outputs]:
+    """`prepare` for the Triton kernel with a configuration of one's own."""
+    inputs, gradients = _split(operands, shape)
+    x, residual, weight = (
+        (inputs[0], inputs[1], inputs[2]) if shape.residual else (inputs[0], None, inputs[1])
+    )
+    if gradients is None:
+
+        def run_forward() -> Outputs:
+            y, total, _ = forward(x, weight, EPS, residual, config=config)
+            return (y,) if total is None else (y, total)
+
+        return run_forward
+    _, total, rstd = forward(x, weight, EPS, residual)
+    normalised = x if total is None else total
+    dtotal = gradients[1] if shape.residual else None
+
+    def run_backward() -> Outputs:
+        dx, _, dweight = backward(gradients[0], normalised, weight, rstd, dtotal, config=config)
+        return (dx, dx, dweight) if shape.residual else (dx, dweight)
+
+    return run_backward
+
+
+def _by_torch(operands: Sequence[Tensor], shape: RmsNorm, dtype: torch.dtype) -> Outputs:
+    inputs, gradients = _split([x.to(dtype) for x in operands], shape)
+    function = add_rms_norm_torch if shape.residual else rms_norm_torch
+    return one_direction(function, inputs, gradients, compiled=False)()
+
+
+def reference(operands: Sequence[Tensor], shape: RmsNorm) -> Outputs:
+    """What `prepare`'s call returns, in fp64 for fp32 operands, in fp32 for 16-bit ones."""
+    return _by_torch(operands, shape, higher_precision(operands[0].dtype))
+
+
+def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: RmsNorm) -> tuple[float, float]:
+    """(relative error, tolerance), of the worst output: `rowwise.worst`."""
+    return worst(out, ref, _by_torch(operands, shape, operands[0].dtype))

@@ -1,0 +1,141 @@
+"""What the fused memory-bound operations share: finding their Triton code, rows, timing one direction, the check.
+
+Every module of theirs (rmsnorm, rope, swiglu, cross_entropy, adamw) offers, as matmul does, `operands`, `prepare`,
+`reference` and `check` over a shape, and BACKENDS: "torch" (eager, as transformers composes it), "compile" (the
+same through torch.compile) and "triton" (one fused kernel).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flopcast.kernels.references import BackendUnavailable, largest, max_difference
+
+BACKENDS = ("torch", "compile", "triton")
+Outputs = tuple[Tensor, ...]
+
+# Threads of one multiprocessor hold at most this many registers' worth of a row: longer rows are refused.
+LONGEST_ROW = 32768
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """A tile of `rows` rows per step, `num_warps`; of persistent kernels, programs per multiprocessor and how many
+    steps' loads are in flight (`num_stages`; 1: those of the step itself)."""
+
+    rows: int
+    num_warps: int
+    programs_per_sm: int = 1
+    num_stages: int = 1
+
+
+def load_triton(name: str, *tensors: Tensor) -> Any:
+    """The module `triton_{name}` of this folder, after checking that its kernels run here on these tensors.
+
+    Raises BackendUnavailable without triton, on CPU tensors outside its interpreter and on dtypes other than bf16,
+    fp16 and fp32; NotImplementedError on bf16 in the interpreter, which truncates where the device rounds.
+    """
+    try:
+        module = importlib.import_module(f"flopcast.kernels.triton_{name}")
+        common = importlib.import_module("flopcast.kernels.triton_common")
+    except ImportError as error:
+        raise BackendUnavailable(f"backend triton: {error}") from error
+    for x in tensors:
+        if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise BackendUnavailable(f"backend triton: {x.dtype} is not supported (bf16, fp16, fp32 are)")
+        if common.interpreted():
+            if x.dtype == torch.bfloat16:
+                raise NotImplementedError("bf16 is wrong in Triton's interpreter: use fp16 or fp32 there")
+        elif not x.is_cuda:
+            raise BackendUnavailable(
+                "backend triton needs CUDA tensors (or TRITON_INTERPRET=1 set before triton is imported)"
+            )
+    return module
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Those of the device; a handful for the interpreter, so that its programs loop as a GPU's do."""
+    if device.type != "cuda":
+        return 3
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def rows_in_place(x: Tensor) -> Tensor:
+    """[rows, n] view of x with stride 1 on its last dimension; a copy where there is no such view."""
+    if x.stride(-1) != 1 and x.shape[-1] != 1:
+        x = x.contiguous()
+    return x.reshape(-1, x.shape[-1])
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast would cast x to before a product; None where it is off."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def persistent_programs(tiles: int, config: RowConfig, device: torch.device) -> int:
+    """Programs of a persistent kernel: as configured, but at least four tiles each while every multiprocessor has
+    one, because each program leaves a partial sum behind."""
+    sms = multiprocessors(device)
+    return max(1, min(tiles, max(sms, min(sms * config.programs_per_sm, tiles // 4))))
+
+
+def one_direction(
+    function: Callable[..., Outputs],
+    inputs: Sequence[Tensor],
+    gradients: Sequence[Tensor] | None,
+    compiled: bool,
+) -> Callable[[], Outputs]:
+    """A call that runs `function`'s forward (`gradients` None) or its backward alone, eager or compiled."""
+    run: Callable[..., Outputs] = function
+    if compiled:
+        import torch._functorch.config as functorch_config
+
+        functorch_config.donated_buffer = (
+            False  # the backward is called again and again on one forward's buffers
+        )
+        run = torch.compile(function, dynamic=False)
+    if gradients is None:
+
+        def forward() -> Outputs:
+            with torch.no_grad():
+                return run(*inputs)
+
+        return forward
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    outputs = run(*leaves)
+    return lambda: torch.autograd.grad(outputs, leaves, list(gradients), retain_graph=True)
+
+
+def worst(
+    outs: Outputs, refs: Outputs, rounded: Outputs, floor: Sequence[float] | None = None
+) -> tuple[float, float]:
+    """(relative error, tolerance) of the worst output, by FlashAttention's criterion.
+
+    max|out - ref| <= 2 max|torch in the operands' dtype - ref| + an ulp of the output's dtype (8 in fp32, where
+    only the order of sums and approximate exponentials differ), each over max|ref| of that output, or `floor` where
+    that is larger (a gradient that vanishes leaves only noise). A NaN, an infinity or a wrong shape is an infinite
+    error.
+    """
+    if len(outs) != len(refs):
+        return math.inf, 0.0
+    pairs = []
+    for i, (out, ref, same) in enumerate(zip(outs, refs, rounded, strict=True)):
+        scale = max(largest(ref), floor[i] if floor else 0.0) or 1.0
+        ulp = torch.finfo(out.dtype).eps * (8 if out.dtype == torch.float32 else 1)
+        pairs.append((_difference(out, ref) / scale, 2 * _difference(same, ref) / scale + ulp))
+    return max(pairs, key=lambda pair: pair[0] / pair[1])
+
+
+def _difference(out: Tensor, ref: Tensor) -> float:
+    """`max_difference` of tensors of at least one dimension."""
+    return max_difference(
+        out.reshape(-1) if out.dim() == 0 else out, ref.reshape(-1) if ref.dim() == 0 else ref
+    )

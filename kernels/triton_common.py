@@ -1,0 +1,39 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+"""Device code that several fused kernels share. Imports triton: import this module inside functions only."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def column_sum_kernel(
+    partial_ptr, out_ptr, count, n, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """out[n] = the sum of partial[count, n] (fp32) over its rows, in one fixed order."""
+    columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = columns < n
+    total = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
+    for start in range(0, count, BLOCK_P):
+        rows = start + tl.arange(0, BLOCK_P)
+        mask = (rows < count)[:, None] & inside[None, :]
+        total += tl.load(partial_ptr + rows[:, None] * n + columns[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + columns, tl.sum(total, 0).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def interpreted() -> bool:
+    """Whether TRITON_INTERPRET was set when triton was imported: the kernels then run on CPU tensors."""
+    return not isinstance(column_sum_kernel, triton.JITFunction)
+
+
+def column_sums(partial: Tensor, out: Tensor) -> None:
+    """out[n] = partial[count, n].sum(0), deterministic: the second stage of a weight's gradient."""
+    count, n = partial.shape
+    block = 32  # many programs, for a sum that one multiprocessor alone would read at 100 GB/s
+    with torch.cuda.device_of(partial):
+        column_sum_kernel[(triton.cdiv(n, block),)](
+            partial, out, count, n, BLOCK_P=64, BLOCK_C=block, num_warps=4
+        )

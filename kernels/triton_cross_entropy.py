@@ -1,0 +1,224 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+"""Cross-entropy over a large vocabulary in Triton. Imports triton: import this module inside functions only.
+
+One program a row. Maximum and sum of exponentials run online, by lane: a lane is VEC = 8 neighbouring elements, one
+16-byte load of bf16, whose maximum costs one further exponential for eight (rescaling by element would need two an
+element, more than the special-function units give at full bandwidth: 18 of 16 a cycle). Lanes meet once, at the end
+of the row. `both_kernel` then reads its row again, from the L2 (304 KB a row in bf16: 40 MB on 132 multiprocessors),
+and writes the gradient; it may write over the logits.
+
+A target that is neither ignored nor in [0, vocab) makes the loss NaN; torch aborts there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+VEC = tl.constexpr(8)
+
+
+@triton.jit
+def _offsets(BLOCK: tl.constexpr):
+    """[BLOCK / VEC, VEC]: one lane a row."""
+    return tl.arange(0, BLOCK // VEC)[:, None] * VEC + tl.arange(0, VEC)[None, :]
+
+
+@triton.jit
+def _log_sum_exp(row_ptr, vocab, BLOCK: tl.constexpr):
+    """Natural log-sum-exp of a row, fp32; NaN with a NaN or +inf in it, -inf of a row of -inf."""
+    offsets = _offsets(BLOCK)
+    largest = tl.full((BLOCK // VEC,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK // VEC,), dtype=tl.float32)
+    for start in range(0, vocab, BLOCK):
+        at = start + offsets
+        x = tl.load(row_ptr + at, mask=at < vocab, other=float("-inf"), eviction_policy="evict_last")
+        x = x.to(tl.float32)
+        now = tl.maximum(largest, tl.max(x, 1))
+        base = tl.where(now == float("-inf"), 0.0, now)  # a lane of -inf so far counts nothing
+        total = total * tl.exp2((largest - base) * LOG2_E)
+        total += tl.sum(tl.exp2((x - base[:, None]) * LOG2_E), 1)
+        largest = now
+    highest = tl.max(largest, 0)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    total = total * tl.exp2((largest - base) * LOG2_E)
+    return base + tl.log(tl.sum(total, 0))
+
+
+@triton.jit
+def _loss(row_ptr, target, lse, vocab):
+    inside = (target >= 0) & (target < vocab)
+    logit = tl.load(row_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
+    return lse - logit
+
+
+@triton.jit
+def _gradient_block(row_ptr, out_ptr, start, target, lse, scale, vocab, BLOCK: tl.constexpr):
+    at = start + _offsets(BLOCK)
+    mask = at < vocab
+    x = tl.load(row_ptr + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    p = tl.exp2((x - lse) * LOG2_E)
+    p = tl.where(at == target, p - 1.0, p) * scale
+    tl.store(out_ptr + at, p.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+
+
+@triton.jit
+def forward_kernel(
+    logits_ptr, target_ptr, losses_ptr, lse_ptr, stride, vocab, ignore_index, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row)
+    row_ptr = logits_ptr + row * stride
+    loss = 0.0
+    lse = 0.0
+    if target != ignore_index:
+        lse = _log_sum_exp(row_ptr, vocab, BLOCK)
+        loss = _loss(row_ptr, target, lse, vocab)
+    tl.store(losses_ptr + row, loss)
+    tl.store(lse_ptr + row, lse)
+
+
+@triton.jit
+def backward_kernel(
+    dloss_ptr, logits_ptr, target_ptr, lse_ptr, count_ptr, out_ptr, stride, out_stride, vocab, ignore_index,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of one row; the row number varies slowest. Ignored rows are zero and not read."""
+    blocks = tl.cdiv(vocab, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    start = tl.program_id(0) % blocks * BLOCK
+    target = tl.load(target_ptr + row)
+    out = out_ptr + row * out_stride
+    if target == ignore_index:
+        at = start + _offsets(BLOCK)
+        tl.store(out + at, tl.zeros((BLOCK // VEC, VEC), out_ptr.dtype.element_ty), mask=at < vocab)
+    else:
+        scale = tl.load(dloss_ptr).to(tl.float32) / tl.load(count_ptr)
+        lse = tl.load(lse_ptr + row)
+        _gradient_block(logits_ptr + row * stride, out, start, target, lse, scale, vocab, BLOCK)
+
+
+@triton.jit
+def both_kernel(
+    logits_ptr, target_ptr, losses_ptr, count_ptr, out_ptr, stride, out_stride, vocab, ignore_index,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row)
+    row_ptr = logits_ptr + row * stride
+    out = out_ptr + row * out_stride
+    loss = 0.0
+    if target == ignore_index:
+        for start in range(0, vocab, BLOCK):
+            at = start + _offsets(BLOCK)
+            tl.store(out + at, tl.zeros((BLOCK // VEC, VEC), out_ptr.dtype.element_ty), mask=at < vocab)
+    else:
+        lse = _log_sum_exp(row_ptr, vocab, BLOCK)
+        loss = _loss(row_ptr, target, lse, vocab)
+        scale = 1.0 / tl.load(count_ptr)
+        tl.debug_barrier()  # the target's logit is read before another thread writes the gradient over it
+        for start in range(0, vocab, BLOCK):
+            _gradient_block(row_ptr, out, start, target, lse, scale, vocab, BLOCK)
+    tl.store(losses_ptr + row, loss)
+
+
+@triton.jit
+def count_kernel(target_ptr, count_ptr, rows, ignore_index, BLOCK: tl.constexpr):
+    """count[0] = the targets that are not ignored, fp32 (exact up to 2^24)."""
+    total = tl.zeros((BLOCK,), dtype=tl.int32)
+    for start in range(0, rows, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        target = tl.load(target_ptr + at, mask=at < rows, other=ignore_index)
+        total += (target != ignore_index).to(tl.int32)
+    tl.store(count_ptr, tl.sum(total, 0).to(tl.float32))
+
+
+@triton.jit
+def mean_kernel(losses_ptr, count_ptr, out_ptr, rows, BLOCK: tl.constexpr):
+    """out = the sum of the losses over count, in one fixed order; NaN when all are ignored, as in torch."""
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, rows, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(losses_ptr + at, mask=at < rows, other=0.0)
+    tl.store(out_ptr, tl.sum(total, 0) / tl.load(count_ptr))
+
+
+@triton.jit
+def scale_kernel(x_ptr, factor_ptr, numel, BLOCK: tl.constexpr):
+    """x *= factor, over a persistent grid; nothing is read or written when the factor is 1."""
+    factor = tl.load(factor_ptr).to(tl.float32)
+    if factor != 1.0:
+        step = tl.num_programs(0).to(tl.int64) * BLOCK
+        start = tl.program_id(0).to(tl.int64) * BLOCK
+        while start < numel:
+            at = start + tl.arange(0, BLOCK)
+            x = tl.load(x_ptr + at, mask=at < numel, other=0.0).to(tl.float32)
+            tl.store(x_ptr + at, (x * factor).to(x_ptr.dtype.element_ty), mask=at < numel)
+            start += step
+
+
+def _block(vocab: int, config: Any) -> int:
+    return int(min(config.block, max(8, triton.next_power_of_2(vocab))))
+
+
+def count_targets(target: Tensor, ignore_index: int) -> Tensor:
+    """fp32 [1]: how many targets are not ignored."""
+    count = torch.empty(1, dtype=torch.float32, device=target.device)
+    with torch.cuda.device_of(target):
+        count_kernel[(1,)](target, count, target.numel(), ignore_index, BLOCK=1024, num_warps=8)
+    return count
+
+
+def mean(losses: Tensor, count: Tensor) -> Tensor:
+    """fp32 scalar: the losses' sum over count."""
+    out = torch.empty((), dtype=torch.float32, device=losses.device)
+    with torch.cuda.device_of(losses):
+        mean_kernel[(1,)](losses, count, out, losses.numel(), BLOCK=1024, num_warps=8)
+    return out
+
+
+def launch_forward(
+    logits: Tensor, target: Tensor, losses: Tensor, lse: Tensor, ignore_index: int, config: Any
+) -> None:
+    rows, vocab = logits.shape
+    with torch.cuda.device_of(logits):
+        forward_kernel[(rows,)](
+            logits, target, losses, lse, logits.stride(0), vocab, ignore_index,
+            BLOCK=_block(vocab, config), num_warps=config.num_warps,
+        )  # fmt: skip
+
+
+def launch_backward(
+    dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, out: Tensor,
+    ignore_index: int, config: Any,
+) -> None:  # fmt: skip
+    rows, vocab = logits.shape
+    block = _block(vocab, config)
+    with torch.cuda.device_of(logits):
+        backward_kernel[(rows * triton.cdiv(vocab, block),)](
+            dloss, logits, target, lse, count, out, logits.stride(0), out.stride(0), vocab, ignore_index,
+            BLOCK=block, num_warps=config.num_warps,
+        )  # fmt: skip
+
+
+def launch_both(
+    logits: Tensor, target: Tensor, losses: Tensor, count: Tensor, out: Tensor, ignore_index: int, config: Any
+) -> None:
+    """Writes losses [rows] and out = d(sum of losses / count) / d logits; `out` may be `logits`."""
+    rows, vocab = logits.shape
+    with torch.cuda.device_of(logits):
+        both_kernel[(rows,)](
+            logits, target, losses, count, out, logits.stride(0), out.stride(0), vocab, ignore_index,
+            BLOCK=_block(vocab, config), num_warps=config.num_warps,
+        )  # fmt: skip
+
+
+def scale(x: Tensor, factor: Tensor, programs: int) -> None:
+    """x *= factor in place; x contiguous, factor one number on the same device."""
+    with torch.cuda.device_of(x):
+        scale_kernel[(programs,)](x, factor, x.numel(), BLOCK=4096, num_warps=8)
