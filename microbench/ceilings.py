@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from flopcast.kernels import read
 from flopcast.kernels.references import BackendUnavailable, matmul_precision
 from flopcast.microbench.device import Reading
 from flopcast.microbench.timer import Timer, free_bytes, synchronise
@@ -21,6 +22,7 @@ from flopcast.microbench.timer import Timer, free_bytes, synchronise
 MATRIX_SIDE = 8192
 BANDWIDTH_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}  # of each array
 MATRIX_DTYPES = {"cuda": ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8"), "cpu": ("fp32", "bf16")}
+READ_BYTES = 1 << 29  # of one launch of `cache_read`: 0.1 ms at 5 TB/s
 # FLOPs of one product on the processor: about 20 ms at 1e11 FLOP/s
 CPU_MATRIX_FLOPS = 2e9
 
@@ -179,3 +181,13 @@ def hbm_write(timer: Timer) -> Scalar:
 def l2_copy(timer: Timer) -> Scalar:
     """A copy whose two arrays together fill a quarter of the last-level cache."""
     return copy_bandwidth(timer, timer.cache_bytes // 8)
+
+
+def cache_read(timer: Timer, working_set: int) -> Scalar:
+    """bytes/s of reading `working_set` bytes over and over within one kernel: hundreds of MB a launch, so that neither
+    the launch nor the kernel's ramp shows. Raises BackendUnavailable without triton or on a processor."""
+    source = _array(timer, working_set)
+    sm_count = torch.cuda.get_device_properties(timer.device).multi_processor_count if source.is_cuda else 1
+    programs = 4 * sm_count  # of 8 warps: half of what an SM holds
+    call, moved = read.prepare(source, least_bytes=max(READ_BYTES, working_set), programs=programs)
+    return _bandwidth(timer, call, moved)

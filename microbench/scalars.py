@@ -12,6 +12,8 @@
     hbm_copy, hbm_read, hbm_write   bytes/s at 1 GiB and more (copy counts what is read and what is written)
     l2_copy                     bytes/s of a copy that stays within the last-level cache
     copy/<bytes>                bytes/s of a copy over its working set (not in the quick suite)
+    l2_read/<bytes>             bytes/s of reading a working set over and over within one kernel (CUDA, not quick):
+                                the cache's own rate, where a copy of some MB is as long as its launch
 
 On the CPU the same names hold for the processor: memory for HBM, its last-level cache for L2, a tiny op for a
 tiny kernel; the queue, the gap and the synchronisation do not exist there. Host costs come first: CUDA's
@@ -35,6 +37,7 @@ from flopcast.microbench.cases import first_line, is_out_of_memory
 from flopcast.microbench.ceilings import (
     MATRIX_DTYPES,
     Scalar,
+    cache_read,
     copy_bandwidth,
     hbm_copy,
     hbm_read,
@@ -51,6 +54,11 @@ from flopcast.microbench.timer import Timer, no_garbage_collection, synchronise
 TINY = 1024  # elements: one block's work, 4 KB
 GAP_KERNELS = 800  # fits the queue of about 1,024 launches
 MAX_QUEUE = 4096
+# Bytes of a copy's two arrays together, 256 KiB to 1 GiB, and of what is read again and again: by octaves, by half
+# octaves where last-level caches of today end (24 to 192 MiB).
+_HALVES = tuple(3 << power for power in range(23, 27))
+COPY_SETS = tuple(sorted([*(1 << power for power in range(18, 31)), *_HALVES]))
+READ_SETS = tuple(sorted([*(1 << power for power in range(20, 30)), *_HALVES]))
 Measure = Callable[[Timer], Scalar]
 
 
@@ -120,8 +128,11 @@ def scalar_measures(timer: Timer, suite: str) -> dict[str, Measure]:
         measures[f"matrix_sustained/{dtype}"] = _of_dtype(matrix_sustained, dtype)
     measures |= {"hbm_copy": hbm_copy, "hbm_read": hbm_read, "hbm_write": hbm_write, "l2_copy": l2_copy}
     if suite != "quick":
-        for power in range(18, 31):  # 256 KiB to 1 GiB, both arrays together
-            measures[f"copy/{1 << power}"] = _copy_at(1 << power)
+        for size in COPY_SETS:
+            measures[f"copy/{size}"] = _copy_at(size)
+        if timer.device.type == "cuda":
+            for size in READ_SETS:
+                measures[f"l2_read/{size}"] = _read_at(size)
     measures["kernel_floor"] = kernel_floor
     if timer.device.type == "cuda":
         measures |= {
@@ -134,6 +145,10 @@ def scalar_measures(timer: Timer, suite: str) -> dict[str, Measure]:
 
 def _of_dtype(measure: Callable[[Timer, str], Scalar], dtype: str) -> Measure:
     return lambda timer: measure(timer, dtype)
+
+
+def _read_at(working_set: int) -> Measure:
+    return lambda timer: cache_read(timer, working_set)
 
 
 def _copy_at(working_set: int) -> Measure:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+from flopcast.kernels.references import BackendUnavailable
 from flopcast.microbench import ceilings, device, host, records, scalars, timer
 from flopcast.microbench.progress import progress
 
@@ -36,6 +38,25 @@ def test_ceilings_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert row["value"] > 0
         assert row["unit"] in ("seconds", "flops_per_second", "bytes_per_second")
     assert run().measured == 0
+
+
+def test_working_sets_are_swept_through_the_end_of_the_cache() -> None:
+    quick, standard, full = (
+        scalars.scalar_measures(timer.CpuTimer(SHORT), s) for s in ("quick", "standard", "full")
+    )
+    assert set(quick) < set(standard) == set(full)
+    sizes = [int(key.split("/")[2]) for key in standard if key.startswith("scalar/copy/")]
+    assert sizes == sorted(sizes)
+    assert {1 << power for power in range(18, 31)} <= set(sizes)  # rows of older runs stay comparable
+    near = [size for size in sizes if 16 << 20 <= size <= 128 << 20]
+    assert max(b / a for a, b in pairwise(near)) <= 1.5
+    moved = scalars.copy_bandwidth(timer.CpuTimer(SHORT), 1 << 16)
+    assert moved.value > 0
+
+
+def test_a_repeated_read_needs_a_gpu() -> None:
+    with pytest.raises(BackendUnavailable, match="triton"):
+        ceilings.cache_read(timer.CpuTimer(SHORT), 1 << 20)
 
 
 def test_a_ceiling_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,3 +170,6 @@ def test_ceilings_of_a_gpu(tmp_path: Path) -> None:
     assert 1e-7 < rows["kernel_gap"]["value"] < 2e-5
     assert 100 < rows["launch_queue"]["value"] < 4096
     assert rows["l2_copy"]["value"] > rows["hbm_copy"]["value"] > 1e11
+    held, spilt = (ceilings.cache_read(made, size).value for size in (16 << 20, 1 << 29))
+    assert held > rows["hbm_read"]["value"]
+    assert spilt < 1.2 * rows["hbm_read"]["value"]
