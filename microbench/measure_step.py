@@ -11,10 +11,15 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from flopcast.microbench.device import Reading
 from flopcast.microbench.steps import TrainingStep
 
 # Ranges and overheads that the profiler lists among operators and kernels.
 _NOT_KERNELS = ("ProfilerStep", "Optimizer.", "Activity Buffer", "Command Buffer", "Context Sync")
+
+# A round of steps takes about this long at most, two steps at least: a step of 0.3 s spreads by 0.2%, and five rounds
+# of five of them took 8 s.
+LONG_ROUND_SECONDS = 0.6
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds of a steady step, each list one entry a repetition; `peak_bytes` as torch's allocator counted them."""
+    """Seconds of a steady step, each list one entry a repetition; `peak_bytes` as torch's allocator counted them,
+    `reading` the device's clocks, power and throttling while the last of the steps ran."""
 
     step_seconds: tuple[float, ...]
     host_seconds: tuple[float, ...]
@@ -36,6 +42,7 @@ class StepTiming:
     backward_seconds: tuple[float, ...]
     optimizer_seconds: tuple[float, ...]
     peak_bytes: int | None
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True)
@@ -47,49 +54,66 @@ class StepKernels:
 
 
 def time_step(
-    step: TrainingStep, *, rounds: int = 5, steps_per_round: int = 5, warm_up: int = 3
+    step: TrainingStep,
+    *,
+    rounds: int = 5,
+    steps_per_round: int = 5,
+    warm_up: int = 3,
+    read: Callable[[], Reading] | None = None,
 ) -> StepTiming:
     """Runs `step` for real, without a profiler.
 
     `step_seconds`: wall clock of `steps_per_round` steps in a row over their number, the device drained at both
-    ends. `host_seconds`: time to enqueue one step on an idle device (on the CPU: the whole step). The host blocks
-    where the launch queue is full, so where the device bounds this reads more than the host's own work. Peak memory
-    includes the first step.
+    ends; long steps are run fewer times a round (`LONG_ROUND_SECONDS`). `host_seconds`: time to enqueue one step on
+    an idle device (on the CPU: the whole step). The host blocks where the launch queue is full, so where the device
+    bounds this reads more than the host's own work. Peak memory includes the first step. `read`: the device's
+    telemetry, asked while the steps of the last round run.
     """
     is_cuda = step.device_type == "cuda"
     synchronize: Callable[[], None] = torch.cuda.synchronize if is_cuda else lambda: None
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
+    last = 0.0
     for _ in range(warm_up):
+        start = time.perf_counter()
         step.run()
-    synchronize()
+        synchronize()
+        last = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() if is_cuda else None
+    steps_per_round = max(
+        min(2, steps_per_round), min(steps_per_round, int(LONG_ROUND_SECONDS / max(last, 1e-9)))
+    )
     walls: list[float] = []
     hosts: list[float] = []
     phases: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
+    reading: Reading | None = None
     gc.collect()
     gc.disable()
     try:
-        for _ in range(rounds):
+        for number in range(rounds):
             synchronize()
             start = time.perf_counter()
             for _ in range(steps_per_round):
                 step.run()
             synchronize()
             walls.append((time.perf_counter() - start) / steps_per_round)
-            marks = [time.perf_counter()]
+            begin = mark = time.perf_counter()
             step.zero_grad()
-            loss = step.forward()
-            marks.append(time.perf_counter())
-            step.backward(loss)
-            marks.append(time.perf_counter())
+            spent = dict.fromkeys(phases, 0.0)
+            for _ in range(step.accumulate):
+                loss = step.forward()
+                mark = _add(spent, "forward", mark)
+                step.backward(loss)
+                mark = _add(spent, "backward", mark)
             step.optimizer_step()
-            marks.append(time.perf_counter())
+            end = _add(spent, "optimizer", mark)
+            if read is not None and number == rounds - 1:
+                reading = read()
             synchronize()
             del loss
-            hosts.append(marks[-1] - marks[0])
-            for name, a, b in zip(phases, marks[:-1], marks[1:], strict=True):
-                phases[name].append(b - a)
+            hosts.append(end - begin)
+            for name, seconds in spent.items():
+                phases[name].append(seconds)
     finally:
         gc.enable()
     return StepTiming(
@@ -99,7 +123,15 @@ def time_step(
         backward_seconds=tuple(phases["backward"]),
         optimizer_seconds=tuple(phases["optimizer"]),
         peak_bytes=peak,
+        reading=reading,
     )
+
+
+def _add(spent: dict[str, float], phase: str, since: float) -> float:
+    """Counts the time since then to the phase; the time now."""
+    now = time.perf_counter()
+    spent[phase] += now - since
+    return now
 
 
 def profile_step(step: TrainingStep, *, warm_up: int = 2) -> StepKernels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,12 @@ class HostPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """One real step to run and to compare with its forecast."""
+    """One real step to run and to compare with its forecast.
+
+    What is run is a causal language model by the `config` of transformers, or, where `module` is given, what the
+    factory "package.module:function" makes for this `batch`. `matmul` and `attention` name the kernels that run the
+    products and the attention: "torch" and "sdpa" (what torch picks), or what `patches` puts in their place.
+    """
 
     name: str
     config: dict[str, Any]
@@ -36,20 +42,41 @@ class StepPlan:
     precision: str = "autocast-bf16"
     optimizer: str = "adamw"
     attention: str = "sdpa"
+    matmul: str = "torch"
+    accumulate: int = 1
+    checkpoint: str = "none"
+    module: str = ""
     group: str = "ladder"
 
     @property
     def key(self) -> str:
         """Key of the row that holds the step's times: what was run, readable."""
-        c = self.config
-        shape = f"w{c.get('hidden_size')}d{c.get('num_hidden_layers')}"
-        shape += f"f{c.get('intermediate_size')}v{c.get('vocab_size')}"
-        tied = int(bool(c.get("tie_word_embeddings")))
-        heads = f"h{c.get('num_attention_heads')}k{c.get('num_key_value_heads')}t{tied}"
         run = f"{self.batch}x{self.seq}/{self.precision}/{self.optimizer}/{self.attention}"
+        run += "" if self.matmul == "torch" else f"/{self.matmul}"
+        run += "" if self.accumulate == 1 else f"/accumulate{self.accumulate}"
+        run += "" if self.checkpoint == "none" else f"/checkpoint-{self.checkpoint}"
+        if self.module:
+            return f"step/{self.name}/{self.module}/{run}"
+        c = self.config
+        kind = c.get("model_type", "qwen3")
+        shape = "" if kind == "qwen3" else f"{kind}-"
+        shape += f"w{_first(c, 'hidden_size', 'n_embd')}d{_first(c, 'num_hidden_layers', 'n_layer')}"
+        shape += f"f{_first(c, 'intermediate_size', 'n_inner')}v{c.get('vocab_size')}"
+        tied = int(bool(c.get("tie_word_embeddings")))
+        heads = f"h{_first(c, 'num_attention_heads', 'n_head')}k{c.get('num_key_value_heads')}t{tied}"
         return f"step/{self.name}/{shape}{heads}/{run}"
 
     @property
     def kernels_key(self) -> str:
         """Key of the row that holds the step's kernels."""
         return self.key.replace("step/", "step_kernels/", 1)
+
+    @property
+    def estimate_key(self) -> str:
+        """Key of the row that holds what torch's own estimator says of the step."""
+        return self.key.replace("step/", "step_estimate/", 1)
+
+
+def _first(config: Mapping[str, Any], *names: str) -> Any:
+    """The first field that the config has: GPT-2 names its sizes differently."""
+    return next((config[name] for name in names if name in config), None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import statistics
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
@@ -14,15 +16,20 @@ import torch
 
 from flopcast.microbench import steps
 from flopcast.microbench.cases import first_line, is_out_of_memory
+from flopcast.microbench.device import Reading, telemetry
 from flopcast.microbench.host import host_phases
 from flopcast.microbench.measure_step import Kernel, StepKernels, StepTiming, profile_step, time_step
+from flopcast.microbench.patches import attention_implementation, patched
 from flopcast.microbench.plans import PHASES, HostPlan, StepPlan
 from flopcast.microbench.progress import progress
 from flopcast.microbench.records import EMPTY_FIELDS, Recorder
 from flopcast.microbench.sweep import Summary
-from flopcast.microbench.timer import no_garbage_collection
+from flopcast.microbench.timer import no_garbage_collection, synchronise
 
 Measure = Callable[[steps.TrainingStep], dict[str, Any]]
+PlanMeasure = Callable[[StepPlan], dict[str, Any]]
+
+IN_A_ROW = 3  # steps of a tiny model without a stop between them, at each sample of the host
 
 
 def run_steps(
@@ -34,46 +41,48 @@ def run_steps(
     steps_per_round: int = 5,
     suite: str = "validate",
     host: HostPlan | None = None,
+    estimate: bool = False,
     budget_seconds: float | None = None,
     retry: Collection[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
-    """Measures what the recorder's folder lacks: first the times of all steps, then the kernels of all.
+    """Measures what the recorder's folder lacks: first the times of all steps, then the kernels of all, then, with
+    `estimate`, what torch's own estimator says of them.
 
     With `host`, its tiny models are run between the steps, so that the host's speed is known as it was then: one
-    process differs from the next by 10 to 40%, and drifts besides. Their rows are those of `run_host`.
+    process differs from the next by 10 to 40%, and drifts besides. Their rows are those of `run_host`; a step's row
+    says in which run (`session`) and after how many samples of them (`host_samples_before`) it was timed.
 
     Two passes, because CUDA's profiler makes every later launch of the process dearer (`profile_step`). A step that
-    does not fit is a row of status "oom", any other fault one of status "error"; the rest goes on.
+    does not fit is a row of status "oom", any other fault one of status "error"; the rest goes on. A run that stops
+    by its budget is continued by the next, kernels of what it timed included.
     """
     start = clock()
     wanted = list(plans)
     summary = Summary()
     remaining = 0
+    session = uuid.uuid4().hex[:12]
     calibration: HostCalibration | None = None
 
     def pending(key: str) -> bool:
         return not recorder.is_done(key, retry=retry)
 
     def work_through(
-        todo: list[StepPlan], label: str, measure: Measure, key_of: Callable[[StepPlan], str]
+        todo: list[StepPlan], label: str, key_of: Callable[[StepPlan], str], measure: PlanMeasure
     ) -> int:
         done = 0
         with progress(len(todo), label) as advance:
             for plan in todo:
                 if budget_seconds is not None and clock() - start >= budget_seconds:
                     break
-                if calibration is not None and measure is timing:
-                    calibration.sample()
-                row = measure_plan(plan, device, measure)
-                if calibration is not None and row.get("peak_bytes"):
-                    row["peak_bytes"] -= calibration.held_bytes()
+                row = measure(plan)
                 shared = {
                     "key": key_of(plan),
                     "backend": "torch",
                     "cache": "cold",
                     "shape": None,
                     "suite": suite,
+                    "session": session,
                 }
                 recorder.append({**shared, **row})
                 summary.statuses[row["status"]] += 1
@@ -81,25 +90,49 @@ def run_steps(
                 advance(plan.name)
         return len(todo) - done
 
-    def timing(step: steps.TrainingStep) -> dict[str, Any]:
-        return timing_fields(time_step(step, rounds=rounds, steps_per_round=steps_per_round))
+    read = telemetry(device)
 
-    def kernels(step: steps.TrainingStep) -> dict[str, Any]:
-        return kernel_fields(profile_step(step))
+    def timing(plan: StepPlan) -> dict[str, Any]:
+        if calibration is not None:
+            calibration.sample()
+        row = measure_plan(
+            plan,
+            device,
+            lambda step: timing_fields(
+                time_step(step, rounds=rounds, steps_per_round=steps_per_round, read=read)
+            ),
+        )
+        if calibration is not None:
+            row["host_samples_before"] = calibration.n_samples
+            if row.get("peak_bytes"):
+                row["peak_bytes"] -= calibration.held_bytes()
+        return row
+
+    def kernels(plan: StepPlan) -> dict[str, Any]:
+        return measure_plan(plan, device, lambda step: kernel_fields(profile_step(step)))
 
     todo = [plan for plan in wanted if pending(plan.key)]
     if host is not None and todo:
         calibration = HostCalibration(host, device)
-    remaining += work_through(todo, "real steps, times", timing, lambda plan: plan.key)
+    remaining += work_through(todo, "real steps, times", lambda plan: plan.key, timing)
     if calibration is not None:
-        calibration.sample()
+        if calibration.n_samples:
+            calibration.sample()
         for row in calibration.rows(suite):
-            recorder.append(row)
+            recorder.append({**row, "session": session})
         calibration = None  # its memory goes back
     ran = [plan for plan in wanted if recorder.status(plan.key) == "ok"]
     todo_kernels = [plan for plan in ran if pending(plan.kernels_key)]
-    remaining += work_through(todo_kernels, "real steps, kernels", kernels, lambda plan: plan.kernels_key)
+    remaining += work_through(todo_kernels, "real steps, kernels", lambda plan: plan.kernels_key, kernels)
     skipped = len(wanted) - len(todo) + len(ran) - len(todo_kernels)
+    if estimate:
+        from flopcast.microbench.torch_estimate import estimate_plans
+
+        todo_estimates = [plan for plan in wanted if pending(plan.estimate_key)]
+        left = None if budget_seconds is None else budget_seconds - (clock() - start)
+        with estimate_plans(todo_estimates, device, budget_seconds=left) as rows:
+            remaining += work_through(todo_estimates, "torch's estimates", lambda p: p.estimate_key, rows)
+        skipped += len(wanted) - len(todo_estimates)
     return Summary(summary.statuses, skipped, remaining, clock() - start)
 
 
@@ -116,12 +149,28 @@ class HostCalibration:
         for step in self.steps.values():
             step.run()
 
+    @property
+    def n_samples(self) -> int:
+        """How many samples each depth has by now."""
+        return min(len(samples) for samples in self.samples.values())
+
     def sample(self) -> None:
-        """One warm step and two measured ones at each depth."""
+        """One warm step, two measured by phase, and a few in a row at each depth.
+
+        "steady" is the time of a step among others, the device not drained between them: what the phases leave out
+        (freeing the graph, the loop itself, what the queue does to the host) is in it.
+        """
         for depth, step in self.steps.items():
             host_phases(step, self.device)
             with no_garbage_collection():
-                self.samples[depth] += [host_phases(step, self.device) for _ in range(2)]
+                found = [host_phases(step, self.device) for _ in range(2)]
+                synchronise(self.device)
+                start = time.perf_counter()
+                for _ in range(IN_A_ROW):
+                    step.run()
+                synchronise(self.device)
+                steady = (time.perf_counter() - start) / IN_A_ROW
+            self.samples[depth] += [{**phases, "steady": steady} for phases in found]
 
     def held_bytes(self) -> int:
         """What the tiny models hold between samples, as the allocator counts it: not the measured step's."""
@@ -139,9 +188,9 @@ class HostCalibration:
         return [
             {**EMPTY_FIELDS, "key": self.plan.row_key(depth, phase), "backend": "torch", "cache": "cold",
              "shape": None, "suite": suite, "role": "fit", "value": statistics.median(values), "unit": "seconds",
-             "samples": [float(f"{value:.6g}") for value in values[:100]], "n": len(values), "timer": "wall"}
+             "samples": [float(f"{value:.6g}") for value in values], "n": len(values), "timer": "wall"}
             for depth, samples in self.samples.items()
-            for phase in ("zero_grad", *PHASES)
+            for phase in ("zero_grad", *PHASES, "steady")
             if (values := [sample[phase] for sample in samples])
         ]  # fmt: skip
 
@@ -151,11 +200,9 @@ def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> dict
     empty = {**EMPTY_FIELDS, "role": "validation", "plan": asdict(plan), "unit": "seconds", "value": None}
     step = None
     try:
-        step = steps.build(
-            plan.config, device, batch=plan.batch, seq=plan.seq, precision=plan.precision,
-            optimizer=plan.optimizer, attention=plan.attention,
-        )  # fmt: skip
-        return {**empty, **measure(step), "n_params": sum(p.numel() for p in step.model.parameters())}
+        with patched(plan.matmul, plan.attention, device.type):
+            step = build_plan(plan, device)
+            return {**empty, **measure(step), "n_params": sum(p.numel() for p in step.model.parameters())}
     except Exception as error:
         return {**empty, "status": "oom" if is_out_of_memory(error) else "error", "reason": first_line(error)}
     finally:
@@ -163,6 +210,28 @@ def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> dict
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def build_plan(plan: StepPlan, device: torch.device) -> steps.TrainingStep:
+    """The plan's step on `device`. Raises what `steps.build` and `steps.build_module` raise, and the factory."""
+    run: dict[str, Any] = {
+        "precision": plan.precision, "optimizer": plan.optimizer, "accumulate": plan.accumulate,
+        "checkpoint": plan.checkpoint,
+    }  # fmt: skip
+    if plan.module:
+        torch.manual_seed(0)
+        with torch.device(device):
+            module, batch, *loss_fn = _factory(plan.module)(batch=plan.batch)
+        return steps.build_module(module, batch, device, loss_fn=loss_fn[0] if loss_fn else None, **run)
+    attention = attention_implementation(plan.attention)
+    return steps.build(plan.config, device, batch=plan.batch, seq=plan.seq, attention=attention, **run)
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    """package.module:function"""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def timing_fields(timing: StepTiming) -> dict[str, Any]:
@@ -181,6 +250,7 @@ def timing_fields(timing: StepTiming) -> dict[str, Any]:
             "optimizer": statistics.median(timing.optimizer_seconds),
         },
         "peak_bytes": timing.peak_bytes,
+        **(timing.reading or Reading()).as_row(),
     }
 
 

@@ -250,21 +250,28 @@ def peak_for(profile: Profile, precision: str) -> float:
     return profile.peaks[dtype].value
 
 
+def simulated(
+    items: Sequence[Item], profile: Profile, *, host_factor: float = 1.0, device_factor: float = 1.0
+) -> float:
+    """Seconds of a steady step on the profile's part, host and device that many times as slow."""
+    return simulate(
+        items,
+        host_factor=host_factor,
+        device_factor=device_factor,
+        gap_seconds=profile.ceiling("kernel_gap", GAP_SECONDS),
+        queue_depth=round(profile.ceiling("queue_depth", QUEUE_DEPTH)),
+        sync_seconds=profile.ceiling("sync", SYNC_SECONDS),
+        is_synchronous=is_synchronous(profile),
+    )
+
+
 def step_interval(
     items: Sequence[Item], profile: Profile, host: HostCosts, device_sigma: float
 ) -> tuple[float, float, float]:
     """(step seconds, low, high): how far the step moves with the errors of device and host, independent."""
 
     def run(host_factor: float, device_factor: float) -> float:
-        return simulate(
-            items,
-            host_factor=host_factor,
-            device_factor=device_factor,
-            gap_seconds=profile.ceiling("kernel_gap", GAP_SECONDS),
-            queue_depth=round(profile.ceiling("queue_depth", QUEUE_DEPTH)),
-            sync_seconds=profile.ceiling("sync", SYNC_SECONDS),
-            is_synchronous=is_synchronous(profile),
-        )
+        return simulated(items, profile, host_factor=host_factor, device_factor=device_factor)
 
     step = run(1.0, 1.0)
     if not step:

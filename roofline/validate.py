@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.kernels.shapes import canonical_json
+from flopcast.roofline import baselines
 from flopcast.roofline.batch import write_rows
-from flopcast.roofline.calibration import host_counts, host_plan
-from flopcast.roofline.fit_host import fit_host
-from flopcast.roofline.forecast import Forecast, Run, forecast, is_synchronous
+from flopcast.roofline.forecast import Forecast, Run, forecast_stream, is_synchronous, run_from
 from flopcast.roofline.profile import HostCosts, Profile
+from flopcast.roofline.run_host import hosts_of_runs
+from flopcast.roofline.same_stack import check_stack, check_stream
+from flopcast.roofline.stream import Stream
+from flopcast.roofline.stream_cache import Traced, get_stream
 
 Row = dict[str, Any]
 
@@ -44,14 +49,22 @@ GROUPS = {
     "elementwise": ("pointwise", "copy", "cat", "fill", "loss", "embedding", "other"),
 }
 
+# How a step was run, with what a plan of an older version means that does not say it.
+_RUN_DEFAULTS = {
+    "batch": None, "seq": None, "precision": "autocast-bf16", "optimizer": None, "matmul": "torch",
+    "attention": "sdpa", "accumulate": 1, "checkpoint": "none", "module": "",
+}  # fmt: skip
+
 COLUMNS = (
-    "name", "group", "width", "depth", "batch", "seq", "optimizer", "n_params", "status", "reason",
-    "step_seconds", "step_forecast", "step_low", "step_high", "step_error", "within_interval",
+    "name", "group", "width", "depth", *_RUN_DEFAULTS, "n_params", "status", "reason",
+    "step_seconds", "step_forecast", "step_low", "step_high", "step_error", "within_interval", "interval_width",
     "step_error_profile_host",
-    "device_seconds", "device_forecast", "device_error", "host_seconds", "host_forecast", "host_error",
+    "device_seconds", "device_forecast", "device_error", "device_low", "device_high", "device_within",
+    "host_seconds", "host_forecast", "host_error",
     "peak_bytes", "peak_forecast", "peak_error", "kernels", "kernels_forecast", "bound",
     *(f"{group}_{what}" for group in GROUPS for what in ("seconds", "forecast", "error")),
-    "host_calibrated", "used_in_fit", "transformers", "torch",
+    *(f"{method}_{what}" for method in baselines.METHODS for what in ("forecast", "error")),
+    "measured_share", "host_calibrated", "used_in_fit", "clock_mhz", "transformers", "torch",
 )  # fmt: skip
 
 
@@ -65,40 +78,38 @@ def op_class(op: str) -> str:
     return _CLASS_OF_OP.get(name, "pointwise")
 
 
-def host_of_run(measured: Iterable[Mapping[str, Any]], profile: Profile) -> HostCosts | None:
-    """Host costs as the same process had them, from the calibration rows among the steps; None without any."""
-    rows = [row for row in measured if row["key"].startswith("host/") and row["status"] == "ok"]
-    kind = str(profile.device.get("type"))
-    if not rows or kind == "cpu":
-        return None
-    counts = host_counts(host_plan(kind), kind)
-    cpu = profile.host.cpu if profile.host is not None else ""
-    return fit_host(rows, counts, profile.ceilings, {"cpu": cpu}, [])
-
-
 def compare(
     measured: Iterable[Mapping[str, Any]],
     profile: Profile,
     *,
+    stack: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Row]:
-    """One row a real step, in the order of `measured` (rows of `run_steps`).
+    """One row a real step, in the order of `measured` (rows of `run_steps`; of several of one step the last counts).
 
     Where the tiny models of the host calibration ran between the steps, the host of the forecast is the one of that
-    run, else the profile's: one process differs from the next by more than the forecast is wrong.
-    A step that did not run, or cannot be forecast, keeps its row with a reason.
+    run, as it was at that moment, else the profile's: one process differs from the next by more than the forecast is
+    wrong. A step that did not run, or cannot be forecast, keeps its row with a reason. `stack`: the versions that the
+    steps ran with; UsageError where they are not those of profile and streams. None: not asked.
     """
     found = list(measured)
-    host = host_of_run(found, profile)
-    steps = [row for row in found if row["key"].startswith("step/")]
-    kernels = {
-        row["key"].replace("step_kernels/", "step/", 1): row
-        for row in found
-        if row["key"].startswith("step_kernels/")
+    if stack is not None:
+        check_stack(stack, profile)
+    hosts = hosts_of_runs(found, profile)
+    steps = {row["key"]: row for row in found if row["key"].startswith("step/")}
+    parts = {row["key"].partition("/")[2]: row for row in found if row["key"].startswith("step_kernels/")}
+    estimates = {
+        row["key"].partition("/")[2]: row for row in found if row["key"].startswith("step_estimate/")
     }
+    streams = _Streams()
     rows = []
-    for number, row in enumerate(steps):
-        rows.append(_compare({**row, **_device_part(kernels.get(row["key"]))}, profile, host))
+    for number, (key, row) in enumerate(steps.items()):
+        name = key.partition("/")[2]
+        estimate = estimates.get(name, {})
+        whole = {**row, **_device_part(parts.get(name)), "torch_estimate": estimate.get("value")}
+        run_host = hosts.get(row.get("session"))
+        host = None if run_host is None else run_host.at(row.get("host_samples_before"))
+        rows.append(_compare(whole, profile, host, streams, stack))
         progress(number + 1, len(steps))
     return rows
 
@@ -111,30 +122,80 @@ def _device_part(kernels: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: kernels[name] for name in empty}
 
 
-def _compare(row: Mapping[str, Any], profile: Profile, host: HostCosts | None) -> Row:
+class _Streams:
+    """The stream of the step at hand, kept for the next: neighbours often differ in their kernels alone."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._stream: Stream | None = None
+
+    def of(self, plan: Mapping[str, Any], run: Run, device_type: str) -> Stream:
+        key = canonical_json([plan["config"], plan.get("module"), asdict(run), device_type])
+        if self._stream is None or key != self._key:
+            self._stream = stream_of(plan, run, device_type)
+            self._key = key
+        return self._stream
+
+
+def stream_of(plan: Mapping[str, Any], run: Run, device_type: str) -> Stream:
+    """The op stream of a row's plan. Raises UsageError as `forecast` does."""
+    if plan.get("module"):
+        raise UsageError(f"module {plan['module']!r} is not forecast yet")
+    traced = Traced(
+        batch=run.batch, seq=run.seq, precision=run.precision, optimizer=run.optimizer, device=device_type
+    )
+    return get_stream(plan["config"], traced)
+
+
+def run_of(plan: Mapping[str, Any]) -> Run:
+    """How a plan of a row is run; rows of older versions lack what did not exist then."""
+    names = ("batch", "seq", "precision", "optimizer", "attention", "matmul", "accumulate", "checkpoint")
+    return run_from({name: plan.get(name) for name in names})
+
+
+def _compare(
+    row: Mapping[str, Any],
+    profile: Profile,
+    host: HostCosts | None,
+    streams: _Streams,
+    stack: Mapping[str, Any] | None,
+) -> Row:
     plan = row["plan"]
     config = plan["config"]
     base: Row = {
         **dict.fromkeys(COLUMNS),
-        "name": plan["name"], "group": plan["group"], "width": config.get("hidden_size"),
-        "depth": config.get("num_hidden_layers"), "batch": plan["batch"], "seq": plan["seq"],
-        "optimizer": plan["optimizer"], "status": row["status"], "reason": row.get("reason"),
-        "used_in_fit": False, "host_calibrated": "in the same run" if host is not None else "with the profile",
+        "name": plan["name"], "group": plan["group"], "width": config.get("hidden_size", config.get("n_embd")),
+        "depth": config.get("num_hidden_layers", config.get("n_layer")),
+        **{name: plan.get(name, default) for name, default in _RUN_DEFAULTS.items()},
+        "status": row["status"], "reason": row.get("reason"), "used_in_fit": False,
+        "host_calibrated": "in the same run" if host is not None else "with the profile",
+        "clock_mhz": row.get("clock_mhz"),
     }  # fmt: skip
-    run = Run(batch=plan["batch"], seq=plan["seq"], precision=plan["precision"], optimizer=plan["optimizer"],
-              attention=plan["attention"])  # fmt: skip
     try:
-        found = forecast(config, run, profile, host=host)
-        shipped = found if host is None else forecast(config, run, profile)
+        run = run_of(plan)
+        run.check()
+        stream = streams.of(plan, run, str(profile.device.get("type")))
+        if stack is not None:
+            check_stream(stream, stack)
+        found = forecast_stream(stream, run, profile, host=host)
+        shipped = found if host is None else forecast_stream(stream, run, profile)
     except UsageError as fault:
+        if stack is not None and "--any-stack" in str(fault):
+            raise
         return {**base, "reason": base["reason"] or str(fault)}
     base |= {
         "n_params": found.n_params, "step_forecast": found.step_seconds, "step_low": found.step_seconds_low,
         "step_high": found.step_seconds_high, "device_forecast": found.device_seconds,
+        "device_low": found.device_seconds_low, "device_high": found.device_seconds_high,
         "host_forecast": found.host_seconds, "peak_forecast": found.peak_bytes,
         "kernels_forecast": found.kernels, "bound": found.bound,
+        "measured_share": found.basis_shares.get("measured"),
         "torch": found.stack["stream"]["torch"], "transformers": found.stack["stream"]["transformers"],
+        "roofline_forecast": baselines.roofline(stream, profile), "torch_forecast": row.get("torch_estimate"),
     }  # fmt: skip
+    if not plan.get("module"):  # tokens of a module are not known
+        tokens = run.batch * run.seq * run.accumulate
+        base["six_n_forecast"] = baselines.six_n(found.n_params, tokens, found.peak_flops_per_second)
     base |= {f"{group}_forecast": seconds for group, seconds in _forecast_groups(found).items()}
     if row["status"] != "ok":
         if row["status"] == "oom" and not found.fits:
@@ -146,7 +207,10 @@ def _compare(row: Mapping[str, Any], profile: Profile, host: HostCosts | None) -
         "step_seconds": row["value"], "device_seconds": row["device_seconds"],
         "host_seconds": row["host_seconds"], "peak_bytes": row["peak_bytes"], "kernels": row["n_kernels"],
         "within_interval": found.step_seconds_low <= row["value"] <= found.step_seconds_high,
+        "interval_width": (found.step_seconds_high - found.step_seconds_low) / found.step_seconds,
     }  # fmt: skip
+    if row["device_seconds"] is not None:
+        base["device_within"] = found.device_seconds_low <= row["device_seconds"] <= found.device_seconds_high
     if is_synchronous(profile):  # an op runs when it is called: the host's share is what the operators leave
         left = None if row["device_seconds"] is None else row["value"] - row["device_seconds"]
         base |= {"host_seconds": left, "kernels": None, "kernels_forecast": None}
@@ -154,6 +218,8 @@ def _compare(row: Mapping[str, Any], profile: Profile, host: HostCosts | None) -
         base |= {f"{group}_seconds": seconds for group, seconds in _measured_groups(row["ops"]).items()}
     for name in ("step", "device", "host", *GROUPS):
         base[f"{name}_error"] = signed_error(base[f"{name}_forecast"], base[f"{name}_seconds"])
+    for name in baselines.METHODS:
+        base[f"{name}_error"] = signed_error(base[f"{name}_forecast"], base["step_seconds"])
     base["step_error_profile_host"] = signed_error(shipped.step_seconds, base["step_seconds"])
     is_long = (base["kernels"] or 0) > profile.ceiling("queue_depth", 1024)
     if is_long and row["host_seconds"] < row["device_seconds"]:

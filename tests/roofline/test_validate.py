@@ -104,7 +104,8 @@ def test_what_did_not_run_keeps_its_row(found: Forecast, tiny: dict[str, Any], p
     assert foreseen["step_error"] is foreseen["step_seconds"] is None
     unknown = {**step, "plan": {**step["plan"], "config": {**tiny, "model_type": "no-such-model"}}}
     failed = {**step, "status": "error", "reason": "what a bug"}
-    rows = compare([oom, unknown, step, failed, {"key": "host/x/depth2/forward", "status": "error"}], profile)
+    several = [{**row, "key": f"step/{i}"} for i, row in enumerate((oom, unknown, step, failed))]
+    rows = compare([*several, {"key": "host/x/depth2/forward", "status": "error"}], profile)
     assert len(rows) == 4  # only steps, all of them, in order
     assert "no-such-model" in rows[1]["reason"]
     assert rows[2]["status"] == "ok"

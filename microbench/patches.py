@@ -1,0 +1,69 @@
+"""Other kernels in a real step: Triton's in place of cuBLAS's, or the SDPA backend of one's choice.
+
+Matrix products are replaced at the dispatcher, where `aten::mm` meets the device: autograd, autocast and every
+other operation stay as they are, so that a patched step launches the same op stream as a plain one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flopcast.kernels.matmul import matmul_triton
+
+MATMULS = ("torch", "triton")
+ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
+_SDPA = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+def attention_implementation(attention: str) -> str:
+    """What transformers calls this attention; Triton's is registered there first.
+
+    Raises ValueError for an unknown name.
+    """
+    if attention not in ATTENTIONS:
+        raise ValueError(f"attention {attention!r}: valid are {', '.join(ATTENTIONS)}")
+    if attention == "triton":
+        from flopcast.kernels.attention import register_with_transformers
+
+        return register_with_transformers()
+    return "sdpa"
+
+
+@contextmanager
+def patched(matmul: str = "torch", attention: str = "sdpa", device_type: str = "cuda") -> Iterator[None]:
+    """Runs what is inside with these kernels, in every thread of the process; afterwards all is as before.
+
+    `attention` "triton" needs a model built with `attention_implementation`. Raises ValueError for unknown names.
+    """
+    if matmul not in MATMULS:
+        raise ValueError(f"matmul {matmul!r}: valid are {', '.join(MATMULS)}")
+    attention_implementation(attention)
+    with ExitStack() as stack:
+        if attention in _SDPA:
+            stack.enter_context(sdpa_kernel([_SDPA[attention]]))
+        if matmul == "triton":
+            library = torch.library.Library("aten", "IMPL")
+            stack.callback(library._destroy)
+            with warnings.catch_warnings():  # torch says, rightly, that a kernel is overridden
+                warnings.simplefilter("ignore", UserWarning)
+                library.impl("mm", _triton_mm, device_type.upper())
+        yield
+
+
+def _triton_mm(a: Tensor, b: Tensor) -> Tensor:
+    """aten::mm by the Triton kernel, for 16-bit operands; others (rotary tables in fp32) by the library's."""
+    if a.dtype not in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out=a.new_empty((a.shape[0], b.shape[1])))  # `mm.out` is not overridden
+    layout = ("n" if _is_row_major(a) else "t") + ("n" if _is_row_major(b) else "t")
+    return matmul_triton(a if layout[0] == "n" else a.mT, b if layout[1] == "n" else b.mT, layout)
+
+
+def _is_row_major(x: Tensor) -> bool:
+    """As `lower` reads a layout off an operand; what is neither goes by its strides all the same."""
+    return x.stride(1) == 1 or not (x.stride(0) == 1 or x.shape[0] == 1)

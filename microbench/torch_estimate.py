@@ -1,0 +1,156 @@
+"""What torch's own estimator says of a step: `RuntimeEstimator`, "operator-level-cost-model", as a baseline.
+
+It runs a step on fake tensors of the device and adds up, call by call, the larger of FLOPs over a share of the
+datasheet peak and bytes over the datasheet bandwidth, both as torch and Triton read them off the device. It needs
+CUDA, but neither the device's time nor its memory: processes of their own do it, after all measuring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flopcast.microbench import steps
+from flopcast.microbench.cases import first_line
+from flopcast.microbench.plans import StepPlan
+from flopcast.microbench.records import EMPTY_FIELDS
+
+# The estimate is a sum over calls, so that it is linear in the number of equal layers: two shallow models give any.
+SHALLOW = (2, 3)
+PROCESSES = 12  # each holds torch and transformers, about 1 GB
+
+Row = dict[str, Any]
+
+
+@contextlib.contextmanager
+def estimate_plans(
+    plans: Sequence[StepPlan], device: torch.device, *, budget_seconds: float | None = None
+) -> Iterator[Callable[[StepPlan], Row]]:
+    """A function that gives the fields of a plan's row, while processes work through `plans`.
+
+    What cannot be estimated, or not in time, is a row of status "error" with a reason.
+    """
+    end = None if budget_seconds is None else time.monotonic() + max(budget_seconds, 0.0)
+    processes = max(1, min(PROCESSES, len(plans), len(os.sched_getaffinity(0)) - 1))
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting: dict[str, Future[Row]] = {
+            plan.key: pool.submit(estimate_row, plan, device.type) for plan in plans
+        }
+
+        def row(plan: StepPlan) -> Row:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                found: Row = waiting[plan.key].result(left)
+            except Exception as fault:  # a process that died, or no time left
+                return {**_empty(plan), "status": "error", "reason": first_line(fault)}
+            return found
+
+        try:
+            yield row
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def estimate_row(plan: StepPlan, device_type: str) -> Row:
+    """The fields of one plan's row, whatever happens."""
+    try:
+        seconds = estimate(plan, device_type)
+    except Exception as fault:
+        return {**_empty(plan), "status": "error", "reason": first_line(fault)}
+    return {**_empty(plan), "value": seconds, "seconds": seconds}
+
+
+def _empty(plan: StepPlan) -> Row:
+    return {**EMPTY_FIELDS, "role": "baseline", "plan": asdict(plan), "unit": "seconds", "value": None,
+            "timer": "torch RuntimeEstimator"}  # fmt: skip
+
+
+def estimate(plan: StepPlan, device_type: str = "cuda") -> float:
+    """Seconds of one step. Raises what torch raises, AssertionError without CUDA among it."""
+    depth = plan.config.get("num_hidden_layers")
+    if plan.module or depth is None or depth <= SHALLOW[1]:
+        return _estimate(plan, device_type)
+    low, high = (
+        _estimate(replace(plan, config={**plan.config, "num_hidden_layers": layers}), device_type)
+        for layers in SHALLOW
+    )
+    return low + (int(depth) - SHALLOW[0]) * (high - low)
+
+
+def _estimate(plan: StepPlan, device_type: str) -> float:
+    from torch.distributed._tools.runtime_estimator import RuntimeEstimator
+
+    with _not_taken_for_a_compiler(), _mixed_results(), FakeTensorMode(), _FakeValues():  # type: ignore[no-untyped-call]
+        step = build(plan, device_type)
+        step.run()  # makes the optimizer's state
+        estimator = RuntimeEstimator()
+        with contextlib.redirect_stdout(io.StringIO()), estimator("operator-level-cost-model"):
+            step.run()
+        seconds: float = estimator.total_runtime * 1e-3
+    return seconds
+
+
+def build(plan: StepPlan, device_type: str) -> steps.TrainingStep:
+    """The step on fake tensors. Foreach has to be asked for: it is no default for fake tensors."""
+    from flopcast.microbench.run_steps import build_plan
+
+    step = build_plan(replace(plan, attention="sdpa"), torch.device(device_type))
+    step.optimizer = steps.make_optimizer(step.model, plan.optimizer, foreach=True)
+    return step
+
+
+class _FakeValues(TorchDispatchMode):
+    """A fake tensor has no value to read back: checks are taken to pass, numbers to be 1."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            dtype = args[0].dtype
+            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _not_taken_for_a_compiler() -> Iterator[None]:
+    """transformers takes fake tensors for a compiler's and leaves the causal SDPA: say they are not fake."""
+    import transformers.utils.import_utils as utils
+
+    original = utils.is_fake_tensor
+    utils.is_fake_tensor = lambda x: False
+    try:
+        yield
+    finally:
+        utils.is_fake_tensor = original
+
+
+@contextlib.contextmanager
+def _mixed_results() -> Iterator[None]:
+    """Lets the estimator take calls with results of several dtypes, by the first of them (attention's bf16, not its
+    fp32 log-sum-exp): as it stands (torch 2.11 and 2.13) it stops with an assertion there."""
+    module: Any = importlib.import_module("torch.distributed._tools.runtime_estimator")
+    original = module.get_compute_time
+
+    def by_first(packet: Any, args: Any, kwargs: Any, out: Any, out_dtypes: Any, *rest: Any) -> float:
+        if len(out_dtypes) > 1:
+            first = next(t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor))
+            out_dtypes = {first.dtype}
+        return float(original(packet, args, kwargs, out, out_dtypes, *rest))
+
+    module.get_compute_time = by_first
+    try:
+        yield
+    finally:
+        module.get_compute_time = original

@@ -1,0 +1,108 @@
+"""The host as it was while real steps ran: from the tiny models that were run between them.
+
+One process differs from the next by 10 to 40%, and drifts within: a step that came out 10.7% slow had the tiny models
+beside it 6 to 9% slow.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from flopcast.microbench.plans import HostPlan
+from flopcast.roofline.calibration import host_counts, host_plan, plan_streams
+from flopcast.roofline.fit_host import fit_host
+from flopcast.roofline.forecast import simulated
+from flopcast.roofline.profile import HostCosts, Profile
+from flopcast.roofline.timeline import Backends, device_work
+
+# Samples of the host on either side of a step that say how fast it was then: two are taken before each step.
+NEAR = 2
+
+
+def scaled(host: HostCosts, factor: float) -> HostCosts:
+    """A host that takes `factor` times as long for everything."""
+
+    def times(costs: Mapping[str, float]) -> dict[str, float]:
+        return {name: seconds * factor for name, seconds in costs.items()}
+
+    return replace(
+        host, step_fixed=host.step_fixed * factor, forward=times(host.forward), backward=times(host.backward),
+        optimizer=times(host.optimizer),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunHost:
+    """The host as one run of steps had it: its costs, and how its speed moved, sample by sample.
+
+    `pace[i]` is sample i of the tiny models over their median, mean of depths and phases.
+    """
+
+    costs: HostCosts
+    pace: tuple[float, ...]
+
+    def at(self, samples_before: int | None) -> HostCosts:
+        """The costs at a step: by the samples just before and just after it."""
+        if samples_before is None or not self.pace:
+            return self.costs
+        near = self.pace[max(0, samples_before - NEAR) : samples_before + NEAR]
+        return scaled(self.costs, median(near)) if near else self.costs
+
+
+def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> dict[str | None, RunHost]:
+    """Host costs as the processes that ran the steps had them, by session, from the calibration rows among the steps.
+
+    Empty without any, and on a processor. The costs are those of `fit_host`, times what steps of the tiny models in a
+    row took over what is simulated of them (`steady_ratio`).
+    """
+    kind = str(profile.device.get("type"))
+    sessions: dict[str | None, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for row in measured:
+        if row["key"].startswith("host/") and row["status"] == "ok":
+            sessions[row.get("session")][row["key"]] = row
+    if not sessions or kind == "cpu":
+        return {}
+    plan = host_plan(kind)
+    counts = host_counts(plan, kind)
+    cpu = profile.host.cpu if profile.host is not None else ""
+    found: dict[str | None, RunHost] = {}
+    for session, by_key in sessions.items():
+        rows = list(by_key.values())
+        costs = fit_host(rows, counts, profile.ceilings, {"cpu": cpu}, [])
+        if costs is not None:
+            values = {
+                depth: by_key.get(plan.row_key(depth, "steady"), {}).get("value") for depth in plan.configs
+            }
+            steady = {depth: seconds for depth, seconds in values.items() if seconds}
+            found[session] = RunHost(scaled(costs, steady_ratio(steady, plan, costs, profile)), _pace(rows))
+    return found
+
+
+def steady_ratio(steady: Mapping[int, float], plan: HostPlan, costs: HostCosts, profile: Profile) -> float:
+    """Seconds of a tiny model's step among others (by depth) over what the simulation makes of it; median of depths.
+
+    What the phases, each timed on an idle device, leave out: the graph set free, the queue, the caches. 1 where it was
+    not measured.
+    """
+    if not steady:
+        return 1.0
+    streams = plan_streams(plan, str(profile.device.get("type")))
+    ratios = []
+    for depth, seconds in steady.items():
+        items = device_work(streams[depth], profile, costs, Backends())
+        ratios.append(seconds / simulated(items, profile))
+    return min(max(median(ratios), 0.8), 1.25)
+
+
+def _pace(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """Each sample over its row's median, the median over rows of forward and backward (the most of a step)."""
+    ratios = [
+        [sample / row["value"] for sample in row["samples"]]
+        for row in rows
+        if row["key"].endswith(("/forward", "/backward")) and row.get("value")
+    ]
+    return tuple(median(values) for values in zip(*ratios, strict=False))
