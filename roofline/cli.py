@@ -61,7 +61,7 @@ Matmul = Annotated[str, typer.Option(help="torch, triton or best.")]
 Attention = Annotated[
     str, typer.Option(help="sdpa (what torch picks), sdpa-flash, sdpa-cudnn, triton or best.")
 ]
-Host = Annotated[str | None, typer.Option(help="Profile whose host feeds the GPU; `none`: the device alone.")]
+Host = Annotated[str | None, typer.Option(help="Host for the GPU: one of `flopcast gpus`, a profile's, `none`.")]
 PriceFile = Annotated[
     Path | None, typer.Option("--prices", help="Price book, CSV or TOML; default: the shipped one.")
 ]
@@ -104,16 +104,20 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @app.command()
-def gpus(as_json: AsJson = False) -> None:
-    """Profiles known, and how each came about."""
-    from flopcast.roofline import tables
-    from flopcast.roofline.lookup import known
+def gpus(
+    hosts: Annotated[bool, typer.Option("--hosts", help="The hosts alone, for --host.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Profiles and hosts known, and how each came about."""
+    from flopcast.roofline import cli_bench, tables
+    from flopcast.roofline.lookup import known, known_hosts
 
-    found = known()
     if as_json:
-        emit([entry.__dict__ for entry in found])
-    else:
-        tables.print_known(found)
+        emit([entry.to_json() for entry in known_hosts()] if hosts else [entry.__dict__ for entry in known()])
+        return
+    if not hosts:
+        tables.print_known(known())
+    cli_bench.print_hosts(known_hosts())
 
 
 @app.command()

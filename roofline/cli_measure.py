@@ -16,6 +16,7 @@ import typer
 from flopcast.errors import UsageError
 
 if TYPE_CHECKING:
+    from flopcast.roofline.cards import Found
     from flopcast.roofline.direct import Asked
     from flopcast.roofline.fit_report import FitReport
     from flopcast.roofline.profile import Profile
@@ -38,9 +39,12 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     suite: Annotated[str | None, typer.Option(
-        help="quick (a minute; the default), standard (six minutes) or full (twenty)."
+        help="quick (a minute; the default), standard (six minutes), full (twenty), or host: what launches cost, alone."
     )] = None,
     device: Device = None, out: Out = Path("out"), retry: Retry = False,
+    all_gpus: Annotated[bool, typer.Option(
+        "--all-gpus", help="Each GPU of this host, side by side, into OUT/gpu0, OUT/gpu1, ..."
+    )] = False,
     budget: Annotated[float | None, typer.Option(help="Seconds for the sweep; the next run continues.")] = None,
     config: Annotated[str | None, typer.Option(
         help="Instead of a suite, exactly what a step of this model launches: a config.json, or a shipped name."
@@ -52,10 +56,12 @@ def bench(
     optimizer: Annotated[str | None, typer.Option(help="Of --config, as for predict.")] = None,
     matmul: Annotated[str | None, typer.Option(help="Of --config: torch or triton.")] = None,
     attention: Annotated[str | None, typer.Option(help="Of --config, as for predict.")] = None,
+    skip_host: Annotated[bool, typer.Option("--skip-host", hidden=True)] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measures this machine: ceilings, host cost, kernels. Appends as it goes; run again to resume."""
-    from flopcast.roofline import direct
+    from flopcast.microbench import fanout
+    from flopcast.roofline import cli_bench, direct
     from flopcast.roofline.cli import emit
     from flopcast.roofline.tables import say
 
@@ -65,9 +71,25 @@ def bench(
     })  # fmt: skip
     if model is not None and suite is not None:
         raise UsageError(f"--suite and --config are two sweeps: run one, then the other, into --out {out}")
+    if all_gpus:
+        if device is not None:
+            raise UsageError(f"--device {device} with --all-gpus: one GPU or all of them")
+        _check_bench(suite, budget)
+        limits = () if budget is None else ("--budget", str(budget))
+        arguments = (*limits, *(("--retry",) if retry else ()), *(model.arguments if model else ()))
+        found = cli_bench.bench_all_gpus(out, suite, arguments)
+        if as_json:
+            emit(found)
+        elif found["spread"]:
+            cli_bench.print_spread(found["spread"])
+        cli_bench.raise_if_failed(found)
+        say(f"`flopcast fit {out}` makes a profile of them")
+        return
+    fanout.end_with_parent()
     summaries = run_bench(
-        device, suite or "quick", out, model=model, budget=budget, retry=("oom", "error") if retry else ()
-    )
+        device, suite or "quick", out, model=model, budget=budget, retry=("oom", "error") if retry else (),
+        skip_host=skip_host,
+    )  # fmt: skip
     for part, text in summaries.items():
         say(f"{part}: {text}")
     if as_json:
@@ -76,41 +98,53 @@ def bench(
         say(f"`flopcast fit {out}` makes a profile of it")
 
 
-def check_suite(suite: str) -> None:
-    if suite not in SUITES:
-        raise UsageError(f"suite {suite!r}: valid are {', '.join(SUITES)}")
+def check_suite(suite: str, valid: tuple[str, ...] = SUITES) -> None:
+    if suite not in valid:
+        raise UsageError(f"suite {suite!r}: valid are {', '.join(valid)}")
+
+
+def _check_bench(suite: str | None, budget: float | None) -> None:
+    check_suite(suite or "quick", (*SUITES, "host"))
+    if budget is not None and not budget >= 0:
+        raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
 
 
 def run_bench(
     device: str | None, suite: str, out: Path, *, model: Asked | None = None, budget: float | None = None,
-    retry: tuple[str, ...] = (),
+    retry: tuple[str, ...] = (), skip_host: bool = False,
 ) -> dict[str, str]:  # fmt: skip
     """Measures what `out` lacks of a suite, or of what a step of `model` launches; a line for each part."""
-    check_suite(suite)
-    if budget is not None and not budget >= 0:
-        raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
+    _check_bench(suite, budget)
     from flopcast.microbench import bench as engine
     from flopcast.microbench.device import describe, pick_device
     from flopcast.microbench.sweep import Case
-    from flopcast.roofline import calibration, direct
+    from flopcast.roofline import calibration, cli_bench, direct
     from flopcast.roofline import suite as suites
 
     chosen = pick_device(device)
+    cli_bench.check_out(out, all_gpus=False)
+    host_only = suite == cli_bench.HOST_SUITE
     # "full" takes the policy of "standard": 91% of an H200's rows end after 10 samples that agree to 0.5%, below
     # what two runs differ by, so that more of the same adds a quarter of the time and nothing else; shapes do.
-    policy = "quick" if chosen.type == "cpu" or (suite == "quick" and model is None) else "standard"
-    name = "cpu-quick" if chosen.type == "cpu" else suite
-    if model is None:
-        listed: Iterable[SuiteCase] = suites.load(name)
+    brief = chosen.type == "cpu" or host_only or (suite == "quick" and model is None)
+    policy = "quick" if brief else "standard"
+    name = "cpu-quick" if chosen.type == "cpu" and not host_only else suite
+    if host_only:
+        listed: Iterable[SuiteCase] = ()
+    elif model is None:
+        listed = suites.load(name)
     else:
         source = model.source(chosen.type)
         machine = describe(chosen)
         name = source.label
-        listed = direct.cases_kept(out, source, direct.step_cases(source, machine["device"], machine["stack"]))
+        listed = direct.cases_kept(
+            out, source, direct.step_cases(source, machine["device"], machine["stack"])
+        )
     cases = (Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in listed)
     found = engine.run_bench(
         chosen, out, suite=name, policy=policy, cases=cases,
-        hosts=[calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry,
+        hosts=() if skip_host else [calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry,
+        host_only=host_only,
     )  # fmt: skip
     return {part: "; ".join([str(summary), *summary.warnings]) for part, summary in found.items()}
 
@@ -120,36 +154,67 @@ def fit(
     out: Annotated[
         Path | None, typer.Option(help="Profile to write; default: FOLDER/profile.json.gz.")
     ] = None,
+    repeat: Annotated[
+        Path | None, typer.Option(help="A second run of the suite: compared row by row -> repeatability.csv.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Turns measurements into a profile and prints how well it fits, on rows it never saw too."""
-    from flopcast.roofline import coverage, tables
+    from dataclasses import asdict
+
+    from flopcast.roofline import cards, cli_bench, coverage, host_folder, repeatability, tables
     from flopcast.roofline.cli import emit
 
-    profile, quality = fit_folder(folder)
+    found = cards.read_folder(folder)
+    if host_folder.is_host_only(found):
+        host, path = cli_bench.fit_host_only(folder, found, out)
+        if as_json:
+            emit({"profile": None, "host_file": str(path), "host": asdict(host)})
+        else:
+            cli_bench.print_host(host)
+            kept = f", or as --host {host.name} unless that ships" if host.basis == "measured" else ""
+            tables.say(f"wrote {path}; use it as --host {path}{kept}")
+        return
+    repeated = None if repeat is None else repeatability.compare_folders(folder, repeat)
+    profile, quality = fit_folder(folder, found)
     path = out or folder / "profile.json.gz"
     save_profile(profile, path)
+    host_file = cli_bench.save_host(profile.host, cli_bench.host_path(path, is_default=out is None))
+    if repeated is not None:
+        repeatability.write_csv(repeated, path.with_name("repeatability.csv"))
+    gpus = profile.provenance.get("gpus")
     if as_json:
         holds = {name: profile.provenance[name] for name in ("shapes", "sources")}
-        emit({"profile": str(path), "gpu": profile.gpu, **holds, **quality.to_json()})
+        host_name = None if profile.host is None else profile.host.name
+        emit({
+            "profile": str(path), "gpu": profile.gpu, "host_file": host_file and str(host_file), "host": host_name,
+            "gpus": gpus, "repeatability": repeated and repeated.to_json(), **holds, **quality.to_json(),
+        })  # fmt: skip
     else:
         tables.print_fit(quality)
+        if gpus:
+            cli_bench.print_spread(gpus)
+        if profile.host is not None and profile.host.layers:
+            cli_bench.print_host(profile.host)
+        if repeated is not None:
+            repeatability.show(repeated, tables.say)
         tables.say(coverage.holdings(profile))
+        if host_file is not None:
+            tables.say(f"wrote {host_file}: this host, for --host")
         tables.say(f"wrote {path}; use it as --gpu {path}, or as --gpu {profile.gpu} unless that ships")
 
 
-def fit_folder(folder: Path) -> tuple[Profile, FitReport]:
-    """The profile of a folder of measurements, host costs included."""
-    from flopcast.microbench import records
-    from flopcast.roofline import calibration, coverage, direct
+def fit_folder(folder: Path, found: Found | None = None) -> tuple[Profile, FitReport]:
+    """The profile of a folder of measurements, host costs included; of several GPUs that of the median card."""
+    from flopcast.roofline import calibration, cards, coverage, direct
     from flopcast.roofline.fit import fit_rows
 
-    machine = records.read_machine(folder)
+    found = found or cards.read_folder(folder)
+    machine = found.machine
     kind = machine["device"]["type"]
     plan = calibration.host_plan(kind)
-    measured = records.read(folder)
-    rows, n_promoted = direct.promote(measured.latest(), direct.kept(folder), machine)
-    warnings = list(measured.warnings)
+    rows, n_promoted = direct.promote(found.rows, direct.kept(found.home), machine)
+    warnings = list(found.warnings)
     if n_promoted:
         warnings.append(f"{n_promoted} held-out rows are what --config asked for: fitted, they judge no more")
     profile, quality = fit_rows(
@@ -157,7 +222,7 @@ def fit_folder(folder: Path) -> tuple[Profile, FitReport]:
     )
     if kind == "cpu":
         profile = profile.with_host(calibration.synchronous_host(profile, plan, rows) or profile.host)
-    return coverage.with_sources(profile, folder, rows), quality
+    return cards.with_cards(coverage.with_sources(profile, found.home, rows), found), quality
 
 
 def save_profile(profile: Profile, path: Path) -> None:
