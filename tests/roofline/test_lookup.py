@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flopcast.errors import DataError, UsageError
-from flopcast.roofline import lookup
+from flopcast.roofline import hosts, lookup
 from flopcast.roofline.forecast import NO_HOST
 from flopcast.roofline.lookup import find_host, find_profile, find_profiles, known, user_folder
 from flopcast.roofline.profile import Profile, known_profiles
@@ -144,3 +144,44 @@ def test_a_host_by_name(small: Profile, keep: Keep, tmp_path: Path) -> None:
         find_host(str(path))
     with pytest.raises(UsageError, match="unknown GPU 'h300'"):
         find_host("h300")
+
+
+def test_a_host_by_its_own_name_or_file(small: Profile, keep: Keep, tmp_path: Path) -> None:
+    """A host is known by its name where it ships or was measured, and told from a profile by what its file holds."""
+    assert small.host is not None
+    mine = replace(small.host, name="my-host", sigma=0.3)
+    for path in (lookup.user_hosts() / "my-host.json", tmp_path / "plain"):
+        hosts.save(mine, path)
+        assert find_host(str(path)) == mine
+    assert find_host("my-host") == mine
+    for entry in lookup.known_hosts():
+        assert find_host(entry.name) == entry.costs
+    assert {entry.source for entry in lookup.known_hosts()} == {
+        "shipped",
+        str(lookup.user_hosts() / "my-host.json"),
+    }
+    assert find_host(str(keep("my-gpu"))) == small.host  # a GPU's profile: the host it was measured with
+    with pytest.raises(UsageError) as fault:
+        find_host("my-hots")
+    for part in ("unknown host 'my-hots'", "my-host", "bench --suite host"):
+        assert part in str(fault.value)
+
+
+def test_a_shipped_host_wins_over_the_users_of_the_same_name(small: Profile, keep: Keep) -> None:
+    assert small.host is not None
+    (shipped, *_) = hosts.known_hosts()
+    path = lookup.user_hosts() / f"{shipped}.json"
+    hosts.save(replace(small.host, sigma=0.77), path)
+    found, own = find_host(shipped), find_host(str(path))
+    assert found is not None
+    assert own is not None
+    assert found.sigma != 0.77 == own.sigma
+    assert [entry.source for entry in lookup.known_hosts() if entry.name == shipped] == ["shipped"]
+
+
+def test_a_host_file_that_cannot_be_read_is_named(keep: Keep, tmp_path: Path) -> None:
+    path = tmp_path / "h.json"
+    path.write_text('{"schema": 1, "kind": "host"}')
+    with pytest.raises(DataError, match="malformed host") as fault:
+        find_host(str(path))
+    assert str(path) in str(fault.value)

@@ -1,0 +1,214 @@
+"""Several GPUs of one kind: the median card's rows, the spread by class, and what is never mixed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flopcast.errors import DataError
+from flopcast.kernels.shapes import Gemm, shape_to_json
+from flopcast.microbench import records
+from flopcast.roofline import cards
+from flopcast.roofline.fit import fit
+from flopcast.roofline.lower import describe
+from flopcast.roofline.profile import Profile
+
+SHAPES = [
+    Gemm(m=m, n=n, k=k, layout="nt")
+    for m in (256, 1024, 4096)
+    for n in (512, 2048)
+    for k in (512, 1024, 4096)
+]
+DEVICE = {
+    "type": "cuda", "name": "NVIDIA H200", "uuid": "GPU-0", "sm_count": 132, "clock_mhz": 1980,
+    "memory_bytes": 150 * 10**9, "l2_bytes": 60 * 2**20, "capability": [9, 0], "power_limit_w": 700.0,
+    "driver": "580",
+}  # fmt: skip
+STACK = {"flopcast": "0.1.0", "torch": "2.11.0", "cudnn": 91900}
+
+
+def seconds_of(shape: Gemm) -> float:
+    return 3e-6 + shape.flops / 6e14
+
+
+def row(shape: Gemm, seconds: float, **fields: Any) -> dict[str, Any]:
+    samples = [seconds * factor for factor in (0.999, 1.0, 1.001, 1.0, 1.002)]
+    return {
+        **records.EMPTY_FIELDS, "key": shape.key, "backend": "torch", "cache": "cold", "suite": "quick", "role": "fit",
+        "shape": shape_to_json(shape), "seconds": seconds, "kernel_seconds": 0.99 * seconds, "samples": samples,
+        "n": 5, "timer": "graph", "kernels": [["k", 0.99 * seconds]], **fields,
+    }  # fmt: skip
+
+
+def value(key: str, number: float, samples: tuple[float, ...] = (), **fields: Any) -> dict[str, Any]:
+    return {
+        **records.EMPTY_FIELDS, "key": key, "backend": "torch", "cache": "cold", "shape": None, "value": number,
+        "samples": list(samples), **fields,
+    }  # fmt: skip
+
+
+def measure(folder: Path, index: int, rows: list[dict[str, Any]], **device: Any) -> Path:
+    """A folder as a bench of card `index` leaves it."""
+    stack = device.pop("stack", STACK)
+    described = {**DEVICE, "uuid": f"GPU-{index}", **device}
+    machine = {"schema": 1, "machine": f"m{index}", "device": described, "host": {"cpu": "c"}, "stack": stack}
+    with records.Recorder(folder, machine) as recorder:
+        for one in rows:
+            recorder.append(one)
+    return folder
+
+
+def make_cards(out: Path, factors: Mapping[str, float], **others: Any) -> Path:
+    """gpu0, gpu1, ... whose kernels take factor times the usual."""
+    for index, (name, factor) in enumerate(factors.items()):
+        rows = [row(shape, factor * seconds_of(shape)) for shape in SHAPES]
+        rows.append(value("scalar/hbm_copy", 4e12 / factor, (4e12 / factor,) * 5))
+        measure(out / name, index, rows, **others)
+    return out
+
+
+def test_a_folder_of_one_card_is_read_as_it_is(tmp_path: Path) -> None:
+    folder = measure(tmp_path / "one", 0, [row(SHAPES[0], 1e-5)])
+    found = cards.read_folder(folder)
+    assert found.rows == records.read(folder).latest()
+    assert (found.home, found.cards) == (folder, {})
+    assert cards.card_folders(folder) == {}
+
+
+def test_times_are_the_median_of_the_cards_and_what_each_read_is_kept(tmp_path: Path) -> None:
+    found = cards.read_folder(make_cards(tmp_path, {"gpu0": 1.00, "gpu1": 1.10, "gpu2": 1.02}))
+    first = next(one for one in found.rows if one["key"] == SHAPES[0].key)
+    assert first["seconds"] == pytest.approx(1.02 * seconds_of(SHAPES[0]))
+    assert first["kernel_seconds"] == pytest.approx(0.99 * first["seconds"])
+    assert np.median(first["samples"]) == pytest.approx(first["seconds"])
+    assert first["by_card"] == pytest.approx(
+        {f"gpu{i}": f * seconds_of(SHAPES[0]) for i, f in enumerate((1.0, 1.1, 1.02))}
+    )
+    copy = next(one for one in found.rows if one["key"] == "scalar/hbm_copy")
+    assert copy["value"] == pytest.approx(4e12 / 1.02)
+
+
+def test_two_cards_meet_in_the_middle(tmp_path: Path) -> None:
+    found = cards.read_folder(make_cards(tmp_path, {"gpu0": 1.0, "gpu1": 1.04}))
+    assert [one["seconds"] for one in found.rows if one.get("shape")] == pytest.approx(
+        [1.02 * seconds_of(shape) for shape in SHAPES]
+    )
+
+
+def test_cards_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    out = make_cards(tmp_path, {f"gpu{i}": 1.0 for i in range(11)})
+    assert list(cards.card_folders(out)) == [f"gpu{i}" for i in range(11)]
+    (out / "gpu11").mkdir()  # begun, nothing measured yet
+    (out / "gpu-old").mkdir()
+    assert len(cards.card_folders(out)) == 11
+
+
+def test_a_row_that_one_card_lacks_is_the_others(tmp_path: Path) -> None:
+    a, b = row(SHAPES[0], 1e-5), row(SHAPES[1], 2e-5)
+    measure(tmp_path / "gpu0", 0, [a, b])
+    measure(tmp_path / "gpu1", 1, [{**a, "status": "oom", "seconds": None, "kernel_seconds": None}])
+    found = {one["key"]: one for one in cards.read_folder(tmp_path).rows}
+    assert found[SHAPES[0].key]["seconds"] == 1e-5
+    assert found[SHAPES[1].key]["by_card"] == {"gpu0": 2e-5}
+    measure(tmp_path / "gpu2", 2, [])
+    lost = {**row(SHAPES[2], 1e-5), "status": "incorrect", "seconds": None, "kernel_seconds": None}
+    measure(tmp_path / "gpu1", 1, [lost])
+    found = {one["key"]: one for one in cards.read_folder(tmp_path).rows}
+    assert found[SHAPES[2].key]["status"] == "incorrect"
+
+
+def test_a_card_that_throttled_marks_the_row(tmp_path: Path) -> None:
+    measure(tmp_path / "gpu0", 0, [row(SHAPES[0], 1e-5)])
+    measure(tmp_path / "gpu1", 1, [row(SHAPES[0], 1.2e-5, throttled=True)])
+    assert [one["throttled"] for one in cards.read_folder(tmp_path).rows] == [True]
+
+
+def test_the_host_is_told_by_the_card_that_had_it_to_itself(tmp_path: Path) -> None:
+    host = [value("host/qwen3-adamw/depth2/forward", 3e-3, (4e-3, 3e-3, 2.9e-3), rounds=1)]
+    measure(tmp_path / "gpu0", 0, [*host, value("scalar/launch", 5e-6), value("scalar/hbm_copy", 4e12)])
+    measure(tmp_path / "gpu1", 1, [value("scalar/launch", 9e-6), value("scalar/hbm_copy", 4.2e12)])
+    found = {one["key"]: one for one in cards.read_folder(tmp_path).rows}
+    assert found["scalar/launch"]["value"] == 5e-6
+    assert found["scalar/hbm_copy"]["value"] == pytest.approx(4.1e12)
+    assert found["host/qwen3-adamw/depth2/forward"]["samples"] == [4e-3, 3e-3, 2.9e-3], "in their order"
+
+
+def test_the_spread_names_the_slowest_card_class_by_class(tmp_path: Path) -> None:
+    found = cards.read_folder(make_cards(tmp_path, {"gpu0": 1.00, "gpu1": 1.06, "gpu2": 1.02}))
+    spread = cards.spread(found)
+    gemm = spread["classes"]["gemm/cold"]
+    assert gemm["rows"] == len(SHAPES)
+    assert gemm["factors"] == pytest.approx({"gpu0": 1 / 1.02, "gpu1": 1.06 / 1.02, "gpu2": 1.0})
+    assert (gemm["slowest"], spread["slowest"]) == ("gpu1", "gpu1")
+    assert gemm["slowest_factor"] == spread["slowest_factor"] == pytest.approx(1.06 / 1.02)
+    assert gemm["sigma"] == pytest.approx(float(np.log([1.0, 1.06, 1.02]).std(ddof=1)))
+    assert gemm["median"] == gemm["p90"] == pytest.approx(0.06)
+    assert [card["uuid"] for card in spread["cards"].values()] == ["GPU-0", "GPU-1", "GPU-2"]
+    assert spread["cards"]["gpu1"]["factor"] == pytest.approx(1.06 / 1.02)
+    assert json.dumps(spread)
+
+
+def test_one_odd_row_is_named_and_does_not_make_the_class(tmp_path: Path) -> None:
+    make_cards(tmp_path, {"gpu0": 1.0, "gpu1": 1.0})
+    odd = tmp_path / "gpu1" / records.MEASUREMENTS
+    lines = [json.loads(line) for line in odd.read_text().splitlines()]
+    lines[3]["seconds"] *= 2
+    odd.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    gemm = cards.spread(cards.read_folder(tmp_path))["classes"]["gemm/cold"]
+    assert gemm["worst"][0] == [f"{SHAPES[3].key}/torch/cold", pytest.approx(1.0)]
+    assert gemm["median"] == pytest.approx(0.0, abs=1e-12)
+    assert gemm["sigma"] < 0.5 * np.log(2) / np.sqrt(2 * len(SHAPES))
+
+
+def test_a_profile_of_cards_is_the_median_with_intervals_as_wide_as_they_differ(tmp_path: Path) -> None:
+    make_cards(tmp_path / "cards", {"gpu0": 1.00, "gpu1": 1.10})
+    make_cards(tmp_path / "same", {"gpu0": 1.05, "gpu1": 1.05})
+    (apart, _), (same, _) = fit(tmp_path / "cards"), fit(tmp_path / "same")
+    work = describe(SHAPES[0])
+    [wide], [narrow] = (profile.estimate([(work, "torch", "cold")]) for profile in (apart, same))
+    between = float(np.log([1.0, 1.1]).std(ddof=1))
+    assert wide.seconds == pytest.approx(narrow.seconds, rel=1e-3)
+    assert wide.sigma == pytest.approx(np.hypot(narrow.sigma, between), rel=1e-2)
+    assert apart.provenance["gpus"]["classes"]["gemm/cold"]["slowest"] == "gpu1"
+    kept = Profile.from_json(json.loads(json.dumps(apart.to_json())))
+    assert kept.estimate([(work, "torch", "cold")]) == [wide]
+    projected = replace(
+        apart, provenance={"source": apart.provenance}
+    )  # a projection has deviations of its own
+    assert projected.estimate([(work, "torch", "cold")])[0].sigma == pytest.approx(narrow.sigma, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ({"name": "NVIDIA L4"}, "name (NVIDIA H200 and NVIDIA L4)"),
+        ({"power_limit_w": 500.0}, "power_limit_w (700.0 and 500.0)"),
+        ({"driver": "590"}, "driver (580 and 590)"),
+        ({"stack": {**STACK, "torch": "2.12"}}, "torch (2.11.0 and 2.12)"),
+    ],
+)
+def test_cards_of_two_kinds_or_stacks_are_not_mixed(
+    tmp_path: Path, device: dict[str, Any], said: str
+) -> None:
+    measure(tmp_path / "gpu0", 0, [row(SHAPES[0], 1e-5)])
+    measure(tmp_path / "gpu1", 1, [row(SHAPES[0], 1e-5)], **device)
+    with pytest.raises(DataError) as fault:
+        cards.read_folder(tmp_path)
+    for part in (said, str(tmp_path / "gpu0"), str(tmp_path / "gpu1"), "one by one"):
+        assert part in str(fault.value)
+
+
+def test_a_file_pasted_together_from_two_machines_is_refused(tmp_path: Path) -> None:
+    """bench never makes one, a person with `cat` might."""
+    first = measure(tmp_path / "a", 0, [row(SHAPES[0], 1e-5)])
+    second = measure(tmp_path / "b", 1, [row(SHAPES[1], 1e-5)])
+    with (first / records.MEASUREMENTS).open("ab") as file:
+        file.write((second / records.MEASUREMENTS).read_bytes())
+    with pytest.raises(DataError, match=r"machine m1.*machine m0.*never mixed"):
+        cards.read_folder(first)
