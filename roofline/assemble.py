@@ -26,6 +26,7 @@ def build_report(
     """
     from flopcast.microbench import records
     from flopcast.roofline import validate
+    from flopcast.roofline.cards import read_folder
     from flopcast.roofline.report import ReportData, render
 
     rows: list[dict[str, Any]] = []
@@ -35,7 +36,7 @@ def build_report(
     data = ReportData(
         profile=profile,
         fit=None if quality is None else quality.to_json(),
-        measurements=[] if measurements is None else records.read(measurements).latest(),
+        measurements=[] if measurements is None else read_folder(measurements).rows,
         validation=rows,
         anatomy=anatomy(profile),
         curves=curves(profile),
