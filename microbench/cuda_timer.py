@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flopcast.microbench.device import Reading, telemetry
+from flopcast.microbench.device import Reading, telemetry, typical_reading
 from flopcast.microbench.timer import (
     Call,
     Operands,
@@ -34,6 +34,7 @@ from flopcast.microbench.timer import (
 
 # Device time put before a batch of samples, so that the host is ahead when the first one starts.
 LEAD_SECONDS = 300e-6
+READING_SECONDS = 50e-3  # NVML renews its clocks and reasons about that often
 BATCH = 5  # samples enqueued before the host waits, fewer where they would outlast the time-out
 
 
@@ -135,19 +136,22 @@ class CudaTimer:
     def _sample(
         self, sample: Callable[[], tuple[Any, Any]], sample_seconds: float, lead_seconds: float
     ) -> tuple[tuple[float, ...], Reading]:
-        """Batches of samples until the stopping rule says enough; the clocks are read while a batch runs."""
+        """Batches of samples until the stopping rule says enough; the clocks are read while a batch runs: in the first
+        two and every READING_SECONDS from then on, so that throttling in the midst of a long case is seen."""
         batch = max(1, min(BATCH, int(self.policy.timeout_seconds / max(sample_seconds, 1e-6))))
         samples: list[float] = []
-        reading = Reading()
-        start = time.perf_counter()
+        readings: list[Reading] = []
+        start = last = time.perf_counter()
         while not should_stop(samples, time.perf_counter() - start, self.policy):
             self.spin(lead_seconds)
             pairs = [sample() for _ in range(batch)]
-            if len(samples) <= batch:  # the second batch counts, where there is one: it is the more typical
-                reading = self.read()
+            now = time.perf_counter()
+            if len(readings) < 2 or now - last > READING_SECONDS:
+                readings.append(self.read())
+                last = now
             torch.cuda.synchronize(self.device)
             samples += [float(first.elapsed_time(last)) * 1e-3 for first, last in pairs]
-        return tuple(samples[: self.policy.max_samples]), reading
+        return tuple(samples[: self.policy.max_samples]), typical_reading(readings)
 
     # --- short calls
 

@@ -12,7 +12,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -55,8 +56,12 @@ def is_throttled(reasons: tuple[str, ...]) -> bool:
 
 
 def all_gpus() -> list[str]:
-    """The names of all visible CUDA devices, as `pick_device` takes them. Raises UsageError where there are none."""
-    pick_device("cuda")
+    """The names of all visible CUDA devices, as `pick_device` takes them. Raises UsageError where there are none.
+
+    Makes no context: a process that only starts others holds no memory on any of them.
+    """
+    if not torch.cuda.is_available():
+        pick_device("cuda")
     return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
 
 
@@ -286,6 +291,28 @@ class Reading:
     def as_row(self) -> dict[str, Any]:
         """The fields of a measurement row."""
         return {**asdict(self), "throttle_reasons": list(self.throttle_reasons), "throttled": self.throttled}
+
+
+def typical_reading(readings: Sequence[Reading]) -> Reading:
+    """One reading for several of the same case: medians, and every throttle reason that was seen.
+
+    The first is left out where there are others: it may still show the clocks of what came before.
+    """
+    later = readings[1:] or readings
+    if not later:
+        return Reading()
+
+    def middle(name: str) -> float | None:
+        known = [value for reading in later if (value := getattr(reading, name)) is not None]
+        return statistics.median_low(known) if known else None
+
+    return Reading(
+        clock_mhz=middle("clock_mhz"),
+        memory_clock_mhz=middle("memory_clock_mhz"),
+        power_w=middle("power_w"),
+        temperature_c=middle("temperature_c"),
+        throttle_reasons=tuple(dict.fromkeys(name for reading in later for name in reading.throttle_reasons)),
+    )
 
 
 class _Nvml:

@@ -38,6 +38,7 @@ def test_the_machine_id_follows_what_changes_a_measurement() -> None:
     others = [
         device.machine_id({**part, "uuid": "GPU-2"}, stack),
         device.machine_id({**part, "power_limit_w": 500.0}, stack),
+        device.machine_id({**part, "driver": "590"}, stack),
         device.machine_id(part, {**stack, "torch": "2.14"}),
         device.machine_id(part, {**stack, "python": "3.13.1"}),
         device.machine_id(part, stack, method=99),
@@ -80,3 +81,19 @@ def test_readings_fit_a_row() -> None:
     assert row["throttled"] is False
     assert row["throttle_reasons"] == []
     assert json.dumps(row)
+
+
+def test_readings_of_one_case_become_one_with_every_throttle_reason_seen() -> None:
+    def reading(clock: float | None, *reasons: str) -> device.Reading:
+        return device.Reading(clock_mhz=clock, power_w=500.0, throttle_reasons=reasons)
+
+    idle, busy = reading(345.0, "gpu_idle"), reading(1980.0)
+    assert device.typical_reading([]) == device.Reading()
+    assert device.typical_reading([idle]) == idle
+    assert device.typical_reading([idle, busy]) == busy
+    hot = [reading(1700.0, "sw_power_cap"), reading(1650.0, "sw_power_cap", "hw_thermal_slowdown")]
+    found = device.typical_reading([idle, busy, *hot])
+    assert (found.clock_mhz, found.power_w) == (1700.0, 500.0)
+    assert found.throttle_reasons == ("sw_power_cap", "hw_thermal_slowdown")
+    assert found.throttled
+    assert device.typical_reading([idle, reading(None)]).clock_mhz is None
