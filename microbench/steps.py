@@ -2,12 +2,14 @@
 
 The same recipe serves the tracer (fake tensors), the host calibration (tiny widths) and the validation
 (real runs), so that the three speak of the same step: fp32 weights, autocast to bf16, `sdpa` attention,
-`use_cache=False`, `labels=input_ids`, `zero_grad(set_to_none=True)`, no clipping, no checkpointing.
+`use_cache=False`, `labels=input_ids`, `zero_grad(set_to_none=True)`, no clipping. With `accumulate` micro-batches
+each loss is divided by their number and gradients are added up in place; with `checkpoint` "full" every layer's
+activations are computed again in the backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 
 PRECISIONS = ("autocast-bf16", "bf16", "tf32", "fp32")
 OPTIMIZERS = ("adamw", "adamw-fused")
+CHECKPOINTS = ("none", "full")
 
 # torch's own default learning rate; its value does not change what is launched.
 LEARNING_RATE = 1e-3
@@ -23,34 +26,34 @@ LEARNING_RATE = 1e-3
 
 @dataclass
 class TrainingStep:
-    """A model, its optimizer and one batch. `run()` is one step; the phases can be run one by one."""
+    """A model, its optimizer and one micro-batch. `run()` is one step; the phases can be run one by one.
+
+    `batch` is what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments. `loss_fn`
+    takes what the model returns; without it the loss is `loss_of`'s.
+    """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    input_ids: torch.Tensor
+    batch: Any
     precision: str
     device_type: str  # "cpu" or "cuda"
+    accumulate: int = 1  # micro-batches a step
+    loss_fn: Callable[[Any], torch.Tensor] | None = None
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "autocast-bf16":
             return torch.autocast(self.device_type, dtype=torch.bfloat16)
         return nullcontext()
 
-    @property
-    def counts_on_host(self) -> bool:
-        """Whether the optimizer's step counters lie in host memory: so with AdamW on CUDA unless fused."""
-        group = self.optimizer.param_groups[0]
-        return self.device_type == "cuda" and not (group.get("fused") or group.get("capturable"))
-
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
     def forward(self) -> torch.Tensor:
+        """The loss of one micro-batch, divided by their number."""
         with self.autocast():
-            loss: torch.Tensor = self.model(
-                input_ids=self.input_ids, labels=self.input_ids, use_cache=False
-            ).loss
-        return loss
+            output = call(self.model, self.batch)
+            loss = self.loss_fn(output) if self.loss_fn is not None else loss_of(output)
+        return loss if self.accumulate == 1 else loss / self.accumulate
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -59,15 +62,59 @@ class TrainingStep:
         self.optimizer.step()
 
     def run(self) -> torch.Tensor:
+        """One whole step; the loss of its last micro-batch."""
+        return self.run_phases().detach()
+
+    def run_phases(self) -> torch.Tensor:
+        """As `run`, and nothing besides: the loss is still the graph's."""
         self.zero_grad()
-        loss = self.forward()
-        self.backward(loss)
+        for _ in range(self.accumulate):
+            loss = self.forward()
+            self.backward(loss)
         self.optimizer_step()
-        return loss.detach()
+        return loss
+
+
+@dataclass
+class FunctionStep:
+    """A step that a function runs by itself: forward, backward and optimizer."""
+
+    function: Callable[[], Any]
+    device_type: str
+
+    def run(self) -> Any:
+        return self.function()
+
+
+def call(model: torch.nn.Module, batch: Any) -> Any:
+    """What `model` returns for `batch`: a tensor, a tuple of positional or a mapping of keyword arguments."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """`output.loss` or `output["loss"]` if there is one, a scalar output itself, else the mean of the output in fp32;
+    of several outputs the first tensor counts. Raises TypeError where there is no tensor to take it from."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    found = output
+    while not isinstance(found, torch.Tensor):
+        values = list(found.values()) if isinstance(found, Mapping) else found
+        if not isinstance(values, (list, tuple)) or not values:
+            raise TypeError(
+                f"the module returns {type(output).__name__}, which holds no tensor to take a loss from"
+            )
+        found = values[0]
+    return found if found.ndim == 0 else found.float().mean()
 
 
 def build_model(
-    config: Mapping[str, Any], attention: str = "sdpa", precision: str = "autocast-bf16"
+    config: Mapping[str, Any],
+    attention: str = "sdpa",
+    precision: str = "autocast-bf16",
+    checkpoint: str = "none",
 ) -> torch.nn.Module:
     """A causal language model from the fields of a transformers config.json, on the default device.
 
@@ -87,7 +134,31 @@ def build_model(
         dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
     )
     model.train()
+    set_checkpointing(model, checkpoint)
     return model
+
+
+def set_checkpointing(model: torch.nn.Module, checkpoint: str) -> None:
+    """ "full": every layer of a transformers model computes its activations again in the backward.
+
+    Raises ValueError for another name, and for a model that has no such switch.
+    """
+    if checkpoint not in CHECKPOINTS:
+        raise ValueError(f"checkpoint {checkpoint!r}: valid are {', '.join(CHECKPOINTS)}")
+    if checkpoint == "none":
+        return
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None:
+        raise ValueError(
+            f"{type(model).__name__} has no gradient_checkpointing_enable, as transformers' models have: "
+            "use checkpoint 'none', and torch.utils.checkpoint inside the module"
+        )
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def causal_lm_batch(input_ids: torch.Tensor) -> dict[str, Any]:
+    """What a causal language model is trained on: the ids are the labels."""
+    return {"input_ids": input_ids, "labels": input_ids, "use_cache": False}
 
 
 def make_optimizer(
@@ -114,11 +185,13 @@ def build(
     precision: str = "autocast-bf16",
     optimizer: str = "adamw",
     attention: str = "sdpa",
+    accumulate: int = 1,
+    checkpoint: str = "none",
     seed: int = 0,
 ) -> TrainingStep:
-    """A step ready to run on `device`, weights drawn there, tokens from torch.randint.
+    """A step ready to run on `device`, weights drawn there, tokens from torch.randint; the same micro-batch each time.
 
-    Raises ValueError for an unknown precision or optimizer, torch.OutOfMemoryError when it does not fit.
+    Raises ValueError for an unknown precision, optimizer or checkpointing, torch.OutOfMemoryError when it does not fit.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r}: valid are {', '.join(PRECISIONS)}")
@@ -126,7 +199,66 @@ def build(
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     with torch.device(device):
-        model = build_model(config, attention, precision)
+        model = build_model(config, attention, precision, checkpoint)
     vocabulary = int(config["vocab_size"])
     input_ids = torch.randint(0, vocabulary, (batch, seq), device=device)
-    return TrainingStep(model, make_optimizer(model, optimizer), input_ids, precision, device.type)
+    return TrainingStep(
+        model,
+        make_optimizer(model, optimizer),
+        causal_lm_batch(input_ids),
+        precision,
+        device.type,
+        accumulate=accumulate,
+    )
+
+
+def build_module(
+    module: torch.nn.Module,
+    batch: Any,
+    device: torch.device | str,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    precision: str = "autocast-bf16",
+    optimizer: str = "adamw",
+    accumulate: int = 1,
+    checkpoint: str = "none",
+) -> TrainingStep:
+    """As `build`, of any module and its batch. For precision "bf16" the module's parameters and the batch's floating
+    point tensors are cast.
+
+    Raises ValueError as `build` does, and for a module without parameters that learn.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r}: valid are {', '.join(PRECISIONS)}")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(
+            f"{type(module).__name__} has no parameters that require a gradient: nothing to train"
+        )
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    set_checkpointing(module, checkpoint)
+    module = module.to(device)
+    batch = _map_tensors(batch, lambda tensor: tensor.to(device))
+    if precision == "bf16":
+        module = module.to(torch.bfloat16)
+        batch = _map_tensors(
+            batch, lambda tensor: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        )
+    return TrainingStep(
+        module,
+        make_optimizer(module, optimizer),
+        batch,
+        precision,
+        torch.device(device).type,
+        accumulate=accumulate,
+        loss_fn=loss_fn,
+    )
+
+
+def _map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: _map_tensors(item, function) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_map_tensors(item, function) for item in value)
+    return value

@@ -94,7 +94,7 @@ def _ladder_kv_heads(heads: int) -> int:
 _SIZES = {
     "hidden_size": "width", "num_hidden_layers": "depth", "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads", "head_dim": "head_dim", "intermediate_size": "ffn",
-    "vocab_size": "vocab",
+    "vocab_size": "vocab", "n_embd": "width", "n_layer": "depth", "n_head": "heads",
 }  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def depth_for(width: int, law: str = "printed") -> int:
     elif law == "ln":
         depth = round(math.exp(0.77 * math.log(width) - 2.5))
     elif law == "qwen3":
-        published = [load_config(name) for name in shipped_names()]
+        published = [c for name in shipped_names() if (c := load_config(name))["model_type"] == "qwen3"]
         nearest = min(published, key=lambda c: abs(math.log(c["hidden_size"] / width)))
         return int(nearest["num_hidden_layers"])
     else:
@@ -147,9 +147,19 @@ def ladder(widths: tuple[int, ...] = LADDER_WIDTHS, law: str = "printed") -> lis
     return [make_config(width=width, depth=depth_for(width, law)) for width in widths]
 
 
+def depth_field(config: Mapping[str, Any]) -> str:
+    """The name under which a config.json gives its number of layers."""
+    return "n_layer" if "n_layer" in config and "num_hidden_layers" not in config else "num_hidden_layers"
+
+
+def depth_of(config: Mapping[str, Any]) -> int:
+    """Layers of a config.json; 0 where it does not say."""
+    return int(config.get(depth_field(config)) or 0)
+
+
 def with_depth(config: Mapping[str, Any], depth: int) -> Config:
     """The same model with `depth` layers; a per-layer list is cut or repeated to fit."""
-    changed = {**config, "num_hidden_layers": depth}
+    changed = {**config, depth_field(config): depth}
     kinds = changed.get("layer_types")
     if isinstance(kinds, list) and kinds:
         changed["layer_types"] = [kinds[i % len(kinds)] for i in range(depth)]
@@ -158,15 +168,23 @@ def with_depth(config: Mapping[str, Any], depth: int) -> Config:
 
 
 def n_params(config: Mapping[str, Any]) -> int:
-    """Parameters of a Qwen3 config, tied weights once; for other models a traced stream's count is right."""
-    width, depth, head_dim = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
-    query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    layer = (
-        2 * width * query
-        + 2 * width * key
-        + 2 * head_dim
-        + 3 * width * config["intermediate_size"]
-        + 2 * width
-    )
+    """Parameters of a Qwen3, Qwen3-MoE, Llama, Mistral or GPT-2 config, tied weights once; for other models a traced
+    stream's count is right. Raises KeyError where the config lacks a size."""
+    if config["model_type"] == "gpt2":
+        width = config["n_embd"]
+        ffn = config.get("n_inner") or 4 * width
+        layer = 4 * width * width + 4 * width + 2 * width * ffn + ffn + width + 4 * width
+        return int(
+            (config["vocab_size"] + config["n_positions"]) * width + config["n_layer"] * layer + 2 * width
+        )
+    width, depth, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or width // heads
+    query, key = heads * head_dim, (config.get("num_key_value_heads") or heads) * head_dim
+    feed_forward = 3 * width * config["intermediate_size"]
+    if config["model_type"] == "qwen3_moe":
+        experts = config["num_experts"]
+        feed_forward = 3 * width * config["moe_intermediate_size"] * experts + width * experts
+    norms = 2 * head_dim if config["model_type"].startswith("qwen3") else 0
+    layer = 2 * width * query + 2 * width * key + norms + feed_forward + 2 * width
     embeddings = config["vocab_size"] * width * (1 if config.get("tie_word_embeddings") else 2)
     return int(embeddings + depth * layer + width)

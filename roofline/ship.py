@@ -11,7 +11,14 @@ from pathlib import Path
 
 from flopcast.roofline import stream as streams
 from flopcast.roofline import suite
-from flopcast.roofline.models import LADDER_WIDTHS, Config, load_config, make_config, shipped_names
+from flopcast.roofline.models import (
+    LADDER_WIDTHS,
+    Config,
+    load_config,
+    make_config,
+    shipped_names,
+    with_depth,
+)
 from flopcast.roofline.stream import FOLDED_DEPTH
 from flopcast.roofline.stream_cache import Traced, shipped_path, stream_key, trace_now
 
@@ -21,7 +28,7 @@ DATA = Path(__file__).parent / "data"
 def shipped_streams() -> list[tuple[Config, Traced]]:
     """The ladder and the shipped configs at 4 x 256, and the configs at 8 x 1024 with the fused optimizer."""
     ladder = [make_config(width=width, depth=FOLDED_DEPTH) for width in LADDER_WIDTHS]
-    configs = [{**load_config(name), "num_hidden_layers": FOLDED_DEPTH} for name in shipped_names()]
+    configs = [with_depth(load_config(name), FOLDED_DEPTH) for name in shipped_names()]
     large = Traced(batch=8, seq=1024, optimizer="adamw-fused")
     return [*((c, Traced()) for c in (*ladder, *configs)), *((c, large) for c in configs)]
 
@@ -38,9 +45,9 @@ def main() -> None:
     for config, traced in wanted:
         path = shipped_path(stream_key(config, traced))
         streams.save(trace_now(config, traced), path)
-        print(
-            f"stream {config['hidden_size']} wide, {traced.batch} x {traced.seq}: {path.stat().st_size / 1024:.0f} kB"
-        )
+        width = config.get("hidden_size", config.get("n_embd"))
+        size = path.stat().st_size / 1024
+        print(f"stream {config['model_type']} {width} wide, {traced.batch} x {traced.seq}: {size:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,11 @@ from typing import Any
 from flopcast.errors import DataError, UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline import stream as streams
-from flopcast.roofline.models import check_config, with_depth
+from flopcast.roofline.models import check_config, depth_of, with_depth
 from flopcast.roofline.stream import FOLDED_DEPTH, Stream
+
+# Raised when the tracer gives another stream for the same model: what was cached before is traced again.
+TRACER = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +35,12 @@ class Traced:
     precision: str = "autocast-bf16"
     optimizer: str = "adamw"
     device: str = "cuda"
+    accumulate: int = 1
+    checkpoint: str = "none"
 
 
+# Run options that are no part of the key at these values.
+_UNSAID = {"accumulate": 1, "checkpoint": "none"}
 # Fields of a config.json that do not change what is launched.
 _IRRELEVANT = {
     "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",
@@ -57,7 +64,8 @@ def stream_key(config: Mapping[str, Any], traced: Traced) -> str:
         kept = {k: v for k, v in kept.items() if k not in _QWEN3_DEFAULTS or v != _QWEN3_DEFAULTS[k]}
         if set(kept.get("layer_types") or ()) == {"full_attention"}:
             del kept["layer_types"]
-    return hashlib.sha256(canonical_json([kept, asdict(traced)]).encode()).hexdigest()[:20]
+    run = {name: value for name, value in asdict(traced).items() if value != _UNSAID.get(name)}
+    return hashlib.sha256(canonical_json([kept, run]).encode()).hexdigest()[:20]
 
 
 def shipped_path(key: str) -> Path:
@@ -70,7 +78,9 @@ def cache_folder() -> Path:
 
 
 def _versions() -> str:
-    return "-".join(f"{name}{metadata.version(name)}" for name in ("torch", "transformers")).replace("+", "_")
+    return f"tracer{TRACER}-" + "-".join(
+        f"{name}{metadata.version(name)}" for name in ("torch", "transformers")
+    ).replace("+", "_")
 
 
 def get_stream(config: Mapping[str, Any], traced: Traced) -> Stream:
@@ -79,7 +89,12 @@ def get_stream(config: Mapping[str, Any], traced: Traced) -> Stream:
     Raises UsageError for sizes that cannot be, and when transformers refuses the config.
     """
     check_config(config)
-    depth = int(config.get("num_hidden_layers") or 0)
+    positions = config.get("n_positions")
+    if isinstance(positions, int) and traced.seq > positions:
+        raise UsageError(
+            f"seq is {traced.seq}: this model has {positions} positions (n_positions), use at most that"
+        )
+    depth = depth_of(config)
     # A single layer is first and last at once; layers of several types are not one layer repeated.
     if depth < 2 or len(set(config.get("layer_types") or ())) > 1:
         return _find_or_trace(config, traced)
@@ -91,12 +106,23 @@ def get_stream(config: Mapping[str, Any], traced: Traced) -> Stream:
     return _find_or_trace(config, traced)  # layers differ from one another: nothing to fold
 
 
+def is_at_hand(config: Mapping[str, Any], traced: Traced) -> bool:
+    """Whether `get_stream` finds the stream, folded or at the config's own depth, without tracing it."""
+    folded = with_depth(config, FOLDED_DEPTH) if depth_of(config) >= 2 else config
+    keys = {stream_key(folded, traced), stream_key(config, traced)}
+    return any(shipped_path(key).is_file() or _cached_path(key).is_file() for key in keys)
+
+
+def _cached_path(key: str) -> Path:
+    return cache_folder() / _versions() / f"{key}.json.gz"
+
+
 def _find_or_trace(config: Mapping[str, Any], traced: Traced) -> Stream:
     key = stream_key(config, traced)
     shipped = shipped_path(key)
     if shipped.is_file():
         return streams.load(shipped)
-    cached = cache_folder() / _versions() / f"{key}.json.gz"
+    cached = _cached_path(key)
     if cached.is_file():
         with contextlib.suppress(DataError):  # torn, or of another flopcast: trace it again
             return streams.load(cached)

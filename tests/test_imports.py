@@ -3,8 +3,8 @@
 - `kernels` imports nothing of ours but itself; triton only in `triton_*.py`, which are imported lazily.
 - `microbench` imports kernels, errors and itself.
 - `roofline` imports the shapes of `kernels`, and the records and plans of `microbench`: plain data, no torch.
-  What runs kernels it imports lazily, and only where a command does so. torch and transformers are for
-  `trace.py` alone.
+  What runs kernels it imports lazily, and only where a command does so. torch and transformers are for the
+  tracer alone: `trace.py`, `recorder.py`, `cuda_semantics.py`.
 
 Read from the source, so that imports on branches no test takes are seen too; then checked on live processes.
 """
@@ -26,6 +26,7 @@ PARTS = ("kernels", "microbench", "roofline")
 TORCH = {"torch", "transformers", "triton"}
 HEAVY = TORCH | {"numpy", "pandas", "scipy", "matplotlib"}
 
+TRACERS = {f"flopcast.roofline.{name}" for name in ("trace", "recorder", "cuda_semantics")}
 TRACER = "flopcast.roofline.trace"
 # Commands that run kernels or steps on this machine; names begin so (cli.py, cli_bench.py).
 RUNNERS = ("flopcast.roofline.cli", "flopcast.roofline.validate")
@@ -120,9 +121,9 @@ def objection(module: str, target: str, lazy: bool) -> str | None:
         if is_in(target, "flopcast.roofline"):
             return "microbench measures, roofline interprets"
     elif is_in(module, "flopcast.roofline"):
-        if target in TORCH and module != TRACER:
-            return "only trace.py imports torch, transformers or triton"
-        if module == TRACER or target in PLAIN:
+        if target in TORCH and module not in TRACERS:
+            return "only the tracer imports torch, transformers or triton"
+        if module in TRACERS or target in PLAIN:
             return None
         if is_in(target, "flopcast.kernels"):
             return "roofline imports the shapes of kernels only"
@@ -158,7 +159,7 @@ def test_imports_follow_the_rule(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", sorted(m for m in SOURCES if m.startswith("flopcast.roofline") and m != TRACER)
+    "module", sorted(m for m in SOURCES if m.startswith("flopcast.roofline") and m not in TRACERS)
 )
 def test_importing_roofline_does_not_load_torch(module: str) -> None:
     assert loaded_by(module, SOURCES) & TORCH == set()

@@ -71,9 +71,8 @@ class Head(torch.nn.Module):
 
 def test_layouts_of_a_linear_layer_as_torch_really_runs_it() -> None:
     model = Head()
-    step = steps.TrainingStep(
-        model, torch.optim.AdamW(model.parameters(), fused=True), torch.randint(0, 32, (3, 4)), "fp32", "cpu"
-    )
+    batch = steps.causal_lm_batch(torch.randint(0, 32, (3, 4)))
+    step = steps.TrainingStep(model, torch.optim.AdamW(model.parameters(), fused=True), batch, "fp32", "cpu")
     stream = record_step(step)
     by_phase = {
         phase: [

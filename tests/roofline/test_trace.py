@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,13 +20,14 @@ from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.microbench import steps
 from flopcast.microbench.measure_step import profile_kernels
 from flopcast.roofline import stream as streams
+from flopcast.roofline.cuda_semantics import FakeValues, as_on_cuda
 from flopcast.roofline.lower import describe, launches, lower
 from flopcast.roofline.models import load_config, n_params, shipped_names
 from flopcast.roofline.profile import PROFILES, Profile
 from flopcast.roofline.ship import shipped_streams
 from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import shipped_path, stream_key
-from flopcast.roofline.trace import _CudaSemantics, record_step, trace
+from flopcast.roofline.trace import record_step, trace
 
 Tracing = Callable[..., Stream]
 STEPS = ("w256d4", "w1024d3", "w1024d3_8x1024f", "w1024d3u_2x2048", "q06b")
@@ -231,7 +233,7 @@ def test_any_module_is_recorded_with_its_modules_storages_and_syncs() -> None:
     step = steps.TrainingStep(
         model,
         torch.optim.AdamW(model.parameters(), foreach=True),
-        torch.randint(0, 32, (2, 4)),
+        steps.causal_lm_batch(torch.randint(0, 32, (2, 4))),
         "fp32",
         "cpu",
     )
@@ -325,6 +327,13 @@ UNDER_AUTOCAST: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@contextmanager
+def on_fake_cuda() -> Iterator[None]:
+    values = FakeValues()
+    with FakeTensorMode(allow_non_fake_inputs=True), values, as_on_cuda(values):
+        yield
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", UNDER_AUTOCAST)
 def test_casts_are_cudas_own(name: str, dtype: torch.dtype) -> None:
@@ -337,20 +346,19 @@ def test_casts_are_cudas_own(name: str, dtype: torch.dtype) -> None:
             expected = call(torch.empty(8, 8, dtype=dtype, device="cuda")).dtype
         finally:
             torch.set_autocast_enabled("cuda", False)
-        with torch.autocast("cpu", dtype=torch.bfloat16), _CudaSemantics():
-            found = call(torch.empty(8, 8, dtype=dtype)).dtype
+    with on_fake_cuda(), torch.autocast("cuda", dtype=torch.bfloat16):
+        found = call(torch.empty(8, 8, dtype=dtype)).dtype
     assert found == expected
 
 
 def test_a_weight_used_twice_is_cast_once_a_step() -> None:
     weight = torch.nn.Parameter(torch.randn(8, 8))
-    semantics = _CudaSemantics()
     casts = []
-    for _ in range(2):  # two steps
-        with Casts() as seen, torch.autocast("cpu", dtype=torch.bfloat16), semantics:
-            F.linear(F.linear(torch.randn(4, 8), weight), weight)
-        semantics.clear()
-        casts.append(seen.sizes)
+    with on_fake_cuda():
+        for _ in range(2):  # two steps
+            with Casts() as seen, torch.autocast("cuda", dtype=torch.bfloat16):
+                F.linear(F.linear(torch.randn(4, 8), weight), weight)
+            casts.append(seen.sizes)
     assert casts == [[32, 64], [32, 64]]  # the input and the weight
 
 

@@ -1,0 +1,429 @@
+"""CUDA's semantics on fake CPU tensors: what a training step would launch on a GPU, on a machine without one.
+
+Three things differ between the devices, and each is put right where torch decides it:
+
+- Autocast casts by another list. The kernels of the CPU's autocast key are replaced by ones that follow CUDA's
+  list, read from this torch's own dispatcher.
+- Some operations are made of others by a rule that asks for the device (dropout, attention). The rule of the CPU's
+  autograd key is replaced by CUDA's; operators that no CPU build has get a stand-in that is recorded under their name.
+- Python code asks tensors where they lie: they say CUDA, but for the few that lie in host memory there too.
+
+All is undone when the context ends. The real streams of an H200, recorded once, are what this is tested against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
+from torch.overrides import TorchFunctionMode
+from torch.utils._foreach_utils import _foreach_supported_types as _FOREACH_TYPES
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+# --- autocast ---------------------------------------------------------------------------------------
+
+# Of the operators that have a kernel for CUDA's autocast (aten/src/ATen/autocast_mode.h): those cast to the low
+# precision, those whose result is asked for in fp32, those cast to their widest operand. The rest is cast to fp32.
+_LOW = {
+    "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "convolution", "cudnn_convolution", "cudnn_convolution_transpose", "prelu", "addmm",
+    "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm",
+    "chain_matmul", "linalg_multi_dot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+}  # fmt: skip
+_RESULT_IN_FP32 = {
+    "prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum", "norm",
+}  # fmt: skip
+_WIDEST = {
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add",
+}  # fmt: skip
+_NOT_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+class _CastWeights:
+    """Autocast's cache: a leaf that learns is cast once, until the outermost autocast context ends."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if tensor.dtype == dtype or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+            return tensor
+        is_weight = tensor.dtype == torch.float32 and tensor.is_leaf and tensor.requires_grad
+        if not (
+            is_weight
+            and dtype != torch.float32
+            and torch.is_autocast_cache_enabled()
+            and not tensor._is_view()
+        ):
+            return tensor.to(dtype)
+        known = self._known.get(id(tensor))
+        if known is None:
+            known = self._known[id(tensor)] = tensor, tensor.to(dtype)
+        return known[1]
+
+
+def _kernel(function: Any, policy: str, weights: _CastWeights) -> Callable[..., Any]:
+    """What CUDA's autocast does before it calls `function`; nothing by policy "none", but to what it is made of."""
+    if policy == "none":
+        return torch.library.fallthrough_kernel
+
+    def low(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
+            dtype = _autocast_dtype()
+            args = tuple(_map_tensors(a, lambda t: weights.cast(t, dtype)) for a in args)
+            kwargs = {k: _map_tensors(v, lambda t: weights.cast(t, dtype)) for k, v in kwargs.items()}
+            return function(*args, **kwargs)
+
+    def high(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
+            args = tuple(_map_tensors(a, _to_fp32) for a in args)
+            return function(*args, **{k: _map_tensors(v, _to_fp32) for k, v in kwargs.items()})
+
+    def result_in_fp32(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
+            names = [argument.name for argument in function._schema.arguments]
+            first = args[0]
+            is_eligible = first.is_floating_point() and first.dtype != torch.float64
+            given = dict(zip(names, args, strict=False)).get("dtype", kwargs.get("dtype"))
+            if not is_eligible or given is not None:
+                return function(*args, **kwargs)
+            if "dtype" in names:
+                return function(*args, **{**kwargs, "dtype": torch.float32})
+            return (
+                torch.ops.aten.norm.ScalarOpt_dtype(*args, dtype=torch.float32)
+                if len(args) < 3
+                else (
+                    torch.ops.aten.norm.ScalarOpt_dim_dtype(
+                        *args[:3], *(args[3:] or (False,)), dtype=torch.float32
+                    )
+                )
+            )
+
+    def widest(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
+            found = [t for a in (*args, *kwargs.values()) for t in _tensors(a) if t.is_floating_point()]
+            if any(t.dtype == torch.float32 for t in found):
+                args = tuple(_map_tensors(a, _to_fp32) for a in args)
+                kwargs = {k: _map_tensors(v, _to_fp32) for k, v in kwargs.items()}
+            return function(*args, **kwargs)
+
+    return {"low": low, "high": high, "result": result_in_fp32, "widest": widest}[policy]
+
+
+def _autocast_dtype() -> torch.dtype:
+    return torch.get_autocast_dtype("cpu")
+
+
+def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.float32) if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _policy(name: str, on_cuda: set[str]) -> str:
+    """What CUDA's autocast does to an operator that the CPU's or CUDA's casts."""
+    packet = name.split(".")[0]
+    if name not in on_cuda:
+        return "none"
+    if packet in _LOW:
+        return "low"
+    if packet in _RESULT_IN_FP32:
+        return "result"
+    return "widest" if packet in _WIDEST else "high"
+
+
+def _registered(key: str) -> set[str]:
+    """Names of ATen operators that have a kernel of their own for a dispatch key."""
+    found = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return {name.removeprefix("aten::") for name in found if name.startswith("aten::")}
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map_tensors(item, function) for item in value)
+    return value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+# --- operations that CUDA makes of others ------------------------------------------------------------
+
+
+@torch.library.custom_op("flopcast::attention", mutates_args=())
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    raise NotImplementedError("flopcast::attention exists for tracing only")
+
+
+@_attention.register_fake
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    batch, heads, seq, _ = query.shape
+    # As flash and cuDNN lay it out: [batch, seq, heads, dim] in memory.
+    out = query.new_empty((batch, seq, heads, value.shape[-1])).transpose(1, 2)
+    return out, query.new_empty((batch, heads, seq), dtype=torch.float32)
+
+
+@torch.library.custom_op("flopcast::attention_backward", mutates_args=())
+def _attention_backward(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None, dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    raise NotImplementedError("flopcast::attention_backward exists for tracing only")
+
+
+@_attention_backward.register_fake
+def _(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None, dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    return tuple(t.new_empty(t.transpose(1, 2).shape).transpose(1, 2) for t in (query, key, value))  # type: ignore[return-value]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # else the unused log-sum-exp would get a gradient of zeros
+    ctx.mark_non_differentiable(output[1])
+    query, key, value, ctx.is_causal, ctx.mask, ctx.dropout = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _attention_gradient(ctx: Any, grad: torch.Tensor, _lse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    extra = () if ctx.mask is None and not ctx.dropout else (ctx.mask, ctx.dropout)
+    return *_attention_backward(grad, *ctx.saved_tensors, ctx.is_causal, *extra), None, None, None
+
+
+torch.library.register_autograd("flopcast::attention", _attention_gradient, setup_context=_save)
+
+
+def _scaled_dot_product_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """One operation, whichever kernel the device picks for it; a mask of booleans is made one of numbers first."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        numbers = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = numbers.masked_fill_(attn_mask.logical_not(), float("-inf"))
+    extra = () if attn_mask is None and not dropout_p else (attn_mask, dropout_p)
+    out: torch.Tensor = _attention(query, key, value, is_causal, *extra)[0]
+    return out
+
+
+def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """aten/src/ATen/native/Dropout.cpp: one fused kernel on CUDA."""
+    if p == 0 or not train or input.numel() == 0:
+        return input
+    if p == 1:
+        return input * torch.zeros((), dtype=input.dtype, device=input.device)
+    out: torch.Tensor = torch.ops.aten.native_dropout.default(input, p, train)[0]
+    return out
+
+
+# Composite operators whose parts depend on the device: name -> CUDA's rule.
+_RULES: dict[str, Callable[..., Any]] = {
+    "scaled_dot_product_attention": _scaled_dot_product_attention,
+    "dropout": _dropout,
+}
+
+# Stand-ins for operators that a CPU build lacks, by the name that they are recorded under.
+NAMES: dict[str, str] = {}
+
+
+# --- what Python sees -------------------------------------------------------------------------------
+
+_CUDA = torch.device("cuda", 0)
+# Compute capability that Python is told: of the parts that the profiles are of, the one measured.
+_CAPABILITY = (9, 0)
+
+
+class Hosts:
+    """Tensors that lie in host memory on a machine with CUDA too: those made by `torch.tensor` with no device."""
+
+    def __init__(self) -> None:
+        self._known = WeakIdKeyDictionary()
+
+    def add(self, tensor: torch.Tensor) -> None:
+        self._known[tensor] = True
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._known
+
+
+class _LooksLikeCuda(TorchFunctionMode):
+    """Fake CPU tensors answer Python as CUDA tensors would; asked to go to or to be made on CUDA, they stay."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        super().__init__()
+        self.hosts = hosts
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _WHERE:
+            return (args[0] in self.hosts) != (func == _IS_CUDA)
+        name = getattr(func, "__name__", "")
+        to_cuda = name == "cuda" or _is_cuda(kwargs.get("device")) or any(_is_cuda(a) for a in args[:2])
+        if to_cuda and name in ("cuda", "to") and args[0] in self.hosts:
+            return args[0].to(kwargs.get("dtype", args[0].dtype), copy=True)  # now on the device
+        if name == "cuda":
+            return args[0]
+        if to_cuda:
+            args = tuple(_CPU if _is_cuda(a) else a for a in args)
+            kwargs = {key: _CPU if _is_cuda(value) else value for key, value in kwargs.items()}
+        result = func(*args, **kwargs)
+        if func is torch.tensor and not to_cuda:
+            self.hosts.add(result)
+        return result
+
+
+_CPU = torch.device("cpu")
+_IS_CUDA, _IS_CPU = torch.Tensor.is_cuda.__get__, torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+_WHERE = {_IS_CUDA, _IS_CPU}
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and value.partition(":")[0] == "cuda"
+
+
+class FakeValues(TorchDispatchMode):
+    """A fake tensor has no value to read back: checks are taken to pass, numbers to be 1."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_inside = False  # a call: what runs below is torch's own
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            dtype = args[0].dtype
+            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+        kwargs = kwargs or {}
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = _CPU
+        before, self.is_inside = self.is_inside, True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.is_inside = before
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """transformers takes fake tensors for a compiler's and leaves the causal SDPA: say they are not fake."""
+    import transformers.utils.import_utils as utils
+
+    with _replaced(utils, "is_fake_tensor", lambda x: False):
+        yield
+
+
+@contextlib.contextmanager
+def as_on_cuda(values: FakeValues) -> Iterator[Hosts]:
+    """While it lasts, fake CPU tensors behave as CUDA tensors do; gives those that are in host memory nevertheless.
+
+    Autocast for "cuda" is autocast. Not for two threads at once: torch's dispatcher is changed.
+    """
+    hosts = Hosts()
+    weights = _CastWeights()
+    clear, is_enabled, get_dtype = (
+        torch.clear_autocast_cache,
+        torch.is_autocast_enabled,
+        torch.get_autocast_dtype,
+    )
+    start = torch.amp.autocast_mode.autocast.__init__
+    where = FakeTensor.device
+
+    def clear_cache() -> None:
+        weights.clear()
+        clear()
+
+    def begin(
+        self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or (get_dtype("cpu") if is_enabled("cpu") else torch.float16)
+        start(self, device_type, dtype, *args, **kwargs)
+
+    def device(tensor: FakeTensor) -> torch.device:
+        own: torch.device = where.__get__(tensor)
+        return own if values.is_inside or own.type != "cpu" or tensor in hosts else _CUDA
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_cuda_rules(weights))
+        for owner, name, value in (
+            (torch, "clear_autocast_cache", clear_cache),
+            (torch, "is_autocast_enabled", lambda device_type="cpu": is_enabled(_cpu_for(device_type))),
+            (torch, "get_autocast_dtype", lambda device_type: get_dtype(_cpu_for(device_type))),
+            (torch.amp.autocast_mode.autocast, "__init__", begin),
+            (torch.cuda, "get_device_capability", lambda device=None: _CAPABILITY),
+            (FakeTensor, "device", property(device)),
+        ):
+            stack.enter_context(_replaced(owner, name, value))
+        for types in (_OPTIMIZER_TYPES, _FOREACH_TYPES):
+            types.append(FakeTensor)
+            stack.callback(types.remove, FakeTensor)
+        stack.enter_context(_LooksLikeCuda(hosts))
+        try:
+            yield hosts
+        finally:
+            weights.clear()
+
+
+def _cpu_for(device_type: str) -> str:
+    return "cpu" if device_type == "cuda" else device_type
+
+
+@contextlib.contextmanager
+def _cuda_rules(weights: _CastWeights) -> Iterator[None]:
+    """CUDA's autocast in place of the CPU's, and CUDA's rules for composite operators."""
+    library = torch.library.Library("aten", "IMPL")
+    on_cuda = _registered("AutocastCUDA")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for name in sorted(on_cuda | _registered("AutocastCPU")):
+            library.impl(name, _kernel(_operator(name), _policy(name, on_cuda), weights), "AutocastCPU")
+        for name, rule in _RULES.items():
+            library.impl(name, rule, "AutogradCPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name) if not isinstance(owner, type) else vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
