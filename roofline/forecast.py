@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, hypot, log, sqrt
+from math import exp
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline.interval import Z, device_log_sigma, is_synchronous, step_interval
 from flopcast.roofline.lower import OP_CLASSES
 from flopcast.roofline.memory import needed_bytes, peak_bytes, workspace_bytes
 from flopcast.roofline.prices import Price
 from flopcast.roofline.profile import HostCosts, Profile
-from flopcast.roofline.project import common_sigma
 from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import Traced, get_stream
-from flopcast.roofline.timeline import Backends, Item, device_work, simulate
-
-_Z = 1.6449  # standard normal quantile of a two-sided 90% interval
-
-# Parts of the error that all kernels of a class, or all of a part, share: repeats do not average them out.
-# The clock of one part against another of its kind, and a class's bias between isolated kernels and a step.
-CLOCK_SIGMA = 0.015
-CLASS_SIGMA = 0.02
-
-# For a profile that measured none of these: values of the one H200 (torch 2.11).
-GAP_SECONDS, QUEUE_DEPTH, SYNC_SECONDS = 1e-6, 1024, 2e-5
+from flopcast.roofline.timeline import Backends, Item, device_work
 
 # `--host none`: the device alone.
 NO_HOST = HostCosts(
@@ -202,7 +192,7 @@ def forecast_stream(
     peak_memory = peak_bytes(stream, workspace_bytes(capability and tuple(capability)))
     needed = needed_bytes(peak_memory)
     breakdown = by_class(items)
-    spread = exp(_Z * device_sigma)
+    spread = exp(Z * device_sigma)
     return Forecast(
         gpu=profile.gpu,
         profile_basis=profile.basis,
@@ -248,63 +238,6 @@ def peak_for(profile: Profile, precision: str) -> float:
             f"{', '.join(sorted(profile.peaks))}"
         )
     return profile.peaks[dtype].value
-
-
-def simulated(
-    items: Sequence[Item], profile: Profile, *, host_factor: float = 1.0, device_factor: float = 1.0
-) -> float:
-    """Seconds of a steady step on the profile's part, host and device that many times as slow."""
-    return simulate(
-        items,
-        host_factor=host_factor,
-        device_factor=device_factor,
-        gap_seconds=profile.ceiling("kernel_gap", GAP_SECONDS),
-        queue_depth=round(profile.ceiling("queue_depth", QUEUE_DEPTH)),
-        sync_seconds=profile.ceiling("sync", SYNC_SECONDS),
-        is_synchronous=is_synchronous(profile),
-    )
-
-
-def step_interval(
-    items: Sequence[Item], profile: Profile, host: HostCosts, device_sigma: float
-) -> tuple[float, float, float]:
-    """(step seconds, low, high): how far the step moves with the errors of device and host, independent."""
-
-    def run(host_factor: float, device_factor: float) -> float:
-        return simulated(items, profile, host_factor=host_factor, device_factor=device_factor)
-
-    step = run(1.0, 1.0)
-    if not step:
-        return 0.0, 0.0, 0.0
-    up = hypot(log(run(exp(_Z * host.sigma), 1.0) / step), log(run(1.0, exp(_Z * device_sigma)) / step))
-    down = hypot(log(run(exp(-_Z * host.sigma), 1.0) / step), log(run(1.0, exp(-_Z * device_sigma)) / step))
-    return step, step * exp(-down), step * exp(up)
-
-
-def is_synchronous(profile: Profile) -> bool:
-    """Whether an op is done when its call returns: the CPU as a device."""
-    return bool(profile.device.get("type") == "cpu")
-
-
-def device_log_sigma(items: Sequence[Item], profile: Profile) -> float:
-    """Standard deviation of the log of the summed kernel time.
-
-    Repeats of one shape are one random variable; a class shares a bias, the part its clock. A projection's error is
-    common to a class, and to all classes that one datasheet figure scales: it is taken as common to all.
-    """
-    total = sum(item.seconds for item in items)
-    if not total:
-        return 0.0
-    shapes: dict[Any, float] = defaultdict(float)
-    classes: dict[str, float] = defaultdict(float)
-    for item in items:
-        if item.work is not None:
-            shapes[item.work.shape, item.sigma] += item.seconds
-            classes[item.work.op_class] += item.seconds
-    own = sum((seconds * sigma) ** 2 for (_, sigma), seconds in shapes.items())
-    shared = sum((seconds * CLASS_SIGMA) ** 2 for seconds in classes.values())
-    projected = sum(seconds * common_sigma(profile, name) for name, seconds in classes.items())
-    return sqrt((own + shared + projected**2) / total**2 + CLOCK_SIGMA**2)
 
 
 def by_class(items: Sequence[Item]) -> tuple[ClassShare, ...]:

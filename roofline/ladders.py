@@ -14,6 +14,7 @@ CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 # Groups of plain Qwen3 steps: the forecast's own ground. The others are named on their own in tables.
 QWEN3_GROUPS = ("ladder", "ln ladder", "off the ladder", "published configs", "large batch", "cpu")
 OPTIONS, PATCHED, FAMILIES = "options", "patched", "other families"
+INTERVALS = "intervals"  # steps that tell how wide an interval has to be: not fitted, and not judged either
 
 _ZOO = "flopcast.microbench.zoo:"
 
@@ -30,7 +31,25 @@ def validation_plans(device_type: str, name: str = "standard") -> list[StepPlan]
         ]  # fmt: skip
     if name == "quick":
         return [_ladder(256), _ladder(1024), _large(1024)]
-    return [*_qwen3(), *_options(), *_patched(), *_families()]
+    return [*_qwen3(), *_intervals(), *_options(), *_patched(), *_families()]
+
+
+def _intervals() -> list[StepPlan]:
+    """Qwen3 steps of which `interval.py` takes what steps differ by from their forecasts: of other widths, depths and
+    batches than those that are judged."""
+    sizes = (
+        (384, 3, 4, 256, "adamw"), (448, 8, 8, 512, "adamw"), (576, 12, 4, 256, "adamw-fused"),
+        (1216, 16, 2, 256, "adamw"), (1280, 4, 4, 512, "adamw-fused"), (768, 12, 16, 512, "adamw-fused"),
+        (1792, 5, 4, 512, "adamw"), (1280, 10, 1, 4096, "adamw-fused"), (2304, 5, 2, 2048, "adamw"),
+        (2816, 5, 8, 768, "adamw"), (3328, 4, 4, 1024, "adamw-fused"), (1984, 9, 4, 768, "adamw-fused"),
+    )  # fmt: skip
+    return [
+        StepPlan(
+            name=f"w{width}-d{depth}", config=make_config(width=width, depth=depth), batch=batch, seq=seq,
+            optimizer=optimizer, group=INTERVALS,
+        )
+        for width, depth, batch, seq, optimizer in sizes
+    ]  # fmt: skip
 
 
 def _qwen3() -> list[StepPlan]:

@@ -15,7 +15,7 @@ from typing import Any
 from flopcast.microbench.plans import HostPlan
 from flopcast.roofline.calibration import host_counts, host_plan, plan_streams
 from flopcast.roofline.fit_host import fit_host
-from flopcast.roofline.forecast import simulated
+from flopcast.roofline.interval import simulated, spreads
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.timeline import Backends, device_work
 
@@ -46,11 +46,13 @@ class RunHost:
     pace: tuple[float, ...]
 
     def at(self, samples_before: int | None) -> HostCosts:
-        """The costs at a step: by the samples just before and just after it."""
+        """The costs at a step: by the samples just before and just after it. Their deviation is what is left then."""
         if samples_before is None or not self.pace:
             return self.costs
         near = self.pace[max(0, samples_before - NEAR) : samples_before + NEAR]
-        return scaled(self.costs, median(near)) if near else self.costs
+        if not near:
+            return self.costs
+        return replace(scaled(self.costs, median(near)), sigma=spreads().host_same_run)
 
 
 def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> dict[str | None, RunHost]:

@@ -17,7 +17,10 @@ from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline import baselines
 from flopcast.roofline.batch import write_rows
-from flopcast.roofline.forecast import Forecast, Run, forecast_stream, is_synchronous, run_from
+from flopcast.roofline.forecast import Forecast, Run, forecast_stream, run_from
+from flopcast.roofline.interval import is_synchronous
+from flopcast.roofline.op_groups import GROUPS as GROUPS
+from flopcast.roofline.op_groups import op_class as op_class
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.run_host import hosts_of_runs
 from flopcast.roofline.same_stack import check_stack, check_stream
@@ -25,29 +28,6 @@ from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import Traced, get_stream
 
 Row = dict[str, Any]
-
-# The launching ATen call, as profilers name it -> the class that the forecast counts it in. What is not
-# listed is element-wise.
-_CLASS_OF_OP = {
-    "mm": "gemm", "addmm": "gemm", "bmm": "gemm", "baddbmm": "gemm",
-    "copy_": "copy", "_to_copy": "copy", "clone": "copy", "fill_": "fill", "zero_": "fill", "arange": "fill",
-    "mean": "reduction", "sum": "reduction", "all": "reduction", "cumsum": "reduction",
-    "_log_softmax": "softmax", "_log_softmax_backward_data": "softmax",
-    "nll_loss_forward": "loss", "nll_loss_backward": "loss",
-    "embedding": "embedding", "index_select": "embedding", "embedding_dense_backward": "embedding",
-    "cat": "cat",
-}  # fmt: skip
-
-# Compared together, because one call's kernels fall under several calls' names: a slice's backward fills and
-# copies, an embedding's backward fills first, a loss's too.
-GROUPS = {
-    "gemm": ("gemm",),
-    "attention": ("attention",),
-    "optimizer": ("optimizer",),
-    "softmax": ("softmax",),
-    "reduction": ("reduction",),
-    "elementwise": ("pointwise", "copy", "cat", "fill", "loss", "embedding", "other"),
-}
 
 # How a step was run, with what a plan of an older version means that does not say it.
 _RUN_DEFAULTS = {
@@ -66,16 +46,6 @@ COLUMNS = (
     *(f"{method}_{what}" for method in baselines.METHODS for what in ("forecast", "error")),
     "measured_share", "host_calibrated", "used_in_fit", "clock_mhz", "transformers", "torch",
 )  # fmt: skip
-
-
-def op_class(op: str) -> str:
-    """aten::mm -> gemm"""
-    name = op.removeprefix("aten::")
-    if "attention" in name:
-        return "attention"
-    if name.startswith(("_foreach", "_fused_adam")):
-        return "optimizer"
-    return _CLASS_OF_OP.get(name, "pointwise")
 
 
 def compare(

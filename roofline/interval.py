@@ -1,0 +1,248 @@
+"""How far a forecast may be off: 90% intervals of device and step time. Standard deviations of log seconds throughout.
+
+Errors are not independent, so that a step of a thousand kernels is not known a thousand times better than one:
+
+- a shape's own error (`Item.sigma`: the fit's residuals and the measurement's noise, `surface.py`): the same in each
+  of its repeats, independent from shape to shape;
+- a class's bias: kernels measured alone and kernels among others in a step differ by something that all of a class
+  share, whatever the shape (`Spreads.classes`);
+- what all kernels share, the clock and memory of the part (`Spreads.common`), and what the cards of a kind differ by,
+  where the profile was measured on several (`Profile.provenance["gpus"]`);
+- a projection's error, of one datasheet figure for all classes (`project.common_sigma`);
+- the gap between kernels, measured for tiny kernels and for wide ones: the truth of a step lies between;
+- the host: `HostCosts.sigma`, which says how far processes lie apart, or, calibrated in the same run, less.
+
+`Spreads` are estimated from real steps that are neither fitted nor validated: those of group "intervals" that
+`flopcast validate` runs (`ladders.py`). This remakes data/intervals.json from a folder of steps:
+
+    python -m flopcast.roofline.interval DIR [--gpu PROFILE]
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from math import exp, hypot, log, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flopcast.roofline.op_groups import GROUPS, group_of
+from flopcast.roofline.profile import HostCosts, Profile
+from flopcast.roofline.project import common_sigma
+from flopcast.roofline.timeline import Item, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Z = 1.6449  # standard normal quantile of a two-sided 90% interval
+FILE = Path(__file__).parent / "data" / "intervals.json"
+GROUP = "intervals"  # of the steps that the spreads are estimated from
+
+# For a profile that measured none of these: values of the one H200 (torch 2.11).
+GAP_SECONDS, QUEUE_DEPTH, SYNC_SECONDS = 1e-6, 1024, 2e-5
+
+LEAST_STEPS = 5  # of fewer a spread is not estimated: the default stays
+
+# Two-sided 90% quantile of Student's t by degrees of freedom (any table of it): a spread estimated from few steps is
+# itself uncertain, which widens the interval.
+_STUDENT = {4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.812, 12: 1.782, 15: 1.753, 20: 1.725,
+            30: 1.697}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spreads:
+    """Spreads of steps about their forecasts. `classes`: by group of operation classes (`validate.GROUPS`); `default`
+    for one without entry. `host_same_run`: of the host where tiny models ran beside the step. `source`: of which
+    steps, how many, on which card and day.
+
+    The defaults are a guess, until steps have been run to tell: 2% a class, 1.5% for all.
+    """
+
+    classes: Mapping[str, float] = field(default_factory=dict)
+    default: float = 0.02
+    common: float = 0.015
+    host_same_run: float = 0.05
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+
+@cache
+def spreads() -> Spreads:
+    """The shipped estimates; the defaults without them."""
+    return Spreads(**json.loads(FILE.read_text())) if FILE.is_file() else Spreads()
+
+
+def device_log_sigma(items: Sequence[Item], profile: Profile, known: Spreads | None = None) -> float:
+    """Of the summed kernel time."""
+    known = spreads() if known is None else known
+    total = sum(item.seconds for item in items)
+    if not total:
+        return 0.0
+    shapes: dict[Any, float] = defaultdict(float)
+    classes: dict[str, float] = defaultdict(float)
+    for item in items:
+        if item.work is not None:
+            shapes[item.work.shape, item.sigma] += item.seconds
+            classes[item.work.op_class] += item.seconds
+    groups: dict[str, float] = defaultdict(float)
+    for op_class, seconds in classes.items():
+        groups[group_of(op_class)] += seconds
+    own = sum((seconds * sigma) ** 2 for (_, sigma), seconds in shapes.items())
+    shared = sum(
+        (seconds * known.classes.get(group, known.default)) ** 2 for group, seconds in groups.items()
+    )
+    projected = sum(seconds * common_sigma(profile, name) for name, seconds in classes.items())
+    cards = card_sigma(classes, profile)
+    return sqrt((own + shared + projected**2) / total**2 + known.common**2 + cards**2)
+
+
+def card_sigma(classes: Mapping[str, float], profile: Profile) -> float:
+    """Deviation from card to card of a step of so many seconds a class; 0 where one card was measured."""
+    measured: Mapping[str, Any] = (profile.provenance.get("gpus") or {}).get("classes") or {}
+    factors = {name: entry["factors"] for name, entry in measured.items() if entry.get("factors")}
+    names = {name for entry in factors.values() for name in entry}
+    if len(names) < 2:
+        return 0.0
+    logs = []
+    for card in names:
+        seconds = sum(
+            value * factors.get(f"{op_class}/cold", {}).get(card, 1.0) for op_class, value in classes.items()
+        )
+        logs.append(log(seconds / sum(classes.values())))
+    mean = sum(logs) / len(logs)
+    return sqrt(sum((value - mean) ** 2 for value in logs) / (len(logs) - 1))
+
+
+def gap_log_sigma(profile: Profile) -> float:
+    """Of the gap between kernels: half the way, in logs, from that of tiny kernels to that of a step's sizes."""
+    wide = profile.ceiling("kernel_gap", 0.0)
+    tiny = profile.ceiling("kernel_gap_tiny", 0.0)
+    return abs(log(wide / tiny)) / 2 if wide > 0 and tiny > 0 else 0.25
+
+
+def simulated(
+    items: Sequence[Item],
+    profile: Profile,
+    *,
+    host_factor: float = 1.0,
+    device_factor: float = 1.0,
+    gap_factor: float = 1.0,
+) -> float:
+    """Seconds of a steady step on the profile's part; host, device or gaps that many times as slow."""
+    return simulate(
+        items,
+        host_factor=host_factor,
+        device_factor=device_factor,
+        gap_seconds=profile.ceiling("kernel_gap", GAP_SECONDS) * gap_factor,
+        queue_depth=round(profile.ceiling("queue_depth", QUEUE_DEPTH)),
+        sync_seconds=profile.ceiling("sync", SYNC_SECONDS),
+        is_synchronous=is_synchronous(profile),
+    )
+
+
+def is_synchronous(profile: Profile) -> bool:
+    """Whether an op is done when its call returns: the CPU as a device."""
+    return bool(profile.device.get("type") == "cpu")
+
+
+def step_interval(
+    items: Sequence[Item], profile: Profile, host: HostCosts, device_sigma: float
+) -> tuple[float, float, float]:
+    """(step seconds, low, high): how far the step moves with the errors of device, host and gaps, independent."""
+    step = simulated(items, profile)
+    if not step:
+        return 0.0, 0.0, 0.0
+    gap_sigma = 0.0 if is_synchronous(profile) else gap_log_sigma(profile)
+
+    def moved(sign: int) -> float:
+        parts = (
+            simulated(items, profile, host_factor=exp(sign * Z * host.sigma)),
+            simulated(items, profile, device_factor=exp(sign * Z * device_sigma)),
+            simulated(items, profile, gap_factor=exp(sign * Z * gap_sigma)) if gap_sigma else step,
+        )
+        return hypot(*(log(part / step) for part in parts))
+
+    return step, step * exp(-moved(-1)), step * exp(moved(1))
+
+
+# --- where the spreads come from ------------------------------------------------------------------------
+
+
+def estimate(rows: Iterable[Mapping[str, Any]], source: Mapping[str, Any] | None = None) -> Spreads:
+    """Spreads from rows of `validate.compare`, of which those of group "intervals" alone count.
+
+    A class's: root mean square of its log errors. What is common: of the log errors of the whole device time, less what
+    the classes explain if they were independent. The host's: of the step's, where the host bounds it. Each widened by
+    Student's quantile for the number of steps; where fewer than `LEAST_STEPS` have it, the default stays.
+    """
+    done = [row for row in rows if row["group"] == GROUP and row["status"] == "ok" and row["device_seconds"]]
+    plain = Spreads()
+    classes: dict[str, float] = {}
+    for group in GROUPS:
+        errors = [log(1 + row[f"{group}_error"]) for row in done if row[f"{group}_error"] is not None]
+        found = _spread(errors)
+        if found is not None:
+            classes[group] = found
+    excess = []
+    for row in done:
+        shares = {group: row[f"{group}_seconds"] / row["device_seconds"] for group in GROUPS}
+        explained = sum((shares[group] * classes.get(group, plain.default)) ** 2 for group in GROUPS)
+        excess.append(log(1 + row["device_error"]) ** 2 - explained)
+    common = plain.common
+    if len(excess) >= LEAST_STEPS:
+        common = sqrt(max(0.0, sum(excess) / len(excess))) * _student(len(excess))
+    host = _spread([log(1 + row["step_error"]) for row in done if row["bound"] == "host"])
+    return Spreads(
+        classes={group: round(value, 4) for group, value in classes.items()},
+        common=round(common, 4),
+        host_same_run=plain.host_same_run if host is None else round(host, 4),
+        source={**(source or {}), "steps": [row["name"] for row in done]},
+    )
+
+
+def _spread(errors: Sequence[float]) -> float | None:
+    """Root mean square about zero: the forecast is not corrected by what is found here."""
+    if len(errors) < LEAST_STEPS:
+        return None
+    return sqrt(sum(error**2 for error in errors) / len(errors)) * _student(len(errors))
+
+
+def _student(n: int) -> float:
+    """How much wider than the normal distribution's an interval has to be when its spread comes from n values."""
+    known = max((degrees for degrees in _STUDENT if degrees <= n), default=min(_STUDENT))
+    return _STUDENT[known] / Z
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Remakes the shipped file from a folder of steps."""
+    import argparse
+
+    from flopcast.microbench import records
+    from flopcast.roofline.lookup import find_profile
+    from flopcast.roofline.validate import compare
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gpu", default="nvidia-h200")
+    parser.add_argument("--out", type=Path, default=FILE)
+    given = parser.parse_args(arguments)
+    profile = find_profile(given.gpu)
+    measured = [
+        row
+        for row in records.read(given.folder).rows
+        if row["key"].startswith("host/") or (row.get("plan") or {}).get("group") == GROUP
+    ]
+    machine = records.read_machine(given.folder)
+    days = sorted(row["time"][:10] for row in measured)
+    found = estimate(
+        compare(measured, profile, stack=machine["stack"]),
+        {"gpu": profile.gpu, "card": machine["device"].get("uuid"), "date": days[-1] if days else ""},
+    )
+    given.out.write_text(json.dumps(asdict(found), indent=1) + "\n")
+    print(given.out, json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()
