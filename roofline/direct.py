@@ -124,14 +124,16 @@ def step_cases(source: Source, device: Mapping[str, Any], stack: Mapping[str, An
     capacity = L2_SHARE * float(device.get("l2_bytes") or 0.0)
     shares = l2_shares(stream, [work is not None for work in works], capacity)
     sdpa = attention_alias(device, stack, {*_PICKED})["sdpa"]
-    cases: dict[SuiteCase, None] = {}
+    cases: dict[
+        tuple[str, str, str], SuiteCase
+    ] = {}  # by key: strides of dimensions of one are no other kernel
     for op, work, share in zip(stream.ops, works, shares, strict=True):
         if work is None or (op.kind == "sync" and device["type"] != "cpu"):
             continue
         backend = _backend(work, source, sdpa)
         for cache in ("cold", "hot") if share > 0 else ("cold",):
-            cases[SuiteCase(work.shape, backend, cache, "fit")] = None
-    return list(cases)
+            cases.setdefault((work.shape.key, backend, cache), SuiteCase(work.shape, backend, cache, "fit"))
+    return list(cases.values())
 
 
 def _backend(work: Work, source: Source, sdpa: str) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from math import dist
 from pathlib import Path
@@ -20,24 +21,43 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Call, Gemm, Shape, shape_from_json, shape_to_json
+from flopcast.roofline import suite_attention, suite_gemms
+from flopcast.roofline.lookup import SOURCE as MEASURED_GPU
+from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.lower import Work, describe, lower
-from flopcast.roofline.models import depth_for, load_config, make_config
-from flopcast.roofline.stream import FOLDED_DEPTH
+from flopcast.roofline.models import load_config, make_config, with_depth
+from flopcast.roofline.stream import FOLDED_DEPTH, at_depth
 from flopcast.roofline.stream_cache import Traced, trace_now
-from flopcast.roofline.suite_case import HOT_BYTES as HOT_BYTES
-from flopcast.roofline.suite_case import SuiteCase
+from flopcast.roofline.suite_attention import (
+    CUDA_GRID,
+    CUDA_GRID_HOLDOUT,
+    AttentionPlan,
+    Grid,
+    attention_cases,
+)
+from flopcast.roofline.suite_case import HOT_BYTES, SuiteCase
+from flopcast.roofline.suite_gemms import GemmPlan, gemm_cases
+from flopcast.roofline.suite_size import describe_size, sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model and a batch whose step is traced for its shapes."""
+    """A model and a batch whose step is traced for its shapes: of the ladder by `width`, else a shipped `config`."""
 
     width: int = 0
-    config: str = ""  # a shipped config instead of a width
+    config: str = ""
+    depth: int = FOLDED_DEPTH  # more layers change the optimizer's lists alone
     batch: int = 4
     seq: int = 256
+    precision: str = "autocast-bf16"
     optimizer: str = "adamw"
     vocab: int = 151_936
+
+    @property
+    def label(self) -> str:
+        """As a suite's file names it."""
+        model = (self.config or f"w{self.width}") + f"-d{self.depth}"
+        return f"{model} {self.batch}x{self.seq} {self.precision} {self.optimizer}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,61 +70,98 @@ class Plan:
     per_variant: int = 10
     per_variant_holdout: int = 3
     caches: tuple[str, ...] = ("cold", "hot")
-    gemms: int = 400  # at most, of the streams; the rest is drawn from them
-    random_gemms: int = 0
-    random_gemms_holdout: int = 0
-    attention: tuple[tuple[int, int, int, int, int], ...] = ()  # batch, heads, kv_heads, seq, head_dim
-    attention_holdout: tuple[tuple[int, int, int, int, int], ...] = ()
+    gemms: GemmPlan
+    gemms_holdout: GemmPlan
+    grid: Grid = ()  # of attention
+    grid_holdout: Grid = ()
+    attention: AttentionPlan = field(default_factory=AttentionPlan)
+    attention_holdout: AttentionPlan = field(default_factory=AttentionPlan)
     attention_backends: tuple[str, ...] = ()
     triton_gemms: int = 0
     triton_attention: int = 0
     max_bytes: int = 16 * 10**9
 
+    @property
+    def labels(self) -> dict[str, list[str]]:
+        """The sources by role, for the suite's file."""
+        return {"fit": [s.label for s in self.fit], "holdout": [s.label for s in self.holdout]}
 
-_CUDA_ATTENTION = tuple(
-    (batch, heads, kv_heads, seq, 128)
-    for heads, kv_heads in ((2, 1), (8, 4), (16, 8), (32, 8))
-    for batch, seq in ((4, 256), (8, 512), (1, 1024), (8, 1024), (2, 2048), (4, 4096), (1, 8192))
+
+# The ladder from 256 tokens a step to 65,536; the two largest published Qwen3 for widths beyond it. No step of
+# `ladders.validation_plans` is here for its own sake: widths of the ladder at its default batch are in both.
+_QWEN3 = (
+    *(Source(width=width) for width in (256, 512, 1024, 1536, 2048, 3072, 4096)),
+    *(Source(width=width, batch=8, seq=1024, optimizer="adamw-fused") for width in (512, 1024, 2048)),
+    Source(width=256, batch=2, seq=4096),
+    Source(width=1024, batch=1, seq=4096),
+    Source(width=4096, batch=2, seq=2048, optimizer="adamw-fused"),
+    Source(width=256, optimizer="adamw-fused"),
+    Source(width=640, batch=2, seq=1024),
+    Source(width=1792, batch=4, seq=512),
+    Source(width=768, batch=1, seq=256),
+    Source(width=256, depth=28),
+    Source(width=768, depth=16, optimizer="adamw-fused"),
+    Source(width=512, batch=8, seq=4096),
+    Source(width=256, batch=16, seq=4096, optimizer="adamw-fused"),
+    Source(config="qwen3-14b"),
+    Source(config="qwen3-32b", batch=1, seq=1024),
 )
-_CUDA_ATTENTION_HOLDOUT = (
-    (4, 12, 6, 256, 128), (2, 24, 8, 512, 128), (4, 16, 8, 768, 128), (8, 20, 10, 1024, 128),
-    (2, 32, 16, 1536, 128), (1, 16, 8, 3072, 128), (2, 40, 8, 2048, 128), (1, 4, 2, 6144, 128),
-)  # fmt: skip
+_QWEN3_HOLDOUT = (
+    Source(width=896),
+    Source(width=2304),
+    Source(width=1280, batch=4, seq=512, optimizer="adamw-fused"),
+    Source(config="qwen3-1.7b", batch=8, seq=512),
+)
+# Other precisions, in which all sizes of a ladder's step are other kernels.
+_PRECISIONS = tuple(
+    Source(width=width, batch=batch, seq=256, precision=precision, optimizer=optimizer)
+    for precision, optimizer in (("bf16", "adamw-fused"), ("tf32", "adamw"), ("fp32", "adamw"))
+    for width, batch in ((512, 4), (1024, 16), (2048, 4))
+)
 
 PLANS = {
     "standard": Plan(
         device="cuda",
-        fit=(
-            *(Source(width=width) for width in (256, 512, 1024, 1536, 2048, 3072, 4096)),
-            *(Source(width=width, batch=8, seq=1024, optimizer="adamw-fused") for width in (512, 1024, 2048)),
-            Source(width=256, batch=2, seq=4096),
-            Source(width=1024, batch=1, seq=4096),
-            Source(width=4096, batch=2, seq=2048, optimizer="adamw-fused"),
-            Source(width=256, optimizer="adamw-fused"),
-            Source(width=640, batch=2, seq=1024),
-            Source(width=1792, batch=4, seq=512),
-        ),
-        holdout=(
-            Source(width=896),
-            Source(width=2304),
-            Source(width=1280, batch=4, seq=512, optimizer="adamw-fused"),
-            Source(config="qwen3-1.7b", batch=8, seq=512),
-        ),
-        random_gemms=90,
-        random_gemms_holdout=25,
-        attention=_CUDA_ATTENTION,
-        attention_holdout=_CUDA_ATTENTION_HOLDOUT,
+        fit=_QWEN3,
+        holdout=_QWEN3_HOLDOUT,
+        gemms=suite_gemms.PLANS["standard", "fit"],
+        gemms_holdout=suite_gemms.PLANS["standard", "holdout"],
+        grid=CUDA_GRID,
+        grid_holdout=CUDA_GRID_HOLDOUT,
+        attention=suite_attention.PLANS["standard", "fit"],
+        attention_holdout=suite_attention.PLANS["standard", "holdout"],
         attention_backends=("sdpa-cudnn", "sdpa-flash"),
         triton_gemms=40,
         triton_attention=10,
+    ),
+    "full": Plan(
+        device="cuda",
+        fit=(*_QWEN3, *_PRECISIONS),
+        holdout=(
+            *_QWEN3_HOLDOUT,
+            *(Source(width=896, batch=8, precision=precision) for precision in ("bf16", "tf32", "fp32")),
+        ),
+        per_variant=14,
+        gemms=suite_gemms.PLANS["full", "fit"],
+        gemms_holdout=suite_gemms.PLANS["full", "holdout"],
+        grid=CUDA_GRID,
+        grid_holdout=CUDA_GRID_HOLDOUT,
+        attention=suite_attention.PLANS["full", "fit"],
+        attention_holdout=suite_attention.PLANS["full", "holdout"],
+        attention_backends=("sdpa-cudnn", "sdpa-flash"),
+        triton_gemms=80,
+        triton_attention=20,
+        max_bytes=32 * 10**9,
     ),
     "quick": Plan(
         device="cuda",
         fit=(*(Source(width=width) for width in (256, 1024, 2048)), Source(width=1024, batch=8, seq=1024)),
         per_variant=4,
         caches=("cold",),
-        gemms=90,
-        attention=_CUDA_ATTENTION[::4],
+        gemms=suite_gemms.PLANS["quick", "fit"],
+        gemms_holdout=suite_gemms.PLANS["quick", "holdout"],
+        grid=CUDA_GRID[::4],
+        attention=suite_attention.PLANS["quick", "fit"],
         attention_backends=("sdpa-cudnn", "sdpa-flash"),
         max_bytes=6 * 10**9,
     ),
@@ -115,8 +172,9 @@ PLANS = {
         per_variant=3,
         per_variant_holdout=1,
         caches=("cold",),
-        gemms=70,
-        attention=((1, 1, 1, 128, 128), (1, 2, 1, 128, 128), (1, 2, 1, 256, 128)),
+        gemms=suite_gemms.PLANS["cpu-quick", "fit"],
+        gemms_holdout=suite_gemms.PLANS["cpu-quick", "holdout"],
+        grid=((1, 1, 1, 128, 128), (1, 2, 1, 128, 128), (1, 2, 1, 256, 128)),
         attention_backends=("sdpa-cpu",),
     ),
 }  # fmt: skip
@@ -124,7 +182,7 @@ PLANS = {
 
 def load(name: str) -> list[SuiteCase]:
     """The cases of a shipped suite. Raises UsageError for an unknown name."""
-    path = files("flopcast.roofline") / "data" / "suites" / f"{name}.json.gz"
+    path = shipped_path(name)
     if not path.is_file():
         raise UsageError(f"unknown suite {name!r}: valid are {', '.join(sorted(PLANS))}")
     record = json.loads(gzip.decompress(path.read_bytes()))
@@ -132,14 +190,16 @@ def load(name: str) -> list[SuiteCase]:
     return [SuiteCase(shapes[i], backend, cache, role) for i, backend, cache, role in record["cases"]]
 
 
-def save(cases: Sequence[SuiteCase], path: Path) -> None:
-    """Writes a suite; the same cases give the same bytes."""
+def save(cases: Sequence[SuiteCase], path: Path, sources: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Writes a suite; the same cases give the same bytes. `sources`: the steps traced for it, by role."""
     shapes = list(dict.fromkeys(case.shape for case in cases))
     index = {shape: i for i, shape in enumerate(shapes)}
     record = {
+        "sources": dict(sources or {}),
         "shapes": [shape_to_json(shape) for shape in shapes],
         "cases": [[index[case.shape], case.backend, case.cache, case.role] for case in cases],
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps(record, separators=(",", ":")).encode(), 9, mtime=0))
 
 
@@ -152,12 +212,17 @@ def build(plan: Plan) -> list[SuiteCase]:
     cases = [
         *_call_cases(fit, plan, "fit", plan.per_variant),
         *_call_cases(held, plan, "holdout", plan.per_variant_holdout),
-        *_gemm_cases(fit, plan, "fit", plan.random_gemms, rng),
-        *_gemm_cases(held, plan, "holdout", plan.random_gemms_holdout, rng),
+        *(products := gemm_cases(fit, plan.gemms, "fit")),
+        *gemm_cases(
+            held, plan.gemms_holdout, "holdout", {c.shape for c in products if isinstance(c.shape, Gemm)}
+        ),
     ]
-    for grid, role in ((plan.attention, "fit"), (plan.attention_holdout, "holdout")):
-        for backend in plan.attention_backends:
-            cases += [SuiteCase(shape, backend, "cold", role) for shape in _attention_shapes(grid)]
+    fitted = attention_cases(plan.grid, plan.attention, "fit", plan.attention_backends)
+    held_out = attention_cases(
+        plan.grid_holdout, plan.attention_holdout, "holdout", plan.attention_backends,
+        {c.shape for c in fitted if isinstance(c.shape, Attention)},
+    )  # fmt: skip
+    cases += [*_and_hot(fitted, plan), *_and_hot(held_out, plan)]
     aligned = [
         c.shape for c in cases if isinstance(c.shape, Gemm) and c.role == "fit" and c.shape.dtype == "bf16"
     ]
@@ -168,11 +233,22 @@ def build(plan: Plan) -> list[SuiteCase]:
         SuiteCase(s, "triton", "cold", "fit")
         for s in rng.sample(aligned, min(plan.triton_gemms, len(aligned)))
     ]
-    few = [shape for shape in _attention_shapes(plan.attention) if shape.seq <= 2048]
+    few = [
+        shape for c in fitted if isinstance(shape := c.shape, Attention) and c.backend == plan.attention_backends[0]
+        if shape.seq <= 2048 and shape.causal and shape.head_dim == 128
+    ]  # fmt: skip
     cases += [
         SuiteCase(s, "triton", "cold", "fit") for s in rng.sample(few, min(plan.triton_attention, len(few)))
     ]
-    return list(dict.fromkeys(cases))
+    return list({(c.shape.key, c.backend, c.cache): c for c in reversed(cases)}.values())[::-1]
+
+
+def _and_hot(cases: Sequence[SuiteCase], plan: Plan) -> Iterator[SuiteCase]:
+    """The cases, and again hot where their operands leave room in a cache: queries, keys and values come from it."""
+    for case in cases:
+        yield case
+        if "hot" in plan.caches and case.shape.bytes <= HOT_BYTES / 4:
+            yield replace(case, cache="hot")
 
 
 def _works(sources: Iterable[Source], device: str) -> list[Work]:
@@ -182,10 +258,12 @@ def _works(sources: Iterable[Source], device: str) -> list[Work]:
         config = (
             load_config(source.config)
             if source.config
-            else make_config(width=source.width, depth=depth_for(256), vocab=source.vocab)
+            else make_config(width=source.width, depth=FOLDED_DEPTH, vocab=source.vocab)
         )
-        traced = Traced(batch=source.batch, seq=source.seq, optimizer=source.optimizer, device=device)
-        stream = trace_now({**config, "num_hidden_layers": FOLDED_DEPTH}, traced)
+        traced = Traced(
+            batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer, device=device
+        )  # fmt: skip
+        stream = at_depth(trace_now(with_depth(config, FOLDED_DEPTH), traced), source.depth)
         for op in stream.ops:
             lowered = lower(stream, op)
             if lowered is not None and op.kind != "sync":
@@ -228,51 +306,22 @@ def spread(points: Sequence[tuple[float, ...]], most: int) -> list[int]:
     return sorted(chosen)
 
 
-def _gemm_cases(
-    works: Sequence[Work], plan: Plan, role: str, n_random: int, rng: random.Random
-) -> list[SuiteCase]:
-    gemms = [work for work in works if isinstance(work.shape, Gemm)]
-    if len(gemms) > plan.gemms:
-        gemms = rng.sample(gemms, plan.gemms)
-    drawn = [describe(_random_gemm(rng, layout)) for layout in ("nt", "nn", "tn") for _ in range(n_random)]
-    return [SuiteCase(w.shape, "torch", cache, role) for w in (*gemms, *drawn) for cache in _caches(w, plan)]
-
-
-def _random_gemm(rng: random.Random, layout: str) -> Gemm:
-    """256 to 16,384 a side, evenly in the logarithm; half of them aligned to 64, half each side as it comes.
-
-    cuBLAS's choice follows the worst alignment of the three operands, so sides are off by themselves and together.
-    """
-
-    def side(multiple: int) -> int:
-        return max(multiple, round(2 ** rng.uniform(8, 14) / multiple) * multiple)
-
-    is_aligned = rng.random() < 0.5
-    while True:
-        m, n, k = (side(64 if is_aligned else rng.choice((1, 1, 2, 8, 64))) for _ in range(3))
-        if m * n * k <= 2**38:  # half a second of samples at 600 TFLOP/s
-            return Gemm(m=m, n=n, k=k, layout=layout)
-
-
-def _attention_shapes(grid: Iterable[tuple[int, int, int, int, int]]) -> list[Attention]:
-    return [
-        Attention(batch=b, heads=h, kv_heads=kv, seq=s, head_dim=d, direction=direction)
-        for b, h, kv, s, d in grid
-        for direction in ("fwd", "bwd")
-    ]
+def shipped_path(name: str) -> Path:
+    return Path(str(files("flopcast.roofline") / "data" / "suites" / f"{name}.json.gz"))
 
 
 def main() -> None:
-    """Remakes the shipped suites."""
-    for name, plan in PLANS.items():
+    """Remakes the shipped suites, or those named on the command line, and says how long each takes."""
+    profile = find_profile(MEASURED_GPU)
+    for name in sys.argv[1:] or PLANS:
+        plan = PLANS[name]
         cases = build(plan)
-        path = Path(str(files("flopcast.roofline") / "data" / "suites" / f"{name}.json.gz"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(cases, path)
+        save(cases, shipped_path(name), sources=plan.labels)
         kinds: dict[str, Any] = defaultdict(int)
         for case in cases:
-            kinds[f"{type(case.shape).__name__}/{case.backend}/{case.role}"] += 1
-        print(name, len(cases), dict(kinds), f"{path.stat().st_size / 1024:.0f} kB")
+            kinds[f"{type(case.shape).__name__}/{case.backend}/{case.cache}/{case.role}"] += 1
+        print(describe_size(name, sizes(cases, profile), profile.gpu))
+        print(f"  {dict(kinds)}, {shipped_path(name).stat().st_size / 1024:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -190,6 +190,65 @@ def test_a_folder_of_another_machine_is_not_added_to(flopcast: Command, measured
     assert (measured / records.MEASUREMENTS).read_bytes() == before
 
 
+# --- bench --config -----------------------------------------------------------------------------------------
+
+
+def test_a_model_asked_for_is_held_directly(flopcast: Command, measured: Path, tmp_path: Path) -> None:
+    """In two runs, added to the suite's rows: nothing twice, all of the step measured."""
+    file, config = measured / records.MEASUREMENTS, tmp_path / "asked.json"
+    config.write_text(json.dumps(make_config(**RUN)))
+    before = file.read_bytes()
+    for budget in (("--budget", "0.5"), ()):
+        done = start(
+            "bench", "--device", "cpu", "--config", config, *ONCE, "--out", measured, "--json", *budget
+        )
+        out, err = done.communicate(timeout=120)
+        assert done.returncode == 0, err
+        parts = json.loads(out)["parts"]
+        assert ("left over" in parts["kernels"]) == bool(budget)
+        assert "0 measured" in parts["ceilings"], "the suite's are used"
+    found = identities(measured)
+    assert len(found) == len(set(found))
+    assert file.read_bytes().startswith(before)
+    fitted = flopcast("fit", measured, "--json")
+    assert fitted.code == 0, fitted.err
+    (source,) = fitted.document["sources"]
+    assert source["source"] == "asked 1x128"
+    assert source["basis_shares"] == {
+        "measured": pytest.approx(1.0),
+        "interpolated": 0.0,
+        "extrapolated": 0.0,
+    }
+    assert fitted.document["shapes"] > 150
+    step = flopcast("predict", "--gpu", fitted.document["profile"], "--config", config, *ONCE, "--json")
+    assert step.document["basis_shares"] == pytest.approx(source["basis_shares"])
+
+
+def test_predict_says_how_its_device_time_came_about(flopcast: Command) -> None:
+    shown = flopcast("predict", "--gpu", "nvidia-h200", "--config", "qwen3-0.6b")
+    assert "device time by basis" in shown.out
+    assert "interpolated" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch", "8"), "--batch without a model"),
+        (("--suite", "quick", "--config", "qwen3-0.6b"), "--suite and --config are two sweeps"),
+        (("--config", "no-such-model"), "unknown config 'no-such-model'"),
+        (("--config", "qwen3-0.6b", "--optimizer", "sgd"), "optimizer 'sgd': valid are"),
+        (("--suite", "huge"), "valid are quick, standard, full"),
+    ],
+)
+def test_a_bench_that_cannot_be(
+    flopcast: Command, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = flopcast("bench", "--device", "cpu", "--out", tmp_path / "out", *options)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert not (tmp_path / "out").exists()
+
+
 # --- fit ----------------------------------------------------------------------------------------------------
 
 

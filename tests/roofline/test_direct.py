@@ -35,13 +35,13 @@ def source() -> Source:
 def test_every_operation_of_the_step_is_measured_once(source: Source, h200: Profile) -> None:
     cases = step_cases(source, h200.device, h200.stack)
     launched = {
-        lowered[0]
+        lowered[0].key
         for op in source.stream.ops
         if op.kind != "sync" and (lowered := lower(source.stream, op)) is not None
     }
-    assert {case.shape for case in cases} == launched
-    assert {case.shape for case in cases if case.cache == "cold"} == launched
-    assert len(cases) == len(set(cases))
+    assert {case.shape.key for case in cases if case.cache == "cold"} == launched
+    assert {case.shape.key for case in cases} == launched
+    assert len(cases) == len({(case.shape.key, case.cache) for case in cases})
     assert {case.role for case in cases} == {"fit"}
 
 
@@ -82,7 +82,7 @@ def test_backends_are_those_that_the_step_runs(
 def test_what_is_measured_so_is_all_that_the_forecast_asks_for(source: Source, h200: Profile) -> None:
     """A surface through exactly these cases would say `measured` of the whole step, the read-back apart."""
     cases = step_cases(source, h200.device, h200.stack)
-    have = {(case.shape, case.backend, case.cache) for case in cases}
+    have = {(case.shape.key, case.backend, case.cache) for case in cases}
 
     class Asking(Profile):
         def estimate(self, requests: Any) -> Any:
@@ -92,8 +92,8 @@ def test_what_is_measured_so_is_all_that_the_forecast_asks_for(source: Source, h
     asked_for: list[Any] = []
     asking = Asking(**{name: getattr(h200, name) for name in h200.__dataclass_fields__})
     coverage(asking, source)
-    cold = {(w.shape, asking.aliases.get(b, b), c) for w, b, c in asked_for if c == "cold"}
-    assert {key for key in cold - have if "_local_scalar_dense" not in key[0].key} == set()
+    cold = {(w.shape.key, asking.aliases.get(b, b), c) for w, b, c in asked_for if c == "cold"}
+    assert {key for key, *_ in cold - have if "_local_scalar_dense" not in key} == set()
 
 
 # --- beside the measurements
