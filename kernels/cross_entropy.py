@@ -12,6 +12,7 @@ output matrix, and holds the logits of some rows at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,17 +24,48 @@ from torch.utils.flop_counter import register_flop_formula
 from flopcast.kernels.references import torch_dtype
 from flopcast.kernels.rowwise import BACKENDS, Outputs, autocast_dtype, load_triton, multiprocessors, worst
 from flopcast.kernels.shapes import CrossEntropy
-from flopcast.kernels.swiglu import BlockConfig
 
 IGNORE_INDEX = -100
 CHUNK_ROWS = 4096  # of linear_cross_entropy: 1.2 GB of bf16 logits over 151,936
 
 
-def config_for(direction: str = "both") -> BlockConfig:
-    """ "both": 32 warps, so that one row a multiprocessor is in flight (132 x 304 KB = 40 MB) and its second read
-    finds it in a 50 MB L2; "fwd" reads once: several rows a multiprocessor; "bwd" is element-wise."""
-    return {"both": BlockConfig(16384, 32), "fwd": BlockConfig(8192, 16), "bwd": BlockConfig(4096, 8)}[
-        direction
+@dataclass(frozen=True)
+class VocabConfig:
+    """Logits of one step of a program, its warps, the steps whose loads are in flight (1: its own alone), and of
+    "both" the programs, thus rows, that a multiprocessor has at a time."""
+
+    block: int
+    num_warps: int
+    num_stages: int = 1
+    programs_per_sm: int = 1
+
+
+def config_for(direction: str = "both") -> VocabConfig:
+    """ "both": one row a multiprocessor (132 x 304 KB = 40 MB), so that its second read finds it in a 50 MB L2, by 32
+    warps with 48 KB of loads in flight. "fwd" reads once: four rows a multiprocessor; "bwd" is element-wise."""
+    return {
+        "both": VocabConfig(8192, 32, num_stages=4),
+        "fwd": VocabConfig(8192, 16, num_stages=3),
+        "bwd": VocabConfig(4096, 8),
+    }[direction]
+
+
+def candidates(direction: str) -> list[VocabConfig]:
+    """As `rmsnorm.candidates`."""
+    if direction == "bwd":
+        return [
+            VocabConfig(block, warps)
+            for block in (2048, 4096, 8192)
+            for warps in (4, 8, 16)
+            if block >= 256 * warps
+        ]
+    tiles = ((8192, 32), (16384, 32), (8192, 16), (16384, 16), (4096, 8))
+    both = direction == "both"
+    return [
+        VocabConfig(block, warps, stages, per_sm)
+        for block, warps in tiles
+        for stages in ((1, 2, 4) if both else (1, 3))
+        for per_sm in ((1, 2) if both and warps < 32 else (1,))
     ]
 
 
@@ -62,7 +94,7 @@ def _count(module: Any, target: Tensor, ignore_index: int, reduction: str) -> Te
 
 def forward(
     logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
-    *, config: BlockConfig | None = None,
+    *, config: VocabConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Triton: (loss, log-sum-exp [rows], divisor [1]), all fp32. Ignored rows are not read, their lse is 0.
 
@@ -81,7 +113,7 @@ def forward(
 
 def backward(
     dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, ignore_index: int = IGNORE_INDEX,
-    *, config: BlockConfig | None = None,
+    *, config: VocabConfig | None = None,
 ) -> Tensor:  # fmt: skip
     """Triton: the gradient of the logits, contiguous in their dtype, from what `forward` saved. Errors as there."""
     module = _module(logits, target)
@@ -96,7 +128,7 @@ def backward(
 
 def loss_and_gradient(
     logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
-    *, config: BlockConfig | None = None,
+    *, config: VocabConfig | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Triton: (loss fp32, its gradient in the logits' dtype, contiguous), in one kernel. Errors as `forward`."""
     module = _module(logits, target)
@@ -105,8 +137,9 @@ def loss_and_gradient(
     out = logits.new_empty(logits.shape)
     if logits.numel():
         module.launch_both(
-            _rows(logits), target.contiguous(), losses, count, out, ignore_index, config or config_for("both")
-        )
+            _rows(logits), target.contiguous(), losses, count, out, ignore_index, multiprocessors(logits.device),
+            config or config_for("both"),
+        )  # fmt: skip
     return module.mean(losses, count), out
 
 
@@ -143,8 +176,9 @@ def linear_loss_and_gradients(
         chunk = slice(start, min(start + chunk_rows, rows))
         logits = hidden[chunk] @ weight.T
         module.launch_both(
-            logits, target[chunk], losses[chunk], count, logits, ignore_index, config_for("both")
-        )
+            logits, target[chunk], losses[chunk], count, logits, ignore_index, multiprocessors(logits.device),
+            config_for("both"),
+        )  # fmt: skip
         torch.mm(logits, weight, out=dhidden[chunk])
         of_chunk = logits.T @ hidden[chunk]
         if dweight is None:
@@ -357,7 +391,7 @@ def prepare(shape: CrossEntropy, backend: str, operands: Sequence[Tensor]) -> Ca
 
 
 def triton_call(
-    shape: CrossEntropy, operands: Sequence[Tensor], config: BlockConfig | None
+    shape: CrossEntropy, operands: Sequence[Tensor], config: VocabConfig | None
 ) -> Callable[[], Outputs]:
     """`prepare` for the Triton kernel with a configuration of one's own."""
     logits, target = operands

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flopcast.kernels.matmul import shared_memory_limit
 from flopcast.kernels.references import BackendUnavailable, higher_precision, torch_dtype
 from flopcast.kernels.rowwise import (
     BACKENDS,
@@ -23,6 +24,7 @@ from flopcast.kernels.rowwise import (
     Outputs,
     RowConfig,
     autocast_dtype,
+    capability,
     load_triton,
     one_direction,
     persistent_programs,
@@ -34,19 +36,45 @@ from flopcast.kernels.shapes import RmsNorm
 EPS = 1e-6  # Qwen3's
 
 
-def config_for(n: int, direction: str = "fwd") -> RowConfig:
-    """About 16 elements a thread (two 16-byte loads of bf16 an operand), rows of several a program when short.
+def config_for(
+    n: int, direction: str = "fwd", operand_bytes: tuple[int, ...] = (2, 2, 2), part: tuple[int, int] = (9, 0)
+) -> RowConfig:
+    """Forward: about 16 elements a thread, several rows a program where they are short, as many programs as fit.
 
-    Enough loads in flight: at 4.2 TB/s and 0.8 us a multiprocessor needs 25 KB on the way, 2048 threads of 16
-    elements bring 64. The backward keeps weight, its gradient and two operands in registers: twice the warps.
+    Enough loads in flight: at 4.2 TB/s and 0.8 us a multiprocessor needs 25 KB on the way; 2048 threads with 16
+    elements of bf16 bring 64. The backward holds operands, weight and its gradient in some 110 registers, so that 16
+    warps fill a multiprocessor; what is in flight there are the next two steps' rows, copied asynchronously to
+    shared memory (fewer steps where that is too small). `operand_bytes`: of an element of every row operand.
     """
     block = 1 << max(0, n - 1).bit_length()
     rows = max(1, 2048 // block)
+    if direction == "fwd":
+        return RowConfig(rows, min(32, max(4, rows * block // 512)))
     warps = min(32, max(4, rows * block // 512))
-    if direction == "bwd":
-        warps = min(32, max(4, rows * block // 256 if block >= 4096 else rows * block // 512))
-        return RowConfig(rows, warps, programs_per_sm=max(1, 32 // warps))
-    return RowConfig(rows, warps)
+    step_bytes = rows * block * sum(operand_bytes)
+    # 2 KB aside for the reductions across warps and barriers
+    steps = min(2, (shared_memory_limit(part) - 2048) // step_bytes)
+    return RowConfig(rows, warps, programs_per_sm=max(1, 16 // warps), num_stages=1 + steps)
+
+
+def candidates(direction: str, n: int) -> list[RowConfig]:
+    """What is worth trying on a new part; `config_for` is a rule, this the neighbourhood that checks it."""
+    block = 1 << max(0, n - 1).bit_length()
+    tiles = [tile for tile in (1024, 2048, 4096, 8192) if tile >= block] or [block]
+    found = []
+    for tile in tiles:
+        for per_thread in (8, 16, 32):
+            warps = min(32, max(1, tile // (32 * per_thread)))
+            if direction == "fwd":
+                found.append(RowConfig(tile // block, warps))
+            else:
+                for threads in (512, 1024, 2048):
+                    if threads >= 32 * warps:
+                        found += [
+                            RowConfig(tile // block, warps, threads // (32 * warps), stages)
+                            for stages in (1, 3)
+                        ]
+    return list(dict.fromkeys(found))
 
 
 def _check(x: Tensor, weight: Tensor, residual: Tensor | None) -> None:
@@ -112,7 +140,9 @@ def backward(
     if not x.numel():
         return dx, dx2, dweight.zero_()
     rows = rows_in_place(x)
-    config = config or config_for(n, "bwd")
+    if config is None:
+        row_operands = (dy, x) if dtotal is None else (dy, x, dtotal)
+        config = config_for(n, "bwd", tuple(y.element_size() for y in row_operands), capability(x.device))
     programs = persistent_programs(-(-rows.shape[0] // config.rows), config, x.device)
     module.launch_backward(
         rows_in_place(dy), None if dtotal is None else rows_in_place(dtotal), rows, weight.contiguous(), rstd,

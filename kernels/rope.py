@@ -35,12 +35,23 @@ THETA = 1e6  # Qwen3's
 
 
 def config_for(head_dim: int, direction: str = "fwd") -> RowConfig:
-    """Tiles of 4096 elements forward and 2048 backward (four operands, two running sums), four warps: 16 or 32
-    elements a thread."""
-    block = 2 * (1 << max(0, head_dim // 2 - 1).bit_length())
+    """Tiles of 2048 elements by four warps: one 16-byte load a thread of each half. 43 registers forward; 96
+    backward, where five such programs fill a multiprocessor and the next step's rows are copied asynchronously."""
+    rows = max(1, 2048 // (2 * (1 << max(0, head_dim // 2 - 1).bit_length())))
+    return RowConfig(rows, 4) if direction == "fwd" else RowConfig(rows, 4, programs_per_sm=5, num_stages=2)
+
+
+def candidates(direction: str, head_dim: int) -> list[RowConfig]:
+    """As `rmsnorm.candidates`."""
+    one = config_for(head_dim).rows
     if direction == "fwd":
-        return RowConfig(max(1, 4096 // block), 4)
-    return RowConfig(max(1, 2048 // block), 4, programs_per_sm=8)
+        return [RowConfig(one * k, warps) for k, warps in ((1, 4), (2, 4), (2, 8), (4, 8), (4, 16))]
+    return [
+        RowConfig(one * k, warps, per_sm * 4 // warps, stages)
+        for k, warps in ((1, 4), (2, 4), (2, 8))
+        for per_sm in (4, 6, 8)
+        for stages in (1, 2, 3)
+    ]
 
 
 def _check(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor) -> None:

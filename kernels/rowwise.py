@@ -67,6 +67,11 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability; an H200's for the interpreter."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
 def rows_in_place(x: Tensor) -> Tensor:
     """[rows, n] view of x with stride 1 on its last dimension; a copy where there is no such view."""
     if x.stride(-1) != 1 and x.shape[-1] != 1:

@@ -34,6 +34,11 @@ def config_for(direction: str = "fwd") -> BlockConfig:
     return BlockConfig(2048, 4) if direction == "fwd" else BlockConfig(1024, 4)
 
 
+def candidates(direction: str) -> list[BlockConfig]:
+    """As `rmsnorm.candidates`."""
+    return [BlockConfig(1024 * k, warps) for k in (1, 2, 4) for warps in (4, 8) if 1024 * k >= 256 * warps]
+
+
 def _check(gate: Tensor, up: Tensor) -> None:
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise ValueError(

@@ -30,12 +30,12 @@ def _offsets(BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _log_sum_exp(row_ptr, vocab, BLOCK: tl.constexpr):
+def _log_sum_exp(row_ptr, vocab, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Natural log-sum-exp of a row, fp32; NaN with a NaN or +inf in it, -inf of a row of -inf."""
     offsets = _offsets(BLOCK)
     largest = tl.full((BLOCK // VEC,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK // VEC,), dtype=tl.float32)
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
         at = start + offsets
         x = tl.load(row_ptr + at, mask=at < vocab, other=float("-inf"), eviction_policy="evict_last")
         x = x.to(tl.float32)
@@ -69,7 +69,8 @@ def _gradient_block(row_ptr, out_ptr, start, target, lse, scale, vocab, BLOCK: t
 
 @triton.jit
 def forward_kernel(
-    logits_ptr, target_ptr, losses_ptr, lse_ptr, stride, vocab, ignore_index, BLOCK: tl.constexpr
+    logits_ptr, target_ptr, losses_ptr, lse_ptr, stride, vocab, ignore_index, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + row)
@@ -77,7 +78,7 @@ def forward_kernel(
     loss = 0.0
     lse = 0.0
     if target != ignore_index:
-        lse = _log_sum_exp(row_ptr, vocab, BLOCK)
+        lse = _log_sum_exp(row_ptr, vocab, BLOCK, STAGES)
         loss = _loss(row_ptr, target, lse, vocab)
     tl.store(losses_ptr + row, loss)
     tl.store(lse_ptr + row, lse)
@@ -105,26 +106,27 @@ def backward_kernel(
 
 @triton.jit
 def both_kernel(
-    logits_ptr, target_ptr, losses_ptr, count_ptr, out_ptr, stride, out_stride, vocab, ignore_index,
-    BLOCK: tl.constexpr,
+    logits_ptr, target_ptr, losses_ptr, count_ptr, out_ptr, rows, stride, out_stride, vocab, ignore_index,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    target = tl.load(target_ptr + row)
-    row_ptr = logits_ptr + row * stride
-    out = out_ptr + row * out_stride
-    loss = 0.0
-    if target == ignore_index:
-        for start in range(0, vocab, BLOCK):
-            at = start + _offsets(BLOCK)
-            tl.store(out + at, tl.zeros((BLOCK // VEC, VEC), out_ptr.dtype.element_ty), mask=at < vocab)
-    else:
-        lse = _log_sum_exp(row_ptr, vocab, BLOCK)
-        loss = _loss(row_ptr, target, lse, vocab)
-        scale = 1.0 / tl.load(count_ptr)
-        tl.debug_barrier()  # the target's logit is read before another thread writes the gradient over it
-        for start in range(0, vocab, BLOCK):
-            _gradient_block(row_ptr, out, start, target, lse, scale, vocab, BLOCK)
-    tl.store(losses_ptr + row, loss)
+    """Persistent, so that the number of programs bounds the rows that the L2 has to hold."""
+    scale = 1.0 / tl.load(count_ptr)
+    for i in range(tl.program_id(0), rows, tl.num_programs(0)):
+        target = tl.load(target_ptr + i)
+        row_ptr = logits_ptr + tl.cast(i, tl.int64) * stride
+        out = out_ptr + tl.cast(i, tl.int64) * out_stride
+        loss = 0.0
+        if target == ignore_index:
+            for start in range(0, vocab, BLOCK):
+                at = start + _offsets(BLOCK)
+                tl.store(out + at, tl.zeros((BLOCK // VEC, VEC), out_ptr.dtype.element_ty), mask=at < vocab)
+        else:
+            lse = _log_sum_exp(row_ptr, vocab, BLOCK, STAGES)
+            loss = _loss(row_ptr, target, lse, vocab)
+            tl.debug_barrier()  # all read the target's logit before one writes the gradient over it
+            for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
+                _gradient_block(row_ptr, out, start, target, lse, scale, vocab, BLOCK)
+        tl.store(losses_ptr + i, loss)
 
 
 @triton.jit
@@ -189,7 +191,7 @@ def launch_forward(
     with torch.cuda.device_of(logits):
         forward_kernel[(rows,)](
             logits, target, losses, lse, logits.stride(0), vocab, ignore_index,
-            BLOCK=_block(vocab, config), num_warps=config.num_warps,
+            BLOCK=_block(vocab, config), STAGES=config.num_stages, num_warps=config.num_warps,
         )  # fmt: skip
 
 
@@ -207,14 +209,15 @@ def launch_backward(
 
 
 def launch_both(
-    logits: Tensor, target: Tensor, losses: Tensor, count: Tensor, out: Tensor, ignore_index: int, config: Any
-) -> None:
+    logits: Tensor, target: Tensor, losses: Tensor, count: Tensor, out: Tensor, ignore_index: int,
+    multiprocessors: int, config: Any,
+) -> None:  # fmt: skip
     """Writes losses [rows] and out = d(sum of losses / count) / d logits; `out` may be `logits`."""
     rows, vocab = logits.shape
     with torch.cuda.device_of(logits):
-        both_kernel[(rows,)](
-            logits, target, losses, count, out, logits.stride(0), out.stride(0), vocab, ignore_index,
-            BLOCK=_block(vocab, config), num_warps=config.num_warps,
+        both_kernel[(min(rows, config.programs_per_sm * multiprocessors),)](
+            logits, target, losses, count, out, rows, logits.stride(0), out.stride(0), vocab, ignore_index,
+            BLOCK=_block(vocab, config), STAGES=config.num_stages, num_warps=config.num_warps,
         )  # fmt: skip
 
 

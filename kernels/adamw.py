@@ -1,0 +1,319 @@
+"""AdamW over a list of fp32 parameters in one launch: torch's fused kernel, torch.compile, Triton; an optimizer.
+
+Decoupled weight decay, bias correction, no amsgrad: the formula of torch.optim.AdamW(fused=True), to fp32 rounding.
+A step reads parameter, gradient and two moments and writes all but the gradient: 28 bytes an element.
+
+    optimizer = AdamW(model.parameters(), lr=1e-3)       # in place of torch.optim.AdamW
+
+    operands_ = operands(shape, device)                  # parameters, gradients, first and second moments
+    ref = reference(operands_, shape)                    # before the call, which works in place
+    error, tolerance = check(prepare(shape, "triton", copies)(), ref, operands_, shape)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flopcast.kernels.references import torch_dtype
+from flopcast.kernels.rowwise import BACKENDS, Outputs, load_triton, worst
+from flopcast.kernels.shapes import AdamW as AdamWShape
+
+LR, BETAS, EPS, WEIGHT_DECAY = 1e-2, (0.9, 0.999), 1e-8, 1e-2  # of the benchmark interface
+STEP = 3
+
+
+@dataclass(frozen=True)
+class AdamWConfig:
+    """A program takes `chunk` elements of one tensor, `block` at a time."""
+
+    chunk: int = 8192
+    block: int = 1024
+    num_warps: int = 4  # 8 elements a thread: two 16-byte loads of each of four operands in flight
+
+
+DEFAULT = AdamWConfig()
+
+
+def candidates() -> list[AdamWConfig]:
+    """As `rmsnorm.candidates`."""
+    blocks = ((512, 4), (1024, 4), (1024, 8), (2048, 8))
+    return [AdamWConfig(chunk, *block) for chunk in (2048, 8192, 32768) for block in blocks]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the kernel reads to find its work: addresses and sizes int64 [tensors, 5], and who does what."""
+
+    pointers: Tensor
+    chunk_tensor: Tensor
+    chunk_index: Tensor
+    aligned: bool
+    config: AdamWConfig
+
+
+@lru_cache(maxsize=64)
+def _chunks(numels: tuple[int, ...], chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(tensor, chunk within it) of every program, int32."""
+    counts = torch.tensor([-(-numel // chunk) for numel in numels], dtype=torch.int64)
+    tensor = torch.repeat_interleave(torch.arange(len(numels)), counts)
+    index = torch.arange(tensor.numel()) - (counts.cumsum(0) - counts)[tensor]
+    return tensor.int().to(device), index.int().to(device)
+
+
+def make_table(
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
+    config: AdamWConfig = DEFAULT,
+) -> Table:  # fmt: skip
+    """Addresses of tensors that stay where they are. Raises ValueError unless all are fp32, contiguous, of one
+    device and of their parameter's size."""
+    device = params[0].device
+    rows: list[list[int]] = []
+    for group in zip(params, grads, exp_avgs, exp_avg_sqs, strict=True):
+        for x in group:
+            good = (
+                x.dtype == torch.float32
+                and x.is_contiguous()
+                and x.shape == group[0].shape
+                and x.device == device
+            )
+            if not good:
+                raise ValueError(
+                    f"AdamW takes contiguous fp32 tensors of one device and their parameter's shape "
+                    f"{tuple(group[0].shape)}, got {x.dtype}{tuple(x.shape)} with strides {x.stride()} on {x.device}: "
+                    "use torch.optim.AdamW for others"
+                )
+        rows.append([*(x.data_ptr() for x in group), group[0].numel()])
+    table = torch.tensor(rows, dtype=torch.int64)
+    if device.type == "cuda":
+        table = table.pin_memory().to(device, non_blocking=True)
+    aligned = all(pointer % 16 == 0 for row in rows for pointer in row[:4])
+    return Table(table, *_chunks(tuple(row[4] for row in rows), config.chunk, device), aligned, config)
+
+
+def scalars(
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
+) -> tuple[float, ...]:
+    """(decay, beta1, 1 - beta1, beta2, 1 - beta2, step size, sqrt of the second bias correction, eps), in fp64."""
+    return (
+        1 - lr * weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1**step), (1 - beta2**step) ** 0.5,
+        eps,
+    )  # fmt: skip
+
+
+# The tables made last, by address: a training step whose gradients come to lie where they lay needs no new one.
+_TABLES: dict[tuple[int, ...], Table] = {}
+_TABLES_KEPT = 8
+
+
+def _table(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+) -> Table:
+    lists = (params, grads, exp_avgs, exp_avg_sqs)
+    key = tuple(x.data_ptr() for tensors in lists for x in tensors) + tuple(x.numel() for x in params)
+    table = _TABLES.get(key)
+    if table is None:
+        table = make_table(*lists)
+        while len(_TABLES) >= _TABLES_KEPT:
+            del _TABLES[next(iter(_TABLES))]
+        _TABLES[key] = table
+    return table
+
+
+def step_triton(
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
+) -> None:  # fmt: skip
+    """Step number `step` (from 1) in place, in one launch. Errors as `make_table`, and BackendUnavailable.
+
+    The scalars are the host's: a CUDA graph that holds this call repeats the step number it was captured with.
+    """
+    if not params:
+        return
+    module = load_triton("adamw", params[0])
+    table = _table(params, grads, exp_avgs, exp_avg_sqs)
+    if table.chunk_tensor.numel():
+        module.launch(table, scalars(step, lr, beta1, beta2, eps, weight_decay))
+
+
+@torch.library.custom_op("flopcast::adamw_", mutates_args=("params", "exp_avgs", "exp_avg_sqs"))
+def adamw_op(
+    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
+) -> None:  # fmt: skip
+    step_triton(params, grads, exp_avgs, exp_avg_sqs, step, lr, beta1, beta2, eps, weight_decay)
+
+
+@adamw_op.register_fake
+def _(
+    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
+) -> None:  # fmt: skip
+    return None
+
+
+class AdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW for contiguous fp32 parameters, by the Triton kernel: one launch a parameter group.
+
+    Its state dict is that of torch.optim.AdamW (step, exp_avg, exp_avg_sq), and each loads the other's.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 1e-2,
+    ) -> None:  # fmt: skip
+        if not (lr >= 0 and eps >= 0 and weight_decay >= 0 and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(
+                "lr, eps and weight_decay must be at least 0 and betas in [0, 1), got "
+                f"lr {lr}, betas {betas}, eps {eps}, weight_decay {weight_decay}"
+            )
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def _state_of(self, param: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[param]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(param, memory_format=torch.contiguous_format)
+            state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.contiguous_format)
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of every parameter that has a gradient; the closure's value, where there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group.get("amsgrad") or group.get("maximize"):  # from another optimizer's state dict
+                raise NotImplementedError("amsgrad and maximize are not built: use torch.optim.AdamW")
+            by_step: dict[int, list[Tensor]] = {}
+            for param in group["params"]:
+                if param.grad is not None:
+                    state = self._state_of(param)
+                    state["step"] = state["step"].cpu() + 1  # torch's fused optimizer keeps it on the device
+                    by_step.setdefault(int(state["step"]), []).append(param)
+            for count, params in by_step.items():
+                states = [self.state[param] for param in params]
+                adamw_op(
+                    params, [param.grad.contiguous() for param in params if param.grad is not None],
+                    [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states],
+                    count, float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
+                )  # fmt: skip
+        return loss
+
+
+# --- torch twins and the benchmark interface ---
+
+
+def _lists(operands: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    count = len(operands) // 4
+    params, grads, exp_avgs, exp_avg_sqs = (list(operands[i * count : (i + 1) * count]) for i in range(4))
+    return params, grads, exp_avgs, exp_avg_sqs
+
+
+def _foreach_step(
+    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor]
+) -> None:
+    """The step as torch.compile is given it: element-wise on every list, in place."""
+    decay, beta1, rest1, beta2, rest2, step_size, root2, eps = scalars(STEP, LR, *BETAS, EPS, WEIGHT_DECAY)
+    torch._foreach_mul_(params, decay)
+    torch._foreach_mul_(exp_avgs, beta1)
+    torch._foreach_add_(exp_avgs, grads, alpha=rest1)
+    torch._foreach_mul_(exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, rest2)
+    denominator = torch._foreach_sqrt(exp_avg_sqs)
+    torch._foreach_div_(denominator, root2)
+    torch._foreach_add_(denominator, eps)
+    torch._foreach_addcdiv_(params, exp_avgs, denominator, -step_size)
+
+
+def operands(shape: AdamWShape, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
+    """Standard-normal parameters, gradients, first moments and squares for the second: four lists one after
+    another, the elements split evenly (the first tensors one longer). ValueError on sizes below 1."""
+    if min(shape.numel, shape.tensors) < 1 or shape.tensors > shape.numel:
+        raise ValueError(f"{shape.key}: there must be at least 1 tensor, of at least 1 element")
+    if shape.dtype != "fp32":
+        raise ValueError(f"{shape.key}: AdamW is for fp32 parameters")
+    generator = torch.Generator(device=device).manual_seed(seed)
+    each, more = divmod(shape.numel, shape.tensors)
+    sizes = [each + (i < more) for i in range(shape.tensors)]
+    dtype = torch_dtype(shape.dtype)
+    made = [
+        torch.randn(size, dtype=dtype, device=device, generator=generator) for _ in range(4) for size in sizes
+    ]
+    for second in made[3 * shape.tensors :]:
+        second.square_()
+    return tuple(made)
+
+
+def prepare(shape: AdamWShape, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
+    """A call that makes one step IN PLACE (always step number STEP): parameters, first and second moments.
+
+    Errors as `rmsnorm.prepare`. `reference` and `check` take operands that no call has changed.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown AdamW backend {backend!r}: known are {', '.join(BACKENDS)}")
+    if backend == "triton":
+        return triton_call(shape, operands, None)
+    params, grads, exp_avgs, exp_avg_sqs = _lists(operands)
+    results = (*params, *exp_avgs, *exp_avg_sqs)
+    if backend == "compile":
+        compiled = torch.compile(_foreach_step, dynamic=False)
+
+        def run_compiled() -> Outputs:
+            compiled(params, grads, exp_avgs, exp_avg_sqs)
+            return results
+
+        return run_compiled
+    steps = [torch.full((), float(STEP), device=params[0].device) for _ in params]
+
+    def run_fused() -> Outputs:
+        torch._fused_adamw_(
+            params, grads, exp_avgs, exp_avg_sqs, [], steps, lr=LR, beta1=BETAS[0], beta2=BETAS[1],
+            weight_decay=WEIGHT_DECAY, eps=EPS, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return results
+
+    return run_fused
+
+
+def triton_call(
+    shape: AdamWShape, operands: Sequence[Tensor], config: AdamWConfig | None
+) -> Callable[[], Outputs]:
+    """`prepare` for the Triton kernel with a configuration of one's own; its table is made here, once."""
+    params, grads, exp_avgs, exp_avg_sqs = _lists(operands)
+    module = load_triton("adamw", params[0])
+    table = make_table(params, grads, exp_avgs, exp_avg_sqs, config or DEFAULT)
+    values = scalars(STEP, LR, *BETAS, EPS, WEIGHT_DECAY)
+
+    def run() -> Outputs:
+        module.launch(table, values)
+        return (*params, *exp_avgs, *exp_avg_sqs)
+
+    return run
+
+
+def _by_definition(operands: Sequence[Tensor], dtype: torch.dtype) -> Outputs:
+    copies = [x.to(dtype, copy=True) for x in operands]
+    params, grads, exp_avgs, exp_avg_sqs = _lists(copies)
+    _foreach_step(params, grads, exp_avgs, exp_avg_sqs)
+    return (*params, *exp_avgs, *exp_avg_sqs)
+
+
+def reference(operands: Sequence[Tensor], shape: AdamWShape) -> Outputs:
+    """One step in fp64; the operands stay as they are."""
+    return _by_definition(operands, torch.float64)
+
+
+def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: AdamWShape) -> tuple[float, float]:
+    """(relative error, tolerance), of the worst tensor: `rowwise.worst`. `operands` as before the step."""
+    return worst(out, ref, _by_definition(operands, torch.float32))

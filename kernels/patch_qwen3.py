@@ -1,0 +1,155 @@
+"""Runs transformers' Qwen3 on the fused kernels: its norms, q/k-norm with rope, MLP activation and loss.
+
+    patch(model)                        # a Qwen3ForCausalLM (or Qwen3Model: then without the loss), on a GPU
+    optimizer = flopcast.kernels.adamw.AdamW(model.parameters(), lr=1e-3)
+    ...                                 # train as before, under autocast or not, eager or compiled
+    unpatch(model)
+
+Attention itself is chosen the usual way, `attn_implementation`, which `attention.register_with_transformers` extends.
+What changes: RMSNorm is one kernel, the one after attention takes the residual's addition in; per-head norms and
+rotary embedding of queries and keys are one kernel; silu(gate) * up one; the loss reads the logits as they are, makes
+no fp32 copy, and makes its gradient along with it. Under autocast a norm hands on the dtype that the next linear layer
+would cast to anyway. Instances are patched, not classes: other models of the process stay as they are.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flopcast.kernels.cross_entropy import IGNORE_INDEX, cross_entropy
+from flopcast.kernels.rmsnorm import add_rms_norm, rms_norm
+from flopcast.kernels.rope import rope_qk_norm
+from flopcast.kernels.swiglu import swiglu
+
+_UNDO = "_flopcast_unpatched"  # on the model: what `patch` replaced
+
+
+def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
+    return rms_norm(hidden_states, self.weight, self.variance_epsilon)
+
+
+def _mlp_forward(self: Any, x: Tensor) -> Tensor:
+    out: Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+    return out
+
+
+def _layer_forward(
+    self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+    past_key_values: Any = None, use_cache: bool | None = False,
+    position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
+) -> Tensor:  # fmt: skip
+    """As Qwen3DecoderLayer.forward, with the first residual's addition in the norm that follows it."""
+    attended, _ = self.self_attn(
+        hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask,
+        position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
+        position_embeddings=position_embeddings, **kwargs,
+    )  # fmt: skip
+    norm = self.post_attention_layernorm
+    normed, residual = add_rms_norm(attended, hidden_states, norm.weight, norm.variance_epsilon)
+    out: Tensor = residual + self.mlp(normed)
+    return out
+
+
+def _attention_forward(
+    self: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None,
+    past_key_values: Any = None, **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """As Qwen3Attention.forward, with norms and rotation in one kernel on the projections' own layout."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.models.qwen3 import modeling_qwen3
+
+    tokens = hidden_states.shape[:-1]
+    query, key, value = (
+        projection(hidden_states).view(*tokens, -1, self.head_dim)
+        for projection in (self.q_proj, self.k_proj, self.v_proj)
+    )
+    query, key = rope_qk_norm(
+        query, key, self.q_norm.weight, self.k_norm.weight, *position_embeddings, self.q_norm.variance_epsilon
+    )
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    if past_key_values is not None:
+        key, value = past_key_values.update(key, value, self.layer_idx)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+        self.config._attn_implementation, modeling_qwen3.eager_attention_forward
+    )
+    out, weights = attend(
+        self, query, key, value, attention_mask, dropout=self.attention_dropout if self.training else 0.0,
+        scaling=self.scaling, sliding_window=self.sliding_window, **kwargs,
+    )  # fmt: skip
+    return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
+
+
+def causal_loss(
+    logits: Tensor, labels: Tensor | None, vocab_size: int, num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = IGNORE_INDEX, shift_labels: Tensor | None = None, **kwargs: Any,
+) -> Tensor:  # fmt: skip
+    """transformers' ForCausalLMLoss on the fused kernel: logits [batch, seq, vocab], labels [batch, seq] -> fp32."""
+    if shift_labels is None:
+        if labels is None:
+            raise ValueError("causal_loss needs labels or shift_labels")
+        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    target = shift_labels.reshape(-1).to(logits.device)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = cross_entropy(logits.reshape(-1, vocab_size), target, ignore_index, reduction)
+    return (
+        loss if num_items_in_batch is None else loss / torch.as_tensor(num_items_in_batch, device=loss.device)
+    )
+
+
+def patch(model: nn.Module) -> None:
+    """Makes this Qwen3 model run on the fused kernels, until `unpatch`; a second call changes nothing.
+
+    Raises ValueError on a model without Qwen3 layers, NotImplementedError on another activation than silu.
+    """
+    from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+    if hasattr(model, _UNDO):
+        return
+    forwards: dict[type[nn.Module], Callable[..., Any]] = {
+        qwen3.Qwen3RMSNorm: _norm_forward,
+        qwen3.Qwen3MLP: _mlp_forward,
+        qwen3.Qwen3DecoderLayer: _layer_forward,
+        qwen3.Qwen3Attention: _attention_forward,
+    }
+    found = [module for module in model.modules() if type(module) in forwards]
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no Qwen3 layers: patch takes transformers' Qwen3 models"
+        )
+    activation = getattr(getattr(model, "config", None), "hidden_act", "silu")
+    if activation != "silu":
+        raise NotImplementedError(f"hidden_act {activation!r}: the fused MLP activation is silu")
+    undo = []
+    for module in found:
+        undo.append((module, "forward", module.__dict__.get("forward")))
+        module.__dict__["forward"] = types.MethodType(forwards[type(module)], module)
+    if isinstance(model, qwen3.Qwen3ForCausalLM):
+        undo.append((model, "_loss_function", model.__dict__.get("_loss_function")))
+        model.__dict__["_loss_function"] = causal_loss
+    model.__dict__[_UNDO] = undo
+
+
+def unpatch(model: nn.Module) -> None:
+    """Undoes `patch`; nothing to undo is no error."""
+    for module, name, before in model.__dict__.pop(_UNDO, []):
+        if before is None:
+            module.__dict__.pop(name, None)
+        else:
+            module.__dict__[name] = before
+
+
+@contextmanager
+def patched(model: nn.Module) -> Iterator[nn.Module]:
+    """The model, patched inside the block."""
+    patch(model)
+    try:
+        yield model
+    finally:
+        unpatch(model)
