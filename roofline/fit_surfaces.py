@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from flopcast.roofline import attention_law, laws, regress
+from flopcast.roofline import attention_law, gemm_law, laws, regress
+from flopcast.roofline.fit_choice import learn_tiles
 from flopcast.roofline.lower import Work
 from flopcast.roofline.profile import Number, surface_name
 from flopcast.roofline.regress import Belief, Points, Prior
@@ -57,6 +58,11 @@ def fit_surfaces(
     doubtful = 0
     small = {name: group for name, group in groups.items() if kinds[name] == "memory"}
     priors = _memory_priors(small, device, ceilings)
+    tiles = learn_tiles(
+        ((case.work.shape, case.row.get("kernels") or ()) for case in cases if case.backend == "torch"),
+        float(device.get("sm_count") or 1),
+        {dtype: number.value for dtype, number in peaks.items()},
+    )
     fitted_from: dict[str, tuple[Points, Prior]] = {}
     donors: dict[tuple[str, str, bool], Surface] = {}
     # the surface with most points first: what it learns of tiles and floors is what the others start from
@@ -67,7 +73,9 @@ def fit_surfaces(
             work.op_class,
             work.variant.endswith("unaligned") or work.variant.startswith("bwd/"),
         )
-        prior = priors.get(name) or _dense_prior(work, points, device, peaks, ceilings)
+        prior = priors.get(name) or _dense_prior(
+            work, points, device, peaks, ceilings, tiles if group[0].backend == "torch" else {}
+        )
         if kin in donors:
             prior = prior.learnt_from(donors[kin], 0.7)
         if any(case.row.get("timer") == "wall" for case in group):
@@ -191,6 +199,7 @@ def _dense_prior(
     device: Mapping[str, Any],
     peaks: Mapping[str, Number],
     ceilings: Mapping[str, Number],
+    tiles: Mapping[tuple[int, str], Mapping[str, float]],
 ) -> Prior:
     tokens = work.variant.split("/")
     peak = next((peaks[token].value for token in tokens if token in peaks), None)
@@ -199,9 +208,12 @@ def _dense_prior(
     sm_count = float(device.get("sm_count") or 1)
     floor, bandwidth = _floor(ceilings), _bandwidth(ceilings, "cold")
     if work.op_class == "gemm":
-        inputs = laws.inputs(work.op_class, work.variant, {"sm_count": sm_count}, points.features).shape[1]
+        learnt = tiles.get(gemm_law.kernels_of(work.variant), {})
+        known = {"sm_count": sm_count, **learnt}
+        inputs = laws.inputs(work.op_class, work.variant, known, points.features).shape[1]
         l2_bytes = float(device.get("l2_bytes") or 0.0)
-        prior = regress.gemm_prior(peak, sm_count, floor, bandwidth, l2_bytes, inputs)
+        sizes = points.features.shape[1]
+        prior = regress.gemm_prior(peak, sm_count, floor, bandwidth, l2_bytes, inputs, sizes, learnt)
         if tokens[-1] == "unaligned":
             prior = replace(prior, hyper=replace(prior.hyper, white=UNALIGNED_WHITE))
         return prior

@@ -1,16 +1,20 @@
-"""The law of matrix products: the cheapest of a set of tile configurations, in waves. numpy only.
+"""The law of matrix products: a tile's blocks in waves over the SMs, never faster than its bytes through memory. numpy.
 
-floor + the cheapest of a set of tile configurations, whose blocks run in waves over the SMs; never faster than its
-bytes through memory. Tile and wave quantisation are explicit, split-K is a choice.
+Which tile, and whether k is split, is learnt where the measured rows name their kernels (`gemm_choice.py`; parameters
+"tile/..."), and the law is the mean log time of the likeliest choices. Where they do not, it is the cheapest of tiles
+that libraries have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flopcast.kernels.shapes import DTYPE_BYTES
+from flopcast.roofline.gemm_choice import K_STEP_BYTES, Choice, Sizes, Tiles, choose
 from flopcast.roofline.smooth import SOFT_STEP, Array, soft_max, soft_min, trailing_zeros
 
 Params = Mapping[str, float]
@@ -33,8 +37,8 @@ TILE_NAMES = tuple(_TILES)  # a parameter each: the share of the peak that its i
 _FAMILIES = (("tile_common", "tile_odd"), ("tile_aligned_4",), ("tile_aligned_2",))  # by alignment
 # Kernels for unaligned rows put two small blocks on an SM; one alone waits for its loads.
 _PAIRED_AREA, _LONE = 128 * 128, 1.5
+_REACHED = ("tile_common", "tile_aligned_4", "tile_aligned_2")  # of a chosen tile, by family
 SPLITS = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0])
-K_STEP_BYTES = 128.0  # a block's inner loop advances by so much of a row
 FADE_FLOPS = 2.0**36  # a product of 0.1 ms on a large part: above it the clock falls
 L2_SHARE = 0.6  # of the L2 that results may fill before they are waited for
 
@@ -42,6 +46,11 @@ L2_SHARE = 0.6  # of the L2 that results may fill before they are waited for
 # are fed by 16-byte copies, so the cliff lies below 2^4; from 128 bytes on nothing is left to gain.
 _MISALIGNMENT = np.array([3.5, 3.0, 2.5, 2.0, 0.6, 0.4, 0.2, 0.0])
 _FAMILY_EDGES = (1.0, 2.75)  # worst misalignment from which on the families of 4 and of 2 bytes take over
+
+TILE_PREFIX = "tile/"
+FAMILIES = ("aligned", "align2", "align1")  # of kernels, by _FAMILY_EDGES
+OF_TILE = "step", "block", "bias"
+COMMON = ("split_bias", "split_cost", "split_bandwidth", "sharpness")
 
 PARAMETERS = {
     "peak", "sm_count", "l2_bytes", *TILE_NAMES, "prologue", "epilogue", "fade", "floor", "bandwidth",
@@ -51,11 +60,13 @@ PARAMETERS = {
 
 def log_seconds(variant: str, params: Params, features: Array, bytes_: Array) -> Array:
     m, n, _, batch = _gemm_sizes(features)
-    family = np.digitize(np.maximum(*_gemm_misalignment(variant, features)), _FAMILY_EDGES)
+    family = _family(variant, features)
     matrix = np.empty(len(m))
-    for i in range(len(_FAMILIES)):
+    for i, name in enumerate(FAMILIES):
         rows = family == i
-        if rows.any():
+        if rows.any() and is_learnt(params, name):
+            matrix[rows] = _chosen_blocks(variant, params, features[rows], i)
+        elif rows.any():
             matrix[rows] = _gemm_blocks(variant, params, features[rows], i)
     # results that fit the L2 are not waited for on their way to memory
     written = _item_bytes(variant) * m * n * batch
@@ -93,7 +104,68 @@ def _gemm_blocks(variant: str, params: Params, features: Array, family: int) -> 
     return soft_min(best)
 
 
+def _chosen_blocks(variant: str, params: Params, features: Array, family: int) -> Array:
+    """Seconds by the likeliest choices of tile and split: the exponential of their mean log."""
+    m, n, k, batch = (size[:, None] for size in _gemm_sizes(features))
+    tiles, choice = _choice(variant, params, features, family)
+    tile_m, tile_n = tiles.rows[choice.tile], tiles.columns[choice.tile]
+    sm_count, quantised = params["sm_count"], params["quantised"]
+    advance = K_STEP_BYTES / _item_bytes(variant)
+    reached = params[_REACHED[family]]
+    products = 2.0 * tile_m * tile_n * advance * sm_count / (params["peak"] * reached)
+    loads = (tile_m + tile_n) * K_STEP_BYTES * sm_count / params["l2_bandwidth"]
+    step = soft_max(products, loads, SOFT_STEP)
+    slower = 1.0 + params["fade"] * np.log2(1.0 + 2.0 * m * n * k * batch / FADE_FLOPS)
+    fixed = params["prologue"] + params["epilogue"] * tile_m * tile_n / (128 * 128)
+    waves = np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * choice.parts / sm_count
+    waves = np.maximum(quantised * np.ceil(waves) + (1.0 - quantised) * waves, 1.0)
+    busy = waves * (slower * step * np.ceil(k / choice.parts / advance) + fixed)
+    added = params["split"] + 8.0 * choice.parts * m * n * batch / params["split_bandwidth"]
+    busy = busy + np.where(choice.parts > 1.0, added, 0.0)
+    return np.asarray(np.exp((choice.share * np.log(busy)).sum(axis=1)))
+
+
+def is_learnt(params: Params, family: str) -> bool:
+    """Whether the choice among a family's tiles was learnt from names of kernels."""
+    return f"{TILE_PREFIX}{family}/sharpness" in params
+
+
+def tile_params(family: str, tiles: Tiles) -> dict[str, float]:
+    """The parameters that say what was learnt of a family; to a thousandth, which is less than it is known to."""
+    found = {f"{TILE_PREFIX}{family}/{name}": round(getattr(tiles, name), 3) for name in COMMON}
+    for i in range(len(tiles.rows)):
+        tile = f"{TILE_PREFIX}{family}/{tiles.rows[i]:.0f}x{tiles.columns[i]:.0f}"
+        for name in OF_TILE:
+            found[f"{tile}/{name}"] = round(float(getattr(tiles, name)[i]), 3)
+    return found
+
+
+def _choice(variant: str, params: Params, features: Array, family: int) -> tuple[Tiles, Choice]:
+    """The tiles of a family and the choice among them. Kept between calls: a fit asks for the same products hundreds of
+    times, with other parameters of the time but the same of the choice."""
+    start = f"{TILE_PREFIX}{FAMILIES[family]}/"
+    given = tuple((name[len(start) :], value) for name, value in params.items() if name.startswith(start))
+    features = np.ascontiguousarray(features)
+    return _choice_of(given, features.tobytes(), features.shape[1], params["sm_count"], _item_bytes(variant))
+
+
+@lru_cache(maxsize=64)
+def _choice_of(
+    given: tuple[tuple[str, float], ...], packed: bytes, width: int, sm_count: float, item_bytes: int
+) -> tuple[Tiles, Choice]:
+    values = dict(given)
+    names = [name.removesuffix("/step") for name in values if name.endswith("/step")]
+    rows, columns = np.array([name.split("x") for name in names], float).T
+    step, block, bias = np.array([[values[f"{name}/{what}"] for name in names] for what in OF_TILE])
+    tiles = Tiles(rows, columns, step, block, bias, *(values[name] for name in COMMON))
+    features = np.frombuffer(packed).reshape(-1, width)
+    sizes = Sizes(*(size[:, None] for size in _gemm_sizes(features)))
+    return tiles, choose(tiles, sizes, sm_count, item_bytes)
+
+
 def inputs(variant: str, params: Params, features: Array) -> Array:
+    if any(is_learnt(params, name) for name in FAMILIES):
+        return _choice_inputs(variant, params, features)
     m, n, _, batch = _gemm_sizes(features)
     columns = [*features.T]
     for rows, cols in ((128, 128), (256, 128), (128, 256), (64, 64)):
@@ -105,9 +177,60 @@ def inputs(variant: str, params: Params, features: Array) -> Array:
     return np.column_stack(columns)
 
 
+def _choice_inputs(variant: str, params: Params, features: Array) -> Array:
+    """The sizes, what the likeliest tiles are and what they leave idle, and how rows are aligned."""
+    found = np.zeros((len(features), 9))
+    family = _family(variant, features)
+    for i, name in enumerate(FAMILIES):
+        rows = family == i
+        if rows.any() and is_learnt(params, name):
+            found[rows] = _tile_inputs(variant, params, features[rows], i)
+    worst, result = _gemm_misalignment(variant, features)
+    apart = _apart(variant, features)
+    return np.column_stack([features, found, apart, worst, result])
+
+
+def _tile_inputs(variant: str, params: Params, features: Array, family: int) -> Array:
+    m, n, _, batch = (size[:, None] for size in _gemm_sizes(features))
+    tiles, choice = _choice(variant, params, features, family)
+    tile_m, tile_n = tiles.rows[choice.tile], tiles.columns[choice.tile]
+    along_m, along_n = np.ceil(m / tile_m), np.ceil(n / tile_n)
+    waves = along_m * along_n * batch * choice.parts / params["sm_count"]
+    columns = [
+        2.0 * np.log2(tile_m),
+        2.0 * np.log2(tile_n),
+        2.0 * np.log2(np.ceil(waves)),
+        2.0 * np.log2(np.ceil(waves) / waves),
+        2.0 * np.log2(choice.parts),
+        4.0 * np.log2(along_m * tile_m / m),
+        4.0 * np.log2(along_n * tile_n / n),
+        (along_m % 2.0) * (waves < 4.0),
+        (along_n % 2.0) * (waves < 4.0),
+    ]
+    return np.column_stack([(choice.share * column).sum(axis=1) for column in columns])
+
+
+def _family(variant: str, features: Array) -> NDArray[np.intp]:
+    return np.asarray(np.digitize(np.maximum(*_gemm_misalignment(variant, features)), _FAMILY_EDGES))
+
+
+def _apart(variant: str, features: Array) -> Array:
+    """How misaligned the better of the two operands is."""
+    return np.asarray(_operand_misalignment(variant, features).min(axis=0))
+
+
 def _gemm_sizes(features: Array) -> tuple[Array, Array, Array, Array]:
     sizes = np.asarray(np.round(np.exp2(features)), np.float64)
     return sizes[:, 0], sizes[:, 1], sizes[:, 2], sizes[:, 3] if sizes.shape[1] > 3 else np.ones(len(sizes))
+
+
+def kernels_of(variant: str) -> tuple[int, str]:
+    """What the choice of a kernel goes by: bytes of an item, layout."""
+    return _item_bytes(variant), _layout(variant)
+
+
+def _layout(variant: str) -> str:
+    return next((part for part in variant.split("/") if part in ("nt", "nn", "tn", "tt")), "nt")
 
 
 def _item_bytes(variant: str) -> int:
@@ -116,9 +239,16 @@ def _item_bytes(variant: str) -> int:
 
 def _gemm_misalignment(variant: str, features: Array) -> tuple[Array, Array]:
     """(of the worse operand, of the result). "nt" reads rows of k and k, "nn" of k and n, "tn" of m and n."""
-    layout = next((part for part in variant.split("/") if part in ("nt", "nn", "tn", "tt")), "nt")
+    of = _operand_misalignment(variant, features)
+    shift = np.log2(_item_bytes(variant))
+    result = _MISALIGNMENT[(trailing_zeros(features[:, 1]) + shift).clip(0, 7).astype(int)]
+    return of.max(axis=0), result
+
+
+def _operand_misalignment(variant: str, features: Array) -> Array:
+    """Of both operands, [2, rows]."""
+    layout = _layout(variant)
     shift = np.log2(_item_bytes(variant))
     zeros = [trailing_zeros(features[:, i]) for i in range(3)]
-    a, b = zeros[2 if layout[0] == "n" else 0], zeros[2 if layout[1] == "t" else 1]
-    of = [_MISALIGNMENT[(z + shift).clip(0, 7).astype(int)] for z in (a, b, zeros[1])]
-    return np.maximum(of[0], of[1]), of[2]
+    both = (zeros[2 if layout[0] == "n" else 0], zeros[2 if layout[1] == "t" else 1])
+    return np.array([_MISALIGNMENT[(z + shift).clip(0, 7).astype(int)] for z in both])

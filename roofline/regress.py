@@ -87,9 +87,17 @@ def memory_prior(floor: Belief, bandwidth: Belief, inputs: int) -> Prior:
 
 
 def gemm_prior(
-    peak: float, sm_count: float, floor: float, bandwidth: float, l2_bytes: float, inputs: int
+    peak: float,
+    sm_count: float,
+    floor: float,
+    bandwidth: float,
+    l2_bytes: float,
+    inputs: int,
+    sizes: int = 3,
+    tiles: Mapping[str, float] | None = None,
 ) -> Prior:
-    """Matrix products: `peak` in FLOP/s, `floor` in seconds, `bandwidth` in bytes per second.
+    """Matrix products: `peak` in FLOP/s, `floor` in seconds, `bandwidth` in bytes per second; `sizes` of all `inputs`
+    are sizes. `tiles`: what was learnt of the library's choice (`gemm_law.tile_params`).
 
     The inner loop is believed to reach 80% of the peak, 40 and 30% where rows are not aligned to 16 bytes; tiles that
     are small wait for their loads.
@@ -108,9 +116,10 @@ def gemm_prior(
         "split_bandwidth": Belief(2.5 * bandwidth, 0.5),
         "quantised": Belief(0.73, 1.5),
     }
-    sizes = inputs - 8  # `laws.inputs` adds four wave fractions, two paddings, two alignments
-    hyper = Residual((3.0,) * sizes + (2.0,) * 8, amplitude=0.12, white=0.03, levels=(0.1,))
-    return Prior(law, {"peak": peak, "sm_count": sm_count, "l2_bytes": max(l2_bytes, 1.0)}, hyper)
+    lengths = (3.0,) * sizes + (2.0,) * (inputs - sizes)
+    hyper = Residual(lengths, amplitude=0.12, white=0.03, levels=(0.1,))
+    fixed = {"peak": peak, "sm_count": sm_count, "l2_bytes": max(l2_bytes, 1.0), **(tiles or {})}
+    return Prior(law, fixed, hyper)
 
 
 def attention_prior(
