@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from math import exp, hypot, log, sqrt
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from flopcast.roofline.op_groups import GROUPS, group_of
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.project import common_sigma
-from flopcast.roofline.timeline import Item, simulate
+from flopcast.roofline.timeline import Item, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,24 +122,30 @@ def gap_log_sigma(profile: Profile) -> float:
     return abs(log(wide / tiny)) / 2 if wide > 0 and tiny > 0 else 0.25
 
 
-def simulated(
-    items: Sequence[Item],
-    profile: Profile,
-    *,
-    host_factor: float = 1.0,
-    device_factor: float = 1.0,
-    gap_factor: float = 1.0,
-) -> float:
-    """Seconds of a steady step on the profile's part; host, device or gaps that many times as slow."""
-    return simulate(
-        items,
-        host_factor=host_factor,
-        device_factor=device_factor,
-        gap_seconds=profile.ceiling("kernel_gap", GAP_SECONDS) * gap_factor,
-        queue_depth=round(profile.ceiling("queue_depth", QUEUE_DEPTH)),
-        sync_seconds=profile.ceiling("sync", SYNC_SECONDS),
-        is_synchronous=is_synchronous(profile),
-    )
+def simulated(items: Sequence[Item], profile: Profile) -> Callable[..., float]:
+    """A function that gives the seconds of a steady step on the profile's part, `host_factor`, `device_factor` or
+    `gap_factor` times as slow."""
+    if is_synchronous(profile):
+        host, device = sum(item.host_seconds for item in items), sum(item.seconds for item in items)
+
+        def added(*, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0) -> float:
+            del gap_factor
+            return host * host_factor + device * device_factor
+
+        return added
+    prepared = Simulation(items, round(profile.ceiling("queue_depth", QUEUE_DEPTH)))
+    gap = profile.ceiling("kernel_gap", GAP_SECONDS)
+    sync = profile.ceiling("sync", SYNC_SECONDS)
+
+    def run(*, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0) -> float:
+        return prepared.run(
+            gap_seconds=gap * gap_factor,
+            sync_seconds=sync,
+            host_factor=host_factor,
+            device_factor=device_factor,
+        )
+
+    return run
 
 
 def is_synchronous(profile: Profile) -> bool:
@@ -151,16 +157,17 @@ def step_interval(
     items: Sequence[Item], profile: Profile, host: HostCosts, device_sigma: float
 ) -> tuple[float, float, float]:
     """(step seconds, low, high): how far the step moves with the errors of device, host and gaps, independent."""
-    step = simulated(items, profile)
+    run = simulated(items, profile)
+    step = run()
     if not step:
         return 0.0, 0.0, 0.0
     gap_sigma = 0.0 if is_synchronous(profile) else gap_log_sigma(profile)
 
     def moved(sign: int) -> float:
         parts = (
-            simulated(items, profile, host_factor=exp(sign * Z * host.sigma)),
-            simulated(items, profile, device_factor=exp(sign * Z * device_sigma)),
-            simulated(items, profile, gap_factor=exp(sign * Z * gap_sigma)) if gap_sigma else step,
+            run(host_factor=exp(sign * Z * host.sigma)),
+            run(device_factor=exp(sign * Z * device_sigma)),
+            run(gap_factor=exp(sign * Z * gap_sigma)),
         )
         return hypot(*(log(part / step) for part in parts))
 

@@ -96,7 +96,7 @@ def steady_ratio(steady: Mapping[int, float], plan: HostPlan, costs: HostCosts, 
     ratios = []
     for depth, seconds in steady.items():
         items = device_work(streams[depth], profile, costs, Backends())
-        ratios.append(seconds / simulated(items, profile))
+        ratios.append(seconds / simulated(items, profile)())
     return min(max(median(ratios), 0.8), 1.25)
 
 

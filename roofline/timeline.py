@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.lower import Work, describe, launches, lower
 from flopcast.roofline.memory import rounded
-from flopcast.roofline.profile import HostCosts, Profile
+from flopcast.roofline.profile import Estimate, HostCosts, Profile
 from flopcast.roofline.stream import Stream
 
 # Share of L2 that still holds what was touched before: lines go before the cache is full.
@@ -53,10 +55,26 @@ class Backends:
 
     def of(self, work: Work, profile: Profile) -> str:
         if work.op_class == "gemm":
-            return self.matmul
+            return self.matmul if self.matmul == "torch" or _is_for_triton(work) else "torch"
         if work.op_class == "attention":
             return profile.default_attention if self.attention == "sdpa" else self.attention
         return "torch"
+
+
+def _is_for_triton(work: Work) -> bool:
+    """Whether `microbench.patches` would give it to the Triton kernel: products of two matrices of 16 bits."""
+    shape = work.shape
+    return isinstance(shape, Gemm) and shape.batch == 1 and shape.dtype in ("bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What all calls of one work have in common. `gain`: seconds less with all operands in L2, as a step has it."""
+
+    cold: Estimate
+    hot: Estimate
+    gain: float
+    launches: int
 
 
 def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Backends) -> list[Item]:
@@ -65,47 +83,70 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
     An op that reads what was touched less than `L2_SHARE` of the L2 ago runs at the hot curve, else at the cold
     one; in between by bytes.
     """
-    works: list[Work | None] = []
-    for op in stream.ops:
-        lowered = lower(stream, op)
-        works.append(None if lowered is None else describe(*lowered))
+    works = describe_ops(stream)
     hot_shares = l2_shares(stream, [work is not None for work in works], L2_SHARE * profile.l2_bytes)
-    present = [(i, work) for i, work in enumerate(works) if work is not None]
-    requests = [(work, backends.of(work, profile), cache) for _, work in present for cache in ("cold", "hot")]
-    estimates = profile.estimate(requests)
-    timed: dict[int, tuple[float, float, str, int]] = {}
-    hot_parts: dict[int, tuple[float, str]] = {}
-    for n, (i, work) in enumerate(present):
-        cold, hot_one = estimates[2 * n], estimates[2 * n + 1]
-        share = hot_shares[i] * HOT_GAIN.get(work.op_class, 1.0)
-        seconds = (1 - share) * cold.seconds + share * min(hot_one.seconds, cold.seconds)
-        if hot_one.seconds <= cold.seconds:
-            hot_parts[i] = share * hot_one.seconds, hot_one.basis
-        # An optimizer's call launches what its lists need, which torch's rules count exactly; the profile's mean over
-        # the lists measured said 996 kernels for 864 at width 256.
-        rules = launches(work.shape)
-        count = rules if work.op_class == "optimizer" else profile.launches(work, default=rules)
-        timed[i] = (seconds, cold.sigma, cold.basis, count)
+    timed = _times({id(work): work for work in works if work is not None}, profile, backends)
     items = []
     phase = ""
-    for i, op in enumerate(stream.ops):
-        seconds, sigma, basis, count = timed.get(i, (0.0, 0.0, "", 0))
-        hot_seconds, hot_basis = hot_parts.get(i, (0.0, ""))
+    for i, (op, work) in enumerate(zip(stream.ops, works, strict=True)):
         n_tensors = len(op.inputs) if '"ts"' in op.args else 0
+        found = timed[id(work)] if work is not None else None
+        count = found.launches if found is not None else 0
         # forward and backward costs are per call, the optimizer's per kernel (`calibration.count_ops`)
         n_launches = count if op.phase == "optimizer" else 1
         host_seconds = host.seconds(op.phase, op.kind, launches=n_launches, tensors=n_tensors)
         if op.phase != phase:  # what a phase costs once, where it begins
             phase = op.phase
             host_seconds += getattr(host, phase).get("fixed", 0.0) + (host.step_fixed if i == 0 else 0.0)
+        if work is None or found is None:
+            items.append(Item(op.phase, op.kind, op.module, host_seconds))
+            continue
+        share = hot_shares[i] * HOT_GAIN.get(work.op_class, 1.0)
+        is_faster = found.hot.seconds <= found.cold.seconds
         items.append(
             Item(
-                phase=op.phase, kind=op.kind, module=op.module, host_seconds=host_seconds,
-                work=works[i], seconds=seconds, sigma=sigma, launches=count, basis=basis,
-                hot_seconds=hot_seconds, hot_basis=hot_basis,
+                phase=op.phase, kind=op.kind, module=op.module, host_seconds=host_seconds, work=work,
+                seconds=found.cold.seconds - share * found.gain, sigma=found.cold.sigma, launches=count,
+                basis=found.cold.basis, hot_seconds=share * found.hot.seconds if is_faster else 0.0,
+                hot_basis=found.hot.basis if is_faster else "",
             )
         )  # fmt: skip
     return items
+
+
+def describe_ops(stream: Stream) -> list[Work | None]:
+    """The work of each op, None where nothing runs. Equal calls, as in the layers of a deep model, are the same object
+    and described once."""
+    known: dict[Any, Work | None] = {}
+    operands = [id(ref.operand) for ref in stream.tensors]
+    works = []
+    for op in stream.ops:
+        key = (
+            op.name, op.kind, op.args, op.kwargs, op.written,
+            *(operands[i] for i in op.inputs), "", *(operands[i] for i in op.outputs),
+        )  # fmt: skip
+        if key not in known:
+            lowered = lower(stream, op)
+            known[key] = None if lowered is None else describe(*lowered)
+        works.append(known[key])
+    return works
+
+
+def _times(works: Mapping[int, Work], profile: Profile, backends: Backends) -> dict[int, _Timed]:
+    """Estimates of distinct works, by the keys given."""
+    requests = [
+        (work, backends.of(work, profile), cache) for work in works.values() for cache in ("cold", "hot")
+    ]
+    estimates = profile.estimate(requests)
+    found = {}
+    for n, (key, work) in enumerate(works.items()):
+        cold, hot = estimates[2 * n], estimates[2 * n + 1]
+        # An optimizer's call launches what its lists need, which torch's rules count exactly; the profile's mean over
+        # the lists measured said 996 kernels for 864 at width 256.
+        rules = launches(work.shape)
+        count = rules if work.op_class == "optimizer" else profile.launches(work, default=rules)
+        found[key] = _Timed(cold, hot, max(cold.seconds - hot.seconds, 0.0), count)
+    return found
 
 
 def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[float]:
@@ -115,6 +156,16 @@ def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[flo
     caching allocator gives a new tensor the block that was freed last, so that outputs too land on lines in
     L2. The first of two passes only sets the scene.
     """
+    sizes = [rounded(storage.bytes) for storage in stream.storages]
+    operands = [(ref.storage, ref.operand.bytes) for ref in stream.tensors]
+    touches: list[dict[int, int]] = []  # of each op: storage -> the most of it that one operand covers
+    for op in stream.ops:
+        touched: dict[int, int] = {}
+        for index in op.inputs + op.outputs:
+            storage, size = operands[index]
+            if size > touched.get(storage, -1):
+                touched[storage] = size
+        touches.append(touched)
     touched_at: dict[int, float] = {}
     address: dict[int, int] = {}
     pool: dict[int, list[int]] = defaultdict(list)
@@ -123,35 +174,102 @@ def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[flo
     shares: list[float] = []
     for _ in range(2):
         shares = []
-        for op, is_running in zip(stream.ops, runs, strict=True):
+        for op, touched, is_running in zip(stream.ops, touches, runs, strict=True):
             for storage in op.freed:
                 if storage in address:
-                    pool[rounded(stream.storages[storage].bytes)].append(address.pop(storage))
-            hot = total = 0
-            touched: dict[int, int] = {}
-            for index in (*op.inputs, *op.outputs):
-                ref = stream.tensors[index]
-                at = address.get(ref.storage)
+                    pool[sizes[storage]].append(address.pop(storage))
+            places = []
+            for storage in touched:
+                at = address.get(storage)
                 if at is None:
-                    blocks = pool[rounded(stream.storages[ref.storage].bytes)]
+                    blocks = pool[sizes[storage]]
                     if blocks:
                         at = blocks.pop()
                     else:
                         at = n_addresses
                         n_addresses += 1
-                    address[ref.storage] = at
-                touched[at] = max(touched.get(at, 0), ref.operand.bytes)
+                    address[storage] = at
+                places.append(at)
+            hot = total = 0
             if is_running:
-                for at, size in touched.items():
+                for at, size in zip(places, touched.values(), strict=True):
                     total += size
                     last = touched_at.get(at)
                     if last is not None and clock - last + size <= capacity:
                         hot += size
-                for at, size in touched.items():
+                for at, size in zip(places, touched.values(), strict=True):
                     clock += size
                     touched_at[at] = clock
             shares.append(hot / total if total else 0.0)
     return shares
+
+
+class Simulation:
+    """A step as host and device work through it, prepared once and run with several speeds.
+
+    The host enqueues op by op; the device runs in order, a gap between kernels; at most `queue_depth` launches are
+    outstanding; a sync stops the host until the device has drained.
+    """
+
+    def __init__(self, items: Sequence[Item], queue_depth: int, steps: int = 3) -> None:
+        if steps < 2:
+            raise ValueError("a steady step is the difference of two: steps must be at least 2")
+        self.host_seconds = sum(item.host_seconds for item in items)
+        self.device_seconds = sum(item.seconds for item in items)
+        self._steps = steps
+        # What only costs the host goes to the next that launches or waits: (host, kernels, gaps within, launches, sync)
+        self._entries: list[tuple[float, float, int, int, bool]] = []
+        host = 0.0
+        for item in items:
+            host += item.host_seconds
+            if item.launches or item.kind == "sync":
+                more = max(item.launches - 1, 0)
+                self._entries.append((host, item.seconds, more, item.launches, item.kind == "sync"))
+                host = 0.0
+        self._entries.append((host, 0.0, 0, 0, False))
+        self._waits = self._waiting(queue_depth)
+
+    def _waiting(self, queue_depth: int) -> list[int]:
+        """For each entry of all steps, the entry that has to be finished before the host goes on; -1 for none.
+
+        With launch n enqueued, launch n - queue_depth is: which one that is does not depend on times.
+        """
+        counts = [launches for _, _, _, launches, _ in self._entries] * self._steps
+        waits = []
+        enqueued = finished = 0
+        first = -1  # the entry that holds launch `enqueued - queue_depth`
+        for count in counts:
+            enqueued += count
+            while finished < enqueued - queue_depth:
+                first += 1
+                finished += counts[first]
+            waits.append(first if count else -1)
+        return waits
+
+    def run(
+        self, *, gap_seconds: float, sync_seconds: float, host_factor: float = 1.0, device_factor: float = 1.0
+    ) -> float:
+        """Seconds of one steady step when steps follow each other without waiting."""
+        host = device = 0.0
+        finish: list[float] = []
+        ends = []
+        waits = iter(self._waits)
+        for _ in range(self._steps):
+            for own, seconds, more, launches_, is_sync in self._entries:
+                host += own * host_factor
+                if launches_:
+                    start = host + LAUNCH_LATENCY_SECONDS
+                    if start < device + gap_seconds:
+                        start = device + gap_seconds
+                    device = start + seconds * device_factor + gap_seconds * more
+                finish.append(device)
+                wait = next(waits)
+                if wait >= 0 and finish[wait] > host:
+                    host = finish[wait]
+                if is_sync:
+                    host = (device if device > host else host) + sync_seconds
+            ends.append(max(host, device))
+        return ends[-1] - ends[-2]
 
 
 def simulate(
@@ -173,26 +291,9 @@ def simulate(
     """
     if is_synchronous:
         return sum(item.host_seconds * host_factor + item.seconds * device_factor for item in items)
-    if steps < 2:
-        raise ValueError("a steady step is the difference of two: steps must be at least 2")
-    host = device = 0.0
-    outstanding: list[float] = []  # finish times of launches, in order: a queue read from `head`
-    head = 0
-    ends = []
-    for _ in range(steps):
-        for item in items:
-            host += item.host_seconds * host_factor
-            if item.launches:
-                start = max(host + LAUNCH_LATENCY_SECONDS, device + gap_seconds)
-                device = start + item.seconds * device_factor + gap_seconds * (item.launches - 1)
-                outstanding.extend([device] * item.launches)
-                if len(outstanding) - head > queue_depth:
-                    excess = len(outstanding) - head - queue_depth
-                    host = max(host, outstanding[head + excess - 1])
-                    head += excess
-            if item.kind == "sync":
-                host = max(host, device) + sync_seconds
-                outstanding.clear()
-                head = 0
-        ends.append(max(host, device))
-    return ends[-1] - ends[-2]
+    return Simulation(items, queue_depth, steps).run(
+        gap_seconds=gap_seconds,
+        sync_seconds=sync_seconds,
+        host_factor=host_factor,
+        device_factor=device_factor,
+    )
