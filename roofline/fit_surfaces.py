@@ -213,7 +213,8 @@ def _dense_prior(
         inputs = laws.inputs(work.op_class, work.variant, known, points.features).shape[1]
         l2_bytes = float(device.get("l2_bytes") or 0.0)
         sizes = points.features.shape[1]
-        prior = regress.gemm_prior(peak, sm_count, floor, bandwidth, l2_bytes, inputs, sizes, learnt)
+        prior = regress.gemm_prior(peak, sm_count, floor, bandwidth, l2_bytes, inputs, sizes)
+        prior = replace(prior, fixed={**prior.fixed, **learnt})
         if tokens[-1] == "unaligned":
             prior = replace(prior, hyper=replace(prior.hyper, white=UNALIGNED_WHITE))
         return prior

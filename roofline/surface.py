@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from math import log2
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
 from flopcast.roofline import laws
 from flopcast.roofline.laws import Array
 
+SINGLE_FROM = 256  # points from which on variances are computed in single precision
 CHUNK = 4096  # rows predicted at once: bounds memory at 4096 x points
 GRID_PER_OCTAVE = 8
 GRID_MARGIN = 12  # octaves beyond the fitted range over which the residual fades
@@ -56,7 +59,8 @@ class Surface:
     """Measured points of one kind of kernel, the law's parameters and the residual's.
 
     `features[points][sizes]` in log2, `bytes`, `flops`, `seconds` (medians) and `noise` (standard
-    deviation of log seconds from run to run), one a point.
+    deviation of log seconds from run to run), one a point. `own`: by how much more than the residual's white part a
+    point is off what its neighbours say, standard deviation of log seconds; empty where none is.
     """
 
     kind: str
@@ -68,6 +72,7 @@ class Surface:
     seconds: tuple[float, ...]
     noise: tuple[float, ...]
     residual: Residual
+    own: tuple[float, ...] = ()
 
     @cached_property
     def measured(self) -> frozenset[tuple[float, ...]]:
@@ -97,13 +102,19 @@ class Surface:
     def _predict(self, features: Array, bytes_: Array, flops: Array) -> Prediction:
         state, own = self._state, self.residual
         mean = self.law(features, bytes_, flops)
-        cross, smooth = self._covariance(features, bytes_)
+        cross, smooth, extra = self._covariance(features, bytes_)
         log_seconds = mean + cross @ state.weights
         if self.kind == "memory":
             log_seconds = self._monotone(features, log_seconds)
         terms = laws.sensitivities(self.kind, self.params, bytes_) * np.array(own.levels)
-        prior = (terms**2).sum(axis=1) + own.amplitude**2 + own.white**2
-        left = np.maximum(prior - ((cross @ state.inverse.T) ** 2).sum(axis=1), 0.0)
+        prior = (terms**2).sum(axis=1) + own.amplitude**2 + own.white**2 + extra
+        if (
+            len(state.weights) > SINGLE_FROM
+        ):  # of thousands of points: half the time, and 1e-6 of the prior is lost
+            told = cross.astype(np.float32) @ state.inverse.T.astype(np.float32)
+        else:
+            told = cross @ state.inverse.T
+        left = np.maximum(prior - np.einsum("ij,ij->i", told, told), 0.0)
         sigma = own.sigma_scale * np.sqrt(left + state.noise**2)
         return Prediction(np.exp(log_seconds), sigma, smooth.max(axis=1))
 
@@ -115,8 +126,14 @@ class Surface:
             laws.sensitivities(self.kind, self.params, bytes_),
         )
 
-    def _covariance(self, features: Array, bytes_: Array) -> tuple[Array, Array]:
-        return covariance(self._coordinates(features, bytes_), self._state.coordinates, self.residual)
+    def _covariance(self, features: Array, bytes_: Array) -> tuple[Array, Array, Array]:
+        """(covariance with the points, correlation of the smooth parts, variance of one's own beyond white)."""
+        at, points = self._coordinates(features, bytes_), self._state.coordinates
+        total, smooth, same = covariance(at, points, self.residual)
+        if not self.own:
+            return total, smooth, np.zeros(len(features))
+        extra = same * np.array(self.own) ** 2
+        return total + extra, smooth, extra.max(axis=1)
 
     @cached_property
     def _state(self) -> _State:
@@ -125,7 +142,8 @@ class Surface:
         law = self.law(features, bytes_, np.array(self.flops, float))
         own = self._coordinates(features, bytes_)
         noise = np.array(self.noise, float)
-        matrix = covariance(own, own, self.residual)[0] + np.diag(noise**2)
+        apart = noise**2 + np.array(self.own or np.zeros(len(noise))) ** 2
+        matrix = covariance(own, own, self.residual)[0] + np.diag(apart)
         inverse = np.linalg.inv(np.linalg.cholesky(matrix))
         residual = np.log(np.array(self.seconds, float)) - law
         return _State(own, inverse, inverse.T @ (inverse @ residual), float(np.median(noise)))
@@ -167,7 +185,16 @@ class Surface:
     # --- JSON
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Of products the sizes themselves where features, bytes and FLOPs follow from them: thousands are kept."""
+        record = asdict(self)
+        if self.kind == "gemm":
+            sizes = [[round(2.0**size) for size in row] for row in self.features]
+            same = _from_sizes(self.variant, sizes)
+            if all(same[name] == record[name] for name in same):
+                record = {name: value for name, value in record.items() if name not in same} | {
+                    "sizes": sizes
+                }
+        return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Surface:
@@ -176,9 +203,11 @@ class Surface:
         own = dict(fields.pop("residual"))
         for name in ("lengths", "levels"):
             own[name] = tuple(map(float, own[name]))
+        if "sizes" in fields:
+            fields |= _from_sizes(fields["variant"], fields.pop("sizes"))
         fields["features"] = tuple(tuple(map(float, row)) for row in fields["features"])
-        for name in ("bytes", "flops", "seconds", "noise"):
-            fields[name] = tuple(map(float, fields[name]))
+        for name in ("bytes", "flops", "seconds", "noise", "own"):
+            fields[name] = tuple(map(float, fields.get(name, ()) if name == "own" else fields[name]))
         surface = cls(residual=Residual(**own), **fields)
         points = len(surface.features)
         if surface.kind not in laws.KINDS:
@@ -199,6 +228,19 @@ class Surface:
         return surface
 
 
+def _from_sizes(variant: str, sizes: list[list[int]]) -> dict[str, Any]:
+    """Features, bytes and FLOPs of products as `lower.describe` has them."""
+    dtype = next((part for part in variant.split("/") if part in DTYPE_BYTES), "bf16")
+    shapes = [
+        Gemm(m=row[0], n=row[1], k=row[2], dtype=dtype, batch=row[3] if len(row) > 3 else 1) for row in sizes
+    ]
+    return {
+        "features": tuple(tuple(log2(size) for size in row) for row in sizes),
+        "bytes": tuple(float(shape.bytes) for shape in shapes),
+        "flops": tuple(float(shape.flops) for shape in shapes),
+    }
+
+
 class Coordinates(NamedTuple):
     """Where points lie: inputs[points, inputs] of the smooth part, terms[points, levels] of the law's
     uncertainty."""
@@ -215,22 +257,28 @@ class _State:
     noise: float  # median over the points
 
 
-def covariance(a: Coordinates, b: Coordinates, residual: Residual) -> tuple[Array, Array]:
+def covariance(a: Coordinates, b: Coordinates, residual: Residual) -> tuple[Array, Array, NDArray[np.bool_]]:
     """(covariance of the residuals at a (rows) and b (columns), measurement noise not included;
-    correlation of their smooth parts)."""
-    squared = squared_distances(a.inputs, b.inputs, np.array(residual.lengths))
+    correlation of their smooth parts; which are the same point)."""
+    same = same_inputs(a.inputs, b.inputs)
+    squared = np.where(same, 0.0, squared_distances(a.inputs, b.inputs, np.array(residual.lengths)))
     smooth = matern(np.sqrt(squared))
     total = (a.terms * np.array(residual.levels) ** 2) @ b.terms.T + residual.amplitude**2 * smooth
-    # identical inputs are told exactly, because each difference is taken before it is squared
-    total += residual.white**2 * (squared == 0.0)
-    return total, smooth
+    total += residual.white**2 * same
+    return total, smooth, same
 
 
 def squared_distances(a: Array, b: Array, lengths: Array) -> Array:
-    squared = np.zeros((len(a), len(b)))
-    for j, length in enumerate(lengths):
-        squared += ((a[:, j, None] - b[None, :, j]) / length) ** 2
-    return squared
+    """[rows of a, rows of b]; as a product, which is ten times as fast as differences of each input."""
+    a, b = a / lengths, b / lengths
+    squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2.0 * (a @ b.T)
+    return np.asarray(np.maximum(squared, 0.0))
+
+
+def same_inputs(a: Array, b: Array) -> NDArray[np.bool_]:
+    """[rows of a, rows of b]: which are identical. Exact, where a distance from a product is not."""
+    kinds = np.unique(np.concatenate([a, b]), axis=0, return_inverse=True)[1].reshape(-1)
+    return np.asarray(kinds[: len(a), None] == kinds[None, len(a) :])
 
 
 def matern(distance: NDArray[np.float64]) -> Array:
