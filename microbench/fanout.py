@@ -25,6 +25,7 @@ from typing import IO, Any
 
 COMMAND = (sys.executable, "-m", "flopcast")  # what starts a bench
 PARENT = "FLOPCAST_PARENT"  # the process id that a child must not outlive
+GRACE_SECONDS = 2.0
 LAST_WORDS = 3  # lines of a failed process's stderr that are kept
 
 
@@ -86,12 +87,20 @@ def run_side_by_side(wanted: Sequence[Job], say: Callable[[str], None]) -> dict[
             listener.join()
             found[job.name] = _outcome(code, time.monotonic() - start, listener)
     finally:
-        for _, _, process in started:  # Ctrl-C: a terminal has told them as well
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        for _, _, process in started:
-            process.wait()
+        _stop([process for _, _, process in started])
     return found
+
+
+def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Waits for all; those that Ctrl-C has not reached by way of a terminal are told."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    for process in processes:
+        try:
+            process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+    for process in processes:
+        process.wait()
 
 
 def end_with_parent() -> None:
@@ -120,6 +129,8 @@ def _start(job: Job, count: int) -> subprocess.Popen[str]:
 class _Listener:
     """Reads what a process writes, so that it never waits for a full pipe."""
 
+    _one_at_a_time = threading.Lock()  # of all listeners: lines are passed on whole
+
     def __init__(self, name: str, process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
         self.out = ""
         self.last: list[str] = []
@@ -143,7 +154,8 @@ class _Listener:
         for line in stream:
             if line.strip():
                 self.last = [*self.last, line.strip()][-LAST_WORDS:]
-                say(f"{name}: {line.rstrip()}")
+                with self._one_at_a_time:
+                    say(f"{name}: {line.rstrip()}")
 
 
 def _outcome(code: int, seconds: float, listener: _Listener) -> Outcome:

@@ -163,7 +163,7 @@ def with_cards(
     profile: Profile, found: Found, describe_shape: Callable[[Shape, str], Work] = describe
 ) -> Profile:
     """The profile with the spread between its cards, which widens its estimates; as it is where there is one card."""
-    if not found.cards:
+    if len(found.cards) < 2:
         return profile
     return replace(profile, provenance={**profile.provenance, "gpus": spread(found, describe_shape)})
 

@@ -151,6 +151,18 @@ def test_a_folder_is_of_one_gpu_or_of_several(flopcast: Command, both: Bench, tm
     assert "give another --out" in several.err
 
 
+def test_a_second_process_on_the_folder_is_refused(
+    flopcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flopcast.microbench.device.all_gpus", lambda: ["cpu", "cpu"])
+    lock = records.lock_folder(tmp_path)
+    result = flopcast("bench", "--all-gpus", "--out", tmp_path)
+    os.close(lock)
+    assert (result.code, result.out) == (2, "")
+    assert f"{tmp_path} is being written by another process" in result.err
+    assert not (tmp_path / "gpu0").exists()
+
+
 def test_all_gpus_is_for_gpus(flopcast: Command, tmp_path: Path) -> None:
     for arguments, said in (
         (("--device", "cpu"), "one GPU or all of them"),

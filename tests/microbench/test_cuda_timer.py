@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast.microbench.cuda_timer import CudaTimer, graph_calls
-from flopcast.microbench.timer import QUICK
+from flopcast.microbench.timer import QUICK, WARM_UP_CAP
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -76,3 +78,16 @@ def test_backward_passes_can_be_captured(timer: CudaTimer) -> None:
             return lambda: torch.autograd.grad(loss, leaf, retain_graph=True)
 
         assert timer.time(prepare, (x,), "cold").timer == "graph"
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_warm_up_ends_with_the_clock_at_work() -> None:
+    made = CudaTimer(torch.device("cuda", 0), QUICK)
+    start = time.monotonic()
+    made.warm_up()
+    assert QUICK.warm_up_seconds <= time.monotonic() - start < WARM_UP_CAP * QUICK.warm_up_seconds + 1.0
+    with torch.cuda.stream(made.stream):
+        a = torch.randn(8192, 8192, device=made.device, dtype=torch.bfloat16)
+        reading = made.time(lambda operands: lambda: operands[0] @ operands[0], (a,), "hot").reading
+    assert "gpu_idle" not in reading.throttle_reasons

@@ -184,6 +184,14 @@ def test_a_profile_of_cards_is_the_median_with_intervals_as_wide_as_they_differ(
     assert projected.estimate([(work, "torch", "cold")])[0].sigma == pytest.approx(narrow.sigma, rel=1e-2)
 
 
+def test_a_single_card_of_its_own_folder_has_no_spread(tmp_path: Path) -> None:
+    make_cards(tmp_path, {"gpu0": 1.0})
+    profile, _ = fit(tmp_path)
+    assert "gpus" not in profile.provenance
+    alone, _ = fit(tmp_path / "gpu0")
+    assert profile.surfaces == alone.surfaces
+
+
 @pytest.mark.parametrize(
     ("device", "said"),
     [
