@@ -108,12 +108,9 @@ class Surface:
             log_seconds = self._monotone(features, log_seconds)
         terms = laws.sensitivities(self.kind, self.params, bytes_) * np.array(own.levels)
         prior = (terms**2).sum(axis=1) + own.amplitude**2 + own.white**2 + extra
-        if (
-            len(state.weights) > SINGLE_FROM
-        ):  # of thousands of points: half the time, and 1e-6 of the prior is lost
-            told = cross.astype(np.float32) @ state.inverse.T.astype(np.float32)
-        else:
-            told = cross @ state.inverse.T
+        # of thousands of points in single precision: half the time, and 1e-6 of the prior is lost
+        precision = np.dtype(np.float32 if len(state.weights) > SINGLE_FROM else np.float64)
+        told = cross.astype(precision) @ state.inverse.T.astype(precision)
         left = np.maximum(prior - np.einsum("ij,ij->i", told, told), 0.0)
         sigma = own.sigma_scale * np.sqrt(left + state.noise**2)
         return Prediction(np.exp(log_seconds), sigma, smooth.max(axis=1))
