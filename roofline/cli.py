@@ -128,9 +128,17 @@ def predict(
     tied: Tied = None, batch: Batch = 4, seq: Seq = 256, accumulate: Accumulate = 1, checkpoint: Checkpoint = "none",
     precision: Precision = "autocast-bf16", optimizer: Optimizer = "adamw", mode: Mode = "eager",
     matmul: Matmul = "torch", attention: Attention = "sdpa", host: Host = None, prices: PriceFile = None,
-    price: PriceGiven = None, provider: Provider = None, on: PriceDate = None, as_json: AsJson = False,
+    price: PriceGiven = None, provider: Provider = None, on: PriceDate = None,
+    explain: Annotated[bool, typer.Option("--explain", help="As `flopcast explain`.")] = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """One training step: time, memory, FLOPs, dollars, each with what it rests on."""
+    if explain:
+        options = dict(locals())
+        from flopcast.roofline import cli_explain
+
+        cli_explain.explain(**options)
+        return
     from flopcast.roofline import tables
     from flopcast.roofline.batch import model_from
     from flopcast.roofline.forecast import Run, forecast

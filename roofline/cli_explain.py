@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,9 +21,54 @@ AsJson = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands to the command line."""
-    for command in (roofline,):
-        app.command()(command)
+    """Adds the commands to the command line. `explain` takes what `predict` takes."""
+    from flopcast.roofline.cli import predict
+
+    wanted = inspect.signature(predict, eval_str=True).parameters
+    own = inspect.signature(_explain_options, eval_str=True).parameters
+    options = [p.replace(kind=p.KEYWORD_ONLY) for name, p in wanted.items() if name != "explain"]
+    explain.__signature__ = inspect.Signature([*options, *own.values()])  # type: ignore[attr-defined]
+    app.command()(roofline)
+    app.command()(explain)
+
+
+def _explain_options(
+    *,
+    what_if: Annotated[
+        bool,
+        typer.Option(
+            "--what-if", help="Trace the alternatives whose op stream is not at hand; takes seconds each."
+        ),
+    ] = False,
+) -> None: ...
+
+
+def explain(**options: Any) -> None:
+    """Where a step's time goes, what bounds it, how far it is from the speed of light, and what would help."""
+    from flopcast.roofline import advice, tables_explain
+    from flopcast.roofline.batch import model_from
+    from flopcast.roofline.cli import emit, price_book
+    from flopcast.roofline.explain import explain_stream
+    from flopcast.roofline.forecast import run_from
+    from flopcast.roofline.lookup import find_host, find_profile
+    from flopcast.roofline.stream_cache import get_stream
+
+    model = model_from(options)
+    run = run_from(options)
+    run.check()
+    profile = find_profile(options["gpu"])
+    priced = (options.get(name) for name in ("prices", "price", "provider", "on"))
+    book = price_book(*priced, gpus=[profile.gpu])
+    host = find_host(options.get("host"))
+    stream = get_stream(model, advice.traced_of(run, profile))
+    found = explain_stream(stream, run, profile, host=host, price=book.get(profile.gpu))
+    would_help = advice.advise(
+        stream, run, profile, found.forecast, config=model, host=host, trace=options.get("what_if", False)
+    )
+    if options["as_json"]:
+        emit({**found.to_json(), "alternatives": [a.to_json() for a in would_help]})
+    else:
+        tables_explain.print_explanation(found, would_help, run)
 
 
 def roofline(

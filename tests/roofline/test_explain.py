@@ -1,0 +1,206 @@
+"""A step taken apart: nothing lost, nothing faster than light, every alternative a forecast of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flopcast.roofline.advice import advise, nearest_multiples, with_fused_adamw
+from flopcast.roofline.explain import (
+    OPTIMIZER,
+    Explanation,
+    crossing_bytes,
+    explain_stream,
+    layers_together,
+    without_syncs,
+)
+from flopcast.roofline.forecast import NO_HOST, Run, forecast_stream
+from flopcast.roofline.interval import simulated
+from flopcast.roofline.lookup import find_profile
+from flopcast.roofline.models import load_config, make_config, with_depth
+from flopcast.roofline.profile import Number, Profile
+from flopcast.roofline.stream import Stream
+from flopcast.roofline.stream_cache import Traced, get_stream
+from flopcast.roofline.timeline import Backends, device_work
+
+RUN = Run(batch=2, seq=32)
+FAST = settings(max_examples=5, deadline=None, derandomize=True, database=None,
+                suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stream(tiny: dict[str, Any], traced: Callable[..., Stream]) -> Stream:
+    return traced(tiny)
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[Stream, Explanation]:
+    """The ladder's smallest model on the shipped H200."""
+    found = get_stream(make_config(width=256, depth=4), Traced())
+    return found, explain_stream(found, Run(), find_profile("nvidia-h200"))
+
+
+def check(found: Explanation) -> None:
+    """What holds of every explanation."""
+    step = found.forecast
+    device = step.device_seconds
+    assert sum(part.seconds for part in found.classes) == pytest.approx(device)
+    assert sum(part.share for part in found.classes) == pytest.approx(1.0)
+    assert {p.op_class: p.seconds for p in found.classes} == pytest.approx(
+        {s.op_class: s.seconds for s in step.breakdown}
+    )
+    for part in found.classes:
+        assert sum(part.bound_seconds.values()) == pytest.approx(part.seconds)
+        assert 0 <= part.light_seconds <= part.seconds
+        assert part.needed_bytes <= part.bytes
+        by_module = sum(module.classes.get(part.op_class, 0.0) for module in found.modules)
+        assert by_module == pytest.approx(part.seconds)
+    for module in found.modules:
+        assert module.forward + module.backward + module.optimizer == pytest.approx(module.seconds)
+    assert sum(module.seconds for module in found.modules) == pytest.approx(device)
+    assert 0 < found.fused_seconds <= found.light_seconds <= device <= step.step_seconds * (1 + 1e-9)
+    assert found.light_seconds <= found.device_only_seconds <= step.step_seconds * (1 + 1e-9)
+    assert device + found.gap_seconds + found.idle_seconds == pytest.approx(step.step_seconds)
+
+
+def test_a_real_step_is_taken_apart_without_loss(small: tuple[Stream, Explanation]) -> None:
+    _, found = small
+    check(found)
+    names = [module.module for module in found.modules]
+    assert "model.layers.*.mlp.down_proj" in names
+    assert not any(".1." in name for name in names)
+    optimizer = next(module for module in found.modules if module.module == OPTIMIZER)
+    assert optimizer.seconds == optimizer.optimizer == pytest.approx(
+        next(part.seconds for part in found.classes if part.op_class == "optimizer")
+    )  # fmt: skip
+
+
+@FAST
+@given(
+    copy=st.floats(1e10, 1e13), rate=st.floats(1e11, 1e16), floor=st.floats(0.0, 1e-4),
+    host=st.floats(0.0, 20.0), optimizer=st.sampled_from(["adamw", "adamw-fused"]),
+)  # fmt: skip
+def test_shares_add_up_on_any_part(
+    copy: float, rate: float, floor: float, host: float, optimizer: str,
+    profile: Profile, tiny: dict[str, Any], traced: Callable[..., Stream],
+) -> None:  # fmt: skip
+    def exact(value: float) -> Number:
+        return Number(value, value, value, "measured")
+
+    ceilings = {**profile.ceilings, "hbm_copy": exact(copy), "matrix_sustained/bf16": exact(rate),
+                "kernel_floor": exact(floor)}  # fmt: skip
+    assert profile.host is not None
+    costs = {
+        phase: {name: seconds * host for name, seconds in getattr(profile.host, phase).items()}
+        for phase in ("forward", "backward", "optimizer")
+    }
+    part = replace(profile, ceilings=ceilings, host=replace(profile.host, **costs))
+    check(explain_stream(traced(tiny, optimizer=optimizer), replace(RUN, optimizer=optimizer), part))
+
+
+def test_the_optimizer_cannot_avoid_what_it_reads_and_writes_once(stream: Stream, profile: Profile) -> None:
+    """AdamW in fp32: parameter, two averages read and written, the gradient read: 28 bytes a parameter, and what the
+    backward left is read though the optimizer is one class."""
+    fused = with_fused_adamw(stream)
+    assert fused is not None
+    for made in (stream, fused):
+        items = device_work(made, profile, NO_HOST, Backends())
+        needed = crossing_bytes(made, items, lambda op_class: op_class)["optimizer"]
+        assert needed == pytest.approx(28 * stream.n_params, rel=0.01)
+
+
+def test_merging_classes_never_adds_bytes(stream: Stream, profile: Profile) -> None:
+    items = device_work(stream, profile, NO_HOST, Backends())
+    apart = crossing_bytes(stream, items, lambda op_class: op_class)
+    merged = crossing_bytes(stream, items, lambda op_class: op_class if op_class == "gemm" else "rest")
+    whole = crossing_bytes(stream, items, lambda _: "all")
+    assert sum(whole.values()) < sum(merged.values()) < sum(apart.values())
+    # whatever is fused, the step reads and writes its parameters and states
+    assert whole["all"] >= 24 * stream.n_params
+
+
+def test_a_synchronisation_is_named_and_costs_what_the_step_saves(small: tuple[Stream, Explanation]) -> None:
+    stream, found = small
+    (sync,) = found.syncs
+    assert (sync.op, sync.module, sync.phase, sync.calls) == (
+        "aten._local_scalar_dense",
+        "model",
+        "forward",
+        1,
+    )
+    profile = find_profile("nvidia-h200")
+    assert profile.host is not None
+    items = device_work(stream, profile, profile.host, Backends())
+    without = simulated(without_syncs(items), profile)()
+    assert found.forecast.step_seconds - sync.step_seconds == pytest.approx(without)
+
+
+def test_a_module_of_all_layers_has_one_name() -> None:
+    assert layers_together("model.layers.11.mlp.down_proj") == "model.layers.*.mlp.down_proj"
+    assert layers_together("layer4.2.conv1") == "layer4.*.conv1"
+    assert layers_together("0.1") == "*.*"
+    assert layers_together("h2o.fc1") == "h2o.fc1"
+
+
+# --- what would help
+
+
+@pytest.mark.parametrize("depth", [3, 5])
+def test_the_fused_optimizer_is_what_a_trace_of_it_gives(
+    depth: int, tiny: dict[str, Any], traced: Callable[..., Stream], profile: Profile
+) -> None:
+    config = {**tiny, "num_hidden_layers": depth}
+    made, real = with_fused_adamw(traced(config)), traced(config, optimizer="adamw-fused")
+    assert made is not None
+    assert with_fused_adamw(real) is None  # there is nothing to replace
+    run = replace(RUN, optimizer="adamw-fused")
+    ours, theirs = (forecast_stream(s, run, profile) for s in (made, real))
+    assert ours.device_seconds == pytest.approx(theirs.device_seconds, rel=1e-3)
+    assert ours.host_seconds == pytest.approx(theirs.host_seconds, rel=1e-3)
+    assert ours.kernels == theirs.kernels
+
+
+def test_each_alternative_is_the_forecast_of_its_option(small: tuple[Stream, Explanation]) -> None:
+    stream, found = small
+    profile = find_profile("nvidia-h200")
+    advice = {a.option: a for a in advise(stream, Run(), profile, found.forecast)}
+    assert {"--host none", "--optimizer adamw-fused", "--attention sdpa-flash"} <= set(advice)
+    bound = advice["--host none"]
+    assert bound.kind == "bound"
+    assert bound.step_seconds == pytest.approx(
+        forecast_stream(stream, Run(), profile, host=NO_HOST).step_seconds
+    )
+    flash = forecast_stream(stream, Run(attention="sdpa-flash"), profile)
+    assert advice["--attention sdpa-flash"].device_seconds == pytest.approx(flash.device_seconds)
+    gains = [a.gain for a in advice.values() if a.kind == "forecast"]
+    assert gains == sorted(gains, key=lambda gain: -(gain or 0.0))
+    fused = advice["--optimizer adamw-fused"]
+    assert fused.device_seconds is not None
+    assert fused.device_seconds < 0.9 * found.forecast.device_seconds  # 28 bytes a parameter instead of 80
+
+
+def test_what_has_to_be_traced_first_is_named_and_not_guessed() -> None:
+    shipped = with_depth(load_config("qwen3-0.6b"), 3)
+    config = {**shipped, "hidden_size": 1100}
+    stream = get_stream(shipped, Traced())
+    profile = find_profile("nvidia-h200")
+    found = forecast_stream(stream, Run(), profile)
+    advice = {a.option: a for a in advise(stream, Run(), profile, found, config=config)}
+    left = {option for option, a in advice.items() if a.gain is None}
+    assert {"--batch 16", "--width 1088", "--width 1152", "--vocab 152064"} <= left
+    assert all(advice[option].reason and advice[option].step_seconds is None for option in left)
+    assert advice["--width 1024"].gain == pytest.approx(0.0)  # of these the one stream that ships
+
+
+@given(size=st.integers(1, 200_000))
+def test_nearest_multiples_are_near(size: int) -> None:
+    found = nearest_multiples(size)
+    assert size not in found
+    assert all(m > 0 and m % 64 == 0 and abs(m - size) <= max(128, m - size) for m in found)
+    assert found or size % 256 == 0
+    assert all(m > size for m in nearest_multiples(size, is_vocabulary=True))
