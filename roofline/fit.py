@@ -37,8 +37,10 @@ REPEAT_NOISE = 0.004
 LONG_SECONDS = 100e-6
 FAST_QUANTILE = 0.1
 READING_DOUBT = 0.4
-# Classes whose kernels write next to nothing.
-READING = ("reduction", "loss")
+# Classes whose kernels write next to nothing, or whose tables are so large that rotating leaves their rows in L2.
+READING = ("reduction", "loss", "embedding")
+# Operand sets that the timer rotates over at most: smaller calls find theirs in L2 again.
+MOST_SETS = 256
 # Kernel time stamps resolve 32 ns, and a median of some is better than that.
 STAMP_SECONDS = 2e-8
 
@@ -157,10 +159,11 @@ def _seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | None:
     back to back over rotating operands, less the gap between kernels.
 
     They differ by what lies in L2: a flush leaves it full of lines that have yet to be written to memory, rotating
-    operands leave hardly any, a step something between. Kernels that mostly read pay for it (the loss of log-softmax
-    18.5 us against 8.4, in a step 18.4), so theirs is the profiler's; kernels that write as well, the mean of both.
-    Products are bound by neither, and whatever disturbs a reading only adds time: the least. So for all kernels from
-    LONG_SECONDS on, and of their samples the faster, before the clocks sank."""
+    operands leave their results, as in a step the kernels before do. Whatever else disturbs a reading only adds time:
+    the least. But rotating does not make operands cold that are few bytes of large tables, or fewer than MOST_SETS
+    can fill the L2 with, and kernels that mostly read pay for lines to be written (the loss of log-softmax 18.5 us
+    against 8.4, in a step 18.4): theirs is the profiler's. Of samples from LONG_SECONDS on the faster, before the
+    clocks sank."""
     seen, timed = row.get("kernel_seconds"), row.get("seconds")
     if not timed:
         return None if seen is None else float(seen)
@@ -170,11 +173,11 @@ def _seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | None:
     back_to_back = max(timed - gap * max(len(row.get("kernels") or ()), 1), 0.1 * timed)
     if not seen or back_to_back >= seen:
         return float(seen or back_to_back)
-    if is_long or op_class in ("gemm", "attention"):
+    if is_long:
         return back_to_back
-    if op_class in READING or row.get("cache") == "hot":
-        return float(seen)
-    return float(np.sqrt(seen * back_to_back))
+    is_hot = row.get("cache") == "hot"
+    stays = op_class in READING or (row.get("sets") or 1) >= MOST_SETS
+    return float(seen) if stays and not is_hot else back_to_back
 
 
 def _noise(row: Mapping[str, Any], seconds: float) -> float:

@@ -24,6 +24,8 @@ WALL_AMPLITUDE, WALL_WHITE = 0.15, 0.08
 UNALIGNED_WHITE = 0.08
 # What a third size takes each: of a reduction 0.1 to 1 ns on an H200, of an embedding's gradient 20 to 50 ns.
 STEP = Belief(1e-9, 1.5)
+# How well a kernel's bandwidth beyond the L2 is told by its bandwidth with cold operands (log).
+BEYOND_SD = 0.1
 EACH = {"reduction": Belief(5e-10, 1.5), "embedding": Belief(2e-8, 1.0)}
 
 
@@ -158,16 +160,24 @@ def _memory_priors(
     """Each law is fitted once from the ceilings; what the laws of a class came out as is then what is
     believed of each, so that a variant of one point is taken for a typical one of its class."""
     first: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
-    for group in groups.values():
+    bandwidths: dict[str, float] = {}
+    for name, group in groups.items():
         work, cache, points = group[0].work, group[0].cache, _points(group)
         floor, bandwidth = Belief(_floor(ceilings), 0.5), Belief(_bandwidth(ceilings, cache), 0.7)
         prior = _memory_prior(work, points, floor, bandwidth, _spill(cache, device, ceilings))
-        first[work.op_class, cache].append(regress.fit_law("memory", work.variant, points, prior))
+        params = regress.fit_law("memory", work.variant, points, prior)
+        first[work.op_class, cache].append(params)
+        bandwidths[name] = params["bandwidth"]
     priors = {}
     for name, group in groups.items():
         kin = first[group[0].work.op_class, group[0].cache]
         floor, bandwidth = _typical(kin, "floor", 0.3), _typical(kin, "bandwidth", 0.3)
         spill = _spill(group[0].cache, device, ceilings)
+        cold = bandwidths.get(f"{name.removesuffix('/hot')}/cold")
+        if (
+            spill is not None and cold is not None
+        ):  # what does not fit is fetched as the same kernel does cold
+            spill = Belief(cold, BEYOND_SD), spill[1]
         priors[name] = _memory_prior(group[0].work, _points(group), floor, bandwidth, spill)
     return priors
 
@@ -185,7 +195,7 @@ def _memory_prior(
     prior = regress.memory_prior(floor, bandwidth, inputs)
     law, fixed = dict(prior.law), dict(prior.fixed)
     if spill is not None:
-        law["spill"], fixed["l2_bytes"] = spill
+        law["beyond"], fixed["l2_bytes"] = spill
     if points.features.shape[1] > 2 and work.op_class in EACH:
         law["each"] = EACH[work.op_class]
         if work.op_class == "reduction":

@@ -204,7 +204,11 @@ def _memory_params(
         if name.split("/")[1] not in SINGLE_PASS:
             plain = rate * target.bandwidth_bytes_per_second / source.bandwidth_bytes_per_second
             there, doubt = (there * plain) ** 0.5, abs(log(there / plain)) / 2.0
-    return {**surface.params, "bandwidth": there}, hypot(SIGMA["memory"], doubt)
+    params = {**surface.params, "bandwidth": there}
+    if "beyond" in params:  # where the target's L2 ends, its memory begins
+        params["beyond"] = memory_rate(params["beyond"], source, target)
+        params["l2_bytes"] = float(target.l2_bytes)
+    return params, hypot(SIGMA["memory"], doubt)
 
 
 def _dtype(variant: str) -> str:

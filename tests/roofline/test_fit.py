@@ -43,7 +43,9 @@ def law(shape: Shape, cache: str) -> float:
     if isinstance(shape, Attention):
         rate = (0.45 if shape.direction == "fwd" else 0.35) * PEAK / (1 + 300 / shape.seq)
         return FLOOR + shape.flops / rate
-    factor = {"aten.mul.Tensor": 1.0, "aten._to_copy.default": 0.5, "aten.add.Tensor": 1.05}[shape.op]
+    factor = {"aten.mul.Tensor": 1.0, "aten._to_copy.default": 0.5, "aten.add.Tensor": 1.05}.get(
+        shape.op, 1.0
+    )
     bandwidth = BANDWIDTH * factor * (1.6 if cache == "hot" else 1.0)
     return FLOOR + describe(shape).bytes / bandwidth
 
@@ -299,10 +301,38 @@ def test_a_wall_clock_that_stalled_moves_nothing() -> None:
     rng = np.random.default_rng(5)
     shapes = [pointwise("aten.mul.Tensor", 1 << power) for power in range(12, 27)]
     rows = [{**row(shape, rng, 0.02), "timer": "wall"} for shape in shapes]
-    rows[6]["kernel_seconds"] = 8e-3
+    rows[6]["seconds"] = rows[6]["kernel_seconds"] = 8e-3  # a processor has one reading
     rows[6]["samples"] = [8e-3] * 20
     profile, report = fit_rows(rows, MACHINE)
     assert any("no weight" in warning for warning in report.warnings)
     for i in (5, 6, 7):
         found = profile.estimate([(describe(shapes[i]), "torch", "cold")])[0]
         assert found.seconds == pytest.approx(law(shapes[i], "cold"), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "expected"),
+    [
+        ("aten.mul.Tensor", {"cache": "cold", "sets": 3}, 9e-6),  # back to back, as in a step
+        ("aten.mul.Tensor", {"cache": "hot"}, 9e-6),
+        (
+            "aten.mul.Tensor",
+            {"cache": "cold", "sets": 256},
+            10e-6,
+        ),  # so small that rotating leaves them in L2
+        ("aten.embedding.default", {"cache": "cold", "sets": 3}, 10e-6),  # few rows of a large table
+        ("aten.mul.Tensor", {"cache": "cold", "sets": 3, "seconds": 11e-6}, 10e-6),  # the least
+    ],
+)
+def test_which_of_two_readings_counts(op: str, changes: dict[str, Any], expected: float) -> None:
+    measured = row(pointwise(op, 1 << 20), np.random.default_rng(0), 0.0)
+    measured |= {
+        "seconds": 9e-6,
+        "kernel_seconds": 10e-6,
+        "samples": [9e-6] * 10,
+        "timer": "graph",
+        **changes,
+    }
+    profile, _ = fit_rows([measured], MACHINE)
+    (surface,) = profile.surfaces.values()
+    assert surface.seconds == pytest.approx((expected,))
