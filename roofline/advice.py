@@ -15,9 +15,8 @@ from flopcast.errors import FlopcastError
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.forecast import NO_HOST, Run, forecast_stream
 from flopcast.roofline.lower import packet
-from flopcast.roofline.models import with_depth
-from flopcast.roofline.stream import FOLDED_DEPTH, Op, Storage, Stream, TensorRef
-from flopcast.roofline.stream_cache import Traced, cache_folder, get_stream, shipped_path, stream_key
+from flopcast.roofline.stream import Op, Storage, Stream, TensorRef
+from flopcast.roofline.stream_cache import Traced, get_stream, is_at_hand
 
 if TYPE_CHECKING:
     from flopcast.roofline.forecast import Forecast
@@ -188,14 +187,6 @@ def traced_of(run: Run, profile: Profile) -> Traced:
     """What of a run decides its op stream."""
     fields = {name: getattr(run, name) for name in Traced.__dataclass_fields__ if hasattr(run, name)}
     return Traced(**fields, device=profile.device["type"])
-
-
-def is_at_hand(config: Config, traced: Traced) -> bool:
-    """Whether `get_stream` finds the stream without tracing: shipped, or cached (by any version of torch)."""
-    keys = {stream_key(config, traced)}
-    if config.get("num_hidden_layers"):
-        keys.add(stream_key(with_depth(config, FOLDED_DEPTH), traced))
-    return any(shipped_path(key).is_file() or any(cache_folder().glob(f"*/{key}.json.gz")) for key in keys)
 
 
 def nearest_multiples(size: int, *, is_vocabulary: bool = False) -> list[int]:

@@ -51,7 +51,7 @@ def explain(**options: Any) -> None:
     from flopcast.roofline.explain import explain_stream
     from flopcast.roofline.forecast import run_from
     from flopcast.roofline.lookup import find_host, find_profile
-    from flopcast.roofline.stream_cache import get_stream
+    from flopcast.roofline.stream_cache import get_stream, is_at_hand
 
     model = model_from(options)
     run = run_from(options)
@@ -60,11 +60,12 @@ def explain(**options: Any) -> None:
     priced = (options.get(name) for name in ("prices", "price", "provider", "on"))
     book = price_book(*priced, gpus=[profile.gpu])
     host = find_host(options.get("host"))
-    stream = get_stream(model, advice.traced_of(run, profile))
+    traced = advice.traced_of(run, profile)
+    # where the step itself has to be traced, torch is there for the alternatives too
+    trace = options.get("what_if", False) or not is_at_hand(model, traced)
+    stream = get_stream(model, traced)
     found = explain_stream(stream, run, profile, host=host, price=book.get(profile.gpu))
-    would_help = advice.advise(
-        stream, run, profile, found.forecast, config=model, host=host, trace=options.get("what_if", False)
-    )
+    would_help = advice.advise(stream, run, profile, found.forecast, config=model, host=host, trace=trace)
     if options["as_json"]:
         emit({**found.to_json(), "alternatives": [a.to_json() for a in would_help]})
     else:
@@ -118,15 +119,14 @@ def write_figure(profile: Profile, out: Path, *, dtype: str | None = None, theme
     from flopcast.roofline.canvas import THEMES
     from flopcast.roofline.plots_kernels import both_figures
 
-    figure = both_figures(profile, dtype=dtype, theme=THEMES[theme])
-    if figure is None:
-        raise UsageError(
-            f"{profile.gpu} has no matrix or memory roof to draw: `flopcast bench` measures them, `flopcast fit` "
-            "makes the profile"
-        )
-    data = figure.png if out.suffix.lower() == ".png" else figure.svg_file.encode()
-    try:
+    try:  # a folder that cannot be made is told before the seconds of drawing
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(data)
+        figure = both_figures(profile, dtype=dtype, theme=THEMES[theme])
+        if figure is None:
+            raise UsageError(
+                f"{profile.gpu} has no matrix or memory roof to draw: `flopcast bench` measures them, `flopcast fit` "
+                "makes the profile"
+            )
+        out.write_bytes(figure.png if out.suffix.lower() == ".png" else figure.svg_file.encode())
     except OSError as fault:
         raise UsageError(f"{out} cannot be written: {fault.strerror}; choose another --out") from fault
