@@ -48,7 +48,8 @@ def candidates() -> list[AdamWConfig]:
 
 @dataclass(frozen=True)
 class Table:
-    """What the kernel reads to find its work: addresses and sizes int64 [tensors, 5], and who does what."""
+    """What the kernel reads to find its work: addresses and sizes int64 [tensors, 5], and who does what. It does not
+    keep the tensors alive."""
 
     pointers: Tensor
     chunk_tensor: Tensor
@@ -295,9 +296,12 @@ def triton_call(
     table = make_table(params, grads, exp_avgs, exp_avg_sqs, config or DEFAULT)
     values = scalars(STEP, LR, *BETAS, EPS, WEIGHT_DECAY)
 
+    kept = tuple(operands)  # the table holds addresses alone: gradients too must live as long as the call
+
     def run() -> Outputs:
         module.launch(table, values)
-        return (*params, *exp_avgs, *exp_avg_sqs)
+        count = len(kept) // 4
+        return kept[:count] + kept[2 * count :]
 
     return run
 
@@ -315,5 +319,8 @@ def reference(operands: Sequence[Tensor], shape: AdamWShape) -> Outputs:
 
 
 def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: AdamWShape) -> tuple[float, float]:
-    """(relative error, tolerance), of the worst tensor: `rowwise.worst`. `operands` as before the step."""
-    return worst(out, ref, _by_definition(operands, torch.float32))
+    """(relative error, tolerance), of the worst tensor: `rowwise.worst`. `operands` as before the step.
+
+    Errors are over 1 at least, the size of the operands: a tensor of few elements may be all cancellation.
+    """
+    return worst(out, ref, _by_definition(operands, torch.float32), [1.0] * len(ref))

@@ -130,7 +130,7 @@ def worst(
     error.
     """
     if len(outs) != len(refs):
-        return math.inf, 0.0
+        return math.inf, 1.0
     pairs = []
     for i, (out, ref, same) in enumerate(zip(outs, refs, rounded, strict=True)):
         scale = max(largest(ref), floor[i] if floor else 0.0) or 1.0

@@ -1,0 +1,155 @@
+"""Compiles the memory-bound Triton kernels for a part without having it; run by test_memory_kernels.py, in its own
+process.
+
+    python compile_memory.py CAPABILITY...    e.g. 80 89 90
+
+prints one JSON line per configuration: {"sm", "kernel", "config", "registers", "spill_bytes", "shared_bytes",
+"limit_bytes", "threads", "accesses": global loads and stores in the PTX, "wide": those of 16 bytes}.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flopcast.kernels import (
+    adamw,
+    cross_entropy,
+    matmul,
+    rmsnorm,
+    rope,
+    swiglu,
+    triton_adamw,
+    triton_common,
+    triton_cross_entropy,
+    triton_rmsnorm,
+    triton_rope,
+    triton_swiglu,
+)
+
+# name, kernel, pointer and scalar types other than i32, constants, options
+Case = tuple[str, Any, dict[str, str], dict[str, Any], dict[str, int]]
+# Sizes that a launch on a model's tensors passes as multiples of 16; `numel` of a chunk and strides too.
+DIVISIBLE = ("n", "numel", "vocab", "stride", "out_stride")
+
+
+def pointers(kernel: Any, dtype: str, **others: str) -> dict[str, str]:
+    return dict.fromkeys((x for x in kernel.arg_names if x.endswith("_ptr")), f"*{dtype}") | others
+
+
+def rms_norm_cases(every: bool) -> Iterator[Case]:
+    fp32 = {"rstd_ptr": "*fp32", "partial_ptr": "*fp32", "eps": "fp32"}
+    for n in (128, 1024, 4096, 5120, 8192) if every else (1024, 8192):
+        for kernel, direction in (
+            (triton_rmsnorm.rms_norm_forward_kernel, "fwd"),
+            (triton_rmsnorm.rms_norm_backward_kernel, "bwd"),
+        ):
+            config = rmsnorm.config_for(n, direction)
+            constants: dict[str, Any] = {"ROWS": config.rows, "BLOCK": triton.next_power_of_2(n)}
+            if direction == "fwd":
+                constants["RESIDUAL"] = True
+            else:
+                constants |= {"DSUM": True, "SECOND": False, "STAGES": config.num_stages}
+            yield (
+                f"n{n}", kernel, pointers(kernel, "bf16", **fp32), constants, {"num_warps": config.num_warps}
+            )  # fmt: skip
+
+
+def rope_cases(every: bool) -> Iterator[Case]:
+    fp32 = {"cos_ptr": "*fp32", "sin_ptr": "*fp32", "partial_ptr": "*fp32", "eps": "fp32"}
+    for dim in (64, 128) if every else (128,):
+        for kernel, direction in (
+            (triton_rope.rope_forward_kernel, "fwd"),
+            (triton_rope.rope_backward_kernel, "bwd"),
+        ):
+            config = rope.config_for(dim, direction)
+            constants = {"HEADS": 16, "KV_HEADS": 8, "D": dim, "HALF": dim // 2, "ROWS": config.rows}
+            if direction == "bwd":
+                constants["STAGES"] = config.num_stages
+            yield (
+                f"d{dim}",
+                kernel,
+                pointers(kernel, "bf16", **fp32),
+                constants,
+                {"num_warps": config.num_warps},
+            )
+
+
+def other_cases() -> Iterator[Case]:
+    for kernel, direction in (
+        (triton_swiglu.swiglu_forward_kernel, "fwd"),
+        (triton_swiglu.swiglu_backward_kernel, "bwd"),
+    ):
+        block = swiglu.config_for(direction)
+        options = {"num_warps": block.num_warps}
+        yield direction, kernel, pointers(kernel, "bf16"), {"BLOCK": block.block}, options
+    fp32 = dict.fromkeys(("losses_ptr", "lse_ptr", "count_ptr", "dloss_ptr"), "*fp32") | {
+        "target_ptr": "*i64"
+    }
+    for kernel, direction in (
+        (triton_cross_entropy.forward_kernel, "fwd"),
+        (triton_cross_entropy.backward_kernel, "bwd"),
+        (triton_cross_entropy.both_kernel, "both"),
+    ):
+        vocab = cross_entropy.config_for(direction)
+        options = {"num_warps": vocab.num_warps}
+        types = pointers(kernel, "bf16", **{k: v for k, v in fp32.items() if k in kernel.arg_names})
+        constants = {"BLOCK": vocab.block}
+        if direction != "bwd":
+            constants["STAGES"] = vocab.num_stages
+        yield direction, kernel, types, constants, options
+    kernel, config = triton_adamw.adamw_kernel, adamw.DEFAULT
+    types = dict.fromkeys(kernel.arg_names, "fp32")
+    types |= {"table_ptr": "*i64", "chunk_tensor_ptr": "*i32", "chunk_index_ptr": "*i32"}
+    constants = {"ALIGNED": True, "CHUNK": config.chunk, "BLOCK": config.block}
+    yield "aligned", kernel, types, constants, {"num_warps": config.num_warps}
+    kernel = triton_common.column_sum_kernel
+    yield "sums", kernel, pointers(kernel, "fp32"), {"BLOCK_P": 64, "BLOCK_C": 32}, {"num_warps": 4}
+
+
+def compile_one(case: Case, sm: int) -> dict[str, Any]:
+    name, kernel, types, constants, options = case
+    names = kernel.arg_names
+    signature = {x: "constexpr" if x in constants else types.get(x, "i32") for x in names}
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, x in enumerate(names)
+        if signature[x] != "constexpr"
+        and (signature[x].startswith("*") or x.startswith("stride_") or x in DIVISIBLE)
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    usage = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    # loads, stores and asynchronous copies, whose size in bytes is an operand
+    accesses = re.findall(r"(?:ld|st)\.global.*|cp\.async\.c[ag]\.shared.*", compiled.asm["ptx"])
+    wide = sum(".v4.b32" in x or ".v2.b64" in x or "], 0x10," in x or "], 16," in x for x in accesses)
+    return {
+        "sm": sm, "kernel": kernel.fn.__name__, "config": f"{name} {constants} {options}",
+        "registers": usage["REG"], "spill_bytes": usage["STACK"] + usage.get("LOCAL", 0),
+        "shared_bytes": compiled.metadata.shared, "limit_bytes": matmul.shared_memory_limit((sm // 10, sm % 10)),
+        "threads": 32 * options["num_warps"], "wide": wide, "accesses": len(accesses),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        every = argument == "90"  # the others at the ends of the range
+        for case in (*rms_norm_cases(every), *rope_cases(every), *other_cases()):
+            print(json.dumps(compile_one(case, int(argument))), flush=True)

@@ -1,0 +1,322 @@
+"""The memory-bound Triton kernels in Triton's interpreter, on the CPU; run by test_memory_kernels.py in a process of
+its own. fp16 and fp32 only: the interpreter truncates where a device rounds to bf16."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from flopcast.kernels import adamw, cross_entropy, patch_qwen3, rmsnorm, rope, swiglu
+from flopcast.kernels.rowwise import RowConfig
+from flopcast.kernels.shapes import AdamW, CrossEntropy, Fused, RmsNorm, RopeQkNorm, SwiGlu
+
+BOTH = ("fwd", "bwd")
+SHAPES: list[tuple[Any, Fused]] = [
+    *(
+        (rmsnorm, RmsNorm(rows=rows, n=n, residual=residual, direction=direction, dtype=dtype))
+        for direction in BOTH
+        for rows, n, residual, dtype in (
+            (7, 48, False, "fp16"), (65, 100, True, "fp32"), (1, 1, True, "fp32"), (13, 2304, False, "fp32"),
+            (40, 128, True, "fp16"),
+        )
+    ),
+    *(
+        (rope, RopeQkNorm(batch=b, seq=s, heads=h, kv_heads=k, head_dim=d, direction=direction, dtype=dtype))
+        for direction in BOTH
+        for b, s, h, k, d, dtype in ((2, 37, 3, 1, 20, "fp32"), (1, 70, 4, 2, 64, "fp16"), (1, 1, 1, 1, 2, "fp32"))
+    ),
+    *(
+        (swiglu, SwiGlu(numel=numel, direction=direction, dtype=dtype))
+        for direction in BOTH
+        for numel, dtype in ((1, "fp32"), (5001, "fp16"), (4096, "fp32"))
+    ),
+    *(
+        (cross_entropy, CrossEntropy(rows=rows, vocab=vocab, direction=direction, dtype=dtype))
+        for direction in ("fwd", "bwd", "both")
+        for rows, vocab, dtype in ((19, 37, "fp32"), (5, 1000, "fp16"), (2, 20011, "fp32"))
+    ),
+    *((adamw, AdamW(numel=numel, tensors=tensors)) for numel, tensors in ((1, 1), (30000, 3), (9001, 4))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "shape"), SHAPES, ids=lambda x: getattr(x, "key", ""))
+def test_agrees_with_the_reference(module: Any, shape: Fused) -> None:
+    operands = module.operands(shape, "cpu")
+    ref = module.reference(operands, shape)
+    out = module.prepare(shape, "triton", [x.clone() for x in operands])()
+    error, tolerance = module.check(out, ref, operands, shape)
+    assert error <= tolerance
+
+
+@pytest.mark.parametrize("config", [RowConfig(1, 1, 1, 1), RowConfig(4, 4, 2, 3)])
+def test_any_configuration_gives_the_same(config: RowConfig) -> None:
+    for module, shape in (
+        (rmsnorm, RmsNorm(rows=21, n=40, residual=True, direction="bwd", dtype="fp32")),
+        (rope, RopeQkNorm(batch=1, seq=9, heads=2, kv_heads=1, head_dim=8, direction="bwd", dtype="fp32")),
+    ):
+        operands: tuple[Tensor, ...] = module.operands(shape, "cpu")
+        out = module.triton_call(shape, operands, config)()
+        error, tolerance = module.check(out, module.reference(operands, shape), operands, shape)
+        assert error <= tolerance
+
+
+def leaves(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(size, dtype=dtype).requires_grad_() for size in sizes]
+
+
+def same_gradients(ours: Tensor, torchs: Tensor, of: list[Tensor]) -> None:
+    seed = torch.randn(ours.shape)
+    for got, want in zip(
+        torch.autograd.grad((ours * seed).sum(), of),
+        torch.autograd.grad((torchs * seed).sum(), of),
+        strict=True,
+    ):
+        assert got.dtype == want.dtype
+        assert torch.allclose(got.float(), want.float(), atol=2e-3 if got.dtype == torch.float16 else 2e-5)
+
+
+def test_norm_of_a_sum_with_two_dtypes() -> None:
+    """As under autocast: a projection's 16 bits onto an fp32 residual, handed on in 16 bits."""
+    (x,) = leaves((2, 5, 16), dtype=torch.float16)
+    residual, weight = leaves((2, 5, 16), (16,))
+    y, total = rmsnorm.add_rms_norm(x, residual, weight, out_dtype=torch.float16)
+    want, total_want = rmsnorm.add_rms_norm_torch(x, residual, weight)
+    assert (y.dtype, total.dtype) == (torch.float16, torch.float32)
+    assert torch.equal(total, total_want)
+    assert torch.allclose(y.float(), want, atol=4e-3)
+    same_gradients(y.float() + total, want.half().float() + total_want, [x, residual, weight])
+    with torch.autocast("cpu", torch.float16):
+        assert rmsnorm.rms_norm(residual, weight).dtype == torch.float16
+
+
+def test_strided_operands_are_read_in_place() -> None:
+    """Queries and keys as views of one packed projection; rows of a wider matrix."""
+    (packed,) = leaves((2, 7, 5 * 8))
+    q, k = packed[..., :24].unflatten(-1, (3, 8)), packed[..., 24:32].unflatten(-1, (1, 8))
+    weights = leaves((8,), (8,))
+    tables = rope.tables(7, 8, "cpu")
+    ours, torchs = (
+        rope.rope_qk_norm(q, k, *weights, *tables),
+        rope.rope_qk_norm_torch(q, k, *weights, *tables),
+    )
+    for got, want in zip(ours, torchs, strict=True):
+        assert torch.allclose(got, want, atol=1e-5)
+    same_gradients(torch.cat(ours, 2), torch.cat(torchs, 2), [packed, *weights])
+    rows, weight = packed[0, :, 3:19], torch.randn(16)
+    assert torch.equal(rmsnorm.forward(rows, weight)[0], rmsnorm.forward(rows.contiguous(), weight)[0])
+    columns = packed[0].T  # stride 1 is elsewhere: copied
+    assert torch.equal(
+        rmsnorm.forward(columns, torch.ones(7))[0], rmsnorm.forward(columns.clone(), torch.ones(7))[0]
+    )
+    expanded = torch.ones(()).expand(3, 16)  # what y.sum().backward() hands over
+    _, _, rstd = rmsnorm.forward(rows[:3], weight)
+    for got, want in zip(
+        rmsnorm.backward(expanded, rows[:3], weight, rstd),
+        rmsnorm.backward(expanded.clone(), rows[:3], weight, rstd),
+        strict=True,
+    ):
+        assert got is want is None or torch.equal(got, want)
+
+
+def test_a_table_for_every_sequence() -> None:
+    """Position ids that differ over the batch: cos and sin [B, S, D]."""
+    q, k = torch.randn(2, 6, 2, 8), torch.randn(2, 6, 1, 8)
+    cos, sin = (torch.cat((x, x.roll(2, 1))) for x in rope.tables(6, 8, "cpu"))
+    for got, want in zip(
+        rope.forward(q, k, torch.ones(8), torch.ones(8), cos, sin),
+        rope.rope_qk_norm_torch(q, k, torch.ones(8), torch.ones(8), cos, sin),
+        strict=True,
+    ):
+        assert torch.allclose(got, want, atol=1e-5)
+
+
+def same_or_both_nan(got: Tensor, want: Tensor) -> None:
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.allclose(got.nan_to_num(), want.nan_to_num(), atol=1e-5)
+
+
+def test_nan_and_infinity_as_in_torch() -> None:
+    """Compared with torch's own sums in the order of the definition, row by row."""
+    inf = math.inf
+    odd = torch.tensor(
+        [[1.0, -2, 3, 4], [math.nan, 1, 2, 3], [inf, 1, 2, 3], [-inf, 1, -inf, 3], [-inf] * 4, [0.0] * 4]
+    )
+    weight = torch.tensor([1.0, 2, 3, 4])
+    same_or_both_nan(rmsnorm.forward(odd, weight)[0], rmsnorm.rms_norm_torch(odd, weight)[0])
+    up = torch.full_like(odd, 2.0)
+    same_or_both_nan(swiglu.forward(odd, up), swiglu.swiglu_torch(odd, up)[0])
+    target = torch.tensor([1, 1, 1, 1, 1, 1])
+    for keep in range(len(odd)):
+        logits, one = odd[keep : keep + 1].clone().requires_grad_(), target[:1]
+        for at_forward in (True, False):
+            ours = cross_entropy.cross_entropy(logits, one, gradient_at_forward=at_forward)
+            torchs = cross_entropy.cross_entropy_torch(logits, one)
+            same_or_both_nan(ours, torchs)
+            same_or_both_nan(*(torch.autograd.grad(x, logits)[0] for x in (ours, torchs)))
+
+
+@pytest.mark.parametrize("at_forward", [True, False])
+def test_cross_entropy_in_training(at_forward: bool) -> None:
+    (logits,) = leaves((9, 50))
+    target = torch.randint(0, 50, (9,))
+    target[4] = -1
+    ours = cross_entropy.cross_entropy(logits, target, -1, "sum", gradient_at_forward=at_forward) * 3
+    torchs = torch.nn.functional.cross_entropy(logits, target, ignore_index=-1, reduction="sum") * 3
+    assert torch.allclose(ours, torchs)
+    same_gradients(ours, torchs, [logits])
+    all_ignored = cross_entropy.cross_entropy(logits, torch.full((9,), -100), gradient_at_forward=at_forward)
+    assert all_ignored.isnan()  # 0 of 0, as in torch
+
+
+def test_a_gradient_is_scaled_once() -> None:
+    """Made in the forward and scaled where it lies: a second backward must not scale it again in silence."""
+    (logits,) = leaves((3, 10))
+    loss = cross_entropy.cross_entropy(logits, torch.tensor([1, 2, 3])) * 2
+    torch.autograd.grad(loss, logits, retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, logits)
+
+
+@pytest.mark.parametrize("chunk_rows", [4, 100])
+def test_linear_cross_entropy(chunk_rows: int) -> None:
+    hidden, weight = leaves((11, 8), (30, 8))
+    target = torch.randint(0, 30, (11,))
+    target[::4] = -100
+    with FlopCounterMode(display=False) as counter:
+        ours = cross_entropy.linear_cross_entropy(hidden, weight, target, chunk_rows=chunk_rows) * 2
+    assert counter.get_total_flops() == 3 * 2 * 11 * 8 * 30
+    torchs = torch.nn.functional.cross_entropy(hidden @ weight.T, target) * 2
+    assert torch.allclose(ours, torchs)
+    same_gradients(ours, torchs, [hidden, weight])
+
+
+def test_adamw_is_torchs_through_state_dicts_and_missing_gradients() -> None:
+    torch.manual_seed(0)
+    start = [
+        torch.randn(3, 5),
+        torch.randn(10000),
+        torch.randn(7)[1:],
+    ]  # the last not at a multiple of 16 bytes
+    ours, torchs = ([x.clone().requires_grad_() for x in start] for _ in range(2))
+    hyper: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
+    mine, fused = adamw.AdamW(ours, **hyper), torch.optim.AdamW(torchs, fused=True, **hyper)
+    for step in range(6):
+        for a, b in zip(ours, torchs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        if step == 2:
+            ours[0].grad = torchs[0].grad = None
+        if step == 4:  # each continues from the other's state
+            states = copy.deepcopy((mine.state_dict(), fused.state_dict()))
+            mine, fused = adamw.AdamW(ours), torch.optim.AdamW(torchs, fused=True)
+            mine.load_state_dict(states[1])
+            states[0]["param_groups"] = states[1]["param_groups"]
+            fused.load_state_dict(states[0])
+        mine.step()
+        fused.step()
+        assert mine.state[ours[0]].keys() == fused.state[torchs[0]].keys()
+        for a, b in zip(ours, torchs, strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="contiguous fp32"):
+        adamw.make_table(*[[torch.ones(4, 4).T]] * 4)
+
+
+def test_the_operators_obey_torchs_rules() -> None:
+    x, residual, weight, half = leaves((5, 16), (5, 16), (16,), (5, 16))
+    target = torch.tensor([1, 2, 3, -100, 4])
+    tables = rope.tables(4, 8, "cpu")
+    q, k, q_weight, k_weight = leaves((1, 4, 2, 8), (1, 4, 1, 8), (8,), (8,))
+    lists = [[torch.rand(3), torch.rand(5)] for _ in range(4)]
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    for operator, arguments in (
+        (rmsnorm.rms_norm_op, (x, weight, 1e-6, None)),
+        (
+            rmsnorm.add_rms_norm_op,
+            (half.half().detach().requires_grad_(), residual, weight, 1e-6, torch.float16),
+        ),
+        (rope.rope_qk_norm_op, (q, k, q_weight, k_weight, *tables, 1e-6, None)),
+        (swiglu.swiglu_op, (x, residual)),
+        (cross_entropy.cross_entropy_op, (x, target, -100, "mean")),
+        (cross_entropy.cross_entropy_with_gradient_op, (x, target, -100, "mean")),
+        (cross_entropy.linear_cross_entropy_op, (x, residual, target, -100, "mean", 2)),
+        (cross_entropy.scale_op, (torch.rand(9), torch.tensor(2.0))),
+        (adamw.adamw_op, (*lists, 1, 1e-2, 0.9, 0.99, 1e-8, 0.1)),
+    ):
+        torch.library.opcheck(operator, arguments, test_utils=checks)
+
+
+def qwen3(**changes: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        **{"num_hidden_layers": 1, **changes}, vocab_size=96, hidden_size=32, intermediate_size=48,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def test_qwen3_trains_the_same_patched() -> None:
+    torch.manual_seed(1)
+    tokens = torch.randint(0, 96, (2, 11))
+    labels = tokens.clone()
+    labels[1, 4:] = -100
+    runs = []
+    for fused in (False, True):
+        model = qwen3()
+        make: Any = torch.optim.AdamW
+        if fused:
+            patch_qwen3.patch(model)
+            make = adamw.AdamW
+        optimizer, losses = make(model.parameters(), lr=1e-2), []
+        for _ in range(3):
+            loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        runs.append(losses)
+    assert runs[0] == pytest.approx(runs[1], rel=1e-5)
+    assert runs[0][-1] < runs[0][0] - 0.2
+
+
+def test_a_patched_qwen3_runs_our_operators_and_unpatched_none() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Ours(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func.namespace == "flopcast":
+                self.seen.append(func.__name__.split(".")[0])
+            return func(*args, **(kwargs or {}))
+
+    model, tokens = qwen3(num_hidden_layers=2), torch.randint(0, 96, (1, 5))
+    with Ours() as during, patch_qwen3.patched(model), torch.no_grad():
+        patch_qwen3.patch(model)  # twice is once
+        fused = model(input_ids=tokens, labels=tokens, num_items_in_batch=7)
+    with Ours() as after, torch.no_grad():
+        plain = model(input_ids=tokens, labels=tokens, num_items_in_batch=7)
+    layer = ["rms_norm", "rope_qk_norm", "add_rms_norm", "swiglu"]
+    assert during.seen == [*layer, *layer, "rms_norm", "cross_entropy"]
+    assert after.seen == []
+    assert torch.allclose(fused.logits, plain.logits, atol=1e-5)
+    assert torch.allclose(fused.loss, plain.loss, atol=1e-5)
+    assert patch_qwen3._UNDO not in model.__dict__
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="bf16 is wrong"):
+        swiglu.forward(torch.ones(4, dtype=torch.bfloat16), torch.ones(4, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="no Qwen3 layers"):
+        patch_qwen3.patch(torch.nn.Linear(2, 2))
+    with pytest.raises(NotImplementedError, match="gelu"):
+        patch_qwen3.patch(qwen3(hidden_act="gelu"))
