@@ -282,6 +282,11 @@ def rate(value: float, unit: str) -> str:
     return f"{shown:,.0f} {name}" if shown >= 100 else f"{shown:.3g} {name}"
 
 
+def plain(value: float) -> str:
+    """Three digits, thousands in full: 60.6, 793, 1,440."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def byte_size(n: float) -> str:
     """1e6 -> 1 MB"""
     for power, unit in ((9, "GB"), (6, "MB"), (3, "kB")):

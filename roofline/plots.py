@@ -35,7 +35,8 @@ from flopcast.roofline.canvas import (
 )
 from flopcast.roofline.cost import CostCurve, crossovers, sentence
 from flopcast.roofline.models import VOCABULARY, make_config, n_params
-from flopcast.roofline.plots_kernels import memory_figure, roofline_figure
+from flopcast.roofline.plots_kernels import roofline_figure
+from flopcast.roofline.plots_memory import memory_figure
 from flopcast.roofline.validate import GROUPS
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Figures of single kernels: the roofline of matrix products and attention, and the bandwidth of everything else.
+"""The figure of matrix products and attention: the roofline.
 
-Roofs are a profile's ceilings, points those of its surfaces or of measurement rows (`roofs.py`). `roofline_figure`
-and `memory_figure` stand in the report; `both_figures` is the two on one sheet, for `flopcast roofline --out`.
+Roofs are a profile's ceilings, points those of its surfaces or of measurement rows (`roofs.py`). `roofline_figure` and
+`plots_memory.memory_figure` stand in the report; `both_figures` is the two on one sheet, for `flopcast roofline --out`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from flopcast.kernels.shapes import DTYPE_BYTES
 from flopcast.roofline.canvas import (
     BLUE,
-    CLASS_COLOURS,
-    CLASS_LABELS,
     GREY,
     INK,
     LIGHT,
@@ -26,16 +24,17 @@ from flopcast.roofline.canvas import (
     Row,
     Sheet,
     Theme,
-    byte_size,
     duration,
     finish,
     halo,
     new_sheet,
+    plain,
     plain_log,
     rate,
     scale,
     styled,
 )
+from flopcast.roofline.plots_memory import draw_memory, memory_points, memory_words
 from flopcast.roofline.roofs import BANDWIDTHS, MatrixRoof, Point, Roofs, points_of, points_of_rows, roofs_of
 
 if TYPE_CHECKING:
@@ -44,22 +43,12 @@ if TYPE_CHECKING:
     from flopcast.roofline.profile import Profile
 
 ROOFLINE_TITLE = "Roofline: matrix products and attention"
-BANDWIDTH_TITLE = "Memory-bound calls: achieved bandwidth"
 _BACKEND_NAMES = {"sdpa-cudnn": "cuDNN", "sdpa-flash": "flash", "sdpa-efficient": "efficient", "sdpa-cpu": "torch",
                   "sdpa-math": "math"}  # fmt: skip
 _SERIES = {  # what a point is drawn as: colour and whether it is filled
     "matmul": (BLUE, True), "matmul, unaligned": (BLUE, False), "attention forward": (RED, True),
     "attention backward": (PURPLE, True),
 }  # fmt: skip
-_CLASS_MARKERS = {
-    "optimizer": "s",
-    "copy": "^",
-    "pointwise": "o",
-    "softmax": "D",
-    "reduction": "v",
-    "rest": "P",
-}
-_LEAST_BYTES = 1024  # calls below are not drawn: the shortest kernel says all about them
 
 
 def main_dtype(roofs: Roofs, points: Sequence[Point]) -> str | None:
@@ -166,18 +155,14 @@ def _draw_matrix_roof(
         ax.fill_between(
             [best.value / copy, right], best.low / by, best.high / by, color=colour, alpha=0.10, lw=0
         )
-    values = " / ".join(_plain(n.value / by) for n in (roof.burst, roof.sustained) if n is not None)
+    values = " / ".join(plain(n.value / by) for n in (roof.burst, roof.sustained) if n is not None)
     labels = [(roof.lasting.value / by, f"{roof.dtype}  {values}", colour)]
     if roof.peak is not None and is_main:
         ax.plot([roof.peak.value / copy / 2, right], [roof.peak.value / by] * 2, color=theme.of(GREY), lw=1.0,
                 ls=(0, (1, 2)))  # fmt: skip
-        text = f"peak {_plain(roof.peak.value / by)}, {roof.peak.basis}"
+        text = f"peak {plain(roof.peak.value / by)}, {roof.peak.basis}"
         labels.append((roof.peak.value / by, text, theme.of(GREY)))
     return labels
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _draw_bandwidth_roofs(
@@ -344,147 +329,6 @@ def _roofline_words(roofs: Roofs, shown: Sequence[Point], dtype: str) -> tuple[s
     return caption + fastest, alt, f"{points}; roofs {roofs.basis}{shaded}; {peak}"
 
 
-# --- the bandwidth ------------------------------------------------------------------------------------------
-
-
-@styled
-def memory_figure(profile: Profile, rows: Sequence[Row] = (), *, theme: Theme = LIGHT) -> Figure | None:
-    """Achieved bytes/s of the memory-bound classes against bytes moved; points as `roofline_figure`'s, None without."""
-    roofs = roofs_of(profile)
-    points = memory_points(points_of_rows(rows) or points_of(profile))
-    if not points:
-        return None
-    sheet = new_sheet(5.6)
-    draw_memory(sheet, sheet.axes[0], roofs, points, theme)
-    return finish(sheet, "bandwidth", BANDWIDTH_TITLE, *_memory_words(roofs, points))
-
-
-def memory_points(points: Sequence[Point]) -> list[Point]:
-    """The points of classes without FLOPs, those that move under a kilobyte left out."""
-    return [p for p in points if not p.flops and p.bytes >= _LEAST_BYTES]
-
-
-def draw_memory(sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], theme: Theme) -> None:
-    """Draws the points over bytes moved, under the bandwidths, the working-set sweep and the shortest kernel."""
-    is_projected = roofs.basis == "projected"
-    by, unit = scale(roofs.copy.value if roofs.copy else max(p.bytes_per_second for p in points), "B/s")
-    sizes = [p.bytes for p in points] + [size for size, _ in (*roofs.working_sets, *roofs.cache_reads)]
-    left, right = min(sizes) / 1.6, max(sizes) * 1.6
-    rates = [p.bytes_per_second for p in points] + [n.value for n in roofs.bandwidths.values()]
-    rates += [n.value for _, n in roofs.cache_reads]
-    rates += [n.value for _, n in roofs.working_sets]
-    bottom, top = min(rates) / 1.6, max([*rates, roofs.reference_bandwidth or 0.0]) * 2.4
-    ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom / by, top / by))
-    dash: Any = (0, (5, 2)) if is_projected else "-"
-    labels: list[tuple[float, str, str]] = []
-    for name, number in roofs.bandwidths.items():
-        is_copy = name == "hbm_copy"
-        colour = theme.of(INK if is_copy else GREY)
-        ax.axhline(number.value / by, color=colour, lw=1.7 if is_copy else 0.9, ls=dash)
-        labels.append((number.value / by, f"{name.removeprefix('hbm_')} {_plain(number.value / by)}", colour))
-        if is_copy and is_projected:
-            ax.axhspan(number.low / by, number.high / by, color=colour, alpha=0.12, lw=0)
-    if roofs.reference_bandwidth:
-        value = roofs.reference_bandwidth / by
-        ax.axhline(value, color=theme.of(GREY), lw=1.0, ls=(0, (1, 2)))
-        labels.append((value, f"datasheet {_plain(value)}", theme.of(GREY)))
-    if roofs.floor is not None:
-        floor = roofs.floor.value
-        end = min(right, top * floor)
-        ax.plot(
-            [left, end], [left / floor / by, end / floor / by], color=theme.of(SKY), lw=1.4, ls=(0, (4, 2))
-        )
-        at = max(left, bottom * floor) * 1.3
-        sheet.label_along(ax, (at, at * 1.12 / floor / by), (at * 4, at * 4.48 / floor / by),
-                          f"launch floor {duration(floor)}", color=theme.of(SKY))  # fmt: skip
-    _draw_sweeps(ax, roofs, by, unit, theme)
-    _draw_memory_points(sheet, ax, points, by, theme, is_projected)
-    if labels:
-        sheet.label_right(ax, labels, head=f"memory, {unit}")
-    ax.set(xlabel="bytes moved by one call", ylabel=f"achieved {unit}")
-    from matplotlib.ticker import FuncFormatter
-
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: byte_size(value)))
-    plain_log(ax, "y", (1.0,))
-
-
-def _draw_sweeps(ax: Axes, roofs: Roofs, by: float, unit: str, theme: Theme) -> None:
-    """Bandwidth over working-set sizes, and where the cache ends."""
-    ink = theme.of(INK)
-    for sweep, name, place in ((roofs.working_sets, "copy", "left"), (roofs.cache_reads, "read", "right")):
-        if not sweep:
-            continue
-        ax.plot([s for s, _ in sweep], [n.value / by for _, n in sweep], color=ink, lw=1.2, marker=".", ms=5, zorder=3,
-                ls="-" if name == "copy" else (0, (3, 1)))  # fmt: skip
-        size, best = max(sweep, key=lambda pair: pair[1].value)
-        text = f"{name} by working set,\nup to {_plain(best.value / by)} {unit}"
-        ax.annotate(text, (size, best.value / by), (-6 if place == "left" else 8, 5), textcoords="offset points",
-                    fontsize=8.2, ha="right" if place == "left" else "left", va="bottom",
-                    path_effects=halo(), zorder=6)  # fmt: skip
-    low, high = ax.get_xlim()
-    if low < roofs.cache_bytes < high:
-        ax.axvline(roofs.cache_bytes, color=theme.of(GREY), lw=0.9, ls=":")
-        ax.annotate(f"cache {byte_size(roofs.cache_bytes)}", (roofs.cache_bytes, 0.02), (3, 0),
-                    xycoords=ax.get_xaxis_transform(), textcoords="offset points", fontsize=8.2, rotation=90,
-                    va="bottom", color=theme.of(GREY))  # fmt: skip
-
-
-def _shown_class(point: Point) -> str:
-    return point.op_class if point.op_class in _CLASS_MARKERS else "rest"
-
-
-def _draw_memory_points(
-    sheet: Sheet, ax: Axes, points: Sequence[Point], by: float, theme: Theme, is_projected: bool
-) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = []
-    for name, marker in _CLASS_MARKERS.items():
-        colour = theme.of(CLASS_COLOURS[name])
-        mine = [p for p in points if _shown_class(p) == name]
-        for cache in ("hot", "cold"):
-            members = [p for p in mine if p.cache == cache]
-            if not members:
-                continue
-            fill: Any = {"color": colour, "linewidths": 0} if cache == "cold" else {
-                "facecolors": "none", "edgecolors": colour, "linewidths": 0.7}  # fmt: skip
-            tips = [
-                f"{p.variant.split('|')[0]} ({p.op_class}), {cache}: {p.bytes:,.0f} bytes in {duration(p.seconds)}, "
-                f"{rate(p.bytes_per_second, 'B/s')}, {p.basis}"
-                for p in members
-            ]
-            sheet.scatter(ax, [p.bytes for p in members], [p.bytes_per_second / by for p in members], tips, s=15,
-                          marker=marker, alpha=0.4 if is_projected else 0.7, **fill)  # fmt: skip
-        if mine:
-            label = f"{CLASS_LABELS[name].split(' (')[0]} ({len(mine)})"
-            handles.append(Line2D([], [], ls="", marker=marker, ms=6, color=colour, mew=0, label=label))
-    for cache, face in (("cold: from memory", theme.of(GREY)), ("hot: from the cache", "none")):
-        handles.append(Line2D([], [], ls="", marker="o", ms=6, mfc=face, mec=theme.of(GREY), label=cache))
-    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, columnspacing=1.4,
-              handletextpad=0.2, labelspacing=0.4)  # fmt: skip
-
-
-def _memory_words(roofs: Roofs, points: Sequence[Point]) -> tuple[str, str, str]:
-    """(caption, alternative text, basis)."""
-    kind = "measured calls" if roofs.basis == "measured" else "calls of another GPU, scaled (extrapolated)"
-    caption = (
-        f"{len(points)} {kind}. Filled: operands from memory (cold); hollow: found in the cache (hot). Large "
-        "calls of a class level out at different bandwidths: casts, broadcasts and row reductions have their own. "
-        "Not drawn: calls that move less than 1 kB."
-    )
-    level = f" of {rate(roofs.copy.value, 'B/s')}" if roofs.copy else ""
-    alt = (
-        f"Log-log scatter of achieved bandwidth against bytes moved on {roofs.gpu}: rising along the launch floor, "
-        f"then levelling out near the copy bandwidth{level}."
-    )
-    basis = "points and lines measured" if roofs.basis == "measured" else "points and lines extrapolated"
-    return (
-        caption,
-        alt,
-        basis + ("; dotted: datasheet, for reference only" if roofs.reference_bandwidth else ""),
-    )
-
-
 # --- both on one sheet --------------------------------------------------------------------------------------
 
 
@@ -505,8 +349,8 @@ def both_figures(profile: Profile, *, dtype: str | None = None, theme: Theme = L
     if memory:
         draw_memory(sheet, sheet.axes[1], roofs, memory, theme)
         caption, alt = (
-            f"{caption} Below: {_memory_words(roofs, memory)[0]}",
-            f"{alt} {_memory_words(roofs, memory)[1]}",
+            f"{caption} Below: {memory_words(roofs, memory)[0]}",
+            f"{alt} {memory_words(roofs, memory)[1]}",
         )
     sheet.canvas.suptitle(heading(profile), x=0.01, ha="left", fontsize=11, fontweight="bold")
     return finish(sheet, "roofline", heading(profile), caption, alt, basis)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.canvas import scale
+from flopcast.roofline.canvas import plain, scale
 from flopcast.roofline.roofs import DTYPES, Roofs, best_points, points_of, roofs_of
 from flopcast.roofline.tables import NONE, console, rate, say, share, table
 
@@ -27,8 +27,8 @@ def print_roofs(profile: Profile) -> None:
     def flops(number: Number | None) -> str:
         if number is None:
             return NONE
-        bounds = f" ({_plain(number.low / by)}-{_plain(number.high / by)})" if is_projected else ""
-        return _plain(number.value / by) + bounds
+        bounds = f" ({plain(number.low / by)}-{plain(number.high / by)})" if is_projected else ""
+        return plain(number.value / by) + bounds
 
     def ridge(value: float | None) -> str:
         return NONE if value is None else f"{value:.3g}"
@@ -38,7 +38,7 @@ def print_roofs(profile: Profile) -> None:
             roof.dtype,
             flops(roof.burst),
             flops(roof.sustained),
-            NONE if roof.peak is None else f"{_plain(roof.peak.value / by)} {roof.peak.basis}",
+            NONE if roof.peak is None else f"{plain(roof.peak.value / by)} {roof.peak.basis}",
             share(roof.share),
             ridge(roof.ridge_memory),
             ridge(roof.ridge_cache),
@@ -103,10 +103,6 @@ FLOORS = {
 
 def flops_of_peak(number: Number | None) -> str:
     return NONE if number is None else f"{rate(number.value)} {number.basis}"
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def bandwidth(value: float) -> str:

@@ -30,7 +30,8 @@ from flopcast.roofline.plots import (
     residual_figure,
     save_cost_figure,
 )
-from flopcast.roofline.plots_kernels import both_figures, memory_figure, roofline_figure
+from flopcast.roofline.plots_kernels import both_figures, roofline_figure
+from flopcast.roofline.plots_memory import memory_figure
 from flopcast.roofline.prices import latest, load_prices
 from flopcast.roofline.profile import Number, Profile
 from flopcast.roofline.report import TEMPLATES
