@@ -61,7 +61,9 @@ Matmul = Annotated[str, typer.Option(help="torch, triton or best.")]
 Attention = Annotated[
     str, typer.Option(help="sdpa (what torch picks), sdpa-flash, sdpa-cudnn, triton or best.")
 ]
-Host = Annotated[str | None, typer.Option(help="Host for the GPU: one of `flopcast gpus`, a profile's, `none`.")]
+Host = Annotated[
+    str | None, typer.Option(help="Host for the GPU: one of `flopcast gpus`, a profile's, `none`.")
+]
 PriceFile = Annotated[
     Path | None, typer.Option("--prices", help="Price book, CSV or TOML; default: the shipped one.")
 ]
@@ -130,11 +132,16 @@ def predict(
     matmul: Matmul = "torch", attention: Attention = "sdpa", host: Host = None, prices: PriceFile = None,
     price: PriceGiven = None, provider: Provider = None, on: PriceDate = None,
     explain: Annotated[bool, typer.Option("--explain", help="As `flopcast explain`.")] = False,
+    largest_batch: Annotated[bool, typer.Option(
+        "--largest-batch", help="The largest micro-batch that fits, too (traces two: seconds)."
+    )] = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """One training step: time, memory, FLOPs, dollars, each with what it rests on."""
     if explain:
-        options = dict(locals())
+        if largest_batch:
+            raise UsageError("--largest-batch with --explain: ask for one of the two")
+        options = {name: value for name, value in locals().items() if name != "largest_batch"}
         from flopcast.roofline import cli_explain
 
         cli_explain.explain(**options)
@@ -154,10 +161,17 @@ def predict(
     profile = find_profile(gpu)
     book = price_book(prices, price, provider, on, gpus=[profile.gpu])
     result = forecast(model, run, profile, host=find_host(host), price=book.get(profile.gpu))
+    largest: int | None = None
+    if largest_batch:
+        from flopcast.roofline import fits
+
+        largest = fits.largest_batch(model, run, profile)
     if as_json:
-        emit(result.to_json())
-    else:
-        tables.print_forecast(result, run)
+        emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})
+        return
+    tables.print_forecast(result, run)
+    if largest is not None:
+        tables.say(f"largest micro-batch that fits: {largest} x {run.seq} tokens")
 
 
 @app.command()

@@ -255,18 +255,33 @@ def validate(
         help="Folder to write to; what it holds already is not done again. Default: out/validate, or --steps-from."
     )] = None,
     retry: Retry = False,
+    budget: Annotated[float | None, typer.Option(help="Seconds for the steps; the next run continues.")] = None,
     steps_from: Annotated[Path | None, typer.Option(help="Folder of steps already run, instead of running.")] = None,
+    run_only: Annotated[bool, typer.Option("--run-only", help="Run the steps, compare later: --steps-from.")] = False,
+    any_stack: Annotated[bool, typer.Option(
+        "--any-stack", help="Compare though the steps ran with other versions than the profile or the streams."
+    )] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Runs real Qwen3 training steps here and compares them with their forecasts, part by part."""
-    from flopcast.roofline import tables
+    """Runs real training steps here and compares them with their forecasts, part by part."""
+    from flopcast.roofline import baselines, same_stack, tables
     from flopcast.roofline import validate as checks
     from flopcast.roofline.cli import emit
     from flopcast.roofline.fit_device import gpu_name
     from flopcast.roofline.lookup import find_profile
+    from flopcast.roofline.tables_validate import print_validation
 
     check_suite(suite)
     folder = steps_from or out or Path("out/validate")
+    retried = ("oom", "error") if retry else ()
+    if run_only:
+        if steps_from is not None:
+            raise UsageError("--run-only with --steps-from: those steps have run; leave one of the two out")
+        tables.say(f"steps: {run_validation_steps(device, suite, folder, retry=retried, budget=budget)}")
+        tables.say(f"`flopcast validate --steps-from {folder}` compares them, here or elsewhere")
+        if as_json:
+            emit({"steps": str(folder)})
+        return
     described = machine_here(device) if steps_from is None else machine_of(steps_from)
     profile = find_profile(gpu or gpu_name(described))  # before minutes of steps, not after
     if profile.device.get("type") != described.get("type"):
@@ -276,20 +291,31 @@ def validate(
             "`flopcast bench` and `flopcast fit` make it"
         )
     if steps_from is None:
-        run_validation_steps(device, suite, folder, retry=("oom", "error") if retry else ())
-    rows = compare_folder(folder, profile)
+        if not any_stack:
+            from flopcast.microbench.device import describe_stack
+
+            same_stack.check_stack(describe_stack(), profile)
+        tables.say(f"steps: {run_validation_steps(device, suite, folder, retry=retried, budget=budget)}")
+    rows = compare_folder(folder, profile, any_stack=any_stack)
     table = (out or folder) / "validation.csv"
     checks.write_csv(rows, table)
     if as_json:
-        emit({"gpu": profile.gpu, "rows": rows, "summary": checks.summary(rows)})
+        emit({
+            "gpu": profile.gpu, "rows": rows, "summary": checks.summary(rows),
+            "methods": baselines.compare_methods(rows),
+        })  # fmt: skip
     else:
-        tables.print_validation(rows, checks.summary(rows))
+        print_validation(rows, checks.summary(rows))
         tables.say(f"wrote {table}")
 
 
-def run_validation_steps(device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = ()) -> str:
+def run_validation_steps(
+    device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None
+) -> str:
     """Runs the validation ladder's real steps that `out` lacks; a line of what was done."""
     check_suite(suite)
+    if budget is not None and not budget >= 0:
+        raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
     from flopcast.microbench.device import describe, pick_device
     from flopcast.microbench.records import Recorder
     from flopcast.microbench.run_steps import run_steps
@@ -308,6 +334,8 @@ def run_validation_steps(device: str | None, suite: str, out: Path, *, retry: tu
                 rounds=rounds,
                 steps_per_round=steps,
                 host=None if chosen.type == "cpu" else host_plan(chosen.type),
+                estimate=chosen.type == "cuda",
+                budget_seconds=budget,
                 retry=retry,
             )
         )
@@ -331,14 +359,15 @@ def machine_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def compare_folder(folder: Path, profile: Profile) -> list[dict[str, Any]]:
-    """The rows of `validate` for a folder of real steps."""
+def compare_folder(folder: Path, profile: Profile, *, any_stack: bool = False) -> list[dict[str, Any]]:
+    """The rows of `validate` for a folder of real steps. Raises UsageError for another stack, unless `any_stack`."""
     from flopcast.microbench import records
     from flopcast.roofline import validate as checks
     from flopcast.roofline.tables import progress
 
     with progress("comparing") as advance:
-        return checks.compare(records.read(folder).latest(), profile, progress=advance)
+        stack = None if any_stack else records.read_machine(folder)["stack"]
+        return checks.compare(records.read(folder).rows, profile, stack=stack, progress=advance)
 
 
 def report(

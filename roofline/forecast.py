@@ -164,14 +164,20 @@ def forecast(
     Raises UsageError for what is invalid, not modelled, or not a model.
     """
     run.check()
-    traced = Traced(
+    return forecast_stream(get_stream(config, traced_of(run, profile)), run, profile, host=host, price=price)
+
+
+def traced_of(run: Run, profile: Profile) -> Traced:
+    """What of the run and the device decides the op stream."""
+    return Traced(
         batch=run.batch,
         seq=run.seq,
         precision=run.precision,
         optimizer=run.optimizer,
         device=profile.device["type"],
+        accumulate=run.accumulate,
+        checkpoint=run.checkpoint,
     )
-    return forecast_stream(get_stream(config, traced), run, profile, host=host, price=price)
 
 
 def forecast_stream(

@@ -97,6 +97,8 @@ def print_known(found: Sequence[Known]) -> None:
 
 
 def print_forecast(found: Forecast, run: Run) -> None:
+    from flopcast.roofline.memory import CONTEXT_BYTES, FRAGMENTATION
+
     out = console()
     depth = f"{found.depth} layers, " if found.depth else ""
     step = f"{ms(found.step_seconds)} ms  ({ms(found.step_seconds_low)} to {ms(found.step_seconds_high)})"
@@ -115,7 +117,12 @@ def print_forecast(found: Forecast, run: Run) -> None:
             "MFU counted, 6N",
             f"{share(found.mfu)}, {share(found.mfu_6n)} of {rate(found.peak_flops_per_second)}",
         ],
-        ["peak memory", f"{gigabytes(found.peak_bytes)}" + ("" if found.fits else "  DOES NOT FIT")],
+        ["peak memory, allocated", gigabytes(found.peak_bytes)],
+        [
+            "memory needed",
+            f"{gigabytes(found.needed_bytes)} with {gigabytes(CONTEXT_BYTES)} of context and {FRAGMENTATION:.0%} for "
+            f"fragmentation: {'fits' if found.fits else 'DOES NOT FIT'}",
+        ],
     ]
     if found.price is not None:
         usd = found.usd_per_step or 0.0
@@ -160,44 +167,6 @@ def print_fit(report: FitReport) -> None:
         say(f"{count} rows of status {status} not used")
     for warning in report.warnings:
         say(f"warning: {warning}")
-
-
-def print_validation(rows: Sequence[Mapping[str, Any]], summary: Sequence[Mapping[str, Any]]) -> None:
-    out = console()
-    shown = [
-        [f"{r['name']} {r['batch']}x{r['seq']}", ms(r["step_seconds"]), ms(r["step_forecast"]),
-         percent(r["step_error"]), ms(r["device_seconds"]), percent(r["device_error"]), ms(r["host_seconds"]),
-         percent(r["host_error"]), percent(r["peak_error"]), r["bound"] or NONE, r["status"]]
-        for r in rows
-    ]  # fmt: skip
-    columns = (
-        "step",
-        "ms",
-        "forecast",
-        "error",
-        "device ms",
-        "error",
-        "host ms",
-        "error",
-        "memory",
-        "bound",
-        "status",
-    )
-    out.print(table("Forecast against real steps (none used in fitting)", columns, shown))
-    for row in rows:
-        if row["reason"]:
-            say(f"{row['name']} {row['batch']}x{row['seq']}: {row['reason']}")
-    parts = ("step", "device", "host", "peak")
-    totals = [
-        [
-            s["rows"],
-            str(s["n"]),
-            *(f"{share(s[f'{p}_median'])} / {share(s[f'{p}_worst'])}" for p in parts),
-            share(s["coverage"]),
-        ]
-        for s in summary
-    ]
-    out.print(table("|error|, median / worst", ("rows", "n", *parts, "in 90% interval"), totals))
 
 
 def cost_document(curves: Sequence[CostCurve], models: Sequence[Config]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline import baselines
 from flopcast.roofline.batch import write_rows
-from flopcast.roofline.forecast import Forecast, Run, forecast_stream, run_from
+from flopcast.roofline.forecast import Forecast, Run, forecast_stream, run_from, traced_of
+from flopcast.roofline.interval import GROUP as INTERVALS
 from flopcast.roofline.interval import is_synchronous
 from flopcast.roofline.op_groups import GROUPS as GROUPS
 from flopcast.roofline.op_groups import op_class as op_class
@@ -25,7 +26,7 @@ from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.run_host import hosts_of_runs
 from flopcast.roofline.same_stack import check_stack, check_stream
 from flopcast.roofline.stream import Stream
-from flopcast.roofline.stream_cache import Traced, get_stream
+from flopcast.roofline.stream_cache import get_stream
 
 Row = dict[str, Any]
 
@@ -44,7 +45,7 @@ COLUMNS = (
     "peak_bytes", "peak_forecast", "peak_error", "kernels", "kernels_forecast", "bound",
     *(f"{group}_{what}" for group in GROUPS for what in ("seconds", "forecast", "error")),
     *(f"{method}_{what}" for method in baselines.METHODS for what in ("forecast", "error")),
-    "measured_share", "host_calibrated", "used_in_fit", "clock_mhz", "transformers", "torch",
+    "measured_share", "host_calibrated", "used_in_fit", "used_in_intervals", "clock_mhz", "transformers", "torch",
 )  # fmt: skip
 
 
@@ -99,22 +100,19 @@ class _Streams:
         self._key: Any = None
         self._stream: Stream | None = None
 
-    def of(self, plan: Mapping[str, Any], run: Run, device_type: str) -> Stream:
-        key = canonical_json([plan["config"], plan.get("module"), asdict(run), device_type])
+    def of(self, plan: Mapping[str, Any], run: Run, profile: Profile) -> Stream:
+        key = canonical_json([plan["config"], plan.get("module"), asdict(traced_of(run, profile))])
         if self._stream is None or key != self._key:
-            self._stream = stream_of(plan, run, device_type)
+            self._stream = stream_of(plan, run, profile)
             self._key = key
         return self._stream
 
 
-def stream_of(plan: Mapping[str, Any], run: Run, device_type: str) -> Stream:
+def stream_of(plan: Mapping[str, Any], run: Run, profile: Profile) -> Stream:
     """The op stream of a row's plan. Raises UsageError as `forecast` does."""
     if plan.get("module"):
         raise UsageError(f"module {plan['module']!r} is not forecast yet")
-    traced = Traced(
-        batch=run.batch, seq=run.seq, precision=run.precision, optimizer=run.optimizer, device=device_type
-    )
-    return get_stream(plan["config"], traced)
+    return get_stream(plan["config"], traced_of(run, profile))
 
 
 def run_of(plan: Mapping[str, Any]) -> Run:
@@ -138,13 +136,14 @@ def _compare(
         "depth": config.get("num_hidden_layers", config.get("n_layer")),
         **{name: plan.get(name, default) for name, default in _RUN_DEFAULTS.items()},
         "status": row["status"], "reason": row.get("reason"), "used_in_fit": False,
+        "used_in_intervals": plan["group"] == INTERVALS,
         "host_calibrated": "in the same run" if host is not None else "with the profile",
         "clock_mhz": row.get("clock_mhz"),
     }  # fmt: skip
     try:
         run = run_of(plan)
         run.check()
-        stream = streams.of(plan, run, str(profile.device.get("type")))
+        stream = streams.of(plan, run, profile)
         if stack is not None:
             check_stream(stream, stack)
         found = forecast_stream(stream, run, profile, host=host)
@@ -215,13 +214,23 @@ def _measured_groups(ops: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {group: sum(by_class.get(name, 0.0) for name in names) for group, names in GROUPS.items()}
 
 
+# What is summed up together: the forecast's own ground first, then each kind of step that is more than that.
+SUMMED = {"options": "options", "patched": "patched with other kernels", "other families": "other families"}
+
+
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """Median and worst |error| of each component, over all rows and by what bounds them."""
-    done = [row for row in rows if row["status"] == "ok"]
+    """Median and worst |error| of each component: of plain Qwen3 steps, all and by what bounds them, then of the other
+    groups. `coverage`: the share inside the 90% interval, `interval_width` its mean width over the step.
+
+    Steps that the intervals are estimated from (group "intervals") are in none.
+    """
+    done = [row for row in rows if row["status"] == "ok" and row["group"] != INTERVALS]
+    plain = [row for row in done if row["group"] not in SUMMED]
     sets = {
-        "all": done,
-        "device-bound": [row for row in done if row["bound"] != "host"],
-        "host-bound": [row for row in done if row["bound"] == "host"],
+        "all": plain,
+        "device-bound": [row for row in plain if row["bound"] != "host"],
+        "host-bound": [row for row in plain if row["bound"] == "host"],
+        **{label: [row for row in done if row["group"] == group] for group, label in SUMMED.items()},
     }
     result = []
     for label, members in sets.items():
@@ -230,8 +239,11 @@ def summary(rows: Sequence[Row]) -> list[Row]:
             errors = [abs(row[f"{name}_error"]) for row in members if row[f"{name}_error"] is not None]
             entry[f"{name}_median"] = median(errors) if errors else None
             entry[f"{name}_worst"] = max(errors, default=None)
-        inside = [row["within_interval"] for row in members]
-        entry["coverage"] = sum(inside) / len(inside) if inside else None
+        for kind, field in (("", "within_interval"), ("device_", "device_within")):
+            inside = [row[field] for row in members if row.get(field) is not None]
+            entry[f"{kind}coverage"] = sum(inside) / len(inside) if inside else None
+        widths = [row["interval_width"] for row in members if row.get("interval_width") is not None]
+        entry["interval_width"] = sum(widths) / len(widths) if widths else None
         if members:
             result.append(entry)
     return result

@@ -16,6 +16,7 @@ from flopcast.roofline.lookup import Known, find_profile
 from flopcast.roofline.models import make_config
 from flopcast.roofline.profile import Profile
 from flopcast.roofline.tables_roofs import print_roofs
+from flopcast.roofline.tables_validate import print_validation
 
 Captured = pytest.CaptureFixture[str]
 
@@ -97,16 +98,16 @@ def test_steps_that_failed_are_rows_of_dashes_with_their_reasons(capsys: Capture
     row = dict.fromkeys(validate.COLUMNS) | {
         "name": "wide", "batch": 4, "seq": 256, "status": "oom", "reason": "can't allocate memory",
     }  # fmt: skip
-    tables.print_validation([row], validate.summary([row]))
+    print_validation([row], validate.summary([row]))
     out, err = capsys.readouterr()
     (shown,) = [line for line in out.splitlines() if "wide 4x256" in line]
     assert "oom" in shown
-    assert shown.count(f" {tables.NONE} ") == 9
+    assert shown.count(f" {tables.NONE} ") == 10
     assert err == "wide 4x256: can't allocate memory\n"
 
 
 def test_no_steps_at_all_is_an_empty_table(capsys: Captured) -> None:
-    tables.print_validation([], [])
+    print_validation([], [])
     assert "Forecast against real steps" in capsys.readouterr().out
 
 

@@ -1,0 +1,53 @@
+"""The largest micro-batch that a GPU's memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.roofline.forecast import Run, traced_of
+from flopcast.roofline.memory import needed_bytes, peak_bytes, workspace_bytes
+from flopcast.roofline.profile import Profile
+from flopcast.roofline.rebatch import stream_of
+
+MOST = 2**20  # sequences: beyond it nothing is asked
+
+
+def largest_batch(config: Mapping[str, Any], run: Run, profile: Profile) -> int:
+    """Sequences of the largest micro-batch for which `Forecast.fits` holds, all else as in `run`; 0 if not even one.
+
+    Memory grows with the batch, faster the larger it is (what is live at the peak changes), so the search goes between
+    the largest known to fit and the least known not to, where the line through the two says. Raises UsageError as
+    `forecast` does.
+    """
+    run.check()
+    capability = profile.device.get("capability")
+    workspace = workspace_bytes(capability and tuple(capability))
+    room = int(profile.device.get("memory_bytes") or 0)
+
+    def needed(batch: int) -> int:
+        traced = traced_of(replace(run, batch=batch), profile)
+        return needed_bytes(peak_bytes(stream_of(config, traced), workspace))
+
+    fits, too_many = 0, 2
+    used = {fits: 0}
+    while too_many < MOST and (need := needed(too_many)) <= room:
+        fits, used[too_many] = too_many, need
+        too_many *= 4
+    if too_many >= MOST:
+        raise UsageError(f"more than {fits} sequences of {run.seq} tokens fit: that is no limit to plan with")
+    used[too_many] = need
+    if fits == 0:
+        return 1 if needed(1) <= room else 0
+    while too_many - fits > 1:
+        # The curve lies below its chord, so that where the chord reaches the room there is some left: the next is
+        # tried too, and then the middle.
+        share = (room - used[fits]) / (used[too_many] - used[fits])
+        chord = fits + int(share * (too_many - fits))
+        for guess in (chord, chord + 1, (fits + too_many) // 2):
+            if fits < guess < too_many:
+                used[guess] = needed(guess)
+                fits, too_many = (guess, too_many) if used[guess] <= room else (fits, guess)
+    return fits

@@ -1,0 +1,107 @@
+"""The op stream of any batch from those of two: sizes of a step are linear in its batch.
+
+A trace takes a second, this some milliseconds: what a sweep over batches, or the search for the largest that fits,
+would else wait for. Two streams of neighbouring batches that have the same operations give every size (shapes,
+strides, bytes, numbers among the arguments) as a straight line; where they differ in anything else there is no line,
+and the stream has to be traced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from flopcast.kernels.shapes import Operand, canonical_json
+from flopcast.roofline.models import depth_of, with_depth
+from flopcast.roofline.stream import FOLDED_DEPTH, Storage, Stream, TensorRef, at_depth
+from flopcast.roofline.stream_cache import Traced, get_stream, is_at_hand
+
+# Not 1: strides of a dimension of one element say nothing, and calls take other paths there.
+BATCHES = (2, 3)
+
+
+class NotLinear(ValueError):
+    """Two streams differ in more than sizes."""
+
+
+def rebatched(low: Stream, high: Stream, batch: int) -> Stream:
+    """The stream of `batch` from those of BATCHES. Raises NotLinear where they are not of one line."""
+    first, second = BATCHES
+    steps = batch - first
+
+    def line(a: Any, b: Any) -> Any:
+        """The value at `batch` of what is `a` and `b` at BATCHES: numbers go on, everything else is the same."""
+        if a == b:
+            return a
+        if isinstance(a, int) and isinstance(b, int) and not isinstance(a, bool):
+            return a + (b - a) * steps // (second - first)
+        if isinstance(a, (list, tuple)) and type(a) is type(b) and len(a) == len(b):
+            return type(a)(line(x, y) for x, y in zip(a, b, strict=True))
+        if isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
+            return {key: line(a[key], b[key]) for key in a}
+        raise NotLinear(f"{a!r} and {b!r}")
+
+    def text(a: str, b: str) -> str:
+        return a if a == b else json.dumps(line(json.loads(a), json.loads(b)), separators=(",", ":"))
+
+    if len(low.ops) != len(high.ops) or len(low.storages) != len(high.storages):
+        raise NotLinear("another number of operations")
+    ops = []
+    for a, b in zip(low.ops, high.ops, strict=True):
+        if a == b:
+            ops.append(a)
+            continue
+        if replace(a, args="", kwargs="") != replace(b, args="", kwargs=""):
+            raise NotLinear(f"{a.name} and {b.name}")
+        ops.append(replace(a, args=text(a.args, b.args), kwargs=text(a.kwargs, b.kwargs)))
+    if len(low.tensors) != len(high.tensors):
+        raise NotLinear("another number of tensors")
+    tensors = []
+    for s, t in zip(low.tensors, high.tensors, strict=True):
+        if s.operand.dtype != t.operand.dtype or s.storage != t.storage:
+            raise NotLinear(f"{s} and {t}")
+        shape, stride = line(s.operand.shape, t.operand.shape), line(s.operand.stride, t.operand.stride)
+        tensors.append(TensorRef(Operand(shape, stride, s.operand.dtype), s.storage))
+    storages = []
+    for p, q in zip(low.storages, high.storages, strict=True):
+        if p.kind != q.kind or p.layer != q.layer:
+            raise NotLinear(f"{p} and {q}")
+        storages.append(Storage(line(p.bytes, q.bytes), p.kind, p.layer))
+    return replace(
+        low,
+        ops=tuple(ops),
+        tensors=tuple(tensors),
+        storages=tuple(storages),
+        meta={**low.meta, "batch": batch},
+    )
+
+
+def stream_of(config: Mapping[str, Any], traced: Traced) -> Stream:
+    """As `get_stream`, without a trace for every batch: at hand, else from the two of BATCHES.
+
+    Raises UsageError as `get_stream` does.
+    """
+    if traced.batch in (1, *BATCHES) or is_at_hand(config, traced):
+        return get_stream(config, traced)
+    depth = depth_of(config)
+    is_folded = depth >= 2 and len(set(config.get("layer_types") or ())) <= 1
+    base = with_depth(config, FOLDED_DEPTH) if is_folded else dict(config)
+    try:
+        found = _folded(canonical_json(base), traced)
+        return found if found.depth == depth or not is_folded else at_depth(found, depth)
+    except ValueError:  # NotLinear, or a stack that does not fold
+        return get_stream(config, traced)
+
+
+@lru_cache(maxsize=64)
+def _folded(config: str, traced: Traced) -> Stream:
+    return rebatched(*_pair(config, replace(traced, batch=0)), traced.batch)
+
+
+@lru_cache(maxsize=32)
+def _pair(config: str, traced: Traced) -> tuple[Stream, Stream]:
+    low, high = (get_stream(json.loads(config), replace(traced, batch=batch)) for batch in BATCHES)
+    return low, high

@@ -1,0 +1,57 @@
+"""What `validate` prints: every step, the errors by component and by kind of step, and what others would have said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flopcast.roofline import baselines
+from flopcast.roofline.tables import NONE, console, ms, percent, say, share, table
+
+Row = Mapping[str, Any]
+
+
+def print_validation(rows: Sequence[Row], summary: Sequence[Row]) -> None:
+    """The tables of `validate`, for rows of `validate.compare` and of `validate.summary`."""
+    out = console()
+    shown = [
+        [row_label(r), ms(r["step_seconds"]), ms(r["step_forecast"]), percent(r["step_error"]),
+         ms(r["device_seconds"]), percent(r["device_error"]), ms(r["host_seconds"]), percent(r["host_error"]),
+         percent(r["peak_error"]), share(r["measured_share"]), r["bound"] or NONE, r["status"]]
+        for r in rows
+    ]  # fmt: skip
+    columns = ("step", "ms", "forecast", "error", "device ms", "error", "host ms", "error", "memory", "shapes measured",
+               "bound", "status")  # fmt: skip
+    out.print(table("Forecast against real steps (none used in fitting)", columns, shown))
+    for row in rows:
+        if row["reason"]:
+            say(f"{row_label(row)}: {row['reason']}")
+    parts = ("step", "device", "host", "peak")
+    totals = [
+        [s["rows"], str(s["n"]), *(f"{share(s[f'{p}_median'])} / {share(s[f'{p}_worst'])}" for p in parts),
+         share(s["coverage"]), share(s["interval_width"])]
+        for s in summary
+    ]  # fmt: skip
+    out.print(table("|error|, median / worst", ("rows", "n", *parts, "in 90% interval", "its width"), totals))
+    methods = baselines.compare_methods(rows)
+    if len(methods) > 1:
+        sets = ("all", "device-bound", "host-bound")
+        lines = [
+            [m["label"], *(f"{share(m[f'{name}_median'])} / {share(m[f'{name}_worst'])}" for name in sets)]
+            for m in methods
+        ]
+        title = f"|error| of the step, median / worst, on the same {methods[0]['n']} steps"
+        out.print(table(title, ("forecast by", *sets), lines))
+
+
+def row_label(row: Row) -> str:
+    """w1024-d5 4x256 fused triton: the step in a line."""
+    usual = {"optimizer": "adamw", "matmul": "torch", "attention": "sdpa", "precision": "autocast-bf16",
+             "checkpoint": "none", "accumulate": 1}  # fmt: skip
+    said = {name: row[name] for name, value in usual.items() if row[name] not in (None, value)}
+    if "accumulate" in said:
+        said["accumulate"] = f"accumulate {said['accumulate']}"
+    if "checkpoint" in said:
+        said["checkpoint"] = "checkpoint"
+    size = f"{row['batch']}" if row["module"] else f"{row['batch']}x{row['seq']}"
+    return " ".join([row["name"], size, *dict.fromkeys(map(str, said.values()))])
