@@ -170,7 +170,7 @@ def roofs_of(profile: Profile) -> Roofs:
         floor=ceilings.get("kernel_floor"),
         cache_bytes=profile.l2_bytes,
         reference_bandwidth=reference,
-        warnings=tuple(_above_datasheet(matrix, bandwidths, reference)),
+        warnings=tuple(_above_datasheet(matrix, bandwidths, reference, profile.basis == "projected")),
     )
 
 
@@ -193,14 +193,14 @@ def _cache_roof(profile: Profile, working_sets: Iterable[tuple[float, Number]]) 
 
 
 def _above_datasheet(
-    matrix: Iterable[MatrixRoof], bandwidths: dict[str, Number], reference: float | None
+    matrix: Iterable[MatrixRoof], bandwidths: dict[str, Number], reference: float | None, is_projected: bool
 ) -> Iterable[str]:
+    why = "the part runs above the clock that the datasheet counts with, or the peak is wrong"
+    if is_projected:
+        why = "a projection, which measurements of the part itself would correct"
     for roof in matrix:
         if roof.share is not None and roof.share > 1 + PEAK_TOLERANCE and roof.peak is not None:
-            yield (
-                f"{roof.dtype} products reach {roof.share:.0%} of the {roof.peak.basis} peak: the part runs above the "
-                "clock that the datasheet counts with, or the peak is wrong"
-            )
+            yield f"{roof.dtype} products reach {roof.share:.0%} of the {roof.peak.basis} peak: {why}"
     for name, number in bandwidths.items():
         if reference and number.value > reference * (1 + PEAK_TOLERANCE):
             yield (

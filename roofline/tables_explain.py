@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flopcast.roofline.canvas import byte_size
 from flopcast.roofline.tables import NONE, console, gigabytes, ms, parameters, percent, say, share, table
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ def _print_classes(found: Explanation) -> None:
             f"{WORDS[part.bound]} {share(part.bound_seconds[part.bound] / part.seconds if part.seconds else 0.0)}",
             ms(part.light_seconds),
             ms(part.gap_seconds),
-            gigabytes(part.bytes),
-            gigabytes(part.needed_bytes),
+            byte_size(part.bytes),
+            byte_size(part.needed_bytes),
             f"{part.kernels:,}",
         ]
         for part in sorted(found.classes, key=lambda part: -part.seconds)
