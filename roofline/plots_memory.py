@@ -110,16 +110,15 @@ def draw_memory(sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], t
 def _draw_sweeps(ax: Axes, roofs: Roofs, by: float, unit: str, theme: Theme) -> None:
     """Bandwidth over working-set sizes, and where the cache ends."""
     ink = theme.of(INK)
-    for sweep, name, place in ((roofs.working_sets, "copy", "left"), (roofs.cache_reads, "read", "right")):
+    for sweep, name in ((roofs.working_sets, "copy"), (roofs.cache_reads, "read")):
         if not sweep:
             continue
         ax.plot([s for s, _ in sweep], [n.value / by for _, n in sweep], color=ink, lw=1.2, marker=".", ms=5, zorder=3,
                 ls="-" if name == "copy" else (0, (3, 1)))  # fmt: skip
-        size, best = max(sweep, key=lambda pair: pair[1].value)
-        text = f"{name} by working set,\nup to {plain(best.value / by)} {unit}"
-        ax.annotate(text, (size, best.value / by), (-6 if place == "left" else 8, 5), textcoords="offset points",
-                    fontsize=8.2, ha="right" if place == "left" else "left", va="bottom",
-                    path_effects=halo(), zorder=6)  # fmt: skip
+        best = max(number.value for _, number in sweep)
+        at = next(pair for pair in sweep if pair[1].value >= best / 4)  # left of there, nothing lies as high
+        ax.annotate(f"{name} by working set, up to {plain(best / by)} {unit}", (at[0], at[1].value / by), (-7, 3),
+                    textcoords="offset points", fontsize=8.2, ha="right", path_effects=halo(), zorder=6)  # fmt: skip
     low, high = ax.get_xlim()
     if low < roofs.cache_bytes < high:
         ax.axvline(roofs.cache_bytes, color=theme.of(GREY), lw=0.9, ls=":")
@@ -157,8 +156,12 @@ def _draw_memory_points(
         if mine:
             label = f"{CLASS_LABELS[name].split(' (')[0]} ({len(mine)})"
             handles.append(Line2D([], [], ls="", marker=marker, ms=6, color=colour, mew=0, label=label))
-    for cache, face in (("cold: from memory", theme.of(GREY)), ("hot: from the cache", "none")):
-        handles.append(Line2D([], [], ls="", marker="o", ms=6, mfc=face, mec=theme.of(GREY), label=cache))
+    for cache, words, face in (
+        ("cold", "cold: from memory", theme.of(GREY)),
+        ("hot", "hot: from the cache", "none"),
+    ):
+        if any(p.cache == cache for p in points):
+            handles.append(Line2D([], [], ls="", marker="o", ms=6, mfc=face, mec=theme.of(GREY), label=words))
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, columnspacing=1.4,
               handletextpad=0.2, labelspacing=0.4)  # fmt: skip
 
