@@ -15,8 +15,9 @@ from flopcast.errors import FlopcastError
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.forecast import NO_HOST, Run, forecast_stream
 from flopcast.roofline.lower import packet
+from flopcast.roofline.rebatch import BATCHES, stream_of
 from flopcast.roofline.stream import Op, Storage, Stream, TensorRef
-from flopcast.roofline.stream_cache import Traced, get_stream, is_at_hand
+from flopcast.roofline.stream_cache import Traced, is_at_hand
 
 if TYPE_CHECKING:
     from flopcast.roofline.forecast import Forecast
@@ -155,8 +156,8 @@ def _candidates(
         return
     for name, option, other, changed in _traced_candidates(run, config):
         traced = traced_of(changed, profile)
-        is_ready = trace or is_at_hand(other, traced)
-        yield _Candidate(name, option, changed, partial(get_stream, other, traced) if is_ready else None)
+        is_ready = trace or is_known(other, traced)
+        yield _Candidate(name, option, changed, partial(stream_of, other, traced) if is_ready else None)
 
 
 def _traced_candidates(run: Run, config: Config) -> Iterator[tuple[str, str, Config, Run]]:
@@ -187,6 +188,11 @@ def traced_of(run: Run, profile: Profile) -> Traced:
     """What of a run decides its op stream."""
     fields = {name: getattr(run, name) for name in Traced.__dataclass_fields__ if hasattr(run, name)}
     return Traced(**fields, device=profile.device["type"])
+
+
+def is_known(config: Config, traced: Traced) -> bool:
+    """Whether `stream_of` answers without a trace: the stream is at hand, or the two that every batch follows from."""
+    return is_at_hand(config, traced) or all(is_at_hand(config, replace(traced, batch=b)) for b in BATCHES)
 
 
 def nearest_multiples(size: int, *, is_vocabulary: bool = False) -> list[int]:

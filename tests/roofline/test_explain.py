@@ -24,6 +24,7 @@ from flopcast.roofline.interval import simulated
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.models import load_config, make_config, with_depth
 from flopcast.roofline.profile import Number, Profile
+from flopcast.roofline.rebatch import BATCHES
 from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import Traced, get_stream
 from flopcast.roofline.timeline import Backends, device_work
@@ -204,3 +205,18 @@ def test_nearest_multiples_are_near(size: int) -> None:
     assert all(m > 0 and m % 64 == 0 and abs(m - size) <= max(128, m - size) for m in found)
     assert found or size % 256 == 0
     assert all(m > size for m in nearest_multiples(size, is_vocabulary=True))
+
+
+def test_a_larger_batch_follows_from_two_that_are_at_hand(
+    tiny: dict[str, Any], traced: Callable[..., Stream], profile: Profile
+) -> None:
+    for batch in BATCHES:
+        get_stream(tiny, Traced(batch=batch, seq=32))  # traced, and cached
+    stream = traced(tiny)
+    found = forecast_stream(stream, RUN, profile)
+    advice = {a.option: a for a in advise(stream, RUN, profile, found, config=tiny)}
+    larger = advice["--batch 8"]
+    real = forecast_stream(traced(tiny, batch=8), replace(RUN, batch=8), profile)
+    assert larger.step_seconds == pytest.approx(real.step_seconds)
+    assert larger.gain == pytest.approx(real.tokens_per_second / found.tokens_per_second - 1)
+    assert (larger.gain or 0.0) > 1.0  # a step this small is its launches, whatever the batch
