@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from flopcast.roofline import attention_law, laws
 from flopcast.roofline.laws import Array
-from flopcast.roofline.surface import Coordinates, Residual, Surface, matern, same_inputs, squared_distances
+from flopcast.roofline.surface import (
+    Coordinates,
+    Residual,
+    Surface,
+    lower_inverse,
+    matern,
+    same_inputs,
+    squared_distances,
+)
 
 FOLDS = 4
 POOLED_POINTS = 20  # surfaces of fewer points take their error bars from all of their class
@@ -366,7 +374,7 @@ def _negative_log_posterior(
     smooth = amplitude**2 * matern(distance)
     same = same_inputs(at.inputs, at.inputs)
     matrix = (at.terms * np.array(levels) ** 2) @ at.terms.T + smooth + white**2 * same + np.diag(noise**2)
-    inverse_factor = np.linalg.inv(np.linalg.cholesky(matrix))
+    inverse_factor = lower_inverse(np.linalg.cholesky(matrix))
     inverse = inverse_factor.T @ inverse_factor
     weights = inverse @ residual
     value = 0.5 * float(residual @ weights) - float(np.log(np.diag(inverse_factor)).sum())

@@ -141,7 +141,7 @@ class Surface:
         noise = np.array(self.noise, float)
         apart = noise**2 + np.array(self.own or np.zeros(len(noise))) ** 2
         matrix = covariance(own, own, self.residual)[0] + np.diag(apart)
-        inverse = np.linalg.inv(np.linalg.cholesky(matrix))
+        inverse = lower_inverse(np.linalg.cholesky(matrix))
         residual = np.log(np.array(self.seconds, float)) - law
         return _State(own, inverse, inverse.T @ (inverse @ residual), float(np.median(noise)))
 
@@ -263,6 +263,19 @@ def covariance(a: Coordinates, b: Coordinates, residual: Residual) -> tuple[Arra
     total = (a.terms * np.array(residual.levels) ** 2) @ b.terms.T + residual.amplitude**2 * smooth
     total += residual.white**2 * same
     return total, smooth, same
+
+
+def lower_inverse(factor: Array) -> Array:
+    """Inverse of a lower triangular matrix by halves: a sixth of the work of a general one, most of it products."""
+    size = len(factor)
+    if size <= 128:
+        return np.asarray(np.linalg.inv(factor))
+    half = size // 2
+    first, last = lower_inverse(factor[:half, :half]), lower_inverse(factor[half:, half:])
+    out = np.zeros_like(factor)
+    out[:half, :half], out[half:, half:] = first, last
+    out[half:, :half] = -last @ (factor[half:, :half] @ first)
+    return out
 
 
 def squared_distances(a: Array, b: Array, lengths: Array) -> Array:
