@@ -210,7 +210,7 @@ GPU_SHAPES: tuple[Fused, ...] = (
     *(
         RmsNorm(rows=rows, n=n, residual=residual)
         for rows, n in (
-            (1, 8), (1023, 100), (4096, 128), (1024, 1024), (777, 1536), (2049, 5120), (64, 8192), (3, 32768),
+            (1, 8), (1023, 100), (4096, 128), (1024, 1024), (777, 1536), (2049, 5120), (64, 8192), (3, 16384),
         )
         for residual in (False, True)
     ),
@@ -257,9 +257,12 @@ class TestOnDevice:
             sizes = {RmsNorm: "n", RopeQkNorm: "head_dim"}.get(type(shape))
             extra = (getattr(shape, sizes),) if sizes else ()
             for config in module.candidates(shape.direction, *extra):
-                error, tolerance = module.check(
-                    module.triton_call(shape, operands, config)(), ref, operands, shape
-                )
+                try:
+                    out = module.triton_call(shape, operands, config)()
+                except Exception as error:  # a part with less shared memory than sm_90
+                    assert "out of resource" in str(error)
+                    continue
+                error, tolerance = module.check(out, ref, operands, shape)
                 assert error <= tolerance, config
 
     def test_offsets_beyond_two_to_the_31(self) -> None:
@@ -275,13 +278,24 @@ class TestOnDevice:
         want = torch.softmax(logits[tail].float(), -1)
         want[torch.arange(64, device="cuda"), target[tail]] -= 1
         for got in (gradient, from_lse):
-            assert (got[tail].float() * rows - want).abs().max() <= 2.0**-8
+            assert torch.allclose(got[tail].float() * rows, want, rtol=2.0**-7, atol=1e-9)
         del gradient, from_lse, saved
         up = torch.randn_like(logits)
         out = swiglu.forward(logits, up)
         assert torch.equal(out[tail], swiglu.forward(logits[tail], up[tail]))
         del up, out
-        wide = logits.view(-1)[: 1_100_000 * 2048].view(-1, 2048)  # 2.25e9 elements
+        q = logits.view(-1)[: 1_100_000 * 2048].view(1, -1, 16, 128)  # 2.25e9 elements
+        norms = torch.randn(2, 128, dtype=torch.bfloat16, device="cuda")
+        tables = rope.tables(q.shape[1], 128, "cuda")
+        rotated = rope.forward(q, q[:, :, :1], *norms, *tables)
+        late = [x[:, -64:] for x in (q, q[:, :, :1])]
+        want_late = rope.forward(*late, *norms, *(x[:, -64:] for x in tables))
+        assert all(torch.equal(x[:, -64:], y) for x, y in zip(rotated, want_late, strict=True))
+        gradients = rope.backward(*rotated, q, q[:, :, :1], *norms, *tables)
+        want_late = rope.backward(*want_late, *late, *norms, *(x[:, -64:] for x in tables))
+        assert all(torch.equal(x[:, -64:], y) for x, y in zip(gradients[:2], want_late[:2], strict=True))
+        del rotated, gradients, tables
+        wide = logits.view(-1)[: 1_100_000 * 2048].view(-1, 2048)
         weight = torch.randn(2048, dtype=torch.bfloat16, device="cuda")
         y, _, rstd = rmsnorm.forward(wide, weight)
         assert torch.equal(y[-64:], rmsnorm.forward(wide[-64:], weight)[0])
