@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 BATCH_FACTOR = 4
+BOUND_OF = (
+    "a bound of CUDA graphs and of what compile saves on the host; no forecast of compile, which also fuses"
+)
 MULTIPLES = (64, 128, 256)
 _SIZES = {"hidden_size": "--width", "intermediate_size": "--ffn", "vocab_size": "--vocab"}
 _FUSED_KWARGS = (
@@ -107,7 +110,7 @@ def _forecast(candidate: _Candidate, found: Forecast, profile: Profile, host: Ho
         flops_gain=flops - 1,
         peak_bytes=other.peak_bytes,
         fits=other.fits,
-        reason="" if other.fits else "does not fit into memory",
+        reason=BOUND_OF if candidate.kind == "bound" else "" if other.fits else "does not fit into memory",
     )
 
 
@@ -138,10 +141,7 @@ def _candidates(
 
     is_cpu = profile.device.get("type") == "cpu"
     if not is_cpu and found.host != NO_HOST.name:
-        yield _Candidate(
-            "no host: the bound of CUDA graphs and of what compile saves on the host (compile fuses kernels besides)",
-            "--host none", run, own, NO_HOST, "bound",
-        )  # fmt: skip
+        yield _Candidate("no host", "--host none", run, own, NO_HOST, "bound")
     if run.optimizer == "adamw" and not is_cpu and (fused := with_fused_adamw(stream)) is not None:
         yield _Candidate(
             "fused optimizer", "--optimizer adamw-fused", replace(run, optimizer="adamw-fused"), lambda: fused

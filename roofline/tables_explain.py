@@ -36,6 +36,7 @@ def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) ->
         [_idle_words(step.gpu), ms(found.idle_seconds), share(found.idle_seconds / total),
          f"host: {ms(step.host_seconds)} ms to enqueue a step, {step.host}"],
         ["the device alone", ms(found.device_only_seconds), share(found.device_only_seconds / total), "host none"],
+        ["peak memory", "", "", gigabytes(step.peak_bytes) + ("" if step.fits else ", DOES NOT FIT")],
         ["speed of light", ms(found.light_seconds), share(found.light_seconds / total), "see below"],
         ["- with all but products fused", ms(found.fused_seconds), share(found.fused_seconds / total), ""],
     ]  # fmt: skip
@@ -121,13 +122,18 @@ def _some(seconds: float) -> str:
 def _print_advice(advice: Sequence[Advice]) -> None:
     done = [a for a in advice if a.gain is not None]
     rows = [
-        [f"{a.name}{' (a bound)' if a.kind == 'bound' else ''}", ms(a.step_seconds), ms(a.device_seconds),
-         percent(a.gain), percent(a.flops_gain), a.reason or gigabytes(a.peak_bytes), a.option]
+        [f"{a.name}{' *' if a.kind == 'bound' else ''}", ms(a.step_seconds), ms(a.device_seconds), percent(a.gain),
+         percent(a.flops_gain), gigabytes(a.peak_bytes) + ("" if a.fits else ", does not fit"), a.option]
         for a in done
     ]  # fmt: skip
+    bounds = [f"* {a.reason}" for a in done if a.kind == "bound"]
     columns = ("alternative", "step, ms", "device, ms", "tokens/s", "FLOP/s", "memory", "option")
     if rows:
-        console().print(table("What would help: each alternative's own forecast", columns, rows))
+        console().print(
+            table(
+                "What would help: each alternative's own forecast", columns, rows, "\n".join(bounds) or None
+            )
+        )
     for left in advice:
         if left.gain is None:
             say(f"not forecast: {left.name} ({left.reason})")
