@@ -259,8 +259,9 @@ class TestOnDevice:
             for config in module.candidates(shape.direction, *extra):
                 try:
                     out = module.triton_call(shape, operands, config)()
-                except Exception as error:  # a part with less shared memory than sm_90
-                    assert "out of resource" in str(error)
+                except Exception as problem:  # a part with less shared memory than sm_90
+                    if "out of resource" not in str(problem):
+                        raise
                     continue
                 error, tolerance = module.check(out, ref, operands, shape)
                 assert error <= tolerance, config
