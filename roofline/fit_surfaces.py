@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flopcast.kernels.shapes import DTYPE_BYTES
 from flopcast.roofline import attention_law, gemm_law, laws, regress
 from flopcast.roofline.fit_choice import learn_tiles
 from flopcast.roofline.lower import Work
@@ -24,6 +25,9 @@ WALL_AMPLITUDE, WALL_WHITE = 0.15, 0.08
 UNALIGNED_WHITE = 0.08
 # What a third size takes each: of a reduction 0.1 to 1 ns on an H200, of an embedding's gradient 20 to 50 ns.
 STEP = Belief(1e-9, 1.5)
+# Kernels that widen what they read (bf16 to fp32) load one element at a time and wait for it: an SM holds 2,048 threads
+# of 4 elements, and each such round takes 1 to 2 us on an H200, cold (10 MiB 5.8 us, 12.5 MiB 8.2).
+WAVE, ROUND_ELEMENTS = Belief(5e-7, 1.5), 8192.0
 # How well a kernel's bandwidth beyond the L2 is told by its bandwidth with cold operands (log).
 BEYOND_SD = 0.1
 EACH = {"reduction": Belief(5e-10, 1.5), "embedding": Belief(2e-8, 1.0)}
@@ -164,10 +168,11 @@ def _memory_priors(
     for name, group in groups.items():
         work, cache, points = group[0].work, group[0].cache, _points(group)
         floor, bandwidth = Belief(_floor(ceilings), 0.5), Belief(_bandwidth(ceilings, cache), 0.7)
-        prior = _memory_prior(work, points, floor, bandwidth, _spill(cache, device, ceilings))
+        prior = _memory_prior(work, points, floor, bandwidth, _spill(cache, device, ceilings), device)
         params = regress.fit_law("memory", work.variant, points, prior)
         first[work.op_class, cache].append(params)
-        bandwidths[name] = params["bandwidth"]
+        round_seconds = params["wave"] / params["wave_bytes"] if "wave" in params else 0.0
+        bandwidths[name] = 1.0 / (1.0 / params["bandwidth"] + round_seconds)
     priors = {}
     for name, group in groups.items():
         kin = first[group[0].work.op_class, group[0].cache]
@@ -178,7 +183,7 @@ def _memory_priors(
             spill is not None and cold is not None
         ):  # what does not fit is fetched as the same kernel does cold
             spill = Belief(cold, BEYOND_SD), spill[1]
-        priors[name] = _memory_prior(group[0].work, _points(group), floor, bandwidth, spill)
+        priors[name] = _memory_prior(group[0].work, _points(group), floor, bandwidth, spill, device)
     return priors
 
 
@@ -188,7 +193,12 @@ def _typical(laws_: Sequence[Mapping[str, float]], name: str, least: float) -> B
 
 
 def _memory_prior(
-    work: Work, points: Points, floor: Belief, bandwidth: Belief, spill: tuple[Belief, float] | None
+    work: Work,
+    points: Points,
+    floor: Belief,
+    bandwidth: Belief,
+    spill: tuple[Belief, float] | None,
+    device: Mapping[str, Any],
 ) -> Prior:
     """`spill`: what is believed of the memory behind the L2, and the L2's bytes."""
     inputs = laws.inputs("memory", work.variant, {}, points.features).shape[1]
@@ -196,11 +206,33 @@ def _memory_prior(
     law, fixed = dict(prior.law), dict(prior.fixed)
     if spill is not None:
         law["beyond"], fixed["l2_bytes"] = spill
+    if spill is None and (element := widened_bytes(work)) and device.get("sm_count"):
+        law["wave"], fixed["wave_bytes"] = WAVE, element * ROUND_ELEMENTS * float(device["sm_count"])
     if points.features.shape[1] > 2 and work.op_class in EACH:
         law["each"] = EACH[work.op_class]
         if work.op_class == "reduction":
             law["step"] = STEP
     return replace(prior, law=law, fixed=fixed)
+
+
+def widened_bytes(work: Work) -> float:
+    """Bytes an element of an element-wise call that reads a narrower dtype than it writes; 0 for any other."""
+    parts = work.variant.split("|")
+    if (
+        work.op_class not in ("pointwise", "copy")
+        or len(parts) < 3
+        or ">" not in parts[1]
+        or ">" not in parts[2]
+    ):
+        return 0.0
+    (sources, results), (read, written) = (part.split(">") for part in parts[1:3])
+    sizes = [DTYPE_BYTES.get(name, 0) for name in results.split("+")]
+    narrow = any(0 < DTYPE_BYTES.get(name, 0) < min(sizes) for name in sources.split("+"))
+    if not narrow or not sources.replace("+", "").isalnum() or "int" in sources or "bool" in sources:
+        return 0.0
+    whole = set(written.rstrip("~"))  # operands of fewer dimensions are broadcast: next to nothing an element
+    full = zip(sources.split("+"), read.split(","), strict=False)
+    return float(sum(sizes) + sum(DTYPE_BYTES[name] for name, dims in full if set(dims.rstrip("~")) == whole))
 
 
 def _dense_prior(

@@ -3,6 +3,7 @@
 Three laws, each a few parameters fitted per surface (`regress.py`), each monotone in the work:
 
 memory      floor + bytes / bandwidth; of operands meant to lie in L2, what does not fit comes from memory.
+            Kernels that widen what they read take a time for each round of thread blocks besides.
             Where there is a third size (results of a reduction along rows, rows of one down columns, indices of an
             embedding's gradient), a time for each of it; a reduction takes a time a step besides, however few bytes
             it reads
@@ -86,6 +87,8 @@ def _memory(params: Params, features: Array, bytes_: Array) -> Array:
     if "beyond" in params:
         filled = (bytes_ / (SPILL_SHARE * params["l2_bytes"])) ** SPILL_POWER
         moving = moving + (bytes_ / params["beyond"] - moving) * filled / (1.0 + filled)
+    if "wave" in params:
+        moving = moving + params["wave"] * np.ceil(bytes_ / params["wave_bytes"])
     if "step" in params:
         moving = np.hypot(moving, params["step"] * np.exp2(features[:, 1]))
     if "each" in params:

@@ -205,6 +205,8 @@ def _memory_params(
             plain = rate * target.bandwidth_bytes_per_second / source.bandwidth_bytes_per_second
             there, doubt = (there * plain) ** 0.5, abs(log(there / plain)) / 2.0
     params = {**surface.params, "bandwidth": there}
+    if "wave_bytes" in params:
+        params["wave_bytes"] *= target.sm_count / source.sm_count
     if "beyond" in params:  # where the target's L2 ends, its memory begins
         params["beyond"] = memory_rate(params["beyond"], source, target)
         params["l2_bytes"] = float(target.l2_bytes)

@@ -14,8 +14,9 @@ from flopcast.errors import DataError
 from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape, shape_to_json
 from flopcast.roofline.fit import FitReport, fit, fit_rows
 from flopcast.roofline.fit_device import attention_alias, device_peaks, gpu_name
+from flopcast.roofline.fit_surfaces import widened_bytes
 from flopcast.roofline.lower import describe
-from flopcast.roofline.profile import Number, Profile
+from flopcast.roofline.profile import Number, Profile, known_profiles
 
 FLOOR, BANDWIDTH, PEAK, SM_COUNT = 2e-6, 4.0e12, 990e12, 132
 LAUNCH = 6e-6
@@ -336,3 +337,36 @@ def test_which_of_two_readings_counts(op: str, changes: dict[str, Any], expected
     profile, _ = fit_rows([measured], MACHINE)
     (surface,) = profile.surfaces.values()
     assert surface.seconds == pytest.approx((expected,))
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "output", "expected"),
+    [
+        ("aten.add.Tensor", ("fp32", "bf16"), "fp32", 10.0),
+        ("aten.mul.Tensor", ("bf16", "bf16"), "bf16", 0.0),
+        ("aten._to_copy.default", ("bf16",), "fp32", 6.0),
+        ("aten._to_copy.default", ("fp32",), "bf16", 0.0),
+        ("aten._to_copy.default", ("int64",), "fp32", 0.0),
+    ],
+)
+def test_which_kernels_widen_what_they_read(
+    op: str, inputs: tuple[str, ...], output: str, expected: float
+) -> None:
+    operands = [Operand((512, 64), (64, 1), dtype) for dtype in (*inputs, output)]
+    call = Call(op, tuple(operands[:-1]), (operands[-1],), json.dumps([{"t": i} for i in range(len(inputs))]))
+    assert widened_bytes(describe(call)) == expected
+
+
+def test_a_round_more_of_a_widening_cast_costs_a_round() -> None:
+    """The H200's: a million elements fill it once."""
+    profile = Profile.load(known_profiles()["nvidia-h200"])
+
+    def seconds(elements: int) -> float:
+        shape = (elements // 1024, 1024)
+        operands = [Operand(shape, (1024, 1), dtype) for dtype in ("fp32", "bf16", "fp32")]
+        call = Call("aten.add.Tensor", tuple(operands[:2]), (operands[2],), '[{"t":0},{"t":1}]')
+        return profile.estimate([(describe(call), "torch", "cold")])[0].seconds
+
+    one, more, two = (seconds(n << 10) for n in (1024, 1280, 1536))
+    assert more / one > 1.25
+    assert two / more < 1.15
