@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.profile import Profile
 
 FIGURES = (".png", ".svg")
+PREDICT_ALONE = ("explain", "largest_batch")  # options of `predict` that `explain` does not take
 Gpu = Annotated[str, typer.Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
@@ -26,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
     wanted = inspect.signature(predict, eval_str=True).parameters
     own = inspect.signature(_explain_options, eval_str=True).parameters
-    options = [p.replace(kind=p.KEYWORD_ONLY) for name, p in wanted.items() if name != "explain"]
+    options = [p.replace(kind=p.KEYWORD_ONLY) for name, p in wanted.items() if name not in PREDICT_ALONE]
     explain.__signature__ = inspect.Signature([*options, *own.values()])  # type: ignore[attr-defined]
     app.command()(roofline)
     app.command()(explain)
