@@ -33,6 +33,7 @@ from torch import Tensor
 
 from flopcast.kernels import adamw, cross_entropy, rmsnorm, rope, swiglu
 from flopcast.kernels.references import BackendUnavailable
+from flopcast.kernels.rowwise import capability
 from flopcast.kernels.shapes import AdamW, CrossEntropy, Fused, RmsNorm, RopeQkNorm, SwiGlu
 from flopcast.microbench.device import describe, describe_stack
 from flopcast.microbench.timer import CPU_QUICK, QUICK, Timer, make_timer
@@ -57,6 +58,8 @@ def cases() -> list[Fused]:
             for residual in (False, True)
             for direction in both
         ),
+        # as under autocast, whose residual stream is fp32
+        *(RmsNorm(rows=65536, n=1024, residual=True, direction=d, dtype="fp32") for d in both),
         *(RopeQkNorm(batch=32, seq=2048, heads=16, kv_heads=8, head_dim=128, direction=d) for d in both),
         *(SwiGlu(numel=1 << 27, direction=d) for d in both),
         *(CrossEntropy(rows=8192, direction=d) for d in ("fwd", "bwd", "both")),
@@ -105,10 +108,10 @@ def candidates(shape: Fused) -> list[Any]:
     return list(module.candidates(shape.direction, *((getattr(shape, extra),) if extra else ())))
 
 
-def default_config(shape: Fused) -> Any:
+def default_config(shape: Fused, device: torch.device) -> Any:
     if isinstance(shape, RmsNorm):
         operands = (2, 2, 2) if shape.residual else (2, 2)
-        return rmsnorm.config_for(shape.n, shape.direction, operands, torch.cuda.get_device_capability())
+        return rmsnorm.config_for(shape.n, shape.direction, operands, capability(device))
     if isinstance(shape, RopeQkNorm):
         return rope.config_for(shape.head_dim, shape.direction)
     if isinstance(shape, AdamW):
@@ -196,7 +199,7 @@ def tune_case(shape: Fused, timer: Timer) -> list[dict[str, Any]]:
     ref = module.reference(operands, shape)
     rows = []
     copy = copy_seconds(timer, shape)
-    default = default_config(shape)
+    default = default_config(shape, timer.device)
     for config in dict.fromkeys([default, *candidates(shape)]):
 
         def prepare(x: Sequence[Tensor], config: Any = config) -> Any:

@@ -47,22 +47,26 @@ def pointers(kernel: Any, dtype: str, **others: str) -> dict[str, str]:
     return dict.fromkeys((x for x in kernel.arg_names if x.endswith("_ptr")), f"*{dtype}") | others
 
 
-def rms_norm_cases(every: bool) -> Iterator[Case]:
-    fp32 = {"rstd_ptr": "*fp32", "partial_ptr": "*fp32", "eps": "fp32"}
-    for n in (128, 1024, 4096, 5120, 8192) if every else (1024, 8192):
+def rms_norm_cases(every: bool, part: tuple[int, int]) -> Iterator[Case]:
+    """fp32 too: rows twice as long in shared memory."""
+    others = {"rstd_ptr": "*fp32", "partial_ptr": "*fp32", "eps": "fp32"}
+    for n, dtype in (
+        *((n, "bf16") for n in ((128, 1024, 4096, 5120, 8192) if every else (1024, 8192))),
+        (8192, "fp32"),
+    ):
+        size = 4 if dtype == "fp32" else 2
         for kernel, direction in (
             (triton_rmsnorm.rms_norm_forward_kernel, "fwd"),
             (triton_rmsnorm.rms_norm_backward_kernel, "bwd"),
         ):
-            config = rmsnorm.config_for(n, direction)
+            config = rmsnorm.config_for(n, direction, (size,) * 3, part)
             constants: dict[str, Any] = {"ROWS": config.rows, "BLOCK": triton.next_power_of_2(n)}
             if direction == "fwd":
                 constants["RESIDUAL"] = True
             else:
                 constants |= {"DSUM": True, "SECOND": False, "STAGES": config.num_stages}
-            yield (
-                f"n{n}", kernel, pointers(kernel, "bf16", **fp32), constants, {"num_warps": config.num_warps}
-            )  # fmt: skip
+            options = {"num_warps": config.num_warps}
+            yield f"n{n} {dtype}", kernel, pointers(kernel, dtype, **others), constants, options
 
 
 def rope_cases(every: bool) -> Iterator[Case]:
@@ -151,5 +155,9 @@ def compile_one(case: Case, sm: int) -> dict[str, Any]:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         every = argument == "90"  # the others at the ends of the range
-        for case in (*rms_norm_cases(every), *rope_cases(every), *other_cases()):
+        for case in (
+            *rms_norm_cases(every, (int(argument) // 10, int(argument) % 10)),
+            *rope_cases(every),
+            *other_cases(),
+        ):
             print(json.dumps(compile_one(case, int(argument))), flush=True)
