@@ -4,7 +4,7 @@ A stream has a call at few sizes, and between them lie the steps that matter: a 
 L2, a reduction's rows. So a recorded call is made longer or shorter along its leading dimension (`scaled`), which keeps
 strides and broadcasts, and with them the kernel; and an optimizer's call is given the tensors of more layers
 (`deepened`), because streams are traced three layers deep: of real steps on an H200, optimizers of 28 layers and more
-were forecast 4 to 5% high, of four to seven 1 to 3%.
+were forecast 4 to 5% high, of four to seven by -1 to 4%.
 """
 
 from __future__ import annotations
