@@ -248,7 +248,7 @@ def operands(shape: RopeQkNorm, device: torch.device | str, seed: int = 0) -> tu
 
     heads = [normal(shape.batch, shape.seq, n, shape.head_dim) for n in (shape.heads, shape.kv_heads)]
     weights = [normal(shape.head_dim) for _ in range(2)]
-    gradients = [torch.randn_like(x) for x in heads] if shape.direction == "bwd" else []
+    gradients = [normal(*x.shape) for x in heads] if shape.direction == "bwd" else []
     return (*heads, *weights, *tables(shape.seq, shape.head_dim, device), *gradients)
 
 
