@@ -204,8 +204,10 @@ def _tile_inputs(variant: str, params: Params, features: Array, family: int) -> 
         2.0 * np.log2(choice.parts),
         4.0 * np.log2(along_m * tile_m / m),
         4.0 * np.log2(along_n * tile_n / n),
-        (along_m % 2.0) * (waves < 4.0),
-        (along_n % 2.0) * (waves < 4.0),
+        # clusters pair blocks: of a few waves that are odd both ways some wait, and a single row or column of blocks
+        # shares no loads (one-wave products of 64 x 64 tiles: up to 1.75 times as long)
+        2.0 * (along_m % 2.0) * (along_n % 2.0) * (waves < 4.0),
+        2.0 * ((along_m == 1.0) | (along_n == 1.0)),
     ]
     return np.column_stack([(choice.share * column).sum(axis=1) for column in columns])
 
