@@ -15,18 +15,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from math import dist
 from pathlib import Path
 from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Call, Gemm, Shape, shape_from_json, shape_to_json
-from flopcast.roofline import suite_attention, suite_gemms
+from flopcast.roofline import suite_attention, suite_calls, suite_gemms
 from flopcast.roofline.lookup import SOURCE as MEASURED_GPU
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.lower import Work, describe, lower
 from flopcast.roofline.models import load_config, make_config, with_depth
-from flopcast.roofline.stream import FOLDED_DEPTH, at_depth
+from flopcast.roofline.stream import FOLDED_DEPTH, Stream, at_depth
 from flopcast.roofline.stream_cache import Traced, trace_now
 from flopcast.roofline.suite_attention import (
     CUDA_GRID,
@@ -35,6 +34,7 @@ from flopcast.roofline.suite_attention import (
     Grid,
     attention_cases,
 )
+from flopcast.roofline.suite_calls import CallPlan, call_cases
 from flopcast.roofline.suite_case import HOT_BYTES, SuiteCase
 from flopcast.roofline.suite_gemms import GemmPlan, gemm_cases
 from flopcast.roofline.suite_size import describe_size, sizes
@@ -42,10 +42,12 @@ from flopcast.roofline.suite_size import describe_size, sizes
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model and a batch whose step is traced for its shapes: of the ladder by `width`, else a shipped `config`."""
+    """A model and a batch whose step is traced for its shapes: of the ladder by `width`, else a shipped `config`, or
+    what a factory of `microbench.zoo` makes."""
 
     width: int = 0
     config: str = ""
+    module: str = ""
     depth: int = FOLDED_DEPTH  # more layers change the optimizer's lists alone
     batch: int = 4
     seq: int = 256
@@ -56,22 +58,24 @@ class Source:
     @property
     def label(self) -> str:
         """As a suite's file names it."""
+        if self.module:
+            return f"{self.module} {self.batch} {self.precision} {self.optimizer}"
         model = (self.config or f"w{self.width}") + f"-d{self.depth}"
         return f"{model} {self.batch}x{self.seq} {self.precision} {self.optimizer}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a suite is put together. `per_variant`: calls of one kind of kernel, spread over its sizes."""
+    """How a suite is put together: from which steps, and how many cases of what."""
 
     device: str
     fit: tuple[Source, ...]
     holdout: tuple[Source, ...] = ()
-    per_variant: int = 10
-    per_variant_holdout: int = 3
     caches: tuple[str, ...] = ("cold", "hot")
     gemms: GemmPlan
     gemms_holdout: GemmPlan
+    calls: CallPlan
+    calls_holdout: CallPlan
     grid: Grid = ()  # of attention
     grid_holdout: Grid = ()
     attention: AttentionPlan = field(default_factory=AttentionPlan)
@@ -79,7 +83,6 @@ class Plan:
     attention_backends: tuple[str, ...] = ()
     triton_gemms: int = 0
     triton_attention: int = 0
-    max_bytes: int = 16 * 10**9
 
     @property
     def labels(self) -> dict[str, list[str]]:
@@ -112,12 +115,36 @@ _QWEN3_HOLDOUT = (
     Source(width=1280, batch=4, seq=512, optimizer="adamw-fused"),
     Source(config="qwen3-1.7b", batch=8, seq=512),
 )
+# Other families at batches that no validation step runs.
+_FAMILIES = (
+    *(Source(config="llama-3.2-1b", batch=b, seq=s, optimizer=o) for b, s, o in (
+        (2, 512, "adamw"), (4, 1024, "adamw-fused"), (1, 2048, "adamw"))),
+    *(Source(config="gpt2", batch=b, seq=s, optimizer=o) for b, s, o in (
+        (4, 256, "adamw"), (16, 512, "adamw-fused"), (2, 1024, "adamw"))),
+    *(Source(module="vit_b16", batch=batch) for batch in (16, 32, 128)),
+    *(Source(module="resnet50", batch=batch) for batch in (16, 32, 128)),
+    *(Source(module="resnet50_channels_last", batch=batch) for batch in (32, 128)),
+    *(Source(module="mlp", batch=batch) for batch in (1024, 8192)),
+    *(Source(module="transformer_encoder", batch=batch) for batch in (16, 64)),
+)  # fmt: skip
+_FAMILIES_HOLDOUT = (
+    Source(config="llama-3.2-1b", batch=2, seq=768, optimizer="adamw-fused"),
+    Source(config="gpt2", batch=4, seq=512),
+    Source(module="vit_b16", batch=48),
+    Source(module="resnet50", batch=48),
+    Source(module="mlp", batch=2048),
+)
 # Other precisions, in which all sizes of a ladder's step are other kernels.
 _PRECISIONS = tuple(
     Source(width=width, batch=batch, seq=256, precision=precision, optimizer=optimizer)
     for precision, optimizer in (("bf16", "adamw-fused"), ("tf32", "adamw"), ("fp32", "adamw"))
     for width, batch in ((512, 4), (1024, 16), (2048, 4))
 )
+
+
+def _each(most: int) -> CallPlan:
+    return CallPlan(pointwise=most, copy=most, reduction=most, embedding=most, optimizer=most, others=most)
+
 
 PLANS = {
     "standard": Plan(
@@ -126,6 +153,8 @@ PLANS = {
         holdout=_QWEN3_HOLDOUT,
         gemms=suite_gemms.PLANS["standard", "fit"],
         gemms_holdout=suite_gemms.PLANS["standard", "holdout"],
+        calls=suite_calls.PLANS["standard", "fit"],
+        calls_holdout=suite_calls.PLANS["standard", "holdout"],
         grid=CUDA_GRID,
         grid_holdout=CUDA_GRID_HOLDOUT,
         attention=suite_attention.PLANS["standard", "fit"],
@@ -136,14 +165,16 @@ PLANS = {
     ),
     "full": Plan(
         device="cuda",
-        fit=(*_QWEN3, *_PRECISIONS),
+        fit=(*_QWEN3, *_PRECISIONS, *_FAMILIES),
         holdout=(
             *_QWEN3_HOLDOUT,
+            *_FAMILIES_HOLDOUT,
             *(Source(width=896, batch=8, precision=precision) for precision in ("bf16", "tf32", "fp32")),
         ),
-        per_variant=14,
         gemms=suite_gemms.PLANS["full", "fit"],
         gemms_holdout=suite_gemms.PLANS["full", "holdout"],
+        calls=suite_calls.PLANS["full", "fit"],
+        calls_holdout=suite_calls.PLANS["full", "holdout"],
         grid=CUDA_GRID,
         grid_holdout=CUDA_GRID_HOLDOUT,
         attention=suite_attention.PLANS["full", "fit"],
@@ -151,29 +182,28 @@ PLANS = {
         attention_backends=("sdpa-cudnn", "sdpa-flash"),
         triton_gemms=80,
         triton_attention=20,
-        max_bytes=32 * 10**9,
     ),
     "quick": Plan(
         device="cuda",
         fit=(*(Source(width=width) for width in (256, 1024, 2048)), Source(width=1024, batch=8, seq=1024)),
-        per_variant=4,
         caches=("cold",),
         gemms=suite_gemms.PLANS["quick", "fit"],
         gemms_holdout=suite_gemms.PLANS["quick", "holdout"],
+        calls=suite_calls.PLANS["quick", "fit"],
+        calls_holdout=suite_calls.PLANS["quick", "holdout"],
         grid=CUDA_GRID[::4],
         attention=suite_attention.PLANS["quick", "fit"],
         attention_backends=("sdpa-cudnn", "sdpa-flash"),
-        max_bytes=6 * 10**9,
     ),
     "cpu-quick": Plan(
         device="cpu",
         fit=tuple(Source(width=width, batch=1, seq=128, vocab=4096) for width in (64, 128, 256)),
         holdout=(Source(width=160, batch=1, seq=128, vocab=4096),),
-        per_variant=3,
-        per_variant_holdout=1,
         caches=("cold",),
         gemms=suite_gemms.PLANS["cpu-quick", "fit"],
         gemms_holdout=suite_gemms.PLANS["cpu-quick", "holdout"],
+        calls=_each(3),
+        calls_holdout=_each(1),
         grid=((1, 1, 1, 128, 128), (1, 2, 1, 128, 128), (1, 2, 1, 256, 128)),
         attention_backends=("sdpa-cpu",),
     ),
@@ -210,8 +240,14 @@ def build(plan: Plan) -> list[SuiteCase]:
     fitted_shapes = {work.shape for work in fit}
     held = [work for work in held if work.shape not in fitted_shapes]
     cases = [
-        *_call_cases(fit, plan, "fit", plan.per_variant),
-        *_call_cases(held, plan, "holdout", plan.per_variant_holdout),
+        *(calls := call_cases(fit, plan.calls, "fit", plan.caches)),
+        *call_cases(
+            held,
+            plan.calls_holdout,
+            "holdout",
+            plan.caches,
+            {c.shape for c in calls if isinstance(c.shape, Call)},
+        ),
         *(products := gemm_cases(fit, plan.gemms, "fit")),
         *gemm_cases(
             held, plan.gemms_holdout, "holdout", {c.shape for c in products if isinstance(c.shape, Gemm)}
@@ -255,15 +291,7 @@ def _works(sources: Iterable[Source], device: str) -> list[Work]:
     """Everything that the sources' steps run on the device, each shape once."""
     found: dict[tuple[Shape, str], Work] = {}
     for source in sources:
-        config = (
-            load_config(source.config)
-            if source.config
-            else make_config(width=source.width, depth=FOLDED_DEPTH, vocab=source.vocab)
-        )
-        traced = Traced(
-            batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer, device=device
-        )  # fmt: skip
-        stream = at_depth(trace_now(with_depth(config, FOLDED_DEPTH), traced), source.depth)
+        stream = _trace(source, device)
         for op in stream.ops:
             lowered = lower(stream, op)
             if lowered is not None and op.kind != "sync":
@@ -271,39 +299,21 @@ def _works(sources: Iterable[Source], device: str) -> list[Work]:
     return list(found.values())
 
 
-def _caches(work: Work, plan: Plan) -> tuple[str, ...]:
-    return plan.caches if work.bytes <= HOT_BYTES else ("cold",)
+def _trace(source: Source, device: str) -> Stream:
+    if source.module:
+        from flopcast.roofline.trace import trace_module
 
-
-def _call_cases(works: Sequence[Work], plan: Plan, role: str, most: int) -> list[SuiteCase]:
-    """Of each variant the smallest call, the largest, and some between, evenly over the logarithms of its sizes."""
-    variants: dict[tuple[str, str], list[Work]] = defaultdict(list)
-    for work in works:
-        if isinstance(work.shape, Call) and work.bytes <= plan.max_bytes:
-            variants[work.op_class, work.variant].append(work)
-    cases = []
-    for group in variants.values():
-        group.sort(key=lambda work: (work.features, work.shape.key))
-        chosen = spread([work.features for work in group], most)
-        cases += [
-            SuiteCase(group[i].shape, "torch", cache, role)
-            for i in chosen
-            for cache in _caches(group[i], plan)
-        ]
-    return cases
-
-
-def spread(points: Sequence[tuple[float, ...]], most: int) -> list[int]:
-    """Indices of at most `most` of the sorted `points`, as far from one another as they come, both ends among them."""
-    if len(points) <= most:
-        return list(range(len(points)))
-    if most == 1:
-        return [len(points) // 2]
-    chosen = [0, len(points) - 1]
-    while len(chosen) < most:
-        free = [i for i in range(len(points)) if i not in chosen]
-        chosen.append(max(free, key=lambda i: min(dist(points[i], points[c]) for c in chosen)))
-    return sorted(chosen)
+        return trace_module(
+            f"flopcast.microbench.zoo:{source.module}", sizes={"batch": source.batch}, precision=source.precision,
+            optimizer=source.optimizer, device=device,
+        )  # fmt: skip
+    config = load_config(source.config) if source.config else make_config(
+        width=source.width, depth=FOLDED_DEPTH, vocab=source.vocab
+    )  # fmt: skip
+    traced = Traced(
+        batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer, device=device
+    )  # fmt: skip
+    return at_depth(trace_now(with_depth(config, FOLDED_DEPTH), traced), source.depth)
 
 
 def shipped_path(name: str) -> Path:
