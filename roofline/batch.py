@@ -6,18 +6,22 @@ A row that cannot be done stays: its numbers are empty and `reason` says why.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from math import exp, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Gemm
-from flopcast.roofline.forecast import Forecast, Run, forecast
+from flopcast.roofline.forecast import Forecast, Run, forecast_stream, traced_of
 from flopcast.roofline.lower import Work, describe
-from flopcast.roofline.models import Config, depth_for, load_config, make_config, with_depth
+from flopcast.roofline.models import Config, check_config, depth_for, load_config, make_config, with_depth
+from flopcast.roofline.prefetch import prefetched
 from flopcast.roofline.profile import HostCosts, Profile
+from flopcast.roofline.stream_cache import Traced
 
 Row = dict[str, str]
 EXTRA = "\0extra"  # cells of a row beyond the header's columns; no column can have this name
@@ -140,22 +144,61 @@ def sweep(
     host: HostCosts | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
-    """Forecasts each row; `price_of` gives a Price or None for a GPU."""
-    kinds = {**MODEL_COLUMNS, **RUN_COLUMNS}
-    found: list[dict[str, Any]] = []
+    """Forecasts each row; `price_of` gives a Price or None for a GPU.
+
+    Streams not at hand are traced by processes of their own while rows are forecast (`prefetch.py`).
+    """
+    found: list[dict[str, Any]] = [dict(row) for row in rows]
+    asked: dict[int, Asked] = {}
     for index, row in enumerate(rows):
-        out: dict[str, Any] = dict(row)
         try:
-            _check_length(row)
-            options = {n: parse_cell(n, row[n], kinds[n]) for n in kinds if row.get(n)}
-            run = Run(**{name: options[name] for name in RUN_COLUMNS if name in options})
-            result = forecast(model_from(options), run, profile, host=host, price=price_of(profile.gpu))
-            out |= scalars(result)
+            asked[index] = _asked(row, profile)
         except UsageError as fault:
-            out["reason"] = str(fault)
-        found.append(out)
-        progress(index + 1, len(rows))
+            found[index]["reason"] = str(fault)
+    wanted = [(one.config, one.traced) for one in asked.values()]
+    with prefetched(wanted) as stream_of, no_garbage_collection():
+        for done, index in enumerate(asked):
+            one = asked[index]
+            try:
+                stream = stream_of(one.config, one.traced)
+                result = forecast_stream(stream, one.run, profile, host=host, price=price_of(profile.gpu))
+                found[index] |= scalars(result)
+            except UsageError as fault:
+                found[index]["reason"] = str(fault)
+            progress(done + 1 + len(rows) - len(asked), len(rows))
     return found
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Streams are many objects and no cycles: looking for some took a quarter of a sweep's time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class Asked(NamedTuple):
+    """A row of `sweep`, read."""
+
+    config: Config
+    run: Run
+    traced: Traced
+
+
+def _asked(row: Row, profile: Profile) -> Asked:
+    """Raises UsageError for what is not valid."""
+    kinds = {**MODEL_COLUMNS, **RUN_COLUMNS}
+    _check_length(row)
+    options = {n: parse_cell(n, row[n], kinds[n]) for n in kinds if row.get(n)}
+    run = Run(**{name: options[name] for name in RUN_COLUMNS if name in options})
+    run.check()
+    config = model_from(options)
+    check_config(config)
+    return Asked(config, run, traced_of(run, profile))
 
 
 def scalars(result: Forecast) -> dict[str, Any]:

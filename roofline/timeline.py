@@ -132,21 +132,40 @@ def describe_ops(stream: Stream) -> list[Work | None]:
     return works
 
 
+# What was estimated before: models of a sweep have most of their works in common. By profile, then by work and backend;
+# both are kept with it, so that no other object can get their ids.
+_Known = dict[tuple[int, str], tuple[Work, _Timed]]
+_known: list[tuple[Profile, _Known]] = []
+_MOST_PROFILES, _MOST_WORKS = 8, 50_000
+
+
+def _known_of(profile: Profile) -> _Known:
+    found = next((known for one, known in _known if one is profile), None)
+    if found is None:
+        found = {}
+        _known.append((profile, found))
+        del _known[:-_MOST_PROFILES]
+    if len(found) > _MOST_WORKS:
+        found.clear()
+    return found
+
+
 def _times(works: Mapping[int, Work], profile: Profile, backends: Backends) -> dict[int, _Timed]:
     """Estimates of distinct works, by the keys given."""
-    requests = [
-        (work, backends.of(work, profile), cache) for work in works.values() for cache in ("cold", "hot")
-    ]
-    estimates = profile.estimate(requests)
-    found = {}
-    for n, (key, work) in enumerate(works.items()):
+    known = _known_of(profile)
+    names = {key: (id(work), backends.of(work, profile)) for key, work in works.items()}
+    lacking = [(names[key], work) for key, work in works.items() if names[key] not in known]
+    estimates = profile.estimate(
+        [(work, backend, cache) for (_, backend), work in lacking for cache in ("cold", "hot")]
+    )
+    for n, (name, work) in enumerate(lacking):
         cold, hot = estimates[2 * n], estimates[2 * n + 1]
         # An optimizer's call launches what its lists need, which torch's rules count exactly; the profile's mean over
         # the lists measured said 996 kernels for 864 at width 256.
         rules = launches(work.shape)
         count = rules if work.op_class == "optimizer" else profile.launches(work, default=rules)
-        found[key] = _Timed(cold, hot, max(cold.seconds - hot.seconds, 0.0), count)
-    return found
+        known[name] = work, _Timed(cold, hot, max(cold.seconds - hot.seconds, 0.0), count)
+    return {key: known[name][1] for key, name in names.items()}
 
 
 def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[float]:
