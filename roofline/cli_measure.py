@@ -49,13 +49,18 @@ def bench(
     config: Annotated[str | None, typer.Option(
         help="Instead of a suite, exactly what a step of this model launches: a config.json, or a shipped name."
     )] = None,
+    module: Annotated[str | None, typer.Option(
+        help="As --config, for any module: package.module:factory, which returns (module, batch)."
+    )] = None,
     depth: Annotated[int | None, typer.Option(help="Layers of --config.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Of --config: sequences a step; default 4.")] = None,
-    seq: Annotated[int | None, typer.Option(help="Of --config: tokens a sequence; default 256.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Of --config, as for predict.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="Of --config, as for predict.")] = None,
-    matmul: Annotated[str | None, typer.Option(help="Of --config: torch or triton.")] = None,
-    attention: Annotated[str | None, typer.Option(help="Of --config, as for predict.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Of the model: sequences a step.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Of the model: tokens a sequence.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Of the model: micro-batches a step.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Of the model: none or full.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
+    matmul: Annotated[str | None, typer.Option(help="Of the model: torch or triton.")] = None,
+    attention: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
     skip_host: Annotated[bool, typer.Option("--skip-host", hidden=True)] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -66,11 +71,12 @@ def bench(
     from flopcast.roofline.tables import say
 
     model = direct.asked({
-        "config": config, "depth": depth, "batch": batch, "seq": seq, "precision": precision,
-        "optimizer": optimizer, "matmul": matmul, "attention": attention,
+        "config": config, "module": module, "depth": depth, "batch": batch, "seq": seq, "accumulate": accumulate,
+        "checkpoint": checkpoint, "precision": precision, "optimizer": optimizer, "matmul": matmul,
+        "attention": attention,
     })  # fmt: skip
     if model is not None and suite is not None:
-        raise UsageError(f"--suite and --config are two sweeps: run one, then the other, into --out {out}")
+        raise UsageError(f"--suite and a model are two sweeps: run one, then the other, into --out {out}")
     if all_gpus:
         if device is not None:
             raise UsageError(f"--device {device} with --all-gpus: one GPU or all of them")

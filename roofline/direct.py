@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ from flopcast.roofline.suite_case import SuiteCase
 from flopcast.roofline.timeline import L2_SHARE, Backends, l2_shares
 
 # Options that say how a step is run, and so which of its operations are measured.
-RUN_OPTIONS = ("batch", "seq", "precision", "optimizer", "matmul", "attention")
+RUN_OPTIONS = (
+    "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention"
+)  # fmt: skip
 
 SOURCES = "sources"  # folder of the kept streams, below the measurements
 _PICKED = ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-cpu")  # what torch's SDPA may pick by itself
@@ -47,7 +49,7 @@ class Source:
         meta = self.stream.meta
         odd = [meta.get("precision"), meta.get("optimizer"), self.matmul, self.attention]
         usual = ("autocast-bf16", "adamw", "torch", "sdpa")
-        batch = f"{meta.get('batch')}x{meta.get('seq')}"
+        batch = f"{meta.get('batch')}" + (f"x{meta['seq']}" if meta.get("seq", 1) > 1 else "")
         return " ".join(
             [self.name, batch, *(str(o) for o, u in zip(odd, usual, strict=True) if o not in (u, None))]
         )
@@ -64,53 +66,71 @@ class Source:
         return Backends(matmul=self.matmul, attention=self.attention)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Asked:
-    """A model as the command line names it, and how its step is run."""
+    """A model as the command line names it, and how its step is run: the options that were given, by name."""
 
-    config: str = ""
-    depth: int | None = None
-    run: Run = field(default_factory=Run)
+    options: Mapping[str, Any]
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The command line's words for it."""
-        words = {"config": self.config, "depth": self.depth} | {n: getattr(self.run, n) for n in RUN_OPTIONS}
-        return tuple(word for name, value in words.items() if value for word in (f"--{name}", str(value)))
+        return tuple(word for name, value in self.options.items() for word in (f"--{name}", str(value)))
+
+    @property
+    def run(self) -> Run:
+        return Run(**{name: self.options[name] for name in RUN_OPTIONS if name in self.options})
 
     def source(self, device_type: str) -> Source:
         """Finds or traces the step as `device_type` ("cuda" or "cpu") runs it. Raises UsageError."""
         run = self.run
+        name, stream = self._module(device_type) if "module" in self.options else self._config(device_type)
+        return Source(name=name, stream=stream, matmul=run.matmul, attention=run.attention)
+
+    def _config(self, device_type: str) -> tuple[str, Stream]:
+        run, depth = self.run, self.options.get("depth")
         traced = Traced(
-            batch=run.batch, seq=run.seq, precision=run.precision, optimizer=run.optimizer, device=device_type
-        )
-        path = Path(self.config)
+            batch=run.batch, seq=run.seq, precision=run.precision, optimizer=run.optimizer, device=device_type,
+            accumulate=run.accumulate, checkpoint=run.checkpoint,
+        )  # fmt: skip
+        config = model_from({"config": self.options["config"], "depth": depth})
+        path = Path(self.options["config"])
         name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-        config = model_from({"config": self.config, "depth": self.depth})
-        return Source(
-            name=(name or "config") + (f"-d{self.depth}" if self.depth else ""),
-            stream=get_stream(config, traced),
-            matmul=run.matmul,
-            attention=run.attention,
-        )
+        return (name or "config") + (f"-d{depth}" if depth else ""), get_stream(config, traced)
+
+    def _module(self, device_type: str) -> tuple[str, Stream]:
+        """The factory has its own sizes, but for those that were given."""
+        from flopcast.roofline.trace import trace_module
+
+        run, module = self.run, str(self.options["module"])
+        sizes = {name: self.options[name] for name in ("batch", "seq") if name in self.options}
+        stream = trace_module(
+            module, sizes=sizes, precision=run.precision, optimizer=run.optimizer, device=device_type,
+            accumulate=run.accumulate, checkpoint=run.checkpoint,
+        )  # fmt: skip
+        return module.rpartition(":")[2], stream
 
 
 def asked(options: Mapping[str, Any]) -> Asked | None:
     """The model that the options ask for, None where they ask for none. None stands for an option not given.
 
-    Raises UsageError for run options without a model, and as `Run.check` does.
+    Raises UsageError for run options without a model, for two models, and as `Run.check` does.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if "config" not in given:
+    if "config" not in given and "module" not in given:
         if given:
             raise UsageError(
-                f"--{next(iter(given))} without a model: it says how the step of a --config is run;"
+                f"--{next(iter(given))} without a model: it says how the step of a --config or a --module is run;"
                 " a suite has its own sizes"
             )
         return None
-    run = Run(**{name: given[name] for name in RUN_OPTIONS if name in given})
-    run.check()
-    return Asked(config=given["config"], depth=given.get("depth"), run=run)
+    if "module" in given and (both := {"config", "depth"} & given.keys()):
+        raise UsageError(
+            f"--module and --{min(both)}: a factory makes the whole model, leave one of the two out"
+        )
+    found = Asked(given)
+    found.run.check()
+    return found
 
 
 def step_cases(source: Source, device: Mapping[str, Any], stack: Mapping[str, Any]) -> list[SuiteCase]:

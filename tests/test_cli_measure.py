@@ -88,9 +88,9 @@ def _no_profiles_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "user_folder", lambda: tmp_path / "profiles")
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+def start(*arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", BRIEFLY, *map(str, arguments)],
+        [sys.executable, "-c", BRIEFLY, *map(str, arguments)], cwd=cwd,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "2"},
     )  # fmt: skip
 
@@ -193,8 +193,16 @@ def test_a_folder_of_another_machine_is_not_added_to(flopcast: Command, measured
 # --- bench --config -----------------------------------------------------------------------------------------
 
 
-def test_a_model_asked_for_is_held_directly(flopcast: Command, measured: Path, tmp_path: Path) -> None:
-    """In two runs, added to the suite's rows: nothing twice, all of the step measured."""
+FACTORY = """
+import torch
+
+def tiny(batch=8):
+    return torch.nn.Linear(64, 64), torch.randn(batch, 64), torch.sum
+"""
+
+
+def test_models_asked_for_are_held_directly(flopcast: Command, measured: Path, tmp_path: Path) -> None:
+    """A config in two runs and a factory, added to the suite's rows: nothing twice, all of the steps measured."""
     file, config = measured / records.MEASUREMENTS, tmp_path / "asked.json"
     config.write_text(json.dumps(make_config(**RUN)))
     before = file.read_bytes()
@@ -207,21 +215,24 @@ def test_a_model_asked_for_is_held_directly(flopcast: Command, measured: Path, t
         parts = json.loads(out)["parts"]
         assert ("left over" in parts["kernels"]) == bool(budget)
         assert "0 measured" in parts["ceilings"], "the suite's are used"
+    (tmp_path / "mine.py").write_text(FACTORY)
+    done = start(
+        "bench", "--device", "cpu", "--module", "mine:tiny", "--batch", "32", "--out", measured, cwd=tmp_path
+    )
+    assert done.communicate(timeout=120)
+    assert done.returncode == 0
     found = identities(measured)
     assert len(found) == len(set(found))
     assert file.read_bytes().startswith(before)
     fitted = flopcast("fit", measured, "--json")
     assert fitted.code == 0, fitted.err
-    (source,) = fitted.document["sources"]
-    assert source["source"] == "asked 1x128"
-    assert source["basis_shares"] == {
-        "measured": pytest.approx(1.0),
-        "interpolated": 0.0,
-        "extrapolated": 0.0,
-    }
+    sources = fitted.document["sources"]
+    assert [source["source"] for source in sources] == ["asked 1x128", "tiny 32"]
+    everything = {"measured": pytest.approx(1.0), "interpolated": 0.0, "extrapolated": 0.0}
+    assert [source["basis_shares"] for source in sources] == [everything, everything]
     assert fitted.document["shapes"] > 150
     step = flopcast("predict", "--gpu", fitted.document["profile"], "--config", config, *ONCE, "--json")
-    assert step.document["basis_shares"] == pytest.approx(source["basis_shares"])
+    assert step.document["basis_shares"] == pytest.approx(sources[0]["basis_shares"])
 
 
 def test_predict_says_how_its_device_time_came_about(flopcast: Command) -> None:
@@ -234,7 +245,7 @@ def test_predict_says_how_its_device_time_came_about(flopcast: Command) -> None:
     ("options", "message"),
     [
         (("--batch", "8"), "--batch without a model"),
-        (("--suite", "quick", "--config", "qwen3-0.6b"), "--suite and --config are two sweeps"),
+        (("--suite", "quick", "--config", "qwen3-0.6b"), "--suite and a model are two sweeps"),
         (("--config", "no-such-model"), "unknown config 'no-such-model'"),
         (("--config", "qwen3-0.6b", "--optimizer", "sgd"), "optimizer 'sgd': valid are"),
         (("--suite", "huge"), "valid are quick, standard, full"),

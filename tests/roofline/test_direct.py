@@ -133,9 +133,11 @@ def test_held_out_rows_of_the_step_are_fitted(source: Source, h200: Profile) -> 
 def test_options_ask_for_a_model() -> None:
     assert asked({"config": None, "batch": None}) is None
     found = asked({"config": "qwen3-0.6b", "depth": 4, "batch": 8, "seq": 1024, "optimizer": "adamw-fused"})
-    assert found == Asked(config="qwen3-0.6b", depth=4, run=Run(batch=8, seq=1024, optimizer="adamw-fused"))
     assert found is not None
-    assert " ".join(found.arguments).startswith("--config qwen3-0.6b --depth 4 --batch 8 --seq 1024")
+    assert found.run == Run(batch=8, seq=1024, optimizer="adamw-fused")
+    assert " ".join(found.arguments) == (
+        "--config qwen3-0.6b --depth 4 --batch 8 --seq 1024 --optimizer adamw-fused"
+    )
     assert found.source("cuda").label == "qwen3-0.6b-d4 8x1024 adamw-fused"
     assert found.source("cuda").stream.depth == 4
 
@@ -144,6 +146,8 @@ def test_options_ask_for_a_model() -> None:
     ("options", "message"),
     [
         ({"batch": 8}, "--batch without a model"),
+        ({"config": "qwen3-0.6b", "module": "a:b"}, "--module and --config"),
+        ({"module": "a:b", "depth": 2}, "--module and --depth"),
         ({"config": "qwen3-0.6b", "batch": 0}, "batch is 0"),
         ({"config": "qwen3-0.6b", "optimizer": "sgd"}, "optimizer 'sgd': valid are"),
         ({"config": "qwen3-0.6b", "attention": "best"}, "not modelled yet"),
@@ -160,6 +164,6 @@ def test_a_config_file_gives_its_name(tmp_path: Path) -> None:
     config = make_config(width=64, depth=1, vocab=512)
     for path in (folder / "config.json", tmp_path / "small.json"):
         path.write_text(json.dumps(config))
-    run = Run(batch=1, seq=32)
-    names = [Asked(config=str(p), run=run).source("cuda").name for p in sorted(tmp_path.rglob("*.json"))]
+    run = {"batch": 1, "seq": 32}
+    names = [Asked({"config": str(p), **run}).source("cuda").name for p in sorted(tmp_path.rglob("*.json"))]
     assert names == ["my-model", "small"]
