@@ -222,6 +222,7 @@ def build_module(
     optimizer: str = "adamw",
     accumulate: int = 1,
     checkpoint: str = "none",
+    foreach: bool | None = None,
 ) -> TrainingStep:
     """As `build`, of any module and its batch. For precision "bf16" the module's parameters and the batch's floating
     point tensors are cast.
@@ -245,10 +246,10 @@ def build_module(
         )
     return TrainingStep(
         module,
-        make_optimizer(module, optimizer),
+        make_optimizer(module, optimizer, foreach),
         batch,
         precision,
-        torch.device(device).type,
+        str(device).partition(":")[0],
         accumulate=accumulate,
         loss_fn=loss_fn,
     )

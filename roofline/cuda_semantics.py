@@ -5,7 +5,7 @@ Three things differ between the devices, and each is put right where torch decid
 - Autocast casts by another list. The kernels of the CPU's autocast key are replaced by ones that follow CUDA's
   list, read from this torch's own dispatcher.
 - Some operations are made of others by a rule that asks for the device (dropout, attention). The rule of the CPU's
-  autograd key is replaced by CUDA's; operators that no CPU build has get a stand-in that is recorded under their name.
+  autograd key is replaced by CUDA's, and kernels whose results have other dtypes on CUDA get those.
 - Python code asks tensors where they lie: they say CUDA, but for the few that lie in host memory there too.
 
 All is undone when the context ends. The real streams of an H200, recorded once, are what this is tested against.
@@ -185,10 +185,12 @@ def _(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    batch, heads, seq, _ = query.shape
-    # As flash and cuDNN lay it out: [batch, seq, heads, dim] in memory.
-    out = query.new_empty((batch, seq, heads, value.shape[-1])).transpose(1, 2)
-    return out, query.new_empty((batch, heads, seq), dtype=torch.float32)
+    # As flash and cuDNN lay it out: in the order of the query's dimensions in memory.
+    strides = query.stride()
+    order = sorted(range(4), key=lambda d: -strides[d])
+    shape = (*query.shape[:-1], value.shape[-1])
+    out = query.new_empty([shape[d] for d in order]).permute([order.index(d) for d in range(4)])
+    return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 
 @torch.library.custom_op("flopcast::attention_backward", mutates_args=())
@@ -204,7 +206,7 @@ def _(
     grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
     lse: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None, dropout: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    return tuple(t.new_empty(t.transpose(1, 2).shape).transpose(1, 2) for t in (query, key, value))  # type: ignore[return-value]
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -226,10 +228,19 @@ def _scaled_dot_product_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """One operation, whichever kernel the device picks for it; a mask of booleans is made one of numbers first."""
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        numbers = torch.zeros_like(attn_mask, dtype=query.dtype)
-        attn_mask = numbers.masked_fill_(attn_mask.logical_not(), float("-inf"))
+    """One operation, whichever kernel the device picks for it; by parts where none does (aten/src/ATen/native/
+    transformers: flash and cuDNN take 16-bit numbers alone, the memory-efficient one no grouped heads)."""
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    if query.ndim != 4 or (not is_half and query.shape[1] != key.shape[1]):
+        by_parts: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return by_parts
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # made one of numbers first
+        least = torch.ops.aten.scalar_tensor.default(
+            -65504.0 if is_half else float("-inf"), dtype=query.dtype
+        )
+        attn_mask = torch.ops.aten.where.ScalarSelf(attn_mask, 0.0, least)
     extra = () if attn_mask is None and not dropout_p else (attn_mask, dropout_p)
     out: torch.Tensor = _attention(query, key, value, is_causal, *extra)[0]
     return out
@@ -245,14 +256,34 @@ def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return out
 
 
+def _batch_norm(
+    input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool,
+) -> torch.Tensor:  # fmt: skip
+    """cuDNN's for fp32, torch's own for bf16 (aten/src/ATen/native/Normalization.cpp)."""
+    parts = (input, weight, bias, running_mean, running_var)
+    if (
+        input.dtype in (torch.float32, torch.float16)
+        and all(part is not None for part in parts)
+        and input.ndim >= 3
+        and training
+        and input.shape[0] <= 880_801
+        and cudnn_enabled
+    ):
+        arguments = (*parts, training, momentum, eps)
+        return torch.ops.aten.cudnn_batch_norm.default(*arguments)[0]  # type: ignore[no-any-return]
+    out: torch.Tensor = torch.ops.aten._batch_norm_impl_index.default(
+        *parts, training, momentum, eps, cudnn_enabled
+    )[0]
+    return out
+
+
 # Composite operators whose parts depend on the device: name -> CUDA's rule.
 _RULES: dict[str, Callable[..., Any]] = {
+    "batch_norm": _batch_norm,
     "scaled_dot_product_attention": _scaled_dot_product_attention,
     "dropout": _dropout,
 }
-
-# Stand-ins for operators that a CPU build lacks, by the name that they are recorded under.
-NAMES: dict[str, str] = {}
 
 
 # --- what Python sees -------------------------------------------------------------------------------
@@ -260,6 +291,8 @@ NAMES: dict[str, str] = {}
 _CUDA = torch.device("cuda", 0)
 # Compute capability that Python is told: of the parts that the profiles are of, the one measured.
 _CAPABILITY = (9, 0)
+# A step reads back a handful of truth values; a loop until one is false would never end.
+MAX_CHECKS = 10_000
 
 
 class Hosts:
@@ -314,36 +347,136 @@ def _is_cuda(value: Any) -> bool:
     return isinstance(value, str) and value.partition(":")[0] == "cuda"
 
 
+def _histc(tensor: torch.Tensor, bins: int = 100, *_: Any, **__: Any) -> torch.Tensor | None:
+    """Of whole numbers on CUDA alone."""
+    return None if tensor.is_floating_point() else tensor.new_empty(bins)
+
+
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, *_: Any, **__: Any
+) -> torch.Tensor | None:
+    """In other dtypes than bf16 torch's own shapes are refused, yet CUDA multiplies group by group."""
+    if a.dtype == torch.bfloat16 or offs is None:
+        return None
+    groups = () if a.ndim + b.ndim == 5 else (len(offs),)
+    return a.new_empty((*groups, a.shape[-2], b.shape[-1]))
+
+
+def _layer_norm(tensor: torch.Tensor, shape: Any, *_: Any) -> tuple[torch.Tensor, ...]:
+    """Mean and deviation are kept in fp32."""
+    rows = (*tensor.shape[: tensor.ndim - len(shape)], *[1] * len(shape))
+    out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return out, tensor.new_empty(rows, dtype=torch.float32), tensor.new_empty(rows, dtype=torch.float32)
+
+
+def _batch_norm_results(tensor: torch.Tensor, weight: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    """Mean and deviation of a channel are kept in fp32."""
+    channels = tensor.shape[1]
+    statistics = (tensor.new_empty(channels, dtype=torch.float32) for _ in range(2))
+    return torch.empty_like(tensor), *statistics
+
+
+def _cudnn_batch_norm(tensor: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    return *_batch_norm_results(tensor, *rest), tensor.new_empty(0, dtype=torch.uint8)
+
+
+def _cudnn_batch_norm_backward(
+    tensor: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, ...]:
+    return torch.empty_like(tensor), torch.empty_like(weight), torch.empty_like(weight)
+
+
+# Operators whose results on CUDA are not those of fake CPU tensors; None: they are.
+_RESULTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.histc.default: _histc,
+    torch.ops.aten._grouped_mm.default: _grouped_mm,
+    torch.ops.aten.native_layer_norm.default: _layer_norm,
+    torch.ops.aten.native_batch_norm.default: _batch_norm_results,
+    torch.ops.aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+    torch.ops.aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
+}
+
+
 class FakeValues(TorchDispatchMode):
     """A fake tensor has no value to read back: checks are taken to pass, numbers to be 1."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_inside = False  # a call: what runs below is torch's own
+        self.failed = ""  # the call that raised
+        self.checks = 0  # truth values read back
+        self.is_cuda = False  # whether results are those of CUDA's kernels
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             dtype = args[0].dtype
+            self.checks += dtype == torch.bool
+            if self.checks > MAX_CHECKS:
+                raise RuntimeError("a loop waits for a value, and fake tensors have none")
             return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
         kwargs = kwargs or {}
         if _is_cuda(kwargs.get("device")):
             kwargs["device"] = _CPU
         before, self.is_inside = self.is_inside, True
         try:
-            return func(*args, **kwargs)
+            if self.is_cuda and func in _RESULTS and (result := _RESULTS[func](*args, **kwargs)) is not None:
+                return result
+            result = func(*args, **kwargs)
+            if (
+                isinstance(result, FakeTensor) and result.fake_device.type == "cuda"
+            ):  # autograd would end the process
+                raise RuntimeError("a CUDA tensor was made in a way that is not followed")
+            return result
+        except Exception:
+            self.failed = str(func)
+            raise
         finally:
             self.is_inside = before
 
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """transformers takes fake tensors for a compiler's and leaves the causal SDPA: say they are not fake."""
+    """Libraries that treat fake tensors apart treat them as others.
+
+    transformers takes them for a compiler's and leaves the causal SDPA; torch's `Module.to` swaps them, which a weak
+    reference forbids; its truncated normal draws until the numbers fit.
+    """
     import transformers.utils.import_utils as utils
 
-    with _replaced(utils, "is_fake_tensor", lambda x: False):
+    with (
+        _replaced(utils, "is_fake_tensor", lambda x: False),
+        _replaced(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_args, **_kwargs: tensor),
+        _replaced(torch.nn.Module, "_apply", _apply_to_fakes(WeakIdKeyDictionary())),
+    ):
         yield
+
+
+def _apply_to_fakes(moved: WeakIdKeyDictionary) -> Callable[..., Any]:
+    """`Module._apply` that puts another parameter where the function gives one; tied ones stay tied by `moved`."""
+
+    def apply(
+        module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True
+    ) -> torch.nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(function)
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            with torch.no_grad():
+                made = function(parameter)
+            if made is not parameter:
+                known = moved.get(parameter)
+                if known is None or (known.dtype, known.stride()) != (made.dtype, made.stride()):
+                    known = moved[parameter] = torch.nn.Parameter(made, parameter.requires_grad)
+                module._parameters[name] = known
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = function(buffer)
+        return module
+
+    return apply
 
 
 @contextlib.contextmanager
@@ -392,9 +525,11 @@ def as_on_cuda(values: FakeValues) -> Iterator[Hosts]:
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
         stack.enter_context(_LooksLikeCuda(hosts))
+        values.is_cuda = True
         try:
             yield hosts
         finally:
+            values.is_cuda = False
             weights.clear()
 
 

@@ -46,18 +46,14 @@ _IGNORED = ("profiler.", "prim.", "aten.is_same_size", "aten.sym_", "aten.lift_f
 class Recorder(TorchDispatchMode):
     """Appends every ATen call to `ops`; works on real and on fake tensors.
 
-    `is_host` tells tensors in host memory from those on the device; `names` are the names that calls get instead of
-    their own (stand-ins for a CUDA operator).
+    `is_host` tells tensors in host memory from those on the device.
     """
 
     def __init__(
-        self,
-        modules: ModuleStack,
-        is_host: Callable[[torch.Tensor], bool] = lambda tensor: False,
-        names: Mapping[str, str] | None = None,
+        self, modules: ModuleStack, is_host: Callable[[torch.Tensor], bool] = lambda tensor: False
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.modules, self.is_host, self.names = modules, is_host, names or {}
+        self.modules, self.is_host = modules, is_host
         self.phase = "forward"
         self.ops: list[Op] = []
         self.tensors: list[TensorRef] = []
@@ -114,7 +110,6 @@ class Recorder(TorchDispatchMode):
         name = str(func)
         if name.startswith(_IGNORED):
             return func(*args, **kwargs)
-        name = self.names.get(name, name)
         freed = self._sweep()
         module, layer = self._place()
         inputs: list[int] = []
@@ -155,7 +150,7 @@ class Recorder(TorchDispatchMode):
             if key not in ("device", "pin_memory")
         }
         result = func(*args, **kwargs)
-        results = [t for t in _flatten(result) if isinstance(t, torch.Tensor)]
+        results = [t for t in flatten(result) if isinstance(t, torch.Tensor)]
         written_storages = {self.tensors[inputs[i]].storage for i in written}
         input_storages = {self.tensors[i].storage for i in inputs}
         outputs = [self._tensor(t, layer) for t in results]
@@ -219,12 +214,12 @@ def _encode_scalar(value: Any) -> Any:
     return {"o": type(value).__name__}
 
 
-def _flatten(value: Any) -> Iterator[Any]:
+def flatten(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _flatten(item)
+            yield from flatten(item)
     else:
         yield value
 
@@ -422,13 +417,12 @@ def record_step(
     meta: Mapping[str, Any] | None = None,
     *,
     is_host: Callable[[torch.Tensor], bool] | None = None,
-    names: Mapping[str, str] | None = None,
 ) -> Stream:
     """The op stream of one steady step; a first step is run to create optimizer state.
 
     `step` has `run()` and `device_type`: a `TrainingStep`, or a `FunctionStep` around a function, whose models and
-    optimizers are those that its first run used. `is_host` and `names` are for `Recorder`: by default a tensor on
-    the CPU is in host memory where the device is another.
+    optimizers are those that its first run used. `is_host` is for `Recorder`: by default a tensor on the CPU is in
+    host memory where the device is another.
     """
     parts = Parts(batch=getattr(step, "batch", None))
     with parts.discovering():
@@ -445,7 +439,7 @@ def record_step(
             return bool(device_type != "cpu" and tensor.device.type == "cpu")
 
     modules = ModuleStack(parts.models)
-    recorder = Recorder(modules, is_host, names)
+    recorder = Recorder(modules, is_host)
     parameters = parts.named_parameters()
     homes = {parameter: modules.layer_of(name) for parameter, name in parameters.items()}
     _register(recorder, parts, homes, step.device_type)
@@ -488,7 +482,7 @@ def _register(
     for model in parts.models:
         for buffer in model.buffers():
             recorder.register(buffer, "buffer", None)
-    for tensor in _flatten(parts.batch):
+    for tensor in flatten(parts.batch):
         if isinstance(tensor, torch.Tensor):
             recorder.register(tensor, "input", None)
     for optimizer in parts.optimizers:

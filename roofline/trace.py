@@ -7,32 +7,63 @@ differently, `recorder` writes down what the dispatcher sees. A real step is rec
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import inspect
+import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 
-from flopcast.microbench.steps import TrainingStep, build_model, causal_lm_batch, make_optimizer
-from flopcast.roofline.cuda_semantics import NAMES, FakeValues, as_on_cuda, untraced
-from flopcast.roofline.recorder import record_step
+from flopcast.errors import FlopcastError, UsageError
+from flopcast.microbench.steps import (
+    FunctionStep,
+    TrainingStep,
+    build_model,
+    build_module,
+    causal_lm_batch,
+    make_optimizer,
+)
+from flopcast.roofline.cuda_semantics import FakeValues, Hosts, as_on_cuda, untraced
+from flopcast.roofline.recorder import flatten, record_step
 from flopcast.roofline.stream import Stream
 
-__all__ = ["record_step", "trace"]
+__all__ = ["load_factory", "record_step", "sizes_of", "trace", "trace_module"]
 
-Recording = Callable[[Any, Mapping[str, Any]], Stream]
+
+@dataclass(frozen=True)
+class _Recording:
+    """Records a step on fake tensors; `hosts` are those in host memory (None: all are alike)."""
+
+    values: FakeValues
+    hosts: Hosts | None = None
+
+    def __call__(self, step: Any, meta: Mapping[str, Any]) -> Stream:
+        if self.hosts is None:
+            return record_step(step, meta, is_host=lambda tensor: False)
+        return record_step(step, meta, is_host=self.hosts.__contains__)
 
 
 @contextlib.contextmanager
-def _fake(device: str) -> Iterator[Recording]:
-    """Fake tensors that behave as those of `device` ("cuda" or "cpu"); gives the function that records a step."""
+def _fake(device: str) -> Iterator[_Recording]:
+    """Fake tensors that behave as those of `device` ("cuda" or "cpu"); gives what records a step on them."""
     values = FakeValues()
     with untraced(), FakeTensorMode(allow_non_fake_inputs=True), values:
         if device == "cpu":
-            yield lambda step, meta: record_step(step, meta, is_host=lambda tensor: False)
-            return
-        with as_on_cuda(values) as hosts:
-            yield lambda step, meta: record_step(step, meta, is_host=hosts.__contains__, names=NAMES)
+            yield _Recording(values)
+        else:
+            with as_on_cuda(values) as hosts:
+                yield _Recording(values, hosts)
 
 
 def trace(
@@ -58,6 +89,236 @@ def trace(
         step = TrainingStep(
             model, adamw, causal_lm_batch(input_ids), precision, device, accumulate=accumulate
         )
-        meta = {"config": dict(config), "batch": batch, "seq": seq, "precision": precision,
-                "optimizer": optimizer, "device": device}  # fmt: skip
+        meta = {"config": dict(config), "batch": batch, "seq": seq, "precision": precision, "optimizer": optimizer,
+                "accumulate": accumulate, "checkpoint": checkpoint, "device": device}  # fmt: skip
         return record(step, meta)
+
+
+def trace_module(
+    source: Any,
+    batch: Any = None,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    precision: str = "autocast-bf16",
+    optimizer: str = "adamw",
+    device: str = "cuda",
+    accumulate: int = 1,
+    checkpoint: str = "none",
+) -> Stream:
+    """The op stream of one step of any module, on fake tensors; nothing of it is computed and no weight is drawn.
+
+    `source` is one of
+    - a module, with its `batch`: a tensor, a tuple of positional or a dict of keyword arguments. The loss is
+      `loss_fn(output)`, else `microbench.steps.loss_of(output)`; the optimizer is the one named;
+    - a factory, or its name "package.module:factory": a function without arguments that returns (module, batch),
+      (module, batch, loss_fn) or a step function. Of `sizes` ("batch", "seq") it gets those it has parameters for;
+    - a step function: it runs forward, backward and optimizer by itself, once a call. The run options are then its
+      own business: `precision`, `optimizer`, `accumulate` and `checkpoint` are not used.
+
+    Modules and optimizers that exist already are lent fake parameters and given their own back. `meta` says "batch" and
+    "seq": samples a micro-batch, and tokens a sample where the first tensor of the batch holds ids, else 1.
+    Raises UsageError: not importable, wrong return, not traceable (which op, and what to do).
+    """
+    name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
+    function = load_factory(source) if isinstance(source, str) else source
+    options = {
+        "precision": precision,
+        "optimizer": optimizer,
+        "accumulate": accumulate,
+        "checkpoint": checkpoint,
+    }
+    with _fake(device) as record, _lent_fakes(function), _explained(name, record.values):
+        made: Any = (
+            (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes or {}, name)
+        )
+        if not isinstance(made, tuple):
+            step: Any = FunctionStep(made, device)
+            batch_sizes = (1, 1)
+        else:
+            if isinstance(source, torch.nn.Module) and batch is None:
+                raise UsageError(f"{name}: a module needs a batch: a tensor, a tuple or a dict of tensors")
+            module, batch, *given = made
+            step = build_module(
+                module, batch, device, loss_fn=given[0] if given else loss_fn,
+                foreach=True if device == "cuda" else None, **options,
+            )  # fmt: skip
+            batch_sizes = sizes_of(step.batch)
+        meta = {"module": name, "batch": batch_sizes[0], "seq": batch_sizes[1], **options, "device": device}
+        stream = record(step, meta)
+    if not any(op.phase == "backward" for op in stream.ops):
+        raise UsageError(
+            f"{name}: no backward ran: valid is a factory that returns (module, batch) or a step function, or a "
+            "function that calls loss.backward() itself"
+        )
+    return stream
+
+
+def load_factory(name: str) -> Callable[..., Any]:
+    """The function that "package.module:factory" names; the current folder counts as a place to import from.
+
+    Raises UsageError that says what is missing.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(
+            f"module {name!r}: valid is package.module:factory, as in flopcast.microbench.zoo:vit_b16"
+        )
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as fault:
+        raise UsageError(
+            f"module {name!r}: {fault}; run from the folder that holds it, set PYTHONPATH, or install it"
+        ) from fault
+    except Exception as fault:
+        raise UsageError(f"module {name!r}: importing {module_name} failed: {_said(fault)}") from fault
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        functions = sorted(
+            n for n, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not n.startswith("_")
+        )  # fmt: skip
+        what = "is not a function" if found is not None else "does not exist"
+        known = f"; functions there: {', '.join(functions)}" if functions else ""
+        raise UsageError(f"module {name!r}: {attribute} {what} in {module_name}{known}")
+    return found  # type: ignore[no-any-return]
+
+
+def _make(function: Callable[..., Any], sizes: Mapping[str, int], name: str) -> Any:
+    """(module, batch[, loss_fn]) or a step function, of a factory; of a step function itself, that function.
+
+    Which of the two a function is shows when it is called: a factory returns something of the kind.
+    """
+    if not callable(function):
+        raise UsageError(f"{name}: valid is a module with its batch, a factory or a step function")
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built in
+        parameters = {}  # type: ignore[assignment]
+    made = function(**{key: value for key, value in sizes.items() if key in parameters})
+    if isinstance(made, (tuple, list)) and made and isinstance(made[0], torch.nn.Module):
+        if len(made) in (2, 3) and (len(made) == 2 or callable(made[2])):
+            return tuple(made)
+        raise UsageError(
+            f"{name} returns {len(made)} values: valid are (module, batch) and (module, batch, loss_fn)"
+        )
+    if isinstance(made, torch.nn.Module):
+        raise UsageError(
+            f"{name} returns a module alone: valid is (module, batch), the batch being what it is called with"
+        )
+    if callable(made):
+        return made
+    if made is None or isinstance(made, (torch.Tensor, float, int)):  # it has run a step
+        return function
+    raise UsageError(
+        f"{name} returns {type(made).__name__}: valid are (module, batch), (module, batch, loss_fn) and a step function"
+    )
+
+
+def sizes_of(batch: Any) -> tuple[int, int]:
+    """(samples, tokens a sample) of a batch by its first tensor: whole numbers in two dimensions are ids."""
+    first = next((t for t in flatten(batch) if isinstance(t, torch.Tensor) and t.ndim), None)
+    if first is None:
+        return 1, 1
+    has_tokens = first.ndim == 2 and not first.is_floating_point()
+    return int(first.shape[0]), int(first.shape[1]) if has_tokens else 1
+
+
+@contextlib.contextmanager
+def _explained(name: str, values: FakeValues) -> Iterator[None]:
+    """Faults of a step on fake tensors as UsageError: which op, and what to do."""
+    try:
+        yield
+    except FlopcastError:
+        raise
+    except Exception as fault:
+        where = f" in {values.failed}" if values.failed else ""
+        advice = "make sure that one real step of it runs"
+        if isinstance(fault, DynamicOutputShapeException):
+            where, advice = (
+                f" in {fault.func}",
+                (
+                    "the size of its result depends on values, which a forecast does not have: "
+                    "use torch.where or a fixed size in its place"
+                ),
+            )
+        elif isinstance(fault, (UnsupportedOperatorException, DataDependentOutputException)):
+            where, advice = (
+                f" in {fault.func}",
+                "give the operator a fake implementation (torch.library.register_fake)",
+            )
+        raise UsageError(f"{name} cannot be traced: {_said(fault)}{where}; {advice}") from fault
+
+
+def _said(fault: Exception) -> str:
+    return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}"
+
+
+# --- what exists already ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _lent_fakes(source: Any) -> Iterator[None]:
+    """While it lasts, the modules and optimizers that `source` is or refers to hold fake parameters and buffers."""
+    fakes: dict[int, torch.Tensor] = {}
+    keep: list[torch.Tensor] = []
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in fakes:
+            keep.append(tensor)  # its id stays its own
+            made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            fakes[id(tensor)] = torch.nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+        return fakes[id(tensor)]
+
+    with contextlib.ExitStack() as stack:
+        for thing in _reachable(source):
+            if isinstance(thing, torch.nn.Module):
+                for owner in thing.modules():
+                    tables: list[dict[str, Any]] = [owner._parameters, owner._buffers]
+                    for held in tables:
+                        stack.callback(dict.update, held, dict(held))
+                        held.update({key: fake(value) for key, value in held.items() if value is not None})
+            else:
+                for group in thing.param_groups:
+                    stack.callback(group.__setitem__, "params", group["params"])
+                    group["params"] = [fake(parameter) for parameter in group["params"]]
+                stack.callback(setattr, thing, "state", thing.state)
+                thing.state = defaultdict(dict)
+        yield
+
+
+def _reachable(source: Any) -> list[torch.nn.Module | torch.optim.Optimizer]:
+    """The modules and optimizers that a function refers to: by closure, by name, by its object, by its arguments."""
+    found: list[torch.nn.Module | torch.optim.Optimizer] = []
+    seen: set[int] = set()
+
+    def visit(thing: Any, depth: int) -> None:
+        if id(thing) in seen or depth > 4:
+            return
+        seen.add(id(thing))
+        if isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
+            found.append(thing)
+        elif isinstance(thing, functools.partial):
+            visit([thing.func, *thing.args, *thing.keywords.values()], depth)
+        elif inspect.ismethod(thing):
+            visit([thing.__func__, *getattr(thing.__self__, "__dict__", {}).values()], depth)
+            visit(thing.__self__, depth)
+        elif inspect.isfunction(thing):
+            try:
+                names = inspect.getclosurevars(thing)
+            except ValueError:  # a cell that is still empty
+                return
+            visit([*names.nonlocals.values(), *names.globals.values()], depth + 1)
+        elif isinstance(thing, (list, tuple, set)):
+            for item in thing:
+                visit(item, depth + 1)
+        elif isinstance(thing, Mapping):
+            visit(list(thing.values()), depth)
+        elif callable(thing) and not isinstance(thing, type) and hasattr(thing, "__dict__"):
+            visit(list(vars(thing).values()), depth)
+
+    visit(source, 0)
+    return found

@@ -118,7 +118,8 @@ def _line(stream: Stream, op: Op) -> str:
     if "attention" in name:
         is_backward = "backward" in name
         name, arguments = f"attention{'_backward' * is_backward}", ""
-        inputs = inputs[: 5 if is_backward else 3]  # gradient, q, k, v, out; or q, k, v
+        # gradient, q, k, v, out; or q, k, v, which may be parts of one tensor
+        inputs = list(dict.fromkeys(op.inputs[: 5 if is_backward else 3]))
         outputs = outputs[: 3 if is_backward else 1]
     operands = _runs([operand_key(stream.tensors[i].operand) for i in inputs])
     written = "" if not op.written else f" writes {len({op.inputs[i] for i in op.written})}"
