@@ -111,7 +111,12 @@ class _Streams:
 def stream_of(plan: Mapping[str, Any], run: Run, profile: Profile) -> Stream:
     """The op stream of a row's plan. Raises UsageError as `forecast` does."""
     if plan.get("module"):
-        raise UsageError(f"module {plan['module']!r} is not forecast yet")
+        from flopcast.roofline.trace import trace_module
+
+        traced = asdict(traced_of(run, profile))
+        return trace_module(
+            plan["module"], sizes={"batch": traced.pop("batch"), "seq": traced.pop("seq")}, **traced
+        )
     return get_stream(plan["config"], traced_of(run, profile))
 
 

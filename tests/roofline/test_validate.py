@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,17 @@ from typing import Any
 import pytest
 
 from flopcast.errors import UsageError
+from flopcast.microbench.plans import PHASES
+from flopcast.roofline.baselines import compare_methods
+from flopcast.roofline.calibration import host_plan
 from flopcast.roofline.forecast import Forecast, Run, forecast
-from flopcast.roofline.ladders import validation_plans
+from flopcast.roofline.ladders import QWEN3_GROUPS, validation_plans
 from flopcast.roofline.lower import OP_CLASSES
 from flopcast.roofline.models import check_config
 from flopcast.roofline.profile import Profile
+from flopcast.roofline.run_host import hosts_of_runs
+from flopcast.roofline.same_stack import check_stack, check_stream
+from flopcast.roofline.stream import Stream
 from flopcast.roofline.suite import PLANS
 from flopcast.roofline.validate import COLUMNS, GROUPS, compare, op_class, signed_error, summary, write_csv
 
@@ -191,7 +199,13 @@ def test_steps_to_validate_on(device: str, name: str) -> None:
     if device == "cuda":
         assert {plan.batch * plan.seq for plan in plans} >= {1024, 8192}
     if name == "standard":
-        assert len(plans) >= 30
+        groups = Counter(plan.group for plan in plans)
+        assert sum(groups[group] for group in QWEN3_GROUPS) >= 44
+        assert groups["patched"] >= 6
+        triton = [p for p in plans if "triton" in (p.matmul, p.attention)]
+        assert len(triton) >= 6
+        judged = {(str(p.config), p.batch, p.seq) for p in plans if p.group != "intervals"}
+        assert not judged & {(str(p.config), p.batch, p.seq) for p in plans if p.group == "intervals"}
         fitted = {(source.width, source.batch, source.seq) for source in PLANS["standard"].fit}
         off = [p for p in plans if p.group == "off the ladder"]
         assert off
@@ -203,3 +217,87 @@ def test_rows_of_kernels_may_lie_before_their_steps(
 ) -> None:
     rows = rows_of(found, tiny)
     assert compare(rows, profile) == compare(rows[::-1], profile)
+
+
+STACK = {"torch": "2.11.0+cu130", "triton": "3.6.0", "transformers": "5.17.0"}
+
+
+def test_steps_of_other_versions_are_refused(
+    found: Forecast, tiny: dict[str, Any], profile: Profile, traced: Callable[..., Stream]
+) -> None:
+    """Kernels are the profile's torch's, operations transformers'; a trace by another torch is proven the same."""
+    stream = traced(tiny)
+    check_stack(STACK, profile)
+    check_stream(replace(stream, meta={**stream.meta, "torch": "2.13.0", "transformers": "5.17.3"}), STACK)
+    check_stream(replace(stream, meta={}), STACK)
+    with pytest.raises(UsageError, match=r"torch 2\.12\.1.*measured with torch 2\.11\.0.*bench.*--any-stack"):
+        check_stack({**STACK, "torch": "2.12.1"}, profile)
+    for name, version in (("transformers", "5.23.0"), ("torch", "2.9.1")):
+        other = replace(stream, meta={**stream.meta, **STACK, name: version})
+        with pytest.raises(UsageError, match=f"traced with {name} {version}.*pip install {name}=={version}"):
+            check_stream(other, STACK)
+    rows = rows_of(found, tiny)
+    assert compare(rows, profile, stack=STACK) == compare(rows, profile)
+    with pytest.raises(UsageError, match="--any-stack"):
+        compare(rows, profile, stack={**STACK, "transformers": "4.0.0"})
+
+
+def test_other_kinds_of_steps_are_summed_up_apart(
+    found: Forecast, tiny: dict[str, Any], profile: Profile
+) -> None:
+    def of_group(group: str, slower: float) -> dict[str, Any]:
+        rows = rows_of(found, tiny, slower=slower)
+        return compare([{**row, "plan": {**row["plan"], "group": group}} for row in rows], profile)[0]
+
+    groups = ("ladder", "patched", "other families", "options", "intervals")
+    rows = [of_group(group, 1.25 + i / 4) for i, group in enumerate(groups)]
+    by_name = {entry["rows"]: entry for entry in summary(rows)}
+    assert by_name["all"]["n"] == 1
+    assert by_name["all"]["step_worst"] == pytest.approx(0.2)
+    assert by_name["patched with other kernels"]["step_worst"] == pytest.approx(1 / 3)
+    assert by_name["other families"]["n"] == by_name["options"]["n"] == 1
+    assert sum(entry["n"] for name, entry in by_name.items() if not name.endswith("-bound")) == 4
+    assert [row["used_in_intervals"] for row in rows] == [False] * 4 + [True]
+    assert by_name["all"]["interval_width"] > 0
+
+
+def test_the_same_steps_by_other_methods(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
+    h200 = replace(profile, gpu="nvidia-h200")
+    rows = rows_of(found, tiny)
+    estimate = {"key": "step_estimate/tiny", "status": "ok", "value": 2 * found.step_seconds}
+    (row,) = compare([*rows, estimate], h200)
+    assert row["torch_error"] == pytest.approx(1.0)
+    assert row["roofline_forecast"] < row["device_forecast"]  # nothing beats the datasheet
+    assert row["six_n_forecast"] == pytest.approx(6 * found.n_params * 64 / (0.4 * 9e14))
+    methods = {entry["method"]: entry for entry in compare_methods([row])}
+    assert list(methods) == ["step", "roofline", "six_n", "torch"]
+    assert methods["step"]["all_worst"] == pytest.approx(0.0, abs=1e-9)
+    assert methods["torch"]["all_signed"] == pytest.approx(1.0)
+    (unknown,) = compare(rows, profile)  # a GPU without a datasheet, and torch's estimator not run
+    assert unknown["roofline_forecast"] is unknown["torch_forecast"] is None
+    assert [entry["method"] for entry in compare_methods([unknown])] == ["step", "six_n"]
+
+
+def test_the_host_is_the_one_beside_the_step(tiny: dict[str, Any], profile: Profile) -> None:
+    """Tiny models half as fast around one step: that step's host is, the other's is not."""
+    plan = host_plan("cuda")
+    samples = [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+    calibration = [
+        {"key": plan.row_key(depth, phase), "status": "ok", "session": "a", "value": 1e-3 * (1 + depth),
+         "samples": [1e-3 * (1 + depth) * factor for factor in samples], "n": len(samples)}
+        for depth in plan.configs for phase in ("zero_grad", *PHASES)
+    ]  # fmt: skip
+    host = hosts_of_runs(calibration, profile)["a"]
+    calm, busy = host.at(2), host.at(6)
+    assert busy.forward["launch"] == pytest.approx(2 * calm.forward["launch"])
+    assert busy.step_fixed == pytest.approx(2 * calm.step_fixed)
+    assert host.at(None) == host.costs
+    assert hosts_of_runs([], profile) == {}
+    steps = [
+        {**row, "key": f"{row['key']}{i}", "session": "a", "host_samples_before": n}
+        for i, n in enumerate((2, 6))
+        for row in rows_of(forecast(tiny, Run(batch=2, seq=32), profile), tiny)[:1]
+    ]
+    first, second = compare([*steps, *calibration], profile)
+    assert second["host_forecast"] == pytest.approx(2 * first["host_forecast"])
+    assert first["host_calibrated"] == "in the same run"
