@@ -39,7 +39,7 @@ suite.load = lambda name: load(name)[::11]
 calibration.host_plan = lambda kind: replace(plan(kind), rounds=1, steps_per_round=1)
 timer.POLICIES["cpu"]["quick"] = replace(
     timer.CPU_QUICK, min_samples=2, timeout_seconds=0.01, warm_up_seconds=0.01, sustained_seconds=0.1,
-    max_rotation_bytes=1 << 24, scalar_repeats=2,
+    max_rotation_bytes=1 << 24, max_sets=4, scalar_repeats=2,
 )
 sys.argv = ["flopcast", *sys.argv[1:]]
 cli.main()
@@ -202,19 +202,16 @@ def tiny(batch=8):
 
 
 def test_models_asked_for_are_held_directly(flopcast: Command, measured: Path, tmp_path: Path) -> None:
-    """A config in two runs and a factory, added to the suite's rows: nothing twice, all of the steps measured."""
+    """A config and a factory, added to the suite's rows: nothing twice, all of the steps measured."""
     file, config = measured / records.MEASUREMENTS, tmp_path / "asked.json"
     config.write_text(json.dumps(make_config(**RUN)))
     before = file.read_bytes()
-    for budget in (("--budget", "0.5"), ()):
-        done = start(
-            "bench", "--device", "cpu", "--config", config, *ONCE, "--out", measured, "--json", *budget
-        )
-        out, err = done.communicate(timeout=120)
-        assert done.returncode == 0, err
-        parts = json.loads(out)["parts"]
-        assert ("left over" in parts["kernels"]) == bool(budget)
-        assert "0 measured" in parts["ceilings"], "the suite's are used"
+    done = start("bench", "--device", "cpu", "--config", config, *ONCE, "--out", measured, "--json")
+    out, err = done.communicate(timeout=120)
+    assert done.returncode == 0, err
+    parts = json.loads(out)["parts"]
+    assert "0 measured" in parts["ceilings"], "the suite's are used"
+    assert "done before" in parts["kernels"]
     (tmp_path / "mine.py").write_text(FACTORY)
     done = start(
         "bench", "--device", "cpu", "--module", "mine:tiny", "--batch", "32", "--out", measured, cwd=tmp_path
@@ -440,3 +437,43 @@ def test_the_profile_is_looked_for_before_a_step_is_run(
         result = flopcast("validate", "--device", "cpu", "--out", tmp_path / "steps", *gpu)
         assert (result.code, result.out) == (2, "")
     assert not (tmp_path / "steps").exists()
+
+
+@pytest.mark.usefixtures("a_ladder_of_one")
+def test_steps_may_be_run_here_and_compared_elsewhere(
+    flopcast: Command, profile: Path, tmp_path: Path
+) -> None:
+    steps = tmp_path / "steps"
+    none = flopcast("validate", "--device", "cpu", "--run-only", "--budget", "0", "--out", steps)
+    assert none.code == 0, none.err
+    assert records.read(steps).rows == []
+    ran = flopcast("validate", "--device", "cpu", "--run-only", "--out", steps)
+    assert ran.code == 0, ran.err
+    assert f"`flopcast validate --steps-from {steps}`" in ran.err
+    assert not (steps / "validation.csv").exists()
+    compared = flopcast("validate", "--steps-from", steps, "--gpu", profile, "--json")
+    assert [row["name"] for row in compared.document["rows"]] == ["tiny"]
+    for bad in (("--budget", "-1"), ("--run-only", "--steps-from", str(steps))):
+        result = flopcast("validate", "--device", "cpu", "--out", steps, *bad)
+        assert (result.code, result.out) == (2, ""), bad
+
+
+def test_another_stack_is_refused_unless_told(flopcast: Command, profile: Path, tmp_path: Path) -> None:
+    """Steps of another torch than the profile's: their kernels are others."""
+    import torch
+
+    from flopcast.microbench.device import describe
+
+    steps, cpu = tmp_path / "steps", torch.device("cpu")
+    with records.Recorder(steps, describe(cpu)) as recorder:
+        failed = run_steps.measure_plan(replace(TINY, precision="fp8"), cpu, lambda step: {})
+        recorder.append({**failed, "key": TINY.key})
+    machine = json.loads((steps / "machine.json").read_text())
+    machine["stack"]["torch"] = "2.9.1"
+    (steps / "machine.json").write_text(json.dumps(machine))
+    refused = flopcast("validate", "--steps-from", steps, "--gpu", profile)
+    assert (refused.code, refused.out) == (2, "")
+    assert "torch 2.9.1" in refused.err
+    assert "--any-stack" in refused.err
+    told = flopcast("validate", "--steps-from", steps, "--gpu", profile, "--any-stack", "--json")
+    assert told.code == 0, told.err
