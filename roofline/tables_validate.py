@@ -49,6 +49,8 @@ def row_label(row: Row) -> str:
     usual = {"optimizer": "adamw", "matmul": "torch", "attention": "sdpa", "precision": "autocast-bf16",
              "checkpoint": "none", "accumulate": 1}  # fmt: skip
     said = {name: row[name] for name, value in usual.items() if row[name] not in (None, value)}
+    if "optimizer" in said:
+        said["optimizer"] = str(said["optimizer"]).removeprefix("adamw-")
     if "accumulate" in said:
         said["accumulate"] = f"accumulate {said['accumulate']}"
     if "checkpoint" in said:
