@@ -10,7 +10,7 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline.interval import Z, device_log_sigma, is_synchronous, step_interval
-from flopcast.roofline.lower import OP_CLASSES
+from flopcast.roofline.lower import OP_CLASSES, recomputed
 from flopcast.roofline.memory import needed_bytes, peak_bytes, workspace_bytes
 from flopcast.roofline.prices import Price
 from flopcast.roofline.profile import HostCosts, Profile
@@ -35,7 +35,11 @@ ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How the step is run. Checked by `check`."""
+    """How the step is run. Checked by `check`.
+
+    `batch` sequences of `seq` tokens are a micro-batch, `accumulate` of them a step. `flops_counted` of a step counts
+    the FLOPs of the model, every micro-batch's, and not what `checkpoint` "full" computes again (the breakdown does).
+    """
 
     batch: int = 4
     seq: int = 256
@@ -61,8 +65,6 @@ class Run:
                 raise UsageError(f"{name} {value!r}: valid are {', '.join(choices)}")
         for name, value, modelled in (
             ("mode", self.mode, "eager"),
-            ("checkpoint", self.checkpoint, "none"),
-            ("accumulate", self.accumulate, 1),
             ("matmul", "best" if self.matmul == "best" else "", ""),
             ("attention", "best" if self.attention == "best" else "", ""),
         ):
@@ -190,8 +192,14 @@ def forecast_stream(
     host_seconds = sum(item.host_seconds for item in items)
     device_sigma = device_log_sigma(items, profile)
     step, low, high = step_interval(items, profile, host, device_sigma)
-    tokens = run.batch * run.seq
-    counted = sum(item.work.flops for item in items if item.work is not None)
+    tokens = run.batch * run.seq * run.accumulate
+    # model FLOPs, as MFU's convention has it: what checkpointing computes again is time but no work done
+    again = recomputed(stream)
+    counted = sum(
+        item.work.flops
+        for item, is_repeated in zip(items, again, strict=True)
+        if item.work is not None and not is_repeated
+    )
     six_n = 6 * stream.n_params * tokens
     peak = peak_for(profile, run.precision)
     capability = profile.device.get("capability")
@@ -284,7 +292,7 @@ def what_bounds(
     """ "host" where handing over takes longer than the kernels, else their larger part: "matrix" or "memory"."""
     if host_seconds > device_seconds and not is_synchronous:
         return "host"
-    matrix = sum(share.seconds for share in breakdown if share.op_class in ("gemm", "attention"))
+    matrix = sum(share.seconds for share in breakdown if share.op_class in ("gemm", "attention", "conv"))
     return "matrix" if matrix > device_seconds / 2 else "memory"
 
 

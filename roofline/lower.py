@@ -16,15 +16,19 @@ from typing import Any
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
 from flopcast.roofline.stream import Op, Stream
 
-OP_CLASSES = ("gemm", "attention", "pointwise", "copy", "reduction", "softmax", "loss", "embedding", "optimizer",
-              "cat", "fill", "other")  # fmt: skip
+OP_CLASSES = ("gemm", "attention", "conv", "pointwise", "copy", "reduction", "softmax", "loss", "embedding",
+              "optimizer", "cat", "fill", "other")  # fmt: skip
 
 # name of the ATen packet -> class; whatever is not listed is pointwise if its output has the broadcast shape of
 # its inputs, else "other".
 _PACKETS = {
     "copy": "_to_copy copy_ clone contiguous",
     "reduction": "mean sum all any amax max var_mean native_layer_norm native_layer_norm_backward norm"
-    " native_batch_norm native_batch_norm_backward cumsum",
+    " native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward"
+    " native_group_norm native_group_norm_backward cumsum",
+    "conv": "convolution convolution_backward",
+    "gemm": "_grouped_mm",
+    "attention": "attention attention_backward",
     "softmax": "_log_softmax _log_softmax_backward_data _softmax _softmax_backward_data",
     "loss": "nll_loss_forward nll_loss_backward",
     "embedding": "embedding embedding_dense_backward index index_select",
@@ -47,6 +51,8 @@ _ATTENTION = {
     "aten._scaled_dot_product_flash_attention_backward": ("sdpa-flash", 11),
     "aten._scaled_dot_product_cudnn_attention": ("sdpa-cudnn", 6),
     "aten._scaled_dot_product_cudnn_attention_backward": ("sdpa-cudnn", 14),
+    "aten._scaled_dot_product_efficient_attention": ("sdpa-efficient", 6),
+    "aten._scaled_dot_product_efficient_attention_backward": ("sdpa-efficient", 11),
     "aten._scaled_dot_product_flash_attention_for_cpu": ("sdpa-cpu", 4),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": ("sdpa-cpu", 7),
 }  # fmt: skip
@@ -119,7 +125,7 @@ def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
     if name in _GEMMS:
         a, b = (stream.tensors[op.inputs[i]].operand for i in _GEMMS[name])
         return _gemm(a, b, stream.meta.get("precision", "")), "torch"
-    if name in _ATTENTION:
+    if name in _ATTENTION and _is_square(stream, op, name):
         return _attention(stream, op, name), _ATTENTION[name][0]
     call = stream.call(op)
     if not call.bytes:
@@ -139,6 +145,10 @@ def launches(shape: Shape) -> int:
         return max(
             1, ceil(chunks / _MAX_CHUNKS), ceil(len(lists[0]) / _MAX_TENSORS[min(depth, 5)]) if lists else 1
         )
+    if name == "_grouped_mm":  # one kernel and its arguments' in bf16, else a product a group
+        return 2 if shape.inputs[0].dtype == "bf16" else max(1, shape.inputs[-1].numel)
+    if name == "convolution_backward":  # one for the input's gradient and one for the weights'
+        return max(1, sum(map(bool, json.loads(shape.args)[10][:2])))
     return 1
 
 
@@ -161,6 +171,25 @@ def _gemm(a: Operand, b: Operand, precision: str) -> Gemm:
 def _is_row_major(operand: Operand) -> bool:
     rows, columns = operand.stride[-2:]
     return columns == 1 or not (rows == 1 or operand.shape[-2] == 1)
+
+
+def recomputed(stream: Stream) -> list[bool]:
+    """For each op whether it repeats in the backward what its module did in the forward (activation checkpointing).
+
+    It is the same call with the same operands; a product of the backward itself reads one of them transposed. Known
+    for streams that were traced with checkpointing; a module's own checkpointing is not told apart.
+    """
+    if stream.meta.get("checkpoint", "none") == "none":
+        return [False] * len(stream.ops)
+    forward = {(op.module, stream.call(op).key) for op in stream.ops if op.phase == "forward"}
+    return [op.phase == "backward" and (op.module, stream.call(op).key) in forward for op in stream.ops]
+
+
+def _is_square(stream: Stream, op: Op, name: str) -> bool:
+    """Whether an attention has as many keys as queries, four dimensions, and is not the stand-in of another kind."""
+    is_backward = name.endswith("_backward")
+    query, key = (stream.tensors[op.inputs[i + is_backward]].operand.shape for i in (0, 1))
+    return len(query) == 4 and len(key) == 4 and query[2] == key[2]
 
 
 def _attention(stream: Stream, op: Op, name: str) -> Attention:
@@ -188,6 +217,8 @@ def _describe_call(call: Call) -> Work:
     name = packet(call.op).split(".")[1]
     big = [o for o in (*call.inputs, *call.outputs) if o.shape]
     op_class = _call_class(call, name)
+    if op_class in ("conv", "gemm", "attention"):
+        return _describe_product(call, name, op_class)
     dtypes = _dtypes(call)
     moved = _moved_bytes(call, name)
     inner = max((o.shape[-1] for o in big), default=1)
@@ -211,6 +242,66 @@ def _describe_call(call: Call) -> Work:
         pattern, extra = _pattern(Call(call.op, call.inputs[:1], call.inputs[:1]))
     variant = "|".join(part for part in (name, dtypes, pattern) if part)
     return Work(call, op_class, variant, (log2(max(moved, 1)), extra, *each), moved, 0)
+
+
+def _describe_product(call: Call, name: str, op_class: str) -> Work:
+    """Calls that multiply matrices without being one product: as the products that they amount to.
+
+    A convolution of [n, c, ...] with weights [o, c / groups, ...] sums c / groups x window elements for each of its
+    results (implicit GEMM: m = n x places, n = o / groups, k = c / groups x window); its backward does so once for the
+    gradient of the input and once for that of the weights. A grouped product shares its rows among the groups evenly.
+    Attention of other keys than queries counts every pair, backward 2.5 times. 2 FLOPs a multiply-add.
+    """
+    if op_class == "conv":
+        arguments = json.loads(call.args)
+        is_backward = name.endswith("_backward")
+        data, weight = call.inputs[1:3] if is_backward else call.inputs[:2]
+        result = call.inputs[0] if is_backward else call.outputs[0]
+        is_transposed, groups = (arguments[7], arguments[9]) if is_backward else (arguments[6], arguments[8])
+        big = data if is_transposed else result
+        window = prod(weight.shape[2:])
+        m, n, k = big.numel // big.shape[1], weight.shape[0] // groups, weight.shape[1] * window
+        passes = sum(arguments[10][:2]) if is_backward else 1
+        layout = "nchw" if data.is_contiguous else "nhwc"
+        kernel = "x".join(map(str, weight.shape[2:]))
+        stride = "x".join(map(str, arguments[4 if is_backward else 3]))
+        direction = (
+            ("dgrad", "wgrad", "bwd")[arguments[10][0] * -1 + 2 * arguments[10][1]] if is_backward else "fwd"
+        )
+        variant = f"{direction}/{data.dtype}/{layout}/k{kernel}s{stride}{f'g{groups}' if groups > 1 else ''}"
+        features: tuple[float, ...] = (log2(max(m, 1)), log2(max(n, 1)), log2(max(k, 1)))
+        return Work(call, op_class, variant, features, call.bytes, 2 * m * n * k * groups * passes)
+    if op_class == "gemm":
+        a, b = call.inputs[:2]
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        groups = next((o.shape[0] for o in (a, b) if len(o.shape) == 3), call.outputs[0].shape[0])
+        flops = 2 * m * n * k
+        each = (
+            (m, n, k / groups)
+            if len(a.shape) == len(b.shape)
+            else ((m, n / groups, k) if len(a.shape) == 3 else (m / groups, n, k))
+        )
+        layout = ("n" if _is_row_major(a) else "t") + ("n" if _is_row_major(b) else "t")
+        sizes = tuple(log2(max(size, 1)) for size in (*each, groups))
+        return Work(call, op_class, f"grouped/{layout}/{a.dtype}", sizes, call.bytes, flops)
+    is_backward = name.endswith("_backward")
+    query, key = call.inputs[is_backward], call.inputs[1 + is_backward]
+    pairs = prod(query.shape[:-1]) * key.shape[-2]
+    flops = 4 * pairs * query.shape[-1]
+    direction, flops = ("bwd", flops * 5 // 2) if is_backward else ("fwd", flops)
+    features = (
+        log2(prod(query.shape[:-2])), log2(max(query.shape[1] / key.shape[1], 1)),
+        log2(max(query.shape[-2] * key.shape[-2], 1)) / 2,
+    )  # fmt: skip
+    return Work(
+        call,
+        op_class,
+        f"{direction}/full/{query.dtype}/d{query.shape[-1]}",
+        features,
+        call.bytes,
+        flops,
+        "sdpa",
+    )
 
 
 def _call_class(call: Call, name: str) -> str:
@@ -314,8 +405,14 @@ def _reduction(call: Call) -> tuple[str, float, float]:
     That is a result where one row makes it, and else a step: one of the elements that are added up."""
     source = call.inputs[0]
     arguments: list[Any] = json.loads(call.args)
-    dims = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, int)) else None
     rank = len(source.shape)
+    dims = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, int)) else None
+    name = packet(call.op)
+    if "layer_norm" in name:  # what it is given is the shape, not the dimensions
+        shape = arguments[2 if name.endswith("_backward") else 1]
+        dims = list(range(rank - len(shape), rank))
+    elif "batch_norm" in name:  # all but the channels
+        dims = [d for d in range(rank) if d != 1]
     reduced = (
         set(range(rank))
         if dims is None

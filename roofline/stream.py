@@ -4,7 +4,7 @@ A `Stream` is plain data (JSON), made by `trace.py` and read without torch. Laye
 model with identical layers is traced at depth 3 and `at_depth` gives the stream of any depth from it:
 
     pre, forward layer 0, 1, 2, loss, backward layer 2, 1, 0, post, optimizer
-             the middle layer is repeated ^ and its storages renamed
+             the middle layer is repeated ^ and its storages renamed; several micro-batches the same, one by one
 
 Storages carry the layer they belong to ("home"), so that a reference from one layer to the next stays a
 reference from one layer to the next after renaming; reuse distances and lifetimes stay right.
@@ -129,10 +129,8 @@ class _Unfolding:
     def run(self) -> Stream:
         ops = [
             self._copy(op, layer)
-            for phase in PHASES
-            for op, layer in self._sequence(
-                [op for op in self.source.ops if op.phase == phase], phase == "backward"
-            )
+            for phase, run in groupby(self.source.ops, key=lambda op: op.phase)  # micro-batch by micro-batch
+            for op, layer in self._sequence(list(run), phase == "backward")
         ]
         repeated = self._layer_parameters() * (self.depth - FOLDED_DEPTH)
         return replace(
@@ -179,7 +177,15 @@ class _Unfolding:
             layer,
             _rename(op.module, op.layer, layer),
             op.kind,
-            tuple([self._storage(s, place(self.source.storages[s].layer)) for s in op.freed]),
+            self._freed(op)
+            if layer is None
+            else tuple([self._storage(s, place(self.source.storages[s].layer)) for s in op.freed]),
+        )
+
+    def _freed(self, op: Op) -> tuple[int, ...]:
+        """What an op outside the layers finds released: of every layer, as autocast's cast weights at its end."""
+        return tuple(
+            self._storage(s, at) for s in op.freed for at in self._layers_of(self.source.storages[s].layer)
         )
 
     def _placer(self, op: Op, layer: int | None) -> Callable[[int | None], int | None]:
@@ -233,11 +239,7 @@ class _Unfolding:
             written=tuple(written),
             args=args,
             kwargs=kwargs,
-            freed=tuple(
-                self._storage(s, at)
-                for s in op.freed
-                for at in self._layers_of(self.source.storages[s].layer)
-            ),
+            freed=self._freed(op),
         )
 
     def _layers_of(self, home: int | None) -> list[int | None]:

@@ -122,7 +122,7 @@ def trace_module(
     """
     name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
     function = load_factory(source) if isinstance(source, str) else source
-    options = {
+    options: dict[str, Any] = {
         "precision": precision,
         "optimizer": optimizer,
         "accumulate": accumulate,

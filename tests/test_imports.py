@@ -132,8 +132,8 @@ def objection(module: str, target: str, lazy: bool) -> str | None:
                 return f"only {', '.join(RUNNERS)} run kernels"
             if not lazy:
                 return "import what runs kernels inside the function that needs it"
-    elif ours and target not in SHARED:
-        return "the top package imports none of its parts"
+    elif ours and target not in SHARED and not lazy:
+        return "the top package imports none of its parts before they are asked for"
     return None
 
 

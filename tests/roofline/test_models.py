@@ -75,9 +75,10 @@ def test_the_ladder() -> None:
 def test_shipped_configs() -> None:
     """Published sizes in billions; names smallest first."""
     names = shipped_names()
-    assert names == ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b"]
+    assert names == ["gpt2", "qwen3-0.6b", "llama-3.2-1b", "qwen3-moe", "qwen3-1.7b", "qwen3-4b", "qwen3-8b",
+                     "qwen3-14b", "qwen3-32b"]  # fmt: skip
     billions = [n_params(load_config(name)) / 1e9 for name in names]
-    assert billions == pytest.approx([0.596, 1.72, 4.02, 8.19, 14.77, 32.76], rel=0.002)
+    assert billions == pytest.approx([0.1244, 0.596, 1.236, 1.465, 1.72, 4.02, 8.19, 14.77, 32.76], rel=0.002)
     for name in names:
         check_config(load_config(name))
 

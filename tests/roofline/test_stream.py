@@ -26,11 +26,19 @@ def facts(stream: Stream, op: Op) -> tuple[Any, ...]:
     return op.name, op.phase, op.layer, op.module, op.kind, op.written, stream.call(op).key
 
 
-@pytest.mark.parametrize(("device", "optimizer"), RUNS)
+@pytest.mark.parametrize(
+    "run",
+    [
+        *({"device": device, "optimizer": optimizer} for device, optimizer in RUNS),
+        {"accumulate": 3},
+        {"checkpoint": "full"},
+        {"accumulate": 2, "checkpoint": "full", "optimizer": "adamw-fused"},
+    ],
+    ids=str,
+)
 def test_three_layers_unfold_to_what_five_give(
-    tiny: dict[str, Any], traced: Tracing, device: str, optimizer: str
+    tiny: dict[str, Any], traced: Tracing, run: dict[str, Any]
 ) -> None:
-    run = {"device": device, "optimizer": optimizer}
     unfolded = at_depth(traced(tiny, folded=False, **run), 5)
     real = traced(with_depth(tiny, 5), folded=False, **run)
     assert unfolded.depth == real.depth == 5

@@ -22,7 +22,7 @@ from flopcast.microbench.measure_step import profile_kernels
 from flopcast.roofline import stream as streams
 from flopcast.roofline.cuda_semantics import FakeValues, as_on_cuda
 from flopcast.roofline.lower import describe, launches, lower
-from flopcast.roofline.models import load_config, n_params, shipped_names
+from flopcast.roofline.models import depth_of, load_config, n_params, shipped_names
 from flopcast.roofline.profile import PROFILES, Profile
 from flopcast.roofline.ship import shipped_streams
 from flopcast.roofline.stream import Stream
@@ -153,7 +153,7 @@ def test_parameters_of_the_shipped_configs(traced: Tracing) -> None:
         config = load_config(name)
         stream = traced(config, batch=4, seq=256)
         assert stream.n_params == n_params(config), name
-        assert stream.depth == config["num_hidden_layers"]
+        assert stream.depth == depth_of(config)
         assert stream.parameter_bytes == 4 * stream.n_params
 
 
