@@ -292,7 +292,7 @@ _CUDA = torch.device("cuda", 0)
 # Compute capability that Python is told: of the parts that the profiles are of, the one measured.
 _CAPABILITY = (9, 0)
 # A step reads back a handful of truth values; a loop until one is false would never end.
-MAX_CHECKS = 10_000
+MAX_CHECKS = 2_000
 
 
 class Hosts:

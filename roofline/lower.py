@@ -182,7 +182,13 @@ def recomputed(stream: Stream) -> list[bool]:
     if stream.meta.get("checkpoint", "none") == "none":
         return [False] * len(stream.ops)
     forward = {(op.module, stream.call(op).key) for op in stream.ops if op.phase == "forward"}
-    return [op.phase == "backward" and (op.module, stream.call(op).key) in forward for op in stream.ops]
+    is_layered = stream.depth is not None  # then only layers are checkpointed
+    return [
+        op.phase == "backward"
+        and (op.layer is not None or not is_layered)
+        and (op.module, stream.call(op).key) in forward
+        for op in stream.ops
+    ]
 
 
 def _is_square(stream: Stream, op: Op, name: str) -> bool:

@@ -68,7 +68,7 @@ def traced_before(
 
 def test_a_torn_file_is_traced_again(tiny: dict[str, Any], cache: Path, traced_before: list[Traced]) -> None:
     first = get_stream(tiny, RUN)
-    (path,) = cache_folder().rglob("*.json.gz")
+    (path,) = cache_folder().rglob(f"{stream_key(tiny, RUN)}.json.gz")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     assert get_stream(tiny, RUN) == first
