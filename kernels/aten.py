@@ -43,6 +43,8 @@ def _index_bound(shape: Call) -> int:
         return shape.inputs[1].shape[-1]
     if name == "nll_loss_forward":
         return shape.inputs[0].shape[-1]
+    if name.startswith(("scatter", "gather")):  # beyond it CUDA's assertion ends the process's context
+        return shape.inputs[0].shape[int(json.loads(shape.args)[1])]
     return next((o.shape[0] for o in shape.inputs if o.shape and o.dtype.startswith(("fp", "bf"))), 2)
 
 

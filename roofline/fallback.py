@@ -113,7 +113,13 @@ class Fallback:
         surface = self.surfaces.get(str(other))
         if surface is not None and _fits(surface, works):
             return self._other_cache(wanted, other, surface, works)
-        relatives = self._names.get(wanted.op_class, [])  # laws take any number of sizes of their class
+        # laws take any number of sizes of their class, but one that counts a third size has to be given it
+        sizes = min(len(work.features) for work in works)
+        relatives = [
+            name
+            for name in self._names.get(wanted.op_class, [])
+            if sizes > 2 or "each" not in self.surfaces[str(name)].params
+        ]
         if relatives:
             return self._relatives(wanted, relatives, works)
         return [self._nothing(wanted, work) for work in works]

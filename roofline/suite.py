@@ -121,10 +121,13 @@ _FAMILIES = (
         (2, 512, "adamw"), (4, 1024, "adamw-fused"), (1, 2048, "adamw"))),
     *(Source(config="gpt2", batch=b, seq=s, optimizer=o) for b, s, o in (
         (4, 256, "adamw"), (16, 512, "adamw-fused"), (2, 1024, "adamw"))),
+    *(Source(config="qwen3-moe", batch=b, seq=s, optimizer=o) for b, s, o in (
+        (4, 256, "adamw"), (4, 1024, "adamw-fused"), (2, 512, "adamw"))),
     *(Source(module="vit_b16", batch=batch) for batch in (16, 32, 128)),
     *(Source(module="resnet50", batch=batch) for batch in (16, 32, 128)),
     *(Source(module="resnet50_channels_last", batch=batch) for batch in (32, 128)),
     *(Source(module="mlp", batch=batch) for batch in (1024, 8192)),
+    *(Source(module="train_mlp", batch=batch) for batch in (1024, 8192)),
     *(Source(module="transformer_encoder", batch=batch) for batch in (16, 64)),
 )  # fmt: skip
 _FAMILIES_HOLDOUT = (
