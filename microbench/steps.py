@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,8 +125,11 @@ def build_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    # a copy: transformers writes into nested fields (rope_scaling)
     fields = {
-        name: value for name, value in config.items() if name not in ("architectures", "dtype", "torch_dtype")
+        name: deepcopy(value)
+        for name, value in config.items()
+        if name not in ("architectures", "dtype", "torch_dtype")
     }
     transformers_config = AutoConfig.for_model(**fields)
     model: torch.nn.Module = AutoModelForCausalLM.from_config(

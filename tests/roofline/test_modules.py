@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from flopcast.errors import UsageError
 from flopcast.microbench import steps, zoo
 from flopcast.roofline.forecast import Run, forecast, forecast_stream
 from flopcast.roofline.lower import describe, lower, recomputed
+from flopcast.roofline.models import load_config
 from flopcast.roofline.profile import Profile
 from flopcast.roofline.stream import Stream
-from flopcast.roofline.trace import trace_module
+from flopcast.roofline.trace import trace, trace_module
 
 ZOO = "flopcast.microbench.zoo:"
 
@@ -66,6 +68,15 @@ def test_factories_modules_and_step_functions_trace_alike(golden: Any) -> None:
     assert {op.phase for op in by_function.ops} == {"forward", "backward", "optimizer"}
 
 
+def test_tracing_leaves_a_config_as_it_was() -> None:
+    config = load_config("llama-3.2-1b")
+    small = {**config, "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 2}  # fmt: skip
+    before = deepcopy(small)
+    trace(small, batch=1, seq=8)
+    assert small == before  # transformers writes into rope_scaling
+
+
 def test_sizes_and_loss_functions() -> None:
     stream = trace_module(ZOO + "transformer_encoder", sizes={"batch": 2, "seq": 16})
     assert (stream.meta["batch"], stream.depth) == (2, 6)
@@ -90,8 +101,6 @@ def test_convolutions_count_what_torch_counts() -> None:
 
 
 def test_experts_count_as_many_rows_as_they_are_given() -> None:
-    from flopcast.roofline.trace import trace
-
     config = {
         "model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "moe_intermediate_size": 32,
