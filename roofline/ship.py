@@ -35,10 +35,7 @@ def shipped_streams() -> list[tuple[Config, Traced]]:
 
 def main() -> None:
     """Writes data/suites and data/streams."""
-    for name, plan in suite.PLANS.items():
-        cases = suite.build(plan)
-        suite.save(cases, DATA / "suites" / f"{name}.json.gz")
-        print(f"suite {name}: {len(cases)} cases")
+    suite.remake(suite.PLANS)
     wanted = shipped_streams()
     for old in (DATA / "streams").glob("*.json.gz"):
         old.unlink()

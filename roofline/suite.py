@@ -324,9 +324,14 @@ def shipped_path(name: str) -> Path:
 
 
 def main() -> None:
-    """Remakes the shipped suites, or those named on the command line, and says how long each takes."""
+    """Remakes the shipped suites, or those named on the command line."""
+    remake(sys.argv[1:] or PLANS)
+
+
+def remake(names: Iterable[str]) -> None:
+    """Builds and writes suites, and says how long each takes."""
     profile = find_profile(MEASURED_GPU)
-    for name in sys.argv[1:] or PLANS:
+    for name in names:
         plan = PLANS[name]
         cases = build(plan)
         save(cases, shipped_path(name), sources=plan.labels)
