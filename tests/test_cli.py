@@ -158,8 +158,12 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "unknown optimizer": (f"predict --gpu {H200} --width 512 --optimizer sgd", ("'sgd'", "adamw, adamw-fused")),
     "unknown mode": (f"predict --gpu {H200} --width 512 --mode quick", ("'quick'", "eager, compile")),
     "compile": (f"predict --gpu {H200} --width 512 --mode compile", ("'compile'", "not modelled yet", "eager")),
-    "accumulation": (f"predict --gpu {H200} --width 512 --accumulate 2", ("accumulate 2", "not modelled yet")),
-    "checkpointing": (f"predict --gpu {H200} --width 512 --checkpoint full", ("'full'", "not modelled yet", "none")),
+    "no micro-batch": (f"predict --gpu {H200} --width 512 --accumulate 0", ("accumulate is 0", "at least 1")),
+    "unknown checkpointing": (f"predict --gpu {H200} --width 512 --checkpoint half", ("'half'", "none, full")),
+    "no such module": (f"predict --gpu {H200} --module no_such:f", ("'no_such:f'", "No module named", "PYTHONPATH")),
+    "no such factory": (
+        f"predict --gpu {H200} --module flopcast.microbench.zoo:vit", ("vit does not exist", "resnet50", "vit_b16")),
+    "a module with a width": (f"predict --gpu {H200} --module a.b:c --width 512", ("--module", "--width", "one of")),
     "unknown matmul": (f"predict --gpu {H200} --width 512 --matmul mkl", ("'mkl'", "torch, triton")),
     "unknown attention": (f"predict --gpu {H200} --width 512 --attention flex", ("'flex'", "sdpa-flash")),
     # prices
@@ -250,6 +254,18 @@ def test_bad_use_is_refused_with_a_message(flopcast: Command, folder: Path, case
     message = result.err if "Usage:" in result.err else " ".join(result.err.split())
     assert [part for part in said if part not in message] == []
     assert sorted(folder.iterdir()) == before, "something was written"
+
+
+def test_a_module_by_name(flopcast: Command, folder: Path) -> None:
+    (folder / "mine.py").write_text(
+        "import torch\ndef pair(batch=4):\n    return torch.nn.Linear(64, 8), torch.randn(batch, 64)\n"
+    )
+    found = flopcast("predict", "--gpu", H200, "--module", "mine:pair", "--batch", 32, "--json")
+    assert found.code == 0, found.err
+    record = json.loads(found.out)
+    assert record["n_params"] == 64 * 8 + 8
+    assert record["flops_counted"] == 2 * 2 * 32 * 64 * 8  # forward and the weights' gradient
+    assert record["tokens_per_second"] * record["step_seconds"] == pytest.approx(32)
 
 
 def test_a_device_that_is_not_there_is_named_and_the_processor_offered(
