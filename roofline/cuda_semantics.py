@@ -14,15 +14,15 @@ All is undone when the context ends. The real streams of an H200, recorded once,
 from __future__ import annotations
 
 import contextlib
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
 from torch.overrides import TorchFunctionMode
-from torch.utils._foreach_utils import _foreach_supported_types as _FOREACH_TYPES
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -337,6 +337,11 @@ class _LooksLikeCuda(TorchFunctionMode):
 
 
 _CPU = torch.device("cpu")
+# Lists of the tensor types that torch's multi-tensor kernels take; fake tensors are no subclass that they know.
+_TYPES: tuple[list[type], ...] = tuple(
+    getattr(module, "_foreach_supported_types", [])
+    for module in (importlib.import_module("torch.optim.optimizer"), _foreach_utils)
+)
 _IS_CUDA, _IS_CPU = torch.Tensor.is_cuda.__get__, torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 _WHERE = {_IS_CUDA, _IS_CPU}
 
@@ -521,7 +526,7 @@ def as_on_cuda(values: FakeValues) -> Iterator[Hosts]:
             (FakeTensor, "device", property(device)),
         ):
             stack.enter_context(_replaced(owner, name, value))
-        for types in (_OPTIMIZER_TYPES, _FOREACH_TYPES):
+        for types in _TYPES:
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
         stack.enter_context(_LooksLikeCuda(hosts))
