@@ -79,7 +79,7 @@ def fit_rows(
     usable = [dict(row) for row in rows if row["status"] == "ok"]
     unused = Counter(row["status"] for row in rows if row["status"] != "ok")
     ceilings = ceilings_of(usable)
-    gap = _graph_gap(usable)
+    gap = graph_gap_of(usable)
     if gap is not None:
         ceilings["graph_gap"] = gap
     shaped = [row for row in usable if row.get("shape")]
@@ -140,7 +140,7 @@ def _case(
     except (KeyError, TypeError, ValueError, IndexError) as error:
         warnings.append(f"{row['key']}: left out, its shape cannot be read: {error}")
         return None
-    seconds = _seconds(row, work.op_class, gap.value if gap else 0.0)
+    seconds = taken_seconds(row, work.op_class, gap.value if gap else 0.0)
     if not seconds or not np.isfinite(seconds) or seconds <= 0:
         return None
     if not all(np.isfinite(work.features)):
@@ -154,7 +154,7 @@ def _case(
     return Case(row, work, backend, row.get("cache", "cold"), seconds, noise)
 
 
-def _seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | None:
+def taken_seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | None:
     """Device seconds of one execution, from two readings: the profiler's, after a flush where cold, and the timer's,
     back to back over rotating operands, less the gap between kernels.
 
@@ -215,7 +215,7 @@ def ceilings_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Number]:
     return found
 
 
-def _graph_gap(rows: Iterable[Mapping[str, Any]]) -> Number | None:
+def graph_gap_of(rows: Iterable[Mapping[str, Any]]) -> Number | None:
     """What graph replay adds to a single kernel's duration: median over rows of one kernel under 50 us,
     where the gap is more than the noise of the difference."""
     gaps = [

@@ -140,7 +140,7 @@ class Surface:
         own = self._coordinates(features, bytes_)
         noise = np.array(self.noise, float)
         apart = noise**2 + np.array(self.own or np.zeros(len(noise))) ** 2
-        matrix = covariance(own, own, self.residual)[0] + np.diag(apart)
+        matrix: Array = covariance(own, own, self.residual)[0] + np.diag(apart)
         inverse = lower_inverse(np.linalg.cholesky(matrix))
         residual = np.log(np.array(self.seconds, float)) - law
         return _State(own, inverse, inverse.T @ (inverse @ residual), float(np.median(noise)))

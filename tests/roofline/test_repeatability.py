@@ -57,6 +57,7 @@ def test_long_and_short_rows_and_both_readings_are_told_apart(runs: tuple[Path, 
     assert short.median < short.p90 < short.greatest
     assert (short.signed, long.signed) == (pytest.approx(0.02), pytest.approx(-0.005))
     assert told["all", "short", "profiler"].median == pytest.approx(0.01)
+    assert told["all", "short", "profile"].median == pytest.approx(0.01)  # the lesser of the two
     assert told["gemm", "short", "timer"] == repeatability.Agreement(**{**short.__dict__, "group": "gemm"})
     assert told["scalars", "any", "value"].median == pytest.approx(0.01)
     assert found.targets == {"long": True, "short": True}
@@ -67,7 +68,7 @@ def test_a_missed_target_is_said(tmp_path: Path) -> None:
     b = run(tmp_path / "b", [row(LONG[0], 1.02e-3)])
     found = repeatability.compare_folders(a, b)
     assert found.targets == {"long": False, "short": None}
-    assert "median of rows of 50 us and more ABOVE 1%" in repeatability.remarks(found)
+    assert "median of rows of 50 us and more ABOVE 1%, by what the profile takes" in repeatability.remarks(found)
 
 
 def test_rows_of_one_run_alone_or_that_failed_keep_their_line(tmp_path: Path) -> None:
