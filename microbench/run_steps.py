@@ -29,6 +29,9 @@ from flopcast.microbench.timer import no_garbage_collection, synchronise
 Measure = Callable[[steps.TrainingStep], dict[str, Any]]
 PlanMeasure = Callable[[StepPlan], dict[str, Any]]
 
+TIMES_AND_KERNELS = ("times", "kernels")
+PARTS = (*TIMES_AND_KERNELS, "estimates")  # what can be made of a step, in this order
+
 IN_A_ROW = 3  # steps of a tiny model without a stop between them, at each sample of the host
 
 
@@ -41,13 +44,13 @@ def run_steps(
     steps_per_round: int = 5,
     suite: str = "validate",
     host: HostPlan | None = None,
-    estimate: bool = False,
+    parts: Collection[str] = TIMES_AND_KERNELS,
     budget_seconds: float | None = None,
     retry: Collection[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
-    """Measures what the recorder's folder lacks: first the times of all steps, then the kernels of all, then, with
-    `estimate`, what torch's own estimator says of them.
+    """Measures what the recorder's folder lacks of `parts` (of `PARTS`): first the times of all steps, then the kernels
+    of those that ran, then what torch's own estimator says of all, which runs none of them.
 
     With `host`, its tiny models are run between the steps, so that the host's speed is known as it was then: one
     process differs from the next by 10 to 40%, and drifts besides. Their rows are those of `run_host`; a step's row
@@ -111,7 +114,8 @@ def run_steps(
     def kernels(plan: StepPlan) -> dict[str, Any]:
         return measure_plan(plan, device, lambda step: kernel_fields(profile_step(step)))
 
-    todo = [plan for plan in wanted if pending(plan.key)]
+    timed = wanted if "times" in parts else []
+    todo = [plan for plan in timed if pending(plan.key)]
     if host is not None and todo:
         calibration = HostCalibration(host, device)
     remaining += work_through(todo, "real steps, times", lambda plan: plan.key, timing)
@@ -121,11 +125,11 @@ def run_steps(
         for row in calibration.rows(suite):
             recorder.append({**row, "session": session})
         calibration = None  # its memory goes back
-    ran = [plan for plan in wanted if recorder.status(plan.key) == "ok"]
+    ran = [plan for plan in wanted if "kernels" in parts and recorder.status(plan.key) == "ok"]
     todo_kernels = [plan for plan in ran if pending(plan.kernels_key)]
     remaining += work_through(todo_kernels, "real steps, kernels", lambda plan: plan.kernels_key, kernels)
-    skipped = len(wanted) - len(todo) + len(ran) - len(todo_kernels)
-    if estimate:
+    skipped = len(timed) - len(todo) + len(ran) - len(todo_kernels)
+    if "estimates" in parts:
         from flopcast.microbench.torch_estimate import estimate_plans
 
         todo_estimates = [plan for plan in wanted if pending(plan.estimate_key)]

@@ -92,11 +92,13 @@ def estimate(plan: StepPlan, device_type: str = "cuda") -> float:
 def _estimate(plan: StepPlan, device_type: str) -> float:
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 
-    with _not_taken_for_a_compiler(), _mixed_results(), FakeTensorMode(), _FakeValues():  # type: ignore[no-untyped-call]
+    with untraced(), _mixed_results(), FakeTensorMode(), _FakeResults():  # type: ignore[no-untyped-call]
         step = build(plan, device_type)
         step.run()  # makes the optimizer's state
         estimator = RuntimeEstimator()
-        with contextlib.redirect_stdout(io.StringIO()), estimator("operator-level-cost-model"):
+        # with an encoding: Triton decodes what nvidia-smi answers by that of stdout, and a StringIO has none
+        silence = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        with contextlib.redirect_stdout(silence), estimator("operator-level-cost-model"):
             step.run()
         seconds: float = estimator.total_runtime * 1e-3
     return seconds
@@ -111,8 +113,9 @@ def build(plan: StepPlan, device_type: str) -> steps.TrainingStep:
     return step
 
 
-class _FakeValues(TorchDispatchMode):
-    """A fake tensor has no value to read back: checks are taken to pass, numbers to be 1."""
+class _FakeResults(TorchDispatchMode):
+    """What fake tensors have no answer for. They have no value to read back: checks are taken to pass, numbers to be 1.
+    A grouped product in other dtypes than bf16 is refused, yet CUDA multiplies group by group (2.11)."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -120,20 +123,44 @@ class _FakeValues(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             dtype = args[0].dtype
             return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+            a, b, offsets = args[0], args[1], (args[2] if len(args) > 2 else (kwargs or {})["offs"])
+            groups = () if a.ndim + b.ndim == 5 else (len(offsets),)
+            return a.new_empty((*groups, a.shape[-2], b.shape[-1]))
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
-def _not_taken_for_a_compiler() -> Iterator[None]:
-    """transformers takes fake tensors for a compiler's and leaves the causal SDPA: say they are not fake."""
+def untraced() -> Iterator[None]:
+    """Libraries that treat fake tensors apart treat them as others, and nothing is drawn or moved.
+
+    transformers takes them for a compiler's and leaves the causal SDPA; torch's truncated normal draws until the
+    numbers fit; its `Module.to` swaps them, also where they stay as they are, which a weak reference forbids.
+    """
     import transformers.utils.import_utils as utils
 
-    original = utils.is_fake_tensor
-    utils.is_fake_tensor = lambda x: False
+    to = torch.nn.Module.to
+
+    def stay(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        if len(args) == 1 and not kwargs and isinstance(args[0], (str, torch.device)):
+            kind = torch.device(args[0]).type
+            if all(t.device.type == kind for t in (*module.parameters(), *module.buffers())):
+                return module
+        return to(module, *args, **kwargs)
+
+    replaced: tuple[tuple[Any, str, Any], ...] = (
+        (utils, "is_fake_tensor", lambda x: False),
+        (torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_args, **_kwargs: tensor),
+        (torch.nn.Module, "to", stay),
+    )
+    originals = [getattr(owner, name) for owner, name, _ in replaced]
     try:
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
         yield
     finally:
-        utils.is_fake_tensor = original
+        for (owner, name, _), original in zip(replaced, originals, strict=True):
+            setattr(owner, name, original)
 
 
 @contextlib.contextmanager
@@ -147,7 +174,10 @@ def _mixed_results() -> Iterator[None]:
         if len(out_dtypes) > 1:
             first = next(t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor))
             out_dtypes = {first.dtype}
-        return float(original(packet, args, kwargs, out, out_dtypes, *rest))
+        try:
+            return float(original(packet, args, kwargs, out, out_dtypes, *rest))
+        except TypeError as error:  # torch's operators would hide it: "unsupported operand type(s) for @"
+            raise RuntimeError(f"{packet}: {error}") from error
 
     module.get_compute_time = by_first
     try:

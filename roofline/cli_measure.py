@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.suite_case import SuiteCase
 
 SUITES = ("quick", "standard", "full")
+ESTIMATES = ("estimates",)  # of `microbench.run_steps.PARTS`
 
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu; default: cuda where there is one.")]
 Suite = Annotated[str, typer.Option(help="quick (a minute) or standard.")]
@@ -149,8 +150,8 @@ def run_bench(
     cases = (Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in listed)
     found = engine.run_bench(
         chosen, out, suite=name, policy=policy, cases=cases,
-        hosts=() if skip_host else [calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry,
-        host_only=host_only,
+        hosts=[calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry, host_only=host_only,
+        calibrate=not skip_host,
     )  # fmt: skip
     return {part: "; ".join([str(summary), *summary.warnings]) for part, summary in found.items()}
 
@@ -264,6 +265,12 @@ def validate(
     budget: Annotated[float | None, typer.Option(help="Seconds for the steps; the next run continues.")] = None,
     steps_from: Annotated[Path | None, typer.Option(help="Folder of steps already run, instead of running.")] = None,
     run_only: Annotated[bool, typer.Option("--run-only", help="Run the steps, compare later: --steps-from.")] = False,
+    only_estimates: Annotated[bool, typer.Option(
+        "--only-estimates", help="Of these steps only what torch's RuntimeEstimator says (a GPU, none of its time)."
+    )] = False,
+    estimates_from: Annotated[Path | None, typer.Option(
+        help="Folder of --only-estimates, beside --steps-from: another card of the same kind may have made them."
+    )] = None,
     any_stack: Annotated[bool, typer.Option(
         "--any-stack", help="Compare though the steps ran with other versions than the profile or the streams."
     )] = False,
@@ -280,11 +287,17 @@ def validate(
     check_suite(suite)
     folder = steps_from or out or Path("out/validate")
     retried = ("oom", "error") if retry else ()
-    if run_only:
-        if steps_from is not None:
-            raise UsageError("--run-only with --steps-from: those steps have run; leave one of the two out")
-        tables.say(f"steps: {run_validation_steps(device, suite, folder, retry=retried, budget=budget)}")
-        tables.say(f"`flopcast validate --steps-from {folder}` compares them, here or elsewhere")
+    if only_estimates and run_only:
+        raise UsageError("--only-estimates runs no steps and --run-only runs them: leave one of the two out")
+    if run_only or only_estimates:
+        flag = "--run-only" if run_only else "--only-estimates"
+        if steps_from is not None or estimates_from is not None:
+            raise UsageError(f"{flag} with folders to compare: it compares nothing; give --out alone")
+        parts = ESTIMATES if only_estimates else None
+        done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, parts=parts)
+        tables.say(f"steps: {done}" if run_only else f"estimates: {done}")
+        given = f"--steps-from {folder}" if run_only else f"--steps-from STEPS --estimates-from {folder}"
+        tables.say(f"`flopcast validate {given}` compares them, here or elsewhere")
         if as_json:
             emit({"steps": str(folder)})
         return
@@ -302,7 +315,7 @@ def validate(
 
             same_stack.check_stack(describe_stack(), profile)
         tables.say(f"steps: {run_validation_steps(device, suite, folder, retry=retried, budget=budget)}")
-    rows = compare_folder(folder, profile, any_stack=any_stack)
+    rows = compare_folder(folder, profile, any_stack=any_stack, estimates=estimates_from)
     table = (out or folder) / "validation.csv"
     checks.write_csv(rows, table)
     if as_json:
@@ -316,19 +329,28 @@ def validate(
 
 
 def run_validation_steps(
-    device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None
-) -> str:
-    """Runs the validation ladder's real steps that `out` lacks; a line of what was done."""
+    device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None,
+    parts: tuple[str, ...] | None = None,
+) -> str:  # fmt: skip
+    """Runs what `out` lacks of the validation ladder's real steps, or of `parts` of them; a line of what was done.
+
+    Default: times and kernels, on a GPU torch's estimates too. Raises UsageError for these on a processor.
+    """
     check_suite(suite)
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
     from flopcast.microbench.device import describe, pick_device
     from flopcast.microbench.records import Recorder
-    from flopcast.microbench.run_steps import run_steps
+    from flopcast.microbench.run_steps import PARTS as ALL_PARTS
+    from flopcast.microbench.run_steps import TIMES_AND_KERNELS, run_steps
     from flopcast.roofline.calibration import host_plan
     from flopcast.roofline.ladders import validation_plans
 
     chosen = pick_device(device)
+    if parts == ESTIMATES and chosen.type != "cuda":
+        raise UsageError(
+            f"--only-estimates on {chosen.type}: torch's RuntimeEstimator reads a CUDA GPU's figures"
+        )
     rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
     with Recorder(out, describe(chosen)) as recorder:
         plans = validation_plans(chosen.type, suite)
@@ -340,7 +362,7 @@ def run_validation_steps(
                 rounds=rounds,
                 steps_per_round=steps,
                 host=None if chosen.type == "cpu" else host_plan(chosen.type),
-                estimate=chosen.type == "cuda",
+                parts=parts or (TIMES_AND_KERNELS if chosen.type == "cpu" else ALL_PARTS),
                 budget_seconds=budget,
                 retry=retry,
             )
@@ -365,15 +387,43 @@ def machine_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def compare_folder(folder: Path, profile: Profile, *, any_stack: bool = False) -> list[dict[str, Any]]:
-    """The rows of `validate` for a folder of real steps. Raises UsageError for another stack, unless `any_stack`."""
+def compare_folder(
+    folder: Path, profile: Profile, *, any_stack: bool = False, estimates: Path | None = None
+) -> list[dict[str, Any]]:
+    """The rows of `validate` for a folder of real steps; with `estimates`, torch's of that folder count for them.
+
+    Raises UsageError for another stack, unless `any_stack`, and for estimates of another kind of GPU.
+    """
     from flopcast.microbench import records
     from flopcast.roofline import validate as checks
     from flopcast.roofline.tables import progress
 
     with progress("comparing") as advance:
         stack = None if any_stack else records.read_machine(folder)["stack"]
-        return checks.compare(records.read(folder).rows, profile, stack=stack, progress=advance)
+        measured = records.read(folder).rows + ([] if estimates is None else estimates_of(estimates, folder))
+        return checks.compare(measured, profile, stack=stack, progress=advance)
+
+
+def estimates_of(folder: Path, steps: Path) -> list[dict[str, Any]]:
+    """The rows of torch's estimates in `folder`, those that were made. Raises UsageError where it holds none, and
+    where another kind of GPU or release of torch made them than ran `steps`."""
+    from flopcast.microbench import records
+    from flopcast.roofline.same_stack import release
+
+    made = machine_of(folder), records.read_machine(folder)["stack"]["torch"]
+    ran = machine_of(steps), records.read_machine(steps)["stack"]["torch"]
+    if made[0].get("name") != ran[0].get("name") or release(made[1]) != release(ran[1]):
+        raise UsageError(
+            f"--estimates-from {folder}: made on {made[0].get('name')} with torch {made[1]}, the steps ran on "
+            f"{ran[0].get('name')} with torch {ran[1]}: run `flopcast validate --only-estimates` on such a GPU"
+        )
+    rows = records.read(folder).rows
+    found = [row for row in rows if row["key"].startswith("step_estimate/") and row["status"] == "ok"]
+    if not found:
+        raise UsageError(
+            f"--estimates-from {folder} holds no estimate that was made: see `reason` in its rows"
+        )
+    return found
 
 
 def report(

@@ -453,9 +453,48 @@ def test_steps_may_be_run_here_and_compared_elsewhere(
     assert not (steps / "validation.csv").exists()
     compared = flopcast("validate", "--steps-from", steps, "--gpu", profile, "--json")
     assert [row["name"] for row in compared.document["rows"]] == ["tiny"]
-    for bad in (("--budget", "-1"), ("--run-only", "--steps-from", str(steps))):
+    for bad in (
+        ("--budget", "-1"), ("--run-only", "--steps-from", str(steps)), ("--run-only", "--only-estimates"),
+        ("--only-estimates",), ("--only-estimates", "--estimates-from", str(steps)),
+    ):  # fmt: skip
         result = flopcast("validate", "--device", "cpu", "--out", steps, *bad)
         assert (result.code, result.out) == (2, ""), bad
+
+
+@pytest.mark.usefixtures("a_ladder_of_one")
+def test_estimates_of_another_run_stand_beside_the_steps(
+    flopcast: Command, profile: Path, tmp_path: Path
+) -> None:
+    """torch's estimates that failed where the steps ran are made again elsewhere, on the same kind of device."""
+    steps, elsewhere = tmp_path / "steps", tmp_path / "estimates"
+    ran = flopcast("validate", "--device", "cpu", "--run-only", "--out", steps)
+    assert ran.code == 0, ran.err
+    machine = records.read_machine(steps)
+    failed = {"key": TINY.estimate_key, "backend": "torch", "cache": "cold", "shape": None, "value": None}
+    with records.Recorder(elsewhere, {**machine, "machine": "another"}) as recorder:
+        recorder.append({**failed, "status": "error", "reason": "no encoding"})
+    comparison = (
+        "validate",
+        "--steps-from",
+        steps,
+        "--gpu",
+        profile,
+        "--estimates-from",
+        elsewhere,
+        "--json",
+    )
+    empty = flopcast(*comparison)
+    assert (empty.code, empty.out) == (2, "")
+    with records.Recorder(elsewhere, {**machine, "machine": "another"}) as recorder:
+        recorder.append({**failed, "value": 0.5, "status": "ok"})
+    (row,) = flopcast(*comparison).document["rows"]
+    assert row["torch_forecast"] == 0.5
+    assert row["torch_error"] == pytest.approx(0.5 / row["step_seconds"] - 1)
+    machine["device"]["name"] = "another processor"
+    (elsewhere / "machine.json").write_text(json.dumps({**machine, "machine": "another"}))
+    other = flopcast(*comparison)
+    assert (other.code, other.out) == (2, "")
+    assert "another processor" in other.err
 
 
 def test_another_stack_is_refused_unless_told(flopcast: Command, profile: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from flopcast.microbench import torch_estimate
 from flopcast.microbench.patches import attention_implementation, patched
 from flopcast.microbench.plans import StepPlan
 from flopcast.microbench.run_steps import build_plan, measure_plan
-from flopcast.roofline.models import make_config
+from flopcast.roofline.models import load_config, make_config
 
 CPU = torch.device("cpu")
 TINY = make_config(width=64, depth=2, heads=4, kv_heads=2, head_dim=16, vocab=256)
@@ -93,11 +93,11 @@ def small(batch: int) -> tuple[torch.nn.Module, torch.Tensor]:
 
 @pytest.fixture
 def datasheet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's figures, as torch reads them where there is one."""
+    """A GPU's figures, as torch reads them where there is one: Triton decodes what nvidia-smi says as stdout would."""
     import torch.utils._runtime_estimation as figures
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(figures, "get_device_tflops", lambda dtype: 500.0)
+    monkeypatch.setattr(figures, "get_device_tflops", lambda dtype: float(b"500".decode(sys.stdout.encoding)))
     monkeypatch.setattr(figures, "get_gpu_dram_gbps", lambda: 1000.0)
 
 
@@ -113,6 +113,17 @@ def test_torch_s_estimate_is_linear_in_depth(datasheet: None) -> None:
         torch_estimate._estimate(replace(PLAN, config=deep), "cpu"), rel=1e-6
     )
     assert estimated(batch=64) > estimated() > 16 * 0.4e6 / 1e12  # at least the optimizer's bytes
+
+
+def test_torch_estimates_modules_and_grouped_products(datasheet: None) -> None:
+    """A module is not moved to where it is, which fake tensors refuse; experts' fp32 products count their FLOPs."""
+    sys.modules.setdefault("test_patches", sys.modules[__name__])
+    assert estimated(config={}, module="test_patches:small", batch=3, seq=1) > 0
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 256,
+             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}  # fmt: skip
+    row = torch_estimate.estimate_row(replace(PLAN, config={**load_config("qwen3-moe"), **sizes}), "cpu")
+    assert row["reason"] is None
+    assert row["value"] > 0
 
 
 def test_without_cuda_there_is_a_reason() -> None:
