@@ -23,14 +23,22 @@ from flopcast.roofline.surface import Surface
 WALL_AMPLITUDE, WALL_WHITE = 0.15, 0.08
 # What a product of unaligned rows has of its own: cuBLAS picks among few kernels there, and not the best (log seconds).
 UNALIGNED_WHITE = 0.08
-# What a third size takes each: of a reduction 0.1 to 1 ns on an H200, of an embedding's gradient 20 to 50 ns.
-STEP = Belief(1e-9, 1.5)
+# What a third size takes each: of a reduction up to 1 ns on an H200, of an embedding's gradient 20 to 50 ns.
+EACH = {"reduction": Belief(1e-10, 1.5), "embedding": Belief(2e-8, 1.0)}
+# What a reduction waits for (`reduce_plan.py`): a load 0.5 us cold and 0.2 hot, a partial sum 0.25 us. The same kernel
+# over other strides waits as long.
+LATENCIES = {"load": Belief(4e-7, 1.0), "merge": Belief(2.5e-7, 1.0), "split": Belief(1e-6, 1.0)}
+LATENCY_SD = 0.2
+STEP = Belief(1e-9, 1.5)  # on a processor: an element of those that are added up
 # Kernels that widen what they read (bf16 to fp32) load one element at a time and wait for it: an SM holds 2,048 threads
 # of 4 elements, and each such round takes 1 to 2 us on an H200, cold (10 MiB 5.8 us, 12.5 MiB 8.2).
 WAVE, ROUND_ELEMENTS = Belief(5e-7, 1.5), 8192.0
 # How well a kernel's bandwidth beyond the L2 is told by its bandwidth with cold operands (log).
 BEYOND_SD = 0.1
-EACH = {"reduction": Belief(5e-10, 1.5), "embedding": Belief(2e-8, 1.0)}
+# What a tensor of a list takes, as launches hold so many of them, and where it is large as its last blocks run alone.
+TENSOR, LARGE_TENSOR = Belief(2e-8, 1.0), Belief(7e-8, 1.0)
+# The loss's forward is one block, which reads rows by the thousand: 40 GB/s of the sectors it needs.
+ONE_BLOCK = Belief(4e10, 0.5)
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,7 @@ def _memory_priors(
     """Each law is fitted once from the ceilings; what the laws of a class came out as is then what is
     believed of each, so that a variant of one point is taken for a typical one of its class."""
     first: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[tuple[str, dict[str, float]]]] = defaultdict(list)
     bandwidths: dict[str, float] = {}
     for name, group in groups.items():
         work, cache, points = group[0].work, group[0].cache, _points(group)
@@ -171,20 +180,33 @@ def _memory_priors(
         prior = _memory_prior(work, points, floor, bandwidth, _spill(cache, device, ceilings), device)
         params = regress.fit_law("memory", work.variant, points, prior)
         first[work.op_class, cache].append(params)
+        alike[_operation(work), cache].append((name, params))
         round_seconds = params["wave"] / params["wave_bytes"] if "wave" in params else 0.0
         bandwidths[name] = 1.0 / (1.0 / params["bandwidth"] + round_seconds)
     priors = {}
     for name, group in groups.items():
-        kin = first[group[0].work.op_class, group[0].cache]
+        work, cache = group[0].work, group[0].cache
+        kin = first[work.op_class, cache]
         floor, bandwidth = _typical(kin, "floor", 0.3), _typical(kin, "bandwidth", 0.3)
-        spill = _spill(group[0].cache, device, ceilings)
+        spill = _spill(cache, device, ceilings)
         cold = bandwidths.get(f"{name.removesuffix('/hot')}/cold")
         if (
             spill is not None and cold is not None
         ):  # what does not fit is fetched as the same kernel does cold
             spill = Belief(cold, BEYOND_SD), spill[1]
-        priors[name] = _memory_prior(group[0].work, _points(group), floor, bandwidth, spill, device)
+        prior = _memory_prior(work, _points(group), floor, bandwidth, spill, device)
+        others = [params for other, params in alike[_operation(work), cache] if other != name]
+        if others:
+            told = {term: _typical(others, term, LATENCY_SD) for term in LATENCIES if term in prior.law}
+            prior = replace(prior, law={**prior.law, **told})
+        priors[name] = prior
     return priors
+
+
+def _operation(work: Work) -> str:
+    """The kernel of a reduction, whatever its operand's strides."""
+    parts = work.variant.split("|")
+    return f"{work.op_class}/{parts[0]}/{parts[-1].rstrip('~')}"
 
 
 def _typical(laws_: Sequence[Mapping[str, float]], name: str, least: float) -> Belief:
@@ -208,9 +230,16 @@ def _memory_prior(
         law["beyond"], fixed["l2_bytes"] = spill
     if spill is None and (element := widened_bytes(work)) and device.get("sm_count"):
         law["wave"], fixed["wave_bytes"] = WAVE, element * ROUND_ELEMENTS * float(device["sm_count"])
+    if work.op_class == "optimizer":
+        law |= {"tensor": TENSOR, "large_tensor": LARGE_TENSOR}
+    if work.variant.startswith("nll_loss_forward"):
+        law["bandwidth"] = ONE_BLOCK
     if points.features.shape[1] > 2 and work.op_class in EACH:
         law["each"] = EACH[work.op_class]
-        if work.op_class == "reduction":
+        if work.op_class == "reduction" and device.get("sm_count"):
+            law |= LATENCIES
+            fixed["sm_count"] = float(device["sm_count"])
+        elif work.op_class == "reduction":
             law["step"] = STEP
     return replace(prior, law=law, fixed=fixed)
 

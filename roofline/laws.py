@@ -4,9 +4,9 @@ Three laws, each a few parameters fitted per surface (`regress.py`), each monoto
 
 memory      floor + bytes / bandwidth; of operands meant to lie in L2, what does not fit comes from memory.
             Kernels that widen what they read take a time for each round of thread blocks besides.
-            Where there is a third size (results of a reduction along rows, rows of one down columns, indices of an
-            embedding's gradient), a time for each of it; a reduction takes a time a step besides, however few bytes
-            it reads
+            Where there is a third size (results of a reduction, indices of an embedding's gradient), a time for each
+            of it; a reduction waits for its loads and partial sums besides, however few bytes it reads
+            (`reduce_plan.py`), and a list of tensors takes a time a tensor
 gemm        `gemm_law.py`
 attention   `attention_law.py`
 
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flopcast.roofline import attention_law, gemm_law
+from flopcast.roofline import attention_law, gemm_law, reduce_plan
 from flopcast.roofline.gemm_law import TILE_NAMES as TILE_NAMES
 from flopcast.roofline.smooth import Array as Array
 from flopcast.roofline.smooth import trailing_zeros
@@ -33,7 +33,10 @@ KINDS = ("memory", "gemm", "attention")
 # (60 MiB) nothing is lost at 36 MiB, 0.3 of the gain at 40, 0.6 at 48 and all of it at 64.
 SPILL_SHARE, SPILL_POWER = 0.75, 10.0
 
-# What each law reads; of memory also `spill` (with `l2_bytes`), `step` and `each`, where they apply.
+# Bytes of a list's tensor from which on it fills a thread block's chunk (65,536 elements).
+LARGE_BYTES = 262144.0
+
+# What each law reads; of memory also those of `_memory`, where they apply.
 PARAMETERS = {
     "memory": {"floor", "bandwidth"},
     "gemm": gemm_law.PARAMETERS,
@@ -54,7 +57,7 @@ def log_seconds(
         return gemm_law.log_seconds(variant, params, features, bytes_)
     if kind == "attention":
         return attention_law.log_seconds(variant, params, features, bytes_, flops)
-    return _memory(params, features, bytes_)
+    return _memory(variant, params, features, bytes_)
 
 
 def inputs(kind: str, variant: str, params: Params, features: Array) -> Array:
@@ -82,7 +85,7 @@ def sensitivities(kind: str, params: Params, bytes_: Array) -> Array:
 # --- kernels that move bytes --------------------------------------------------------------------------------
 
 
-def _memory(params: Params, features: Array, bytes_: Array) -> Array:
+def _memory(variant: str, params: Params, features: Array, bytes_: Array) -> Array:
     moving = bytes_ / params["bandwidth"]
     if "beyond" in params:
         filled = (bytes_ / (SPILL_SHARE * params["l2_bytes"])) ** SPILL_POWER
@@ -91,6 +94,15 @@ def _memory(params: Params, features: Array, bytes_: Array) -> Array:
         moving = moving + params["wave"] * np.ceil(bytes_ / params["wave_bytes"])
     if "step" in params:
         moving = np.hypot(moving, params["step"] * np.exp2(features[:, 1]))
+    if "load" in params:
+        count, results = np.exp2(features[:, 1]).round(), np.exp2(features[:, 2]).round()
+        plan = reduce_plan.plan(variant, results, count, params["sm_count"])
+        moving = moving + params["load"] * plan.loads
+        moving = moving + params["merge"] * plan.merged + params["split"] * (plan.merged > 0)
+    if "tensor" in params:
+        tensors = np.exp2(features[:, 1])
+        large = np.minimum(bytes_ / tensors / LARGE_BYTES, 1.0)
+        moving = moving + tensors * (params["tensor"] + params["large_tensor"] * large)
     if "each" in params:
         moving = moving + params["each"] * np.exp2(features[:, 2])
     return np.asarray(np.log(params["floor"] + moving))

@@ -234,8 +234,8 @@ def _describe_call(call: Call) -> Work:
     if op_class in ("pointwise", "copy"):
         pattern, extra = _pattern(call)
     elif op_class == "reduction":
-        pattern, extra, steps = _reduction(call)
-        each = (steps,)
+        pattern, extra, results = _reduction(call)
+        each = (results,)
         name = "sum" if name == "mean" else name  # one kernel, and a factor at its end
     elif name == "embedding_dense_backward":
         n_indices = call.inputs[1].numel
@@ -406,9 +406,7 @@ def _broadcast_strides(operand: Operand, shape: tuple[int, ...]) -> tuple[int, .
 
 
 def _reduction(call: Call) -> tuple[str, float, float]:
-    """("row" | "col" | "all" | "mix", log2 of how many elements make one, log2 of what takes a time each).
-
-    That is a result where one row makes it, and else a step: one of the elements that are added up."""
+    """("row" | "col" | "all" | "mix", log2 of how many elements make a result, log2 of how many results)."""
     source = call.inputs[0]
     arguments: list[Any] = json.loads(call.args)
     rank = len(source.shape)
@@ -437,5 +435,5 @@ def _reduction(call: Call) -> tuple[str, float, float]:
         kind = "col"
     else:
         kind = "mix"
-    steps = source.numel // max(count, 1) if kind == "row" else count
-    return kind + ("" if source.is_contiguous else "~"), log2(max(count, 1)), log2(max(steps, 1))
+    results = source.numel // max(count, 1)
+    return kind + ("" if source.is_contiguous else "~"), log2(max(count, 1)), log2(max(results, 1))

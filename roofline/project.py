@@ -207,6 +207,8 @@ def _memory_params(
     params = {**surface.params, "bandwidth": there}
     if "wave_bytes" in params:
         params["wave_bytes"] *= target.sm_count / source.sm_count
+    if "sm_count" in params:  # among which a reduction is divided
+        params["sm_count"] = float(target.sm_count)
     if "beyond" in params:  # where the target's L2 ends, its memory begins
         params["beyond"] = memory_rate(params["beyond"], source, target)
         params["l2_bytes"] = float(target.l2_bytes)

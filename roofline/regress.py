@@ -208,14 +208,11 @@ def _sigma_scale(surface: Surface, points: Points, prior: Prior) -> float:
     """So that 90% of the errors of left-out points lie within the 90% interval; 1 where too few points tell.
 
     Laws of many parameters bend to the points they are fitted to, and leaving a point out of the residual
-    alone flatters them (L40S products: 17% at the 90th percentile for 21% on new shapes). So theirs are
+    alone flatters them (L40S products: 17% at the 90th percentile for 21% on new shapes). So they are
     fitted anew without each quarter of the points."""
     count = len(points)
     if count < POOLED_POINTS:
         return 1.0
-    if surface.kind == "memory":
-        error, sigma = surface.leave_one_out
-        return scale_of(np.abs(error / sigma))
     return scale_of(left_out_ratios(surface, points, prior, FOLDS))
 
 
