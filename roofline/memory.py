@@ -39,18 +39,33 @@ def peak_bytes(stream: Stream, workspace: int = 0) -> int:
     live = {i for i, s in enumerate(stream.storages) if s.kind in _EXISTING}
     total = sum(rounded(stream.storages[i].bytes) for i in live)
     peak = total
-    for op in stream.ops:
-        for storage in op.freed:
+    for op, following in zip(stream.ops, (*stream.ops[1:], None), strict=True):
+        reused = _summed_in_place(stream, op, following)
+        for storage in (*op.freed, *reused):
             if storage in live:
                 live.remove(storage)
                 total -= rounded(stream.storages[storage].bytes)
         for index in (*op.inputs, *op.outputs):
             storage = stream.tensors[index].storage
-            if storage not in live and stream.storages[storage].kind != "host":
+            if storage not in live and storage not in reused and stream.storages[storage].kind != "host":
                 live.add(storage)
                 total += rounded(stream.storages[storage].bytes)
         peak = max(peak, total + _scratch_bytes(stream, op))
     return peak + workspace
+
+
+def _summed_in_place(stream: Stream, op: Op, following: Op | None) -> tuple[int, ...]:
+    """The storage that a sum of two gradients of one tensor goes to.
+
+    Autograd adds to the first of them where nobody else holds it (torch/csrc/autograd/input_buffer.cpp,
+    `can_accumulate_inplace`). A recorder of calls holds it, and so sees an `add` with a result of its own, the first
+    operand released with it. For tied embeddings of 151,936 x 2560 in fp32 that is 1.6 GB at the peak.
+    """
+    if op.phase != "backward" or op.name != "aten.add.Tensor" or following is None or len(op.inputs) != 2:
+        return ()
+    first, second, out = (stream.tensors[i] for i in (*op.inputs, *op.outputs))
+    is_sum = first.operand == out.operand and second.operand.shape == out.operand.shape
+    return (first.storage,) if is_sum and first.storage in following.freed else ()
 
 
 def _scratch_bytes(stream: Stream, op: Op) -> int:
