@@ -31,7 +31,7 @@ def build_report(
 
     rows: list[dict[str, Any]] = []
     if steps is not None:
-        rows = validate.compare(records.read(steps).latest(), profile)
+        rows = validate.compare(records.read(steps).rows, profile)
         validate.write_csv(rows, out / "validation.csv")
     data = ReportData(
         profile=profile,

@@ -7,6 +7,11 @@ same class and dtypes      0.25   the median of the relatives' laws (bytes and F
 same class                 0.35   the same; a matrix rate is scaled by the peaks of the dtypes
 bytes and FLOPs alone      0.50   kernel floor + bytes at copy bandwidth, or FLOPs at half the peak
 
+Normalisations and convolutions are unlike the relatives of their class (sums) or have none: where none of theirs was
+measured, they are costed by the passes that torch's and cuDNN's kernels make over their tensors (`NORM_PASSES`,
+`CONV_PASSES`), at copy bandwidth, with the deviation of bytes and FLOPs alone. A grouped product in other dtypes than
+bf16 is a product a group, and a matrix rate is that sustained in its dtype where one was measured.
+
 The added deviations are judgements until held-out variants tell: the spread among variants of one class
 seen on an H200 is twofold in bandwidth, 0.3 in log seconds.
 """
@@ -16,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +37,23 @@ RELATIVES = 7  # at most so many, the most alike
 # Where nothing was measured: a kernel of 2 us, 1 TB/s, 100 TFLOP/s.
 DEFAULT_FLOOR, DEFAULT_BANDWIDTH, DEFAULT_PEAK = 2e-6, 1e12, 1e14
 DEFAULT_EFFICIENCY = 0.5
+
+# What torch's kernels move, over what they would if each tensor were read or written once, and how many they are
+# (2.11, layer_norm_kernel.cu and Normalization.cuh). Forward: x for the statistics and again for the result (3 passes,
+# not 2). Backward: x and its gradient for the sums and again for the result, and in layer norm once more for the
+# weights' gradients (5 and 7, not 3).
+NORM_PASSES = {
+    "native_layer_norm": (3 / 2, 1), "native_layer_norm_backward": (7 / 3, 2),
+    "native_group_norm": (3 / 2, 2), "native_group_norm_backward": (7 / 3, 3),
+    "native_batch_norm": (3 / 2, 3), "native_batch_norm_backward": (5 / 3, 1),
+}  # fmt: skip
+# Batch norm's sums: a block of 512 threads a channel, which waits for each of its loads: 479 cycles for one that
+# misses L2 on an H100 (Luo et al., arXiv:2402.13499, table 4), and some 120 for the running mean's division.
+CHANNEL_THREADS, LOAD_CYCLES, SM_THREADS = 512, 600, 2048
+DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT = 1700, 132
+# cuDNN's kernels for 16 bits want channels last: otherwise every tensor is laid out anew, a read and a write more.
+CONV_PASSES = {"nchw": 3, "nhwc": 1}
+GROUP_TILES = ((128, 128), (128, 64))  # of cuBLAS's fp32 kernels
 
 Answer = tuple[float, float, str]  # seconds, sigma, source
 
@@ -71,6 +94,8 @@ class Fallback:
     peaks: Mapping[str, float]
     ceilings: Mapping[str, float]
     aliases: Mapping[str, str]
+    clock_mhz: float = DEFAULT_CLOCK_MHZ
+    sm_count: int = DEFAULT_SM_COUNT
 
     @cached_property
     def _names(self) -> dict[str, list[Name]]:
@@ -113,13 +138,17 @@ class Fallback:
         surface = self.surfaces.get(str(other))
         if surface is not None and _fits(surface, works):
             return self._other_cache(wanted, other, surface, works)
+        operation = wanted.variant.partition("|")[0]
+        known = self._names.get(wanted.op_class, [])
+        if operation in NORM_PASSES and all(name.variant.partition("|")[0] != operation for name in known):
+            return [self._norm(operation, wanted, work) for work in works]
+        if wanted.op_class == "conv" and not known:
+            return [self._convolution(wanted, work) for work in works]
+        if wanted.op_class == "gemm" and "grouped" in wanted.tokens and "bf16" not in wanted.tokens:
+            return [self._grouped(wanted, work) for work in works]
         # laws take any number of sizes of their class, but one that counts a third size has to be given it
         sizes = min(len(work.features) for work in works)
-        relatives = [
-            name
-            for name in self._names.get(wanted.op_class, [])
-            if sizes > 2 or "each" not in self.surfaces[str(name)].params
-        ]
+        relatives = [name for name in known if sizes > 2 or "each" not in self.surfaces[str(name)].params]
         if relatives:
             return self._relatives(wanted, relatives, works)
         return [self._nothing(wanted, work) for work in works]
@@ -158,13 +187,65 @@ class Fallback:
             ratio = self._ratios.get(wanted.op_class, 0.0)
             shift += ratio if wanted.cache == "hot" else -ratio
         if wanted.op_class in ("gemm", "attention") and wanted.dtypes != name.dtypes:
-            own, its = self.peaks.get(wanted.dtypes), self.peaks.get(name.dtypes)
+            own, its = (self.ceilings.get(f"matrix_sustained/{n.dtypes}") for n in (wanted, name))
+            if not (own and its):
+                own, its = self.peaks.get(wanted.dtypes), self.peaks.get(name.dtypes)
             if own and its:
                 shift += float(np.log(its / own))
         return shift
 
+    def _norm(self, operation: str, wanted: Name, work: WorkLike) -> Answer:
+        """Passes over the tensors at copy bandwidth; batch norm's sums no faster than a channel's block loads."""
+        passes, kernels = NORM_PASSES[operation]
+        bandwidth = self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH)
+        seconds = work.bytes * passes / bandwidth
+        if "batch_norm" in operation and wanted.tokens[-1].startswith("mix"):
+            count, channels = 2 ** work.features[1], 2 ** work.features[2]
+            waves = ceil(channels * CHANNEL_THREADS / (SM_THREADS * self.sm_count))
+            loop = waves * count / CHANNEL_THREADS * LOAD_CYCLES / (self.clock_mhz * 1e6)
+            is_backward = operation.endswith(
+                "_backward"
+            )  # in one kernel; forward the result has one of its own
+            seconds = max(seconds, 2 * loop if is_backward else loop + work.bytes / bandwidth)
+        return kernels * self._floor + seconds, NOTHING, "passes over its tensors"
+
+    def _convolution(self, wanted: Name, work: WorkLike) -> Answer:
+        """Its FLOPs at the rate sustained by products of its dtype, and its tensors laid out for it."""
+        dtype = wanted.tokens[1]
+        bandwidth = self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH)
+        passes = CONV_PASSES.get(wanted.tokens[2], 1) if dtype in ("bf16", "fp16") else 1
+        moving = work.bytes * (passes - 1) / bandwidth  # kernels of their own, before and after the products
+        return (
+            passes * self._floor
+            + moving
+            + max(work.flops / self._matrix_rate(dtype), work.bytes / bandwidth),
+            NOTHING,
+            "FLOPs and passes over its tensors",
+        )
+
+    def _grouped(self, wanted: Name, work: WorkLike) -> Answer:
+        """A product a group, one after the other: FLOPs at the sustained rate over the last wave's idle
+        multiprocessors, of the tiles that leave fewest idle."""
+        dtype = wanted.tokens[2]
+        m, n = 2 ** work.features[0], 2 ** work.features[1]
+        groups = max(1, round(2 ** work.features[3]))
+        waves = [ceil(m / rows) * ceil(n / columns) / self.sm_count for rows, columns in GROUP_TILES]
+        idle = min(ceil(wave) / wave for wave in waves)
+        computing = work.flops / self._matrix_rate(dtype) * idle
+        seconds = max(computing, work.bytes / self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH))
+        return groups * self._floor + seconds, SAME_CLASS, "FLOPs, a product a group"
+
+    def _matrix_rate(self, dtype: str) -> float:
+        """FLOP/s that products sustain: measured, else half the peak."""
+        peak = self.peaks.get(dtype) or self.peaks.get("bf16") or DEFAULT_PEAK
+        return self.ceilings.get(f"matrix_sustained/{dtype}") or peak * DEFAULT_EFFICIENCY
+
+    @property
+    def _floor(self) -> float:
+        return self.ceilings.get("kernel_floor", DEFAULT_FLOOR)
+
     def _nothing(self, wanted: Name, work: WorkLike) -> Answer:
-        floor = self.ceilings.get("kernel_floor", DEFAULT_FLOOR)
+        floor = self._floor
         bandwidth = self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH)
         seconds = floor + work.bytes / bandwidth
         if work.flops:

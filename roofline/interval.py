@@ -4,6 +4,7 @@ Errors are not independent, so that a step of a thousand kernels is not known a 
 
 - a shape's own error (`Item.sigma`: the fit's residuals and the measurement's noise, `surface.py`): the same in each
   of its repeats, independent from shape to shape;
+- what was not measured at all (`fallback.py`) is guessed by one rule for all shapes of a class: one error for them;
 - a class's bias: kernels measured alone and kernels among others in a step differ by something that all of a class
   share, whatever the shape (`Spreads.classes`);
 - what all kernels share, the clock and memory of the part (`Spreads.common`), and what the cards of a kind differ by,
@@ -29,6 +30,7 @@ from math import exp, hypot, log, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flopcast.roofline.fallback import OTHER_CACHE
 from flopcast.roofline.op_groups import GROUPS, group_of
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.project import common_sigma
@@ -44,7 +46,7 @@ GROUP = "intervals"  # of the steps that the spreads are estimated from
 # For a profile that measured none of these: values of the one H200 (torch 2.11).
 GAP_SECONDS, QUEUE_DEPTH, SYNC_SECONDS = 1e-6, 1024, 2e-5
 
-LEAST_STEPS = 5  # of fewer a spread is not estimated: the default stays
+LEAST_STEPS = 4  # of fewer a spread is not estimated: the default stays
 
 # Two-sided 90% quantile of Student's t by degrees of freedom (any table of it): a spread estimated from few steps is
 # itself uncertain, which widens the interval.
@@ -81,15 +83,20 @@ def device_log_sigma(items: Sequence[Item], profile: Profile, known: Spreads | N
     if not total:
         return 0.0
     shapes: dict[Any, float] = defaultdict(float)
+    guessed: dict[str, float] = defaultdict(float)
     classes: dict[str, float] = defaultdict(float)
     for item in items:
         if item.work is not None:
-            shapes[item.work.shape, item.sigma] += item.seconds
+            if item.basis == "extrapolated" and item.sigma >= OTHER_CACHE:
+                guessed[item.work.op_class] += item.seconds * item.sigma
+            else:
+                shapes[item.work.shape, item.sigma] += item.seconds
             classes[item.work.op_class] += item.seconds
     groups: dict[str, float] = defaultdict(float)
     for op_class, seconds in classes.items():
         groups[group_of(op_class)] += seconds
     own = sum((seconds * sigma) ** 2 for (_, sigma), seconds in shapes.items())
+    own += sum(value**2 for value in guessed.values())
     shared = sum(
         (seconds * known.classes.get(group, known.default)) ** 2 for group, seconds in groups.items()
     )
@@ -181,8 +188,10 @@ def estimate(rows: Iterable[Mapping[str, Any]], source: Mapping[str, Any] | None
     """Spreads from rows of `validate.compare`, of which those of group "intervals" alone count.
 
     A class's: root mean square of its log errors. What is common: of the log errors of the whole device time, less what
-    the classes explain if they were independent. The host's: of the step's, where the host bounds it. Each widened by
-    Student's quantile for the number of steps; where fewer than `LEAST_STEPS` have it, the default stays.
+    the classes explain if they were independent. The host's: of the step's, where the host bounds it, less what the
+    samples beside it lie apart (`host_sigma`), and not below the default: a handful of such differences may come out as
+    nothing. Each widened by Student's quantile for the number of steps; where fewer than `LEAST_STEPS` have it, the
+    default stays.
     """
     done = [row for row in rows if row["group"] == GROUP and row["status"] == "ok" and row["device_seconds"]]
     plain = Spreads()
@@ -200,7 +209,15 @@ def estimate(rows: Iterable[Mapping[str, Any]], source: Mapping[str, Any] | None
     common = plain.common
     if len(excess) >= LEAST_STEPS:
         common = sqrt(max(0.0, sum(excess) / len(excess))) * _student(len(excess))
-    host = _spread([log(1 + row["step_error"]) for row in done if row["bound"] == "host"])
+    known = spreads().host_same_run  # with it the rows were forecast
+    left = [
+        log(1 + row["step_error"]) ** 2 - max(0.0, (row.get("host_sigma") or known) ** 2 - known**2)
+        for row in done
+        if row["bound"] == "host"
+    ]
+    host = None
+    if len(left) >= LEAST_STEPS:
+        host = max(plain.host_same_run, sqrt(max(0.0, sum(left) / len(left))) * _student(len(left)))
     return Spreads(
         classes={group: round(value, 4) for group, value in classes.items()},
         common=round(common, 4),

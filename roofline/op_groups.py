@@ -9,7 +9,11 @@ from __future__ import annotations
 # The launching ATen call, as profilers name it -> the class that the forecast counts it in. What is not
 # listed is element-wise.
 _CLASS_OF_OP = {
-    "mm": "gemm", "addmm": "gemm", "bmm": "gemm", "baddbmm": "gemm",
+    "mm": "gemm", "addmm": "gemm", "bmm": "gemm", "baddbmm": "gemm", "_grouped_mm": "gemm",
+    "cudnn_convolution": "conv", "convolution": "conv", "convolution_backward": "conv",
+    "native_layer_norm": "reduction", "native_layer_norm_backward": "reduction",
+    "native_batch_norm": "reduction", "native_batch_norm_backward": "reduction",
+    "cudnn_batch_norm": "reduction", "cudnn_batch_norm_backward": "reduction",
     "copy_": "copy", "_to_copy": "copy", "clone": "copy", "fill_": "fill", "zero_": "fill", "arange": "fill",
     "mean": "reduction", "sum": "reduction", "all": "reduction", "cumsum": "reduction",
     "_log_softmax": "softmax", "_log_softmax_backward_data": "softmax",
@@ -19,7 +23,7 @@ _CLASS_OF_OP = {
 }  # fmt: skip
 
 GROUPS = {
-    "gemm": ("gemm",),
+    "gemm": ("gemm", "conv"),
     "attention": ("attention",),
     "optimizer": ("optimizer",),
     "softmax": ("softmax",),

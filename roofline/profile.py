@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from flopcast.errors import DataError, UsageError
-from flopcast.roofline.fallback import Fallback
+from flopcast.roofline.fallback import DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT, Fallback
 from flopcast.roofline.surface import Surface
 
 SCHEMA = 1
@@ -224,6 +224,8 @@ class Profile:
             peaks={dtype: number.value for dtype, number in self.peaks.items()},
             ceilings={name: number.value for name, number in self.ceilings.items()},
             aliases=self.aliases,
+            clock_mhz=self.device.get("clock_mhz") or DEFAULT_CLOCK_MHZ,
+            sm_count=self.device.get("sm_count") or DEFAULT_SM_COUNT,
         )
 
     # --- files

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from math import hypot, log
+from statistics import median, pstdev
 from typing import Any
 
 from flopcast.microbench.plans import HostPlan
@@ -46,13 +47,15 @@ class RunHost:
     pace: tuple[float, ...]
 
     def at(self, samples_before: int | None) -> HostCosts:
-        """The costs at a step: by the samples just before and just after it. Their deviation is what is left then."""
+        """The costs at a step: by the samples just before and just after it. Their deviation is what is left then, and
+        how far these samples lie apart: the step ran at a speed between them, or near."""
         if samples_before is None or not self.pace:
             return self.costs
         near = self.pace[max(0, samples_before - NEAR) : samples_before + NEAR]
         if not near:
             return self.costs
-        return replace(scaled(self.costs, median(near)), sigma=spreads().host_same_run)
+        apart = pstdev(map(log, near))
+        return replace(scaled(self.costs, median(near)), sigma=hypot(spreads().host_same_run, apart))
 
 
 def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> dict[str | None, RunHost]:
@@ -101,10 +104,10 @@ def steady_ratio(steady: Mapping[int, float], plan: HostPlan, costs: HostCosts, 
 
 
 def _pace(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """Each sample over its row's median, the median over rows of forward and backward (the most of a step)."""
-    ratios = [
-        [sample / row["value"] for sample in row["samples"]]
-        for row in rows
-        if row["key"].endswith(("/forward", "/backward")) and row.get("value")
-    ]
+    """Each sample over its row's median, the median over rows: of steps among others, as the steps beside were timed,
+    or, in files of older versions, of forward and backward on an idle device (the most of a step)."""
+    measured = [row for row in rows if row.get("value")]
+    chosen = [row for row in measured if row["key"].endswith("/steady")]
+    chosen = chosen or [row for row in measured if row["key"].endswith(("/forward", "/backward"))]
+    ratios = [[sample / row["value"] for sample in row["samples"]] for row in chosen]
     return tuple(median(values) for values in zip(*ratios, strict=False))

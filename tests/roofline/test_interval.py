@@ -100,7 +100,11 @@ def test_spreads_come_from_their_own_steps_alone() -> None:
         assert found.classes[group] == pytest.approx(0.02 * student, rel=0.03)
     # every class off by the same in a step: independent classes would explain a sixth of its square
     assert found.common == pytest.approx(0.02 * sqrt(1 - student**2 / len(GROUPS)) * student, rel=0.05)
-    assert found.host_same_run == pytest.approx(0.02 * student, rel=0.03)
+    assert found.host_same_run == Spreads().host_same_run  # not below the default
+    slow = [row(0.2, host_sigma=None) for _ in range(6)]
+    assert estimate(slow).host_same_run == pytest.approx(log(1.2) * student, rel=0.03)
+    apart = [row(0.2, host_sigma=0.15) for _ in range(6)]  # samples beside the step that explain most of it
+    assert Spreads().host_same_run <= estimate(apart).host_same_run < 0.75 * estimate(slow).host_same_run
     assert estimate(rows[:3]) == replace(Spreads(), source={"steps": ["step"] * 3})
 
 
