@@ -141,7 +141,7 @@ class Surface:
         noise = np.array(self.noise, float)
         apart = noise**2 + np.array(self.own or np.zeros(len(noise))) ** 2
         matrix: Array = covariance(own, own, self.residual)[0] + np.diag(apart)
-        inverse = lower_inverse(np.linalg.cholesky(matrix))
+        inverse = lower_inverse(np.asarray(np.linalg.cholesky(matrix), np.float64))
         residual = np.log(np.array(self.seconds, float)) - law
         return _State(own, inverse, inverse.T @ (inverse @ residual), float(np.median(noise)))
 
