@@ -24,14 +24,13 @@ def build_report(
 
     Raises UsageError when the folder cannot be written.
     """
-    from flopcast.microbench import records
     from flopcast.roofline import validate
     from flopcast.roofline.cards import read_folder
     from flopcast.roofline.report import ReportData, render
 
     rows: list[dict[str, Any]] = []
     if steps is not None:
-        rows = validate.compare(records.read(steps).rows, profile)
+        rows = validate.compare(validate.read_steps(steps), profile)
         validate.write_csv(rows, out / "validation.csv")
     data = ReportData(
         profile=profile,

@@ -269,7 +269,7 @@ def validate(
         "--only-estimates", help="Of these steps only what torch's RuntimeEstimator says (a GPU, none of its time)."
     )] = False,
     estimates_from: Annotated[Path | None, typer.Option(
-        help="Folder of --only-estimates, beside --steps-from: another card of the same kind may have made them."
+        help="Folder of --only-estimates, of any card of this kind; default: STEPS/estimates where there is one."
     )] = None,
     any_stack: Annotated[bool, typer.Option(
         "--any-stack", help="Compare though the steps ran with other versions than the profile or the streams."
@@ -400,30 +400,7 @@ def compare_folder(
 
     with progress("comparing") as advance:
         stack = None if any_stack else records.read_machine(folder)["stack"]
-        measured = records.read(folder).rows + ([] if estimates is None else estimates_of(estimates, folder))
-        return checks.compare(measured, profile, stack=stack, progress=advance)
-
-
-def estimates_of(folder: Path, steps: Path) -> list[dict[str, Any]]:
-    """The rows of torch's estimates in `folder`, those that were made. Raises UsageError where it holds none, and
-    where another kind of GPU or release of torch made them than ran `steps`."""
-    from flopcast.microbench import records
-    from flopcast.roofline.same_stack import release
-
-    made = machine_of(folder), records.read_machine(folder)["stack"]["torch"]
-    ran = machine_of(steps), records.read_machine(steps)["stack"]["torch"]
-    if made[0].get("name") != ran[0].get("name") or release(made[1]) != release(ran[1]):
-        raise UsageError(
-            f"--estimates-from {folder}: made on {made[0].get('name')} with torch {made[1]}, the steps ran on "
-            f"{ran[0].get('name')} with torch {ran[1]}: run `flopcast validate --only-estimates` on such a GPU"
-        )
-    rows = records.read(folder).rows
-    found = [row for row in rows if row["key"].startswith("step_estimate/") and row["status"] == "ok"]
-    if not found:
-        raise UsageError(
-            f"--estimates-from {folder} holds no estimate that was made: see `reason` in its rows"
-        )
-    return found
+        return checks.compare(checks.read_steps(folder, estimates), profile, stack=stack, progress=advance)
 
 
 def report(

@@ -200,7 +200,7 @@ class Fallback:
         bandwidth = self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH)
         seconds = work.bytes * passes / bandwidth
         if "batch_norm" in operation and wanted.tokens[-1].startswith("mix"):
-            count, channels = 2 ** work.features[1], 2 ** work.features[2]
+            count, channels = (round(2**size) for size in work.features[1:3])
             waves = ceil(channels * CHANNEL_THREADS / (SM_THREADS * self.sm_count))
             loop = waves * count / CHANNEL_THREADS * LOAD_CYCLES / (self.clock_mhz * 1e6)
             is_backward = operation.endswith(
@@ -227,7 +227,7 @@ class Fallback:
         """A product a group, one after the other: FLOPs at the sustained rate over the last wave's idle
         multiprocessors, of the tiles that leave fewest idle."""
         dtype = wanted.tokens[2]
-        m, n = 2 ** work.features[0], 2 ** work.features[1]
+        m, n = (round(2**size) for size in work.features[:2])
         groups = max(1, round(2 ** work.features[3]))
         waves = [ceil(m / rows) * ceil(n / columns) / self.sm_count for rows, columns in GROUP_TILES]
         idle = min(ceil(wave) / wave for wave in waves)

@@ -24,7 +24,7 @@ from flopcast.roofline.op_groups import GROUPS as GROUPS
 from flopcast.roofline.op_groups import op_class as op_class
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.run_host import hosts_of_runs
-from flopcast.roofline.same_stack import check_stack, check_stream
+from flopcast.roofline.same_stack import check_stack, check_stream, release
 from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import get_stream
 
@@ -35,6 +35,8 @@ _RUN_DEFAULTS = {
     "batch": None, "seq": None, "precision": "autocast-bf16", "optimizer": None, "matmul": "torch",
     "attention": "sdpa", "accumulate": 1, "checkpoint": "none", "module": "",
 }  # fmt: skip
+
+ESTIMATES = "estimates"  # folder beside steps, of torch's estimates that were made apart
 
 COLUMNS = (
     "name", "group", "width", "depth", *_RUN_DEFAULTS, "n_params", "status", "reason",
@@ -83,6 +85,40 @@ def compare(
         rows.append(_compare(whole, profile, host, streams, stack))
         progress(number + 1, len(steps))
     return rows
+
+
+def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
+    """The rows of a folder of real steps, and those of torch's estimates that were made apart (`validate
+    --only-estimates`): in `estimates`, else in the folder's own "estimates" where it has one.
+
+    Raises UsageError where another kind of GPU or release of torch made them than ran the steps, or none were made.
+    """
+    from flopcast.microbench import records
+
+    rows = records.read(folder).rows
+    if estimates is None:
+        estimates = folder / ESTIMATES
+        if not records.file_in(estimates).is_file():
+            return rows
+    if not records.file_in(estimates).is_file():
+        raise UsageError(f"{estimates} holds no estimates: `flopcast validate --only-estimates` makes them")
+    made, ran = (
+        (machine["device"].get("name"), release(machine["stack"]["torch"]))
+        for machine in map(records.read_machine, (estimates, folder))
+    )
+    if made != ran:
+        raise UsageError(
+            f"the estimates in {estimates} were made on {made[0]} with torch {made[1]}, the steps ran on {ran[0]} with "
+            f"torch {ran[1]}: run `flopcast validate --only-estimates` on such a GPU"
+        )
+    found = [
+        row
+        for row in records.read(estimates).rows
+        if row["key"].startswith("step_estimate/") and row["status"] == "ok"
+    ]
+    if not found:
+        raise UsageError(f"{estimates} holds no estimate that was made: see `reason` in its rows")
+    return rows + found
 
 
 def _device_part(kernels: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -490,6 +490,9 @@ def test_estimates_of_another_run_stand_beside_the_steps(
     (row,) = flopcast(*comparison).document["rows"]
     assert row["torch_forecast"] == 0.5
     assert row["torch_error"] == pytest.approx(0.5 / row["step_seconds"] - 1)
+    shutil.copytree(elsewhere, steps / "estimates")  # found there without being named
+    (row,) = flopcast(*comparison[:5], "--json").document["rows"]
+    assert row["torch_forecast"] == 0.5
     machine["device"]["name"] = "another processor"
     (elsewhere / "machine.json").write_text(json.dumps({**machine, "machine": "another"}))
     other = flopcast(*comparison)
