@@ -256,7 +256,9 @@ class Fallback:
 
 def _likeness(wanted: Name, name: Name) -> tuple[bool, bool, int, bool]:
     """Greater is more alike: dtypes first, then backend, shared tokens of the variant, cache."""
-    shared = len(set(wanted.tokens) & set(name.tokens))
+    # a sum over dimensions between others strides as one over the first does: no row of its own for each result
+    own, its = ({token.replace("mix", "col") for token in n.tokens} for n in (wanted, name))
+    shared = len(own & its)
     return name.dtypes == wanted.dtypes, name.backend == wanted.backend, shared, name.cache == wanted.cache
 
 
