@@ -47,8 +47,8 @@ NORM_PASSES = {
     "native_group_norm": (3 / 2, 2), "native_group_norm_backward": (7 / 3, 3),
     "native_batch_norm": (3 / 2, 3), "native_batch_norm_backward": (5 / 3, 1),
 }  # fmt: skip
-# Batch norm's sums: a block of 512 threads a channel, which waits for each of its loads: 479 cycles for one that
-# misses L2 on an H100 (Luo et al., arXiv:2402.13499, table 4), and some 120 for the running mean's division.
+# Batch norm's sums: a block of 512 threads a channel, which waits for each of its loads and divides. 600 cycles a round
+# is an assumption of the right size for a load that misses L2, not a measurement.
 CHANNEL_THREADS, LOAD_CYCLES, SM_THREADS = 512, 600, 2048
 DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT = 1700, 132
 # cuDNN's kernels for 16 bits want channels last: otherwise every tensor is laid out anew, a read and a write more.
