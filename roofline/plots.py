@@ -172,7 +172,17 @@ def agreement_figure(rows: Sequence[Row]) -> Figure | None:
         for ax, (low, middle, high) in ((upper, absolute), (lower, relative)):
             ax.vlines(xs, low, high, color=colour, lw=1.3, alpha=0.7)
             sheet.scatter(
-                ax, xs, middle, tips, s=26, marker=marker, color=colour, linewidths=0, zorder=3, label=group
+                ax,
+                xs,
+                middle,
+                tips,
+                s=26,
+                marker=marker,
+                zorder=3,
+                label=group,
+                edgecolors=colour,
+                facecolors=colour if index < 6 else CARD,
+                linewidths=0.0 if index < 6 else 1.2,
             )
     values = [row[k] * 1e3 for row in done for k in ("step_seconds", "step_low", "step_high")]
     ends = [min(values) / 1.15, max(values) * 1.15]
