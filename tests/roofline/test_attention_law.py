@@ -14,7 +14,9 @@ from flopcast.roofline import attention_law
 from flopcast.roofline.attention_law import dealt, flash_splits, schedule_of
 from flopcast.roofline.lower import describe
 
-MEASURED = Path(__file__).parents[2] / "reports" / "nvidia-h200" / "measurements" / "measurements.jsonl.gz"
+MEASURED = (
+    Path(__file__).parents[2] / "reports" / "nvidia-h200" / "measurements" / "gpu0" / "measurements.jsonl.gz"
+)
 BASE = {
     "peak": 1e15, "sm_count": 132.0, "efficiency": 0.5, "prologue": 1e-6, "floor": 3e-6, "bandwidth": 4e12,
     "fade": 0.0, "uneven": 0.1, "follow_floor": 1e-6, "follow_bandwidth": 4e12, "sum_bandwidth": 2e12,
