@@ -68,7 +68,9 @@ def test_a_missed_target_is_said(tmp_path: Path) -> None:
     b = run(tmp_path / "b", [row(LONG[0], 1.02e-3)])
     found = repeatability.compare_folders(a, b)
     assert found.targets == {"long": False, "short": None}
-    assert "median of rows of 50 us and more ABOVE 1%, by what the profile takes" in repeatability.remarks(found)
+    assert "median of rows of 50 us and more ABOVE 1%, by what the profile takes" in repeatability.remarks(
+        found
+    )
 
 
 def test_rows_of_one_run_alone_or_that_failed_keep_their_line(tmp_path: Path) -> None:
