@@ -131,3 +131,10 @@ def test_without_cuda_there_is_a_reason() -> None:
     assert row["status"] == "error"
     assert "CUDA" in row["reason"]
     assert row["value"] is None
+
+
+def test_keys_of_grouped_attention_are_counted_as_often_as_they_are_used() -> None:
+    query, key = torch.zeros(2, 8, 16, 64), torch.zeros(2, 2, 16, 64)
+    found = torch_estimate.with_equal_heads((query, query, key, key, None, 0.1))
+    assert [t.shape[1] for t in found[:4]] == [8, 8, 8, 8]
+    assert found[4:] == (None, 0.1)
