@@ -195,7 +195,7 @@ def _mixed_results() -> Iterator[None]:
 
 
 def with_equal_heads(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Attention's operands, [batch, heads, seq, head_dim] each, with keys and values repeated to the queries' heads: the
+    """Attention's operands, [batch, heads, seq, head_dim], with keys and values repeated to the queries' heads: the
     FLOPs that torch 2.13 counts for fewer of them. All else stays as it is."""
     heads = max((a.shape[1] for a in args if isinstance(a, torch.Tensor) and a.dim() == 4), default=0)
 
