@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from flopcast.microbench import records
-from flopcast.roofline import cli, lookup
+from flopcast.roofline import lookup
 from flopcast.roofline.profile import Profile
 
 # Every 17th case of the shipped suite, few ceilings, one round of the host's tiny models.
@@ -45,35 +45,7 @@ cli.main()
 RUN = ("--width", "64", "--depth", "2", "--vocab", "4096", "--batch", "1", "--seq", "128")
 
 
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-
-Command = Callable[..., Result]
-
-
-@pytest.fixture
-def flopcast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """flopcast("fit", ...) runs the command in this process, as `main` would."""
-
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["flopcast", *map(str, arguments)])
-        capsys.readouterr()
-        code: Any = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            code = left.code or 0
-        return Result(code, *capsys.readouterr())
-
-    return run
+Command = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -81,26 +53,28 @@ def _no_profiles_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "user_folder", lambda: tmp_path / "profiles")
 
 
-def briefly(*arguments: object) -> Result:
+def briefly(*arguments: object) -> subprocess.CompletedProcess[str]:
     script = BRIEFLY.replace("sys.argv.pop(1)", "CHILD")
     program = f"CHILD = {BRIEFLY!r}.replace('sys.argv.pop(1)', 'None')\n{script}"
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    return Result(done.returncode, done.stdout, done.stderr)
 
 
 @dataclass(frozen=True)
 class Bench:
     folder: Path
-    result: Result
+    code: int
+    document: Any
+    err: str
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     folder = tmp_path_factory.mktemp("cards") / "out"
-    return Bench(folder, briefly("bench", "--all-gpus", "--out", folder, "--json"))
+    done = briefly("bench", "--all-gpus", "--out", folder, "--json")
+    return Bench(folder, done.returncode, json.loads(done.stdout or "null"), done.stderr)
 
 
 def keys(folder: Path) -> list[str]:
@@ -108,8 +82,8 @@ def keys(folder: Path) -> list[str]:
 
 
 def test_each_gpu_is_measured_into_a_folder_of_its_own_and_the_host_once(both: Bench) -> None:
-    assert both.result.code == 0, both.result.err
-    found = both.result.document
+    assert both.code == 0, both.err
+    found = both.document
     assert set(found["parts"]) == {"gpu0", "gpu1"}
     assert (found["failed"], found["out"]) == ({}, str(both.folder))
     first, second = (keys(both.folder / name) for name in ("gpu0", "gpu1"))
@@ -119,7 +93,7 @@ def test_each_gpu_is_measured_into_a_folder_of_its_own_and_the_host_once(both: B
     assert sorted(set(first) - set(host)) == sorted(second)
     assert len(first) == len(set(first))
     assert any(part.startswith("host") for part in found["parts"]["gpu0"])
-    assert both.result.err.index("gpu0: host") < both.result.err.index("gpu1: ")
+    assert both.err.index("gpu0: host") < both.err.index("gpu1: ")
     assert {"gpu0", "gpu1"} == set(found["spread"]["cards"])
 
 
@@ -130,7 +104,7 @@ def test_fit_takes_the_median_card_and_names_the_slowest(
     assert fitted.code == 0, fitted.err
     profile = Profile.load(tmp_path / "median.json")
     gpus = profile.provenance["gpus"]
-    assert gpus == both.result.document["spread"]
+    assert gpus == both.document["spread"]
     assert gpus["slowest"] in ("gpu0", "gpu1")
     assert gpus["slowest_factor"] >= 1.0
     assert "2 cards, row by row" in fitted.out

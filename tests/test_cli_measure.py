@@ -22,7 +22,7 @@ import pytest
 
 from flopcast.microbench import records, run_steps
 from flopcast.microbench.plans import StepPlan
-from flopcast.roofline import cli, cli_measure, ladders, lookup
+from flopcast.roofline import cli_measure, ladders, lookup
 from flopcast.roofline.models import make_config
 from flopcast.roofline.profile import Profile
 
@@ -50,37 +50,7 @@ RUN_OPTIONS = [word for name, value in RUN.items() for word in (f"--{name}", str
 ONCE = ("--batch", "1", "--seq", "128")
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-
-Command = Callable[..., Result]
-
-
-@pytest.fixture
-def flopcast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """flopcast("fit", ...) runs the command in this process, as `main` would."""
-
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["flopcast", *map(str, arguments)])
-        capsys.readouterr()
-        code: Any = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            code = left.code or 0
-        return Result(code, *capsys.readouterr())
-
-    return run
+Command = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
