@@ -188,6 +188,19 @@ def forecast_stream(
     """As `forecast`, for an op stream at hand."""
     host = host or profile.host or NO_HOST
     items = device_work(stream, profile, host, Backends(matmul=run.matmul, attention=run.attention))
+    return forecast_items(items, stream, run, profile, host=host, price=price)
+
+
+def forecast_items(
+    items: Sequence[Item],
+    stream: Stream,
+    run: Run,
+    profile: Profile,
+    *,
+    host: HostCosts,
+    price: Price | None = None,
+) -> Forecast:
+    """As `forecast_stream`, for its ops with their seconds at hand (`device_work`)."""
     device_seconds = sum(item.seconds for item in items)
     host_seconds = sum(item.host_seconds for item in items)
     device_sigma = device_log_sigma(items, profile)
