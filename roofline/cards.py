@@ -21,6 +21,7 @@ from flopcast.kernels.shapes import Shape, shape_from_json
 from flopcast.microbench import records
 from flopcast.roofline.lower import Work, describe
 from flopcast.roofline.profile import Profile
+from flopcast.roofline.readings import with_taken
 
 Row = dict[str, Any]
 SPREAD_QUANTILE = 0.95  # a row whose cards differ more counts as if it differed by this quantile of its class
@@ -52,7 +53,7 @@ def card_folders(folder: Path) -> dict[str, Path]:
     return {path.name: path for _, path in sorted(found) if records.file_in(path).is_file()}
 
 
-def read_folder(folder: Path | str) -> Found:
+def read_folder(folder: Path | str, describe_shape: Callable[[Shape, str], Work] = describe) -> Found:
     """The measurements of a folder, of one card or of several.
 
     Raises DataError as `records.read` does, where a file mixes machines, and where the cards are not of one kind or
@@ -65,10 +66,10 @@ def read_folder(folder: Path | str) -> Found:
         rows = measured.latest()
         _check_one_machine(folder, machine, rows)
         return Found(home=folder, machine=machine, rows=rows, warnings=list(measured.warnings))
-    each = {name: read_folder(path) for name, path in folders.items()}
+    each = {name: read_folder(path, describe_shape) for name, path in folders.items()}
     first = next(iter(each.values()))
     _check_same_kind(folders, {name: found.machine for name, found in each.items()})
-    cards = {name: found.rows for name, found in each.items()}
+    cards = {name: with_taken(found.rows, describe_shape) for name, found in each.items()}
     return Found(
         home=first.home,
         machine=first.machine,
@@ -111,8 +112,8 @@ def median_rows(cards: Mapping[str, Sequence[Row]]) -> list[Row]:
     """One row a measurement, of the median over the cards that could make it.
 
     Times, values and each quantile of the samples are medians; the rest is that of the card nearest to the median.
-    `by_card` holds what each read. Host cost and the scalars of the host come from the cards that had the host to
-    themselves: those that calibrated it.
+    `by_card` holds what was taken of each. Host cost and the scalars of the host come from the cards that had the host
+    to themselves: those that calibrated it.
     """
     alone = {name for name, rows in cards.items() if any(row["key"].startswith("host/") for row in rows)}
     groups: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
@@ -132,7 +133,7 @@ def _median_row(group: Mapping[str, Row]) -> Row:
     middle = float(np.median([_reading(row) for row in done.values()]))
     nearest = min(done.values(), key=lambda row: abs(_reading(row) - middle))
     merged = {**nearest, "by_card": {name: _reading(row) for name, row in done.items()}}
-    for name in ("seconds", "kernel_seconds", "value"):
+    for name in ("seconds", "kernel_seconds", "taken_seconds", "value"):
         known = [row[name] for row in done.values() if row.get(name) is not None]
         if nearest.get(name) is not None:
             merged[name] = float(np.median(known))
@@ -143,8 +144,10 @@ def _median_row(group: Mapping[str, Row]) -> Row:
 
 
 def _reading(row: Mapping[str, Any]) -> float:
-    """What a row reads: the timer's seconds, of a scalar its value; 0 where neither is there."""
-    return float(row.get("seconds") or row.get("kernel_seconds") or row.get("value") or 0.0)
+    """What a row says of its card: the seconds that a profile takes of it, of a scalar its value; 0 where neither is
+    there."""
+    names = "taken_seconds", "seconds", "kernel_seconds", "value"
+    return float(next((row[name] for name in names if row.get(name)), 0.0))
 
 
 def _median_samples(samples: Sequence[Sequence[float]]) -> list[float]:

@@ -27,20 +27,14 @@ from flopcast.roofline.fit_report import FitReport, Quality, quality_report
 from flopcast.roofline.fit_surfaces import Case, fit_surfaces
 from flopcast.roofline.lower import Work, describe
 from flopcast.roofline.profile import Number, Profile
+from flopcast.roofline.readings import LONG_SECONDS, graph_gap_of, taken_seconds
 from flopcast.roofline.regress import DOUBT_FACTOR
 
 __all__ = ["FitReport", "Quality", "fit", "fit_rows"]
 
 # What two runs of one shape differ by although each was quiet (clocks, memory placement): log seconds.
 REPEAT_NOISE = 0.004
-# From here on a row is long: what the timer and the profiler differ by is clocks, not caches.
-LONG_SECONDS = 100e-6
-FAST_QUANTILE = 0.1
 READING_DOUBT = 0.4
-# Classes whose kernels write next to nothing, or whose tables are so large that rotating leaves their rows in L2.
-READING = ("reduction", "loss", "embedding")
-# Operand sets that the timer rotates over at most: smaller calls find theirs in L2 again.
-MOST_SETS = 256
 # Kernel time stamps resolve 32 ns, and a median of some is better than that.
 STAMP_SECONDS = 2e-8
 
@@ -57,7 +51,7 @@ def fit(
     `counts`: ops by kind for the keys of host rows, {"launch", "view", "host", "tensors"}, where the rows
     do not carry them. Raises DataError when the folder holds no usable rows, or as `records.read` does.
     """
-    found = read_folder(folder)
+    found = read_folder(folder, describe_shape)
     profile, report = fit_rows(
         found.rows, found.machine, counts=counts, describe_shape=describe_shape,
         warnings=found.warnings, name=str(folder),
@@ -154,32 +148,6 @@ def _case(
     return Case(row, work, backend, row.get("cache", "cold"), seconds, noise)
 
 
-def taken_seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | None:
-    """Device seconds of one execution, from two readings: the profiler's, after a flush where cold, and the timer's,
-    back to back over rotating operands, less the gap between kernels.
-
-    They differ by what lies in L2: a flush leaves it full of lines that have yet to be written to memory, rotating
-    operands leave their results, as in a step the kernels before do. Whatever else disturbs a reading only adds time:
-    the least. But rotating does not make operands cold that are few bytes of large tables, or fewer than MOST_SETS
-    can fill the L2 with, and kernels that mostly read pay for lines to be written (the loss of log-softmax 18.5 us
-    against 8.4, in a step 18.4): theirs is the profiler's. Of samples from LONG_SECONDS on the faster, before the
-    clocks sank."""
-    seen, timed = row.get("kernel_seconds"), row.get("seconds")
-    if not timed:
-        return None if seen is None else float(seen)
-    is_long = timed >= LONG_SECONDS
-    if is_long and row.get("samples"):
-        timed = float(np.quantile(row["samples"], FAST_QUANTILE))
-    back_to_back = max(timed - gap * max(len(row.get("kernels") or ()), 1), 0.1 * timed)
-    if not seen or back_to_back >= seen:
-        return float(seen or back_to_back)
-    if is_long:
-        return back_to_back
-    is_hot = row.get("cache") == "hot"
-    stays = op_class in READING or (row.get("sets") or 1) >= MOST_SETS
-    return float(seen) if stays and not is_hot else back_to_back
-
-
 def _noise(row: Mapping[str, Any], seconds: float) -> float:
     """Standard deviation of the log of a row's median, from run to run: a floor, the stamps' resolution,
     and a part of the samples' spread. A quarter where they agree (samples of one sitting share clock and
@@ -213,21 +181,6 @@ def ceilings_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Number]:
     if "launch_queue" in found:
         found["queue_depth"] = found.pop("launch_queue")
     return found
-
-
-def graph_gap_of(rows: Iterable[Mapping[str, Any]]) -> Number | None:
-    """What graph replay adds to a single kernel's duration: median over rows of one kernel under 50 us,
-    where the gap is more than the noise of the difference."""
-    gaps = [
-        row["seconds"] - row["kernel_seconds"]
-        for row in rows
-        if row.get("shape") and row.get("timer") == "graph" and row.get("seconds")
-        if 0 < (row.get("kernel_seconds") or 0) < 50e-6 and len(row.get("kernels") or ()) == 1
-    ]
-    if not gaps:
-        return None
-    low, middle, high = (float(max(q, 0.0)) for q in np.quantile(gaps, [0.05, 0.5, 0.95]))
-    return Number(middle, low, high, "measured", f"{len(gaps)} rows of one kernel under 50 us")
 
 
 def _launch_counts(cases: Iterable[Case]) -> dict[str, float]:

@@ -26,8 +26,8 @@ import numpy as np
 from flopcast.errors import DataError, FlopcastError, UsageError
 from flopcast.kernels.shapes import shape_from_json
 from flopcast.roofline.cards import read_folder
-from flopcast.roofline.fit import graph_gap_of, taken_seconds
 from flopcast.roofline.lower import describe
+from flopcast.roofline.readings import graph_gap_of, taken_seconds
 
 LONG_SECONDS = 50e-6
 # What two runs of the standard suite on one H200 are held to, medians.
