@@ -1,7 +1,8 @@
 """The fused memory-bound kernels against eager torch, torch.compile and a copy of as many bytes, in one run.
 
     python benchmarks/memory_kernels.py OUT [--only rmsnorm,swiglu] [--no-compile] [--budget 150]
-    python benchmarks/memory_kernels.py OUT --tune [--only ...]
+    python benchmarks/memory_kernels.py OUT --tune [--only ...] [--budget 100]
+    python benchmarks/memory_kernels.py OUT [--tune] --warm 0/8                # compiles each 8th case, times nothing
     TRITON_INTERPRET=1 python benchmarks/memory_kernels.py OUT --smoke         # no GPU: does the script run?
 
 Each backend is checked against the reference before it is timed; a wrong result is a row without a time. Times are
@@ -10,7 +11,10 @@ timed in shuffled order, next to a copy that moves as many bytes as the operatio
 
 Writes OUT/memory_kernels.csv (one row a case and backend; --tune: memory_tuning.csv, one row a configuration) and
 OUT/memory_kernels.json (device, software), and prints a summary. After --budget seconds torch.compile is left out of
-the remaining cases, and the row says so. Exit 1 when a result was wrong.
+the remaining cases, and the row says so; with --tune, further configurations are. Exit 1 when a result was wrong.
+
+`--warm I/N` fills the disk caches of Triton and torch.compile for those that follow: N such processes at once, on
+as many cores, take the minutes of compilation out of a short loan of a GPU.
 """
 
 from __future__ import annotations
@@ -79,7 +83,7 @@ def tuning_cases() -> list[Fused]:
     return [
         *(
             RmsNorm(rows=(1 << 27) // n, n=n, residual=True, direction=d)
-            for n in (1024, 2048, 4096, 8192)
+            for n in (1024, 4096, 8192)
             for d in ("fwd", "bwd")
         ),
         *(case for case in cases() if not isinstance(case, RmsNorm) and case.bytes >= LARGE),
@@ -192,8 +196,23 @@ def run_case(
     ]
 
 
-def tune_case(shape: Fused, timer: Timer) -> list[dict[str, Any]]:
-    """A row a configuration of the Triton kernel, the default first."""
+def warm_case(shape: Fused, device: torch.device, tune: bool) -> None:
+    """Runs what `run_case` or `tune_case` will time, once."""
+    module = MODULES[type(shape)]
+    operands = module.operands(shape, device)
+    calls: list[Callable[[], Any]] = (
+        [lambda c=c: module.triton_call(shape, operands, c)() for c in candidates(shape)]  # type: ignore[misc]
+        if tune
+        else [lambda b=b: module.prepare(shape, b, operands)() for b in ("triton", "compile")]  # type: ignore[misc]
+    )
+    for call in calls:
+        failed = tried(lambda: (call(), {})[1])  # noqa: B023 (called at once)
+        if failed:
+            print(f"{shape.key}: {failed}", file=sys.stderr)
+
+
+def tune_case(shape: Fused, timer: Timer, until: float) -> list[dict[str, Any]]:
+    """A row a configuration of the Triton kernel, the default first; those not reached by `until` say so."""
     module = MODULES[type(shape)]
     operands = module.operands(shape, timer.device)
     ref = module.reference(operands, shape)
@@ -205,6 +224,10 @@ def tune_case(shape: Fused, timer: Timer) -> list[dict[str, Any]]:
         def prepare(x: Sequence[Tensor], config: Any = config) -> Any:
             return module.triton_call(shape, x, config)
 
+        if rows and time.monotonic() > until:
+            rows.append({"kernel": name_of(shape), "key": shape.key, "backend": "triton", "bytes": shape.bytes,
+                         "config": repr(config), "status": "skipped", "reason": "time budget"})  # fmt: skip
+            continue
         row = tried(lambda: checked(shape, prepare, operands, ref))
         if row["status"] == "ok":
             row |= tried(lambda: timed(timer, prepare, operands))
@@ -258,6 +281,7 @@ def main() -> int:
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--budget", type=float, default=150.0)
+    parser.add_argument("--warm", default="", metavar="I/N")
     arguments = parser.parse_args()
     start = time.monotonic()
     device = torch.device("cpu" if arguments.smoke else "cuda")
@@ -266,6 +290,15 @@ def main() -> int:
     shapes = smoke_cases() if arguments.smoke else tuning_cases() if arguments.tune else cases()
     wanted = set(filter(None, arguments.only.split(",")))
     shapes = [shape for shape in shapes if not wanted or name_of(shape) in wanted]
+    if arguments.warm:
+        first, _, count = arguments.warm.partition("/")
+        for shape in shapes[int(first) :: int(count)]:
+            warm_case(shape, device, arguments.tune)
+            torch.compiler.reset()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        print(f"{arguments.warm}: {time.monotonic() - start:.0f} s")
+        return 0
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     stream = torch.cuda.stream(timer.stream) if device.type == "cuda" else nullcontext()  # type: ignore[attr-defined]
@@ -276,7 +309,8 @@ def main() -> int:
         timer.warm_up()
         for shape in shapes:
             if arguments.tune:
-                new = tried_rows(shape, lambda: tune_case(shape, timer))  # noqa: B023 (called at once)
+                until = start + arguments.budget * (shapes.index(shape) + 1) / len(shapes)
+                new = tried_rows(shape, lambda: tune_case(shape, timer, until))  # noqa: B023 (called at once)
             else:
                 late = time.monotonic() - start > arguments.budget
                 skip = (

@@ -59,7 +59,7 @@ def candidates(direction: str) -> list[VocabConfig]:
             for warps in (4, 8, 16)
             if block >= 256 * warps
         ]
-    tiles = ((8192, 32), (16384, 32), (8192, 16), (16384, 16), (4096, 8))
+    tiles = ((8192, 32), (16384, 32), (32768, 32), (8192, 16), (16384, 16), (4096, 8))
     both = direction == "both"
     return [
         VocabConfig(block, warps, stages, per_sm)

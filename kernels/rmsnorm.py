@@ -68,7 +68,7 @@ def candidates(direction: str, n: int) -> list[RowConfig]:
             if direction == "fwd":
                 found.append(RowConfig(tile // block, warps))
             else:
-                for threads in (512, 1024, 2048):
+                for threads in (512, 1024):
                     if threads >= 32 * warps:
                         found += [
                             RowConfig(tile // block, warps, threads // (32 * warps), stages)

@@ -30,20 +30,29 @@ def _offsets(BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _online(x, largest, total):
+    """Maximum and sum of exponentials of every lane, one block further; exp2(x c - m c) is one FMA an element."""
+    now = tl.maximum(largest, tl.max(x, 1))
+    base = tl.where(now == float("-inf"), 0.0, now) * LOG2_E  # a lane of -inf so far counts nothing
+    total = total * tl.exp2(largest * LOG2_E - base)
+    total += tl.sum(tl.exp2(x * LOG2_E - base[:, None]), 1)
+    return now, total
+
+
+@triton.jit
 def _log_sum_exp(row_ptr, vocab, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Natural log-sum-exp of a row, fp32; NaN with a NaN or +inf in it, -inf of a row of -inf."""
     offsets = _offsets(BLOCK)
     largest = tl.full((BLOCK // VEC,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK // VEC,), dtype=tl.float32)
-    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
-        at = start + offsets
+    whole = vocab // BLOCK * BLOCK  # without a mask: with one, 12 instructions an element instead of 7
+    for start in tl.range(0, whole, BLOCK, num_stages=STAGES):
+        x = tl.load(row_ptr + start + offsets, eviction_policy="evict_last").to(tl.float32)
+        largest, total = _online(x, largest, total)
+    if whole < vocab:
+        at = whole + offsets
         x = tl.load(row_ptr + at, mask=at < vocab, other=float("-inf"), eviction_policy="evict_last")
-        x = x.to(tl.float32)
-        now = tl.maximum(largest, tl.max(x, 1))
-        base = tl.where(now == float("-inf"), 0.0, now)  # a lane of -inf so far counts nothing
-        total = total * tl.exp2((largest - base) * LOG2_E)
-        total += tl.sum(tl.exp2((x - base[:, None]) * LOG2_E), 1)
-        largest = now
+        largest, total = _online(x.to(tl.float32), largest, total)
     highest = tl.max(largest, 0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
     total = total * tl.exp2((largest - base) * LOG2_E)
@@ -51,20 +60,30 @@ def _log_sum_exp(row_ptr, vocab, BLOCK: tl.constexpr, STAGES: tl.constexpr):
 
 
 @triton.jit
-def _loss(row_ptr, target, lse, vocab):
+def _logit(row_ptr, target, vocab):
     inside = (target >= 0) & (target < vocab)
-    logit = tl.load(row_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
-    return lse - logit
+    return tl.load(row_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
 
 
 @triton.jit
-def _gradient_block(row_ptr, out_ptr, start, target, lse, scale, vocab, BLOCK: tl.constexpr):
+def _gradient_block(
+    row_ptr, out_ptr, start, target, lse, scale, vocab, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    ONE: tl.constexpr,
+):  # fmt: skip
+    """softmax scale and, with ONE, the target's -scale too."""
     at = start + _offsets(BLOCK)
-    mask = at < vocab
-    x = tl.load(row_ptr + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    p = tl.exp2((x - lse) * LOG2_E)
-    p = tl.where(at == target, p - 1.0, p) * scale
-    tl.store(out_ptr + at, p.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
+    if MASKED:
+        x = tl.load(row_ptr + at, mask=at < vocab, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    else:
+        x = tl.load(row_ptr + at, eviction_policy="evict_first").to(tl.float32)
+    p = tl.exp2(x * LOG2_E - lse * LOG2_E)
+    if ONE:
+        p = tl.where(at == target, p - 1.0, p)
+    out = (p * scale).to(out_ptr.dtype.element_ty)
+    if MASKED:
+        tl.store(out_ptr + at, out, mask=at < vocab, eviction_policy="evict_first")
+    else:
+        tl.store(out_ptr + at, out, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -79,7 +98,7 @@ def forward_kernel(
     lse = 0.0
     if target != ignore_index:
         lse = _log_sum_exp(row_ptr, vocab, BLOCK, STAGES)
-        loss = _loss(row_ptr, target, lse, vocab)
+        loss = lse - _logit(row_ptr, target, vocab)
     tl.store(losses_ptr + row, loss)
     tl.store(lse_ptr + row, lse)
 
@@ -101,7 +120,14 @@ def backward_kernel(
     else:
         scale = tl.load(dloss_ptr).to(tl.float32) / tl.load(count_ptr)
         lse = tl.load(lse_ptr + row)
-        _gradient_block(logits_ptr + row * stride, out, start, target, lse, scale, vocab, BLOCK)
+        column = tl.where((target >= 0) & (target < vocab), target, -1).to(
+            tl.int32
+        )  # half the compares' work
+        row_ptr = logits_ptr + row * stride
+        if start + BLOCK <= vocab:
+            _gradient_block(row_ptr, out, start, column, lse, scale, vocab, BLOCK, False, True)
+        else:
+            _gradient_block(row_ptr, out, start, column, lse, scale, vocab, BLOCK, True, True)
 
 
 @triton.jit
@@ -122,10 +148,20 @@ def both_kernel(
                 tl.store(out + at, tl.zeros((BLOCK // VEC, VEC), out_ptr.dtype.element_ty), mask=at < vocab)
         else:
             lse = _log_sum_exp(row_ptr, vocab, BLOCK, STAGES)
-            loss = _loss(row_ptr, target, lse, vocab)
+            logit = _logit(row_ptr, target, vocab)
+            loss = lse - logit
             tl.debug_barrier()  # all read the target's logit before one writes the gradient over it
-            for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
-                _gradient_block(row_ptr, out, start, target, lse, scale, vocab, BLOCK)
+            # Last block first: what was read last is the likeliest to be in the L2 still.
+            whole = vocab // BLOCK
+            if whole * BLOCK < vocab:
+                _gradient_block(row_ptr, out, whole * BLOCK, 0, lse, scale, vocab, BLOCK, True, False)
+            for j in tl.range(0, whole, num_stages=STAGES):
+                start = (whole - 1 - j) * BLOCK
+                _gradient_block(row_ptr, out, start, 0, lse, scale, vocab, BLOCK, False, False)
+            tl.debug_barrier()  # one element is written once more, after all others
+            if (target >= 0) & (target < vocab):
+                p = (tl.exp2(logit * LOG2_E - lse * LOG2_E) - 1.0) * scale
+                tl.store(out + target, p.to(out_ptr.dtype.element_ty))
         tl.store(losses_ptr + i, loss)
 
 

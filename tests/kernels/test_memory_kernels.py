@@ -251,27 +251,31 @@ class TestOnDevice:
         _, _, again = measured(shape, "triton", "cuda")
         assert all(torch.equal(a, b) for a, b in zip(out, again, strict=True))
 
-    def test_every_candidate_configuration(self) -> None:
-        for shape in (
+    @pytest.mark.parametrize(
+        "shape",
+        [
             RmsNorm(rows=501, n=1000, residual=True),
             RmsNorm(rows=301, n=4096, direction="bwd", residual=True),
             RopeQkNorm(batch=1, seq=301, heads=5, kv_heads=2, head_dim=128, direction="bwd"),
             *directions(CrossEntropy(rows=200, vocab=20000)),
-        ):
-            module = MODULES[type(shape)]
-            operands = module.operands(shape, "cuda")
-            ref = module.reference(operands, shape)
-            sizes = {RmsNorm: "n", RopeQkNorm: "head_dim"}.get(type(shape))
-            extra = (getattr(shape, sizes),) if sizes else ()
-            for config in module.candidates(shape.direction, *extra):
-                try:
-                    out = module.triton_call(shape, operands, config)()
-                except Exception as problem:  # a part with less shared memory than sm_90
-                    if "out of resource" not in str(problem):
-                        raise
-                    continue
-                error, tolerance = module.check(out, ref, operands, shape)
-                assert error <= tolerance, config
+        ],
+        ids=lambda shape: shape.key,
+    )
+    def test_every_candidate_configuration(self, shape: Fused) -> None:
+        module = MODULES[type(shape)]
+        operands = module.operands(shape, "cuda")
+        ref = module.reference(operands, shape)
+        sizes = {RmsNorm: "n", RopeQkNorm: "head_dim"}.get(type(shape))
+        extra = (getattr(shape, sizes),) if sizes else ()
+        for config in module.candidates(shape.direction, *extra):
+            try:
+                out = module.triton_call(shape, operands, config)()
+            except Exception as problem:  # a part with less shared memory than sm_90
+                if "out of resource" not in str(problem):
+                    raise
+                continue
+            error, tolerance = module.check(out, ref, operands, shape)
+            assert error <= tolerance, config
 
     def test_offsets_beyond_two_to_the_31(self) -> None:
         if torch.cuda.mem_get_info()[0] < 40 << 30:
