@@ -1,160 +1,26 @@
-"""FLOPs per dollar against model size: curves, crossovers, break-even prices. Pure arithmetic over forecasts.
+"""FLOPs per dollar of several GPUs compared: crossovers, break-even prices, the best at a size; rows of all.
 
-A point is one forecast step on one GPU; a curve the points of one GPU at one price. Between points,
-logarithms are interpolated along log parameters; beyond the first and the last point that fits into memory
-nothing is said.
-
-Intervals: `low` and `high` of a step's seconds are the ends of a 90% interval. Two GPUs' errors are taken as
-independent, so the interval of a ratio adds both half-widths (of logarithms) in quadrature. What is common to
-both, as the host of one projected from the other, cancels in truth and not here: the interval of a ratio is
-then too wide, never too narrow.
+Pure arithmetic over the curves of `cost_points`, which says what the intervals of ratios take as shared.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import combinations, groupby, pairwise
-from math import exp, hypot, log
+from math import exp, log
 from typing import Any
 
-from flopcast.errors import UsageError
-from flopcast.roofline.prices import Price
+from flopcast.roofline.cost_points import CostCurve, CostPoint, Ranged, StepPoint, cost_curve
+
+__all__ = [
+    "NOT_SEPARABLE", "NO_COMMON_SIZE", "Best", "BreakEven", "CostCurve", "CostPoint", "Crossover", "Ranged",
+    "StepPoint", "best_gpu", "best_rows", "break_even_price_ratio", "break_even_rows", "cost_curve", "cost_rows",
+    "crossover_rows", "crossovers", "memory_rows", "sentence",
+]  # fmt: skip
 
 NOT_SEPARABLE = "not separable at these prices"
 NO_COMMON_SIZE = "no common size"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepPoint:
-    """A forecast step. `flops_counted` and `tokens` are of one step; `fits`: into the GPU's memory."""
-
-    n_params: int
-    width: int | None = None
-    depth: int | None = None
-    step_seconds: float
-    low: float
-    high: float
-    flops_counted: float
-    tokens: int
-    fits: bool = True
-
-    def __post_init__(self) -> None:
-        if self.n_params <= 0 or not 0 < self.low <= self.step_seconds <= self.high:
-            raise UsageError(
-                "a step point needs n_params > 0 and 0 < low <= step_seconds <= high, given "
-                f"{self.n_params}, {self.low}, {self.step_seconds}, {self.high}"
-            )
-
-
-@dataclass(frozen=True)
-class Ranged:
-    """A positive number and the ends of its 90% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def over(self, other: Ranged) -> Ranged:
-        """self / other, errors independent."""
-        value = self.value / other.value
-        down = hypot(log(self.value / self.low), log(other.high / other.value))
-        up = hypot(log(self.high / self.value), log(other.value / other.low))
-        return Ranged(value, value * exp(-down), value * exp(up))
-
-    def scaled(self, factor: float) -> Ranged:
-        return Ranged(self.value * factor, self.low * factor, self.high * factor)
-
-
-@dataclass(frozen=True)
-class CostPoint:
-    """A step on a GPU at a price."""
-
-    gpu: str
-    step: StepPoint
-    price: Price
-
-    @property
-    def flops_per_second(self) -> Ranged:
-        step = self.step
-        return Ranged(*(step.flops_counted / seconds for seconds in (step.step_seconds, step.high, step.low)))
-
-    @property
-    def flops_per_usd(self) -> Ranged:
-        return self.flops_per_second.scaled(3600.0 / self.price.usd_per_hour)
-
-    @property
-    def tokens_per_second(self) -> Ranged:
-        step = self.step
-        return Ranged(*(step.tokens / seconds for seconds in (step.step_seconds, step.high, step.low)))
-
-    @property
-    def usd_per_step(self) -> float:
-        return self.step.step_seconds * self.price.usd_per_hour / 3600.0
-
-    @property
-    def usd_per_million_tokens(self) -> Ranged:
-        step = self.step
-        usd = 1e6 / step.tokens * self.price.usd_per_hour / 3600.0
-        return Ranged(step.step_seconds * usd, step.low * usd, step.high * usd)
-
-
-@dataclass(frozen=True)
-class CostCurve:
-    """One GPU at one price, points by rising n_params. `basis`: its profile's (measured, projected)."""
-
-    gpu: str
-    price: Price
-    points: tuple[CostPoint, ...]
-    basis: str = ""
-
-    @cached_property
-    def fitting(self) -> tuple[CostPoint, ...]:
-        """The points that fit into memory: the curve is drawn through these."""
-        return tuple(point for point in self.points if point.step.fits)
-
-    @property
-    def largest_fitting(self) -> int | None:
-        """Parameters of the largest model of the ladder that fits; None if none does."""
-        return self.fitting[-1].step.n_params if self.fitting else None
-
-    @property
-    def smallest_failing(self) -> int | None:
-        """Parameters of the first model that runs out of memory; None if all fit."""
-        return next((point.step.n_params for point in self.points if not point.step.fits), None)
-
-    def flops_per_second_at(self, n_params: float) -> Ranged | None:
-        """Interpolated; None outside the points that fit."""
-        nodes = self.fitting
-        sizes = [float(point.step.n_params) for point in nodes]
-        if not sizes or not sizes[0] <= n_params <= sizes[-1]:
-            return None
-        right = bisect_left(sizes, n_params)
-        if sizes[right] == n_params:
-            return nodes[right].flops_per_second
-        a, b = nodes[right - 1].flops_per_second, nodes[right].flops_per_second
-        share = log(n_params / sizes[right - 1]) / log(sizes[right] / sizes[right - 1])
-        ends = ((a.value, b.value), (a.low, b.low), (a.high, b.high))
-        return Ranged(*(exp(log(x) + share * log(y / x)) for x, y in ends))
-
-    def flops_per_usd_at(self, n_params: float) -> Ranged | None:
-        rate = self.flops_per_second_at(n_params)
-        return None if rate is None else rate.scaled(3600.0 / self.price.usd_per_hour)
-
-    def at_price(self, price: Price) -> CostCurve:
-        """The same GPU at another price."""
-        return replace(self, price=price, points=tuple(replace(p, price=price) for p in self.points))
-
-
-def cost_curve(gpu: str, steps: Iterable[StepPoint], price: Price, basis: str = "") -> CostCurve:
-    """Raises UsageError when two steps have the same number of parameters: a curve has one value a size."""
-    ordered = sorted(steps, key=lambda step: step.n_params)
-    for one, two in pairwise(ordered):
-        if one.n_params == two.n_params:
-            raise UsageError(f"two configurations of {one.n_params} parameters on {gpu}: a curve needs one")
-    return CostCurve(gpu, price, tuple(CostPoint(gpu, step, price) for step in ordered), basis)
 
 
 # --- crossovers ---------------------------------------------------------------------------------------------
@@ -364,6 +230,7 @@ def _cost_row(curve: CostCurve, point: CostPoint) -> dict[str, Any]:
         ranged: Ranged = getattr(point, name)
         figures |= {name: ranged.value, f"{name}_low": ranged.low, f"{name}_high": ranged.high}
     figures["usd_per_step"] = point.usd_per_step
+    figures |= {"device_seconds": step.device_seconds, "host_seconds": step.host_seconds}
     return {
         "gpu": curve.gpu,
         "profile_basis": curve.basis,
@@ -374,6 +241,8 @@ def _cost_row(curve: CostCurve, point: CostPoint) -> dict[str, Any]:
         "flops_counted": step.flops_counted,
         "fits": step.fits,
         **(figures if step.fits else dict.fromkeys(figures)),
+        "bound": (step.bound or None) if step.fits else None,
+        "needed_bytes": step.needed_bytes,
         "price_usd_per_hour": price.usd_per_hour,
         "price_provider": price.provider,
         "price_kind": price.kind,
@@ -381,6 +250,19 @@ def _cost_row(curve: CostCurve, point: CostPoint) -> dict[str, Any]:
         "price_date_inferred": price.date_inferred,
         "reason": None if step.fits else "out of memory",
     }
+
+
+def memory_rows(curves: Sequence[CostCurve]) -> list[dict[str, Any]]:
+    """Where each GPU runs out of memory, in parameters; `memory_limit` lies between the two models beside it."""
+    return [
+        {
+            "gpu": curve.gpu,
+            "largest_that_fits": curve.largest_fitting,
+            "first_that_does_not": curve.smallest_failing,
+            "memory_limit": curve.memory_limit,
+        }
+        for curve in curves
+    ]
 
 
 def crossover_rows(curves: Sequence[CostCurve]) -> list[dict[str, Any]]:

@@ -7,11 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from flopcast.errors import UsageError
 from flopcast.roofline.canvas import (
     BLUE,
     CARD,
@@ -24,7 +22,6 @@ from flopcast.roofline.canvas import (
     PURPLE,
     RED,
     SKY,
-    YELLOW,
     Figure,
     Row,
     count,
@@ -33,13 +30,14 @@ from flopcast.roofline.canvas import (
     plain_log,
     styled,
 )
-from flopcast.roofline.cost import CostCurve, crossovers, sentence
 from flopcast.roofline.models import VOCABULARY, make_config, n_params
+from flopcast.roofline.plots_cost import cost_figure
 from flopcast.roofline.plots_kernels import roofline_figure
 from flopcast.roofline.plots_memory import memory_figure
 from flopcast.roofline.validate import GROUPS
 
 if TYPE_CHECKING:
+    from flopcast.roofline.cost import CostCurve
     from flopcast.roofline.forecast import Forecast
     from flopcast.roofline.profile import Profile
 
@@ -276,83 +274,6 @@ def residual_figure(rows: Sequence[Row]) -> Figure | None:
     alt = f"Strip plot of signed forecast errors by component. Medians: {middles}."
     return finish(sheet, "residuals", "Residuals by component", caption, alt,
                    "forecast against measured; none of these steps was used in fitting")  # fmt: skip
-
-
-# --- FLOPs per dollar
-
-
-@styled
-def cost_figure(curves: Sequence[CostCurve]) -> Figure | None:
-    """FLOPs per dollar against parameters, with crossovers. None without a point that fits."""
-    shown = [curve for curve in curves if curve.fitting]
-    if not shown:
-        return None
-    sheet = new_sheet(5.0 + 0.2 * len(shown))
-    ax = sheet.axes[0]
-    colours = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, INK)
-    for index, curve in enumerate(shown):
-        colour = colours[index % len(colours)]
-        xs = [point.step.n_params for point in curve.fitting]
-        rates = [point.flops_per_usd for point in curve.fitting]
-        ys = [r.value / 1e15 for r in rates]
-        dashed = curve.basis != "measured"
-        low, high = [r.low / 1e15 for r in rates], [r.high / 1e15 for r in rates]
-        ax.fill_between(xs, low, high, color=colour, alpha=0.13, lw=0)
-        ax.plot(xs, ys, color=colour, lw=2.0, ls=(0, (5, 2)) if dashed else "-",
-                label=f"{curve.gpu} ({curve.basis or 'basis not given'}), {curve.price.label}")  # fmt: skip
-        tips = [
-            f"{curve.gpu} ({curve.basis}), width {p.step.width} x {p.step.depth}: {r.value / 1e15:.3g} PFLOP/$ "
-            f"({r.low / 1e15:.3g} to {r.high / 1e15:.3g}), ${p.usd_per_million_tokens.value:.3g}/Mtoken"
-            for p, r in zip(curve.fitting, rates, strict=True)
-        ]
-        sheet.scatter(ax, xs, ys, tips, s=20, color=colour, linewidths=0, zorder=3)
-        if curve.smallest_failing:
-            ax.plot(xs[-1], ys[-1], "x", color=colour, ms=9, mew=2.2, zorder=4)
-    by_gpu = {curve.gpu: curve for curve in shown}
-    crossings = [row for row in crossovers(shown) if row.status == "crossover" and row.n_params]
-    for row in crossings:
-        at = by_gpu[row.gpu_a].flops_per_usd_at(row.n_params or 0.0)
-        if at is not None and row.n_params:
-            sheet.scatter(ax, [row.n_params], [at.value / 1e15], [sentence(row)], s=90, facecolors="none",
-                          edgecolors=INK, linewidths=1.6, zorder=5)  # fmt: skip
-    if crossings:
-        ax.scatter([], [], s=90, facecolors="none", edgecolors=INK, linewidths=1.6, label="crossover")
-    if any(curve.smallest_failing for curve in shown):
-        ax.plot([], [], "x", color=INK, ms=9, mew=2.2, ls="", label="larger models run out of memory")
-    ax.set(xscale="log", yscale="log", xlabel="parameters", ylabel="PFLOP per dollar, counted FLOPs")
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    ax.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    plain_log(ax, "y")
-    sheet.canvas.legend(loc="outside lower center", ncols=1, labelspacing=0.3)
-    ends = (
-        (c.gpu, c.fitting[0].flops_per_usd.value / 1e15, c.fitting[-1].flops_per_usd.value / 1e15)
-        for c in shown
-    )
-    spans = "; ".join(f"{gpu} {first:.0f} to {last:.0f}" for gpu, first, last in ends)
-    caption = (
-        "Solid: measured profile; dashed: projected from a datasheet; shaded: 90% intervals. Higher is cheaper. Prices "
-        "move by tens of percent within a year; each is named with its provider and day."
-    )
-    alt = f"PFLOP per dollar against parameters, from the smallest to the largest model: {spans}."
-    return finish(sheet, "cost", "FLOPs per dollar against model size", caption, alt,
-                   "; ".join(f"{c.gpu} {c.basis or 'basis not given'}" for c in shown))  # fmt: skip
-
-
-def save_cost_figure(curves: Sequence[CostCurve], path: Path) -> None:
-    """`cost_figure` as a PNG file; nothing where there is no point. Raises UsageError when it cannot be written."""
-    figure = cost_figure(curves)
-    if figure is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(figure.png)
-    except OSError as fault:
-        raise UsageError(
-            f"{path} cannot be written: {fault.strerror}; choose another folder with --out"
-        ) from fault
 
 
 def draw_all(

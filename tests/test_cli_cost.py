@@ -68,7 +68,7 @@ def test_cost_writes_its_tables_and_figure(flopcast: Command, tmp_path: Path) ->
     out = tmp_path / "a" / "b"
     result = flopcast("cost", "--gpus", f"{H200},nvidia-l4", "--widths", 512, "--out", out, "--json")
     assert result.code == 0
-    assert sorted(path.name for path in out.iterdir()) == ["cost.csv", "cost.png", "crossovers.csv"]
+    assert {"cost.csv", "cost.png", "crossovers.csv"} <= {path.name for path in out.iterdir()}
     assert all(str(path) in result.err for path in out.iterdir())
     points = result.document["points"]
     with (out / "cost.csv").open(newline="", encoding="utf-8") as file:

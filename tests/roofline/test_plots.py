@@ -26,10 +26,9 @@ from flopcast.roofline.cost import CostCurve, StepPoint, cost_curve
 from flopcast.roofline.plots import (
     agreement_figure,
     anatomy_figure,
-    cost_figure,
     residual_figure,
-    save_cost_figure,
 )
+from flopcast.roofline.plots_cost import cost_figure, save_cost_figure
 from flopcast.roofline.plots_kernels import both_figures, roofline_figure
 from flopcast.roofline.plots_memory import memory_figure
 from flopcast.roofline.prices import latest, load_prices
