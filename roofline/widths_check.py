@@ -1,0 +1,338 @@
+"""Forecast penalties of widths against real steps: which steps are run, and the table that says how far off it was.
+
+Aligned and unaligned sizes side by side, in settings that the device bounds (thousands of tokens, fused AdamW, few
+layers), so that a step costs tens of milliseconds and its penalty is the device's. A penalty is held against the line
+between the aligned neighbours (`widths.penalty`); the aligned ones are run twice, apart, which says how far a measured
+penalty repeats. Shapes of equal parameters follow: whether the recommended one is the fastest.
+
+    python -m flopcast.roofline.widths_check [--steps DIR] [--out widths.csv] [--gpu G]
+
+Without `--steps` the table holds forecasts alone: written, and committed, before anything was measured.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import hypot
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flopcast.microbench.plans import StepPlan
+from flopcast.roofline import widths, widths_shapes
+from flopcast.roofline.batch import write_rows
+from flopcast.roofline.forecast import Run
+from flopcast.roofline.models import Config, make_config
+from flopcast.roofline.profile import Profile
+from flopcast.roofline.widths import Point, changed, neighbours
+
+Row = dict[str, Any]
+
+GROUP = "widths"
+REPEAT = "#2"  # ends the name of a second run
+SHAPE_PREFIX = "shape-"
+SEED = 7
+GOAL_POINTS, GOAL_SIGN, GOAL_SHAPE = 0.015, 0.9, 0.01
+CONSTRAINT = "params=600M±2%"
+N_SHAPES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbourhood:
+    """Sizes of one axis around a width. `unaligned`: what is held against the line between its neighbours."""
+
+    name: str
+    axis: str
+    config: Config
+    batch: int
+    seq: int
+    unaligned: tuple[int, ...]
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The unaligned sizes and the multiples of 64 beside them."""
+        ends = {end for value in self.unaligned for end in neighbours(value, widths.ALIGNED)}
+        return tuple(sorted({*self.unaligned, *ends}))
+
+    @property
+    def run(self) -> Run:
+        return Run(batch=self.batch, seq=self.seq, optimizer="adamw-fused")
+
+    def plan(self, value: int) -> StepPlan:
+        return StepPlan(
+            name=f"{self.name}-{value}", config=changed(self.config, self.axis, value), batch=self.batch,
+            seq=self.seq, optimizer="adamw-fused", group=GROUP,
+        )  # fmt: skip
+
+
+def _model(width: int, depth: int, heads: int, kv_heads: int, ffn: int, vocab: int = 32_768) -> Config:
+    return make_config(width=width, depth=depth, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab)
+
+
+NEIGHBOURHOODS = (
+    Neighbourhood(
+        name="hidden1024", axis="hidden", config=_model(1024, 4, 8, 4, 3072), batch=16, seq=1024,
+        unaligned=(1000, 1023, 1025, 1026, 1032, 1056),
+    ),
+    Neighbourhood(
+        name="hidden2048", axis="hidden", config=_model(2048, 2, 16, 8, 6144), batch=8, seq=1024,
+        unaligned=(2040, 2047, 2049, 2052, 2064),
+    ),
+    Neighbourhood(
+        name="hidden4096", axis="hidden", config=_model(4096, 2, 32, 8, 12_288), batch=4, seq=1024,
+        unaligned=(4088, 4095, 4097, 4100, 4112),
+    ),
+    Neighbourhood(
+        name="ffn8192", axis="ffn", config=_model(2048, 2, 16, 8, 8192), batch=8, seq=1024,
+        unaligned=(8184, 8191, 8193, 8196, 8208, 8224),
+    ),
+    Neighbourhood(
+        name="vocab50257", axis="vocab", config=_model(1024, 2, 8, 4, 3072, 50_257), batch=8, seq=1024,
+        unaligned=(50_256, 50_257, 50_258, 50_260, 50_264),
+    ),
+    Neighbourhood(
+        name="vocab151936", axis="vocab", config=_model(1024, 2, 8, 4, 3072, 151_936), batch=8, seq=1024,
+        unaligned=(151_643, 151_646, 151_937, 151_940, 151_944),
+    ),
+)  # fmt: skip
+SHAPES_BASE = make_config(width=1024, depth=28, heads=16, kv_heads=8, ffn=3072)  # Qwen3-0.6B
+SHAPES_RUN = Run(batch=8, seq=1024, optimizer="adamw-fused")
+SHAPES = "equal parameters"
+
+
+def shapes(profile: Profile) -> list[Point]:
+    """Shapes of `CONSTRAINT` around Qwen3-0.6B, fastest forecast first: the recommended one, the slowest, and what lies
+    evenly between."""
+    constraint = widths_shapes.parse_constraint(CONSTRAINT)
+    configs = widths_shapes.candidates(SHAPES_BASE, constraint, per_width=2)
+    kept = [c for c in configs if c["num_hidden_layers"] <= SHAPES_BASE["num_hidden_layers"]]
+    found = widths_shapes.survey(kept, SHAPES_RUN, profile)
+    return [found[round(i * (len(found) - 1) / (N_SHAPES - 1))] for i in range(N_SHAPES)]
+
+
+def shape_plan(config: Config) -> StepPlan:
+    size = f"{config['hidden_size']}x{config['num_hidden_layers']}x{config['intermediate_size']}"
+    return StepPlan(
+        name=f"{SHAPE_PREFIX}{size}", config=config, batch=SHAPES_RUN.batch, seq=SHAPES_RUN.seq,
+        optimizer=SHAPES_RUN.optimizer, group=GROUP,
+    )  # fmt: skip
+
+
+def plans(rows: Iterable[Mapping[str, str]]) -> list[StepPlan]:
+    """The steps of a table of forecasts, as read from CSV: shuffled, so that no neighbourhood has the card's clocks to
+    itself, the aligned ones twice."""
+    places = {place.name: place for place in NEIGHBOURHOODS}
+    found = []
+    for row in rows:
+        if row["neighbourhood"] in places:
+            place, value = places[row["neighbourhood"]], int(row["value"])
+            plan = place.plan(value)
+            if value not in place.unaligned:
+                found.append(replace(plan, name=plan.name + REPEAT))
+        else:
+            width, depth, heads, kv_heads, ffn, vocab = (int(row[name]) for name in SIZES)
+            shape = make_config(
+                width=width, depth=depth, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab
+            )
+            plan = shape_plan(shape)
+        found.append(plan)
+    random.Random(SEED).shuffle(found)
+    return found
+
+
+def are_kernels_wanted(plan: StepPlan) -> bool:
+    """Whether a step's kernels are timed too: of repetitions and of shapes the step itself is what counts."""
+    return not plan.name.endswith(REPEAT) and not plan.name.startswith(SHAPE_PREFIX)
+
+
+# --- the table
+
+
+SIZES = ("width", "depth", "heads", "kv_heads", "ffn", "vocab")
+COLUMNS = (
+    "neighbourhood", "axis", "value", "multiple", "below", "above", *SIZES, "batch", "seq", "n_params", "status",
+    "step_forecast", "step_low", "step_high", "step_seconds", "step_error",
+    "device_forecast", "device_low", "device_high", "device_seconds", "device_error", "repeat_difference",
+    "penalty_forecast", "penalty_low", "penalty_high", "penalty_measured", "penalty_noise", "penalty_error",
+    "right_sign", "within_interval",
+    "step_penalty_forecast", "step_penalty_measured", "step_penalty_noise", "step_penalty_error",
+    "rank_forecast", "rank_measured", "slower_than_best",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of the steps of a folder, by name of their plan."""
+
+    step: Mapping[str, float]
+    device: Mapping[str, float]
+    status: Mapping[str, str]
+    shapes: Sequence[Config] = ()
+
+    def step_of(self, name: str) -> float | None:
+        """The mean of a step and its repetition."""
+        found = [self.step[n] for n in (name, name + REPEAT) if n in self.step]
+        return sum(found) / len(found) if found else None
+
+
+def measured_of(rows: Iterable[Mapping[str, Any]]) -> Measured:
+    """From the rows that `benchmarks/width_steps.py` wrote."""
+    step, device, status = {}, {}, {}
+    configs = []
+    for row in rows:
+        name = (row.get("plan") or {}).get("name")
+        if name is None:
+            continue
+        if row["key"].startswith("step/"):
+            status[name] = row["status"]
+            if name.startswith(SHAPE_PREFIX):
+                configs.append(row["plan"]["config"])
+            if row["status"] == "ok":
+                step[name] = float(row["value"])
+        elif row["key"].startswith("step_kernels/") and row["status"] == "ok":
+            device[name] = float(row["value"])
+    return Measured(step, device, status, configs)
+
+
+def table(profile: Profile, rows: Iterable[Mapping[str, Any]] = ()) -> list[Row]:
+    """One row a width, neighbourhood by neighbourhood, then the shapes; without `rows` the forecasts alone.
+
+    `penalty_noise`: how far the measured penalty may be off by the repetition of its aligned neighbours, one standard
+    deviation; `penalty_error`: forecast less measured, 0.01 is a point; both of the device's seconds, `step_...` of the
+    step's.
+    """
+    measured = measured_of(rows)
+    found: list[Row] = []
+    for place in NEIGHBOURHOODS:
+        found += _neighbourhood(place, profile, measured)
+    return found + _shapes(profile, measured)
+
+
+def _neighbourhood(place: Neighbourhood, profile: Profile, measured: Measured) -> list[Row]:
+    points = {p.value: p for p in widths.survey(place.config, place.axis, place.values, place.run, profile)}
+    noise = _noise([place.plan(value).name for value in place.values], measured)
+    found = []
+    for value, one in points.items():
+        name = place.plan(value).name
+        row = _row(place.name, one, name, place.run, measured)
+        if value in place.unaligned:
+            below, above = neighbours(value, widths.ALIGNED)
+            forecast = widths.penalty(one, points[below], points[above])
+            row |= {
+                "below": below, "above": above, "penalty_forecast": forecast.device,
+                "penalty_low": forecast.device_low, "penalty_high": forecast.device_high,
+                "step_penalty_forecast": forecast.step,
+            }  # fmt: skip
+            names = [place.plan(end).name for end in (below, above)]
+            share = (value - below) / (above - below)
+            for prefix, of in (("", measured.device.get), ("step_", measured.step_of)):
+                ends, own = [of(n) for n in names], of(name)
+                if own is None or None in ends:
+                    continue
+                line = ends[0] * (1 - share) + ends[1] * share  # type: ignore[operator]
+                row[f"{prefix}penalty_measured"] = actual = own / line - 1
+                row[f"{prefix}penalty_error"] = row[f"{prefix}penalty_forecast"] - actual
+                if noise is not None:
+                    # the line's ends are means of two where they are steps, and the width's own error adds
+                    each = noise / (2**0.5 if prefix else 1.0)
+                    row[f"{prefix}penalty_noise"] = (1 + actual) * hypot(
+                        noise, each * (1 - share), each * share
+                    )
+                if not prefix:
+                    row["right_sign"] = (row["penalty_forecast"] > 0) == (actual > 0)
+                    row["within_interval"] = row["penalty_low"] <= actual <= row["penalty_high"]
+        found.append(row)
+    return found
+
+
+def _noise(names: Sequence[str], measured: Measured) -> float | None:
+    """Standard deviation of log step seconds from run to run, by the pairs of repeated runs."""
+    pairs = [
+        (measured.step[name], measured.step[name + REPEAT])
+        for name in names
+        if name in measured.step and name + REPEAT in measured.step
+    ]
+    if not pairs:
+        return None
+    return float((sum((a / b - 1) ** 2 for a, b in pairs) / (2 * len(pairs))) ** 0.5)
+
+
+def _row(group: str, one: Point, name: str, run: Run, measured: Measured) -> Row:
+    config = one.config
+    step, device = measured.step_of(name), measured.device.get(name)
+    first, second = measured.step.get(name), measured.step.get(name + REPEAT)
+    return {
+        **dict.fromkeys(COLUMNS),
+        "neighbourhood": group, "axis": one.axis, "value": one.value, "multiple": one.multiple,
+        "width": config["hidden_size"], "depth": config["num_hidden_layers"],
+        "heads": config["num_attention_heads"], "kv_heads": config["num_key_value_heads"],
+        "ffn": config["intermediate_size"], "vocab": config["vocab_size"], "batch": run.batch, "seq": run.seq,
+        "n_params": one.n_params, "status": measured.status.get(name, "forecast only"),
+        "step_forecast": one.step_seconds, "step_low": one.step_seconds_low, "step_high": one.step_seconds_high,
+        "step_seconds": step, "step_error": step and one.step_seconds / step - 1,
+        "device_forecast": one.device_seconds, "device_low": one.device_seconds_low,
+        "device_high": one.device_seconds_high, "device_seconds": device,
+        "device_error": device and one.device_seconds / device - 1,
+        "repeat_difference": second / first - 1 if first and second else None,
+    }  # fmt: skip
+
+
+def _shapes(profile: Profile, measured: Measured) -> list[Row]:
+    ran = measured.shapes  # those chosen before, whatever the profile says now
+    points = widths_shapes.survey(ran, SHAPES_RUN, profile) if ran else shapes(profile)
+    rows = [_row(SHAPES, p, shape_plan(p.config).name, SHAPES_RUN, measured) for p in points]
+    for rank, row in enumerate(rows):
+        row["rank_forecast"] = rank + 1
+    known = [row for row in rows if row["step_seconds"]]
+    for rank, row in enumerate(sorted(known, key=_per_parameter)):
+        row["rank_measured"] = rank + 1
+        row["slower_than_best"] = _per_parameter(row) / min(map(_per_parameter, known)) - 1
+    return rows
+
+
+def _per_parameter(row: Row) -> float:
+    return float(row["step_seconds"] / row["n_params"])
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """What the goals ask: penalties within 1.5 points, right signs, the recommended shape against the best."""
+    judged = [row for row in rows if row["penalty_error"] is not None]
+    if not judged:
+        return {"judged": 0}
+    errors = sorted(abs(row["penalty_error"]) for row in judged)
+    sure = [row for row in judged if abs(row["penalty_measured"]) > 2 * (row["penalty_noise"] or 0.0)]
+    best = [row["slower_than_best"] for row in rows if row["rank_forecast"] == 1]
+    return {
+        "judged": len(judged),
+        "median_points": median(errors),
+        "worst_points": errors[-1],
+        "within_goal": sum(error <= GOAL_POINTS for error in errors) / len(errors),
+        "right_sign": sum(row["right_sign"] for row in judged) / len(judged),
+        "right_sign_beyond_noise": sum(row["right_sign"] for row in sure) / len(sure) if sure else None,
+        "within_interval": sum(row["within_interval"] for row in judged) / len(judged),
+        "recommended_slower_than_best": best[0] if best else None,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Writes the table; prints the summary."""
+    import argparse
+    import json
+
+    from flopcast.microbench import records
+    from flopcast.roofline.lookup import find_profile
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--gpu", default="nvidia-h200")
+    parser.add_argument("--steps", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("reports/nvidia-h200/widths.csv"))
+    given = parser.parse_args(arguments)
+    rows = table(find_profile(given.gpu), records.read(given.steps).rows if given.steps else ())
+    write_rows(given.out, COLUMNS, rows)
+    print(json.dumps(summary(rows), indent=1))
+
+
+if __name__ == "__main__":
+    main()
