@@ -15,12 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
+from flopcast.kernels import matmul_table
+from flopcast.kernels.matmul_configs import MatmulConfig, tiles_for
+from flopcast.kernels.matmul_configs import shared_memory_limit as shared_memory_limit  # for other kernels
 from flopcast.kernels.references import (
     BackendUnavailable,
     higher_precision,
@@ -28,95 +34,38 @@ from flopcast.kernels.references import (
     max_relative,
     torch_dtype,
 )
-from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
+from flopcast.kernels.shapes import Gemm
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
 
-# Shared memory that one block may use, bytes, by compute capability (CUDA programming guide, table of
-# technical specifications: the limit per block, 1 KB below the one per multiprocessor).
-SHARED_MEMORY = {
-    (8, 0): 166912, (8, 6): 101376, (8, 7): 166912, (8, 9): 101376,
-    (9, 0): 232448, (10, 0): 232448, (12, 0): 101376,
-}  # fmt: skip
-
-
-def shared_memory_limit(capability: tuple[int, int]) -> int:
-    """Bytes per block; 99 KB, the least of any part since sm_80, for those not listed."""
-    return SHARED_MEMORY.get(capability, 101376)
-
-
-@dataclass(frozen=True)
-class MatmulConfig:
-    """Tile sizes and launch options of the Triton kernel. `rate` is what one multiprocessor reaches with
-    this tile relative to the largest, an estimate that only ranks tiles."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 8
-    rate: float = 1.0
-
-    def shared_bytes(self, element_bytes: int) -> int:
-        """Shared memory of the pipelined operand tiles."""
-        return self.num_stages * (self.block_m + self.block_n) * self.block_k * element_bytes
-
-
-# 16-bit operands. 128x256 is the tile whose operand traffic the matrix units of sm_90 need; small tiles fill
-# 132 multiprocessors when there are only 1024 rows. sm_8x: mma.sync reads operands into registers, so a
-# thinner k step; the two-stage rows are those that fit the 99 KB of sm_86 and sm_89.
-_HALF_SM90 = (
-    MatmulConfig(128, 256, 64, 8, 3, rate=1.0),
-    MatmulConfig(256, 128, 64, 8, 3, rate=1.0),
-    MatmulConfig(128, 128, 64, 8, 4, rate=0.85),
-    MatmulConfig(64, 128, 64, 4, 4, rate=0.65),
-    MatmulConfig(128, 64, 64, 4, 4, rate=0.65),
-    MatmulConfig(64, 64, 64, 4, 5, rate=0.45),
-)
-_HALF_SM80 = (
-    MatmulConfig(128, 256, 32, 8, 3, rate=1.0),
-    MatmulConfig(256, 128, 32, 8, 3, rate=1.0),
-    MatmulConfig(128, 128, 32, 4, 4, rate=0.95),
-    MatmulConfig(64, 128, 32, 4, 4, rate=0.75),
-    MatmulConfig(128, 64, 32, 4, 4, rate=0.75),
-    MatmulConfig(64, 64, 32, 4, 5, rate=0.5),
-)
-_TF32 = (
-    MatmulConfig(128, 128, 32, 8, 3, rate=1.0),
-    MatmulConfig(64, 128, 32, 4, 3, rate=0.8),
-    MatmulConfig(64, 64, 32, 4, 3, rate=0.6),
-)
-# Exact fp32 runs on the ordinary units, where the accumulator's registers set the tile.
-_FP32 = (MatmulConfig(64, 64, 16, 8, 2, rate=1.0), MatmulConfig(32, 32, 32, 4, 2, rate=0.5))
-
 
 def candidates(dtype: str, capability: tuple[int, int] = (9, 0)) -> tuple[MatmulConfig, ...]:
-    """Every configuration that `config_for` may return for this dtype on this part."""
-    table: tuple[MatmulConfig, ...]
-    if dtype == "tf32":
-        table = _TF32
-    elif dtype == "fp32":
-        table = _FP32
-    else:
-        table = _HALF_SM90 if capability[0] == 9 else _HALF_SM80
-    limit = shared_memory_limit(capability)
-    return tuple(config for config in table if config.shared_bytes(DTYPE_BYTES[dtype]) <= limit)
+    """Every tile of either kernel that `config_for` may return for this dtype on this part; it may split them."""
+    return tiles_for(dtype, capability, tma=True) + tiles_for(dtype, capability)
 
 
-def config_for(shape: Gemm, sm_count: int, capability: tuple[int, int] = (9, 0)) -> MatmulConfig:
-    """The tile that finishes soonest when every wave of `sm_count` tiles takes area / rate.
+def config_for(
+    shape: Gemm, sm_count: int, capability: tuple[int, int] = (9, 0), *, tma: bool = False, device: str = ""
+) -> MatmulConfig:
+    """What `matmul_triton` takes for a shape: from the device's table, else by the cost model (`matmul_table`).
 
-    A wave costs its tile's area whether it is full or not: this is what sends 1024-token shapes to small
-    tiles. Ties go to the larger tile.
+    `tma`: the operands allow tensor-memory copies (`uses_tma`). `device`: as the driver calls it.
     """
+    return _chosen(shape, sm_count, capability, tma and capability[0] == 9, device)
 
-    def cost(config: MatmulConfig) -> tuple[float, int]:
-        tiles = math.ceil(shape.m / config.block_m) * math.ceil(shape.n / config.block_n)
-        area = config.block_m * config.block_n
-        return math.ceil(tiles / sm_count) * area / config.rate, -area
 
-    return min(candidates(shape.dtype, capability), key=cost)
+@lru_cache(maxsize=4096)
+def _chosen(shape: Gemm, sm_count: int, capability: tuple[int, int], tma: bool, device: str) -> MatmulConfig:
+    table = matmul_table.find(device, _triton_version()) if tma and device else None
+    return matmul_table.choose(shape, sm_count, capability, tma=tma, table=table)
+
+
+@lru_cache(maxsize=1)
+def _triton_version() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""
 
 
 def _sizes(a: Tensor, b: Tensor, layout: str) -> tuple[int, int, int]:
@@ -144,12 +93,14 @@ def matmul_torch(a: Tensor, b: Tensor, layout: str) -> Tensor:
 
 
 def matmul_triton(
-    a: Tensor, b: Tensor, layout: str, *, tf32: bool = False, config: MatmulConfig | None = None
-) -> Tensor:
-    """The Triton kernel; `config` overrides `config_for`.
+    a: Tensor, b: Tensor, layout: str, *, tf32: bool = False, config: MatmulConfig | None = None,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The Triton kernels; `config` overrides `config_for`; `out`, contiguous [m, n], is written and returned.
 
     Raises NotImplementedError on a batch, or bf16 in Triton's interpreter (its tl.dot multiplies raw
-    bits), BackendUnavailable without triton or on CPU tensors outside the interpreter.
+    bits), BackendUnavailable without triton or on CPU tensors outside the interpreter, ValueError where `config`
+    asks for tensor-memory copies that the operands rule out.
     """
     m, n, k = _sizes(a, b, layout)
     if a.dim() != 2:
@@ -157,7 +108,7 @@ def matmul_triton(
             f"the Triton matmul takes 2-D operands, got {a.dim()}-D: use backend torch for batches"
         )
     try:
-        from flopcast.kernels import triton_matmul
+        from flopcast.kernels import triton_matmul, triton_matmul_tma
     except ImportError as error:
         raise BackendUnavailable(f"backend triton: {error}") from error
     if triton_matmul.interpreted():
@@ -167,21 +118,90 @@ def matmul_triton(
         raise BackendUnavailable(
             "backend triton needs CUDA tensors (or TRITON_INTERPRET=1 set before triton is imported)"
         )
+    if out is not None and (out.shape != (m, n) or out.dtype != a.dtype or not out.is_contiguous()):
+        raise ValueError(f"out is {out.dtype}{tuple(out.shape)}: valid is {a.dtype}({m}, {n}), contiguous")
+    if min(m, n, k) == 0:
+        return torch.zeros((m, n), dtype=a.dtype, device=a.device) if out is None else out.zero_()
+    sm_count, capability, name = _device_facts(a.device)
+    suited = capability[0] == 9 and triton_matmul_tma.suits(a) and triton_matmul_tma.suits(b)
     if config is None:
         names = {torch.float32: "tf32" if tf32 else "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
         if a.dtype not in names:
             raise BackendUnavailable(f"backend triton: {a.dtype} is not supported (bf16, fp16, fp32 are)")
         shape = Gemm(m=m, n=n, k=k, dtype=names[a.dtype], layout=layout)
-        config = config_for(shape, *_device_facts(a.device))
-    return triton_matmul.launch(*_as_written(a, b, layout), config, tf32)
+        config = config_for(shape, sm_count, capability, tma=suited, device=name)
+    if config.kind == "tma":
+        if not suited:
+            raise ValueError(
+                f"{config.key} needs sm_90 and 16-bit operands with contiguous rows at multiples of 16 bytes, got "
+                f"{a.dtype} with strides {a.stride()} and {b.stride()}: take a configuration of kind 'pointer'"
+            )
+        return triton_matmul_tma.launch(a, b, layout, m, n, k, config, sm_count, out)
+    return triton_matmul.launch(*_as_written(a, b, layout), config, tf32, out)
 
 
-def _device_facts(device: torch.device) -> tuple[int, tuple[int, int]]:
-    """(multiprocessors, compute capability); those of an H100 for the interpreter."""
+@lru_cache(maxsize=16)
+def _device_facts(device: torch.device) -> tuple[int, tuple[int, int], str]:
+    """(multiprocessors, compute capability, name); those of an H100, unnamed, for the interpreter."""
     if device.type != "cuda":
-        return 132, (9, 0)
+        return 132, (9, 0), ""
     facts = torch.cuda.get_device_properties(device)
-    return facts.multi_processor_count, (facts.major, facts.minor)
+    return facts.multi_processor_count, (facts.major, facts.minor), facts.name
+
+
+# --- Registration: torch.compile, fake tensors, autograd and FLOP counting see one operation
+
+
+@torch.library.custom_op("flopcast::triton_matmul", mutates_args=())
+def matmul_op(a: Tensor, b: Tensor, layout: str, tf32: bool) -> Tensor:
+    return matmul_triton(a, b, layout, tf32=tf32)
+
+
+@matmul_op.register_fake
+def _(a: Tensor, b: Tensor, layout: str, tf32: bool) -> Tensor:
+    return a.new_empty(_sizes(a, b, layout)[:2])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    a, b, ctx.layout, ctx.tf32 = inputs
+    ctx.save_for_backward(a, b)
+
+
+# layout -> how a's gradient comes of (g, b) and b's of (g, a): (layout, whether g stands first)
+_GRADIENTS = {
+    "nt": (("nn", True), ("tn", True)),
+    "nn": (("nt", True), ("tn", False)),
+    "tn": (("nt", False), ("nn", False)),
+    "tt": (("tt", False), ("tt", True)),
+}
+
+
+def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    a, b = ctx.saved_tensors
+    found: list[Tensor | None] = []
+    for needed, other, (layout, g_first) in zip(
+        ctx.needs_input_grad[:2], (b, a), _GRADIENTS[ctx.layout], strict=True
+    ):
+        pair = (g, other) if g_first else (other, g)
+        found.append(matmul_op(*pair, layout, ctx.tf32) if needed else None)
+    return found[0], found[1], None, None
+
+
+matmul_op.register_autograd(_gradients, setup_context=_save)
+
+
+@register_flop_formula(torch.ops.flopcast.triton_matmul)
+def _flops(
+    a_shape: Sequence[int], b_shape: Sequence[int], layout: str, tf32: bool, out_shape: Any = None, **_: Any
+) -> int:
+    m, k = a_shape if layout[0] == "n" else reversed(a_shape)
+    return 2 * m * k * (b_shape[1] if layout[1] == "n" else b_shape[0])
+
+
+def triton_matmul(a: Tensor, b: Tensor, layout: str = "nn", *, tf32: bool = False) -> Tensor:
+    """Differentiable `matmul_triton`, of 2-D operands as stored. Errors as it has."""
+    out: Tensor = matmul_op(a, b, layout, tf32)
+    return out
 
 
 def matmul_reference(a: Tensor, b: Tensor, layout: str) -> Tensor:

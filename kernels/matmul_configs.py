@@ -1,0 +1,248 @@
+"""Configurations of the Triton matmul: what there is, what fits a part, and a cost model that ranks them.
+
+Plain data and arithmetic, no torch. Which configuration a call gets is decided in `matmul_table`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
+
+# Shared memory that one block may use, bytes, by compute capability (CUDA programming guide, table of
+# technical specifications: the limit per block, 1 KB below the one per multiprocessor).
+SHARED_MEMORY = {
+    (8, 0): 166912, (8, 6): 101376, (8, 7): 166912, (8, 9): 101376,
+    (9, 0): 232448, (10, 0): 232448, (12, 0): 101376,
+}  # fmt: skip
+STREAM = 0  # as a `split`: stream-K
+
+
+def shared_memory_limit(capability: tuple[int, int]) -> int:
+    """Bytes per block; 99 KB, the least of any part since sm_80, for those not listed."""
+    return SHARED_MEMORY.get(capability, 101376)
+
+
+@dataclass(frozen=True)
+class MatmulConfig:
+    """Tile sizes and launch options of one of the two Triton kernels.
+
+    kind: "pointer" (any part, strides and sizes) or "tma" (sm_90, 16 bits, rows of whole 16 bytes).
+    split: programs a tile, each for a part of k; 1 whole tiles, STREAM (0, tma only) stream-K.
+    reduce: parts are summed by a second kernel, not by the program that finishes a tile last (tma only: the
+    pointer kernel's always are). subtiles: pieces in which a tile of C is stored (tma). per_sm: programs a
+    multiprocessor runs at once (tma, whole tiles and stream-K).
+    rate: what a multiprocessor reaches with this tile relative to the largest, an estimate that only ranks.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 8
+    rate: float = 1.0
+    kind: str = "pointer"
+    split: int = 1
+    reduce: bool = False
+    subtiles: int = 1
+    per_sm: int = 1
+
+    def shared_bytes(self, element_bytes: int) -> int:
+        """Shared memory of the pipelined operand tiles and, where C leaves through it, of C's."""
+        operands = self.num_stages * (self.block_m + self.block_n) * self.block_k * element_bytes
+        if self.kind == "pointer":
+            return operands
+        # the barriers of the stages take a little more
+        return operands + self.block_m * self.block_n * element_bytes // self.subtiles + 16 * self.num_stages
+
+    @property
+    def key(self) -> str:
+        """Names the configuration in records, all but `rate`, e.g. tma/128x256x64/w8s4/g8/k1c2p1."""
+        share = "stream" if self.split == STREAM else f"k{self.split}{'r' if self.reduce else ''}"
+        return (
+            f"{self.kind}/{self.block_m}x{self.block_n}x{self.block_k}/w{self.num_warps}s{self.num_stages}/"
+            f"g{self.group_m}/{share}/c{self.subtiles}p{self.per_sm}"
+        )
+
+
+def _tma(
+    m: int, n: int, k: int, warps: int, stages: int, rate: float, subtiles: int = 1, per_sm: int = 1
+) -> MatmulConfig:
+    return MatmulConfig(m, n, k, warps, stages, rate=rate, kind="tma", subtiles=subtiles, per_sm=per_sm)
+
+
+# sm_90, 16 bits. 128x256 is the tile whose operand traffic the matrix units need: four stages of it fit when C is
+# stored in halves. Two or more programs a multiprocessor hide one another's prologue and epilogue. Small tiles fill
+# 132 multiprocessors when there are only 1024 rows.
+TMA_SM90 = (
+    _tma(128, 256, 64, 8, 4, 1.0, subtiles=2),
+    _tma(128, 256, 64, 8, 3, 0.99),
+    _tma(256, 128, 64, 8, 4, 1.0, subtiles=2),
+    _tma(256, 128, 64, 8, 3, 0.99),
+    _tma(128, 128, 64, 8, 6, 0.88),
+    _tma(128, 128, 64, 4, 3, 0.92, subtiles=2, per_sm=2),
+    _tma(128, 128, 128, 8, 3, 0.92),
+    _tma(64, 256, 64, 4, 4, 0.80),
+    _tma(64, 256, 64, 4, 2, 0.85, subtiles=2, per_sm=2),
+    _tma(256, 64, 64, 8, 4, 0.75),
+    _tma(128, 64, 64, 4, 4, 0.75, per_sm=2),
+    _tma(128, 64, 128, 4, 4, 0.72),
+    _tma(64, 128, 64, 4, 4, 0.75, per_sm=2),
+    _tma(64, 128, 64, 4, 2, 0.75, per_sm=3, subtiles=2),
+    _tma(64, 128, 128, 4, 4, 0.70),
+    _tma(64, 64, 64, 4, 4, 0.55, per_sm=3),
+    _tma(64, 64, 128, 4, 6, 0.50),
+    _tma(64, 64, 128, 4, 3, 0.55, per_sm=2),
+    _tma(64, 32, 128, 4, 6, 0.30),
+    _tma(128, 32, 128, 4, 5, 0.40),
+)
+SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+
+# Pointers, 16-bit operands: what sm_90 takes where tensor-memory copies cannot (rows not of whole 16 bytes), and
+# sm_8x always: mma.sync reads operands into registers, so a thinner k step; the two-stage rows are those that fit the
+# 99 KB of sm_86 and sm_89.
+_HALF_SM90 = (
+    MatmulConfig(128, 256, 64, 8, 3, rate=1.0),
+    MatmulConfig(256, 128, 64, 8, 3, rate=1.0),
+    MatmulConfig(128, 128, 64, 8, 4, rate=0.85),
+    MatmulConfig(64, 128, 64, 4, 4, rate=0.65),
+    MatmulConfig(128, 64, 64, 4, 4, rate=0.65),
+    MatmulConfig(64, 64, 64, 4, 5, rate=0.45),
+)
+_HALF_SM80 = (
+    MatmulConfig(128, 256, 32, 8, 3, rate=1.0),
+    MatmulConfig(256, 128, 32, 8, 3, rate=1.0),
+    MatmulConfig(128, 128, 32, 4, 4, rate=0.95),
+    MatmulConfig(64, 128, 32, 4, 4, rate=0.75),
+    MatmulConfig(128, 64, 32, 4, 4, rate=0.75),
+    MatmulConfig(64, 64, 32, 4, 5, rate=0.5),
+)
+_TF32 = (
+    MatmulConfig(128, 128, 32, 8, 3, rate=1.0),
+    MatmulConfig(64, 128, 32, 4, 3, rate=0.8),
+    MatmulConfig(64, 64, 32, 4, 3, rate=0.6),
+)
+# Exact fp32 runs on the ordinary units, where the accumulator's registers set the tile.
+_FP32 = (MatmulConfig(64, 64, 16, 8, 2, rate=1.0), MatmulConfig(32, 32, 32, 4, 2, rate=0.5))
+
+
+def tiles_for(
+    dtype: str, capability: tuple[int, int] = (9, 0), tma: bool = False
+) -> tuple[MatmulConfig, ...]:
+    """Every tile for this dtype on this part, unsplit; `tma`: of the kernel with tensor-memory copies, none where the
+    part or the dtype has none."""
+    table: tuple[MatmulConfig, ...]
+    if tma:
+        table = TMA_SM90 if capability[0] == 9 and dtype in ("bf16", "fp16") else ()
+    elif dtype == "tf32":
+        table = _TF32
+    elif dtype == "fp32":
+        table = _FP32
+    else:
+        table = _HALF_SM90 if capability[0] == 9 else _HALF_SM80
+    limit = shared_memory_limit(capability)
+    return tuple(config for config in table if config.shared_bytes(DTYPE_BYTES[dtype]) <= limit)
+
+
+def tile_count(config: MatmulConfig, shape: Gemm) -> int:
+    return math.ceil(shape.m / config.block_m) * math.ceil(shape.n / config.block_n)
+
+
+def splits_of(config: MatmulConfig, shape: Gemm, sm_count: int) -> Iterator[MatmulConfig]:
+    """The tile whole, and split where its tiles leave multiprocessors idle: up to three programs each."""
+    yield config
+    tiles = tile_count(config, shape)
+    k_tiles = math.ceil(shape.k / config.block_k)
+    slots = sm_count * config.per_sm
+    if config.kind == "tma" and slots < 3 * tiles and tiles < 8 * slots and tiles % slots and k_tiles >= 4:
+        yield replace(config, split=STREAM)
+    for split in SPLITS:
+        if tiles * split > 3 * sm_count or k_tiles < 2 * split:
+            return
+        yield replace(config, split=split)
+        if split >= 3:
+            yield replace(config, split=split, reduce=True)
+
+
+# --- the cost model. Times in cycles of a multiprocessor, of an H100 or H200 where numbers stand.
+
+MACS_PER_CYCLE = 2048  # 16-bit dense, a multiprocessor
+ITERATION_CYCLES = 110  # least time of an iteration: a barrier, a wait
+START_CYCLES = 1600  # of a program: descriptors, first loads
+LAUNCH_CYCLES = 3000
+KERNEL_CYCLES = 2600  # a second kernel
+SM_BYTES_PER_CYCLE = 48  # one multiprocessor from and to the L2
+L2_BYTES_PER_CYCLE = 3000  # all of them
+DRAM_BYTES_PER_CYCLE = 2400  # 4.1 TB/s at 1.75 GHz
+
+
+def cost(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
+    """Estimated cycles. Only ranks configurations of one shape.
+
+    The busiest multiprocessor's iterations, its programs' starts and epilogues, summing parts, and the bounds
+    of L2 and memory traffic: a wave costs as much when it is not full, which sends 1024-token shapes to small
+    or split tiles.
+    """
+    element = DTYPE_BYTES[shape.dtype]
+    tiles = tile_count(config, shape)
+    k_tiles = math.ceil(shape.k / config.block_k)
+    tile = config.block_m * config.block_n
+    resident = config.per_sm
+    mma = tile * config.block_k / (MACS_PER_CYCLE * config.rate)
+    slots = sm_count * resident
+    stored = tile * element / SM_BYTES_PER_CYCLE
+    part = tile * 4 / SM_BYTES_PER_CYCLE
+    extra = 0.0
+    if config.split == STREAM:
+        per_sm_tiles = tiles / sm_count
+        extra = 3 * part
+    elif config.split > 1:
+        per_sm_tiles = math.ceil(tiles * config.split / sm_count) / config.split
+        extra = part
+        if config.reduce or config.kind == "pointer":
+            extra += KERNEL_CYCLES + tiles * config.split * tile * 4 / L2_BYTES_PER_CYCLE
+        else:
+            extra += config.split * part
+    else:
+        per_sm_tiles = math.ceil(tiles / sm_count)
+    together = min(resident, max(1.0, tiles * max(1, config.split) / sm_count))
+    iteration = max(mma, ITERATION_CYCLES / together)
+    busy = per_sm_tiles * k_tiles * iteration
+    # epilogues of all but the last tile hide behind the next one's loads, or behind another program
+    epilogues = stored * (1 + 0.4 * max(0.0, per_sm_tiles - 1) / together)
+    traffic = tiles * (config.block_m + config.block_n) * k_tiles * config.block_k * element
+    bound = max(busy, traffic / L2_BYTES_PER_CYCLE / 2, shape.bytes / DRAM_BYTES_PER_CYCLE)
+    starts = START_CYCLES * max(1.0, math.ceil(tiles * max(1, config.split) / slots) * 0.3)
+    del slots
+    return LAUNCH_CYCLES + starts + bound + epilogues + extra
+
+
+def with_group(config: MatmulConfig, shape: Gemm, sm_count: int) -> MatmulConfig:
+    """The same with as many rows of tiles to a group as make a wave of tiles nearly square in elements."""
+    wave = sm_count * config.per_sm
+    ideal = math.sqrt(wave * config.block_n / config.block_m)
+    group = 2 ** max(0, min(5, round(math.log2(ideal))))
+    return replace(config, group_m=group)
+
+
+def ranked(configs: Iterable[MatmulConfig], shape: Gemm, sm_count: int) -> list[MatmulConfig]:
+    """Best first; of equals the larger tile."""
+    return sorted(
+        configs, key=lambda config: (cost(config, shape, sm_count), -config.block_m * config.block_n)
+    )
+
+
+def proposals(
+    shape: Gemm, sm_count: int, capability: tuple[int, int], count: int, per_tile: int = 3
+) -> list[MatmulConfig]:
+    """The `count` most promising configurations of the tensor-memory kernel, `per_tile` of a tile at most: what
+    tuning tries. Falls back on pointers where there are none."""
+    tiles = tiles_for(shape.dtype, capability, tma=True) or tiles_for(shape.dtype, capability)
+    options: list[MatmulConfig] = []
+    for tile in tiles:
+        best = ranked(splits_of(tile, shape, sm_count), shape, sm_count)[:per_tile]
+        options += [with_group(config, shape, sm_count) for config in best]
+    return ranked(options, shape, sm_count)[:count]

@@ -1,0 +1,120 @@
+"""Which configuration of the Triton matmul a call gets: a committed table of measured choices, a rule for the rest.
+
+`data/matmul_*.json`, one a device, remade by `flopcast tune-kernels`: for each layout, shapes (m, n, k) and the
+configuration that was fastest there. A shape of the table gets its own; any other is decided by
+
+1. the configurations of the NEAREST shapes of the table in that layout, by the distance in log2 of m, n and k,
+   and those that the cost model (`matmul_configs.cost`) proposes for the shape itself are the options;
+2. the cost model picks among them.
+
+Devices without a table, and operands that tensor-memory copies cannot serve, go by the cost model alone. Nothing is
+timed at a call.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flopcast.kernels.matmul_configs import (
+    MatmulConfig,
+    proposals,
+    ranked,
+    shared_memory_limit,
+    splits_of,
+    tiles_for,
+    with_group,
+)
+from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
+
+FORMAT = 1
+FOLDER = Path(__file__).parent / "data"
+NEAREST = 4
+
+_KEY = re.compile(r"(pointer|tma)/(\d+)x(\d+)x(\d+)/w(\d+)s(\d+)/g(\d+)/(?:(stream)|k(\d+)(r?))/c(\d+)p(\d+)")
+
+
+def from_key(key: str) -> MatmulConfig:
+    """The configuration that `MatmulConfig.key` names. Raises ValueError for what is not such a key."""
+    match = _KEY.fullmatch(key)
+    if match is None:
+        raise ValueError(f"no matmul configuration: {key!r}; e.g. tma/128x256x64/w8s4/g8/k1/c2p1")
+    kind, m, n, k, warps, stages, group, stream, split, reduce, subtiles, per_sm = match.groups()
+    return MatmulConfig(
+        int(m), int(n), int(k), int(warps), int(stages), int(group), kind=kind,
+        split=0 if stream else int(split), reduce=reduce == "r", subtiles=int(subtiles), per_sm=int(per_sm),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """The measured choices of one device and one dtype."""
+
+    device: str  # as the driver calls it
+    triton: str
+    dtype: str
+    choices: Mapping[str, Mapping[tuple[int, int, int], MatmulConfig]]  # layout, (m, n, k)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Table:
+        """Raises ValueError for a file of another format."""
+        if document.get("format") != FORMAT:
+            raise ValueError(f"matmul table of format {document.get('format')!r}: valid is {FORMAT}")
+        configs = [from_key(key) for key in document["configs"]]
+        choices = {
+            layout: {(m, n, k): configs[index] for m, n, k, index in rows}
+            for layout, rows in document["shapes"].items()
+        }
+        return cls(document["device"], document["triton"], document["dtype"], choices)
+
+
+@lru_cache(maxsize=1)
+def tables() -> tuple[Table, ...]:
+    """All that are shipped."""
+    return tuple(
+        Table.of(json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(FOLDER.glob("matmul_*.json"))
+    )
+
+
+def find(device: str, triton: str, known: Sequence[Table] | None = None) -> Table | None:
+    """The table of this device, of this Triton version if there is one, else of the newest."""
+    of_device = [table for table in (tables() if known is None else known) if table.device == device]
+    same = [table for table in of_device if table.triton == triton]
+    return max(same or of_device, key=lambda table: _version(table.triton), default=None)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
+    return math.dist([math.log2(x) for x in one], [math.log2(x) for x in other])
+
+
+def choose(
+    shape: Gemm, sm_count: int, capability: tuple[int, int], *, tma: bool = False, table: Table | None = None
+) -> MatmulConfig:
+    """The configuration for a shape; `tma`: operands and part allow tensor-memory copies."""
+    if not tma:
+        tiles = tiles_for(shape.dtype, capability)
+        return ranked((c for t in tiles for c in splits_of(t, shape, sm_count)), shape, sm_count)[0]
+    measured = table.choices.get(shape.layout, {}) if table is not None else {}
+    place = (shape.m, shape.n, shape.k)
+    if place in measured:
+        return measured[place]
+    options = proposals(shape, sm_count, capability, 1)
+    nearest = sorted(measured, key=lambda other: distance(place, other))[:NEAREST]
+    limit = shared_memory_limit(capability)
+    options += [
+        with_group(measured[other], shape, sm_count)
+        for other in nearest
+        if measured[other].shared_bytes(DTYPE_BYTES[shape.dtype]) <= limit
+    ]
+    return ranked(options, shape, sm_count)[0]
