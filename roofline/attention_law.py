@@ -64,7 +64,7 @@ def log_seconds(variant: str, params: Params, features: Array, bytes_: Array, fl
     """log of seconds. features: log2 of batch x heads, of query heads to a key head, of the length."""
     head_dim = _head_dim(variant)
     heads, group, seq = _sizes(features)
-    steps, starts, splits = _dealt(variant, params, heads, seq)
+    steps, starts, splits = _dealt(variant, params, heads, seq, group)
     block, advance = params["block"], params["advance"]
     products = 5.0 if variant.startswith("bwd") else 2.0
     step = (
@@ -76,8 +76,9 @@ def log_seconds(variant: str, params: Params, features: Array, bytes_: Array, fl
         * params["sm_count"]
         / (params["peak"] * params["efficiency"])
     )
+    rows = seq * group if params.get("packs") else seq
     matrix = (steps * step + starts * params["prologue"]) * np.where(
-        (seq % block != 0) & (splits == 1), np.exp(params["uneven"]), 1.0
+        (rows % block != 0) & (splits == 1), np.exp(params["uneven"]), 1.0
     )
     matrix = matrix * (1.0 + params["fade"] * np.log2(1.0 + flops / FADE_FLOPS))
     seconds = params["floor"] + soft_max(matrix, bytes_ / params["bandwidth"], OVERLAP)
@@ -121,8 +122,12 @@ def _sizes(features: Array) -> tuple[Array, Array, Array]:
 # --- the schedule -------------------------------------------------------------------------------------------
 
 
-def _dealt(variant: str, params: Params, heads: Array, seq: Array) -> tuple[Array, Array, Array]:
+def _dealt(
+    variant: str, params: Params, heads: Array, seq: Array, group: Array | None = None
+) -> tuple[Array, Array, Array]:
     """(steps, blocks) that the place which is done last has run, one after the other, and splits of the keys."""
+    if params.get("packs") and group is not None:
+        return _dealt_packed(variant, params, heads, seq, group)
     found = np.empty((3, len(heads)))
     sm_count, resident = int(params["sm_count"]), int(params["resident"])
     for row, (count, length) in enumerate(
@@ -215,6 +220,33 @@ def _paces(count: int) -> tuple[float, ...]:
     mean = 1.0 / _pace(count)
     lean = np.linspace(1.0 + AHEAD, 1.0 - AHEAD, count) if count > 1 else [1.0]
     return tuple(float(mean * part) for part in lean)
+
+
+def _dealt_packed(
+    variant: str, params: Params, heads: Array, seq: Array, group: Array
+) -> tuple[Array, Array, Array]:
+    """As `_dealt`, for forward kernels whose blocks take their rows from all query heads of a key head ("packs"), as
+    FlashAttention 3 does before Hopper."""
+    found = np.empty((3, len(heads)))
+    block, advance = int(params["block"]), int(params["advance"])
+    sizes = zip(*(np.round(x).astype(int).tolist() for x in (heads, seq, group)), strict=True)
+    for row, (count, length, each) in enumerate(sizes):
+        lengths = _packed_steps("causal" in variant, block, advance, length, each)
+        low, high = (
+            dealt(lengths, max(count // each, 1), int(params["sm_count"]), int(params["resident"]), start)
+            for start in _STARTS
+        )
+        blocks = (high - low) / (_STARTS[1] - _STARTS[0])
+        found[:, row] = low - _STARTS[0] * blocks, blocks, 1
+    return found[0], found[1], found[2]
+
+
+@lru_cache(maxsize=4096)
+def _packed_steps(causal: bool, block: int, advance: int, seq: int, group: int) -> tuple[int, ...]:
+    blocks = range(ceil(seq * group / block))
+    if not causal:
+        return (ceil(seq / advance),) * len(blocks)
+    return tuple(ceil(min(ceil((i + 1) * block / group), seq) / advance) for i in blocks)
 
 
 # --- flash's splits of the keys -----------------------------------------------------------------------------

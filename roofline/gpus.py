@@ -30,7 +30,7 @@ class GpuSpec:
     """One GPU's datasheet. Rates are per second, sizes in bytes, `boost_mhz` in MHz as drivers report clocks.
 
     `name_match`: the device names (as torch and NVML report them) of this GPU. A peak that the GPU lacks is
-    None.
+    None. `max_clock_mhz`: what cards run at while power allows, above the clock of the peaks where `notes` say so.
     """
 
     name: str
@@ -39,6 +39,7 @@ class GpuSpec:
     capability: tuple[int, int]
     sm_count: int
     boost_mhz: float
+    max_clock_mhz: float
     bf16_flops_per_second: float
     fp16_flops_per_second: float
     tf32_flops_per_second: float
@@ -81,6 +82,7 @@ def _parse(row: dict[str, str]) -> GpuSpec:
         capability=(int(major), int(minor)),
         sm_count=int(row["sm_count"]),
         boost_mhz=float(row["boost_mhz"]),
+        max_clock_mhz=float(row["max_clock_mhz"]),
         bf16_flops_per_second=float(row["bf16_flops_per_second"]),
         fp16_flops_per_second=float(row["fp16_flops_per_second"]),
         tf32_flops_per_second=float(row["tf32_flops_per_second"]),

@@ -7,7 +7,7 @@ memory      floor + bytes / bandwidth; of operands meant to lie in L2, what does
             Where there is a third size (results of a reduction, indices of an embedding's gradient), a time for each
             of it; a reduction waits for its loads and partial sums besides, however few bytes it reads
             (`reduce_plan.py`), and a list of tensors takes a time a tensor
-gemm        `gemm_law.py`
+gemm        `gemm_law.py`; tiles: `tile_law.py`, of GPUs before Hopper, from their datasheets
 attention   `attention_law.py`
 
 A law maps features (log2 sizes as `lower.describe` gives them), bytes and flops to log seconds; `inputs`
@@ -20,14 +20,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flopcast.roofline import attention_law, gemm_law, reduce_plan
+from flopcast.roofline import attention_law, gemm_law, reduce_plan, tile_law
 from flopcast.roofline.gemm_law import TILE_NAMES as TILE_NAMES
 from flopcast.roofline.smooth import Array as Array
 from flopcast.roofline.smooth import trailing_zeros
 
 Params = Mapping[str, float]
 
-KINDS = ("memory", "gemm", "attention")
+KINDS = ("memory", "gemm", "tiles", "attention")
 
 # Of the L2 that operands may fill before they are fetched from memory again, and how suddenly that begins: on an H200
 # (60 MiB) nothing is lost at 36 MiB, 0.3 of the gain at 40, 0.6 at 48 and all of it at 64.
@@ -40,6 +40,7 @@ LARGE_BYTES = 262144.0
 PARAMETERS = {
     "memory": {"floor", "bandwidth"},
     "gemm": gemm_law.PARAMETERS,
+    "tiles": tile_law.PARAMETERS,
     "attention": attention_law.PARAMETERS,
 }
 
@@ -55,6 +56,8 @@ def log_seconds(
     """log of seconds. features[rows, sizes] in log2, bytes and flops[rows]."""
     if kind == "gemm":
         return gemm_law.log_seconds(variant, params, features, bytes_)
+    if kind == "tiles":
+        return tile_law.log_seconds(variant, params, features, bytes_)
     if kind == "attention":
         return attention_law.log_seconds(variant, params, features, bytes_, flops)
     return _memory(variant, params, features, bytes_)

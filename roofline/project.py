@@ -1,17 +1,19 @@
-"""A profile for a GPU that was not measured: another's measured profile, scaled by what the datasheets say.
+"""A profile for a GPU that was not measured: another's measured profile, moved by what the datasheets say.
 
-What is scaled, and by what (everything else is kept as measured on the source):
+What is moved, and by what (everything else is kept as measured on the source):
 
-matrix products, attention   SM count as the target's (waves anew); peak by the ratio of dense peaks times the
-                             ratio of what power lets a GPU sustain (`sustained_fraction`); latencies by clock
+cuBLAS's products            on a GPU before Hopper: `tile_law.py`, from the datasheet (`project_tiles.py`); else SM
+                             count as the target's (waves anew), peak by the rates that power lets a GPU sustain
+attention                    the same with the rates at full clock: its products keep matrix units less busy, so power
+                             binds less; flash's schedule by architecture
 memory-bound kernels         bandwidth, with the SMs' share in what limits a kernel (`memory_rate`)
-the same out of L2 ("hot")   SMs x clock x bytes per clock and SM (`L2_BYTES_PER_CLOCK`)
-launch floor, host costs     kept: the floor is a property of the driver, the host another machine's anyway
+the same out of L2 ("hot")   SMs x clock x bytes per clock and SM (`project_tiles.L2_BYTES_PER_CLOCK`)
+latencies                    the launch floor too: so many clock cycles
+host costs                   kept: the host is another machine's anyway
 
 Every time is labelled "extrapolated" and its deviation widened by `SIGMA`, which is common to all shapes of a
-surface: in a sum over kernels it does not average out. The widths are judgements from how far the model is
-from the published rates named below (all of them, the ones that its constants come from included): they hold
-until projections are compared with measurements of the GPUs themselves.
+surface: in a sum over kernels it does not average out. Where published tables of the GPU's own times exist, its
+parameters are refined by them (`published.py`). How far both are off: reports/projection.
 """
 
 from __future__ import annotations
@@ -22,53 +24,34 @@ from math import exp, hypot, log
 import numpy as np
 
 from flopcast.errors import UsageError
+from flopcast.roofline import project_tiles
 from flopcast.roofline.gpus import GpuSpec, find_spec, load_specs, spec_of_device
 from flopcast.roofline.laws import kind_of
+from flopcast.roofline.power import burst_rate, matrix_rate, sustained_fraction
 from flopcast.roofline.profile import HostCosts, Number, Profile
+from flopcast.roofline.project_ceilings import sweep_rate
+from flopcast.roofline.project_tiles import cycles, l2_rate
 from flopcast.roofline.surface import Surface
 
 # Standard deviations of log seconds, added to what the source's surfaces say of themselves.
-# gemm: sustained rates of L4, L40S, A100 and H100 lie within 20% of `sustained_fraction`, and cuBLAS chooses
-#   other tiles there; two stacks' timings of the same products on an L40S alone differ by 16%.
-# attention: other kernels than on the source: cuDNN's run at 0.8 to 2.3 times torch's flash by architecture.
-# memory: published copy kernels reach 84 to 98% of the datasheet's bandwidth.
+# gemm, attention, memory: so that 90% intervals hold nine in ten of the published rows that reports/projection
+#   checks, on the GPU where they hold fewest; these numbers alone are set by those rows.
 # hot: nothing to check it with, and what fits into one L2 does not fit into another.
 # host: single runs differ by 10 to 40%, and hosts differ besides.
 SIGMA = {"gemm": 0.25, "attention": 0.30, "memory": 0.15, "hot": 0.30, "host": 0.25}
 Z90 = 1.645  # half-width of a 90% interval in standard deviations
-
-# --- matrix rate under the power limit
-#
-# Dynamic power goes with f V^2 and V with f, so the rate that P watts sustain grows as P to a power between
-# 1/3 and 1: sustained / peak = constant x (W per peak TFLOP/s)^0.45, up to what the best shapes reach with
-# power to spare. H100 PCIe (350 W, 0.62) to SXM (700 W, 0.73) has exponent 0.36, A100 PCIe (250 W, 0.69) to
-# SXM (400 W, 0.85) 0.44, L4 (72 W, 0.47 to 0.59) to L40S (350 W, 0.74) 0.5 to 0.9. The constants go through
-# the published bf16 rates of an architecture: torch.mm of 8192 to 10240 squared, randn, back to back
-# (torch-performance-test-data), and MAMF (ml-engineering).
-POWER_EXPONENT = 0.45
-POWER_CONSTANT = {
-    "Hopper": 0.85,  # H100 SXM 720 of 989 TFLOP/s at 10240, H100 PCIe 472 of 756
-    "Ampere GA100": 0.76,  # A100 SXM 264 to 271 of 312, PCIe 40 GB 212
-    "Ampere GA102": 0.60,  # RTX A6000 123 of 155, A40 122 of 150
-    "Ada": 0.68,  # between L4 (57 to 71 of 121) and L40S (269 of 362)
-    "Blackwell": 1.04,  # B200 1696 to 1745 of 2250 in bursts, 15% less when throttled
-}
-BEST_FRACTION = 0.87  # MAMF on an A100 SXM; GH200 reaches 0.84
-# Chips whose fp32-accumulating rate is halved (GeForce, A10G) saturate it, and boost above the datasheet's
-# clock: RTX 4090 173 of 165, RTX 3090 77 of 71.
-BEST_FRACTION_HALVED = 1.0
-HALVED_FLOPS_PER_CLOCK = 600  # an SM of 512 bf16 FLOP per clock is halved, one of 1024 or more is not
-SUSTAINED_RANGE = 1.2  # low = value / 1.2, high = value x 1.2
-
-# fp32 on the CUDA cores, torch.mm with TF32 off, of the datasheet's peak: dual issue is seldom full (same
-# source: H200 0.77, A100 0.98, RTX A6000 0.62, RTX 3090 0.70, L4 and L40S 0.51, RTX 4090 0.68, B200 0.83).
-FP32_FRACTION = {"Hopper": 0.77, "Ampere GA100": 0.98, "Ampere GA102": 0.64, "Ada": 0.55, "Blackwell": 0.83}
 
 # Attention kernels written for Ampere (torch's flash) issue mma.sync, which on Hopper reaches 0.63 of the
 # peak that wgmma reaches (Luo et al. 2024, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture",
 # arXiv 2402.13499), elsewhere all of it.
 MMA_SYNC_FRACTION = 0.63
 MMA_SYNC_BACKENDS = ("sdpa-flash",)
+
+# Parameters of laws that are so many clock cycles.
+LATENCIES = (
+    "prologue", "epilogue", "split", "floor", "follow_floor", "merge", "merge_row", "wave", "load", "step", "each",
+    "tensor", "large_tensor",
+)  # fmt: skip
 
 # --- memory
 
@@ -77,34 +60,6 @@ SHARPNESS = 4.0  # exponent of the smooth minimum of memory's roof and the SMs' 
 # Kernels that read each byte once: if they stay under the roof, the SMs hold them back. In the others a low
 # rate may as well be traffic that is not counted (rows read twice), which goes with bandwidth.
 SINGLE_PASS = ("pointwise", "copy", "cat", "fill", "embedding", "optimizer")
-
-# L2 read bandwidth per clock and SM at the datasheet's clock (gpu-benches): H200 9775 GB/s, H100 PCIe 7040,
-# A100 5437, L40 5262. GA102 and Blackwell are guesses by kinship.
-L2_BYTES_PER_CLOCK = {
-    "Hopper": 40.0,
-    "Ampere GA100": 35.7,
-    "Ada": 14.9,
-    "Ampere GA102": 15.0,
-    "Blackwell": 40.0,
-}
-
-
-def sustained_fraction(spec: GpuSpec) -> Number:
-    """The share of the dense bf16 peak that large products sustain under the power limit, with its range."""
-    per_clock = spec.bf16_flops_per_second / (spec.sm_count * spec.boost_mhz * 1e6)
-    best = BEST_FRACTION_HALVED if per_clock < HALVED_FLOPS_PER_CLOCK else BEST_FRACTION
-    watts = spec.tdp_w / (spec.bf16_flops_per_second / 1e12)
-    value = min(best, POWER_CONSTANT[spec.arch] * watts**POWER_EXPONENT)
-    source = f"power model: {spec.tdp_w:g} W, {watts:.3g} W per peak TFLOP/s, {spec.arch}"
-    return Number(value, value / SUSTAINED_RANGE, value * SUSTAINED_RANGE, "extrapolated", source)
-
-
-def matrix_rate(dtype: str, spec: GpuSpec) -> float | None:
-    """FLOP/s of large products that the model expects; None for a dtype that the GPU lacks."""
-    peak = spec.peaks.get(dtype)
-    if peak is None:
-        return None
-    return peak * (FP32_FRACTION[spec.arch] if dtype == "fp32" else sustained_fraction(spec).value)
 
 
 def memory_rate(rate: float, source: GpuSpec, target: GpuSpec) -> float:
@@ -130,10 +85,6 @@ def _sm_clocks(spec: GpuSpec) -> float:
     return spec.sm_count * spec.boost_mhz * 1e6
 
 
-def _l2_rate(spec: GpuSpec) -> float:
-    return _sm_clocks(spec) * L2_BYTES_PER_CLOCK[spec.arch]
-
-
 # --- surfaces -----------------------------------------------------------------------------------------------
 
 
@@ -142,6 +93,9 @@ def project_surface(name: str, surface: Surface, source: GpuSpec, target: GpuSpe
 
     The law's parameters are scaled; each point keeps its distance from the law, as an observation that is as
     uncertain as the projection. None when the target lacks the dtype."""
+    if project_tiles.applies(name, surface, source, target):
+        sigma = max(SIGMA["gemm"], SIGMA["hot"] if name.endswith("/hot") else 0.0)
+        return project_tiles.tile_surface(surface, _dtype(surface.variant), source, target, sigma)
     if surface.kind == "memory":
         params, sigma = _memory_params(name, surface, source, target)
     else:
@@ -165,14 +119,15 @@ def project_surface(name: str, surface: Surface, source: GpuSpec, target: GpuSpe
 
 def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec) -> dict[str, float] | None:
     backend = name.split("/", 1)[0]
-    rates = [matrix_rate(_dtype(surface.variant), spec) for spec in (source, target)]
+    rate = burst_rate if surface.kind == "attention" else _sustained_rate
+    rates = [rate(spec, _dtype(surface.variant)) for spec in (source, target)]
     if rates[0] is None or rates[1] is None:
         return None
     compute = rates[1] / rates[0]
     if backend in MMA_SYNC_BACKENDS:
         compute *= _mma_sync(target) / _mma_sync(source)
     memory = target.bandwidth_bytes_per_second / source.bandwidth_bytes_per_second
-    cycles = source.boost_mhz / target.boost_mhz
+    slower = cycles(source, target)
     factors = {
         "peak": compute,
         "bandwidth": memory,
@@ -180,16 +135,29 @@ def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec
         "follow_bandwidth": memory,
         "sum_bandwidth": memory,
         "l2_bandwidth": compute,  # tiles are chosen so that loads keep up
-        "prologue": cycles,
-        "epilogue": cycles,
-        "split": cycles,
+        **dict.fromkeys(LATENCIES, slower),
     }
     # exact, not by a factor: 108 blocks are one wave on 108 SMs
     given = {"sm_count": float(target.sm_count), "l2_bytes": float(target.l2_bytes)}
+    if surface.kind == "attention":
+        given |= flash_schedule(backend, surface.variant, target)
     return {
         key: given[key] if key in given else value * factors.get(key, 1.0)
         for key, value in surface.params.items()
     }
+
+
+def _sustained_rate(spec: GpuSpec, dtype: str) -> float | None:
+    return matrix_rate(dtype, spec)
+
+
+def flash_schedule(backend: str, variant: str, target: GpuSpec) -> dict[str, float]:
+    """What torch's flash does otherwise on GA102 and Ada, which have less shared memory: forward of head_dim 128 runs
+    blocks of 64 rows by 64 keys under a causal mask, of 128 by 32 without (2.7, run_mha_fwd_hdim128)."""
+    is_small = target.capability in ((8, 6), (8, 9))
+    if not (is_small and backend == "sdpa-flash" and variant.startswith("fwd") and "/d128" in variant):
+        return {}
+    return {"block": 64.0, "advance": 64.0} if "causal" in variant else {"block": 128.0, "advance": 32.0}
 
 
 def _memory_params(
@@ -198,13 +166,15 @@ def _memory_params(
     """(parameters, standard deviation); of a kernel that may read twice, halfway between the two cases."""
     rate = surface.params["bandwidth"]
     if name.endswith("/hot"):
-        there, doubt = rate * _l2_rate(target) / _l2_rate(source), 0.0
+        there, doubt = rate * l2_rate(target) / l2_rate(source), 0.0
     else:
         there, doubt = memory_rate(rate, source, target), 0.0
         if name.split("/")[1] not in SINGLE_PASS:
             plain = rate * target.bandwidth_bytes_per_second / source.bandwidth_bytes_per_second
             there, doubt = (there * plain) ** 0.5, abs(log(there / plain)) / 2.0
-    params = {**surface.params, "bandwidth": there}
+    slower = cycles(source, target)
+    params = {key: value * (slower if key in LATENCIES else 1.0) for key, value in surface.params.items()}
+    params["bandwidth"] = there
     if "wave_bytes" in params:
         params["wave_bytes"] *= target.sm_count / source.sm_count
     if "sm_count" in params:  # among which a reduction is divided
@@ -246,7 +216,9 @@ def project(source: Profile, spec: GpuSpec) -> Profile:
     own = _spec_of(source)
     note = f"projected from {source.gpu}"
     surfaces = {name: project_surface(name, surface, own, spec) for name, surface in source.surfaces.items()}
-    ceilings = {name: _ceiling(name, number, own, spec, note) for name, number in source.ceilings.items()}
+    ceilings = {
+        name: _ceiling(name, number, own, spec, source, note) for name, number in source.ceilings.items()
+    }
     compute = sustained_fraction(spec)
     return replace(
         source,
@@ -290,22 +262,29 @@ def _spec_of(profile: Profile) -> GpuSpec:
     raise UsageError(f"cannot project from {profile.gpu}: its datasheet is not known; known are {known}")
 
 
-def _ceiling(name: str, number: Number, source: GpuSpec, target: GpuSpec, note: str) -> Number | None:
-    """A ceiling on the target; None when it lacks the dtype. Latencies stay, with the interval of a guess."""
+def _ceiling(
+    name: str, number: Number, source: GpuSpec, target: GpuSpec, measured: Profile, note: str
+) -> Number | None:
+    """A ceiling on the target; None when it lacks the dtype. What the host does keeps, with the interval of a guess."""
     source_note = f"{note} ({number.source})"
     if number.value <= 0:  # a gap too small to be measured
         return replace(number, basis="extrapolated", source=source_note)
     factor, sigma = 1.0, SIGMA["memory"]
     if name.startswith("matrix_"):
         dtype = name.rsplit("/", 1)[-1]
-        rates = [matrix_rate(dtype, spec) for spec in (source, target)]
+        rate = burst_rate if name.startswith("matrix_burst") else _sustained_rate
+        rates = [rate(spec, dtype) for spec in (source, target)]
         if rates[0] is None or rates[1] is None:
             return None
         factor, sigma = rates[1] / rates[0], SIGMA["gemm"]
     elif name.startswith("hbm_"):
         factor = memory_rate(number.value, source, target) / number.value
+    elif name.startswith(("copy/", "l2_read/")):
+        factor, sigma = sweep_rate(name, measured, source, target, memory_rate) / number.value, SIGMA["hot"]
     elif name.startswith("l2_"):
-        factor, sigma = _l2_rate(target) / _l2_rate(source), SIGMA["hot"]
+        factor, sigma = l2_rate(target) / l2_rate(source), SIGMA["hot"]
+    elif name.startswith("kernel_floor"):
+        factor = cycles(source, target)
     value = number.value * factor
     down = hypot(log(number.value / number.low), Z90 * sigma) if number.low > 0 else Z90 * sigma
     up = hypot(log(number.high / number.value), Z90 * sigma)

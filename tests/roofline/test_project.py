@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 from flopcast.errors import UsageError
 from flopcast.roofline import attention_law, laws, regress
 from flopcast.roofline.gpus import GpuSpec, find_spec, load_specs
+from flopcast.roofline.power import burst_rate, matrix_rate, sustained_clock, sustained_fraction
 from flopcast.roofline.profile import HostCosts, Number, Profile
-from flopcast.roofline.project import (
-    SIGMA,
-    common_sigma,
-    matrix_rate,
-    memory_rate,
-    project,
-    sustained_fraction,
-)
+from flopcast.roofline.project import SIGMA, common_sigma, memory_rate, project
 from flopcast.roofline.surface import Residual, Surface
 
 H200 = find_spec("nvidia-h200")
@@ -207,7 +201,8 @@ def test_times_follow_the_datasheets(source: Profile, name: str) -> None:
     # an SM limit that the H200 does not show may hold back a GPU of more bandwidth per SM: B200
     assert bandwidths * 0.9 < ratio < bandwidths * (1.1 if name != "nvidia-b200" else 1.3)
     tiny = call("pointwise", "add", 2**12)
-    assert seconds(there, tiny) == pytest.approx(seconds(source, tiny), rel=0.1)  # the launch floor
+    clocks = H200.max_clock_mhz / spec.max_clock_mhz
+    assert seconds(there, tiny) == pytest.approx(clocks * seconds(source, tiny), rel=0.1)  # the launch floor
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -323,9 +318,69 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_power_model_covers_published_rates(name: str) -> None:
+    """An L40S's best of sizes lies between its bursts and what it sustains: a range of its own."""
     spec = find_spec(name)
-    fraction = sustained_fraction(spec)
-    assert fraction.low <= PUBLISHED[name] * 1e12 / spec.bf16_flops_per_second <= fraction.high
+    fraction, burst = sustained_fraction(spec), burst_rate(spec)
+    assert burst is not None
+    published = PUBLISHED[name] * 1e12
+    assert fraction.low * spec.bf16_flops_per_second <= published <= 1.1 * burst
+    if name != "nvidia-l40s":
+        assert published <= fraction.high * spec.bf16_flops_per_second
+
+
+def test_a_power_limit_lowers_the_clock_of_busy_products_only() -> None:
+    """The fitted rates come back; half the watts are more than half the rate; a product that keeps few units busy
+    runs at full clock."""
+    l4 = find_spec("nvidia-l4")
+    rate, halved = matrix_rate("bf16", l4), matrix_rate("bf16", replace(l4, tdp_w=36))
+    assert rate is not None
+    assert halved is not None
+    assert rate == pytest.approx(57e12, rel=0.02)
+    assert 0.5 < halved / rate < 0.8
+    assert sustained_clock(l4, 0.9) < 0.6
+    assert sustained_clock(l4, 0.2) == 1.0
+    assert matrix_rate("bf16", H200) == pytest.approx(664e12, rel=0.02)
+
+
+def test_products_before_hopper_are_costed_by_tiles(source: Profile) -> None:
+    """108 blocks of 128 x 128 are one wave on an A100, 109 two; 8192 cubed runs at the rate that power leaves."""
+    spec = find_spec("nvidia-a100-80gb-sxm")
+    there = project(source, spec)
+    assert there.surfaces["torch/gemm/nt/bf16/cold"].kind == "tiles"
+    assert project(source, find_spec("nvidia-h100-sxm")).surfaces["torch/gemm/nt/bf16/cold"].kind == "gemm"
+    large = gemm(8192, 8192, 8192)
+    assert large.flops / seconds(there, large) == pytest.approx(257e12, rel=0.05)
+    # cut in tiles of 256 x 128: 108 blocks; one row more is a wave more
+    step = seconds(there, gemm(256 * 12 + 1, 128 * 9, 4096)) / seconds(there, gemm(256 * 12, 128 * 9, 4096))
+    assert step > 1.15
+    zeros = replace(
+        there.surfaces["torch/gemm/nt/bf16/cold"],
+        params={**there.surfaces["torch/gemm/nt/bf16/cold"].params, "throttle": 2.0},
+    )
+    free = zeros.law(
+        np.array([large.features]), np.array([float(large.bytes)]), np.array([float(large.flops)])
+    )
+    assert large.flops / float(np.exp(free)[0]) == pytest.approx(295e12, rel=0.02)
+    older = replace(zeros, params={**zeros.params, "align2": 0.4})
+    odd = gemm(2048, 2048, 2047)
+    asked = np.array([odd.features]), np.array([float(odd.bytes)]), np.array([float(odd.flops)])
+    assert older.law(*asked)[0] - zeros.law(*asked)[0] > 0.7  # rows of 2047 bf16 are aligned to 2 bytes
+
+
+def test_copies_by_size_know_where_the_targets_l2_ends(source: Profile) -> None:
+    """An L40S's L2 holds 96 MB: 64 MB are copied within it there, not on a card of 40 MB."""
+    rates = {2**22: 2.7e12, 2**24: 5.2e12, 2**25: 6.0e12, 2**26: 3.9e12, 2**28: 4.15e12, 2**30: 4.2e12}
+    sweep = {f"copy/{size}": number(rate) for size, rate in rates.items()}
+    swept = replace(source, ceilings={**source.ceilings, **sweep})
+    l40s, a100 = (project(swept, find_spec(n)).ceilings for n in ("nvidia-l40s", "nvidia-a100-80gb-sxm"))
+    memory = find_spec("nvidia-l40s").bandwidth_bytes_per_second
+    assert l40s[f"copy/{2**26}"].value > 1.5 * memory
+    assert l40s[f"copy/{2**30}"].value < memory
+    assert a100[f"copy/{2**26}"].value < find_spec("nvidia-a100-80gb-sxm").bandwidth_bytes_per_second
+    assert {l40s[name].basis for name in sweep} == {"extrapolated"}
+    itself = project(swept, H200).ceilings
+    for size in (2**24, 2**25, 2**28, 2**30):
+        assert itself[f"copy/{size}"].value == pytest.approx(rates[size], rel=0.15)
 
 
 rates = st.floats(1e10, 4.5e12)
