@@ -1,5 +1,5 @@
 """The command line: options in, tables or one JSON document out. What measures a machine is in
-`cli_measure`, what says why in `cli_explain`.
+`cli_measure`, what says why in `cli_explain`, what costs how many dollars in `cli_cost`.
 
 Exit codes: 0 done, 1 failed, 2 bad use. Nothing heavy is imported before a command needs it.
 """
@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from flopcast.errors import FlopcastError, UsageError
-
-if TYPE_CHECKING:
-    from flopcast.roofline.prices import Price
+from flopcast.roofline.cli_cost import PriceDate, PriceFile, PriceGiven, Provider, price_book
 
 app = typer.Typer(
     name="flopcast",
@@ -30,7 +26,6 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
-GPUS = "nvidia-l4,nvidia-a100-80gb-pcie,nvidia-h100-sxm,nvidia-h200"
 
 Gpu = Annotated[str, typer.Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")]
 AsJson = Annotated[
@@ -72,14 +67,6 @@ Attention = Annotated[
 Host = Annotated[
     str | None, typer.Option(help="Host for the GPU: one of `flopcast gpus`, a profile's, `none`.")
 ]
-PriceFile = Annotated[
-    Path | None, typer.Option("--prices", help="Price book, CSV or TOML; default: the shipped one.")
-]
-PriceGiven = Annotated[
-    list[str] | None, typer.Option("--price", help="GPU=USD per hour, e.g. nvidia-h200=3.99.")
-]
-Provider = Annotated[str | None, typer.Option(help="Provider of the price; default: RunPod Secure Cloud.")]
-PriceDate = Annotated[str | None, typer.Option("--on", help="Newest prices up to this day, YYYY-MM-DD.")]
 
 
 def main() -> None:
@@ -258,74 +245,6 @@ def kernels(
         tables.say(f"{done} of {len(found)} operations timed for {profile.gpu} ({profile.basis}) -> {out}")
 
 
-@app.command()
-def cost(
-    gpus: Annotated[str, typer.Option(help="Comma-separated GPUs.")] = GPUS,
-    depth_law: DepthLaw = "printed",
-    widths: Annotated[str | None, typer.Option(help="Comma-separated widths; default: 256 to 4096 by 256.")] = None,
-    batch: Batch = 4, seq: Seq = 256, optimizer: Optimizer = "adamw", host: Host = None, prices: PriceFile = None,
-    price: PriceGiven = None, provider: Provider = None, on: PriceDate = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for cost.csv and the figure.")] = None,
-    as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """FLOPs per dollar against model size, for several GPUs: curves, crossovers, break-even prices."""
-    from flopcast.roofline import tables
-    from flopcast.roofline.curves import cost_curves, write_cost
-    from flopcast.roofline.forecast import Run
-    from flopcast.roofline.lookup import find_host, find_profiles
-    from flopcast.roofline.models import LADDER_WIDTHS, ladder
-
-    chosen = LADDER_WIDTHS if widths is None else tuple(sorted(set(whole_numbers("--widths", widths))))
-    models = ladder(chosen, depth_law)
-    names = list(dict.fromkeys(name.strip() for name in gpus.split(",") if name.strip()))
-    if not names:
-        raise UsageError("--gpus names no GPU; `flopcast gpus` lists them")
-    profiles = find_profiles(names)
-    book = price_book(prices, price, provider, on, gpus=[profile.gpu for profile in profiles], required=True)
-    run = Run(batch=batch, seq=seq, optimizer=optimizer)
-    run.check()
-    with tables.progress("forecasting the ladder") as advance:
-        curves = cost_curves(profiles, models, run, book, host=find_host(host), progress=advance)
-    if out is not None:
-        for path in write_cost(curves, out):
-            tables.say(f"wrote {path}")
-    if as_json:
-        emit(tables.cost_document(curves, models))
-    else:
-        tables.print_cost(curves)
-
-
-def price_book(
-    path: Path | None,
-    given: list[str] | None,
-    provider: str | None,
-    on: str | None,
-    *,
-    gpus: Sequence[str],
-    required: bool = False,
-) -> Mapping[str, Price]:
-    """GPU -> the price to use: given on the command line, else the provider's newest; of `gpus` alone.
-
-    A GPU of a profile file need not be known by name. Raises UsageError, if `required` also for a GPU of no price.
-    """
-    from flopcast.roofline.lookup import names
-    from flopcast.roofline.prices import latest, load_prices, parse_override, require, with_overrides
-
-    day = None
-    if on is not None:
-        try:
-            day = date.fromisoformat(on)
-        except ValueError:
-            raise UsageError(f"--on is {on!r}: valid is a day as YYYY-MM-DD") from None
-    known = [*names(), *gpus]
-    overrides = [parse_override(text, known_gpus=known) for text in given or []]
-    book = with_overrides(load_prices(path, known_gpus=known), overrides)
-    if required:
-        return {gpu: require(book, gpu, provider, on=day) for gpu in gpus}
-    found = {gpu: latest(book, gpu, provider, on=day) for gpu in gpus}
-    return {gpu: price for gpu, price in found.items() if price is not None}
-
-
 def whole_numbers(option: str, text: str) -> list[int]:
     """Comma-separated integers, one at least. Raises UsageError."""
     try:
@@ -338,8 +257,9 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 
 def _add_commands() -> None:
-    from flopcast.roofline import cli_explain, cli_measure
+    from flopcast.roofline import cli_cost, cli_explain, cli_measure
 
+    cli_cost.register(app)
     cli_explain.register(app)
     cli_measure.register(app)
 

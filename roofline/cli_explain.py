@@ -48,7 +48,8 @@ def explain(**options: Any) -> None:
     """Where a step's time goes, what bounds it, how far it is from the speed of light, and what would help."""
     from flopcast.roofline import advice, tables_explain
     from flopcast.roofline.batch import model_from
-    from flopcast.roofline.cli import emit, price_book
+    from flopcast.roofline.cli import emit
+    from flopcast.roofline.cli_cost import price_book
     from flopcast.roofline.explain import explain_stream
     from flopcast.roofline.forecast import run_from
     from flopcast.roofline.lookup import find_host, find_profile

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
+from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline.batch import write_rows
@@ -180,9 +181,29 @@ def class_sigmas(items: Sequence[Item], profile: Profile) -> dict[str, float]:
     }
 
 
-def write_cost(curves: Sequence[CostCurve], folder: Path) -> list[Path]:
-    """cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv and cost.png in `folder`. Raises UsageError when
-    it cannot be written."""
+def what_if_rows(
+    curves: Sequence[CostCurve], larger: Mapping[int, Sequence[CostCurve]], batch: int
+) -> list[dict[str, Any]]:
+    """The best GPU at each size as things stand, on other hosts (where `curves` hold them), and with the batch
+    multiplied (`larger`: factor -> curves). `host_factor` 0 is no host: the bound for compiled steps of these kernels.
+    """
+    others = [f for f in HOST_FACTORS if all(f in p.step.with_host for c in curves for p in c.points)]
+    changed = [(1.0, batch, curves)]
+    changed += [(f, batch, [curve.with_host(f) for curve in curves]) for f in others]
+    changed += [(1.0, batch * factor, found) for factor, found in larger.items()]
+    sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
+    return [
+        {"host_factor": factor, "batch": sequences, **row}
+        for factor, sequences, found in changed
+        for row in best_rows(found, sizes)
+    ]
+
+
+def write_cost(
+    curves: Sequence[CostCurve], folder: Path, *, scenarios: Sequence[Mapping[str, Any]] = ()
+) -> list[Path]:
+    """cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `scenarios`) and cost.png in
+    `folder`. Raises UsageError when it cannot be written."""
     from flopcast.roofline.plots_cost import save_cost_figure
 
     sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
@@ -193,6 +214,8 @@ def write_cost(curves: Sequence[CostCurve], folder: Path) -> list[Path]:
         "best": best_rows(curves, sizes),
         "memory": memory_rows(curves),
     }
+    if scenarios:
+        tables["what_if"] = [dict(row) for row in scenarios]
     paths = [folder / f"{name}.csv" for name in tables]
     for path, rows in zip(paths, tables.values(), strict=True):
         write_rows(path, list(rows[0]) if rows else ["gpu"], rows)

@@ -5,6 +5,9 @@ The shipped book (`data/prices.csv`) holds list prices collected from public cat
 carries no date, its era was inferred from the versions around it: `date` is then a day that stands for the
 era, `date_inferred` is true and `source` says which era. Prices are per GPU; "per GPU of 8" in a source means
 that the provider sells eight together.
+
+A book of one's own is refused whole at its first bad row, with the line: whoever wrote it can mend it. Catalogues
+that others publish are read by `price_sources`, which leaves out bad rows and says which.
 """
 
 from __future__ import annotations
@@ -64,9 +67,10 @@ def load_prices(
     dates of a file given by path (default: the clock, plus a day for time zones); the shipped book is not
     held against the clock of the machine that reads it.
 
-    Raises DataError with the line number: missing column, unknown GPU, unknown kind, a price that is not a
-    positive finite number, an unreadable or future date, a row given twice, a spot price above the on-demand
-    price of the same GPU, provider and day (the two columns of a catalogue swapped).
+    Raises DataError with the line number: missing column, unknown GPU, one whose form factor is left out ("H100": PCIe
+    or SXM?), unknown kind, a price that is not a positive finite number, an unreadable or future date, a row given
+    twice, a spot price that is above the on-demand price of the same GPU, provider and day (the two columns of a
+    catalogue swapped) or equal to it (one column copied to the other).
     """
     file = PRICES_FILE if path is None else Path(path)
     try:
@@ -145,7 +149,7 @@ def _parse(row: dict[str, Any], known: set[str], last: date, file_name: str) -> 
     """Raises ValueError saying what is wrong with a row."""
     gpu = str(row["gpu"])
     if gpu not in known:
-        raise ValueError(unknown_gpu_message(gpu, known))
+        raise ValueError(unknown_gpu(gpu, known))
     provider = str(row["provider"])
     if not provider:
         raise ValueError("no provider")
@@ -167,6 +171,15 @@ def _parse(row: dict[str, Any], known: set[str], last: date, file_name: str) -> 
         date_inferred=inferred,
         source=str(row.get("source") or file_name),
     )
+
+
+def unknown_gpu(name: str, known: Iterable[str]) -> str:
+    """What is wrong with a GPU's name: it is not known, or it leaves open which of several boards it means."""
+    bare = name.strip().casefold().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
+    boards = sorted(gpu for gpu in known if bare and gpu.removeprefix("nvidia-").startswith(f"{bare}-"))
+    if len(boards) > 1:
+        return f"GPU {name!r} is ambiguous: {' or '.join(boards)}? Their speeds and prices differ; name the board"
+    return unknown_gpu_message(name, known)
 
 
 def _positive(value: Any) -> float:
@@ -204,10 +217,12 @@ def _check_pairs(file: Path, prices: Sequence[tuple[int, Price]]) -> None:
         seen[key] = (line, price)
     for (gpu, provider, day, kind), (line, spot) in seen.items():
         pair = seen.get((gpu, provider, day, "on-demand")) if kind == "spot" else None
-        if pair and spot.usd_per_hour > pair[1].usd_per_hour:
+        if pair and spot.usd_per_hour >= pair[1].usd_per_hour:
+            wrong = "equals" if spot.usd_per_hour == pair[1].usd_per_hour else "is above"
+            doubt = "copied, no spot price" if wrong == "equals" else "swapped"
             raise DataError(
                 f"{file} line {line}: spot price {spot.usd_per_hour:g} of {gpu} from {provider} on {day} "
-                f"is above its on-demand price {pair[1].usd_per_hour:g} on line {pair[0]}: swapped?"
+                f"{wrong} its on-demand price {pair[1].usd_per_hour:g} on line {pair[0]}: {doubt}?"
             )
 
 
@@ -244,6 +259,16 @@ def latest(
     return max((p for p in rows if p.provider == provider), key=lambda p: p.date, default=None)
 
 
+def newest(prices: Iterable[Price], on: date | None = None) -> list[Price]:
+    """The newest price of each GPU, provider and kind (not after the day `on`), by GPU and price."""
+    found: dict[tuple[str, str, str], Price] = {}
+    for price in prices:
+        key = (price.gpu, price.provider, price.kind)
+        if (on is None or price.date <= on) and (key not in found or found[key].date < price.date):
+            found[key] = price
+    return sorted(found.values(), key=lambda price: (price.gpu, price.kind, price.usd_per_hour))
+
+
 def require(
     prices: Sequence[Price],
     gpu: str,
@@ -255,10 +280,7 @@ def require(
     price = latest(prices, gpu, provider, kind, on)
     if price is not None:
         return price
-    newest: dict[tuple[str, str], Price] = {}
-    for row in sorted((p for p in prices if p.gpu == gpu), key=lambda p: p.date):
-        newest[row.provider, row.kind] = row
-    offers = "; ".join(p.label for p in newest.values())
+    offers = "; ".join(p.label for p in newest(p for p in prices if p.gpu == gpu))
     until = f" up to {on.isoformat()}" if on else ""
     raise UsageError(
         f"no {kind} price of {gpu} from {provider or DEFAULT_PROVIDER}{until}. "
@@ -274,7 +296,7 @@ def parse_override(text: str, *, known_gpus: Iterable[str] = (), today: date | N
     if not equals or not gpu:
         raise UsageError(f"price {text!r} is not of the form GPU=USD_PER_HOUR, as in nvidia-h100-sxm=2.49")
     if gpu not in known:
-        raise UsageError(f"price {text!r}: {unknown_gpu_message(gpu, known)}")
+        raise UsageError(f"price {text!r}: {unknown_gpu(gpu, known)}")
     try:
         usd_per_hour = _positive(amount.strip())
     except ValueError as error:
@@ -288,6 +310,24 @@ def parse_override(text: str, *, known_gpus: Iterable[str] = (), today: date | N
         date_inferred=False,
         source="command line",
     )
+
+
+def write_prices(prices: Iterable[Price], path: Path) -> None:
+    """A price book in CSV, which `load_prices` reads back. Raises UsageError when it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow((*REQUIRED, *OPTIONAL))
+            for price in prices:
+                writer.writerow(
+                    (price.gpu, price.provider, price.kind, f"{price.usd_per_hour:.6g}", price.date.isoformat(),
+                     str(price.date_inferred).lower(), price.source)
+                )  # fmt: skip
+    except OSError as fault:
+        raise UsageError(
+            f"{path} cannot be written: {fault.strerror}; choose another file with --out"
+        ) from fault
 
 
 def with_overrides(prices: Sequence[Price], overrides: Iterable[Price]) -> list[Price]:

@@ -13,11 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from flopcast.roofline.cost import CostCurve
     from flopcast.roofline.fit_report import FitReport
     from flopcast.roofline.forecast import Forecast, Run
     from flopcast.roofline.lookup import Known
-    from flopcast.roofline.models import Config
     from flopcast.roofline.profile import Number
 
 NONE = "-"
@@ -169,52 +167,6 @@ def print_fit(report: FitReport) -> None:
         say(f"warning: {warning}")
 
 
-def cost_document(curves: Sequence[CostCurve], models: Sequence[Config]) -> dict[str, Any]:
-    """What `cost --json` prints."""
-    from flopcast.roofline.cost import best_rows, break_even_rows, cost_rows, crossover_rows
-
-    sizes = break_even_sizes(curves)
-    return {
-        "ladder": [{"width": m["hidden_size"], "depth": m["num_hidden_layers"]} for m in models],
-        "points": cost_rows(curves),
-        "crossovers": crossover_rows(curves),
-        "break_even": break_even_rows(curves, sizes),
-        "best": best_rows(curves, sizes),
-    }
-
-
-def break_even_sizes(curves: Sequence[CostCurve]) -> list[float]:
-    """Parameters of about five models, small to large."""
-    sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
-    return sizes[:: max(1, len(sizes) // 5)]
-
-
 def short(gpu: str) -> str:
     """nvidia-a100-80gb-pcie -> a100-80gb-pcie: a column's worth."""
     return gpu.removeprefix("nvidia-")
-
-
-def print_cost(curves: Sequence[CostCurve]) -> None:
-    from flopcast.roofline.cost import best_gpu, crossovers, sentence
-
-    out = console()
-    rows = []
-    for points in zip(*(curve.points for curve in curves), strict=True):
-        step = points[0].step
-        cells = [f"{p.flops_per_usd.value:.3g}" if p.step.fits else "no memory" for p in points]
-        best = best_gpu(curves, float(step.n_params))
-        leader = NONE if best is None else short(best.gpu) + ("" if best.separable else " *")
-        rows.append(
-            [
-                f"{step.width} x {step.depth}",
-                parameters(step.n_params),
-                *cells,
-                leader,
-            ]
-        )
-    columns = ("width x depth", "parameters", *(f"{short(c.gpu)}\n{c.basis}" for c in curves), "best")
-    caption = "* not separable from the next one at these prices and intervals"
-    out.print(table("FLOPs per dollar, counted FLOPs", columns, rows, caption))
-    out.print(table("Prices", ("GPU", "price"), [[c.gpu, c.price.label] for c in curves]))
-    for row in crossovers(curves):
-        out.print(f"- {sentence(row)}")

@@ -14,9 +14,11 @@ from flopcast.roofline.prices import (
     PRICES_FILE,
     latest,
     load_prices,
+    newest,
     parse_override,
     require,
     with_overrides,
+    write_prices,
 )
 
 HEADER = "gpu,provider,kind,usd_per_hour,date,date_inferred,source\n"
@@ -68,7 +70,7 @@ def test_a_gpu_without_a_price_from_the_provider_names_the_other_offers() -> Non
     prices = load_prices()
     assert latest(prices, "nvidia-b200") is None
     assert latest(prices, "nvidia-a10g") is None
-    with pytest.raises(UsageError, match=r"Lambda.*Hyperstack.*--provider.*--price nvidia-b200="):
+    with pytest.raises(UsageError, match=r"Hyperstack.*Lambda.*--provider.*--price nvidia-b200="):
         require(prices, "nvidia-b200")
     with pytest.raises(UsageError, match=r"from RunPod Secure Cloud up to 2023-01-01"):
         require(prices, "nvidia-l4", on=date(2023, 1, 1))
@@ -98,7 +100,7 @@ def test_optional_columns_and_own_gpus(tmp_path: Path) -> None:
 
 
 BAD = {
-    "H100,Me,on-demand,2,2025-01-01,false,x": "line 3: unknown GPU 'H100'. Did you mean nvidia-h100-pcie",
+    "H100,Me,on-demand,2,2025-01-01,false,x": "line 3: GPU 'H100' is ambiguous: nvidia-h100-pcie or nvidia-h100-sxm",
     "nvidia-l4,Me,on-demand,0,2025-01-03,false,x": "line 3: usd_per_hour is '0'",
     "nvidia-l4,Me,on-demand,-1,2025-01-03,false,x": "line 3: usd_per_hour is '-1'",
     "nvidia-l4,Me,on-demand,nan,2025-01-03,false,x": "line 3: usd_per_hour is 'nan'",
@@ -112,6 +114,9 @@ BAD = {
     "nvidia-l4,,on-demand,2,2025-01-03,false,x": "line 3: no provider",
     "nvidia-l4,Me,on-demand,2": "line 3: 4 fields where the header names 7",
     "nvidia-l4,Me,on-demand,0.6,2025-01-02,false,x": "line 3: nvidia-l4 from Me .* given on line 2 already",
+    "NVIDIA A100,Me,on-demand,2,2025-01-01,false,x": "line 3: GPU 'NVIDIA A100' is ambiguous: nvidia-a100-40gb-sxm or",
+    "nvidia-h300,Me,on-demand,2,2025-01-01,false,x": "line 3: unknown GPU 'nvidia-h300'",
+    "nvidia-l4,Me,spot,0.5,2025-01-02,false,x": "line 3: spot price 0.5 .* equals its on-demand price 0.5 on line 2",
     "nvidia-l4,Me,spot,0.9,2025-01-02,false,x": "line 3: spot price 0.9 .* above its on-demand price 0.5 on",
     'nvidia-l4,Me,spot,"0.9,2025-01-02,false,x': "line 3: not CSV",
 }
@@ -166,6 +171,16 @@ def test_latest_is_the_newest_not_after_the_day(days: list[date], offset: int) -
     on = date(2020, 1, 1) + timedelta(days=offset)
     found = latest(prices, "nvidia-l4", on=on)
     assert (found.date if found else None) == max((day for day in days if day <= on), default=None)
+
+
+def test_a_book_is_written_as_it_is_read(tmp_path: Path) -> None:
+    prices = newest(load_prices(), on=ARTICLE_DATE)
+    assert len({(p.gpu, p.provider, p.kind) for p in prices}) == len(prices) > 10
+    path = tmp_path / "new" / "mine.csv"
+    write_prices(prices, path)
+    assert load_prices(path, today=TODAY) == prices
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_prices(prices, path / "below-a-file.csv")
 
 
 # --- prices given on the command line
