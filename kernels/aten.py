@@ -6,6 +6,7 @@ dtypes, strides and broadcasts; replaying the recorded call measures what the st
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from flopcast.kernels.shapes import Call, Operand
 
 BACKENDS = ("torch",)
+FUSED_BACKENDS = ("triton",)  # of the operators of `fused`
 
 _DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
@@ -43,6 +45,8 @@ def _index_bound(shape: Call) -> int:
         return shape.inputs[1].shape[-1]
     if name == "nll_loss_forward":
         return shape.inputs[0].shape[-1]
+    if name.startswith("cross_entropy"):
+        return next(o.shape[1] for o in shape.inputs if len(o.shape) == 2)
     if name.startswith(("scatter", "gather")):  # beyond it CUDA's assertion ends the process's context
         return shape.inputs[0].shape[int(json.loads(shape.args)[1])]
     return next((o.shape[0] for o in shape.inputs if o.shape and o.dtype.startswith(("fp", "bf"))), 2)
@@ -99,6 +103,8 @@ def _decode(value: Any, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Any:
 
 def _resolve(op: str) -> Any:
     namespace, name, overload = op.split(".")
+    if namespace == "flopcast":
+        importlib.import_module("flopcast.kernels.fused")  # registers them
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
@@ -108,13 +114,18 @@ def _bind(shape: Call, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Callab
     kwargs = {name: _decode(value, tensors, in_fp64) for name, value in json.loads(shape.kwargs).items()}
     if not shape.inputs and any(a.name == "device" for a in function._schema.arguments):
         kwargs["device"] = tensors[0].device
+    if in_fp64 and shape.op.startswith("flopcast."):
+        from flopcast.kernels.fused import twin_of
+
+        function = twin_of(shape.op)
     return lambda: function(*args, **kwargs)
 
 
 def prepare(shape: Call, backend: str, operands: Sequence[torch.Tensor]) -> Callable[[], Any]:
     """The call, ready to make; in place it changes `operands`. Raises ValueError for another backend."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend {backend!r} of {shape.op}: valid is {BACKENDS[0]}")
+    valid = FUSED_BACKENDS if shape.op.startswith("flopcast.") else BACKENDS
+    if backend not in valid:
+        raise ValueError(f"backend {backend!r} of {shape.op}: valid is {valid[0]}")
     return _bind(shape, operands, in_fp64=False)
 
 

@@ -231,11 +231,14 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _, _ = inputs
+    ctx.set_materialize_grads(False)  # else rstd's would be filled with zeros: a launch a norm
     ctx.save_for_backward(x, weight, output[1])
 
 
-def _gradients(ctx: Any, dy: Tensor, drstd: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor | None, drstd: Tensor | None) -> tuple[Tensor | None, ...]:
     del drstd  # not differentiated: `rms_norm` hands out y alone
+    if dy is None:
+        return None, None, None, None
     return (*rms_norm_backward_op(dy, *ctx.saved_tensors), None, None)
 
 
@@ -243,12 +246,19 @@ def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, T
     x, residual, weight, _, _ = inputs
     _, total, rstd = output
     ctx.dtypes = x.dtype, residual.dtype
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(total, weight, rstd)
 
 
-def _sum_gradients(ctx: Any, dy: Tensor, dtotal: Tensor, drstd: Tensor) -> tuple[Tensor | None, ...]:
+def _sum_gradients(
+    ctx: Any, dy: Tensor | None, dtotal: Tensor | None, drstd: Tensor | None
+) -> tuple[Tensor | None, ...]:
     del drstd
     total, weight, rstd = ctx.saved_tensors
+    if dy is None:  # the norm is not used: the sum's gradient is both terms'
+        return (*(None if dtotal is None else dtotal.to(x) for x in ctx.dtypes), None, None, None)
+    if dtotal is None:
+        dtotal = torch.zeros_like(total)
     other = next((dtype for dtype in ctx.dtypes if dtype != total.dtype), None)
     dx, dx2, dweight = add_rms_norm_backward_op(dy, dtotal, total, weight, rstd, other)
     of_x, of_residual = (dx if dtype == total.dtype else dx2 for dtype in ctx.dtypes)

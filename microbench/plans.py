@@ -32,7 +32,8 @@ class StepPlan:
 
     What is run is a causal language model by the `config` of transformers, or, where `module` is given, what the
     factory "package.module:function" makes for this `batch`. `matmul` and `attention` name the kernels that run the
-    products and the attention: "torch" and "sdpa" (what torch picks), or what `patches` puts in their place.
+    products and the attention: "torch" and "sdpa" (what torch picks), or what `patches` puts in their place; `fused`
+    "triton" that a Qwen3 runs its norms, rope, activation and loss on the fused kernels.
     """
 
     name: str
@@ -45,6 +46,7 @@ class StepPlan:
     matmul: str = "torch"
     accumulate: int = 1
     checkpoint: str = "none"
+    fused: str = "none"
     module: str = ""
     group: str = "ladder"
 
@@ -55,6 +57,7 @@ class StepPlan:
         run += "" if self.matmul == "torch" else f"/{self.matmul}"
         run += "" if self.accumulate == 1 else f"/accumulate{self.accumulate}"
         run += "" if self.checkpoint == "none" else f"/checkpoint-{self.checkpoint}"
+        run += "" if self.fused == "none" else f"/fused-{self.fused}"
         if self.module:
             return f"step/{self.name}/{self.module}/{run}"
         c = self.config

@@ -228,7 +228,9 @@ def build_plan(plan: StepPlan, device: torch.device) -> steps.TrainingStep:
             module, batch, *loss_fn = _factory(plan.module)(batch=plan.batch)
         return steps.build_module(module, batch, device, loss_fn=loss_fn[0] if loss_fn else None, **run)
     attention = attention_implementation(plan.attention)
-    return steps.build(plan.config, device, batch=plan.batch, seq=plan.seq, attention=attention, **run)
+    return steps.build(
+        plan.config, device, batch=plan.batch, seq=plan.seq, attention=attention, fused=plan.fused, **run
+    )
 
 
 def _factory(name: str) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ import torch
 PRECISIONS = ("autocast-bf16", "bf16", "tf32", "fp32")
 OPTIMIZERS = ("adamw", "adamw-fused")
 CHECKPOINTS = ("none", "full")
+FUSED = ("none", "triton")
 
 # torch's own default learning rate; its value does not change what is launched.
 LEARNING_RATE = 1e-3
@@ -160,6 +161,19 @@ def set_checkpointing(model: torch.nn.Module, checkpoint: str) -> None:
     enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
+def use_fused(model: torch.nn.Module, fused: str) -> None:
+    """ "triton": the model runs on the fused memory-bound kernels, in place of torch's (`kernels.patch_qwen3`).
+
+    Raises ValueError for another name, and for a model that has no Qwen3 layers.
+    """
+    if fused not in FUSED:
+        raise ValueError(f"fused {fused!r}: valid are {', '.join(FUSED)}")
+    if fused == "triton":
+        from flopcast.kernels.patch_qwen3 import patch
+
+        patch(model)
+
+
 def causal_lm_batch(input_ids: torch.Tensor) -> dict[str, Any]:
     """What a causal language model is trained on: the ids are the labels."""
     return {"input_ids": input_ids, "labels": input_ids, "use_cache": False}
@@ -191,6 +205,7 @@ def build(
     attention: str = "sdpa",
     accumulate: int = 1,
     checkpoint: str = "none",
+    fused: str = "none",
     seed: int = 0,
 ) -> TrainingStep:
     """A step ready to run on `device`, weights drawn there, tokens from torch.randint; the same micro-batch each time.
@@ -204,6 +219,7 @@ def build(
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     with torch.device(device):
         model = build_model(config, attention, precision, checkpoint)
+    use_fused(model, fused)
     vocabulary = int(config["vocab_size"])
     input_ids = torch.randint(0, vocabulary, (batch, seq), device=device)
     return TrainingStep(

@@ -30,7 +30,7 @@ MAX_SIZE = 2**40  # of one dimension in `kernels`: beyond it products leave the 
 MODEL_COLUMNS = {"width": int, "depth": int, "heads": int, "kv_heads": int, "head_dim": int, "ffn": int, "vocab": int,
                  "tied": bool, "config": str, "depth_law": str}  # fmt: skip
 RUN_COLUMNS = {"batch": int, "seq": int, "accumulate": int, "checkpoint": str, "precision": str, "optimizer": str,
-               "mode": str, "matmul": str, "attention": str}  # fmt: skip
+               "mode": str, "matmul": str, "attention": str, "fused": str}  # fmt: skip
 SWEEP_OUT = (
     "gpu", "profile_basis", "mode", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high",
     "device_seconds", "host_seconds", "host", "bound", "tokens_per_second", "flops_counted", "flops_6n", "mfu",

@@ -27,7 +27,7 @@ from flopcast.roofline.timeline import L2_SHARE, Backends, l2_shares
 
 # Options that say how a step is run, and so which of its operations are measured.
 RUN_OPTIONS = (
-    "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention"
+    "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention", "fused"
 )  # fmt: skip
 
 SOURCES = "sources"  # folder of the kept streams, below the measurements
@@ -91,7 +91,7 @@ class Asked:
         run, depth = self.run, self.options.get("depth")
         traced = Traced(
             batch=run.batch, seq=run.seq, precision=run.precision, optimizer=run.optimizer, device=device_type,
-            accumulate=run.accumulate, checkpoint=run.checkpoint,
+            accumulate=run.accumulate, checkpoint=run.checkpoint, fused=run.fused,
         )  # fmt: skip
         config = model_from({"config": self.options["config"], "depth": depth})
         path = Path(self.options["config"])

@@ -9,6 +9,7 @@ from math import exp
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline.fused import FUSED
 from flopcast.roofline.interval import Z, device_log_sigma, is_synchronous, step_interval
 from flopcast.roofline.lower import OP_CLASSES, recomputed
 from flopcast.roofline.memory import needed_bytes, peak_bytes, workspace_bytes
@@ -50,6 +51,7 @@ class Run:
     mode: str = "eager"
     matmul: str = "torch"
     attention: str = "sdpa"
+    fused: str = "none"
 
     def check(self) -> None:
         """Raises UsageError for what is invalid or not modelled yet."""
@@ -58,7 +60,7 @@ class Run:
             if value < 1:
                 raise UsageError(f"{name} is {value}: valid is an integer of at least 1")
         valid = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "mode": MODES, "matmul": MATMULS,
-                 "attention": ATTENTIONS, "checkpoint": ("none", "full")}  # fmt: skip
+                 "attention": ATTENTIONS, "checkpoint": ("none", "full"), "fused": FUSED}  # fmt: skip
         for name, choices in valid.items():
             value = getattr(self, name)
             if value not in choices:
@@ -179,6 +181,7 @@ def traced_of(run: Run, profile: Profile) -> Traced:
         device=profile.device["type"],
         accumulate=run.accumulate,
         checkpoint=run.checkpoint,
+        fused=run.fused,
     )
 
 

@@ -14,10 +14,11 @@ from math import ceil, log2, prod
 from typing import Any
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
+from flopcast.roofline.fused import FUSED_LAUNCHES, fused_call, is_fused
 from flopcast.roofline.stream import Op, Stream
 
 OP_CLASSES = ("gemm", "attention", "conv", "pointwise", "copy", "reduction", "softmax", "loss", "embedding",
-              "optimizer", "cat", "fill", "other")  # fmt: skip
+              "optimizer", "fused", "cat", "fill", "other")  # fmt: skip
 
 # name of the ATen packet -> class; whatever is not listed is pointwise if its output has the broadcast shape of
 # its inputs, else "other".
@@ -128,6 +129,8 @@ def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
     if name in _ATTENTION and _is_square(stream, op, name):
         return _attention(stream, op, name), _ATTENTION[name][0]
     call = stream.call(op)
+    if is_fused(name):
+        return fused_call(call, int(stream.meta.get("accumulate", 1))), "triton"
     if not call.bytes:
         return None
     return call, "torch"
@@ -145,6 +148,8 @@ def launches(shape: Shape) -> int:
         return max(
             1, ceil(chunks / _MAX_CHUNKS), ceil(len(lists[0]) / _MAX_TENSORS[min(depth, 5)]) if lists else 1
         )
+    if is_fused(packet(shape.op)):
+        return FUSED_LAUNCHES[name]
     if name == "_grouped_mm":  # one kernel and its arguments' in bf16, else a product a group
         return 2 if shape.inputs[0].dtype == "bf16" else max(1, shape.inputs[-1].numel)
     if name == "convolution_backward":  # one for the input's gradient and one for the weights'
@@ -244,10 +249,15 @@ def _describe_call(call: Call) -> Work:
     elif op_class == "optimizer":
         dtypes = call.inputs[0].dtype
         extra = log2(max(len(lists[0]) if (lists := _lists(call)) else 1, 1))
+    elif op_class == "fused":
+        extra = log2(
+            max(call.inputs[0].shape[-1], 1)
+        )  # not the number of rows, which a list of them has as its last
     elif op_class == "cat":
         pattern, extra = _pattern(Call(call.op, call.inputs[:1], call.inputs[:1]))
     variant = "|".join(part for part in (name, dtypes, pattern) if part)
-    return Work(call, op_class, variant, (log2(max(moved, 1)), extra, *each), moved, 0)
+    backend = "triton" if op_class == "fused" else "torch"
+    return Work(call, op_class, variant, (log2(max(moved, 1)), extra, *each), moved, 0, backend)
 
 
 def _describe_product(call: Call, name: str, op_class: str) -> Work:
@@ -313,6 +323,8 @@ def _describe_product(call: Call, name: str, op_class: str) -> Work:
 def _call_class(call: Call, name: str) -> str:
     if name.startswith(("_foreach", "_fused_adam")):
         return "optimizer"
+    if is_fused(packet(call.op)):
+        return "fused"
     if name in _CLASS_OF:
         return _CLASS_OF[name]
     outputs = [*call.outputs, *(call.inputs[i] for i in call.written)]

@@ -28,7 +28,7 @@ GROUPS = {
     "optimizer": ("optimizer",),
     "softmax": ("softmax",),
     "reduction": ("reduction",),
-    "elementwise": ("pointwise", "copy", "cat", "fill", "loss", "embedding", "other"),
+    "elementwise": ("pointwise", "copy", "cat", "fill", "loss", "embedding", "other", "fused"),
 }
 
 _GROUP_OF = {op_class: group for group, members in GROUPS.items() for op_class in members}
@@ -46,4 +46,6 @@ def op_class(op: str) -> str:
         return "attention"
     if name.startswith(("_foreach", "_fused_adam")):
         return "optimizer"
+    if name.startswith("flopcast::"):
+        return "fused"
     return _CLASS_OF_OP.get(name, "pointwise")

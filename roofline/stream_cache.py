@@ -37,10 +37,11 @@ class Traced:
     device: str = "cuda"
     accumulate: int = 1
     checkpoint: str = "none"
+    fused: str = "none"
 
 
 # Run options that are no part of the key at these values.
-_UNSAID = {"accumulate": 1, "checkpoint": "none"}
+_UNSAID = {"accumulate": 1, "checkpoint": "none", "fused": "none"}
 # Fields of a config.json that do not change what is launched.
 _IRRELEVANT = {
     "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",

@@ -47,13 +47,15 @@ def print_validation(rows: Sequence[Row], summary: Sequence[Row]) -> None:
 def row_label(row: Row) -> str:
     """w1024-d5 4x256 fused triton: the step in a line."""
     usual = {"optimizer": "adamw", "matmul": "torch", "attention": "sdpa", "precision": "autocast-bf16",
-             "checkpoint": "none", "accumulate": 1}  # fmt: skip
-    said = {name: row[name] for name, value in usual.items() if row[name] not in (None, value)}
+             "checkpoint": "none", "accumulate": 1, "fused": "none"}  # fmt: skip
+    said = {name: row[name] for name, value in usual.items() if row.get(name) not in (None, value)}
     if "optimizer" in said:
         said["optimizer"] = str(said["optimizer"]).removeprefix("adamw-")
     if "accumulate" in said:
         said["accumulate"] = f"accumulate {said['accumulate']}"
     if "checkpoint" in said:
         said["checkpoint"] = "checkpoint"
+    if "fused" in said:
+        said["fused"] = f"fused {said['fused']}"
     size = f"{row['batch']}" if row["module"] else f"{row['batch']}x{row['seq']}"
     return " ".join([row["name"], size, *dict.fromkeys(map(str, said.values()))])

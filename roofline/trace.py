@@ -33,6 +33,7 @@ from flopcast.microbench.steps import (
     build_module,
     causal_lm_batch,
     make_optimizer,
+    use_fused,
 )
 from flopcast.roofline.cuda_semantics import FakeValues, Hosts, as_on_cuda, untraced
 from flopcast.roofline.recorder import flatten, record_step
@@ -76,14 +77,17 @@ def trace(
     device: str = "cuda",
     accumulate: int = 1,
     checkpoint: str = "none",
+    fused: str = "none",
 ) -> Stream:
     """The op stream of one step of a transformers causal language model, on fake tensors.
 
-    `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. Raises ValueError
-    when transformers refuses the config.
+    `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. `fused` "triton": of the
+    model patched to run on the fused kernels (`kernels.patch_qwen3`). Raises ValueError when transformers refuses the
+    config, or the patch the model.
     """
     with _fake(device) as record:
         model = build_model(config, precision=precision, checkpoint=checkpoint)
+        use_fused(model, fused)
         input_ids = torch.zeros((batch, seq), dtype=torch.int64)
         adamw = make_optimizer(model, optimizer, foreach=True if device == "cuda" else None)
         step = TrainingStep(
@@ -91,6 +95,8 @@ def trace(
         )
         meta = {"config": dict(config), "batch": batch, "seq": seq, "precision": precision, "optimizer": optimizer,
                 "accumulate": accumulate, "checkpoint": checkpoint, "device": device}  # fmt: skip
+        if fused != "none":
+            meta["fused"] = fused
         return record(step, meta)
 
 

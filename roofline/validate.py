@@ -33,7 +33,8 @@ Row = dict[str, Any]
 # How a step was run, with what a plan of an older version means that does not say it.
 _RUN_DEFAULTS = {
     "batch": None, "seq": None, "precision": "autocast-bf16", "optimizer": None, "matmul": "torch",
-    "attention": "sdpa", "accumulate": 1, "checkpoint": "none", "module": "",
+    "attention": "sdpa", "accumulate": 1, "checkpoint": "none", "fused": "none",
+    "module": "",
 }  # fmt: skip
 
 ESTIMATES = "estimates"  # folder beside steps, of torch's estimates that were made apart
@@ -150,6 +151,7 @@ def stream_of(plan: Mapping[str, Any], run: Run, profile: Profile) -> Stream:
         from flopcast.roofline.trace import trace_module
 
         traced = asdict(traced_of(run, profile))
+        traced.pop("fused")  # of Qwen3 alone, which is no module of a factory
         return trace_module(
             plan["module"], sizes={"batch": traced.pop("batch"), "seq": traced.pop("seq")}, **traced
         )
@@ -158,7 +160,8 @@ def stream_of(plan: Mapping[str, Any], run: Run, profile: Profile) -> Stream:
 
 def run_of(plan: Mapping[str, Any]) -> Run:
     """How a plan of a row is run; rows of older versions lack what did not exist then."""
-    names = ("batch", "seq", "precision", "optimizer", "attention", "matmul", "accumulate", "checkpoint")
+    names = ("batch", "seq", "precision", "optimizer", "attention", "matmul", "accumulate", "checkpoint",
+             "fused")  # fmt: skip
     return run_from({name: plan.get(name) for name in names})
 
 

@@ -168,7 +168,8 @@ def test_rows_say_what_was_run() -> None:
     assert row["role"] == "validation"
     assert row["plan"] == {
         "name": "tiny", "config": TINY, "batch": 2, "seq": 16, "precision": "autocast-bf16", "optimizer": "adamw",
-        "attention": "sdpa", "matmul": "torch", "accumulate": 1, "checkpoint": "none", "module": "", "group": "ladder",
+        "attention": "sdpa", "matmul": "torch", "accumulate": 1, "checkpoint": "none", "fused": "none", "module": "",
+        "group": "ladder",
     }  # fmt: skip
     keys = {
         plan.key
@@ -177,6 +178,7 @@ def test_rows_say_what_was_run() -> None:
             replace(PLAN, precision="bf16"), replace(PLAN, config={**TINY, "num_hidden_layers": 3}),
             replace(PLAN, matmul="triton"), replace(PLAN, attention="sdpa-flash"), replace(PLAN, accumulate=2),
             replace(PLAN, checkpoint="full"), replace(PLAN, config={}, module="a.module:factory"),
+            replace(PLAN, fused="triton"),
         )
     }  # fmt: skip
-    assert len(keys) == 11
+    assert len(keys) == 12

@@ -1,0 +1,145 @@
+"""The fused operators as recorded calls see them: registered by importing this, and what each computes, in torch.
+
+A step of a model on the fused kernels (`patch_qwen3`) is a stream of calls such as `flopcast.rms_norm`. `aten` replays
+them as it does any other call; what they should give comes from here, in the dtype of the operands: the operators'
+own kernels take no float64. Rotary tables count their first half alone, as in the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# imported for their registrations
+from flopcast.kernels import adamw, cross_entropy, rmsnorm, rope, swiglu
+
+__all__ = ["TWINS", "adamw", "cross_entropy", "rmsnorm", "rope", "swiglu", "twin_of"]
+
+
+def twin_of(op: str) -> Callable[..., Any]:
+    """What `flopcast.<name>.default` computes. Raises NotImplementedError where that is not written down."""
+    name = op.split(".")[1]
+    if name not in TWINS:
+        raise NotImplementedError(f"{op} has no reference: known are {', '.join(TWINS)}")
+    return TWINS[name]
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    rstd = torch.rsqrt(x.pow(2).mean(-1) + eps)
+    return x * rstd[..., None] * weight, rstd.reshape(-1)
+
+
+def _rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    scale = rstd.reshape(x.shape[:-1])[..., None]
+    normed = x * scale
+    scaled = dy * weight
+    dx = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * scale
+    return dx, (dy * normed).reshape(-1, x.shape[-1]).sum(0)
+
+
+def _add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = x + residual
+    y, rstd = _rms_norm(total, weight, eps, out_dtype)
+    return y, total, rstd
+
+
+def _add_rms_norm_backward(
+    dy: Tensor, dtotal: Tensor, total: Tensor, weight: Tensor, rstd: Tensor, second_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx, dweight = _rms_norm_backward(dy, total, weight, rstd)
+    dx = dx + dtotal
+    return dx, dx if second_dtype is not None else dx.new_empty(0), dweight
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - sign * second * sin, second * cos + sign * first * sin), -1)
+
+
+def _halves(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """[B or 1, S, 1, D / 2] of the tables."""
+    return tuple(x.chunk(2, -1)[0][:, :, None] for x in (cos, sin))  # type: ignore[return-value]
+
+
+def _rope_qk_norm(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float,
+    out_dtype: torch.dtype | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    tables = _halves(cos, sin)
+    return tuple(
+        _rotate(_rms_norm(x, weight, eps, None)[0], *tables, 1.0)
+        for x, weight in ((q, q_weight), (k, k_weight))
+    )
+
+
+def _rope_qk_norm_backward(
+    dq_out: Tensor, dk_out: Tensor, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor,
+    sin: Tensor, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    tables = _halves(cos, sin)
+    found = []
+    for dout, x, weight in ((dq_out, q, q_weight), (dk_out, k, k_weight)):
+        rstd = torch.rsqrt(x.pow(2).mean(-1) + eps).reshape(-1)
+        found.append(_rms_norm_backward(_rotate(dout, *tables, -1.0), x, weight, rstd))
+    (dq, dq_weight), (dk, dk_weight) = found
+    return dq, dk, torch.stack((dq_weight, dk_weight))
+
+
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return torch.nn.functional.silu(gate) * up
+
+
+def _swiglu_backward(dout: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    sigmoid = torch.sigmoid(gate)
+    return dout * up * sigmoid * (1 + gate * (1 - sigmoid)), dout * gate * sigmoid
+
+
+def _cross_entropy(
+    logits: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    kept = target != ignore_index
+    count = kept.sum().to(logits.dtype) if reduction == "mean" else logits.new_ones(())
+    lse = torch.logsumexp(logits, -1) * kept
+    at = logits.gather(1, target.clamp(min=0)[:, None])[:, 0]
+    return ((lse - at) * kept).sum() / count, lse, count.reshape(1)
+
+
+def _cross_entropy_backward(
+    dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, ignore_index: int
+) -> Tensor:
+    gradient = (logits - lse[:, None]).exp_()
+    ones = torch.ones_like(target, dtype=logits.dtype)
+    gradient.scatter_add_(1, target.clamp(min=0)[:, None], -ones[:, None])
+    return gradient.mul_(((target != ignore_index) * (dloss / count))[:, None])
+
+
+def _cross_entropy_with_gradient(
+    logits: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> tuple[Tensor, Tensor]:
+    loss, lse, count = _cross_entropy(logits, target, ignore_index, reduction)
+    return loss, _cross_entropy_backward(torch.ones_like(loss), logits, target, lse, count, ignore_index)
+
+
+def _scale(x: Tensor, factor: Tensor) -> None:
+    x.mul_(factor)
+
+
+TWINS: dict[str, Callable[..., Any]] = {
+    "rms_norm": _rms_norm,
+    "rms_norm_backward": _rms_norm_backward,
+    "add_rms_norm": _add_rms_norm,
+    "add_rms_norm_backward": _add_rms_norm_backward,
+    "rope_qk_norm": _rope_qk_norm,
+    "rope_qk_norm_backward": _rope_qk_norm_backward,
+    "swiglu": _swiglu,
+    "swiglu_backward": _swiglu_backward,
+    "cross_entropy": _cross_entropy,
+    "cross_entropy_backward": _cross_entropy_backward,
+    "cross_entropy_with_gradient": _cross_entropy_with_gradient,
+    "scale_": _scale,
+}
