@@ -236,13 +236,21 @@ def ranked(configs: Iterable[MatmulConfig], shape: Gemm, sm_count: int) -> list[
 
 
 def proposals(
-    shape: Gemm, sm_count: int, capability: tuple[int, int], count: int, per_tile: int = 3
+    shape: Gemm, sm_count: int, capability: tuple[int, int], count: int, per_tile: int = 4
 ) -> list[MatmulConfig]:
-    """The `count` most promising configurations of the tensor-memory kernel, `per_tile` of a tile at most: what
-    tuning tries. Falls back on pointers where there are none."""
+    """The `count` most promising configurations of the tensor-memory kernel (of pointers, where there is none), at most
+    `per_tile` of a tile: what tuning tries. Where there are many waves, the best four tiles come with other groups."""
     tiles = tiles_for(shape.dtype, capability, tma=True) or tiles_for(shape.dtype, capability)
     options: list[MatmulConfig] = []
     for tile in tiles:
         best = ranked(splits_of(tile, shape, sm_count), shape, sm_count)[:per_tile]
         options += [with_group(config, shape, sm_count) for config in best]
-    return ranked(options, shape, sm_count)[:count]
+    options = ranked(options, shape, sm_count)
+    grouped = [
+        replace(config, group_m=group)
+        for config in options[: 4 if count > 8 else 0]
+        if config.split == 1 and tile_count(config, shape) > 3 * sm_count
+        for group in (config.group_m // 4, config.group_m // 2, config.group_m * 2)
+        if group >= 1
+    ]
+    return [*options[: count - len(grouped)], *grouped]

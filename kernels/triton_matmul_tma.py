@@ -218,8 +218,9 @@ def _counters(device: torch.device, count: int) -> Tensor:
         if index not in _of_graphs:  # captured before any call: zeroed at each replay
             return torch.zeros(count, dtype=torch.int32, device=device)
         ring, used = _of_graphs[index]
-        start = used if used + count <= CAPTURED_COUNTERS else 0
-        _of_graphs[index] = (ring, start + count)
+        room = -(-count // 32) * 32  # aligned: else each alignment would be compiled for
+        start = used if used + room <= CAPTURED_COUNTERS else 0
+        _of_graphs[index] = (ring, start + room)
         return ring[start : start + count]
     if index not in _of_graphs:
         ring = torch.zeros(CAPTURED_COUNTERS, dtype=torch.int32, device=device)
