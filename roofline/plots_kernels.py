@@ -107,7 +107,7 @@ def draw_roofline(
     by, unit = scale(main.best.value, "FLOP/s")
     left, right, bottom, top = _frame(roofs, main, shown)
     ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom / by, top / by))
-    is_projected = roofs.basis == "projected"
+    is_projected = roofs.basis != "measured"
     labels: list[tuple[float, str, str]] = []
     for roof in sorted(roofs.matrix, key=lambda roof: roof is main):
         labels += _draw_matrix_roof(ax, roof, copy.value, right, by, theme, roof is main, is_projected)
@@ -325,7 +325,7 @@ def _roofline_words(roofs: Roofs, shown: Sequence[Point], dtype: str) -> tuple[s
     )
     points = "points measured" if roofs.basis == "measured" else "points extrapolated from another GPU's"
     peak = f"dotted: {main.peak.basis} peak, for reference only" if main.peak else "no datasheet peak known"
-    shaded = "; shaded: 90% intervals" if roofs.basis == "projected" else ""
+    shaded = "; shaded: 90% intervals" if roofs.basis != "measured" else ""
     return caption + fastest, alt, f"{points}; roofs {roofs.basis}{shaded}; {peak}"
 
 
@@ -358,7 +358,7 @@ def both_figures(profile: Profile, *, dtype: str | None = None, theme: Theme = L
 
 def heading(profile: Profile) -> str:
     """Which part, how it came about, with which software and when."""
-    if profile.basis == "projected":
+    if profile.basis != "measured":
         source = profile.provenance.get("projected_from", "another GPU")
         return f"{profile.device.get('name') or profile.gpu}: EXTRAPOLATED from {source}, not measured"
     when = str(profile.provenance.get("to") or "")[:10]

@@ -65,7 +65,7 @@ def memory_points(points: Sequence[Point]) -> list[Point]:
 
 def draw_memory(sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], theme: Theme) -> None:
     """Draws the points over bytes moved, under the bandwidths, the working-set sweep and the shortest kernel."""
-    is_projected = roofs.basis == "projected"
+    is_projected = roofs.basis != "measured"
     by, unit = scale(roofs.copy.value if roofs.copy else max(p.bytes_per_second for p in points), "B/s")
     sizes = [p.bytes for p in points] + [size for size, _ in (*roofs.working_sets, *roofs.cache_reads)]
     left, right = min(sizes) / 1.6, max(sizes) * 1.6

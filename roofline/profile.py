@@ -24,7 +24,7 @@ from flopcast.roofline.surface import Surface
 SCHEMA = 1
 PROFILES = Path(__file__).parent / "data" / "profiles"
 BASES = ("measured", "interpolated", "extrapolated", "published", "datasheet")
-PROFILE_BASES = ("measured", "projected")
+PROFILE_BASES = ("measured", "projected", "published")
 
 # A prediction is "measured" where that very shape was, and "extrapolated" where the most alike of the
 # measured points has a residual correlated less than this with its own: there the law alone speaks.
@@ -193,8 +193,8 @@ class Profile:
                 basis = "interpolated" if likeness > _FAR else "extrapolated"
                 if requests[i][0].features in self.surfaces[name].measured:
                     basis = "measured"
-                if self.basis == "projected":  # the points are another GPU's, scaled
-                    basis = "extrapolated"
+                if self.basis != "measured":  # the points are another GPU's, scaled
+                    basis = "published" if name in self._refined else "extrapolated"
                 out[i] = Estimate(seconds, sigma, basis, name)
         if missing:
             for i, (seconds, sigma, source) in zip(
@@ -210,6 +210,12 @@ class Profile:
             )
             for estimate, (work, _, cache) in zip(found_all, requests, strict=True)
         ]
+
+    @cached_property
+    def _refined(self) -> frozenset[str]:
+        """Surfaces whose parameters were fitted to published times of this GPU (`published_fit.py`)."""
+        found = self.provenance.get("published") or {}
+        return frozenset(found.get("rows") or ()) if self.basis == "published" else frozenset()
 
     @cached_property
     def _card_sigmas(self) -> dict[str, float]:

@@ -170,13 +170,13 @@ def roofs_of(profile: Profile) -> Roofs:
         floor=ceilings.get("kernel_floor"),
         cache_bytes=profile.l2_bytes,
         reference_bandwidth=reference,
-        warnings=tuple(_above_datasheet(matrix, bandwidths, reference, profile.basis == "projected")),
+        warnings=tuple(_above_datasheet(matrix, bandwidths, reference, profile.basis != "measured")),
     )
 
 
 def _sweep(profile: Profile, prefix: str) -> tuple[tuple[float, Number], ...]:
     """(working set, bytes/s) of the scalars `prefix<bytes>`. Not of a projection, which keeps its source's."""
-    if profile.basis == "projected":
+    if profile.basis != "measured":
         return ()
     found = [
         (float(name.removeprefix(prefix)), number)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def print_roofs(profile: Profile) -> None:
     """Tables on stdout, warnings on stderr. Every value with its basis; a projection's with its 90% interval."""
     out, roofs = console(), roofs_of(profile)
-    is_projected = roofs.basis == "projected"
+    is_projected = roofs.basis != "measured"
     title = f"{profile.gpu} ({roofs.basis})"
     if is_projected:
         out.print(
