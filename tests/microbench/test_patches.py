@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import importlib
 import sys
 from dataclasses import replace
 from typing import Any
@@ -138,3 +139,21 @@ def test_keys_of_grouped_attention_are_counted_as_often_as_they_are_used() -> No
     found = torch_estimate.with_equal_heads((query, query, key, key, None, 0.1))
     assert [t.shape[1] for t in found[:4]] == [8, 8, 8, 8]
     assert found[4:] == (None, 0.1)
+
+
+def test_the_second_count_still_knows_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's function takes the dtype out of the set that it is given; 2.11 refuses grouped attention after that."""
+    module: Any = importlib.import_module("torch.distributed._tools.runtime_estimator")
+
+    def as_in_2_11(
+        packet: object, args: Any, kwargs: object, out: object, out_dtypes: set[torch.dtype]
+    ) -> float:
+        assert out_dtypes.pop() == torch.float32
+        if len({a.shape[1] for a in args}) > 1:
+            raise AssertionError("sdpa_flop_count: query/key/value shapes are incompatible")
+        return float(args[1].shape[1])
+
+    monkeypatch.setattr(module, "get_compute_time", as_in_2_11)
+    operands = tuple(torch.zeros(2, heads, 16, 64) for heads in (8, 2, 2))
+    with torch_estimate._mixed_results():
+        assert module.get_compute_time("sdpa", operands, {}, operands[0], {torch.float32}) == 8
