@@ -5,20 +5,27 @@ fp16 and fp32 only: the interpreter's tl.dot multiplies bf16 as raw bits.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flopcast.kernels import triton_matmul_tma
 from flopcast.kernels.matmul import (
     LAYOUTS,
     MatmulConfig,
     check,
+    matmul_op,
     matmul_reference,
+    matmul_torch,
     matmul_triton,
     operands,
     prepare,
     reference,
+    triton_matmul,
 )
 from flopcast.kernels.shapes import Gemm
 
@@ -51,6 +58,88 @@ def test_small_integers_are_exact(m: int, n: int, k: int, layout: str, group: in
     a, b = (torch.randint(-3, 4, x.shape, generator=generator).half() for x in operands(shape, "cpu"))
     out = matmul_triton(a, b, layout, config=MatmulConfig(16, 32, 16, 4, 2, group_m=group))
     assert torch.equal(out.double(), matmul_reference(a, b, layout))
+
+
+TMA = MatmulConfig(16, 32, 16, 4, 2, group_m=2, kind="tma")
+SHARES = (
+    {},
+    {"subtiles": 2},
+    {"split": 3},
+    {"split": 2, "reduce": True},
+    {"split": 0},
+    {"split": 0, "subtiles": 4},
+)
+
+
+def _integers(shape: Gemm, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randint(-3, 4, x.shape, generator=generator).half() for x in operands(shape, "cpu"))
+    return a, b
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("share", SHARES)
+def test_tensor_memory_copies_are_exact(layout: str, share: dict[str, Any]) -> None:
+    """Odd edges, k of several steps: whole tiles, parts of k and iterations dealt out, summed in one kernel or two."""
+    shape = Gemm(m=40, n=72, k=56, dtype="fp16", layout=layout)
+    a, b = _integers(shape)
+    out = matmul_triton(a, b, layout, config=replace(TMA, **share))
+    assert torch.equal(out.double(), matmul_reference(a, b, layout))
+
+
+def test_stream_k_leaves_full_waves_whole() -> None:
+    """With 4 multiprocessors 9 tiles are 5 dealt out by iterations and 4 whole."""
+    shape = Gemm(m=48, n=96, k=40, dtype="fp16")
+    a, b = _integers(shape)
+    config = replace(TMA, split=0)
+    assert triton_matmul_tma.shares(config, 9, 3, 4) == (4, 5)
+    out = triton_matmul_tma.launch(a, b, "nt", 48, 96, 40, config, 4)
+    assert torch.equal(out.double(), matmul_reference(a, b, "nt"))
+
+
+def test_rows_of_c_that_no_copy_can_store() -> None:
+    shape = Gemm(m=24, n=37, k=24, dtype="fp16")
+    a, b = _integers(shape)
+    for share in ({}, {"split": 2}):
+        out = matmul_triton(a, b, "nt", config=replace(TMA, **share))
+        assert torch.equal(out.double(), matmul_reference(a, b, "nt"))
+
+
+def test_operands_that_copies_cannot_read_take_pointers() -> None:
+    a, b = _integers(Gemm(m=24, n=40, k=27, dtype="fp16"))
+    assert torch.equal(matmul_triton(a, b, "nt").double(), matmul_reference(a, b, "nt"))
+    with pytest.raises(ValueError, match="kind 'pointer'"):
+        matmul_triton(a, b, "nt", config=TMA)
+
+
+def test_pointers_split_k() -> None:
+    shape = Gemm(m=37, n=45, k=100, dtype="fp16", layout="tn")
+    a, b = _integers(shape)
+    out = matmul_triton(a, b, "tn", config=replace(SMALL, split=3))
+    assert torch.equal(out.double(), matmul_reference(a, b, "tn"))
+
+
+def test_writes_where_it_is_told() -> None:
+    a, b = _integers(Gemm(m=16, n=32, k=16, dtype="fp16"))
+    out = torch.full((16, 32), 7.0).half()
+    assert matmul_triton(a, b, "nt", config=TMA, out=out) is out
+    assert torch.equal(out.double(), matmul_reference(a, b, "nt"))
+    with pytest.raises(ValueError, match="contiguous"):
+        matmul_triton(a, b, "nt", out=out.T)
+    assert torch.equal(matmul_triton(a[:, :0], b[:, :0], "nt"), torch.zeros(16, 32).half())
+
+
+def test_the_operation_is_registered_in_full() -> None:
+    a, b = (torch.randn(12, 10).requires_grad_(), torch.randn(8, 10).requires_grad_())
+    torch.library.opcheck(matmul_op, (a, b, "nt", False))
+    for layout in LAYOUTS:
+        x = a if layout[0] == "n" else a.mT.contiguous().detach().requires_grad_()
+        y = b if layout[1] == "t" else b.mT.contiguous().detach().requires_grad_()
+        g = torch.randn(12, 8)
+        wanted = torch.autograd.grad(matmul_torch(x, y, layout), (x, y), g)
+        found = torch.autograd.grad(triton_matmul(x, y, layout), (x, y), g)
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-5)
 
 
 def test_reads_strided_operands_in_place() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from flopcast.kernels import matmul
+from flopcast.kernels import matmul, matmul_table
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
 
@@ -105,19 +106,108 @@ def test_bad_requests_say_what_is_valid() -> None:
     dtype=st.sampled_from(["bf16", "fp16", "fp32", "tf32"]),
     sm_count=st.integers(1, 200),
     capability=st.sampled_from([(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]),
+    tma=st.booleans(),
+    device=st.sampled_from(["", "NVIDIA H200"]),
+    layout=st.sampled_from(["nt", "nn", "tn"]),
 )
 @settings(max_examples=100, deadline=None)
 def test_the_chosen_tile_fits_the_part(
-    m: int, n: int, k: int, dtype: str, sm_count: int, capability: tuple[int, int]
-) -> None:
-    config = matmul.config_for(Gemm(m=m, n=n, k=k, dtype=dtype), sm_count, capability)
-    assert config in matmul.candidates(dtype, capability)
+    m: int, n: int, k: int, dtype: str, sm_count: int, capability: tuple[int, int], tma: bool, device: str,
+    layout: str,
+) -> None:  # fmt: skip
+    tma = tma and dtype == "bf16"
+    shape = Gemm(m=m, n=n, k=k, dtype=dtype, layout=layout)
+    config = matmul.config_for(shape, sm_count, capability, tma=tma, device=device)
+    assert (config.kind == "tma") == (tma and capability == (9, 0))
+    tile = replace(config, split=1, reduce=False, group_m=8, rate=1.0)
+    assert tile in {replace(c, rate=1.0, group_m=8) for c in matmul.candidates(dtype, capability)}
     assert config.shared_bytes(DTYPE_BYTES[dtype]) <= matmul.shared_memory_limit(capability)
+    # a part of k has something to do, and the workspace of parts stays small
+    assert config.split <= max(1, -(-k // config.block_k))
+    tiles = -(-m // config.block_m) * -(-n // config.block_n)
+    assert config.split <= 1 or tiles * config.split <= 1024
 
 
-def test_small_problems_take_small_tiles() -> None:
-    large, small = (matmul.config_for(Gemm(m=s, n=s, k=1024), 132) for s in (8192, 512))
+@pytest.mark.parametrize("tma", [False, True])
+def test_small_problems_take_small_tiles_or_split_them(tma: bool) -> None:
+    large, small = (matmul.config_for(Gemm(m=s, n=s, k=1024), 132, tma=tma) for s in (8192, 512))
     assert large.block_m * large.block_n > small.block_m * small.block_n
+    assert large.split == 1
+    deep = matmul.config_for(Gemm(m=256, n=256, k=16384, layout="tn"), 132, tma=tma)
+    assert deep.split != 1
+
+
+def test_a_key_names_one_configuration() -> None:
+    for capability in ((8, 0), (8, 9), (9, 0)):
+        for config in matmul.candidates("bf16", capability):
+            for split in ({}, {"split": 3}, {"split": 4, "reduce": True}, {"split": 0, "group_m": 16}):
+                one = replace(config, rate=1.0, **split)  # type: ignore[arg-type]
+                assert matmul_table.from_key(one.key) == one
+    with pytest.raises(ValueError, match="tma/128x256x64"):
+        matmul_table.from_key("tma/128")
+
+
+def _table(**choices: str) -> matmul_table.Table:
+    """A table of nt: "m_n_k" -> key."""
+    configs = sorted(set(choices.values()))
+    shapes = [[*map(int, place[1:].split("_")), configs.index(key)] for place, key in choices.items()]
+    return matmul_table.Table.of(
+        {
+            "format": 1,
+            "device": "X",
+            "triton": "3.6.0",
+            "dtype": "bf16",
+            "configs": configs,
+            "shapes": {"nt": shapes},
+        }
+    )
+
+
+def test_the_table_decides_its_own_shapes_and_its_neighbours() -> None:
+    odd, usual = "tma/64x32x128/w4s6/g2/k1/c1p1", "tma/128x256x64/w8s4/g16/k1/c2p1"
+    table = _table(s4096_4096_4096=odd, s1024_1024_1024=usual)
+
+    def chosen(m: int, n: int, k: int, layout: str = "nt") -> str:
+        shape = Gemm(m=m, n=n, k=k, layout=layout)
+        return matmul_table.choose(shape, 132, (9, 0), tma=True, table=table).key
+
+    assert chosen(4096, 4096, 4096) == odd  # measured: whatever the cost model says
+    assert chosen(1024, 1024, 1024) == usual
+    assert chosen(8192, 8192, 4096) != odd  # not measured: the cost model picks among what is near
+    assert chosen(4096, 4096, 4096, "nn") != odd
+    assert matmul_table.choose(Gemm(m=4096, n=4096, k=4096), 132, (9, 0), table=table).kind == "pointer"
+
+
+def test_the_newest_table_serves_where_the_version_has_none() -> None:
+    document = {"format": 1, "device": "X", "dtype": "bf16", "configs": [], "shapes": {}}
+    known = [
+        matmul_table.Table.of({**document, "triton": version}) for version in ("3.10.0", "3.6.0", "3.9.1")
+    ]
+    found = [matmul_table.find("X", version, known) for version in ("3.6.0", "3.7.1")]
+    assert [table.triton for table in found if table] == ["3.6.0", "3.10.0"]
+    assert matmul_table.find("Y", "3.6.0", known) is None
+    with pytest.raises(ValueError, match="valid is 1"):
+        matmul_table.Table.of({**document, "format": 2})
+
+
+def test_the_operation_is_seen_by_fake_tensors_and_flop_counting() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for layout in matmul.LAYOUTS:
+        shape = Gemm(m=12, n=20, k=28, layout=layout)
+        with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+            a, b = (
+                torch.empty(x.shape, dtype=x.dtype, requires_grad=True) for x in matmul.operands(shape, "cpu")
+            )
+            out = matmul.triton_matmul(a, b, layout)
+            assert (out.shape, out.dtype) == ((12, 20), torch.bfloat16)
+            assert counter.get_total_flops() == shape.flops
+            out.sum().backward()
+            assert (a.grad is not None and a.grad.shape, b.grad is not None and b.grad.shape) == (
+                a.shape,
+                b.shape,
+            )
+        assert counter.get_total_flops() == 3 * shape.flops
 
 
 def test_importing_the_kernels_imports_no_triton_kernels() -> None:
@@ -156,7 +246,7 @@ class TestOnDevice:
         assert error <= tolerance
 
     @pytest.mark.parametrize("layout", matmul.LAYOUTS)
-    @pytest.mark.parametrize("size", [(384, 512, 256), (391, 517, 263)])
+    @pytest.mark.parametrize("size", [(384, 512, 256), (392, 520, 264), (391, 517, 263)])
     def test_every_configuration_is_exact_on_small_integers(
         self, layout: str, size: tuple[int, int, int]
     ) -> None:
@@ -166,18 +256,58 @@ class TestOnDevice:
         a, b = (torch.randint_like(x, -1, 2) for x in matmul.operands(shape, "cuda"))
         exact = matmul.matmul_reference(a, b, layout)
         for config in matmul.candidates("bf16", torch.cuda.get_device_capability()):
-            out = matmul.matmul_triton(a, b, layout, config=config)
-            assert torch.equal(out.double(), exact), config
+            splits = [{}, {"split": 3}, {"split": 3, "reduce": True}, {"split": 0}]
+            for split in splits if config.kind == "tma" else splits[:2]:
+                if config.kind == "tma" and any(x.stride(0) % 8 for x in (a, b)):
+                    continue
+                out = matmul.matmul_triton(a, b, layout, config=replace(config, **split))  # type: ignore[arg-type]
+                assert torch.equal(out.double(), exact), (config, split)
 
-    def test_offsets_beyond_two_to_the_31(self) -> None:
-        shape = Gemm(m=16384, n=151936, k=64)
+    @pytest.mark.parametrize("n", [151936, 151937])  # the second is stored through pointers
+    def test_offsets_beyond_two_to_the_31(self, n: int) -> None:
+        shape = Gemm(m=16384, n=n, k=64)
         if torch.cuda.mem_get_info()[0] < 24 << 30:
             pytest.skip("needs 24 GB of free device memory")
         a, b = matmul.operands(shape, "cuda")
         out = matmul.matmul_triton(a, b, "nt")
-        tail = Gemm(m=512, n=151936, k=64)
+        tail = Gemm(m=512, n=n, k=64)
         ref = matmul.reference((a[-512:], b), tail)
         assert matmul.check(out[-512:], ref, (a, b), tail)[0] <= matmul.tolerance(tail)
+
+    @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+    def test_nan_and_infinity_go_where_torchs_go(self, layout: str) -> None:
+        shape = Gemm(m=200, n=136, k=392, layout=layout)
+        a, b = matmul.operands(shape, "cuda")
+        a[3, 5], b[7, 1], b[11, 8] = float("nan"), float("inf"), -float("inf")
+        expected = matmul.matmul_torch(a, b, layout)
+        for config in (None, matmul_table.from_key("tma/64x64x128/w4s3/g8/k3/c1p2")):
+            if config is not None and torch.cuda.get_device_capability()[0] != 9:
+                continue
+            out = matmul.matmul_triton(a, b, layout, config=config)
+            assert torch.equal(out.isnan(), expected.isnan())
+            assert torch.equal(out.isposinf(), expected.isposinf())
+            assert torch.equal(out.isneginf(), expected.isneginf())
+
+    def test_split_products_are_the_same_from_run_to_run(self) -> None:
+        if torch.cuda.get_device_capability()[0] != 9:
+            pytest.skip("needs sm_90")
+        shape = Gemm(m=1024, n=1024, k=4096, layout="tn")
+        a, b = matmul.operands(shape, "cuda")
+        for share in ("stream", "k3", "k8", "k8r"):
+            config = matmul_table.from_key(f"tma/128x128x64/w8s6/g8/{share}/c1p1")
+            first = matmul.matmul_triton(a, b, "tn", config=config)
+            for _ in range(20):
+                assert torch.equal(matmul.matmul_triton(a, b, "tn", config=config), first), share
+
+    def test_the_operation_differentiates_and_compiles(self) -> None:
+        shape = Gemm(m=136, n=200, k=72)
+        pair = [x.requires_grad_() for x in matmul.operands(shape, "cuda")]
+        g = torch.randn(136, 200, device="cuda", dtype=torch.bfloat16)
+        wanted = torch.autograd.grad(matmul.matmul_torch(*pair, "nt"), pair, g)
+        for function in (matmul.triton_matmul, torch.compile(matmul.triton_matmul, fullgraph=True)):
+            found = torch.autograd.grad(function(*pair, "nt"), pair, g)
+            for mine, theirs in zip(found, wanted, strict=True):
+                assert torch.allclose(mine.float(), theirs.float(), rtol=2e-2, atol=0.1)
 
     @pytest.mark.parametrize("backend", ["torch", "triton"])
     def test_replays_from_a_graph(self, backend: str) -> None:
