@@ -11,9 +11,11 @@ from flopcast.roofline.models import ladder, load_config, make_config
 if TYPE_CHECKING:
     from flopcast.roofline.cost import CostCurve
     from flopcast.roofline.fit_report import FitReport
-    from flopcast.roofline.profile import Profile
+    from flopcast.roofline.profile import HostCosts, Profile
 
 # GPUs that a report compares its own with: those of the source article.
+BATCHED = "qwen3-0.6b"  # shown over batches: its streams at `rebatch.BATCHES` are shipped
+BATCHES = (2, 4, 8, 16, 32, 64, 128)
 COMPARED = ("nvidia-l4", "nvidia-a100-80gb-pcie", "nvidia-h100-sxm", "nvidia-h200")
 
 
@@ -26,12 +28,15 @@ def build_report(
     """
     from flopcast.roofline import validate
     from flopcast.roofline.cards import read_folder
+    from flopcast.roofline.fits import largest_batch
+    from flopcast.roofline.plots_map import product_map
     from flopcast.roofline.report import ReportData, render
 
     rows: list[dict[str, Any]] = []
     if steps is not None:
         rows = validate.compare(validate.read_steps(steps), profile)
         validate.write_csv(rows, out / "validation.csv")
+    is_cpu = profile.device.get("type") == "cpu"
     data = ReportData(
         profile=profile,
         fit=None if quality is None else quality.to_json(),
@@ -39,6 +44,12 @@ def build_report(
         validation=rows,
         anatomy=anatomy(profile),
         curves=curves(profile),
+        products=product_map(profile),
+        batches=[] if is_cpu else batches(profile),
+        batched_model=BATCHED,
+        batched_seq=Run().seq,
+        largest_batch=None if is_cpu else largest_batch(load_config(BATCHED), Run(), profile),
+        hosts=hosts(profile),
     )
     return render(data, out)
 
@@ -53,6 +64,30 @@ def anatomy(profile: Profile) -> list[Forecast]:
         configs = [make_config(width=w, depth=d, vocab=CPU_VOCABULARY) for w, d in CPU_WIDTHS]
         return [forecast(config, run, profile) for config in configs]
     return [forecast(config, Run(), profile) for config in ladder()]
+
+
+def batches(profile: Profile) -> list[Forecast]:
+    """Qwen3-0.6B over batches, to the first that does not fit."""
+    from flopcast.roofline.forecast import forecast_stream, traced_of
+    from flopcast.roofline.rebatch import stream_of
+
+    found: list[Forecast] = []
+    for batch in BATCHES:
+        run = Run(batch=batch)
+        stream = stream_of(load_config(BATCHED), traced_of(run, profile))
+        found.append(forecast_stream(stream, run, profile))
+        if not found[-1].fits:
+            break
+    return found
+
+
+def hosts(profile: Profile) -> list[HostCosts]:
+    """The profile's own host, then those that are known besides."""
+    from flopcast.roofline.lookup import known_hosts
+
+    own = [] if profile.host is None else [profile.host]
+    costs = [] if profile.device.get("type") == "cpu" else [entry.costs for entry in known_hosts()]
+    return own + [host for host in costs if not own or host != own[0]]
 
 
 def curves(profile: Profile) -> list[CostCurve]:

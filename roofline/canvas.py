@@ -1,19 +1,20 @@
 """What the report's figures are drawn on: style, colours, number words, and the way from matplotlib into a page.
 
-A figure is drawn once and kept twice, as an SVG that goes into the page (hovering a point shows its values) and as
-a PNG file. Colours are Okabe and Ito's, told apart by colour-blind readers; each has a lighter one for dark ground,
-which the page's SVG takes by itself (CSS variables) and a file takes on request (`theme=DARK`).
+A figure is drawn once and kept twice, as an SVG that goes into the page (`svg.py`; hovering a point shows its values)
+and as a PNG file. Colours are Okabe and Ito's, told apart by colour-blind readers; each has a lighter one for dark
+ground, which the page's SVG takes by itself (CSS variables) and a file takes on request (`theme=DARK`).
 The same data give the same bytes: no dates, no random ids.
 """
 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import atan2, degrees
 from typing import TYPE_CHECKING, Any
+
+from flopcast.roofline.svg import alone, inline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ class Theme:
             "axes.edgecolor": self.of(EDGE), "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink,
             "axes.spines.top": False, "axes.spines.right": False, "font.size": 10.0, "axes.titlesize": 10.0,
             "legend.fontsize": 8.8, "legend.frameon": False, "axes.grid": True, "grid.color": self.of(GRID),
-            "grid.linewidth": 0.6, "axes.axisbelow": True, "svg.hashsalt": "flopcast", "svg.fonttype": "path",
+            "grid.linewidth": 0.6, "axes.axisbelow": True, "svg.hashsalt": "flopcast", "svg.fonttype": "none",
             "path.simplify": False,
         }  # fmt: skip
 
@@ -86,18 +87,19 @@ class Figure:
 
     @property
     def svg_file(self) -> str:
-        """The SVG as a file of its own: colours resolved, since few programs but browsers know CSS variables."""
-        plain = re.sub(r"var\(--f-[0-9a-f]{6}, (#[0-9a-f]{6})\)", r"\1", self.svg)
-        return plain.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+        """The SVG as a file of its own, its colours resolved."""
+        return alone(self.svg)
 
 
 @dataclass
 class Sheet:
-    """A canvas being drawn, the hover texts of its point clouds by SVG id, and what is placed once sizes are known."""
+    """A canvas being drawn, the hover texts of its point clouds by SVG id (of an image's cells with their `columns`),
+    and what is placed once sizes are known."""
 
     canvas: Canvas
     axes: list[Axes]
     tips: dict[str, list[str]] = field(default_factory=dict)
+    columns: dict[str, int] = field(default_factory=dict)
     late: list[Callable[[], None]] = field(default_factory=list)
 
     def scatter(
@@ -108,6 +110,25 @@ class Sheet:
         points.set_gid(name)
         self.tips[name] = list(tips)
         return points
+
+    def bars(
+        self, ax: Axes, places: Sequence[float], heights: Sequence[float], tips: Sequence[str], **how: Any
+    ) -> None:
+        """Bars (`Axes.bar`'s arguments in `how`) with hover texts."""
+        name = f"tips{len(self.tips)}"
+        for index, bar in enumerate(ax.bar(places, heights, **how)):
+            bar.set_gid(f"{name}-{index}")
+            self.tips[f"{name}-{index}"] = [tips[index]]
+        self.tips.setdefault(name, [])
+
+    def image(self, ax: Axes, cells: Any, tips: Sequence[str], **how: Any) -> Any:
+        """An image of cells[rows, columns], first row at the bottom, with a hover text a cell, row by row."""
+        drawn = ax.imshow(cells, origin="lower", interpolation="none", **how)
+        name = f"tips{len(self.tips)}"
+        drawn.set_gid(name)
+        self.tips[name] = list(tips)
+        self.columns[name] = len(cells[0])
+        return drawn
 
     def label_along(
         self, ax: Axes, at: tuple[float, float], ahead: tuple[float, float], text: str, **how: Any
@@ -188,54 +209,8 @@ def finish(sheet: Sheet, name: str, title: str, caption: str, alt: str, basis: s
             place()
     sheet.canvas.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     sheet.canvas.savefig(png, format="png", dpi=160, metadata={"Software": None})
-    return Figure(
-        name, title, caption, alt, basis, _inline(svg.getvalue(), name, alt, sheet.tips), png.getvalue()
-    )
-
-
-def _inline(svg: str, name: str, alt: str, tips: Mapping[str, Sequence[str]]) -> str:
-    """An SVG for the inside of a page: no prologue, ids of its own, an accessible name, hover texts on points."""
-    from xml.etree import ElementTree as ET
-
-    root = ET.fromstring(svg)
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.endswith("}metadata"):
-                parent.remove(child)
-    for element in list(root.iter()):
-        texts = tips.get(element.get("id", ""))
-        if not texts:
-            continue
-        # one mark a point; many alike are <use> of one <path>, few are paths of their own
-        marks = [e for e in element.iter() if e.tag.endswith("}use")]
-        marks = marks or [e for e in element.iter() if e.tag.endswith("}path")]
-        if len(marks) == len(texts):
-            for mark, text in zip(marks, texts, strict=True):
-                ET.SubElement(mark, "{http://www.w3.org/2000/svg}title").text = text
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        for key, value in list(element.attrib.items()):
-            del element.attrib[key]
-            value = re.sub(r"url\(#", f"url(#{name}-", value)
-            value = _COLOUR.sub(_themed, value)
-            key = key.rpartition("}")[2]
-            if key == "id":
-                value = f"{name}-{value}"
-            elif key == "href" and value.startswith("#"):
-                value = f"#{name}-{value[1:]}"
-            element.set(key, value)
-    for key in ("version", "height"):
-        root.attrib.pop(key, None)
-    root.attrib |= {"role": "img", "aria-label": alt, "width": "100%"}
-    return ET.tostring(root, encoding="unicode")
-
-
-_COLOUR = re.compile("|".join(DARK_COLOURS))
-
-
-def _themed(match: re.Match[str]) -> str:
-    """#0072b2 -> var(--f-0072b2, #0072b2): the page may put the dark ground's colour there."""
-    return f"var(--f-{match[0][1:]}, {match[0]})"
+    own = inline(svg.getvalue(), name, alt, sheet.tips, list(DARK_COLOURS), sheet.columns)
+    return Figure(name, title, caption, alt, basis, own, png.getvalue())
 
 
 def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:

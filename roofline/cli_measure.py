@@ -1,4 +1,4 @@
-"""The commands that measure this machine or digest its measurements: bench, fit, validate, report.
+"""The commands that measure this machine or digest its measurements: bench, fit, validate.
 
 They import `microbench`, and with it torch, only when they run.
 """
@@ -34,7 +34,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
-    for command in (bench, fit, validate, report):
+    for command in (bench, fit, validate):
         app.command()(command)
 
 
@@ -401,48 +401,3 @@ def compare_folder(
     with progress("comparing") as advance:
         stack = None if any_stack else records.read_machine(folder)["stack"]
         return checks.compare(checks.read_steps(folder, estimates), profile, stack=stack, progress=advance)
-
-
-def report(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Known GPU or profile file.")] = None,
-    out: Out = Path("reports/local"),
-    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine first and run real steps.")] = False,
-    measurements: Annotated[Path | None, typer.Option(help="Folder of `flopcast bench`.")] = None,
-    steps: Annotated[Path | None, typer.Option(help="Folder of real steps from `flopcast validate`.")] = None,
-    device: Device = None, suite: Suite = "quick", as_json: Json = False,
-) -> None:  # fmt: skip
-    """The page a person reads: roofline, anatomy of a step, forecast against measured, FLOPs per dollar."""
-    from flopcast.roofline import assemble
-    from flopcast.roofline.cli import emit
-    from flopcast.roofline.lookup import find_profile
-    from flopcast.roofline.tables import say
-
-    if not measure and measurements is None and gpu is None:
-        raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
-    if steps is not None:
-        machine_of(steps)
-    if gpu is not None:
-        find_profile(gpu)
-    make_folder(out)  # before minutes of measuring and drawing, not after
-    if measure:
-        measurements, steps = out / "measurements", out / "steps"
-        say(f"1/4 measuring this machine -> {measurements}")
-        for part, text in run_bench(device, suite, measurements).items():
-            say(f"    {part}: {text}")
-        say("2/4 fitting a profile")
-        profile, quality = fit_folder(measurements)
-        save_profile(profile, out / "profile.json.gz")
-        say(f"3/4 running real Qwen3 training steps -> {steps}")
-        say(f"    {run_validation_steps(device, suite, steps)}")
-        say("4/4 comparing, drawing")
-    elif measurements is not None:
-        profile, quality = fit_folder(measurements)
-        save_profile(profile, out / "profile.json.gz")
-    else:
-        profile, quality = find_profile(gpu or ""), None
-    page = assemble.build_report(profile, quality, out, measurements=measurements, steps=steps)
-    if as_json:
-        emit({"gpu": profile.gpu, "page": str(page)})
-    else:
-        assemble.print_summary(profile, out)
-        say(f"open {page}")

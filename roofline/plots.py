@@ -1,19 +1,13 @@
-"""Figures of steps: anatomy over width, forecast against measured, residuals, FLOPs per dollar.
-
-`draw_all` gives every figure of the report that its data suffice for; those of single kernels are in
-`plots_kernels.py`.
-"""
+"""Figures of forecasts against real steps: agreement, and residuals by component."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 from flopcast.roofline.canvas import (
     BLUE,
     CARD,
-    CLASS_COLOURS,
     CLASS_LABELS,
     GREEN,
     GREY,
@@ -24,121 +18,12 @@ from flopcast.roofline.canvas import (
     SKY,
     Figure,
     Row,
-    count,
     finish,
     new_sheet,
     plain_log,
     styled,
 )
-from flopcast.roofline.models import VOCABULARY, make_config, n_params
-from flopcast.roofline.plots_cost import cost_figure
-from flopcast.roofline.plots_kernels import roofline_figure
-from flopcast.roofline.plots_memory import memory_figure
 from flopcast.roofline.validate import GROUPS
-
-if TYPE_CHECKING:
-    from flopcast.roofline.cost import CostCurve
-    from flopcast.roofline.forecast import Forecast
-    from flopcast.roofline.profile import Profile
-
-
-def width_of(found: Forecast) -> int | None:
-    """The width of a forecast of the ladder, from its parameters and depth; None for any other model."""
-    from flopcast.roofline.calibration import CPU_VOCABULARY
-
-    if not found.depth:
-        return None
-    for vocab in (VOCABULARY, CPU_VOCABULARY):
-        for width in range(32, 8193, 32):
-            if n_params(make_config(width=width, depth=found.depth, vocab=vocab)) == found.n_params:
-                return width
-    return None
-
-
-def tokens_of(found: Forecast) -> int:
-    return round(found.tokens_per_second * found.step_seconds)
-
-
-# --- step anatomy
-
-
-@styled
-def anatomy_figure(found: Sequence[Forecast], validation: Sequence[Row] = ()) -> Figure | None:
-    """Device time by class, stacked, over width; host and step lines on top; measured steps of the same models."""
-    if not found:
-        return None
-    sheet = new_sheet(5.4)
-    ax = sheet.axes[0]
-    places = list(range(len(found)))
-    bottoms = [0.0] * len(found)
-    for name, colour in CLASS_COLOURS.items():
-        heights = [
-            sum(s.seconds for s in f.breakdown if _shown_class(s.op_class) == name) * 1e3 for f in found
-        ]
-        if not any(heights):
-            continue
-        ax.bar(places, heights, 0.8, bottoms, color=colour, label=CLASS_LABELS[name], linewidth=0)
-        bottoms = [b + h for b, h in zip(bottoms, heights, strict=True)]
-    ax.plot(places, [f.host_seconds * 1e3 for f in found], color=INK, lw=1.8, ls="-", marker=".",
-            label="host: time to enqueue the step")  # fmt: skip
-    steps = [f.step_seconds * 1e3 for f in found]
-    errors = [[(f.step_seconds - f.step_seconds_low) * 1e3 for f in found],
-              [(f.step_seconds_high - f.step_seconds) * 1e3 for f in found]]  # fmt: skip
-    ax.errorbar(places, steps, errors, color=RED, lw=0, elinewidth=1.4, capsize=3, marker="_", ms=11, mew=2,
-                label="step, forecast with 90% interval")  # fmt: skip
-    measured = [(i, row) for i, f in enumerate(found) for row in validation if _same_run(row, f)]
-    if measured:
-        tips = [f"{row['name']}: measured {row['step_seconds'] * 1e3:.2f} ms, error {row['step_error']:+.1%}"
-                for _, row in measured]  # fmt: skip
-        # beside the forecast, so that neither hides the other
-        xs, ys = [i + 0.22 for i, _ in measured], [row["step_seconds"] * 1e3 for _, row in measured]
-        sheet.scatter(ax, xs, ys, tips, s=30, marker="D", facecolors=CARD, edgecolors=INK, linewidths=1.5, zorder=5,
-                      label="step, measured")  # fmt: skip
-    widths = [width_of(f) for f in found]
-    labels = [f"{w or count(f.n_params)}\n{f.depth}" for w, f in zip(widths, found, strict=True)]
-    ax.set_xticks(places, labels, fontsize=8.5)
-    ax.grid(False, axis="x")
-    ax.set(
-        xlabel="width (upper), layers (lower)" if any(widths) else "parameters, layers", ylabel="ms per step"
-    )
-    ax.set_ylim(0, 1.08 * max(*steps, *bottoms, *(f.step_seconds_high * 1e3 for f in found)))
-    handles, names = ax.get_legend_handles_labels()
-    order = sorted(range(len(names)), key=lambda i: (names[i] in CLASS_LABELS.values(), -i))
-    ax.legend([handles[i] for i in order], [names[i] for i in order], loc="upper left", labelspacing=0.3)
-    bound = [f"{f.bound} at {count(f.n_params)}" for f in (found[0], found[-1])]
-    first = next((f for f in found if f.bound != "host"), None)
-    turn = (
-        "the host bounds every step here" if first is None
-        else f"the device bounds the step from {count(first.n_params)} parameters"
-    )  # fmt: skip
-    caption = f"One training step of {tokens_of(found[0]):,} tokens. Bars: kernel time by class, summed. " + (
-        "Each operator runs when it is called, so that host and bars add up."
-        if found[0].gpu == "cpu"
-        else f"Where the host line lies above the bars, the GPU waits: {turn}."
-    )
-    alt = (
-        f"Stacked bars of device milliseconds by operation class for {len(found)} models, {steps[0]:.1f} to "
-        f"{steps[-1]:.1f} ms a step, with lines for host time and step time; bound by {bound[0]}, "
-        f"by {bound[1]} parameters."
-    )
-    basis = f"forecast from a {found[0].profile_basis} profile" + ("; diamonds measured" if measured else "")
-    return finish(sheet, "anatomy", "Anatomy of a step over width", caption, alt, basis)
-
-
-def _shown_class(op_class: str) -> str:
-    return op_class if op_class in CLASS_COLOURS else "rest"
-
-
-def _same_run(row: Row, found: Forecast) -> bool:
-    """Whether a validation row ran what `found` forecasts: its own forecast then is the same number."""
-    return (
-        bool(row["step_seconds"])
-        and row["n_params"] == found.n_params
-        and (abs(row["step_forecast"] / found.step_seconds - 1) < 1e-9)
-    )
-
-
-# --- forecast against measured
 
 
 @styled
@@ -274,16 +159,3 @@ def residual_figure(rows: Sequence[Row]) -> Figure | None:
     alt = f"Strip plot of signed forecast errors by component. Medians: {middles}."
     return finish(sheet, "residuals", "Residuals by component", caption, alt,
                    "forecast against measured; none of these steps was used in fitting")  # fmt: skip
-
-
-def draw_all(
-    profile: Profile, measurements: Sequence[Row], anatomy: Sequence[Forecast], validation: Sequence[Row],
-    curves: Sequence[CostCurve],
-) -> list[Figure]:  # fmt: skip
-    """The figures that these data suffice for, in the order of the page."""
-    drawn = (
-        roofline_figure(profile, measurements), memory_figure(profile, measurements),
-        anatomy_figure(anatomy, validation), agreement_figure(validation), residual_figure(validation),
-        cost_figure(curves),
-    )  # fmt: skip
-    return [figure for figure in drawn if figure is not None]

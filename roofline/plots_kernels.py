@@ -34,7 +34,7 @@ from flopcast.roofline.canvas import (
     scale,
     styled,
 )
-from flopcast.roofline.plots_memory import draw_memory, memory_points, memory_words
+from flopcast.roofline.plots_memory import draw_memory, memory_points, memory_words, said_of
 from flopcast.roofline.roofs import BANDWIDTHS, MatrixRoof, Point, Roofs, points_of, points_of_rows, roofs_of
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _draw_matrix_points(
             "facecolors": "none", "edgecolors": colour, "linewidths": 0.9}  # fmt: skip
         tips = [
             f"{series}, {backend}, {p.variant.split('/')[0]}, {_sizes(p)}: {rate(p.flops_per_second, 'FLOP/s')}, "
-            f"{duration(p.seconds)}, {p.basis}"
+            f"{duration(p.seconds)}{said_of(p)}"
             for p in members
         ]
         marker = MARKERS_OF_BACKENDS.get(backend, "v")

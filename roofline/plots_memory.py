@@ -107,6 +107,11 @@ def draw_memory(sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], t
     plain_log(ax, "y", (1.0,))
 
 
+def said_of(point: Point) -> str:
+    """How a point's basis differs from the caption's "measured"."""
+    return "" if point.basis == "measured" else f", {point.basis.removeprefix('measured, ')}"
+
+
 def _draw_sweeps(ax: Axes, roofs: Roofs, by: float, unit: str, theme: Theme) -> None:
     """Bandwidth over working-set sizes, and where the cache ends."""
     ink = theme.of(INK)
@@ -147,8 +152,8 @@ def _draw_memory_points(
             fill: Any = {"color": colour, "linewidths": 0} if cache == "cold" else {
                 "facecolors": "none", "edgecolors": colour, "linewidths": 0.7}  # fmt: skip
             tips = [
-                f"{p.variant.split('|')[0]} ({p.op_class}), {cache}: {p.bytes:,.0f} bytes in {duration(p.seconds)}, "
-                f"{rate(p.bytes_per_second, 'B/s')}, {p.basis}"
+                f"{p.op_class}, {cache}, {p.variant.split('|')[0]}: {byte_size(p.bytes)} in {duration(p.seconds)}, "
+                f"{rate(p.bytes_per_second, 'B/s')}{said_of(p)}"
                 for p in members
             ]
             sheet.scatter(ax, [p.bytes for p in members], [p.bytes_per_second / by for p in members], tips, s=15,

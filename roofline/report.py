@@ -2,67 +2,85 @@
 
 No external resource: styles, script and figures are in the page, so it works offline and can be sent to a
 colleague. What the data do not hold is left out: a processor without curves, a GPU without validation.
+`report.json` beside the page holds its main numbers, for the index over several pages (`report_index.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from math import log
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline import report_tables as tables
-from flopcast.roofline.canvas import Figure, Row, count, duration, rate
-from flopcast.roofline.cost import CostCurve, best_gpu
-from flopcast.roofline.plots import draw_all, row_label, tokens_of, width_of
-from flopcast.roofline.report_tables import Table
-
-if TYPE_CHECKING:
-    from flopcast.roofline.forecast import Forecast
-    from flopcast.roofline.profile import Profile
+from flopcast.roofline.canvas import Figure
+from flopcast.roofline.plots import agreement_figure, residual_figure
+from flopcast.roofline.plots_anatomy import anatomy_figure, batch_figure
+from flopcast.roofline.plots_capacity import capacity_figure, host_figure
+from flopcast.roofline.plots_cost import cost_figure
+from flopcast.roofline.plots_kernels import roofline_figure
+from flopcast.roofline.plots_map import map_figure
+from flopcast.roofline.plots_memory import memory_figure
+from flopcast.roofline.report_data import ReportData as ReportData
+from flopcast.roofline.report_data import Section as Section
+from flopcast.roofline.report_table import Table
+from flopcast.roofline.report_words import how_wrong as how_wrong
+from flopcast.roofline.report_words import (
+    key_numbers,
+    name_of,
+    own_curve,
+    provenance,
+    reproduce,
+    summary_lines,
+    warnings,
+)
+from flopcast.roofline.report_words import who_leads as who_leads
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"
-SIX_HUNDRED_MILLION = 0.6e9
-
-
-@dataclass(frozen=True)
-class ReportData:
-    """All that a report shows. What is empty is left out of the page.
-
-    fit: `FitReport.to_json()`. measurements: rows of measurements.jsonl, the latest of each. validation: rows of
-    `validate.compare`. anatomy: forecasts of a ladder, small to large. curves: those of the GPUs compared. notes:
-    paragraphs for the foot of the page.
-    """
-
-    profile: Profile
-    fit: Mapping[str, Any] | None = None
-    measurements: Sequence[Row] = ()
-    validation: Sequence[Row] = ()
-    anatomy: Sequence[Forecast] = ()
-    curves: Sequence[CostCurve] = ()
-    title: str = ""
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page: figures, then tables."""
-
-    name: str
-    title: str
-    figures: Sequence[Figure]
-    tables: Sequence[Table]
+PAGE, NUMBERS = "report.html", "report.json"
 
 
 def render(data: ReportData, folder: Path) -> Path:
-    """Writes report.html and figures/*.png into `folder`; returns the page. Raises UsageError when it cannot."""
+    """Writes report.html, report.json and figures/*.png into `folder`; returns the page.
+
+    Raises UsageError when it cannot.
+    """
+    figures = draw_all(data)
+    parts = sections(data, figures)
+    page = template("report.html.j2").render(
+        title=data.title or f"{name_of(data.profile)}: what it reaches and what a step costs",
+        gpu=data.profile.gpu,
+        basis=data.profile.basis,
+        numbers=list(key_numbers(data)),
+        summary=list(summary_lines(data)),
+        sections=parts,
+        provenance=list(provenance(data)),
+        reproduce=list(reproduce(data, [figure for part in parts for figure in part.figures])),
+        warnings=warnings(data),
+        notes=data.notes,
+        css=asset("report.css"),
+        js=asset("report.js"),
+    )
+    shown = [figure for part in parts for figure in part.figures]
+    files = {f"figures/{figure.name}.png": figure.png for figure in shown}
+    files[PAGE] = page.encode()
+    files[NUMBERS] = (json.dumps(main_numbers(data), indent=1, allow_nan=False) + "\n").encode()
+    try:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    except OSError as fault:
+        raise UsageError(
+            f"{folder} cannot be written: {fault.strerror}; choose another folder with --out"
+        ) from fault
+    return folder / PAGE
+
+
+def template(name: str) -> Any:
+    """A page's template: everything put in is escaped, what is missing raises."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    figures = draw_all(data.profile, data.measurements, data.anatomy, data.validation, data.curves)
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -70,290 +88,70 @@ def render(data: ReportData, folder: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("report.html.j2").render(
-        title=data.title or f"{_name(data.profile)}: what it reaches and what a step costs",
-        gpu=data.profile.gpu,
-        basis=data.profile.basis,
-        summary=list(summary_lines(data)),
-        sections=[section for section in sections(data, figures) if section.figures or section.tables],
-        provenance=list(provenance(data)),
-        reproduce=list(reproduce(data, figures)),
-        warnings=warnings(data),
-        notes=data.notes,
-        css=(TEMPLATES / "report.css").read_text(encoding="utf-8"),
-        js=(TEMPLATES / "report.js").read_text(encoding="utf-8"),
-    )
-    target = folder / "report.html"
-    try:
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
-        for figure in figures:
-            (folder / "figures" / f"{figure.name}.png").write_bytes(figure.png)
-        target.write_text(page, encoding="utf-8")
-    except OSError as fault:
-        raise UsageError(
-            f"{folder} cannot be written: {fault.strerror}; choose another folder with --out"
-        ) from fault
-    return target
+    return environment.get_template(name)
+
+
+def asset(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def draw_all(data: ReportData) -> list[Figure]:
+    """The figures that these data suffice for, but for those of `extra`."""
+    profile = data.profile
+    memory = float(profile.device.get("memory_bytes") or 0)
+    is_cpu = profile.device.get("type") == "cpu"
+    drawn = (
+        roofline_figure(profile, data.measurements), map_figure(profile, data.products),
+        memory_figure(profile, data.measurements), anatomy_figure(data.anatomy, data.validation),
+        batch_figure(data.batches, data.batched_model, data.batched_seq),
+        agreement_figure(data.validation), residual_figure(data.validation), cost_figure(data.curves),
+        None if is_cpu else capacity_figure(data.anatomy, data.batches, memory, data.batched_model, data.batched_seq,
+                                            data.validation),
+        host_figure(data.hosts),
+    )  # fmt: skip
+    return [figure for figure in drawn if figure is not None]
 
 
 def sections(data: ReportData, figures: Sequence[Figure]) -> list[Section]:
-    """The page's parts in order, some of them empty."""
+    """The page's parts in order; empty ones are left out."""
     drawn = {figure.name: figure for figure in figures}
-    own = _own_curve(data)
+    own = own_curve(data)
     plan: list[tuple[str, str, tuple[str, ...], tuple[Table | None, ...]]] = [
-        ("roofs", "What this device reaches", ("roofline", "bandwidth"),
-         (tables.ceiling_table(data.profile), tables.host_table(data.profile))),
-        ("steps", "What a training step costs", ("anatomy",), (tables.anatomy_table(data.anatomy, own),)),
+        ("roofs", "What this device reaches", ("roofline", "map", "bandwidth"),
+         (tables.ceiling_table(data.profile), tables.cards_table(data.profile))),
+        ("steps", "What a training step costs", ("anatomy", "batches"), (tables.anatomy_table(data.anatomy, own),)),
         ("errors", "Forecast against measured", ("agreement", "residuals"),
          (tables.summary_table(data.validation), tables.validation_table(data.validation),
           tables.component_table(data.validation), tables.fit_table(data.fit))),
         ("dollars", "FLOPs per dollar", ("cost",),
          (tables.leader_table(data.curves), tables.crossover_table(data.curves), tables.cost_table(data.curves),
           tables.break_even_table(data.curves, data.profile.gpu), tables.price_table(data.curves))),
+        ("memory", "Memory", ("memory",),
+         (tables.batch_table(data.batches, data.batched_model, data.batched_seq, data.largest_batch),)),
+        ("host", "The host", ("host",), (tables.host_table(data.profile),)),
     ]  # fmt: skip
-    return [
-        Section(name, title, [drawn[f] for f in wanted if f in drawn], [t for t in made if t is not None])
-        for name, title, wanted, made in plan
+    made = [
+        Section(name, title, [drawn[f] for f in wanted if f in drawn], [t for t in found if t is not None])
+        for name, title, wanted, found in plan
     ]
+    at = next(i for i, part in enumerate(made) if part.name == "memory")
+    return [part for part in [*made[:at], *data.extra, *made[at:]] if part.figures or part.tables]
 
 
-# --- the summary
-
-
-def summary_lines(data: ReportData) -> Iterator[tuple[str, str]]:
-    """(heading, sentence) of what a manager reads."""
-    yield "What this is", _what_it_is(data.profile)
-    reached = _what_it_reaches(data.profile)
-    if reached:
-        yield "What it reaches", reached
-    if data.anatomy:
-        yield "What a step costs", _what_a_step_costs(data)
-    if data.validation:
-        yield "How wrong the forecasts were", how_wrong(data.validation)
-    if data.curves:
-        yield "FLOPs per dollar", who_leads(data.curves)
-
-
-def _name(profile: Profile) -> str:
-    return str(profile.device.get("name") or profile.gpu)
-
-
-def _what_it_is(profile: Profile) -> str:
-    device, stack = profile.device, profile.stack
-    parts = [_name(profile)]
-    cores = device.get("sm_count")
-    if cores:
-        parts.append(f"{cores} {'cores' if device.get('type') == 'cpu' else 'SMs'}")
-    if device.get("memory_bytes"):
-        parts.append(f"{device['memory_bytes'] / 1e9:.0f} GB")
-    if device.get("power_limit_w"):
-        parts.append(f"{device['power_limit_w']:.0f} W")
-    text = ", ".join(parts)
-    if profile.basis == "projected":
-        return f"{text}: not measured, projected from its datasheet and another GPU's measurements."
-    when = str(profile.provenance.get("from") or "")[:10]
-    software = f" with torch {stack['torch']}" if stack.get("torch") else ""
-    host = f", fed by {profile.host.name}" if profile.host is not None and device.get("type") != "cpu" else ""
-    return f"{text}; measured{f' on {when}' if when else ''}{software}{host}."
-
-
-def _what_it_reaches(profile: Profile) -> str:
-    found = []
-    dtype = "bf16" if "matrix_burst/bf16" in profile.ceilings else next(iter(profile.peaks), "")
-    burst, sustained = (profile.ceilings.get(f"matrix_{kind}/{dtype}") for kind in ("burst", "sustained"))
-    if burst is not None:
-        text = f"{dtype} matrix products {rate(burst.value, 'FLOP/s')} in bursts"
-        if sustained is not None:
-            text += f", {rate(sustained.value, 'FLOP/s')} sustained"
-        peak = profile.peaks.get(dtype)
-        if peak is not None and peak.basis != "measured":
-            best = (sustained or burst).value
-            text += f" ({best / peak.value:.0%} of the {peak.basis} {rate(peak.value, 'FLOP/s')})"
-        found.append(text)
-    for name, words, unit in (
-        ("hbm_copy", "memory copy", "B/s"), ("kernel_floor", "shortest kernel", "s"),
-        ("launch", "host time of a launch", "s"),
-    ):  # fmt: skip
-        number = profile.ceilings.get(name)
-        if number is not None:
-            value = duration(number.value) if unit == "s" else rate(number.value, unit)
-            found.append(f"{words} {value}")
-    return "; ".join(found) + (f" ({profile.basis})." if found else "")
-
-
-def _what_a_step_costs(data: ReportData) -> str:
-    step = min(data.anatomy, key=lambda f: abs(log(f.n_params / SIX_HUNDRED_MILLION)))
-    width = width_of(step)
-    model = f"width {width}, {step.depth} layers, " if width else ""
-    text = (
-        f"A {count(step.n_params)}-parameter model ({model}{tokens_of(step):,} tokens a step): "
-        f"{_ms(step.step_seconds)} ({_ms(step.step_seconds_low)} to {_ms(step.step_seconds_high)}), "
-        f"bound by {step.bound}, forecast"
-    )
-    own = _own_curve(data)
-    price = step.price or (own.price if own else None)
-    if price is not None:
-        usd = price.usd_per_hour / 3600
-        text += (
-            f"; ${usd * step.step_seconds * 1000:.3g} per 1,000 steps, "
-            f"${usd / step.tokens_per_second * 1e6:.3g}/Mtoken at {price.label}"
-        )
-    real = next((r for r in data.validation if r["name"] == "qwen3-0.6b" and r["step_seconds"]), None)
-    if real is not None:
-        text += (
-            f". Qwen3-0.6B itself ({real['depth']} layers, {real['batch'] * real['seq']:,} tokens): "
-            f"measured {_ms(real['step_seconds'])}, forecast {_ms(real['step_forecast'])}"
-        )
-    return text + "."
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:,.0f} ms"
-
-
-def how_wrong(rows: Sequence[Row]) -> str:
-    """Median, worst and signed error over the steps that ran, and what did not run."""
-    done = [row for row in rows if row["step_error"] is not None]
-    left = len(rows) - len(done)
-    rest = f" {left} of {len(rows)} steps could not be compared (see the table)." if left else ""
-    if not done:
-        return f"No step could be compared.{rest}"
-    errors = [row["step_error"] for row in done]
-    worst = max(done, key=lambda row: abs(row["step_error"]))
-    inside = sum(bool(row["within_interval"]) for row in done)
-    bounds = (
-        ("host", [r for r in done if r["bound"] == "host"]),
-        ("device", [r for r in done if r["bound"] != "host"]),
-    )
-    by_bound = ", ".join(
-        f"{median(abs(r['step_error']) for r in members):.1%} over {len(members)} bound by the {name}"
-        for name, members in bounds
-        if members and len(members) < len(done)
-    )
-    return (
-        f"Over {len(done)} real steps, none used in fitting: median |error| {median(map(abs, errors)):.1%}"
-        + (f" ({by_bound})" if by_bound else "")
-        + f", median signed {median(errors):+.1%}, worst {worst['step_error']:+.1%} ({row_label(worst)}); "
-        f"{inside} of {len(done)} inside the 90% interval.{rest}"
-    )
-
-
-def who_leads(curves: Sequence[CostCurve]) -> str:
-    """The leader by stretches of model size, and whether the intervals tell it from the next."""
-    sizes = sorted({float(p.step.n_params) for curve in curves for p in curve.fitting})
-    found = [best for size in sizes if (best := best_gpu(curves, size)) is not None]
-    if not found:
-        return "No model fits into the memory of any GPU compared."
-    if len(curves) == 1:
-        ends = [
-            f"{b.flops_per_usd.value / 1e15:.3g} PFLOP/$ at {count(b.n_params)}"
-            for b in (found[0], found[-1])
-        ]
-        only = curves[0]
-        return (
-            f"{only.gpu} ({only.basis}): {' and '.join(dict.fromkeys(ends))} parameters, at {only.price.label}; "
-            "no other GPU is compared."
-        )
-    basis = {curve.gpu: curve.basis for curve in curves}
-    parts = []
-    for gpu, stretch in groupby(found, key=lambda best: best.gpu):
-        members = list(stretch)
-        span = f"from {count(members[0].n_params)} to {count(members[-1].n_params)} parameters"
-        if len(members) == 1:
-            span = f"at {count(members[0].n_params)} parameters"
-        rivals = list(dict.fromkeys(name for best in members for name in best.contenders))
-        doubt = f", in places not separable from {', '.join(rivals)}" if rivals else ""
-        parts.append(f"{gpu} ({basis[gpu]}) leads {span}{doubt}")
-    return f"{'; '.join(parts)}. Prices: {_where_from(curves)}."
-
-
-def _where_from(curves: Sequence[CostCurve]) -> str:
-    """RunPod Secure Cloud on-demand, 2026-06-15 to 2026-11-09"""
-    offers = ", ".join(sorted({f"{c.price.provider} {c.price.kind}" for c in curves}))
-    days = sorted({c.price.date.isoformat() for c in curves})
-    return f"{offers}, {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")
-
-
-def _own_curve(data: ReportData) -> CostCurve | None:
-    return next((curve for curve in data.curves if curve.gpu == data.profile.gpu), None)
-
-
-# --- provenance
-
-
-def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
-    """(what, value) of where the numbers come from."""
+def main_numbers(data: ReportData) -> dict[str, Any]:
+    """What the index says of a page: SI units, null where there is none."""
     profile = data.profile
-    device, stack, made = profile.device, profile.stack, profile.provenance
-    yield "profile", f"{profile.gpu}, {profile.basis}"
-    yield (
-        "device",
-        _facts(device, ("name", "uuid", "driver", "clock_mhz", "memory_clock_mhz", "power_limit_w", "isa")),
-    )
-    if profile.host is not None:
-        yield "host", f"{profile.host.name}, {profile.host.basis}"
-    yield "software", _facts(stack, tuple(stack))
-    if made.get("from"):
-        yield "measured", f"{made['from']} to {made.get('to')}"
-    if made.get("suites"):
-        yield "suites", ", ".join(made["suites"])
-    if made.get("rows"):
-        throttled, held = made.get("rows_throttled", 0), made.get("rows_held_out", 0)
-        yield "rows", f"{made['rows']:,} fitted, of which {throttled:,} power-throttled; {held:,} held out"
-    unused = (data.fit or {}).get("unused") or {}
-    if unused:
-        yield "rows not used", ", ".join(f"{number} {status}" for status, number in unused.items())
-    said = ("from", "to", "suites", "rows", "rows_throttled", "rows_held_out")
-    rest = {name: value for name, value in made.items() if name not in said}
-    if rest:
-        yield "method", _facts(rest, tuple(rest))
-    if data.validation:
-        versions = {(row["torch"], row["transformers"]) for row in data.validation if row["torch"]}
-        streams = "; ".join(f"torch {torch}, transformers {hf}" for torch, hf in sorted(versions))
-        traced = f"; op streams traced with {streams}" if streams else ""
-        yield "validation", f"{len(data.validation)} real steps{traced}"
-    if profile.aliases:
-        yield "backends", ", ".join(f"{name} is {meaning}" for name, meaning in profile.aliases.items())
-
-
-def _facts(record: Mapping[str, Any], names: Sequence[str]) -> str:
-    """name value, name value; what is unknown is left out."""
-    known = ((name, record.get(name)) for name in names)
-    return ", ".join(
-        f"{name} {value}" if name != "name" else f"{value}" for name, value in known if value is not None
-    )
-
-
-def reproduce(data: ReportData, figures: Sequence[Figure]) -> Iterator[tuple[str, str]]:
-    """(figure, command) that makes each figure's numbers again."""
-    gpu = data.profile.gpu
-    is_cpu = data.profile.device.get("type") == "cpu"
-    validate = f"flopcast validate{' --device cpu' if is_cpu else f' --gpu {gpu}'} --out STEPS"
-    measure = f"flopcast bench{' --device cpu' if is_cpu else ''} --out DIR && flopcast fit DIR"
-    commands = {
-        "roofline": measure, "bandwidth": measure,
-        "anatomy": f"flopcast predict --gpu {gpu}{_model_options(data.anatomy[-1]) if data.anatomy else ''}",
-        "agreement": validate, "residuals": validate,
-        "cost": f"flopcast cost --gpus {','.join(curve.gpu for curve in data.curves)}",
-    }  # fmt: skip
-    for figure in figures:
-        yield figure.title, commands[figure.name]
-    yield "This page", f"flopcast report --gpu {gpu} --measurements DIR --steps STEPS --out REPORT"
-
-
-def _model_options(found: Forecast) -> str:
-    """The last model of the ladder, as options of `predict`."""
-    from flopcast.roofline.calibration import CPU_BATCH, CPU_SEQ, CPU_VOCABULARY
-
-    if not found.depth or (width := width_of(found)) is None:
-        return " --config CONFIG"
-    text = f" --width {width} --depth {found.depth}"
-    if tokens_of(found) == CPU_BATCH * CPU_SEQ:
-        text += f" --vocab {CPU_VOCABULARY} --batch {CPU_BATCH} --seq {CPU_SEQ}"
-    return text
-
-
-def warnings(data: ReportData) -> list[str]:
-    """What the fit and the forecasts say of themselves, each once."""
-    own = list((data.fit or {}).get("warnings") or [])
-    return list(dict.fromkeys([*own, *(text for found in data.anatomy for text in found.warnings)]))
+    made = profile.provenance
+    done = [row for row in data.validation if row["step_error"] is not None]
+    return {
+        "schema": 1,
+        "gpu": profile.gpu,
+        "name": name_of(profile),
+        "basis": profile.basis,
+        "date": str(made.get("from") or "")[:10] or None,
+        "torch": profile.stack.get("torch"),
+        "rows": made.get("rows"),
+        "numbers": [vars(number) for number in key_numbers(data)],
+        "steps": len(done),
+        "page": PAGE,
+    }

@@ -1,111 +1,34 @@
-"""The tables of the report page. A cell shows a number in the unit of its column and keeps the SI value, which is
-what sorting and the CSV download use."""
+"""The tables of the report page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flopcast.roofline.canvas import Row, count, duration, rate
 from flopcast.roofline.cost import CostCurve, best_rows, break_even_rows, cost_rows, crossover_rows
-from flopcast.roofline.plots import RESIDUALS, row_label, tokens_of, width_of
+from flopcast.roofline.plots import RESIDUALS, row_label
+from flopcast.roofline.plots_anatomy import tokens_of, width_of
+from flopcast.roofline.report_table import (
+    NONE,
+    Column,
+    Table,
+    gigabytes,
+    integer,
+    ms,
+    percent,
+    prose,
+    share,
+    text,
+    three,
+    yes_no,
+)
 from flopcast.roofline.roofs import spec_of
 from flopcast.roofline.validate import GROUPS, summary
 
 if TYPE_CHECKING:
     from flopcast.roofline.forecast import Forecast
     from flopcast.roofline.profile import Profile
-
-NONE = "–"
-
-
-@dataclass(frozen=True)
-class Column:
-    """`key`: field of the rows and heading of the CSV. `show`: value -> text; None is shown as a dash."""
-
-    key: str
-    label: str
-    show: Callable[[Any], str] = str
-    is_number: bool = True
-    is_error: bool = False
-    is_prose: bool = False  # a text that wraps
-    is_detail: bool = False  # on the screen and in the CSV, not on paper
-
-    def text(self, row: Row) -> str:
-        value = row.get(self.key)
-        return NONE if value is None else self.show(value)
-
-    def raw(self, row: Row) -> str:
-        """For sorting and CSV: numbers in SI units, empty where there is none."""
-        value = row.get(self.key)
-        if isinstance(value, bool):
-            return str(value).lower()
-        return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-    @property
-    def head_style(self) -> str:
-        """CSS classes of the heading."""
-        return " ".join(
-            name for name, is_set in (("number", self.is_number), ("detail", self.is_detail)) if is_set
-        )
-
-    def style(self, row: Row) -> str:
-        """CSS classes of a cell: errors of more than 5, 10 and 25% are tinted."""
-        value = row.get(self.key)
-        extra = ["prose"] if self.is_prose else []
-        if self.is_error and value is not None:
-            extra = [f"error{sum(abs(value) > limit for limit in (0.05, 0.10, 0.25))}"]
-        return " ".join([*self.head_style.split(), *extra])
-
-
-@dataclass(frozen=True)
-class Table:
-    """`name` is its anchor and the name of its CSV file; `note` says what the numbers rest on."""
-
-    name: str
-    title: str
-    note: str
-    columns: Sequence[Column]
-    rows: Sequence[Row]
-
-
-def text(key: str, label: str) -> Column:
-    return Column(key, label, str, is_number=False)
-
-
-def prose(key: str, label: str) -> Column:
-    return Column(key, label, str, is_number=False, is_prose=True)
-
-
-def yes_no(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}" if seconds < 1e-3 else f"{seconds * 1e3:,.2f}"
-
-
-def percent(error: float) -> str:
-    return f"{error:+,.1%}"
-
-
-def share(value: float) -> str:
-    return f"{value:,.1%}"
-
-
-def gigabytes(size: float) -> str:
-    return f"{size / 1e9:.2f}" if size < 1e10 else f"{size / 1e9:.1f}"
-
-
-def integer(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def three(value: float) -> str:
-    """Three significant digits: 0.0170, 92.0, 131."""
-    return f"{value:#.3g}".rstrip(".")
-
 
 # --- this GPU
 
@@ -209,6 +132,24 @@ def host_table(profile: Profile) -> Table | None:
     return Table("host", "Host costs", note, columns, rows)
 
 
+def cards_table(profile: Profile) -> Table | None:
+    """How far the cards of a profile lie apart, by class and cache."""
+    gpus = profile.provenance.get("gpus") or {}
+    if not gpus.get("classes"):
+        return None
+    rows = [{"class": name, **found} for name, found in gpus["classes"].items()]
+    columns = [
+        text("class", "class / cache"), Column("rows", "rows", integer), Column("median", "apart, median", share),
+        Column("p90", "90th percentile", share), Column("sigma", "deviation", share), text("slowest", "slowest card"),
+        Column("slowest_factor", "above the median", lambda v: percent(v - 1)),
+    ]  # fmt: skip
+    note = (
+        f"{len(gpus['cards'])} cards of this kind measured: the largest over the smallest time of a row, less 1. The "
+        "profile is the median card; its forecasts carry the deviation."
+    )
+    return Table("cards", "How far the cards lie apart", note, columns, rows)
+
+
 # --- steps
 
 
@@ -246,6 +187,33 @@ def anatomy_table(found: Sequence[Forecast], curve: CostCurve | None) -> Table |
         + ("" if curve is None else f" Price: {curve.price.label}.")
     )
     return Table("ladder", "Models of the ladder: the (width, depth) pairs used", note, columns, rows)
+
+
+def batch_table(found: Sequence[Forecast], name: str, seq: int, largest: int | None) -> Table | None:
+    """One model over batches: time, rate and memory."""
+    if not found:
+        return None
+    rows = [
+        {
+            "batch": round(tokens_of(f) / seq), "step_seconds": f.step_seconds, "step_seconds_low": f.step_seconds_low,
+            "step_seconds_high": f.step_seconds_high, "device_seconds": f.device_seconds,
+            "host_seconds": f.host_seconds, "bound": f.bound, "tokens_per_second": f.tokens_per_second, "mfu": f.mfu,
+            "peak_bytes": f.peak_bytes, "needed_bytes": f.needed_bytes, "fits": f.fits,
+        }
+        for f in found
+    ]  # fmt: skip
+    columns = [
+        Column("batch", "batch", str), Column("step_seconds", "step, ms", ms), Column("step_seconds_low", "low", ms),
+        Column("step_seconds_high", "high", ms), Column("device_seconds", "device, ms", ms),
+        Column("host_seconds", "host, ms", ms), text("bound", "bound by"),
+        Column("tokens_per_second", "tokens/s", integer), Column("mfu", "MFU, counted", share),
+        Column("peak_bytes", "peak memory, GB", gigabytes), Column("needed_bytes", "needed, GB", gigabytes),
+        Column("fits", "fits", yes_no, is_number=False),
+    ]  # fmt: skip
+    note = f"{name}, sequences of {seq} tokens, AdamW, autocast to bf16; low and high: 90% interval."
+    if largest is not None:
+        note += f" The largest batch that fits: {largest:,}."
+    return Table("batches", "One model over batches", note, columns, rows)
 
 
 _VALIDATION_DETAILS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (

@@ -19,6 +19,7 @@ from flopcast.roofline.models import (
     shipped_names,
     with_depth,
 )
+from flopcast.roofline.rebatch import BATCHES
 from flopcast.roofline.stream import FOLDED_DEPTH
 from flopcast.roofline.stream_cache import Traced, shipped_path, stream_key, trace_now
 
@@ -26,11 +27,17 @@ DATA = Path(__file__).parent / "data"
 
 
 def shipped_streams() -> list[tuple[Config, Traced]]:
-    """The ladder and the shipped configs at 4 x 256, and the configs at 8 x 1024 with the fused optimizer."""
+    """The ladder and the shipped configs at 4 x 256, and the configs at 8 x 1024 with the fused optimizer; Qwen3-0.6B
+    at the batches that every other follows from (`rebatch.py`): what the report shows over batches."""
     ladder = [make_config(width=width, depth=FOLDED_DEPTH) for width in LADDER_WIDTHS]
     configs = [with_depth(load_config(name), FOLDED_DEPTH) for name in shipped_names()]
     large = Traced(batch=8, seq=1024, optimizer="adamw-fused")
-    return [*((c, Traced()) for c in (*ladder, *configs)), *((c, large) for c in configs)]
+    small = configs[shipped_names().index("qwen3-0.6b")]
+    return [
+        *((c, Traced()) for c in (*ladder, *configs)),
+        *((c, large) for c in configs),
+        *((small, Traced(batch=batch)) for batch in BATCHES),
+    ]
 
 
 def main() -> None:

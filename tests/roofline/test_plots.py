@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -23,16 +24,19 @@ from flopcast.roofline.canvas import (
     spread_apart,
 )
 from flopcast.roofline.cost import CostCurve, StepPoint, cost_curve
-from flopcast.roofline.plots import (
-    agreement_figure,
-    anatomy_figure,
-    residual_figure,
-)
+from flopcast.roofline.forecast import Run, forecast_stream, traced_of
+from flopcast.roofline.lookup import find_profile
+from flopcast.roofline.models import load_config
+from flopcast.roofline.plots import agreement_figure, residual_figure
+from flopcast.roofline.plots_anatomy import anatomy_figure, batch_figure
+from flopcast.roofline.plots_capacity import capacity_figure, host_figure
 from flopcast.roofline.plots_cost import cost_figure, save_cost_figure
 from flopcast.roofline.plots_kernels import both_figures, roofline_figure
+from flopcast.roofline.plots_map import map_figure, product_map
 from flopcast.roofline.plots_memory import memory_figure
 from flopcast.roofline.prices import latest, load_prices
 from flopcast.roofline.profile import Number, Profile
+from flopcast.roofline.rebatch import stream_of
 from flopcast.roofline.report import TEMPLATES
 from flopcast.roofline.validate import COLUMNS, GROUPS
 
@@ -88,6 +92,10 @@ def test_nothing_to_draw_gives_no_figure(profile: Profile) -> None:
     assert memory_figure(profile) is None
     assert both_figures(replace(profile, ceilings={})) is None
     assert anatomy_figure([]) is None
+    assert batch_figure([], "a model", 256) is None
+    assert capacity_figure([], [], 1e9, "a model", 256) is None
+    assert host_figure([]) is None
+    assert map_figure(profile, product_map(profile)) is None
     assert agreement_figure([]) is None
     assert residual_figure([]) is None
     assert cost_figure([]) is None
@@ -104,7 +112,7 @@ def test_a_figure_file_stands_alone_and_takes_the_dark(profile: Profile) -> None
     light, dark = roofline_figure(profile), roofline_figure(profile, theme=DARK)
     assert light is not None
     assert dark is not None
-    assert f"var(--f-{CARD[1:]}, {CARD})" in light.svg
+    assert f"var(--f-{CARD[1:]})" in light.svg
     assert "var(" not in light.svg_file
     assert light.svg_file.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
     assert CARD in light.svg_file
@@ -115,9 +123,10 @@ def test_a_figure_file_stands_alone_and_takes_the_dark(profile: Profile) -> None
 
 def test_the_page_knows_every_colour_of_the_dark() -> None:
     css = (TEMPLATES / "report.css").read_text()
-    assert dict(re.findall(r"--f-([0-9a-f]{6}): (#[0-9a-f]{6})", css)) == {
-        light[1:]: dark for light, dark in DARK_COLOURS.items()
-    }
+    light, dark = css.split("@media (prefers-color-scheme: dark)")
+    for ground, wanted in ((light, {c: c for c in DARK_COLOURS}), (dark, DARK_COLOURS)):
+        said = dict(re.findall(r"--f-([0-9a-f]{6}): (#[0-9a-f]{6})", ground))
+        assert said == {name[1:]: colour for name, colour in wanted.items()}
 
 
 def test_labels_are_pushed_apart_and_no_farther() -> None:
@@ -166,11 +175,67 @@ def test_the_cost_figure_is_saved_alone(tmp_path: Path) -> None:
 
 def test_marks_get_their_own_words_and_ids_a_prefix() -> None:
     sheet = new_sheet(2.0)
-    sheet.scatter(sheet.axes[0], [1, 2, 3], [1, 2, 3], ["a < b", "c", "d"])
+    sheet.scatter(sheet.axes[0], [1, 2, 3], [1, 2, 3], ["x, a < b", "x, c", "x, d|e"])
     figure = finish(sheet, "mine", "Title", "caption", 'alt "text"', "measured")
     assert figure.svg.startswith("<svg")
-    assert "<title>a &lt; b</title>" in figure.svg
+    assert 'data-head="x, " data-tips="a &lt; b|c|d/e"' in figure.svg
     assert 'aria-label="alt &quot;text&quot;"' in figure.svg
     assert 'id="mine-' in figure.svg
     assert "xmlns" not in figure.svg
     assert CARD.startswith("#")
+
+
+def test_points_on_one_place_are_drawn_once_and_all_told() -> None:
+    sheet = new_sheet(2.0)
+    xs = [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, *(0.01 * i for i in range(20, 60))]
+    words = [f"point {i}" for i in range(len(xs))]
+    sheet.scatter(sheet.axes[0], xs, xs, words, color=CARD)
+    figure = finish(sheet, "mine", "Title", "caption", "alt", "measured")
+    assert "point 1; point 2; point 3; and 2 more here" in figure.svg
+    marks = re.search(r'data-tips="([^"]*)".*', figure.svg)
+    assert marks is not None
+    assert len(marks[1].split("|")) == len(set(xs))
+    assert figure.svg.count('href="#mine-') >= len(set(xs))
+
+
+def test_a_file_of_its_own_needs_no_page(profile: Profile) -> None:
+    figure = roofline_figure(profile)
+    assert figure is not None
+    root = ElementTree.fromstring(figure.svg_file)
+    assert root.get("role") == "img"
+    assert len(root.get("aria-label") or "") > 40
+    ids = {element.get("id") for element in root.iter()}
+    wanted = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', figure.svg_file)
+    assert wanted
+    assert all((one or other) in ids for one, other in wanted)
+
+
+def test_the_map_shows_another_wave_of_tiles() -> None:
+    """The shipped H200: just past a full wave of tiles, a product takes longer than its FLOPs ask for."""
+    found = product_map(find_profile("nvidia-h200"), sizes=tuple(range(1024, 2561, 64)))
+    assert found is not None
+    assert found.seconds.shape == (25, 25)
+    assert found.waves is not None
+    assert found.flops_per_second.max() > 6e14
+    diagonal = found.flops_per_second.diagonal()
+    assert any(b < 0.95 * a for a, b in pairwise(diagonal))  # rates fall behind an edge, though sizes grow
+    figure = map_figure(find_profile("nvidia-h200"), found)
+    assert figure is not None
+    assert 'data-columns="25"' in figure.svg
+    assert figure.svg.count("waves|") == 624
+
+
+def test_a_larger_batch_costs_less_a_token_and_more_memory() -> None:
+    profile = find_profile("nvidia-h200")
+    found = [
+        forecast_stream(stream_of(config, traced_of(run, profile)), run, profile)
+        for config in [load_config("qwen3-0.6b")]
+        for run in [Run(batch=2), Run(batch=64)]
+    ]
+    figure = batch_figure(found, "qwen3-0.6b", 256)
+    assert figure is not None
+    assert "at batch 2," in figure.caption
+    assert "at 64." in figure.caption
+    room = capacity_figure(found, found, 20e9, "qwen3-0.6b", 256)
+    assert room is not None
+    assert "batch 64, weights: 2.38 GB" in room.svg

@@ -20,7 +20,7 @@ from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape, shape
 from flopcast.roofline.cost import CostCurve, StepPoint, cost_curve
 from flopcast.roofline.forecast import Forecast, Run, forecast
 from flopcast.roofline.models import Config, ladder, make_config
-from flopcast.roofline.plots import width_of
+from flopcast.roofline.plots_anatomy import width_of
 from flopcast.roofline.prices import latest, load_prices
 from flopcast.roofline.profile import HostCosts, Number, Profile
 from flopcast.roofline.report import ReportData, how_wrong, render, who_leads
@@ -190,7 +190,7 @@ def test_the_page_loads_nothing_from_anywhere(page: Path) -> None:
 
 def test_every_figure_says_what_it_shows_and_lies_beside_the_page_as_png(page: Path) -> None:
     figures = [attrs for tag, attrs in read(page).tags if tag in ("svg", "img")]
-    assert len(figures) == 6
+    assert len(figures) == 7
     assert all(len(attrs.get("aria-label") or attrs.get("alt") or "") > 40 for attrs in figures)
     assert all(attrs.get("role") == "img" for attrs in figures)
     pngs = sorted(path.name for path in (page.parent / "figures").iterdir())
@@ -199,6 +199,7 @@ def test_every_figure_says_what_it_shows_and_lies_beside_the_page_as_png(page: P
         "anatomy.png",
         "bandwidth.png",
         "cost.png",
+        "memory.png",
         "residuals.png",
         "roofline.png",
     ]
@@ -266,8 +267,10 @@ def test_points_have_hover_texts(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     shown = [row for row in measurements() if row["status"] == "ok" and row["cache"] == "cold"]
     gemms = [row for row in shown if row["shape"]["kind"] == "gemm"]
-    assert len(re.findall(r"<title>matmul", text)) == len(gemms)
-    assert "<title>wide 4x256 adamw: measured" in text
+    told = re.findall(r'data-head="([^"]*)" data-tips="([^"]*)"', text)
+    words = [head + word for head, all_words in told for word in re.split(r"\||; ", all_words)]
+    assert sum(word.startswith("matmul, ") for word in words) == len(gemms)
+    assert "wide 4x256 adamw: measured" in text
 
 
 def test_the_same_data_give_the_same_page(data: ReportData, page: Path, tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""The command that makes the page of a GPU, and the index over several: report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flopcast.errors import UsageError
+from flopcast.roofline.cli_measure import Device, Json, Out, Suite
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the command line."""
+    app.command()(report)
+
+
+def report(
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Known GPU or profile file.")] = None,
+    out: Out = Path("reports/local"),
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine first and run real steps.")] = False,
+    measurements: Annotated[Path | None, typer.Option(help="Folder of `flopcast bench`.")] = None,
+    steps: Annotated[Path | None, typer.Option(help="Folder of real steps from `flopcast validate`.")] = None,
+    index: Annotated[Path | None, typer.Option(
+        help="Folder of such folders: its index.html is made over the pages there. One beside OUT is kept up to date."
+    )] = None,
+    device: Device = None, suite: Suite = "quick", as_json: Json = False,
+) -> None:  # fmt: skip
+    """The page a person reads: roofline, a step's anatomy, forecast against measured, dollars, memory, host."""
+    from flopcast.roofline import assemble, cli_measure, report_index
+    from flopcast.roofline.cli import emit
+    from flopcast.roofline.lookup import find_profile
+    from flopcast.roofline.tables import say
+
+    if not measure and measurements is None and gpu is None:
+        raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
+    if steps is not None:
+        cli_measure.machine_of(steps)
+    if gpu is not None:
+        find_profile(gpu)
+    cli_measure.make_folder(out)  # before minutes of measuring and drawing, not after
+    if measure:
+        measurements, steps = out / "measurements", out / "steps"
+        say(f"1/4 measuring this machine -> {measurements}")
+        for part, text in cli_measure.run_bench(device, suite, measurements).items():
+            say(f"    {part}: {text}")
+        say("2/4 fitting a profile")
+        profile, quality = cli_measure.fit_folder(measurements)
+        cli_measure.save_profile(profile, out / "profile.json.gz")
+        say(f"3/4 running real Qwen3 training steps -> {steps}")
+        say(f"    {cli_measure.run_validation_steps(device, suite, steps)}")
+        say("4/4 comparing, drawing")
+    elif measurements is not None:
+        profile, quality = cli_measure.fit_folder(measurements)
+        cli_measure.save_profile(profile, out / "profile.json.gz")
+    else:
+        profile, quality = find_profile(gpu or ""), None
+    page = assemble.build_report(profile, quality, out, measurements=measurements, steps=steps)
+    over = report_index.keep(out, index)
+    if as_json:
+        emit({"gpu": profile.gpu, "page": str(page), "index": over and str(over)})
+    else:
+        assemble.print_summary(profile, out)
+        if over is not None:
+            say(f"wrote {over}")
+        say(f"open {page}")

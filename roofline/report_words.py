@@ -1,0 +1,332 @@
+"""The words of the report page: its summary, its figures of most weight, where its numbers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import log
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from flopcast.roofline.canvas import Figure, Row, count, duration, rate
+from flopcast.roofline.cost import CostCurve, best_gpu
+from flopcast.roofline.plots import row_label
+from flopcast.roofline.plots_anatomy import tokens_of, width_of
+from flopcast.roofline.report_data import ReportData
+
+if TYPE_CHECKING:
+    from flopcast.roofline.forecast import Forecast
+    from flopcast.roofline.profile import Profile
+
+SIX_HUNDRED_MILLION = 0.6e9
+
+
+def summary_lines(data: ReportData) -> Iterator[tuple[str, str]]:
+    """(heading, sentence) of what a manager reads."""
+    yield "What this is", _what_it_is(data.profile)
+    reached = _what_it_reaches(data.profile)
+    if reached:
+        yield "What it reaches", reached
+    if data.anatomy:
+        yield "What a step costs", _what_a_step_costs(data)
+    if data.validation:
+        yield "How wrong the forecasts were", how_wrong(data.validation)
+    if data.curves:
+        yield "FLOPs per dollar", who_leads(data.curves)
+    yield from data.advice
+
+
+def name_of(profile: Profile) -> str:
+    return str(profile.device.get("name") or profile.gpu)
+
+
+def _what_it_is(profile: Profile) -> str:
+    device, stack = profile.device, profile.stack
+    parts = [name_of(profile)]
+    cores = device.get("sm_count")
+    if cores:
+        parts.append(f"{cores} {'cores' if device.get('type') == 'cpu' else 'SMs'}")
+    if device.get("memory_bytes"):
+        parts.append(f"{device['memory_bytes'] / 1e9:.0f} GB")
+    if device.get("power_limit_w"):
+        parts.append(f"{device['power_limit_w']:.0f} W")
+    text = ", ".join(parts)
+    if profile.basis == "projected":
+        return f"{text}: not measured, projected from its datasheet and another GPU's measurements."
+    when = str(profile.provenance.get("from") or "")[:10]
+    software = f" with torch {stack['torch']}" if stack.get("torch") else ""
+    host = f", fed by {profile.host.name}" if profile.host is not None and device.get("type") != "cpu" else ""
+    return f"{text}; measured{f' on {when}' if when else ''}{software}{host}."
+
+
+def _what_it_reaches(profile: Profile) -> str:
+    found = []
+    dtype = "bf16" if "matrix_burst/bf16" in profile.ceilings else next(iter(profile.peaks), "")
+    burst, sustained = (profile.ceilings.get(f"matrix_{kind}/{dtype}") for kind in ("burst", "sustained"))
+    if burst is not None:
+        text = f"{dtype} matrix products {rate(burst.value, 'FLOP/s')} in bursts"
+        if sustained is not None:
+            text += f", {rate(sustained.value, 'FLOP/s')} sustained"
+        peak = profile.peaks.get(dtype)
+        if peak is not None and peak.basis != "measured":
+            best = (sustained or burst).value
+            text += f" ({best / peak.value:.0%} of the {peak.basis} {rate(peak.value, 'FLOP/s')})"
+        found.append(text)
+    for name, words, unit in (
+        ("hbm_copy", "memory copy", "B/s"), ("kernel_floor", "shortest kernel", "s"),
+        ("launch", "host time of a launch", "s"),
+    ):  # fmt: skip
+        number = profile.ceilings.get(name)
+        if number is not None:
+            value = duration(number.value) if unit == "s" else rate(number.value, unit)
+            found.append(f"{words} {value}")
+    return "; ".join(found) + (f" ({profile.basis})." if found else "")
+
+
+def _what_a_step_costs(data: ReportData) -> str:
+    step = reference_step(data.anatomy)
+    width = width_of(step)
+    model = f"width {width}, {step.depth} layers, " if width else ""
+    text = (
+        f"A {count(step.n_params)}-parameter model ({model}{tokens_of(step):,} tokens a step): "
+        f"{_ms(step.step_seconds)} ({_ms(step.step_seconds_low)} to {_ms(step.step_seconds_high)}), "
+        f"bound by {step.bound}, forecast"
+    )
+    own = own_curve(data)
+    price = step.price or (own.price if own else None)
+    if price is not None:
+        usd = price.usd_per_hour / 3600
+        text += (
+            f"; ${usd * step.step_seconds * 1000:.3g} per 1,000 steps, "
+            f"${usd / step.tokens_per_second * 1e6:.3g}/Mtoken at {price.label}"
+        )
+    real = next((r for r in data.validation if r["name"] == "qwen3-0.6b" and r["step_seconds"]), None)
+    if real is not None:
+        text += (
+            f". Qwen3-0.6B itself ({real['depth']} layers, {real['batch'] * real['seq']:,} tokens): "
+            f"measured {_ms(real['step_seconds'])}, forecast {_ms(real['step_forecast'])}"
+        )
+    return text + "."
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:,.0f} ms"
+
+
+def how_wrong(rows: Sequence[Row]) -> str:
+    """Median, worst and signed error over the steps that ran, and what did not run."""
+    done = [row for row in rows if row["step_error"] is not None]
+    left = len(rows) - len(done)
+    rest = f" {left} of {len(rows)} steps could not be compared (see the table)." if left else ""
+    if not done:
+        return f"No step could be compared.{rest}"
+    errors = [row["step_error"] for row in done]
+    worst = max(done, key=lambda row: abs(row["step_error"]))
+    inside = sum(bool(row["within_interval"]) for row in done)
+    bounds = (
+        ("host", [r for r in done if r["bound"] == "host"]),
+        ("device", [r for r in done if r["bound"] != "host"]),
+    )
+    by_bound = ", ".join(
+        f"{median(abs(r['step_error']) for r in members):.1%} over {len(members)} bound by the {name}"
+        for name, members in bounds
+        if members and len(members) < len(done)
+    )
+    return (
+        f"Over {len(done)} real steps, none used in fitting: median |error| {median(map(abs, errors)):.1%}"
+        + (f" ({by_bound})" if by_bound else "")
+        + f", median signed {median(errors):+.1%}, worst {worst['step_error']:+.1%} ({row_label(worst)}); "
+        f"{inside} of {len(done)} inside the 90% interval.{rest}"
+    )
+
+
+def who_leads(curves: Sequence[CostCurve]) -> str:
+    """The leader by stretches of model size, and whether the intervals tell it from the next."""
+    sizes = sorted({float(p.step.n_params) for curve in curves for p in curve.fitting})
+    found = [best for size in sizes if (best := best_gpu(curves, size)) is not None]
+    if not found:
+        return "No model fits into the memory of any GPU compared."
+    if len(curves) == 1:
+        ends = [
+            f"{b.flops_per_usd.value / 1e15:.3g} PFLOP/$ at {count(b.n_params)}"
+            for b in (found[0], found[-1])
+        ]
+        only = curves[0]
+        return (
+            f"{only.gpu} ({only.basis}): {' and '.join(dict.fromkeys(ends))} parameters, at {only.price.label}; "
+            "no other GPU is compared."
+        )
+    basis = {curve.gpu: curve.basis for curve in curves}
+    parts = []
+    for gpu, stretch in groupby(found, key=lambda best: best.gpu):
+        members = list(stretch)
+        span = f"from {count(members[0].n_params)} to {count(members[-1].n_params)} parameters"
+        if len(members) == 1:
+            span = f"at {count(members[0].n_params)} parameters"
+        rivals = list(dict.fromkeys(name for best in members for name in best.contenders))
+        doubt = f", in places not separable from {', '.join(rivals)}" if rivals else ""
+        parts.append(f"{gpu} ({basis[gpu]}) leads {span}{doubt}")
+    return f"{'; '.join(parts)}. Prices: {_where_from(curves)}."
+
+
+def _where_from(curves: Sequence[CostCurve]) -> str:
+    """RunPod Secure Cloud on-demand, 2026-06-15 to 2026-11-09"""
+    offers = ", ".join(sorted({f"{c.price.provider} {c.price.kind}" for c in curves}))
+    days = sorted({c.price.date.isoformat() for c in curves})
+    return f"{offers}, {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")
+
+
+def own_curve(data: ReportData) -> CostCurve | None:
+    return next((curve for curve in data.curves if curve.gpu == data.profile.gpu), None)
+
+
+# --- provenance
+
+
+def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
+    """(what, value) of where the numbers come from."""
+    profile = data.profile
+    device, stack, made = profile.device, profile.stack, profile.provenance
+    yield "profile", f"{profile.gpu}, {profile.basis}"
+    yield (
+        "device",
+        _facts(device, ("name", "uuid", "driver", "clock_mhz", "memory_clock_mhz", "power_limit_w", "isa")),
+    )
+    if profile.host is not None:
+        yield "host", f"{profile.host.name}, {profile.host.basis}"
+    yield "software", _facts(stack, tuple(stack))
+    if made.get("from"):
+        yield "measured", f"{made['from']} to {made.get('to')}"
+    if made.get("suites"):
+        yield "suites", ", ".join(made["suites"])
+    if made.get("rows"):
+        throttled, held = made.get("rows_throttled", 0), made.get("rows_held_out", 0)
+        yield "rows", f"{made['rows']:,} fitted, of which {throttled:,} power-throttled; {held:,} held out"
+    unused = (data.fit or {}).get("unused") or {}
+    if unused:
+        yield "rows not used", ", ".join(f"{number} {status}" for status, number in unused.items())
+    said = ("from", "to", "suites", "rows", "rows_throttled", "rows_held_out")
+    cards = (made.get("gpus") or {}).get("cards") or {}
+    if cards:
+        names = ", ".join(
+            f"{name} ({card['factor']:.3f} of the median card's time)" for name, card in cards.items()
+        )
+        yield "cards", f"{len(cards)}: {names}; how far they lie apart by class is in a table above"
+    rest = {
+        name: value
+        for name, value in made.items()
+        if name not in said and isinstance(value, str | int | float)
+    }
+    if rest:
+        yield "method", _facts(rest, tuple(rest))
+    if data.validation:
+        versions = {(row["torch"], row["transformers"]) for row in data.validation if row["torch"]}
+        streams = "; ".join(f"torch {torch}, transformers {hf}" for torch, hf in sorted(versions))
+        traced = f"; op streams traced with {streams}" if streams else ""
+        yield "validation", f"{len(data.validation)} real steps{traced}"
+    if profile.aliases:
+        yield "backends", ", ".join(f"{name} is {meaning}" for name, meaning in profile.aliases.items())
+
+
+def _facts(record: Mapping[str, Any], names: Sequence[str]) -> str:
+    """name value, name value; what is unknown is left out."""
+    known = ((name, record.get(name)) for name in names)
+    return ", ".join(
+        f"{name} {value}" if name != "name" else f"{value}" for name, value in known if value is not None
+    )
+
+
+def reproduce(data: ReportData, figures: Sequence[Figure]) -> Iterator[tuple[str, str]]:
+    """(figure, command) that makes each figure's numbers again."""
+    gpu = data.profile.gpu
+    is_cpu = data.profile.device.get("type") == "cpu"
+    validate = f"flopcast validate{' --device cpu' if is_cpu else f' --gpu {gpu}'} --out STEPS"
+    measure = (
+        f"flopcast bench{' --device cpu' if is_cpu else ' --suite standard'} --out DIR && flopcast fit DIR"
+    )
+    predict = f"flopcast predict --gpu {gpu}"
+    commands = {
+        "roofline": measure, "bandwidth": measure,
+        "map": f"flopcast kernels --gpu {gpu} --from shapes.csv --out times.csv  # gemm, nt, bf16, every m and n",
+        "anatomy": f"{predict}{_model_options(data.anatomy[-1]) if data.anatomy else ''}",
+        "batches": f"{predict} --config {data.batched_model} --batch 8",
+        "memory": f"{predict} --config {data.batched_model} --largest-batch",
+        "host": "flopcast bench --suite host --out DIR && flopcast fit DIR",
+        "agreement": validate, "residuals": validate,
+        "cost": f"flopcast cost --gpus {','.join(curve.gpu for curve in data.curves)}",
+    }  # fmt: skip
+    commands |= {figure.name: part.command for part in data.extra for figure in part.figures}
+    for figure in figures:
+        yield figure.title, commands[figure.name]
+    yield "This page", f"flopcast report --gpu {gpu} --measurements DIR --steps STEPS --out REPORT"
+
+
+def _model_options(found: Forecast) -> str:
+    """The last model of the ladder, as options of `predict`."""
+    from flopcast.roofline.calibration import CPU_BATCH, CPU_SEQ, CPU_VOCABULARY
+
+    if not found.depth or (width := width_of(found)) is None:
+        return " --config CONFIG"
+    text = f" --width {width} --depth {found.depth}"
+    if tokens_of(found) == CPU_BATCH * CPU_SEQ:
+        text += f" --vocab {CPU_VOCABULARY} --batch {CPU_BATCH} --seq {CPU_SEQ}"
+    return text
+
+
+def warnings(data: ReportData) -> list[str]:
+    """What the fit and the forecasts say of themselves, each once."""
+    own = list((data.fit or {}).get("warnings") or [])
+    return list(dict.fromkeys([*own, *(text for found in data.anatomy for text in found.warnings)]))
+
+
+# --- the figures of most weight
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """A number in large type: `value` with its unit, what it is, and what it is held against."""
+
+    value: str
+    what: str
+    note: str
+
+
+def key_numbers(data: ReportData) -> Iterator[KeyNumber]:
+    """What a manager reads first; what the data do not hold is left out."""
+    profile = data.profile
+    dtype = "bf16" if "matrix_burst/bf16" in profile.ceilings else next(iter(profile.peaks), "")
+    number = profile.ceilings.get(f"matrix_sustained/{dtype}") or profile.ceilings.get(
+        f"matrix_burst/{dtype}"
+    )
+    if number is not None:
+        peak = profile.peaks.get(dtype)
+        of = (
+            f"{number.value / peak.value:.0%} of its {peak.basis} peak"
+            if peak and peak.basis != "measured"
+            else ""
+        )
+        yield KeyNumber(rate(number.value, "FLOP/s"), f"{dtype} matrix products, sustained", of)
+    copy = profile.ceilings.get("hbm_copy")
+    if copy is not None:
+        yield KeyNumber(rate(copy.value, "B/s"), "memory, read and written", copy.basis)
+    if data.anatomy:
+        step = reference_step(data.anatomy)
+        yield KeyNumber(
+            _ms(step.step_seconds), f"a step of {count(step.n_params)} parameters",
+            f"{tokens_of(step):,} tokens, bound by {step.bound}",
+        )  # fmt: skip
+        curve = own_curve(data)
+        if curve is not None:
+            usd = curve.price.usd_per_hour / 3600 / step.tokens_per_second * 1e6
+            yield KeyNumber(f"${usd:.3g}", "per million tokens, the same step", curve.price.label)
+    done = [abs(row["step_error"]) for row in data.validation if row["step_error"] is not None]
+    if done:
+        device = [abs(r["device_error"]) for r in data.validation if r["device_error"] is not None]
+        note = f"device time {median(device):.1%}" if device else ""
+        yield KeyNumber(f"{median(done):.1%}", f"median error over {len(done)} real steps", note)
+
+
+def reference_step(found: Sequence[Forecast]) -> Forecast:
+    """The step nearest to 600 M parameters."""
+    return min(found, key=lambda f: abs(log(f.n_params / SIX_HUNDRED_MILLION)))

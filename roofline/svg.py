@@ -1,0 +1,191 @@
+"""A figure's SVG as a page takes it: small, themed, with an accessible name and the values of its points.
+
+matplotlib writes files meant to stand alone. Inside a page ids must be its own, colours follow the reader's ground
+(CSS variables), and a cloud of thousands of points weighs more than all else: marks lose what they share with their
+group, coordinates are cut to a tenth of a point (the page's pixel is larger), and marks that would land on the same
+half point are drawn once, their words joined. Words of points stand in `data-tips` of their group, one after the other
+with "|" between and what they all begin with in `data-head`, which a small script of the page shows; of a grid of
+cells (`data-columns` to a row) likewise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from xml.etree import ElementTree as ET
+
+SPACE = "{http://www.w3.org/2000/svg}"
+LINK = "{http://www.w3.org/1999/xlink}href"
+CELL = 0.5  # points: marks nearer than that are one
+SEPARATOR = "|"
+WORDS_SHOWN = 3  # of marks that are one, so many are told in full
+FONT = "'DejaVu Sans', Verdana, system-ui, sans-serif"  # Verdana is as wide: nothing overlaps where DejaVu is not
+
+_NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+_FAMILY = re.compile(r"font-family: [^;]*;? ?")
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+
+
+def inline(
+    svg: str, name: str, alt: str, tips: Mapping[str, Sequence[str]], colours: Sequence[str],
+    columns: Mapping[str, int] | None = None,
+) -> str:  # fmt: skip
+    """`tips`: words of the marks of the groups of these ids, or of an image's cells, row by row, `columns` to a row.
+
+    `colours` become CSS variables. Groups whose marks are not as many as their words keep none.
+    """
+    root = ET.fromstring(svg)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.endswith("}metadata"):
+                parent.remove(child)
+    for group in list(root.iter()):
+        words = tips.get(group.get("id", ""))
+        if words:
+            _tell(group, words, (columns or {}).get(group.get("id", "")))
+    _shrink(root)
+    _own_names(root, name)
+    pattern = re.compile("|".join(map(re.escape, colours)))
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        for key, value in list(element.attrib.items()):
+            if not key.startswith("data-"):
+                element.set(key, pattern.sub(lambda found: f"var(--f-{found[0][1:]})", value))
+    for key in ("version", "height", "width"):
+        root.attrib.pop(key, None)
+    root.attrib |= {"role": "img", "aria-label": alt, "width": "100%", "style": f"font-family: {FONT}"}
+    return ET.tostring(root, encoding="unicode")
+
+
+def alone(svg: str) -> str:
+    """The same as a file of its own: colours resolved, since few programs but browsers know CSS variables."""
+    plain = re.sub(r"var\(--f-([0-9a-f]{6})\)", r"#\1", svg)
+    return plain.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+
+
+def _tell(group: ET.Element, words: Sequence[str], columns: int | None) -> None:
+    words = [word.replace(SEPARATOR, "/") for word in words]
+    if columns is not None:
+        _say(group, [[word] for word in words])
+        group.set("data-columns", str(columns))
+        return
+    # one mark a point; many alike are <use> of one <path>, few are paths of their own
+    defined = {path for defs in group.iter(f"{SPACE}defs") for path in defs.iter()}
+    marks = list(group.iter(f"{SPACE}use")) or [e for e in group.iter(f"{SPACE}path") if e not in defined]
+    if len(marks) != len(words):
+        return
+    kept: dict[tuple[object, ...], list[str]] = {}
+    drawn = []
+    parents = {child: parent for parent in group.iter() for child in parent}
+    for mark, word in zip(marks, words, strict=True):
+        if mark.tag == f"{SPACE}use":
+            x, y = (float(mark.get(axis, "0")) for axis in "xy")
+            place: tuple[object, ...] = (
+                round(x / CELL), round(y / CELL), mark.get(LINK), mark.get("style")
+            )  # fmt: skip
+            mark.attrib |= {"x": f"{x:.1f}".removesuffix(".0"), "y": f"{y:.1f}".removesuffix(".0")}
+            if place in kept:
+                kept[place].append(word)
+                parents[mark].remove(mark)
+                continue
+        else:
+            place = (len(kept),)
+        kept[place] = [word]
+        drawn.append(mark)
+    _say(group, list(kept.values()))
+    _hoist(drawn, group)
+
+
+def _say(group: ET.Element, told: Sequence[Sequence[str]]) -> None:
+    """`data-tips`, and in `data-head` what all words begin with, to the last comma."""
+    words = [word for mark in told for word in mark]
+    first, last = min(words), max(words)
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+    head = first[:same]
+    head = head[: head.rfind(", ") + 2] if ", " in head else ""
+    if head:
+        group.set("data-head", head)
+    group.set(
+        "data-tips", SEPARATOR.join(_joined([word.removeprefix(head) for word in mark]) for mark in told)
+    )
+
+
+def _joined(words: Sequence[str]) -> str:
+    more = len(words) - WORDS_SHOWN
+    return "; ".join(words[:WORDS_SHOWN]) + (f"; and {more} more here" if more > 0 else "")
+
+
+def _hoist(marks: Sequence[ET.Element], group: ET.Element) -> None:
+    """What the style of all marks says is said once, of their group; where it cuts them off, likewise."""
+    cut = {mark.get("clip-path") for mark in marks}
+    if len(cut) == 1 and (where := cut.pop()) is not None:
+        for mark in marks:
+            del mark.attrib["clip-path"]
+        group.set("clip-path", where)
+    styles = [_style(mark) for mark in marks]
+    if not styles:
+        return
+    common = {key: value for key, value in styles[0].items() if all(s.get(key) == value for s in styles)}
+    for mark, style in zip(marks, styles, strict=True):
+        _set_style(mark, {key: value for key, value in style.items() if key not in common})
+    _set_style(group, {**_style(group), **common})
+
+
+def _style(element: ET.Element) -> dict[str, str]:
+    parts = (part.partition(":") for part in element.get("style", "").split(";"))
+    return {key.strip(): value.strip() for key, _, value in parts if value}
+
+
+def _set_style(element: ET.Element, style: Mapping[str, str]) -> None:
+    element.attrib.pop("style", None)
+    if style:
+        element.set("style", ";".join(f"{key}:{value}" for key, value in style.items()))
+
+
+def _shrink(root: ET.Element) -> None:
+    """Numbers to a hundredth of a point, one family of fonts for all, no white space, no empty definitions."""
+    for element in root.iter():
+        if element.tag != f"{SPACE}text":
+            element.text = None
+        element.tail = None
+        for key in ("d", "x", "y", "transform", "width", "height"):
+            if key in element.attrib and not element.get(key, "").startswith("data:"):
+                element.set(key, _NUMBER.sub(_rounded, element.get(key, "")).replace("\n", " "))
+        if "style" in element.attrib:
+            element.set("style", _FAMILY.sub("", element.get("style", "")))
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag == f"{SPACE}defs" and not len(child):
+                parent.remove(child)
+
+
+def _rounded(found: re.Match[str]) -> str:
+    """Of small numbers (scales of letters) three digits."""
+    value = float(found[0])
+    return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) >= 0.1 else f"{value:.4g}"
+
+
+def _own_names(root: ET.Element, name: str) -> None:
+    """Ids are short and begin with the figure's name; those that nothing refers to go."""
+    wanted = {
+        reference
+        for element in root.iter()
+        for value in element.attrib.values()
+        for reference in [*_REFERENCE.findall(value), *([value[1:]] if value.startswith("#") else [])]
+    }
+    own = {reference: f"{name}-{number}" for number, reference in enumerate(sorted(wanted))}
+    for element in root.iter():
+        for key, value in list(element.attrib.items()):
+            if key == "id":
+                if value in wanted:
+                    element.set(key, own[value])
+                else:
+                    del element.attrib[key]
+            elif key == LINK:
+                del element.attrib[key]
+                element.set("href", f"#{own[value[1:]]}" if value.startswith("#") else value)
+            elif key.startswith("{"):
+                del element.attrib[key]
+                element.set(key.rpartition("}")[2], value)
+            elif "url(#" in value and not key.startswith("data-"):
+                element.set(key, _REFERENCE.sub(lambda found: f"url(#{own[found[1]]})", value))
