@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
-import importlib
 import sys
 from dataclasses import replace
 from typing import Any
