@@ -21,7 +21,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flopcast.kernels import attention, matmul, triton_attention, triton_matmul
+from flopcast.kernels import (
+    attention,
+    matmul,
+    matmul_configs,
+    triton_attention,
+    triton_matmul,
+    triton_matmul_tma,
+)
 from flopcast.kernels.shapes import Attention
 
 Case = tuple[
@@ -63,19 +70,42 @@ def compile_one(
 
 def matmul_cases(capability: tuple[int, int]) -> Iterator[Case]:
     for dtype in ("bf16", "tf32", "fp32"):
-        for config in matmul.candidates(dtype, capability):
+        for config in matmul_configs.tiles_for(dtype, capability):
             # masked on every edge and, for 16 bits, contiguous along m and n: what takes most registers
             layout = "tn" if dtype == "bf16" else "nt"
             unit = {"nt": ("stride_ak", "stride_bk"), "tn": ("stride_am", "stride_bn")}[layout]
             constants: dict[str, Any] = {
                 **dict.fromkeys(unit, 1), "stride_cn": 1,
                 "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
-                "GROUP_M": config.group_m, "EVEN_M": False, "EVEN_N": False, "EVEN_K": False,
+                "SPLIT": config.split, "EVEN_M": False, "EVEN_N": False, "EVEN_K": False,
                 "PRECISION": "tf32" if dtype == "tf32" else "ieee",
             }  # fmt: skip
-            types = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), f"*{TYPES[dtype]}")
+            types = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), f"*{TYPES[dtype]}") | {"partial_ptr": "*fp32"}
             options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
             yield f"{layout} {dtype} {config}", triton_matmul.matmul_kernel, types, constants, options
+    yield from tma_cases(capability)
+
+
+def tma_cases(capability: tuple[int, int]) -> Iterator[Case]:
+    """Every tile, in one layout after another, alternately in whole tiles and in parts."""
+    for number, config in enumerate(matmul_configs.tiles_for("bf16", capability, tma=True)):
+        layout = ("nt", "nn", "tn")[number % 3]
+        trans_a, trans_b = layout[0] == "t", layout[1] == "t"
+        whole = number % 2 == 0
+        sizes = {
+            "a_desc": (config.block_k, config.block_m) if trans_a else (config.block_m, config.block_k),
+            "b_desc": (config.block_n, config.block_k) if trans_b else (config.block_k, config.block_n),
+            "c_desc": (config.block_m, config.block_n // config.subtiles),
+        }
+        types = {name: f"tensordesc<bf16[{rows},{columns}]>" for name, (rows, columns) in sizes.items()}
+        types |= {"c_ptr": "*bf16", "partial_ptr": "*fp32", "counter_ptr": "*i32"}
+        constants = {
+            "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+            "TRANS_A": trans_a, "TRANS_B": trans_b, "SUBTILES": config.subtiles, "C_TMA": True,
+            "WHOLE": whole, "STREAM": not whole, "REDUCE": False,
+        }  # fmt: skip
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        yield f"{layout} bf16 {config.key}", triton_matmul_tma.matmul_tma_kernel, types, constants, options
 
 
 def attention_cases(capability: tuple[int, int]) -> Iterator[Case]:
