@@ -78,6 +78,10 @@ class HostCosts:
     "fixed"}; `fixed` is once a phase, `step_fixed` once a step besides (zero_grad). `sigma`: standard
     deviation of log seconds from run to run.
 
+    `triton`: what a call of an operator with Triton's kernels costs beyond an ATen call beside it, by operator
+    ("rms_norm", "swiglu_backward", "mm", "attention"; `microbench.host_operators`). Empty where it was not measured, as
+    in files of older versions: such a call then counts as an ATen call, which is too little.
+
     `layers`: what a layer of the calibrated model costs, by phase (`fit_host.layer_costs`); for people, no
     forecast reads it. `stack`, `date`, `cores`, `device`: what it was measured with.
     """
@@ -95,6 +99,7 @@ class HostCosts:
     date: str = ""
     stack: dict[str, Any] = field(default_factory=dict)
     layers: dict[str, Any] = field(default_factory=dict)
+    triton: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, phase: str, kind: str, *, launches: int = 1, tensors: int = 0) -> float:
         """Host seconds of one op. `kind` as in `stream.Op`; `launches` kernels it launches, `tensors` it
@@ -296,7 +301,9 @@ class Profile:
                 peaks={key: Number(**value) for key, value in record["peaks"].items()},
                 ceilings={key: Number(**value) for key, value in record["ceilings"].items()},
                 host=None if record["host"] is None else HostCosts(**record["host"]),
-                surfaces={key: Surface.from_json(value) for key, value in record["surfaces"].items()},
+                surfaces=_with_bases(
+                    {key: Surface.from_json(value) for key, value in record["surfaces"].items()}
+                ),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{name} is a malformed profile: {type(error).__name__}: {error}") from None
@@ -307,6 +314,18 @@ class Profile:
     def with_host(self, host: HostCosts | None) -> Profile:
         """This GPU fed by another host."""
         return replace(self, host=host)
+
+
+def base_name(name: str) -> str:
+    """The surface of the same kernel with cold operands."""
+    return f"{name.rsplit('/', 1)[0]}/cold"
+
+
+def _with_bases(surfaces: dict[str, Surface]) -> dict[str, Surface]:
+    return {
+        name: replace(surface, base=surfaces[base_name(name)]) if surface.has_base else surface
+        for name, surface in surfaces.items()
+    }
 
 
 _PLAIN = ("gpu", "basis", "device", "launch_counts", "stack", "provenance", "aliases")

@@ -87,6 +87,8 @@ def with_law(surface: Surface, params: dict[str, float], sigma: float) -> Surfac
         # the inputs of `laws.inputs`: the sizes and one more
         residual=Residual((3.0,) * (features.shape[1] + 1), FAINT, FAINT, (FAINT,)),
         own=(),
+        has_base=False,
+        base=None,
     )
 
 

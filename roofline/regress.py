@@ -156,13 +156,18 @@ def attention_prior(
     return Prior(law, {"peak": peak, "sm_count": sm_count, **schedule}, hyper)
 
 
-def fit_surface(kind: str, variant: str, points: Points, prior: Prior) -> Surface:
-    """The surface through `points`. Raises ValueError without points or with times that are not positive."""
+def fit_surface(
+    kind: str, variant: str, points: Points, prior: Prior, base: Surface | None = None
+) -> Surface:
+    """The surface through `points`; `base` is that of the same kernel with cold operands, whose residual it shares.
+
+    Raises ValueError without points or with times that are not positive."""
     if not len(points) or not np.all(points.seconds > 0) or not np.all(np.isfinite(points.seconds)):
         raise ValueError("a surface needs at least one point, and positive finite times")
-    params = fit_law(kind, variant, points, prior)
-    residual = _fit_residual(kind, variant, params, points, prior.hyper)
-    surface = _surface(kind, variant, params, points, residual)
+    apart = _less_base(points, base)
+    params = fit_law(kind, variant, apart, prior)
+    residual = _fit_residual(kind, variant, params, apart, prior.hyper)
+    surface = _surface(kind, variant, params, points, residual, base)
     surface = replace(surface, own=_own(surface))
     return replace(surface, residual=replace(residual, sigma_scale=_sigma_scale(surface, points, prior)))
 
@@ -183,8 +188,21 @@ def fit_doubtful(kind: str, variant: str, points: Points, prior: Prior) -> tuple
     return fit_surface(kind, variant, points, prior), int(doubtful.sum())
 
 
+def _less_base(points: Points, base: Surface | None) -> Points:
+    """The points without what they share with the base."""
+    if base is None:
+        return points
+    lent = base.residual_at(points.features, points.bytes)[0]
+    return replace(points, seconds=points.seconds * np.exp(-lent))
+
+
 def _surface(
-    kind: str, variant: str, params: dict[str, float], points: Points, residual: Residual
+    kind: str,
+    variant: str,
+    params: dict[str, float],
+    points: Points,
+    residual: Residual,
+    base: Surface | None = None,
 ) -> Surface:
     return Surface(
         kind=kind,
@@ -196,6 +214,8 @@ def _surface(
         seconds=_rounded(points.seconds),
         noise=_rounded(points.noise),
         residual=residual,
+        has_base=base is not None,
+        base=base,
     )
 
 
@@ -217,18 +237,20 @@ def _sigma_scale(surface: Surface, points: Points, prior: Prior) -> float:
 
 
 def left_out_ratios(surface: Surface, points: Points, prior: Prior, folds: int) -> Array:
-    """|error| / sigma of each point, law and hyper-parameters fitted without its fold; of products, whose points are
-    thousands, hyper-parameters are held."""
+    """|error| / sigma of each point, law and hyper-parameters fitted without its fold, nor does the base have it;
+    of products, whose points are thousands, hyper-parameters are held."""
     count = len(points)
     ratio = np.empty(count)
     fold = np.random.default_rng(0).permutation(count) % folds
     bare = replace(surface.residual, sigma_scale=1.0)
     for i in range(folds):
         others, left = points.take(fold != i), points.take(fold == i)
-        params = fit_law(surface.kind, surface.variant, others, prior, start=surface.params)
+        base = None if surface.base is None else surface.base.without(left.features)
+        told = _less_base(others, base)
+        params = fit_law(surface.kind, surface.variant, told, prior, start=surface.params)
         if surface.kind != "gemm":
-            bare = _fit_residual(surface.kind, surface.variant, params, others, prior.hyper)
-        apart = _surface(surface.kind, surface.variant, params, others, bare)
+            bare = _fit_residual(surface.kind, surface.variant, params, told, prior.hyper)
+        apart = _surface(surface.kind, surface.variant, params, others, bare, base)
         found = replace(apart, own=_own(apart)).predict(left.features, left.bytes, left.flops)
         ratio[fold == i] = np.abs(np.log(found.seconds / left.seconds) / found.sigma)
     return ratio

@@ -6,11 +6,14 @@ uncertainty (its level; for a memory-bound call its floor and its bandwidth), a 
 one length scale an input), and a part of each shape alone ("white": cuBLAS picks another kernel for a
 neighbour), which is known where that very shape was measured and unknown elsewhere. So a measured shape
 comes back as measured, a new one as the law plus what its neighbours say, one far away as the law.
+
+A kernel whose operands lie in the L2 is the same kernel as with cold ones, off its law for the same reasons: its
+residual is that of the cold surface (`base`) and one of its own, Kennedy and O'Hagan's autoregressive model (2000).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import log2
 from typing import Any, NamedTuple
@@ -60,7 +63,8 @@ class Surface:
 
     `features[points][sizes]` in log2, `bytes`, `flops`, `seconds` (medians) and `noise` (standard
     deviation of log seconds from run to run), one a point. `own`: by how much more than the residual's white part a
-    point is off what its neighbours say, standard deviation of log seconds; empty where none is.
+    point is off what its neighbours say, standard deviation of log seconds; empty where none is. `base`: the surface
+    whose residual is a part of this one's; a file only says that there is one (`has_base`), and names tell which.
     """
 
     kind: str
@@ -73,6 +77,8 @@ class Surface:
     noise: tuple[float, ...]
     residual: Residual
     own: tuple[float, ...] = ()
+    has_base: bool = False
+    base: Surface | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def measured(self) -> frozenset[tuple[float, ...]]:
@@ -100,20 +106,27 @@ class Surface:
         return Prediction(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def _predict(self, features: Array, bytes_: Array, flops: Array) -> Prediction:
-        state, own = self._state, self.residual
-        mean = self.law(features, bytes_, flops)
-        cross, smooth, extra = self._covariance(features, bytes_)
-        log_seconds = mean + cross @ state.weights
+        mean, variance, likeness = self.residual_at(features, bytes_)
+        log_seconds = self.law(features, bytes_, flops) + mean
         if self.kind == "memory":
             log_seconds = self._monotone(features, log_seconds)
+        sigma = self.residual.sigma_scale * np.sqrt(variance + self._state.noise**2)
+        return Prediction(np.exp(log_seconds), sigma, likeness)
+
+    def residual_at(self, features: Array, bytes_: Array) -> tuple[Array, Array, Array]:
+        """(mean, variance, likeness) of the residual, that of the base included; `sigma_scale` is not."""
+        state, own = self._state, self.residual
+        cross, smooth, extra = self._covariance(features, bytes_)
         terms = laws.sensitivities(self.kind, self.params, bytes_) * np.array(own.levels)
         prior = (terms**2).sum(axis=1) + own.amplitude**2 + own.white**2 + extra
         # of thousands of points in single precision: half the time, and 1e-6 of the prior is lost
         precision = np.dtype(np.float32 if len(state.weights) > SINGLE_FROM else np.float64)
         told = cross.astype(precision) @ state.inverse.T.astype(precision)
-        left = np.maximum(prior - np.einsum("ij,ij->i", told, told), 0.0)
-        sigma = own.sigma_scale * np.sqrt(left + state.noise**2)
-        return Prediction(np.exp(log_seconds), sigma, smooth.max(axis=1))
+        mean, left = cross @ state.weights, np.maximum(prior - np.einsum("ij,ij->i", told, told), 0.0)
+        if self.base is not None:
+            lent, doubt, _ = self.base.residual_at(features, bytes_)
+            mean, left = mean + lent, left + doubt
+        return mean, left, smooth.max(axis=1)
 
     # --- the Gaussian process
 
@@ -143,15 +156,46 @@ class Surface:
         matrix: Array = covariance(own, own, self.residual)[0] + np.diag(apart)
         inverse = lower_inverse(np.asarray(np.linalg.cholesky(matrix), np.float64))
         residual = np.log(np.array(self.seconds, float)) - law
+        if self.base is not None:
+            residual = residual - self.base.residual_at(features, bytes_)[0]
         return _State(own, inverse, inverse.T @ (inverse @ residual), float(np.median(noise)))
 
     @cached_property
     def leave_one_out(self) -> tuple[Array, Array]:
         """(error, sigma)[points]: predicted minus measured log seconds of each point from the others, law and
-        hyper-parameters held; in closed form from the inverse covariance."""
+        hyper-parameters held; in closed form from the inverse covariance. Where there is a base, the same sizes are
+        left out of it, too."""
         state = self._state
         precision = (state.inverse**2).sum(axis=0)
-        return -state.weights / precision, self.residual.sigma_scale / np.sqrt(precision)
+        error, variance = -state.weights / precision, 1.0 / precision
+        if self.base is not None:
+            lent, doubt = self.base.leave_one_out
+            place = {row: i for i, row in enumerate(self.base.features)}
+            own = [i for i, row in enumerate(self.features) if row in place]
+            twin = [place[self.features[i]] for i in own]
+            error[own] += lent[twin]
+            variance[own] += (doubt[twin] / self.base.residual.sigma_scale) ** 2
+        return error, self.residual.sigma_scale * np.sqrt(variance)
+
+    def without(self, features: Array) -> Surface:
+        """This surface with no point of these sizes, all else held; itself where that leaves none."""
+        gone = {tuple(row) for row in features.tolist()}
+        kept = [i for i, row in enumerate(self.features) if row not in gone]
+        if not kept or len(kept) == len(self.features):
+            return self
+
+        def rest(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(values[i] for i in kept) if values else values
+
+        return replace(
+            self,
+            features=rest(self.features),
+            bytes=rest(self.bytes),
+            flops=rest(self.flops),
+            seconds=rest(self.seconds),
+            noise=rest(self.noise),
+            own=rest(self.own),
+        )
 
     # --- more bytes never take less time
 
@@ -183,7 +227,10 @@ class Surface:
 
     def to_json(self) -> dict[str, Any]:
         """Of products the sizes themselves where features, bytes and FLOPs follow from them: thousands are kept."""
-        record = asdict(self)
+        record = asdict(replace(self, base=None))
+        del record["base"]
+        if not self.has_base:
+            del record["has_base"]
         if self.kind == "gemm":
             sizes = [[round(2.0**size) for size in row] for row in self.features]
             same = _from_sizes(self.variant, sizes)
