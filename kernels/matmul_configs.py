@@ -99,6 +99,7 @@ TMA_SM90 = (
     _tma(64, 32, 128, 4, 6, 0.30),
     _tma(128, 32, 128, 4, 5, 0.40),
 )
+SMALL_FLOPS = 1e10  # 15 to 25 us
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
 # Pointers, 16-bit operands: what sm_90 takes where tensor-memory copies cannot (rows not of whole 16 bytes), and
@@ -239,7 +240,8 @@ def proposals(
     shape: Gemm, sm_count: int, capability: tuple[int, int], count: int, per_tile: int = 4
 ) -> list[MatmulConfig]:
     """The `count` most promising configurations of the tensor-memory kernel (of pointers, where there is none), at most
-    `per_tile` of a tile: what tuning tries. Where there are many waves, the best four tiles come with other groups."""
+    `per_tile` of a tile: what tuning tries. Where there are many waves, the best four tiles come with other groups;
+    small products also with pointers, which fetch no descriptor before the first load."""
     tiles = tiles_for(shape.dtype, capability, tma=True) or tiles_for(shape.dtype, capability)
     options: list[MatmulConfig] = []
     for tile in tiles:
@@ -253,4 +255,7 @@ def proposals(
         for group in (config.group_m // 4, config.group_m // 2, config.group_m * 2)
         if group >= 1
     ]
-    return [*options[: count - len(grouped)], *grouped]
+    pointers = []
+    if count > 8 and shape.flops < SMALL_FLOPS and options[0].kind == "tma":
+        pointers = ranked(tiles_for(shape.dtype, capability), shape, sm_count)[:3]
+    return [*options[: count - len(grouped) - len(pointers)], *grouped, *pointers]

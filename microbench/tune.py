@@ -49,6 +49,7 @@ SPILL_LIMIT = 64  # bytes a thread: a few values kept outside the loops do no ha
 PROPOSALS = 18
 FINALISTS = 3
 ODD_SIZES = (392, 520, 712)  # divided by no tile, rows of whole 16 bytes
+EVEN_SIZES = (512, 768, 768)  # divided by every tile: the pointer kernel is another one there
 BITWISE = "differs from the exact product of small integers"
 
 Say = Callable[[str], None]
@@ -122,19 +123,31 @@ def rounding(out: Tensor, ref: Tensor, torch_error: float) -> float:
     return max_difference(out, ref) / limit
 
 
+def _checked_sizes(config: MatmulConfig, layout: str) -> list[tuple[int, int, int]]:
+    m, n, k = ODD_SIZES
+    if config.kind == "pointer":
+        return [EVEN_SIZES, (m - 1, n - 3, k - 5)]
+    # in nt, n is free: odd rows of C are stored through pointers
+    return [(m, n, k), (m, n - 3, k)] if layout == "nt" else [(m, n, k)]
+
+
 def check_kernel(key: str, layout: str) -> Row:
     """Compiles one kernel and runs it on odd sizes, on both kinds of operands. Never raises: the row says what was."""
     started = time.monotonic()
     row: Row = {"kind": "check", "kernel": key, "layout": layout, "status": "ok"}
     try:
+        from flopcast.kernels import triton_matmul
         from flopcast.kernels import triton_matmul_tma as kernels
 
         config = matmul_table.from_key(key)
-        m, n, k = ODD_SIZES
-        sizes = (
-            [(m, n, k), (m, n - 3, k)] if layout == "nt" else [(m, n, k)]
-        )  # odd rows of C: stored by pointers
-        for size in sizes:
+
+        def run(a: Tensor, b: Tensor, sm_count: int) -> Tensor:
+            if config.kind == "pointer":
+                return matmul.matmul_triton(a, b, layout, config=config)
+            sizes = (shape.m, shape.n, shape.k)
+            return kernels.launch(a, b, layout, *sizes, config, sm_count)
+
+        for size in _checked_sizes(config, layout):
             shape = Gemm(m=size[0], n=size[1], k=size[2], layout=layout)
             tiles = math.ceil(shape.m / config.block_m) * math.ceil(shape.n / config.block_n)
             # few multiprocessors: stream-K deals out some tiles and leaves others whole; many: it deals out all
@@ -143,15 +156,16 @@ def check_kernel(key: str, layout: str) -> Row:
                 a, b = small_integers(shape, "cuda")
                 exact = matmul.matmul_torch(a.float(), b.float(), layout).bfloat16()
                 for _ in range(3):
-                    if not torch.equal(kernels.launch(a, b, layout, *size, config, sm_count), exact):
+                    if not torch.equal(run(a, b, sm_count), exact):
                         return row | {"status": "wrong", "reason": f"{BITWISE} ({shape.key})"}
                 pair = matmul.operands(shape, "cuda")
                 ref = matmul.reference(pair, shape)
                 library = max_difference(matmul.matmul_torch(*pair, layout), ref)
-                out = kernels.launch(*pair, layout, *size, config, sm_count)
-                if (found := rounding(out, ref, library)) > 1:
+                if (found := rounding(run(*pair, sm_count), ref, library)) > 1:
                     return row | {"status": "wrong", "reason": f"error {found:.2f} times what is admitted"}
-        row |= compiled_facts(kernels.matmul_tma_kernel)
+        row |= compiled_facts(
+            kernels.matmul_tma_kernel if config.kind == "tma" else triton_matmul.matmul_kernel
+        )
         if row["spills"] > SPILL_LIMIT:
             row |= {"status": "dropped", "reason": f"spills {row['spills']} bytes a thread"}
     except Exception as error:  # a compiler's, a launch's: the others go on
@@ -206,20 +220,15 @@ class Tuner:
 
     def __init__(self, timer: CudaTimer, path: Path, say: Say) -> None:
         self.timer, self.path, self.say = timer, path, say
-        facts = torch.cuda.get_device_properties(timer.device)
-        self.sm_count, self.name = facts.multi_processor_count, facts.name
 
     def tune(self, shape: Gemm, configs: Sequence[MatmulConfig]) -> None:
         """A row for each configuration, a second for the finalists and one for cuBLAS."""
-        from flopcast.kernels import triton_matmul_tma as kernels
-
         device, layout = self.timer.device, shape.layout
         base: Row = {"kind": "time", "layout": layout, "m": shape.m, "n": shape.n, "k": shape.k}
-        size = (shape.m, shape.n, shape.k)
         out = torch.empty((shape.m, shape.n), dtype=torch.bfloat16, device=device)
 
         def bound(x: Sequence[Tensor], config: MatmulConfig) -> Callable[[], Tensor]:
-            return lambda: kernels.launch(x[0], x[1], layout, *size, config, self.sm_count, x[2])
+            return lambda: matmul.matmul_triton(x[0], x[1], layout, config=config, out=x[2])
 
         def library_call(x: Sequence[Tensor]) -> Callable[[], Tensor]:
             a = x[0] if layout[0] == "n" else x[0].mT

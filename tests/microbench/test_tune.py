@@ -1,0 +1,97 @@
+"""Tuning, as far as it goes without a GPU: the grid, the record that survives a kill, the table made of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flopcast.errors import UsageError
+from flopcast.kernels import matmul, matmul_table
+from flopcast.kernels.matmul_configs import proposals, shared_memory_limit
+from flopcast.kernels.shapes import Gemm
+from flopcast.microbench import tune
+
+FAST, SLOW = "tma/128x128x64/w8s6/g8/k1/c1p1", "tma/64x64x64/w4s4/g8/stream/c1p3"
+H200 = (9, 0)
+
+
+def timed(config: str, seconds: float, *, m: int = 1024, layout: str = "nt", **more: Any) -> dict[str, Any]:
+    place = {"layout": layout, "m": m, "n": 1024, "k": 1024}
+    return {"kind": "time", **place, "config": config, "round": 2, "status": "ok", "seconds": seconds, **more}
+
+
+def test_the_grid_is_the_three_products_of_every_layer() -> None:
+    grid = tune.grid()
+    assert len(grid) == len(set(grid)) == 4 * (9 * 3 + 3) * 3
+    for layout, expected in {
+        "nt": (8192, 3072, 1024),
+        "nn": (8192, 1024, 3072),
+        "tn": (3072, 1024, 8192),
+    }.items():
+        shape = tune.layer(layout, 8192, 3072, 1024)
+        assert (shape.m, shape.n, shape.k) == expected
+        assert shape in grid
+    assert {shape.flops for shape in grid} == {
+        2 * t * n * k for t in tune.TOKENS for w in tune.WIDTHS for n, k in ((w, w), (3 * w, w))
+    } | {2 * t * tune.VOCABULARY * k for t in tune.TOKENS for k in tune.VOCABULARY_WIDTHS}
+
+
+@pytest.mark.parametrize("size", [(1024, 256, 256), (256, 256, 16384), (16384, 8192, 8192), (17, 8, 24)])
+def test_what_is_tried_fits_and_differs(size: tuple[int, int, int]) -> None:
+    shape = Gemm(m=size[0], n=size[1], k=size[2], layout="tn")
+    found = proposals(shape, 132, H200, tune.PROPOSALS)
+    assert 8 <= len(found) <= tune.PROPOSALS
+    assert len({config.key for config in found}) == len(found)
+    assert all(config.shared_bytes(2) <= shared_memory_limit(H200) for config in found)
+    kernels = {tune.kernel_of(config) for config in found}
+    assert all(matmul_table.from_key(key) for key in kernels)
+
+
+def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / tune.RECORDS
+    tune.append(path, timed(FAST, 1e-5))
+    tune.append(path, timed(SLOW, 2e-5))
+    path.write_text(path.read_text()[:-20])
+    assert [row["config"] for row in tune.rows(path)] == [FAST]
+    assert tune.rows(tmp_path / "none.jsonl") == []
+
+
+def test_the_table_holds_the_fastest_that_is_right(tmp_path: Path) -> None:
+    records = [
+        timed(FAST, 1.0e-5), timed(SLOW, 2.0e-5), timed("cublas", 0.9e-5),
+        timed(FAST, 0.5e-5, m=2048), timed(FAST, 0.5e-5, m=2048, status="wrong"), timed(SLOW, 2.0e-5, m=2048),
+        timed(SLOW, 0.1e-5, m=4096, round=1), timed("cublas", 1e-5, m=4096),
+        {"kind": "check", "kernel": FAST, "layout": "nt", "status": "ok"},
+    ]  # fmt: skip
+    document = tune.table(records, "NVIDIA H200", 132, H200)
+    path = tmp_path / "matmul_table.json"
+    tune.write_table(document, path)
+    table = matmul_table.Table.of(json.loads(path.read_text()))
+    chosen = {place: config.key for place, config in table.choices["nt"].items()}
+    assert chosen == {(1024, 1024, 1024): FAST, (2048, 1024, 1024): SLOW}  # 4096 got no second round
+    assert math.isclose(tune.ratios(records)["nt", 1024, 1024, 1024], 0.9)
+    assert "0.900" in tune.summary(records)
+    assert tune.summary([]) == "no shape is timed yet"
+
+
+def test_small_integers_multiply_exactly() -> None:
+    shape = Gemm(m=24, n=40, k=4096, layout="tn")
+    a, b = tune.small_integers(shape, "cpu")
+    exact = matmul.matmul_reference(a, b, "tn")
+    assert torch.equal(matmul.matmul_torch(a.float(), b.float(), "tn").double(), exact)
+    assert torch.equal(tune._exact((a, b), "tn"), exact.bfloat16())
+    assert exact.abs().max() > 256  # beyond what bf16 counts: the rounding is checked too
+    assert tune.rounding(exact.bfloat16(), exact.float(), 0.0) <= 1
+    lost = exact - a[-1:].mT.double() @ b[-1:].double() * 64
+    assert tune.rounding(lost.bfloat16(), exact.float(), 0.0) > 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about having no GPU")
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="on a GPU"):
+        tune.tune_matmul(tmp_path, 10.0, print)
