@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from flopcast.roofline.widths_check import SEED, are_kernels_wanted, plans
+
 ROUNDS, STEPS_PER_ROUND = 3, 3
 
 
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--table", type=Path, default=Path("reports/nvidia-h200/widths.csv"))
     parser.add_argument("--budget", type=float, default=200.0, help="seconds, start of the process included")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the order: another for a second run")
     parser.add_argument("--device")
     parser.add_argument("--smoke", action="store_true", help="a few steps, tiny, on any machine")
     given = parser.parse_args(arguments)
@@ -38,10 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from flopcast.microbench.device import describe, pick_device
     from flopcast.microbench.records import Recorder
     from flopcast.microbench.run_steps import run_steps
-    from flopcast.roofline.widths_check import are_kernels_wanted, plans
 
     with given.table.open(newline="", encoding="utf-8") as file:
-        wanted = plans(csv.DictReader(file))
+        wanted = plans(csv.DictReader(file), given.seed)
     if given.smoke:
         tiny = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128, "num_hidden_layers": 2,
                 "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}  # fmt: skip

@@ -22,7 +22,6 @@ from math import sqrt
 from statistics import median
 from typing import Any
 
-from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.batch import no_garbage_collection
 from flopcast.roofline.forecast import NO_HOST, Run, forecast_items, traced_of
@@ -34,8 +33,9 @@ from flopcast.roofline.stream import Stream
 from flopcast.roofline.timeline import Backends, device_work
 from flopcast.roofline.widths_forward import forward_only
 
-AXES = {"hidden": "hidden_size", "ffn": "intermediate_size", "vocab": "vocab_size", "heads": "num_attention_heads",
-        "head_dim": "head_dim"}  # fmt: skip
+AXES = {"hidden": "hidden_size", "ffn": "intermediate_size", "vocab": "vocab_size"}
+HEADS = "heads"  # heads x head_dim, which together are one width
+HEAD_DIMS = (64, 80, 96, 112, 128, 160, 192, 256)
 LAYOUTS = {"nt": "forward", "nn": "gradient of the input", "tn": "gradient of the weights"}
 ALIGNED = 64  # rows of 128 bytes in bf16: lines are drawn between its multiples
 TOP_MULTIPLE = 256
@@ -45,8 +45,9 @@ TOLERATED = 0.01  # a penalty that nobody needs to care about: less than a forec
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One forecast width. `layout_seconds`, `layout_flops`: of products by layout; `errors`: seconds by which each
-    shape may be off (one standard deviation), for what differs between two points."""
+    """One forecast width. `layout_seconds`, `layout_flops`: of products by layout; `extrapolated`: share of the device
+    time in kernels of no measured kind; `errors`: seconds by which each shape may be off (one standard deviation), for
+    what differs between two points."""
 
     axis: str
     value: int
@@ -64,6 +65,7 @@ class Point:
     tokens: int
     peak_bytes: int
     fits: bool
+    extrapolated: float
     layout_seconds: Mapping[str, float]
     layout_flops: Mapping[str, int]
     errors: Mapping[Any, float] = field(repr=False)
@@ -180,6 +182,7 @@ def point_of(
         device_seconds_low=found.device_seconds_low, device_seconds_high=found.device_seconds_high,
         host_seconds=found.host_seconds, bound=found.bound, flops=found.flops_counted,
         tokens=run.batch * run.seq * run.accumulate, peak_bytes=found.peak_bytes, fits=found.fits,
+        extrapolated=found.basis_shares["extrapolated"],
         layout_seconds=dict(seconds), layout_flops=dict(flops), errors=dict(errors),
     )  # fmt: skip
 
@@ -188,16 +191,8 @@ def point_of(
 
 
 def changed(config: Mapping[str, Any], axis: str, value: int) -> Config:
-    """The config with one dimension changed; query heads change with their key-value heads, in the same groups.
-
-    Raises UsageError for what is no model: an odd head, heads that their groups do not divide.
-    """
+    """The config with one of AXES changed. Raises UsageError for a size of no model."""
     found = {**config, AXES[axis]: value}
-    if axis == "heads":
-        group = int(config["num_attention_heads"]) // int(config["num_key_value_heads"])
-        if value % group:
-            raise UsageError(f"heads {value}: groups of {group} query heads do not divide it")
-        found["num_key_value_heads"] = value // group
     check_config(found)
     return found
 
@@ -205,24 +200,39 @@ def changed(config: Mapping[str, Any], axis: str, value: int) -> Config:
 def candidates(config: Mapping[str, Any], axis: str, span: int = 128) -> list[int]:
     """Sizes of one axis around the config's: multiples of 64 and what lies beside them.
 
-    hidden, ffn, vocab: the multiples of 64 up to `span` from the nearest one and the next beyond (lines end there), the
-    config's own size, and around that multiple and the next what is a multiple of 32, 16, 8, 4, 2 and 1 at the most.
-    heads: one to four groups more or less. head_dim: from 64 to 256 in steps of 16, and 8 from the config's.
+    The multiples of 64 up to `span` from the one nearest to the config's own size, those of 256 around them (lines end
+    there), the own size, and around the nearest multiple what is one of 32, 16, 8, 4, 2 and 1 at the most.
     """
     own = int(config[AXES[axis]])
-    if axis == "heads":
-        group = own // int(config["num_key_value_heads"])
-        return [own + i * group for i in range(-4, 5) if own + i * group > 0]
-    if axis == "head_dim":
-        return sorted({own, *(own + i for i in (-8, -4, 4, 8) if own + i > 0), *range(64, 257, 16)})
     center = max(ALIGNED, round(own / ALIGNED) * ALIGNED)
     steps = max(1, span // ALIGNED)
     start = center // TOP_MULTIPLE * TOP_MULTIPLE
     aligned = {start, start + TOP_MULTIPLE, *(center + i * ALIGNED for i in range(-steps, steps + 1))}
     beside = {center + sign * step for step in (1, 2, 4, 8, 16, 32) for sign in (-1, 1)}
     beside |= {center + ALIGNED - step for step in (1, 8)} | {center - ALIGNED + step for step in (1, 8)}
-    lines = {around for value in (own, *beside) for around in neighbours(value, ALIGNED)}
+    lines = {end for value in (own, *beside) for end in neighbours(value, ALIGNED)}
+    lines |= {end for value in aligned if (anchor := anchor_of(value)) for end in neighbours(value, anchor)}
     return sorted(value for value in {own, *aligned, *beside, *lines} if value >= 2)
+
+
+def head_shapes(config: Mapping[str, Any]) -> list[Config]:
+    """Other heads x head_dim: head_dims in use with as many heads as come nearest to the same width, and one and two
+    groups of heads more or less at the config's own head_dim. Query heads a key-value head stay."""
+    heads, head_dim = int(config["num_attention_heads"]), int(config["head_dim"])
+    group = heads // int(config["num_key_value_heads"])
+    groups = {(max(1, round(heads * head_dim / (size * group))), size) for size in (*HEAD_DIMS, head_dim)}
+    groups |= {(max(1, heads // group + i), head_dim) for i in (-2, -1, 1, 2)}
+    found = []
+    for number, size in sorted(groups, key=lambda pair: (pair[1], pair[0])):
+        shape = {
+            **config,
+            "num_attention_heads": number * group,
+            "num_key_value_heads": number,
+            "head_dim": size,
+        }
+        check_config(shape)
+        found.append(shape)
+    return found
 
 
 def neighbours(value: int, multiple: int) -> tuple[int, int]:
@@ -256,12 +266,12 @@ def survey(
 
 
 def penalties(points: Sequence[Point]) -> list[Penalty]:
-    """Of every point whose two aligned neighbours are there too; none of heads, which are not a width."""
+    """Of every point whose two aligned neighbours are there too."""
     known = {p.value: p for p in points}
     found = []
     for one in points:
         anchor = anchor_of(one.value)
-        if anchor is None or one.axis in ("heads", "head_dim"):
+        if anchor is None:
             continue
         below, above = neighbours(one.value, anchor)
         if below in known and above in known:

@@ -120,7 +120,7 @@ def shape_plan(config: Config) -> StepPlan:
     )  # fmt: skip
 
 
-def plans(rows: Iterable[Mapping[str, str]]) -> list[StepPlan]:
+def plans(rows: Iterable[Mapping[str, str]], seed: int = SEED) -> list[StepPlan]:
     """The steps of a table of forecasts, as read from CSV: shuffled, so that no neighbourhood has the card's clocks to
     itself, the aligned ones twice."""
     places = {place.name: place for place in NEIGHBOURHOODS}
@@ -138,7 +138,7 @@ def plans(rows: Iterable[Mapping[str, str]]) -> list[StepPlan]:
             )
             plan = shape_plan(shape)
         found.append(plan)
-    random.Random(SEED).shuffle(found)
+    random.Random(seed).shuffle(found)
     return found
 
 

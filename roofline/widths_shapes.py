@@ -45,7 +45,7 @@ class Constraint:
         return abs(count / self.params - 1.0) <= self.tolerance
 
     def __str__(self) -> str:
-        return f"{self.params / 1e6:.4g}M parameters ± {self.tolerance:.2g}"
+        return f"{self.params / 1e6:.4g}M parameters ± {self.tolerance:.2%}"
 
 
 def parse_constraint(text: str) -> Constraint:
