@@ -18,6 +18,7 @@ from types import MappingProxyType
 from flopcast.errors import DataError, UsageError
 
 SPECS_FILE = Path(__file__).parent / "data" / "gpus.csv"
+INLINE_ECC_SHARE = 15 / 16
 PEAK_DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8")
 HOW_TO_MEASURE = (
     "to measure the GPU of a machine, run there: flopcast bench --out DIR, then flopcast fit DIR --out "
@@ -31,6 +32,8 @@ class GpuSpec:
 
     `name_match`: the device names (as torch and NVML report them) of this GPU. A peak that the GPU lacks is
     None. `max_clock_mhz`: what cards run at while power allows, above the clock of the peaks where `notes` say so.
+    `inline_ecc`: whether check bits are kept in the memory itself, as programs see by what is missing of it (an L4
+    shows 22.0 of 24 GiB, an RTX 4090 all but what the driver takes).
     """
 
     name: str
@@ -49,8 +52,14 @@ class GpuSpec:
     bandwidth_bytes_per_second: float
     l2_bytes: int
     tdp_w: float
+    inline_ecc: bool
     source: str
     notes: str
+
+    @property
+    def usable_bytes_per_second(self) -> float:
+        """Bandwidth left for data: of a board with inline ECC the share of its memory that is left, 15/16."""
+        return self.bandwidth_bytes_per_second * (INLINE_ECC_SHARE if self.inline_ecc else 1.0)
 
     @property
     def peaks(self) -> dict[str, float]:
@@ -92,6 +101,7 @@ def _parse(row: dict[str, str]) -> GpuSpec:
         bandwidth_bytes_per_second=float(row["bandwidth_bytes_per_second"]),
         l2_bytes=int(row["l2_bytes"]),
         tdp_w=float(row["tdp_w"]),
+        inline_ecc={"true": True, "false": False}[row["inline_ecc"]],
         source=row["source"],
         notes=row["notes"],
     )

@@ -1,7 +1,9 @@
-"""Which profile a name means: shipped, measured by this user, projected from a datasheet, or a file."""
+"""Which profile a name means: shipped, measured by this user, projected from a datasheet (and refined by published
+times, where such ship), or a file."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -10,12 +12,15 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline import hosts
-from flopcast.roofline.gpus import load_specs, unknown_gpu_message
-from flopcast.roofline.profile import HostCosts, Profile, known_profiles
+from flopcast.roofline.gpus import find_spec, load_specs, unknown_gpu_message
+from flopcast.roofline.profile import PROFILE_BASES, HostCosts, Profile, known_profiles
 from flopcast.roofline.project import project
+from flopcast.roofline.published_fit import apply
 
 # The measured profile that the others are projected from.
 SOURCE = "nvidia-h200"
+# Parameters fitted to published times, a file a GPU.
+PUBLISHED = Path(__file__).parent / "data" / "published"
 
 
 @dataclass(frozen=True)
@@ -63,16 +68,24 @@ def known() -> list[Known]:
     shipped = known_profiles()
     found = [Known(name, "measured", "shipped") for name in sorted(shipped)]
     found += [
-        Known(n, "measured", str(p))
+        Known(n, Profile.load(p).basis, str(p))
         for n, p in sorted(known_profiles(user_folder()).items())
         if n not in shipped
     ]
     names = {entry.name for entry in found}
     if SOURCE in shipped:
-        found += [
-            Known(n, "projected", f"datasheet, scaled from {SOURCE}") for n in load_specs() if n not in names
-        ]
-    return found
+        found += [_projected_entry(name) for name in load_specs() if name not in names]
+    return sorted(found, key=lambda entry: PROFILE_BASES.index(entry.basis))
+
+
+def _projected_entry(name: str) -> Known:
+    record = published_record(name)
+    plain = f"datasheet, scaled from {SOURCE}"
+    if record is None:
+        return Known(name, "projected", plain)
+    if record["gpu"] != name:
+        return Known(name, "projected", f"{plain}, and by the published times of {record['gpu']}")
+    return Known(name, "published", f"{plain}, and refined by {record['source']}")
 
 
 def find_profile(name_or_path: str) -> Profile:
@@ -89,15 +102,35 @@ def find_profile(name_or_path: str) -> Profile:
     path = Path(name_or_path)
     if path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path:
         return Profile.load(path)
-    specs = load_specs()
-    if name_or_path in specs and SOURCE in shipped:
-        return project(Profile.load(shipped[SOURCE]), specs[name_or_path])
+    if name_or_path in load_specs() and SOURCE in shipped:
+        record = published_record(name_or_path)
+        plain = projection(name_or_path)
+        return plain if record is None else apply(plain, record)
     if name_or_path == "cpu":
         raise UsageError(
             "no profile of this machine's processor yet: measure it with `flopcast bench --device cpu --out DIR` "
             "and `flopcast fit DIR`"
         )
     raise UsageError(unknown_gpu_message(name_or_path, names()))
+
+
+def projection(name: str) -> Profile:
+    """The profile of a GPU from its datasheet and the shipped measurements alone, without any published times of it.
+
+    Raises UsageError for a GPU that is not known."""
+    return project(Profile.load(known_profiles()[SOURCE]), find_spec(name))
+
+
+def published_record(name: str) -> dict[str, Any] | None:
+    """What ships of published times for a GPU (`published_fit.refine` made it): its own, else that of the same chip on
+    another board; None where there is none."""
+    spec = load_specs()[name]
+    for path in sorted(PUBLISHED.glob("*.json"), key=lambda path: path.stem != name):
+        board = load_specs()[path.stem]
+        if path.stem == name or (board.arch, board.sm_count) == (spec.arch, spec.sm_count):
+            record: dict[str, Any] = json.loads(path.read_text())
+            return record
+    return None
 
 
 def names() -> list[str]:

@@ -69,11 +69,11 @@ def memory_rate(rate: float, source: GpuSpec, target: GpuSpec) -> float:
     which is then scaled by SMs and clock. A kernel at the roof tells nothing of its SM limit: it is put at
     twice the roof, so such a kernel goes nearly with bandwidth.
     """
-    roof = ROOF * source.bandwidth_bytes_per_second
+    roof = ROOF * source.usable_bytes_per_second
     left = rate**-SHARPNESS - roof**-SHARPNESS
     issue = max(left, (2.0 * roof) ** -SHARPNESS) ** (-1.0 / SHARPNESS)
     there = issue * _sm_clocks(target) / _sm_clocks(source)
-    target_roof = ROOF * target.bandwidth_bytes_per_second
+    target_roof = ROOF * target.usable_bytes_per_second
     return rate * _smooth_min(there, target_roof) / _smooth_min(issue, roof)
 
 
@@ -126,7 +126,7 @@ def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec
     compute = rates[1] / rates[0]
     if backend in MMA_SYNC_BACKENDS:
         compute *= _mma_sync(target) / _mma_sync(source)
-    memory = target.bandwidth_bytes_per_second / source.bandwidth_bytes_per_second
+    memory = target.usable_bytes_per_second / source.usable_bytes_per_second
     slower = cycles(source, target)
     factors = {
         "peak": compute,
@@ -170,7 +170,7 @@ def _memory_params(
     else:
         there, doubt = memory_rate(rate, source, target), 0.0
         if name.split("/")[1] not in SINGLE_PASS:
-            plain = rate * target.bandwidth_bytes_per_second / source.bandwidth_bytes_per_second
+            plain = rate * target.usable_bytes_per_second / source.usable_bytes_per_second
             there, doubt = (there * plain) ** 0.5, abs(log(there / plain)) / 2.0
     slower = cycles(source, target)
     params = {key: value * (slower if key in LATENCIES else 1.0) for key, value in surface.params.items()}
@@ -197,8 +197,9 @@ def _mma_sync(spec: GpuSpec) -> float:
 
 def common_sigma(profile: Profile, op_class: str) -> float:
     """The part of the deviation of log seconds that all kernels of a class share because the profile is
-    projected, 0 for a measured one. It does not average out over the kernels of a step."""
-    if profile.basis != "projected":
+    projected (or published times refine it), 0 for a measured one. It does not average out over the kernels of a
+    step."""
+    if profile.basis == "measured":
         return 0.0
     sigma: dict[str, float] = profile.provenance.get("sigma", SIGMA)
     return sigma[kind_of(op_class)]

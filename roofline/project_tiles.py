@@ -109,7 +109,7 @@ def tile_params(surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec) 
         "l2_bytes": float(target.l2_bytes),
         "shared_bandwidth": shared * (CUDA_CORE_SHARED if dtype == "fp32" else 1.0),
         "l2_bandwidth": l2,
-        "bandwidth": own["bandwidth"] * target.bandwidth_bytes_per_second / source.bandwidth_bytes_per_second,
+        "bandwidth": own["bandwidth"] * target.usable_bytes_per_second / source.usable_bytes_per_second,
         "prologue": own["prologue"] * slower,
         "epilogue": own["epilogue"] * slower,
         "floor": own["floor"] * slower,

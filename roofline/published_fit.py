@@ -248,13 +248,21 @@ def apply(profile: Profile, record: Mapping[str, Any]) -> Profile:
         ceilings["matrix_sustained/bf16"] = Number(
             rate, rate / spread, rate * spread, "published", record["source"]
         )
+    before = profile.provenance.get("published") or {}
+    sources = [before["source"]] if before.get("source", record["source"]) != record["source"] else []
     provenance = {
         **profile.provenance,
         "sigma": sigma,
         "published": {
-            "gpu": record["gpu"], "source": record["source"], "rows": published, "held_out": record["held_out"],
+            "gpu": record["gpu"],
+            "source": "; ".join([*sources, record["source"]]),
+            "rows": {**(before.get("rows") or {}), **published},
+            "like": sorted(
+                {*before.get("like", ()), *(f["surface"] for f in record["fits"] if f["is_serving"])}
+            ),
+            "held_out": record["held_out"],
         },
-    }  # fmt: skip
+    }
     basis = "published" if own else profile.basis
     return replace(profile, basis=basis, surfaces=surfaces, ceilings=ceilings, provenance=provenance)
 
@@ -329,3 +337,44 @@ def _square_rate(surface: Surface, size: int = 8192) -> float:
     features = np.full((1, 3), np.log2(size))
     flops = np.array([2.0 * size**3])
     return float(flops[0] / np.exp(surface.law(features, np.array([6.0 * size**2]), flops))[0])
+
+
+def estimates(
+    profile: Profile, spec: GpuSpec, rows: Sequence[Timed], record: Mapping[str, Any] | None = None
+) -> tuple[Array, Array]:
+    """(seconds, deviations of log seconds) of rows, each by what runs it: a server's calls by `serving_estimate`."""
+    seconds, sigma = np.empty(len(rows)), np.empty(len(rows))
+    serving = [i for i, row in enumerate(rows) if row.is_serving]
+    plain = [i for i, row in enumerate(rows) if not row.is_serving]
+    if serving:
+        seconds[serving], sigma[serving] = serving_estimate(profile, spec, [rows[i] for i in serving], record)
+    found = profile.estimate([(rows[i].work, rows[i].work.backend, "cold") for i in plain])
+    seconds[plain], sigma[plain] = [f.seconds for f in found], [f.sigma for f in found]
+    return seconds, sigma
+
+
+def errors(
+    before: Profile,
+    after: Profile,
+    spec: GpuSpec,
+    record: Mapping[str, Any],
+    rows: Sequence[Timed],
+    *,
+    hold_out: bool,
+) -> list[dict[str, Any]]:
+    """Mean |error| by fitted surface, before and after: of the shapes held out, or of all."""
+    out = []
+    for fit in record["fits"]:
+        some = [
+            row
+            for row in rows
+            if surface_name(row.work.backend, row.work.op_class, row.work.variant, "cold") == fit["surface"]
+            and row.is_serving == fit["is_serving"]
+            and (row.is_held_out or not hold_out)
+        ]
+        if some:
+            actual = np.array([row.seconds for row in some])
+            found = [estimates(before, spec, some)[0], estimates(after, spec, some, record)[0]]
+            mean = [float(np.abs(each / actual - 1.0).mean()) for each in found]
+            out.append({"surface": fit["surface"], "rows": len(some), "before": mean[0], "after": mean[1]})
+    return out
