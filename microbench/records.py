@@ -253,6 +253,8 @@ class Recorder:
         self.folder = Path(folder)
         self.path = self.folder / MEASUREMENTS
         self.machine_id: str = machine["machine"]
+        # which process wrote a row, by when it began: kernels of a graph follow one another closer in one than in another
+        self.run = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._fsync_seconds = fsync_seconds
         self._lock = lock_folder(self.folder)
         self._descriptor = -1
@@ -305,12 +307,13 @@ class Recorder:
         return status is not None and status not in retry
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row; schema, machine, method, time are filled in. Raises RunError without room."""
+        """Write one row; schema, machine, method, run, time are filled in. Raises RunError without room."""
         full = {
             "schema": SCHEMA,
             **row,
             "method": METHOD,
             "machine": self.machine_id,
+            "run": self.run,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         write_line(self._descriptor, encode(full), self.path)

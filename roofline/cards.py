@@ -65,11 +65,12 @@ def read_folder(folder: Path | str, describe_shape: Callable[[Shape, str], Work]
         machine, measured = records.read_machine(folder), records.read(folder)
         rows = measured.latest()
         _check_one_machine(folder, machine, rows)
+        rows = with_taken(rows, describe_shape)
         return Found(home=folder, machine=machine, rows=rows, warnings=list(measured.warnings))
     each = {name: read_folder(path, describe_shape) for name, path in folders.items()}
     first = next(iter(each.values()))
     _check_same_kind(folders, {name: found.machine for name, found in each.items()})
-    cards = {name: with_taken(found.rows, describe_shape) for name, found in each.items()}
+    cards = {name: found.rows for name, found in each.items()}
     return Found(
         home=first.home,
         machine=first.machine,

@@ -13,6 +13,7 @@ from flopcast.roofline.profile import Number
 
 # From here on a row is long: what the timer and the profiler differ by is clocks, not caches.
 LONG_SECONDS = 100e-6
+FEWEST_ROWS = 100  # of a process, below which its gap is taken to be that of all
 FAST_QUANTILE = 0.1
 # Classes whose kernels write next to nothing, or whose tables are so large that rotating leaves their rows in L2.
 READING = ("reduction", "loss", "embedding")
@@ -49,30 +50,47 @@ def taken_seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | 
 
 
 def graph_gap_of(rows: Iterable[Mapping[str, Any]]) -> Number | None:
-    """What graph replay adds to a single kernel's duration: median over rows of one kernel under 50 us,
-    where the gap is more than the noise of the difference."""
-    gaps = [
-        row["seconds"] - row["kernel_seconds"]
-        for row in rows
-        if row.get("shape") and row.get("timer") == "graph" and row.get("seconds")
-        if 0 < (row.get("kernel_seconds") or 0) < 50e-6 and len(row.get("kernels") or ()) == 1
-    ]
+    """What graph replay adds to a single kernel's duration, seconds: median over rows of one kernel under 50 us, where
+    the gap is more than the noise of the difference; none where the profiler reads longer than the timer."""
+    gaps = _gaps(rows)
     if not gaps:
         return None
     low, middle, high = (float(max(q, 0.0)) for q in np.quantile(gaps, [0.05, 0.5, 0.95]))
     return Number(middle, low, high, "measured", f"{len(gaps)} rows of one kernel under 50 us")
 
 
+def _gap_of(rows: Iterable[Mapping[str, Any]]) -> float | None:
+    """As `graph_gap_of`, and negative where the profiler reads longer: it makes the readings of two processes alike."""
+    gaps = _gaps(row for row in rows if row["status"] == "ok")
+    return float(np.median(gaps)) if gaps else None
+
+
+def _gaps(rows: Iterable[Mapping[str, Any]]) -> list[float]:
+    return [
+        row["seconds"] - row["kernel_seconds"]
+        for row in rows
+        if row.get("shape") and row.get("timer") == "graph" and row.get("seconds")
+        if 0 < (row.get("kernel_seconds") or 0) < 50e-6 and len(row.get("kernels") or ()) == 1
+    ]
+
+
 def with_taken(
     rows: Sequence[dict[str, Any]], describe_shape: Callable[[Shape, str], Work]
 ) -> list[dict[str, Any]]:
-    """The rows of one card, those of shapes with the `taken_seconds` of each, by the card's own gap between kernels.
+    """The rows of one card, those of shapes with the `taken_seconds` of each, by the gap between kernels of the process
+    that wrote it.
 
-    Graphs leave 0.2 us more between kernels in a process that has trained than in one that has not, which two cards'
+    Graphs leave 0.2 us more between kernels in a process that has trained than in one that has not, which two runs'
     bare timers would differ by in every short row."""
-    found = graph_gap_of(row for row in rows if row["status"] == "ok")
-    gap = 0.0 if found is None else found.value
-    return [{**row, "taken_seconds": _taken(row, gap, describe_shape)} for row in rows]
+    whole = _gap_of(rows) or 0.0
+    runs: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        runs.setdefault(row.get("run"), []).append(row)
+    gaps = {
+        run: whole if len(members) < FEWEST_ROWS or (gap := _gap_of(members)) is None else gap
+        for run, members in runs.items()
+    }
+    return [{**row, "taken_seconds": _taken(row, gaps[row.get("run")], describe_shape)} for row in rows]
 
 
 def _taken(row: Mapping[str, Any], gap: float, describe_shape: Callable[[Shape, str], Work]) -> float | None:
