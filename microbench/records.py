@@ -253,7 +253,7 @@ class Recorder:
         self.folder = Path(folder)
         self.path = self.folder / MEASUREMENTS
         self.machine_id: str = machine["machine"]
-        # which process wrote a row, by when it began: kernels of a graph follow one another closer in one than in another
+        # which process wrote a row, by when it began: kernels of a graph follow closer in one that has not trained
         self.run = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._fsync_seconds = fsync_seconds
         self._lock = lock_folder(self.folder)
