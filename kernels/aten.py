@@ -7,6 +7,7 @@ dtypes, strides and broadcasts; replaying the recorded call measures what the st
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,7 +79,52 @@ def operands(shape: Call, device: torch.device | str, seed: int = 0) -> tuple[to
             base = torch.randn((extent,), generator=generator, device=device).to(dtype)
         return base.as_strided(operand.shape, operand.stride)
 
-    return tuple(make(operand) for operand in shape.inputs)
+    made = tuple(make(operand) for operand in shape.inputs)
+    _make_valid(shape, made, generator)
+    return made
+
+
+def _make_valid(shape: Call, made: Sequence[torch.Tensor], generator: torch.Generator) -> None:
+    """Overwrites what a call takes for granted of its operands, and random numbers are not."""
+    name = _packet(shape)
+    if name == "_grouped_mm" and len(made) > 2:
+        # ends of the groups along the dimension they share, the last its size; whole chunks of 16 rows
+        ends, rows = made[2], made[0].shape[0 if made[1].ndim == 3 else 1]
+        drawn = torch.randint(0, rows // 16 + 1, ends.shape, generator=generator, device=ends.device) * 16
+        drawn[-1] = rows
+        ends.copy_(drawn.sort().values)
+    elif name == "max_pool2d_with_indices_backward":
+        # where in its window each result came from: random places lie in none
+        sizes = [value for value in json.loads(shape.args) if not isinstance(value, dict)]
+        made[2].copy_(torch.ops.aten.max_pool2d_with_indices(made[1].float(), *sizes)[1])
+    elif name == "index_put_" and not _adds(shape):
+        # written twice, a place keeps either value: every place at most once, as far as there are places
+        for dimension, position in enumerate(_positions(json.loads(shape.args)[1])):
+            index = made[position]
+            if index.dtype == torch.bool or not index.is_contiguous():
+                continue
+            bound = made[0].shape[dimension]
+            places = torch.randperm(bound, generator=generator, device=index.device)
+            count = min(bound, index.numel())
+            index.view(-1)[:count] = places[:count]
+
+
+def _adds(shape: Call) -> bool:
+    """Whether an `index_put_` adds up what it writes."""
+    arguments = json.loads(shape.args)
+    return bool(arguments[3] if len(arguments) > 3 else json.loads(shape.kwargs).get("accumulate", False))
+
+
+def _positions(value: Any) -> list[int]:
+    """The operands that an argument names."""
+    match value:
+        case {"t": position}:
+            return [position]
+        case {"ts": [first, count]}:
+            return list(range(first, first + count))
+        case list():
+            return [position for item in value for position in _positions(item)]
+    return []
 
 
 def _decode(value: Any, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Any:
@@ -133,9 +179,28 @@ def reference(operands: Sequence[torch.Tensor], shape: Call) -> list[torch.Tenso
     """What the call returns or writes, in float64. Take it before the call, which may write in place."""
     # A fused optimizer takes its step counts, scalars, as fp32 whatever the parameters are: CUDA's kernel reads the
     # first four bytes at their address, which of a float64 are zeros, and divides by 1 - beta^0.
+    if (
+        _packet(shape) == "native_dropout"
+    ):  # what is dropped is drawn anew each time: `check` asks the call's own mask
+        return [_upcast(operands[0])]
+    if _packet(shape) == "_grouped_mm":  # refuses float64
+        return [_grouped_products([_upcast(operand) for operand in operands])]
     counts = _packet(shape).startswith("_fused_adam")
     copies = [tensor.clone() if counts and tensor.ndim == 0 else _upcast(tensor) for tensor in operands]
     return _results(_bind(shape, copies, in_fp64=True)(), copies, shape)
+
+
+def _grouped_products(operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`_grouped_mm` group by group: of a[rows, k] and b[groups, k, n] the rows' products, of a[m, k] and b[k, n], or
+    a[groups, m, k] and b[k, n], the groups' or columns'."""
+    a, b, ends = operands
+    limits = [0, *ends.tolist()]
+    spans = [slice(*pair) for pair in itertools.pairwise(limits)]
+    if a.ndim == 2 and b.ndim == 3:
+        return torch.cat([a[span] @ b[i] for i, span in enumerate(spans)])
+    if a.ndim == 3:
+        return torch.cat([a[i] @ b[:, span] for i, span in enumerate(spans)], dim=1)
+    return torch.stack([a[:, span] @ b[span] for span in spans])
 
 
 def _upcast(tensor: torch.Tensor) -> torch.Tensor:
@@ -161,12 +226,30 @@ def check(
 ) -> tuple[float, float]:
     """(relative error in norm, the worst of the results; the tolerance). A NaN gives an infinite error."""
     found = _results(out, operands, shape)
+    if _packet(shape) == "native_dropout":
+        expected = _kept(found[1], expected[0], float(json.loads(shape.args)[1]))
     names = [o.dtype for o in (*shape.inputs, *shape.outputs) if o.dtype in TOLERANCE]
     tolerance = max((TOLERANCE[name] for name in names), default=0.0)
     worst = 0.0
     for got, want in zip(found, expected, strict=True):
-        scale = float(want.double().norm())
-        error = float((got.double() - want.double()).norm())
+        difference = (got.double() - want.double()).where(
+            got != want, 0.0
+        )  # infinities that are equal are right
+        scale = float(want.double().where(want.isfinite(), 0.0).norm())
+        error = float(difference.norm())
         relative = error / scale if scale > 0 else error
         worst = max(worst, relative) if relative == relative else float("inf")
     return worst, tolerance
+
+
+# Deviations of the binomial distribution that the share a dropout keeps may be off: one in 10^9 by chance.
+SHARE_DEVIATIONS = 6.0
+
+
+def _kept(mask: torch.Tensor, wide: torch.Tensor, dropped: float) -> list[torch.Tensor]:
+    """[what a dropout of this mask makes of its operand, the mask]; a mask that keeps another share than it should
+    makes NaNs."""
+    deviation = (dropped * (1.0 - dropped) / max(mask.numel(), 1)) ** 0.5
+    off = abs(float(mask.double().mean()) - (1.0 - dropped)) if mask.numel() else 0.0
+    scale = 1.0 / (1.0 - dropped) if off <= SHARE_DEVIATIONS * deviation else float("nan")
+    return [wide * mask * scale, mask]

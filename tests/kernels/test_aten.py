@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -224,3 +225,90 @@ def test_decoded_arguments() -> None:
         '{"dtype":{"d":"bf16"}}',
     )
     assert aten.prepare(cast, "torch", aten.operands(cast, "cpu"))().dtype == torch.bfloat16
+
+
+def dropout(dtype: str = "fp32", share: float = 0.1) -> Call:
+    operand = contiguous(64, 512, dtype=dtype)
+    return Call(
+        "aten.native_dropout.default",
+        (operand,),
+        (operand, contiguous(64, 512, dtype="bool")),
+        f'[{{"t":0}},{share},true]',
+    )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_dropout_is_held_against_its_own_mask(dtype: str) -> None:
+    call, operands, expected, (out, mask) = replay(dropout(dtype))
+    error, tolerance = aten.check((out, mask), expected, operands, call)
+    assert error <= tolerance
+    assert aten.check((operands[0], mask), expected, operands, call)[0] > tolerance, "not scaled"
+    assert aten.check((out, mask.logical_not()), expected, operands, call)[0] > tolerance
+    all_kept = operands[0] / 0.9, torch.ones_like(mask)
+    assert not aten.check(all_kept, expected, operands, call)[0] <= tolerance, "nothing was dropped"
+
+
+def grouped(a: Operand, b: Operand, out: Operand) -> Call:
+    ends = contiguous(b.shape[0] if len(b.shape) == 3 else out.shape[0], dtype="int32")
+    return Call("aten._grouped_mm.default", (a, b, ends), (out,), '[{"t":0},{"t":1},{"t":2}]')
+
+
+GROUPED = {
+    "forward": grouped(contiguous(160, 32), contiguous(5, 32, 48), contiguous(160, 48)),
+    "of weights": grouped(Operand((32, 160), (1, 32), "fp32"), contiguous(160, 48), contiguous(5, 32, 48)),
+    "in bf16": grouped(
+        contiguous(160, 32, dtype="bf16"),
+        Operand((5, 32, 48), (1536, 1, 32), "bf16"),
+        contiguous(160, 48, dtype="bf16"),
+    ),
+}
+
+
+@pytest.mark.parametrize("call", GROUPED.values(), ids=GROUPED)
+def test_grouped_products_have_valid_groups_and_are_right(call: Call) -> None:
+    call, operands, expected, out = replay(call)
+    ends = operands[2].tolist()
+    assert ends == sorted(ends)
+    assert (ends[0] >= 0, ends[-1]) == (True, 160)
+    error, tolerance = aten.check(out, expected, operands, call)
+    assert error <= tolerance
+    out[0] *= 1.5
+    assert aten.check(out, expected, operands, call)[0] > tolerance
+
+
+def test_infinities_are_right_where_they_belong() -> None:
+    call = Call("aten.scalar_tensor.default", (), (contiguous(),), '[{"f":"-inf"}]', '{"dtype":{"d":"fp32"}}')
+    call, operands, expected, out = replay(call)
+    assert aten.check(out, expected, operands, call)[0] == 0
+    for wrong in (float("inf"), 1.0):
+        assert aten.check(torch.tensor(wrong), expected, operands, call)[0] == float("inf")
+
+
+def test_places_are_written_once_unless_values_add_up() -> None:
+    numbers = contiguous(512, dtype="int64")
+    arguments = '[{"t":0},{"ts":[1,1]},{"t":2}]'
+    put = Call("aten.index_put_.default", (numbers, numbers, numbers), (numbers,), arguments, written=(0,))
+    call, operands, expected, out = replay(put)
+    assert sorted(operands[1].tolist()) == list(range(512))
+    assert aten.check(out, expected, operands, call)[0] == 0
+    adds = replace(put, args=arguments[:-1] + ",true]")
+    call, operands, expected, out = replay(adds)
+    assert len(set(operands[1].tolist())) < 512
+    assert aten.check(out, expected, operands, call)[0] == 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_gradients_of_a_pooling_go_where_its_maxima_were(dtype: str) -> None:
+    image, pooled = contiguous(2, 3, 12, 12, dtype=dtype), contiguous(2, 3, 6, 6, dtype=dtype)
+    call = Call(
+        "aten.max_pool2d_with_indices_backward.default",
+        (pooled, image, replace(pooled, dtype="int64")),
+        (image,),
+        '[{"t":0},{"t":1},[3,3],[2,2],[1,1],[1,1],false,{"t":2}]',
+    )
+    call, operands, expected, out = replay(call)
+    maxima = torch.nn.functional.max_pool2d(operands[1].float(), 3, 2, 1)
+    at = operands[1].float().flatten(2).gather(2, operands[2].flatten(2)).view_as(maxima)
+    assert torch.equal(at, maxima)
+    error, tolerance = aten.check(out, expected, operands, call)
+    assert error <= tolerance
