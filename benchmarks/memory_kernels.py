@@ -284,7 +284,7 @@ def main() -> int:
     parser.add_argument("--warm", default="", metavar="I/N")
     arguments = parser.parse_args()
     start = time.monotonic()
-    device = torch.device("cpu" if arguments.smoke else "cuda")
+    device = torch.device("cpu") if arguments.smoke else torch.device("cuda", 0)
     policy = CPU_QUICK if arguments.smoke else replace(QUICK, timeout_seconds=0.08, warm_up_seconds=2.0)
     timer = make_timer(device, policy)
     shapes = smoke_cases() if arguments.smoke else tuning_cases() if arguments.tune else cases()

@@ -41,7 +41,8 @@ def _online(x, largest, total):
 
 @triton.jit
 def _log_sum_exp(row_ptr, vocab, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """Natural log-sum-exp of a row, fp32; NaN with a NaN or +inf in it, -inf of a row of -inf."""
+    """(base, sum) of a row, fp32: its log-sum-exp is base + log(sum). NaN with a NaN or +inf in it; of a row of -inf
+    the sum is 0."""
     offsets = _offsets(BLOCK)
     largest = tl.full((BLOCK // VEC,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK // VEC,), dtype=tl.float32)
@@ -56,7 +57,14 @@ def _log_sum_exp(row_ptr, vocab, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     highest = tl.max(largest, 0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
     total = total * tl.exp2((largest - base) * LOG2_E)
-    return base + tl.log(tl.sum(total, 0))
+    return base, tl.sum(total, 0)
+
+
+@triton.jit
+def _times_log2e(x):
+    """(high, low): x log2(e) to twice the precision; low goes into a factor of the row: elements cost no more."""
+    high = x * LOG2_E
+    return high, tl.fma(x, LOG2_E, -high)
 
 
 @triton.jit
@@ -67,19 +75,19 @@ def _logit(row_ptr, target, vocab):
 
 @triton.jit
 def _gradient_block(
-    row_ptr, out_ptr, start, target, lse, scale, vocab, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    row_ptr, out_ptr, start, target, high, factor, scale, vocab, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     ONE: tl.constexpr,
 ):  # fmt: skip
-    """softmax scale and, with ONE, the target's -scale too."""
+    """exp2(x log2(e) - high) factor, which is softmax scale, and, with ONE, the target's -scale too."""
     at = start + _offsets(BLOCK)
     if MASKED:
         x = tl.load(row_ptr + at, mask=at < vocab, other=0.0, eviction_policy="evict_first").to(tl.float32)
     else:
         x = tl.load(row_ptr + at, eviction_policy="evict_first").to(tl.float32)
-    p = tl.exp2(x * LOG2_E - lse * LOG2_E)
+    p = tl.exp2(x * LOG2_E - high) * factor
     if ONE:
-        p = tl.where(at == target, p - 1.0, p)
-    out = (p * scale).to(out_ptr.dtype.element_ty)
+        p = tl.where(at == target, p - scale, p)
+    out = p.to(out_ptr.dtype.element_ty)
     if MASKED:
         tl.store(out_ptr + at, out, mask=at < vocab, eviction_policy="evict_first")
     else:
@@ -97,7 +105,8 @@ def forward_kernel(
     loss = 0.0
     lse = 0.0
     if target != ignore_index:
-        lse = _log_sum_exp(row_ptr, vocab, BLOCK, STAGES)
+        base, total = _log_sum_exp(row_ptr, vocab, BLOCK, STAGES)
+        lse = base + tl.log(total)
         loss = lse - _logit(row_ptr, target, vocab)
     tl.store(losses_ptr + row, loss)
     tl.store(lse_ptr + row, lse)
@@ -119,15 +128,16 @@ def backward_kernel(
         tl.store(out + at, tl.zeros((BLOCK // VEC, VEC), out_ptr.dtype.element_ty), mask=at < vocab)
     else:
         scale = tl.load(dloss_ptr).to(tl.float32) / tl.load(count_ptr)
-        lse = tl.load(lse_ptr + row)
+        high, low = _times_log2e(tl.load(lse_ptr + row))
+        factor = scale * tl.exp2(-low)
         column = tl.where((target >= 0) & (target < vocab), target, -1).to(
             tl.int32
         )  # half the compares' work
         row_ptr = logits_ptr + row * stride
         if start + BLOCK <= vocab:
-            _gradient_block(row_ptr, out, start, column, lse, scale, vocab, BLOCK, False, True)
+            _gradient_block(row_ptr, out, start, column, high, factor, scale, vocab, BLOCK, False, True)
         else:
-            _gradient_block(row_ptr, out, start, column, lse, scale, vocab, BLOCK, True, True)
+            _gradient_block(row_ptr, out, start, column, high, factor, scale, vocab, BLOCK, True, True)
 
 
 @triton.jit
@@ -147,20 +157,24 @@ def both_kernel(
                 at = start + _offsets(BLOCK)
                 tl.store(out + at, tl.zeros((BLOCK // VEC, VEC), out_ptr.dtype.element_ty), mask=at < vocab)
         else:
-            lse = _log_sum_exp(row_ptr, vocab, BLOCK, STAGES)
+            base, total = _log_sum_exp(row_ptr, vocab, BLOCK, STAGES)
             logit = _logit(row_ptr, target, vocab)
-            loss = lse - logit
+            loss = base + tl.log(total) - logit
+            high, low = _times_log2e(base)
+            factor = scale * tl.exp2(-low) / total
             tl.debug_barrier()  # all read the target's logit before one writes the gradient over it
             # Last block first: what was read last is the likeliest to be in the L2 still.
             whole = vocab // BLOCK
             if whole * BLOCK < vocab:
-                _gradient_block(row_ptr, out, whole * BLOCK, 0, lse, scale, vocab, BLOCK, True, False)
+                _gradient_block(
+                    row_ptr, out, whole * BLOCK, 0, high, factor, scale, vocab, BLOCK, True, False
+                )
             for j in tl.range(0, whole, num_stages=STAGES):
                 start = (whole - 1 - j) * BLOCK
-                _gradient_block(row_ptr, out, start, 0, lse, scale, vocab, BLOCK, False, False)
+                _gradient_block(row_ptr, out, start, 0, high, factor, scale, vocab, BLOCK, False, False)
             tl.debug_barrier()  # one element is written once more, after all others
             if (target >= 0) & (target < vocab):
-                p = (tl.exp2(logit * LOG2_E - lse * LOG2_E) - 1.0) * scale
+                p = tl.exp2(logit * LOG2_E - high) * factor - scale
                 tl.store(out + target, p.to(out_ptr.dtype.element_ty))
         tl.store(losses_ptr + i, loss)
 
