@@ -67,7 +67,7 @@ def cost_curves(
     `what_if` forecasts the steps of other hosts too (`HOST_FACTORS`). `streams` says where op streams come from.
     Raises UsageError for models that cannot be, and for "same" where the profiles' hosts are not one.
     """
-    feeding = _hosts(profiles, host, hosts)
+    feeding = feeding_hosts(profiles, host, hosts)
     points: list[list[StepPoint]] = [[] for _ in profiles]
     total = len(profiles) * len(models)
     done = 0
@@ -89,7 +89,9 @@ def cost_curves(
     ]
 
 
-def _hosts(profiles: Sequence[Profile], host: HostCosts | None, hosts: str) -> list[tuple[HostCosts, bool]]:
+def feeding_hosts(
+    profiles: Sequence[Profile], host: HostCosts | None, hosts: str
+) -> list[tuple[HostCosts, bool]]:
     """For each profile the host that feeds it, and whether that one feeds the others too."""
     if hosts not in HOSTS:
         raise UsageError(f"hosts {hosts!r}: valid are {', '.join(HOSTS)}")

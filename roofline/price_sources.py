@@ -16,6 +16,7 @@ day stands, said to be inferred (prices are at most that new).
 from __future__ import annotations
 
 import csv
+import logging
 import math
 import os
 import re
@@ -291,10 +292,10 @@ def refresh_gpuhunt(
     """
     try:
         import gpuhunt
-    except ImportError:
+    except ImportError as fault:
         raise UsageError(
-            "gpuhunt is not installed: `pip install 'flopcast[prices]'`; without it, --from reads a CSV of SkyPilot's "
-            "catalogue, and --prices a file of your own"
+            f"gpuhunt is not installed ({fault}): `pip install 'flopcast[prices]'`; without it, --from reads a CSV of "
+            "SkyPilot's catalogue, and --prices a file of your own"
         ) from None
     catalog = gpuhunt.Catalog(balance_resources=False, auto_reload=False)
     local = os.environ.get("GPUHUNT_CATALOG_DIR")
@@ -305,6 +306,7 @@ def refresh_gpuhunt(
             raise UsageError(
                 f"GPUHUNT_CATALOG_DIR={local} holds none of {', '.join(f'{n}.csv' for n in providers)}"
             )
+    logging.getLogger("gpuhunt").setLevel(logging.CRITICAL)  # it prints tracebacks of what is told below
     try:
         if local is None:
             catalog.load()
@@ -313,10 +315,17 @@ def refresh_gpuhunt(
         raise UsageError(f"gpuhunt: {fault}") from fault
     except Exception as fault:  # its own errors, urllib's, zipfile's
         raise RunError(f"gpuhunt's catalogue cannot be had: {fault}; is the network up?") from fault
-    where = f"files of {local}" if local else "its catalogue"
+    day, where = today or date.today(), "its catalogue"
+    if local is not None:  # such files carry no date of their own
+        day = date.fromtimestamp(max((Path(local) / f"{name}.csv").stat().st_mtime for name in wanted))
+        where = "files of $GPUHUNT_CATALOG_DIR"
     return collect(
-        gpuhunt_offers(items), day=today or date.today(), inferred=False, aliases=aliases, source=f"gpuhunt, {where}"
-    )  # fmt: skip
+        gpuhunt_offers(items),
+        day=day,
+        inferred=local is not None,
+        aliases=aliases,
+        source=f"gpuhunt, {where}",
+    )
 
 
 def gpuhunt_offers(items: Iterable[Any]) -> list[Offer]:
