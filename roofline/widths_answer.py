@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from flopcast.errors import UsageError
@@ -19,8 +20,6 @@ from flopcast.roofline.redimension import MODEL_TYPES, NotDimensional, dimension
 from flopcast.roofline.widths import AXES, HEADS, LAYOUTS, Penalty, Point, Rule
 from flopcast.roofline.widths_rules import MeasuredRule
 from flopcast.roofline.widths_shapes import Constraint
-
-NO_WIDTH_HELPS = 0.5  # share of the device's loss below which the host hides it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +50,20 @@ class Answer:
         center = self.center
         if not self.is_host_bound:
             return None
-        shown = [p.step for found in self.penalties.values() for p in found if p.multiple < widths.ALIGNED]
-        lost = [p.device for found in self.penalties.values() for p in found if p.multiple < widths.ALIGNED]
         words = (
             f"the host bounds this step: {center.host_seconds * 1e3:.1f} ms to hand over "
-            f"{center.device_seconds * 1e3:.1f} ms of kernels, {self.idle_share:.0%} of the step the device waits. "
-            "No width helps here"
+            f"{center.device_seconds * 1e3:.1f} ms of kernels; {self.idle_share:.0%} of the step the device waits. "
+            "No width makes it faster"
         )
-        if lost:
-            i = max(range(len(lost)), key=lambda j: lost[j])
-            words += f": of the worst size's {lost[i]:.0%} more kernel time the step shows {max(0.0, shown[i]):.0%}"
+        unaligned = [p for found in self.penalties.values() for p in found if p.multiple < widths.ALIGNED]
+        if unaligned:
+            worst = max(unaligned, key=lambda p: p.device)
+            lost, shown = median(p.device for p in unaligned), median(p.step for p in unaligned)
+            words += (
+                f": of what unaligned sizes add to kernel time, {lost:.0%} at the median, the step shows "
+                f"{max(0.0, shown):.0%}, of the worst's {worst.device:.0%} ({worst.axis} {worst.value}) "
+                f"{max(0.0, worst.step):.0%}"
+            )
         return (
             words + "; larger batches (--batch), or --host none for the device alone, show what widths cost"
         )

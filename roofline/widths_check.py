@@ -2,10 +2,10 @@
 
 Aligned and unaligned sizes side by side, in settings that the device bounds (thousands of tokens, fused AdamW, few
 layers), so that a step costs tens of milliseconds and its penalty is the device's. A penalty is held against the line
-between the aligned neighbours (`widths.penalty`); the aligned ones are run twice, apart, which says how far a measured
+between the aligned neighbours (`widths.penalty`); a second run of all, in another order, says how far a measured
 penalty repeats. Shapes of equal parameters follow: whether the recommended one is the fastest.
 
-    python -m flopcast.roofline.widths_check [--steps DIR] [--out widths.csv] [--gpu G]
+    python -m flopcast.roofline.widths_check [--steps DIR ...] [--out widths.csv] [--gpu G]
 
 Without `--steps` the table holds forecasts alone: written, and committed, before anything was measured.
 """
@@ -15,9 +15,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import hypot
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 from flopcast.microbench.plans import StepPlan
@@ -153,70 +152,70 @@ def are_kernels_wanted(plan: StepPlan) -> bool:
 SIZES = ("width", "depth", "heads", "kv_heads", "ffn", "vocab")
 COLUMNS = (
     "neighbourhood", "axis", "value", "multiple", "below", "above", *SIZES, "batch", "seq", "n_params", "status",
-    "step_forecast", "step_low", "step_high", "step_seconds", "step_error",
-    "device_forecast", "device_low", "device_high", "device_seconds", "device_error", "repeat_difference",
-    "penalty_forecast", "penalty_low", "penalty_high", "penalty_measured", "penalty_noise", "penalty_error",
+    "runs", "step_forecast", "step_low", "step_high", "step_seconds", "step_error", "step_spread",
+    "device_forecast", "device_low", "device_high", "device_seconds", "device_error", "device_spread",
+    "penalty_forecast", "penalty_low", "penalty_high", "penalty_measured", "penalty_spread", "penalty_error",
     "right_sign", "within_interval",
-    "step_penalty_forecast", "step_penalty_measured", "step_penalty_noise", "step_penalty_error",
+    "step_penalty_forecast", "step_penalty_measured", "step_penalty_spread", "step_penalty_error",
     "rank_forecast", "rank_measured", "slower_than_best",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of the steps of a folder, by name of their plan."""
+    """One run's seconds of steps and of their kernels, by name of the plan; of a step that ran twice the mean."""
 
     step: Mapping[str, float]
     device: Mapping[str, float]
     status: Mapping[str, str]
     shapes: Sequence[Config] = ()
 
-    def step_of(self, name: str) -> float | None:
-        """The mean of a step and its repetition."""
-        found = [self.step[n] for n in (name, name + REPEAT) if n in self.step]
-        return sum(found) / len(found) if found else None
-
 
 def measured_of(rows: Iterable[Mapping[str, Any]]) -> Measured:
-    """From the rows that `benchmarks/width_steps.py` wrote."""
-    step, device, status = {}, {}, {}
+    """From the rows that one run of `benchmarks/width_steps.py` wrote."""
+    steps: dict[str, list[float]] = {}
+    device: dict[str, float] = {}
+    status: dict[str, str] = {}
     configs = []
     for row in rows:
         name = (row.get("plan") or {}).get("name")
         if name is None:
             continue
-        if row["key"].startswith("step/"):
-            status[name] = row["status"]
-            if name.startswith(SHAPE_PREFIX):
-                configs.append(row["plan"]["config"])
-            if row["status"] == "ok":
-                step[name] = float(row["value"])
-        elif row["key"].startswith("step_kernels/") and row["status"] == "ok":
+        is_step = row["key"].startswith("step/")
+        if is_step and name.startswith(SHAPE_PREFIX):
+            configs.append(row["plan"]["config"])
+        if is_step:
+            status.setdefault(name, row["status"])
+        if row["status"] != "ok":
+            continue
+        if is_step:
+            steps.setdefault(name.removesuffix(REPEAT), []).append(float(row["value"]))
+        elif row["key"].startswith("step_kernels/"):
             device[name] = float(row["value"])
-    return Measured(step, device, status, configs)
+    return Measured({name: mean(found) for name, found in steps.items()}, device, status, configs)
 
 
-def table(profile: Profile, rows: Iterable[Mapping[str, Any]] = ()) -> list[Row]:
-    """One row a width, neighbourhood by neighbourhood, then the shapes; without `rows` the forecasts alone.
+def table(profile: Profile, runs: Sequence[Iterable[Mapping[str, Any]]] = ()) -> list[Row]:
+    """One row a width, neighbourhood by neighbourhood, then the shapes; `runs`: the rows of each run of all steps.
+    Without any the forecasts alone.
 
-    `penalty_noise`: how far the measured penalty may be off by the repetition of its aligned neighbours, one standard
-    deviation; `penalty_error`: forecast less measured, 0.01 is a point; both of the device's seconds, `step_...` of the
-    step's.
+    Measured seconds and penalties are means over the runs, `..._spread` standard deviations from run to run of one
+    (None of a single run); `penalty_error` is forecast less measured, 0.01 is a point; all of the kernels' seconds,
+    `step_...` of the step's.
     """
-    measured = measured_of(rows)
+    measured = [measured_of(rows) for rows in runs]
     found: list[Row] = []
     for place in NEIGHBOURHOODS:
         found += _neighbourhood(place, profile, measured)
     return found + _shapes(profile, measured)
 
 
-def _neighbourhood(place: Neighbourhood, profile: Profile, measured: Measured) -> list[Row]:
+def _neighbourhood(place: Neighbourhood, profile: Profile, runs: Sequence[Measured]) -> list[Row]:
     points = {p.value: p for p in widths.survey(place.config, place.axis, place.values, place.run, profile)}
-    noise = _noise([place.plan(value).name for value in place.values], measured)
     found = []
     for value, one in points.items():
         name = place.plan(value).name
-        row = _row(place.name, one, name, place.run, measured)
+        row = _row(place.name, one, name, place.run, runs)
         if value in place.unaligned:
             below, above = neighbours(value, widths.ALIGNED)
             forecast = widths.penalty(one, points[below], points[above])
@@ -225,64 +224,62 @@ def _neighbourhood(place: Neighbourhood, profile: Profile, measured: Measured) -
                 "penalty_low": forecast.device_low, "penalty_high": forecast.device_high,
                 "step_penalty_forecast": forecast.step,
             }  # fmt: skip
-            names = [place.plan(end).name for end in (below, above)]
+            ends = [place.plan(end).name for end in (below, above)]
             share = (value - below) / (above - below)
-            for prefix, of in (("", measured.device.get), ("step_", measured.step_of)):
-                ends, own = [of(n) for n in names], of(name)
-                if own is None or None in ends:
-                    continue
-                line = ends[0] * (1 - share) + ends[1] * share  # type: ignore[operator]
-                row[f"{prefix}penalty_measured"] = actual = own / line - 1
-                row[f"{prefix}penalty_error"] = row[f"{prefix}penalty_forecast"] - actual
-                if noise is not None:
-                    # the line's ends are means of two where they are steps, and the width's own error adds
-                    each = noise / (2**0.5 if prefix else 1.0)
-                    row[f"{prefix}penalty_noise"] = (1 + actual) * hypot(
-                        noise, each * (1 - share), each * share
-                    )
-                if not prefix:
-                    row["right_sign"] = (row["penalty_forecast"] > 0) == (actual > 0)
-                    row["within_interval"] = row["penalty_low"] <= actual <= row["penalty_high"]
+            for prefix, of in (("", "device"), ("step_", "step")):
+                actual = [
+                    p for run in runs if (p := _penalty(getattr(run, of), name, ends, share)) is not None
+                ]
+                if actual:
+                    row[f"{prefix}penalty_measured"] = mean(actual)
+                    row[f"{prefix}penalty_error"] = row[f"{prefix}penalty_forecast"] - mean(actual)
+                    row[f"{prefix}penalty_spread"] = stdev(actual) if len(actual) > 1 else None
+            if row["penalty_measured"] is not None:
+                row["right_sign"] = (row["penalty_forecast"] > 0) == (row["penalty_measured"] > 0)
+                row["within_interval"] = row["penalty_low"] <= row["penalty_measured"] <= row["penalty_high"]
         found.append(row)
     return found
 
 
-def _noise(names: Sequence[str], measured: Measured) -> float | None:
-    """Standard deviation of log step seconds from run to run, by the pairs of repeated runs."""
-    pairs = [
-        (measured.step[name], measured.step[name + REPEAT])
-        for name in names
-        if name in measured.step and name + REPEAT in measured.step
-    ]
-    if not pairs:
+def _penalty(seconds: Mapping[str, float], name: str, ends: Sequence[str], share: float) -> float | None:
+    """Of one run; None where a step is missing."""
+    if any(wanted not in seconds for wanted in (name, *ends)):
         return None
-    return float((sum((a / b - 1) ** 2 for a, b in pairs) / (2 * len(pairs))) ** 0.5)
+    return seconds[name] / (seconds[ends[0]] * (1 - share) + seconds[ends[1]] * share) - 1
 
 
-def _row(group: str, one: Point, name: str, run: Run, measured: Measured) -> Row:
+def _row(group: str, one: Point, name: str, run: Run, runs: Sequence[Measured]) -> Row:
     config = one.config
-    step, device = measured.step_of(name), measured.device.get(name)
-    first, second = measured.step.get(name), measured.step.get(name + REPEAT)
+    steps = [m.step[name] for m in runs if name in m.step]
+    devices = [m.device[name] for m in runs if name in m.device]
+    step, device = (mean(found) if found else None for found in (steps, devices))
     return {
         **dict.fromkeys(COLUMNS),
         "neighbourhood": group, "axis": one.axis, "value": one.value, "multiple": one.multiple,
         "width": config["hidden_size"], "depth": config["num_hidden_layers"],
         "heads": config["num_attention_heads"], "kv_heads": config["num_key_value_heads"],
         "ffn": config["intermediate_size"], "vocab": config["vocab_size"], "batch": run.batch, "seq": run.seq,
-        "n_params": one.n_params, "status": measured.status.get(name, "forecast only"),
+        "n_params": one.n_params, "status": _status(name, runs), "runs": len(steps),
         "step_forecast": one.step_seconds, "step_low": one.step_seconds_low, "step_high": one.step_seconds_high,
         "step_seconds": step, "step_error": step and one.step_seconds / step - 1,
+        "step_spread": stdev(steps) / mean(steps) if len(steps) > 1 else None,
         "device_forecast": one.device_seconds, "device_low": one.device_seconds_low,
         "device_high": one.device_seconds_high, "device_seconds": device,
         "device_error": device and one.device_seconds / device - 1,
-        "repeat_difference": second / first - 1 if first and second else None,
+        "device_spread": stdev(devices) / mean(devices) if len(devices) > 1 else None,
     }  # fmt: skip
 
 
-def _shapes(profile: Profile, measured: Measured) -> list[Row]:
-    ran = measured.shapes  # those chosen before, whatever the profile says now
+def _status(name: str, runs: Sequence[Measured]) -> str:
+    """The first that is no success, else that; "forecast only" where nothing ran."""
+    found = [run.status[name] for run in runs if name in run.status]
+    return next((s for s in found if s != "ok"), "ok") if found else "forecast only"
+
+
+def _shapes(profile: Profile, runs: Sequence[Measured]) -> list[Row]:
+    ran = runs[0].shapes if runs else ()  # those chosen before, whatever the profile says now
     points = widths_shapes.survey(ran, SHAPES_RUN, profile) if ran else shapes(profile)
-    rows = [_row(SHAPES, p, shape_plan(p.config).name, SHAPES_RUN, measured) for p in points]
+    rows = [_row(SHAPES, p, shape_plan(p.config).name, SHAPES_RUN, runs) for p in points]
     for rank, row in enumerate(rows):
         row["rank_forecast"] = rank + 1
     known = [row for row in rows if row["step_seconds"]]
@@ -297,22 +294,38 @@ def _per_parameter(row: Row) -> float:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """What the goals ask: penalties within 1.5 points, right signs, the recommended shape against the best."""
+    """What the goals ask: penalties within 1.5 points, right signs, the recommended shape against the best. `kinds`:
+    the same for multiples of 8 and more, of 2 and 4, and odd sizes, whose penalties are of other orders."""
     judged = [row for row in rows if row["penalty_error"] is not None]
     if not judged:
         return {"judged": 0}
-    errors = sorted(abs(row["penalty_error"]) for row in judged)
-    sure = [row for row in judged if abs(row["penalty_measured"]) > 2 * (row["penalty_noise"] or 0.0)]
+    spreads = [row["penalty_spread"] for row in judged if row["penalty_spread"] is not None]
+    kinds = {"8, 16, 32": (8, 16, 32), "2, 4": (2, 4), "odd": (1,)}
     best = [row["slower_than_best"] for row in rows if row["rank_forecast"] == 1]
     return {
-        "judged": len(judged),
-        "median_points": median(errors),
-        "worst_points": errors[-1],
-        "within_goal": sum(error <= GOAL_POINTS for error in errors) / len(errors),
-        "right_sign": sum(row["right_sign"] for row in judged) / len(judged),
-        "right_sign_beyond_noise": sum(row["right_sign"] for row in sure) / len(sure) if sure else None,
-        "within_interval": sum(row["within_interval"] for row in judged) / len(judged),
+        **_judged(judged),
+        "right_sign": mean(row["right_sign"] for row in judged),
+        "within_interval": mean(row["within_interval"] for row in judged),
+        "spread_points": median(spreads) if spreads else None,
+        "device_error": median(abs(row["device_error"]) for row in rows if row["device_error"] is not None),
+        "kinds": {
+            kind: _judged(mine)
+            for kind, multiples in kinds.items()
+            if (mine := [row for row in judged if row["multiple"] in multiples])
+        },
         "recommended_slower_than_best": best[0] if best else None,
+    }
+
+
+def _judged(rows: Sequence[Row]) -> dict[str, Any]:
+    errors = [abs(row["penalty_error"]) for row in rows]
+    of_time = [abs((1 + row["penalty_forecast"]) / (1 + row["penalty_measured"]) - 1) for row in rows]
+    return {
+        "judged": len(rows),
+        "within_goal": mean(error <= GOAL_POINTS for error in errors),
+        "median_points": median(errors),
+        "worst_points": max(errors),
+        "median_of_time": median(of_time),
     }
 
 
@@ -326,10 +339,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--gpu", default="nvidia-h200")
-    parser.add_argument("--steps", type=Path)
+    parser.add_argument("--steps", type=Path, action="append", default=[], help="folder of a run; several")
     parser.add_argument("--out", type=Path, default=Path("reports/nvidia-h200/widths.csv"))
     given = parser.parse_args(arguments)
-    rows = table(find_profile(given.gpu), records.read(given.steps).rows if given.steps else ())
+    rows = table(find_profile(given.gpu), [records.read(folder).rows for folder in given.steps])
     write_rows(given.out, COLUMNS, rows)
     print(json.dumps(summary(rows), indent=1))
 
