@@ -14,18 +14,19 @@ are), so that a timed call holds that operator alone. What SDPA's own checks ref
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import register_flop_formula
 
-from flopcast.kernels.matmul import shared_memory_limit
+from flopcast.kernels.attention_config import AttentionConfig as AttentionConfig
+from flopcast.kernels.attention_config import Tile as Tile
+from flopcast.kernels.attention_config import config_for as config_for
+from flopcast.kernels.attention_sdpa import SDPA_BACKENDS, Outputs, prepare_sdpa
+from flopcast.kernels.attention_sdpa import sdpa_choice as sdpa_choice
 from flopcast.kernels.references import (
     BackendUnavailable,
     attention_math,
@@ -35,48 +36,11 @@ from flopcast.kernels.references import (
     max_difference,
     torch_dtype,
 )
-from flopcast.kernels.shapes import DTYPE_BYTES, Attention
+from flopcast.kernels.shapes import Attention
 
-Outputs = Tensor | tuple[Tensor, ...]
 HEAD_DIMS = (16, 32, 64, 128)  # of the Triton kernel; 64 and 128 are tuned
 
-BACKENDS = ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math", "sdpa-cpu", "triton")
-
-
-@dataclass(frozen=True)
-class Tile:
-    """block_m query rows by block_n key rows."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-
-@dataclass(frozen=True)
-class AttentionConfig:
-    """One tile per Triton kernel."""
-
-    forward: Tile
-    dkdv: Tile
-    dq: Tile
-
-
-def config_for(shape: Attention, capability: tuple[int, int] = (9, 0)) -> AttentionConfig:
-    """Tiles by part, dtype and head_dim; checked for spills and shared memory by offline compilation."""
-    if DTYPE_BYTES[shape.dtype] == 4:  # exact fp32, for tests: ordinary units, small tiles
-        small = Tile(32, 32, 4, 1)
-        return AttentionConfig(small, small, small)
-    if capability[0] == 9:
-        if shape.head_dim <= 64:
-            return AttentionConfig(Tile(128, 128, 8, 2), Tile(64, 128, 8, 2), Tile(128, 64, 8, 2))
-        return AttentionConfig(Tile(128, 128, 8, 2), Tile(32, 128, 8, 2), Tile(128, 64, 8, 2))
-    roomy = shared_memory_limit(capability) > 128 * 1024
-    if shape.head_dim <= 64:
-        return AttentionConfig(Tile(128, 64, 4, 2), Tile(32, 64, 4, 2), Tile(64, 32, 4, 2))
-    if roomy:
-        return AttentionConfig(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2))
-    return AttentionConfig(Tile(64, 32, 4, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1))
+BACKENDS = (*SDPA_BACKENDS, "triton")
 
 
 # --- Triton ---
@@ -111,13 +75,36 @@ def _triton_module(q: Tensor, k: Tensor, v: Tensor) -> Any:
     return triton_attention
 
 
-def _config_of(q: Tensor, config: AttentionConfig | None) -> AttentionConfig:
-    if config is not None:
-        return config
-    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
-    dtype = "fp32" if q.dtype == torch.float32 else "bf16"
-    shape = Attention(batch=1, heads=1, kv_heads=1, seq=q.shape[2], head_dim=q.shape[3], dtype=dtype)
-    return config_for(shape, capability)
+@lru_cache
+def _hopper() -> str:
+    """Triton's version if its Gluon has what the Hopper kernels use, else an empty string."""
+    try:
+        from flopcast.kernels import triton_attention_launch
+    except ImportError:
+        return ""
+    return triton_attention_launch.VERSION
+
+
+@lru_cache(maxsize=1024)
+def _chosen(
+    device: torch.device, dtype: torch.dtype, q: tuple[int, ...], kv_heads: int, causal: bool, scaled_up: bool
+) -> AttentionConfig:
+    on_gpu = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_gpu else (9, 0)
+    name = "fp32" if dtype == torch.float32 else "bf16"
+    shape = Attention(
+        batch=q[0], heads=q[1], kv_heads=kv_heads, seq=q[2], head_dim=q[3], causal=causal, dtype=name
+    )
+    # the Hopper kernels take the maximum of unscaled scores: right for a positive scale only
+    triton = _hopper() if on_gpu and scaled_up and capability == (9, 0) else ""
+    device_name = torch.cuda.get_device_name(device) if on_gpu else ""
+    return config_for(shape, capability, tma=bool(triton), device=device_name, triton=triton)
+
+
+def _config_of(
+    q: Tensor, k: Tensor, causal: bool, scale: float, config: AttentionConfig | None
+) -> AttentionConfig:
+    return config or _chosen(q.device, q.dtype, tuple(q.shape), k.shape[1], causal, scale > 0)
 
 
 def _rows_in_place(x: Tensor) -> Tensor:
@@ -148,21 +135,40 @@ def forward(
     module = _triton_module(q, k, v)
     o, lse = _output_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    module.launch_forward(*map(_rows_in_place, (q, k, v)), o, lse, causal, scale, _config_of(q, config))
+    config = _config_of(q, k, causal, scale, config)
+    q, k, v = map(_rows_in_place, (q, k, v))
+    if config.forward.kind == "hopper":
+        from flopcast.kernels import triton_attention_launch
+
+        triton_attention_launch.launch_forward(q, k, v, o, lse, causal, scale, config.forward)
+    else:
+        module.launch_forward(q, k, v, o, lse, causal, scale, config)
     return o, lse
 
 
 def backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     causal: bool = True, scale: float | None = None, *, config: AttentionConfig | None = None,
+    deterministic: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Triton backward: (dq, dk, dv), bit-identical from run to run. Errors as `forward`."""
+    """Triton backward: (dq, dk, dv), bit-identical from run to run. Errors as `forward`.
+
+    Without `deterministic` one pass makes all three, where the part has such a kernel: the last bits of dq then
+    differ from run to run.
+    """
     module = _triton_module(q, k, v)
     dq, dk, dv = _output_like(q), _output_like(k), _output_like(v)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    module.launch_backward(
-        *map(_rows_in_place, (do, q, k, v, o)), lse, dq, dk, dv, causal, scale, _config_of(q, config)
-    )
+    config = _config_of(q, k, causal, scale, config)
+    do, q, k, v, o = map(_rows_in_place, (do, q, k, v, o))
+    if config.dkdv.kind == "hopper":
+        from flopcast.kernels import triton_attention_launch
+
+        triton_attention_launch.launch_backward(
+            do, q, k, v, o, lse, dq, dk, dv, causal, scale, config, deterministic
+        )
+    else:
+        module.launch_backward(do, q, k, v, o, lse, dq, dk, dv, causal, scale, config)
     return dq, dk, dv
 
 
@@ -289,153 +295,6 @@ def operands(shape: Attention, device: torch.device | str, seed: int = 0) -> tup
     )
 
 
-def sdpa_choice(operands: Sequence[Tensor], shape: Attention) -> str:
-    """The backend that torch's SDPA picks by itself for these operands in training."""
-    q, k, v = (x.detach().requires_grad_() for x in operands[:3])
-    chosen = SDPBackend(torch._fused_sdp_choice(q, k, v, None, 0.0, shape.causal, enable_gqa=True))
-    names = {
-        SDPBackend.FLASH_ATTENTION: "sdpa-flash" if q.is_cuda else "sdpa-cpu",
-        SDPBackend.CUDNN_ATTENTION: "sdpa-cudnn",
-        SDPBackend.EFFICIENT_ATTENTION: "sdpa-efficient",
-    }
-    return names.get(chosen, "sdpa-math")
-
-
-def _require(backend: str, shape: Attention, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raises BackendUnavailable, with torch's reasons, unless SDPA itself would take this backend."""
-    if backend == "sdpa-cpu":
-        if q.device.type != "cpu":
-            raise BackendUnavailable("backend sdpa-cpu needs CPU tensors")
-        if sdpa_choice((q, k, v), shape) != "sdpa-cpu":
-            raise BackendUnavailable(f"torch has no fused CPU attention for {shape.key}: use sdpa-math")
-        return
-    if not q.is_cuda:
-        raise BackendUnavailable(
-            f"backend {backend} needs CUDA tensors: use sdpa-cpu or sdpa-math on the CPU"
-        )
-    usable = {
-        "sdpa-flash": torch.backends.cuda.can_use_flash_attention,
-        "sdpa-cudnn": torch.backends.cuda.can_use_cudnn_attention,
-        "sdpa-efficient": torch.backends.cuda.can_use_efficient_attention,
-    }[backend]
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, shape.causal, shape.heads != shape.kv_heads)
-    with warnings.catch_warnings(record=True) as reasons:
-        warnings.simplefilter("always")
-        if not usable(params, True):
-            why = " ".join(str(reason.message).split(" (Triggered")[0] for reason in reasons)
-            raise BackendUnavailable(
-                f"backend {backend} cannot run {shape.key}: {why or 'torch gives no reason'}"
-            )
-
-
-def _fused_calls(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool
-) -> tuple[Callable[[], tuple[Any, ...]], Callable[[Tensor, tuple[Any, ...]], tuple[Tensor, ...]]]:
-    """(forward, backward): forward() -> what the operator returns, o first; backward(do, that) -> gradients.
-
-    The saved values and their order are those of torch's derivatives.yaml.
-    """
-    aten, scale = torch.ops.aten, q.shape[-1] ** -0.5
-    if backend == "sdpa-flash":
-
-        def flash_backward(do: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor, ...]:
-            o, lse, cum_q, cum_k, max_q, max_k, rng_state, unused, _ = saved
-            return tuple(
-                aten._scaled_dot_product_flash_attention_backward.default(
-                    do,
-                    q,
-                    k,
-                    v,
-                    o,
-                    lse,
-                    cum_q,
-                    cum_k,
-                    max_q,
-                    max_k,
-                    0.0,
-                    causal,
-                    rng_state,
-                    unused,
-                    scale=scale,
-                )
-            )
-
-        op = aten._scaled_dot_product_flash_attention.default
-        return lambda: op(q, k, v, 0.0, causal, False, scale=scale), flash_backward
-    if backend == "sdpa-cudnn":
-
-        def cudnn_backward(do: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor, ...]:
-            o, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = saved
-            return tuple(
-                aten._scaled_dot_product_cudnn_attention_backward.default(
-                    do,
-                    q,
-                    k,
-                    v,
-                    o,
-                    lse,
-                    seed,
-                    offset,
-                    None,
-                    cum_q,
-                    cum_k,
-                    max_q,
-                    max_k,
-                    0.0,
-                    causal,
-                    scale=scale,
-                )
-            )
-
-        op = aten._scaled_dot_product_cudnn_attention.default
-        return lambda: op(q, k, v, None, True, 0.0, causal, False, scale=scale), cudnn_backward
-    if backend == "sdpa-efficient":
-
-        def efficient_backward(do: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor, ...]:
-            o, lse, seed, offset = saved
-            mask = [True, True, True, False]
-            return tuple(
-                aten._scaled_dot_product_efficient_attention_backward.default(
-                    do, q, k, v, None, o, lse, seed, offset, 0.0, mask, causal, scale=scale
-                )
-            )[:3]
-
-        op = aten._scaled_dot_product_efficient_attention.default
-        return lambda: op(q, k, v, None, True, 0.0, causal, scale=scale), efficient_backward
-
-    def cpu_backward(do: Tensor, saved: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        return tuple(
-            aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-                do, q, k, v, *saved, 0.0, causal, attn_mask=None, scale=scale
-            )
-        )
-
-    op = aten._scaled_dot_product_flash_attention_for_cpu.default
-    return lambda: op(q, k, v, 0.0, causal, attn_mask=None, scale=scale), cpu_backward
-
-
-def _math_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-
-
-def _math_backward(q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool) -> Callable[[], Outputs]:
-    """The ATen calls of the math backend's autograd, traced once: calling autograd itself would launch on the
-    stream of the forward, outside a graph under capture."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    o = _math_forward(q, k, v, causal)
-    traced = make_fx(lambda g: torch.autograd.grad(o, (q, k, v), g, retain_graph=True))(do)
-
-    def run() -> Outputs:
-        with torch.no_grad():
-            return tuple(traced(do))
-
-    return run
-
-
 def prepare(shape: Attention, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
     """A call without arguments that runs exactly the forward (-> o) or exactly the backward (-> dq, dk, dv).
 
@@ -453,16 +312,7 @@ def prepare(shape: Attention, backend: str, operands: Sequence[Tensor]) -> Calla
         if shape.direction == "fwd":
             return lambda: forward(q, k, v, causal)[0]
         return lambda: backward(operands[3], q, k, v, o, lse, causal)
-    if backend == "sdpa-math":
-        if shape.direction == "fwd":
-            return lambda: _math_forward(q, k, v, causal)
-        return _math_backward(q, k, v, operands[3], causal)
-    _require(backend, shape, q, k, v)
-    run_forward, run_backward = _fused_calls(backend, q, k, v, causal)
-    if shape.direction == "fwd":
-        return lambda: run_forward()[0]
-    saved = run_forward()
-    return lambda: run_backward(operands[3], saved)
+    return prepare_sdpa(shape, backend, operands)
 
 
 def _by_definition(operands: Sequence[Tensor], shape: Attention, dtype: torch.dtype) -> Outputs:

@@ -1,0 +1,174 @@
+"""Which tiles the Triton attention uses: a committed table of measured choices, a rule for the rest.
+
+`data/attention_*.json`, one a device, says for each kernel, head_dim and masking which tile was fastest at some
+sequence lengths. A call takes the tile of the nearest of them, in log2. Devices without a table, 32-bit operands and
+whatever tensor-memory copies cannot serve go by `rule`. Nothing is timed at a call.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flopcast.kernels.matmul_configs import shared_memory_limit
+from flopcast.kernels.shapes import DTYPE_BYTES, Attention
+
+FORMAT = 1
+FOLDER = Path(__file__).parent / "data"
+KERNELS = ("forward", "dkdv", "dq", "onepass")
+
+_KEY = re.compile(r"(pointer|hopper)/(\d+)x(\d+)/w(\d+)s(\d+)(/pack)?(/pingpong)?(/single)?")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """block_m query rows by block_n key rows.
+
+    kind: "pointer" (plain Triton, any part) or "hopper" (Gluon; block_m is 128, and so is block_n for dK and dV: 64
+    rows for each of two warpgroups). For the latter: pack, the warpgroups of the forward take 64 rows of two heads of
+    a group; pingpong, they take turns; persistent, as many programs as the part has multiprocessors.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    kind: str = "pointer"
+    pack: bool = False
+    pingpong: bool = False
+    persistent: bool = True
+
+    @property
+    def key(self) -> str:
+        """E.g. hopper/128x128/w4s2/pack/pingpong."""
+        flags = ("/pack" * self.pack) + ("/pingpong" * self.pingpong) + ("/single" * (not self.persistent))
+        return f"{self.kind}/{self.block_m}x{self.block_n}/w{self.num_warps}s{self.num_stages}{flags}"
+
+
+def from_key(key: str) -> Tile:
+    """The tile that `Tile.key` names. Raises ValueError for what is not such a key."""
+    match = _KEY.fullmatch(key)
+    if match is None:
+        raise ValueError(f"no attention tile: {key!r}; e.g. hopper/128x128/w4s2/pack")
+    kind, m, n, warps, stages, pack, pingpong, single = match.groups()
+    return Tile(
+        int(m), int(n), int(warps), int(stages), kind, pack is not None, pingpong is not None, single is None
+    )
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """One tile per Triton kernel; `onepass`, if any, for a backward that need not be deterministic."""
+
+    forward: Tile
+    dkdv: Tile
+    dq: Tile
+    onepass: Tile | None = None
+
+
+def rule(shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False) -> AttentionConfig:
+    """Tiles by part, dtype and head_dim; checked for spills and shared memory by offline compilation.
+
+    tma: part, Triton and operands allow the Hopper kernels.
+    """
+    if DTYPE_BYTES[shape.dtype] == 4:  # exact fp32, for tests: ordinary units, small tiles
+        small = Tile(32, 32, 4, 1)
+        return AttentionConfig(small, small, small)
+    if tma and capability[0] == 9 and shape.head_dim in (64, 128):
+        stages = 2 if shape.head_dim == 128 else 4
+        return AttentionConfig(
+            Tile(128, 128, 4, stages, "hopper"),
+            Tile(64, 128, 4, 3, "hopper"),
+            Tile(128, 64, 4, stages, "hopper"),
+            Tile(64, 128, 4, 2, "hopper") if shape.head_dim == 128 else None,
+        )
+    if capability[0] == 9:
+        if shape.head_dim <= 64:
+            return AttentionConfig(Tile(128, 128, 8, 2), Tile(64, 128, 8, 2), Tile(128, 64, 8, 2))
+        return AttentionConfig(Tile(128, 128, 8, 2), Tile(32, 128, 8, 2), Tile(128, 64, 8, 2))
+    roomy = shared_memory_limit(capability) > 128 * 1024
+    if shape.head_dim <= 64:
+        return AttentionConfig(Tile(128, 64, 4, 2), Tile(32, 64, 4, 2), Tile(64, 32, 4, 2))
+    if roomy:
+        return AttentionConfig(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2))
+    return AttentionConfig(Tile(64, 32, 4, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The measured choices of one device."""
+
+    device: str  # as the driver calls it
+    triton: str
+    choices: Mapping[str, Mapping[int, Tile]]  # "forward/128/causal" -> seq -> tile
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Table:
+        """Raises ValueError for a file of another format."""
+        if document.get("format") != FORMAT:
+            raise ValueError(f"attention table of format {document.get('format')!r}: valid is {FORMAT}")
+        choices = {
+            place: {int(seq): from_key(key) for seq, key in by_seq.items()}
+            for place, by_seq in document["choices"].items()
+        }
+        return cls(document["device"], document["triton"], choices)
+
+    def tile(self, kernel: str, shape: Attention) -> Tile | None:
+        """Of the nearest sequence length measured; None where none was, in that head_dim and masking."""
+        by_seq = self.choices.get(place_of(kernel, shape.head_dim, shape.causal))
+        if not by_seq:
+            return None
+        return by_seq[min(by_seq, key=lambda seq: abs(math.log2(seq / shape.seq)))]
+
+
+def place_of(kernel: str, head_dim: int, causal: bool) -> str:
+    """The name under which a table keeps a kernel's tiles."""
+    return f"{kernel}/{head_dim}/{'causal' if causal else 'full'}"
+
+
+@lru_cache(maxsize=1)
+def tables() -> tuple[Table, ...]:
+    """All that are shipped."""
+    return tuple(
+        Table.of(json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(FOLDER.glob("attention_*.json"))
+    )
+
+
+def find(device: str, triton: str) -> Table | None:
+    """The table of this device, of this Triton version if there is one, else of the newest."""
+    of_device = [table for table in tables() if table.device == device]
+    same = [table for table in of_device if table.triton == triton]
+    newest = sorted(same or of_device, key=lambda table: [int(x) for x in re.findall(r"\d+", table.triton)])
+    return newest[-1] if newest else None
+
+
+def config_for(
+    shape: Attention,
+    capability: tuple[int, int] = (9, 0),
+    *,
+    tma: bool = False,
+    device: str = "",
+    triton: str = "",
+) -> AttentionConfig:
+    """The tiles of a call: of the device's table, of `rule` for what is not in it.
+
+    tma: part, Triton and operands allow the Hopper kernels; the table holds nothing else.
+    """
+    table = find(device, triton) if tma and DTYPE_BYTES[shape.dtype] == 2 else None
+    config = rule(shape, capability, tma=table is not None)
+    if table is not None:
+        for kernel in KERNELS:
+            tile = table.tile(kernel, shape)
+            if tile is not None:
+                config = replace(config, **{kernel: tile})
+    forward = config.forward
+    if forward.pack and shape.heads // shape.kv_heads % 2:
+        config = replace(config, forward=replace(forward, pack=False, block_n=128))
+    return config

@@ -1,0 +1,158 @@
+# mypy: disable-error-code="no-untyped-call"
+"""Launches the Hopper attention kernels: tensor-memory descriptors, grids, buffers.
+
+Imports triton and its Gluon: import this module inside functions only.
+
+Operands are [batch, heads, seq, head_dim] views; a descriptor of four dimensions reads them in place, whatever their
+strides, if rows start at multiples of 16 bytes. Rows past seq read as zero and are not written.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from flopcast.kernels import triton_attention_hopper as hopper
+from flopcast.kernels import triton_attention_hopper_dkdv as hopper_dkdv
+from flopcast.kernels import triton_attention_hopper_dq as hopper_dq
+from flopcast.kernels import triton_attention_hopper_onepass as hopper_onepass
+from flopcast.kernels.attention_config import AttentionConfig, Tile
+
+VERSION: str = triton.__version__
+LOG2_E = 1.4426950408889634
+MATRIX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+VECTOR = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+REGISTERS = (
+    168  # a thread at launch, for 12 warps; the computing ones then take 240, the loading ones keep 24
+)
+
+
+@lru_cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _readable(x: Tensor) -> Tensor:
+    """x, or a copy where a descriptor cannot read it in place: rows not at multiples of 16 bytes, or repeated."""
+    strides = [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+    fits = x.stride(-1) == 1 and all(stride > 0 and stride % 8 == 0 for stride in strides[:-1])
+    if fits and x.data_ptr() % 16 == 0:
+        return x
+    batch, heads, seq, dim = x.shape
+    return torch.empty((batch, seq, heads, dim), dtype=x.dtype, device=x.device).transpose(1, 2).copy_(x)
+
+
+def _matrix(x: Tensor, rows: int) -> TensorDescriptor:
+    """Boxes of `rows` rows of one head."""
+    batch, heads, seq, dim = x.shape
+    # the stride of a dimension of size 1 can be anything: make it a valid one
+    strides = [stride if size > 1 else dim for stride, size in zip(x.stride(), x.shape, strict=True)]
+    return TensorDescriptor(x, [batch, heads, seq, dim], [*strides[:3], 1], [1, 1, rows, dim], MATRIX)
+
+
+def _vector(x: Tensor, length: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, length], VECTOR)
+
+
+def _grid(tiles: int, tile: Tile, device: torch.device) -> tuple[int]:
+    return (min(tiles, _multiprocessors(device)) if tile.persistent else tiles,)
+
+
+def launch_forward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float, tile: Tile
+) -> None:
+    """Writes o ([batch, heads, seq, head_dim] of any such strides) and lse."""
+    q, k, v = map(_readable, (q, k, v))
+    batch, heads, seq, _ = q.shape
+    pairs = batch * heads // (2 if tile.pack else 1)
+    blocks = triton.cdiv(seq, 64 if tile.pack else 128)
+    with torch.cuda.device_of(q):
+        hopper.forward_kernel[_grid(pairs * blocks, tile, q.device)](
+            _matrix(q, 64), _matrix(k, tile.block_n), _matrix(v, tile.block_n), _matrix(o, 64), lse,
+            heads, heads // k.shape[1], seq, pairs, blocks, scale * LOG2_E,
+            CAUSAL=causal, PACK=tile.pack, PINGPONG=tile.pingpong, BLOCK_N=tile.block_n,
+            STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
+        )  # fmt: skip
+
+
+def _prepare(o: Tensor, do: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """(lse in base 2, delta), fp32 [batch * heads, seq padded to whole tiles]."""
+    batch, heads, seq, dim = o.shape
+    padded, block = triton.cdiv(seq, 128) * 128, 64
+    lse2, delta = torch.empty((2, batch * heads, padded), dtype=torch.float32, device=o.device)
+    hopper_dkdv.prepare_kernel[(batch * heads, padded // block)](
+        o, do, lse, lse2, delta, *o.stride()[:3], *do.stride()[:3], heads, seq, padded,
+        D=dim, BLOCK_M=block, num_warps=4,
+    )  # fmt: skip
+    return lse2, delta
+
+
+def launch_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    causal: bool, scale: float, config: AttentionConfig, deterministic: bool = True,
+) -> None:  # fmt: skip
+    """Writes dq, dk and dv; without `deterministic` by `config.onepass`, if it has one."""
+    do, q, k, v = map(_readable, (do, q, k, v))
+    with torch.cuda.device_of(q):
+        lse2, delta = _prepare(o, do, lse)
+        if not deterministic and config.onepass is not None:
+            _launch_onepass(do, q, k, v, lse2, delta, dq, dk, dv, causal, scale, config.onepass)
+        else:
+            _launch_dkdv(do, q, k, v, lse2, delta, dk, dv, causal, scale, config.dkdv)
+            _launch_dq(do, q, k, v, lse2, delta, dq, causal, scale, config.dq)
+
+
+def _launch_dkdv(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, lse2: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    causal: bool, scale: float, tile: Tile,
+) -> None:  # fmt: skip
+    kv_heads, seq = k.shape[1:3]
+    pairs = k.shape[0] * kv_heads
+    tiles = pairs * triton.cdiv(seq, 128)
+    rows = [_matrix(x, tile.block_m) for x in (q, do)]
+    keys = [_matrix(x, 64) for x in (k, v, dk, dv)]
+    vectors: list[Any] = [_vector(x, tile.block_m) for x in (lse2, delta)]
+    hopper_dkdv.dkdv_kernel[_grid(tiles, tile, q.device)](
+        *rows, *keys, *vectors, kv_heads, q.shape[1] // kv_heads, seq, pairs, tiles, scale, scale * LOG2_E,
+        CAUSAL=causal, BLOCK_M=tile.block_m, STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
+    )  # fmt: skip
+
+
+def _launch_dq(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, lse2: Tensor, delta: Tensor, dq: Tensor,
+    causal: bool, scale: float, tile: Tile,
+) -> None:  # fmt: skip
+    batch, heads, seq, _ = q.shape
+    pairs, blocks = batch * heads, triton.cdiv(seq, 128)
+    hopper_dq.dq_kernel[_grid(pairs * blocks, tile, q.device)](
+        _matrix(q, 64), _matrix(do, 64), _matrix(k, tile.block_n), _matrix(v, tile.block_n), _matrix(dq, 64),
+        lse2, delta, heads, heads // k.shape[1], seq, lse2.shape[1], pairs, blocks, scale, scale * LOG2_E,
+        CAUSAL=causal, BLOCK_N=tile.block_n, STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
+    )  # fmt: skip
+
+
+def _launch_onepass(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, lse2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    causal: bool, scale: float, tile: Tile,
+) -> None:  # fmt: skip
+    batch, heads, seq, dim = q.shape
+    kv_heads, padded = k.shape[1], lse2.shape[1]
+    pairs = batch * kv_heads
+    tiles = pairs * triton.cdiv(seq, 128)
+    sums = torch.zeros((batch * heads, padded, dim), dtype=torch.float32, device=q.device)
+    hopper_onepass.backward_kernel[_grid(tiles, tile, q.device)](
+        _matrix(q, tile.block_m), _matrix(do, tile.block_m), _matrix(k, 128), _matrix(v, 128),
+        _matrix(dk, 64), _matrix(dv, 64), _vector(lse2, tile.block_m), _vector(delta, tile.block_m), sums,
+        kv_heads, heads // kv_heads, seq, padded, pairs, tiles, scale, scale * LOG2_E,
+        CAUSAL=causal, BLOCK_M=tile.block_m, STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
+    )  # fmt: skip
+    block = 64
+    hopper_onepass.scale_kernel[(batch * heads, padded // block)](
+        sums, dq, *dq.stride()[:3], heads, seq, padded, scale, D=dim, BLOCK_M=block, num_warps=4
+    )
