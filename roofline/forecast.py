@@ -288,16 +288,17 @@ def by_class(items: Sequence[Item]) -> tuple[ClassShare, ...]:
 
 
 def basis_shares(items: Sequence[Item]) -> dict[str, float]:
-    """Share of the device time by how it came about: measured, interpolated, extrapolated. Adds up to 1.
+    """Share of the device time by how it came about: measured, interpolated, extrapolated, and published where
+    published times refined the profile. Adds up to 1.
 
     What an op gains because its operands lie in L2 counts by the hot curve's basis, the rest by the cold one's.
     """
     seconds = dict.fromkeys(("measured", "interpolated", "extrapolated"), 0.0)
     for item in items:
         if item.basis:
-            seconds[item.basis] += item.seconds - item.hot_seconds
+            seconds[item.basis] = seconds.get(item.basis, 0.0) + item.seconds - item.hot_seconds
         if item.hot_basis:
-            seconds[item.hot_basis] += item.hot_seconds
+            seconds[item.hot_basis] = seconds.get(item.hot_basis, 0.0) + item.hot_seconds
     total = sum(seconds.values())
     return {basis: value / total if total else 0.0 for basis, value in seconds.items()}
 
