@@ -1,0 +1,125 @@
+"""Compiles the Hopper attention kernels for sm_90 without a GPU; run by test_attention.py, in its own process.
+
+    python compile_attention.py HEAD_DIM...
+
+prints one JSON line per tile that the rule or a shipped table can choose: {"kernel", "tile", "causal", "registers",
+"spill_bytes", "shared_bytes", "limit_bytes", "products": matrix instructions, "waits": for them, "hidden":
+exponentials made between the wait for one product and the wait for the product issued after it}.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from flopcast.kernels import attention_config, triton_attention_launch
+from flopcast.kernels import triton_attention_hopper as hopper
+from flopcast.kernels import triton_attention_hopper_dkdv as hopper_dkdv
+from flopcast.kernels import triton_attention_hopper_dq as hopper_dq
+from flopcast.kernels import triton_attention_hopper_onepass as hopper_onepass
+from flopcast.kernels.matmul_configs import shared_memory_limit
+from flopcast.kernels.shapes import Attention
+
+
+def tool(name: str, *arguments: str, cubin: bytes) -> str:
+    path = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run(
+            [path, *arguments, file.name], capture_output=True, text=True, check=True
+        ).stdout
+
+
+def matrix(rows: int, dim: int) -> str:
+    return f"tensordesc<bf16[1, 1, {rows}, {dim}],{triton_attention_launch.MATRIX!r}>"
+
+
+def vector(length: int) -> str:
+    return f"tensordesc<fp32[1, {length}],{triton_attention_launch.VECTOR!r}>"
+
+
+def compiled(name: str, tile: attention_config.Tile, dim: int, causal: bool) -> Any:
+    """As `triton_attention_launch` would launch it."""
+    m, n = tile.block_m, tile.block_n
+    constants: dict[str, Any] = {"CAUSAL": causal, "STAGES": tile.num_stages}
+    half, keys = matrix(64, dim), matrix(n, dim)
+    if name == "forward":
+        kernel = hopper.forward_kernel
+        types = {"q_desc": half, "k_desc": keys, "v_desc": keys, "o_desc": half}
+        constants |= {"PACK": tile.pack, "PINGPONG": tile.pingpong, "BLOCK_N": n}
+    elif name == "dq":
+        kernel = hopper_dq.dq_kernel
+        types = dict.fromkeys(("q_desc", "do_desc", "dq_desc"), half) | {"k_desc": keys, "v_desc": keys}
+        constants |= {"BLOCK_N": n}
+    else:
+        kernel = hopper_dkdv.dkdv_kernel if name == "dkdv" else hopper_onepass.backward_kernel
+        keys = half if name == "dkdv" else matrix(128, dim)
+        types = {"q_desc": matrix(m, dim), "do_desc": matrix(m, dim), "k_desc": keys, "v_desc": keys}
+        types |= {"dk_desc": half, "dv_desc": half, "lse_desc": vector(m), "delta_desc": vector(m)}
+        constants |= {"BLOCK_M": m}
+    types |= {x: "*fp32" for x in kernel.arg_names if x.endswith("_ptr")} | {
+        "scale": "fp32",
+        "scale_log2": "fp32",
+    }
+    signature = {x: "constexpr" if x in constants else types.get(x, "i32") for x in kernel.arg_names}
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, x in enumerate(kernel.arg_names)
+        if signature[x].startswith("*")
+    }
+    source = GluonASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    options = {"num_warps": tile.num_warps, "maxnreg": triton_attention_launch.REGISTERS}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def tiles(dim: int) -> Iterator[tuple[str, attention_config.Tile, bool]]:
+    """Every one that `config_for` can return; causal, and in full where the table has it so."""
+    config = attention_config.rule(Attention(batch=1, heads=2, kv_heads=1, seq=1024, head_dim=dim), tma=True)
+    chosen = {(name, getattr(config, name), True) for name in attention_config.KERNELS}
+    for table in attention_config.tables():
+        for place, by_seq in table.choices.items():
+            name, measured, masking = place.split("/")
+            if int(measured) == dim:
+                chosen |= {(name, tile, masking == "causal") for tile in by_seq.values()}
+    once = {(name, tile.key.removesuffix("/single"), causal): tile for name, tile, causal in chosen if tile}
+    for (name, _, causal), tile in sorted(once.items()):
+        yield name, tile, causal
+
+
+def hidden_exponentials(sass: str) -> int:
+    """The most that lie between a wait that leaves one product running and the next wait for all."""
+    most = 0
+    for part in re.split(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1\b", sass)[1:]:
+        most = max(most, re.split(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0\b", part)[0].count("MUFU.EX2"))
+    return most
+
+
+def main(dim: int) -> None:
+    for name, tile, causal in tiles(dim):
+        kernel = compiled(name, tile, dim, causal)
+        usage = tool("cuobjdump", "-res-usage", cubin=kernel.asm["cubin"])
+        used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+        sass = tool("cuobjdump", "-sass", cubin=kernel.asm["cubin"])
+        row = {
+            "kernel": name, "head_dim": dim, "tile": tile.key, "causal": causal, "registers": used["REG"],
+            "spill_bytes": used["STACK"] + used.get("LOCAL", 0), "shared_bytes": kernel.metadata.shared,
+            "limit_bytes": shared_memory_limit((9, 0)), "products": sass.count("HGMMA"),
+            "waits": sass.count("WARPGROUP.DEPBAR"), "hidden": hidden_exponentials(sass),
+        }  # fmt: skip
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        main(int(argument))
