@@ -3,6 +3,9 @@
 `flopcast bench --all-gpus --out OUT` leaves a folder a card, OUT/gpu0, OUT/gpu1, ... The profile is fitted from the
 median over the cards, row by row; what the cards differ by is a deviation that every forecast for "one of these"
 carries (`Profile.provenance["gpus"]`), and the slowest card is named with its factor, class by class.
+
+Several runs of one card, of suites that complete one another or of one suite twice, are read together likewise, as
+run0, run1, ... in the card's folder: what was measured in more than one is the median.
 """
 
 from __future__ import annotations
@@ -47,10 +50,26 @@ class Found:
 
 def card_folders(folder: Path) -> dict[str, Path]:
     """The folders of the cards, by name and in their order; none where `folder` holds measurements itself."""
-    if records.file_in(folder).is_file() or not folder.is_dir():
+    return {} if records.file_in(folder).is_file() else _numbered(folder, "gpu")
+
+
+def run_folders(folder: Path) -> dict[str, Path]:
+    """As `card_folders`, of one card's runs."""
+    return {} if records.file_in(folder).is_file() else _numbered(folder, "run")
+
+
+def _numbered(folder: Path, start: str) -> dict[str, Path]:
+    """The folders below that hold measurements, or runs of them, in their order."""
+    if not folder.is_dir():
         return {}
-    found = [(int(m[1]), path) for path in folder.iterdir() if (m := re.fullmatch(r"gpu(\d+)", path.name))]
-    return {path.name: path for _, path in sorted(found) if records.file_in(path).is_file()}
+    found = [
+        (int(m[1]), path) for path in folder.iterdir() if (m := re.fullmatch(rf"{start}(\d+)", path.name))
+    ]
+    return {
+        path.name: path
+        for _, path in sorted(found)
+        if records.file_in(path).is_file() or (start != "run" and run_folders(path))
+    }
 
 
 def read_folder(folder: Path | str, describe_shape: Callable[[Shape, str], Work] = describe) -> Found:
@@ -61,6 +80,8 @@ def read_folder(folder: Path | str, describe_shape: Callable[[Shape, str], Work]
     """
     folder = Path(folder)
     folders = card_folders(folder)
+    if not folders and (runs := run_folders(folder)):
+        return _read_runs(runs, describe_shape)
     if not folders:
         machine, measured = records.read_machine(folder), records.read(folder)
         rows = measured.latest()
@@ -79,6 +100,25 @@ def read_folder(folder: Path | str, describe_shape: Callable[[Shape, str], Work]
         cards=cards,
         machines={name: found.machine for name, found in each.items()},
     )
+
+
+def _read_runs(runs: Mapping[str, Path], describe_shape: Callable[[Shape, str], Work]) -> Found:
+    """Several runs of one machine as one. Raises DataError where they are of more than one."""
+    each = {name: read_folder(path, describe_shape) for name, path in runs.items()}
+    (_, first), *others = each.items()
+    for name, found in others:
+        _check_one_machine(runs[name], first.machine, found.rows)
+    rows = {name: with_taken(found.rows, describe_shape) for name, found in each.items()}
+    return Found(
+        home=first.home,
+        machine=first.machine,
+        rows=[_of_runs(row) for row in median_rows(rows)],
+        warnings=[warning for found in each.values() for warning in found.warnings],
+    )
+
+
+def _of_runs(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "by_card"}
 
 
 def _check_one_machine(folder: Path, machine: Mapping[str, Any], rows: Iterable[Row]) -> None:

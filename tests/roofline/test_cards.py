@@ -133,6 +133,24 @@ def test_cards_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert len(cards.card_folders(out)) == 11
 
 
+def test_runs_of_one_card_are_read_as_one(tmp_path: Path) -> None:
+    """A suite and another that holds some of it, run by processes of unlike gaps between kernels."""
+    shapes, seconds = SHAPES[:3], 1e-5
+    measure(tmp_path / "gpu0" / "run0", 0, [row(shape, seconds, 1e-6) for shape in shapes])
+    more = [row(shapes[0], 1.02 * seconds, 1.4e-6), *(row(shape, seconds, 1.4e-6) for shape in SHAPES[3:8])]
+    measure(tmp_path / "gpu0" / "run1", 0, more)
+    for folder in (tmp_path / "gpu0", tmp_path):
+        found = cards.read_folder(folder)
+        taken = {one["key"]: one["taken_seconds"] for one in found.rows}
+        assert taken == pytest.approx({s.key: seconds for s in SHAPES[:8]} | {shapes[0].key: 1.01 * seconds})
+        assert found.home.name == "run0"
+    assert set(cards.read_folder(tmp_path).cards) == {"gpu0"}
+    assert "gpus" not in fit(tmp_path / "gpu0")[0].provenance
+    measure(tmp_path / "gpu0" / "run2", 1, [row(shapes[0], seconds)])
+    with pytest.raises(DataError, match=r"run2.*machine m1.*never mixed"):
+        cards.read_folder(tmp_path)
+
+
 def test_a_row_that_one_card_lacks_is_the_others(tmp_path: Path) -> None:
     a, b = row(SHAPES[0], 1e-5), row(SHAPES[1], 2e-5)
     measure(tmp_path / "gpu0", 0, [a, b])
