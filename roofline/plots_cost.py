@@ -63,7 +63,7 @@ def cost_figure(curves: Sequence[CostCurve], reference: str | None = None) -> Fi
     upper.set(xscale="log", yscale="log", ylabel="PFLOP per dollar, counted FLOPs")
     plain_log(upper, "y")
     upper.margins(y=0.08)
-    _parameter_axis(sheet.axes[-1])
+    parameter_axis(sheet.axes[-1])
     sheet.canvas.legend(loc="outside lower center", ncols=1, labelspacing=0.3)
     spans = "; ".join(
         f"{c.gpu} {c.fitting[0].flops_per_usd.value / PETA:.0f} to {c.fitting[-1].flops_per_usd.value / PETA:.0f}"
@@ -176,7 +176,7 @@ def _draw_ratios(
         sheet.label_right(ax, labels)
 
 
-def _parameter_axis(ax: Axes) -> None:
+def parameter_axis(ax: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     ax.set_xlabel("parameters")

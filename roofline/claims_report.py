@@ -1,0 +1,290 @@
+"""Makes reports/economics: the claims of `claims.py` tested, the cost curves behind them, and a page of Markdown.
+
+    python -m flopcast.roofline.claims --out reports/economics
+
+Forecasts only, about a minute on two cores once the op streams of the batches are traced. `section` gives the same to
+a page of its own: rows, sentences, figures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flopcast.roofline.batch import write_rows
+from flopcast.roofline.canvas import Figure, count
+from flopcast.roofline.claims import COMPARED, H200, PriceSet, summary, test_claims
+from flopcast.roofline.cost import CostCurve, CostPoint, best_gpu, sentence
+from flopcast.roofline.cost import crossovers as crossings
+from flopcast.roofline.curves import HOSTS, OWN, cost_curves, what_if_rows, write_cost
+from flopcast.roofline.forecast import Run
+from flopcast.roofline.lookup import find_profiles
+from flopcast.roofline.models import ladder
+from flopcast.roofline.prices import ARTICLE_DATE, Price, latest, load_prices
+from flopcast.roofline.profile import Profile
+from flopcast.roofline.rebatch import stream_of
+
+COMMAND = "python -m flopcast.roofline.claims --out reports/economics"
+GPUS = (*COMPARED, H200)
+WIDTHS = (256, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096)
+LAWS = ("printed", "ln")
+BATCH_WIDTH = 1024  # 218 M parameters: the L4 leads here if anywhere, and holds a batch 16 times as large
+BATCHES = (1, 4, 8, 16, 32, 64, 128)  # x 256 tokens
+SERVERLESS = Path(__file__).parent / "data" / "claims_prices.csv"
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Curves by depth law and hosts; one model at rising batches by hosts; the price sets."""
+
+    ladders: Mapping[tuple[str, str], Sequence[CostCurve]]
+    batches: Mapping[str, Mapping[str, Sequence[CostPoint]]]
+    price_sets: Sequence[PriceSet]
+    profiles: Sequence[Profile]
+
+
+@dataclass(frozen=True)
+class Section:
+    """For a page: plain rows, a sentence each, and figures."""
+
+    rows: Sequence[Mapping[str, Any]]
+    sentences: Sequence[str]
+    figures: Sequence[Figure]
+
+
+def price_sets() -> list[PriceSet]:
+    """The article's (late 2025), the newest, the article's spot prices, and a serverless list."""
+    book = load_prices()
+
+    def of(**how: Any) -> dict[str, Price]:
+        return {gpu: price for gpu in GPUS if (price := latest(book, gpu, **how)) is not None}
+
+    return [
+        PriceSet("late 2025, the article's", of(on=ARTICLE_DATE)),
+        PriceSet("newest", of()),
+        PriceSet("late 2025, spot", of(on=ARTICLE_DATE, kind="spot")),
+        PriceSet("serverless, Modal", {price.gpu: price for price in load_prices(SERVERLESS)}),
+    ]
+
+
+def gather(progress: Callable[[str], None] = lambda what: None) -> Gathered:
+    """All forecasts that the claims need."""
+    sets = price_sets()
+    prices = dict(sets[1].prices)
+    profiles = find_profiles(GPUS)
+    ladders = {}
+    for law in LAWS:
+        for hosts in HOSTS:
+            progress(f"ladder, {law} law, hosts {hosts}")
+            ladders[law, hosts] = cost_curves(
+                profiles, ladder(WIDTHS, law), Run(), prices, hosts=hosts, what_if=hosts == OWN
+            )
+    model = ladder((BATCH_WIDTH,))
+    batches: dict[str, dict[str, list[CostPoint]]] = {}
+    for hosts in HOSTS:
+        progress(f"batches at width {BATCH_WIDTH}, hosts {hosts}")
+        batches[hosts] = {gpu: [] for gpu in GPUS}
+        for batch in BATCHES:
+            run = replace(Run(), batch=batch)
+            for curve in cost_curves(profiles, model, run, prices, hosts=hosts, streams=stream_of):
+                batches[hosts][curve.gpu] += curve.points
+    return Gathered(ladders, batches, sets, profiles)
+
+
+def claim_rows(found: Gathered) -> list[dict[str, Any]]:
+    """Every claim under every price set, depth law and assumption about hosts."""
+    return [
+        row
+        for prices in found.price_sets
+        for (law, hosts), curves in found.ladders.items()
+        for row in test_claims(
+            curves, found.batches[hosts] if law == LAWS[0] else {}, prices, law=law, hosts=hosts
+        )
+    ]
+
+
+def section(found: Gathered | None = None) -> Section:
+    """What a page shows: the rows of the printed law with hosts of their own, a sentence each, and the figures."""
+    from flopcast.roofline.plots_claims import batch_figure, claims_figure
+
+    found = found or gather()
+    rows = [row for row in claim_rows(found) if row["depth_law"] == LAWS[0] and row["hosts"] == OWN]
+    drawn = (
+        claims_figure(found.ladders[LAWS[0], OWN], found.price_sets),
+        batch_figure(found.ladders[LAWS[0], OWN], found.batches[OWN], found.price_sets[0]),
+    )
+    return Section(rows, summary(rows), [figure for figure in drawn if figure is not None])
+
+
+def write(found: Gathered, out: Path, shown: Section | None = None) -> list[Path]:
+    """claims.csv, claims.json, README.md, the figures, and the cost curves of both depth laws in folders."""
+    from flopcast.roofline.plots_cost import save_figure
+
+    rows, shown = claim_rows(found), shown or section(found)
+    paths = [out / "claims.csv", out / "claims.json", out / "README.md"]
+    write_rows(paths[0], list(rows[0]), rows)
+    prices = {
+        s.name: [{**vars(p), "date": p.date.isoformat()} for p in s.prices.values()] for s in found.price_sets
+    }
+    paths[1].write_text(json.dumps({"prices": prices, "claims": rows}, indent=1, allow_nan=False) + "\n")
+    for figure in shown.figures:
+        paths.append(out / f"{figure.name}.png")
+        save_figure(figure, paths[-1])
+    for law in LAWS:
+        curves = found.ladders[law, OWN]
+        paths += write_cost(curves, out / law, scenarios=what_if_rows(curves, {}, Run().batch))
+    paths[2].write_text(page(found, rows, shown))
+    return paths
+
+
+def page(found: Gathered, rows: Sequence[Mapping[str, Any]], shown: Section) -> str:
+    """README.md: the command, the prices, the verdicts, why, and what the rest of the folder holds."""
+    basis = ", ".join(f"{p.gpu} {p.basis}" for p in found.profiles)
+    names = [gpu.removeprefix("nvidia-") for gpu in GPUS]
+    curves = found.ladders[LAWS[0], OWN]
+    lines = [
+        "# FLOPs per dollar: the article's claims, tested",
+        "",
+        f"Remade whole by `{COMMAND}`. Forecasts, not measurements: {basis}. 90% intervals.",
+        "",
+        f"Ladder of widths {', '.join(map(str, WIDTHS))} at 4 x 256 tokens, eager, AdamW; batches at width "
+        f"{BATCH_WIDTH}, {', '.join(map(str, BATCHES))} x 256. A claim holds where every model decides for it, does "
+        "not where one decides against it, and is else not separable; in brackets, the models at which the middle "
+        "estimates are for it.",
+        "",
+        "## Prices, $ per GPU and hour",
+        "",
+        *_table(("", *names, "provider, day"), [_price_row(prices) for prices in found.price_sets]),
+        "## Verdicts",
+        "",
+        "Each GPU in a host of its own; after the bar, all in one host, whose pace cancels in comparisons, where that "
+        "changes the verdict or the count.",
+        "",
+        *_table(
+            ("claim", "depth law", *(s.name for s in found.price_sets)), _verdict_rows(rows, found.price_sets)
+        ),
+        "## Who leads",
+        "",
+        "Most FLOPs per dollar by the middle estimates, of these four GPUs; * not separable from the next.",
+        "",
+        *_leaders(found),
+        "## Why",
+        "",
+        *_reasons(shown),
+        *_power(found.profiles),
+    ]
+    for figure in shown.figures:
+        lines += [f"![{figure.title}]({figure.name}.png)", "", figure.caption, ""]
+    lines += [
+        "## Crossovers at the newest prices (printed law)",
+        "",
+        *(f"- {sentence(row)}" for row in crossings(curves)),
+        "",
+        "## In this folder",
+        "",
+        "- `claims.csv`, `claims.json`: every claim under every price list, depth law and assumption about hosts, "
+        "with the pair that settles it, its ratio, the break-even price ratio and the reason.",
+        "- `printed/`, `ln/`: the curves of each depth law at the newest prices: `cost.csv` (every point), "
+        "`crossovers.csv`, `break_even.csv` (price ratios at which two GPUs are equal: they outlive the price list), "
+        "`best.csv`, `memory.csv`, `what_if.csv` (a host at none, half and twice its cost), `cost.png`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _leaders(found: Gathered) -> list[str]:
+    """The leader at each size of each depth law under each price list."""
+    lines = []
+    for law in LAWS:
+        curves = found.ladders[law, OWN]
+        sizes = sorted({point.step.n_params for curve in curves for point in curve.fitting})
+        rows = []
+        for prices in found.price_sets:
+            priced = [c.at_price(prices.prices[c.gpu]) for c in curves if c.gpu in prices.prices]
+            best = [best_gpu(priced, float(size)) for size in sizes]
+            cells = [
+                "-"
+                if b is None
+                else b.gpu.removeprefix("nvidia-").split("-")[0] + ("" if b.separable else " *")
+                for b in best
+            ]
+            rows.append([prices.name, *cells])
+        lines += _table((f"{law} law", *map(count, sizes)), rows)
+    return lines
+
+
+def _reasons(shown: Section) -> list[str]:
+    """A claim, and below it a line for each price list."""
+    lines = []
+    for claim in dict.fromkeys(row["claim"] for row in shown.rows):
+        lines.append(f"- {claim}")
+        pairs = zip(shown.rows, shown.sentences, strict=True)
+        lines += [f"  - {text.removeprefix(f'{claim}, ')}" for row, text in pairs if row["claim"] == claim]
+    return [*lines, ""]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+    ]
+
+
+def _price_row(prices: PriceSet) -> list[str]:
+    cells = [f"{p.usd_per_hour:.4g}" if (p := prices.prices.get(gpu)) else "-" for gpu in GPUS]
+    days = sorted({f"{'about ' if p.date_inferred else ''}{p.date}" for p in prices.prices.values()})
+    providers = sorted({f"{p.provider} {p.kind}" for p in prices.prices.values()})
+    return [prices.name, *cells, f"{', '.join(providers)}; {', '.join(days)}"]
+
+
+def _verdict_rows(rows: Sequence[Mapping[str, Any]], sets: Sequence[PriceSet]) -> list[list[str]]:
+    made = []
+    for claim in dict.fromkeys(row["claim"] for row in rows):
+        for law in LAWS:
+            cells = []
+            for prices in sets:
+                asked = {
+                    row["hosts"]: f"{row['verdict']} ({row['middle_for']} of {row['models']})"
+                    for row in rows
+                    if (row["claim"], row["depth_law"], row["prices"]) == (claim, law, prices.name)
+                }
+                cells.append(" \\| ".join(dict.fromkeys(asked[hosts] for hosts in HOSTS if hosts in asked)))
+            if any(cells):
+                made.append([claim, law, *cells])
+    return made
+
+
+def _power(profiles: Sequence[Profile]) -> list[str]:
+    """What the power limit leaves of each projected GPU's matrix peak."""
+    parts = []
+    for profile in profiles:
+        kept = profile.provenance.get("sustained_fraction")
+        watts = profile.device.get("power_limit_w")
+        if kept and watts:
+            name = profile.gpu.removeprefix("nvidia-")
+            parts.append(f"{name} {kept[0]:.0%} ({kept[1]:.0%} to {kept[2]:.0%}) at {watts:g} W")
+    if not parts:
+        return []
+    return [f"Of their dense bf16 peak the power limit lets large products sustain: {'; '.join(parts)}.", ""]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Remakes the folder."""
+    import argparse
+
+    from flopcast.roofline.tables import say
+
+    parser = argparse.ArgumentParser(prog=COMMAND.rpartition(" --")[0], description=main.__doc__)
+    parser.add_argument("--out", type=Path, default=Path("reports/economics"))
+    given = parser.parse_args(arguments)
+    for path in write(gather(say), given.out):
+        say(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
