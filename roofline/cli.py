@@ -257,10 +257,11 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 
 def _add_commands() -> None:
-    from flopcast.roofline import cli_cost, cli_explain, cli_measure, cli_plan, cli_report, cli_widths
+    from flopcast.roofline import cli_cost, cli_explain, cli_import, cli_measure, cli_plan, cli_report, cli_widths
 
     cli_cost.register(app)
     cli_explain.register(app)
+    cli_import.register(app)
     cli_measure.register(app)
     cli_plan.register(app)
     cli_widths.register(app)
