@@ -56,6 +56,10 @@ def import_table(
     found = read_table(table, spec)
     if found.refused and not skip_refused:
         raise UsageError(f"{refusal(table, found)}; mend them, or give --skip-refused to leave them out")
+    if not found.rows:
+        raise UsageError(
+            f"{table}: none of its {found.others} rows is of {spec.name}; give --gpu as the table has it"
+        )
     refined, record = refine(profile, spec, found.rows, source.strip(), hold_out=hold_out)
     checked = errors(profile, refined, spec, record, found.rows, hold_out=hold_out)
     if out is None:

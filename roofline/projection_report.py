@@ -98,7 +98,8 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     if not steps:
         return ["(not made)\n"]
     parts = ["\n".join((STEPS or "").splitlines()[2:]) + "\n"]
-    head = ["GPU", "stage", "rows", "median error", "median abs. error", "target", "worst", "in 90% interval"]
+    head = ["GPU", "stage", "rows", "median error", "median abs. error", "target", "worst", "in 90% interval",
+            "median with torch's flash"]
     cells = []
     for key in dict.fromkeys((s["gpu"], s["stage"]) for s in steps):
         some = [s for s in steps if (s["gpu"], s["stage"]) == key]
@@ -131,7 +132,7 @@ def _summary(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         str(len(errors)), _signed(_median(errors)), _percent(typical),
         f"{STEP_TARGET:.0%} {'met' if typical <= STEP_TARGET else '**missed**'}", _signed(max(errors, key=abs)),
-        f"{inside / len(errors):.0%}",
+        f"{inside / len(errors):.0%}", _signed(_median(sorted(step["error_torch_flash"] for step in steps))),
     ]  # fmt: skip
 
 
