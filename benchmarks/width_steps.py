@@ -19,8 +19,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flopcast.roofline.widths_check import SEED, are_kernels_wanted, plans
+
+if TYPE_CHECKING:
+    import torch
+
+    from flopcast.microbench.plans import StepPlan
 
 ROUNDS, STEPS_PER_ROUND = 3, 3
 
@@ -35,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=200.0, help="seconds, start of the process included")
     parser.add_argument("--seed", type=int, default=SEED, help="of the order: another for a second run")
     parser.add_argument("--device")
+    parser.add_argument(
+        "--only-kernels", action="store_true", help="kernels again, in another folder: how they repeat"
+    )
     parser.add_argument("--smoke", action="store_true", help="a few steps, tiny, on any machine")
     given = parser.parse_args(arguments)
 
@@ -49,6 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}  # fmt: skip
         wanted = [replace(p, config={**p.config, **tiny}, batch=1, seq=16) for p in wanted[:6]]
     device = pick_device(given.device)
+    if given.only_kernels:
+        kernels_alone(
+            [plan for plan in wanted if are_kernels_wanted(plan)], device, given.out, start + given.budget
+        )
+        print(f"kernels alone: {time.monotonic() - start:.0f} s in all", flush=True)
+        return 0
     begun = time.monotonic() - start
     with Recorder(given.out, describe(device)) as recorder:
         left = given.budget - begun
@@ -64,6 +79,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # fmt: skip
         print(f"kernels: {kernels}; {time.monotonic() - start:.0f} s in all", flush=True)
     return 1 if times.remaining or kernels.remaining else 0
+
+
+def kernels_alone(plans: Sequence[StepPlan], device: torch.device, out: Path, until: float) -> None:
+    """The kernels of steps that another folder has the times of, as `run_steps` writes them; stops at `until`."""
+    from flopcast.microbench.device import describe
+    from flopcast.microbench.measure_step import profile_step
+    from flopcast.microbench.records import Recorder
+    from flopcast.microbench.run_steps import kernel_fields, measure_plan
+
+    with Recorder(out, describe(device)) as recorder:
+        for plan in plans:
+            if time.monotonic() >= until:
+                print("stopped by the budget", flush=True)
+                return
+            row = measure_plan(plan, device, lambda step: kernel_fields(profile_step(step, warm_up=1)))
+            recorder.append(
+                {
+                    "key": plan.kernels_key,
+                    "backend": "torch",
+                    "cache": "cold",
+                    "shape": None,
+                    "suite": "widths",
+                    **row,
+                }
+            )
 
 
 if __name__ == "__main__":

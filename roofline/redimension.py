@@ -28,6 +28,7 @@ MODEL_TYPES = ("qwen3", "llama", "mistral")
 # Large enough that nothing else has them as factors; `_primes` leaves out those that tokens have.
 _CANDIDATES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
 _LARGE = {"h": (1009, 1013, 1019, 1021), "f": (3019, 3023, 3037, 3041), "v": (50021, 50023, 50033, 50047)}
+_FREE_HEADS = ("qwen3",)  # others of transformers refuse hidden sizes that are no multiples of the heads
 _NO_END = 2**63 - 1  # "to the end" of a slice
 
 
@@ -66,17 +67,25 @@ def reference_of(config: Mapping[str, Any], traced: Traced) -> Config:
     kinds = set(config.get("layer_types") or ())
     if depth_of(config) < 2 or len(kinds) > 1:
         raise NotDimensional("layers that do not fold")
-    return with_depth(with_dimensions(config, _primes(sizes, traced)), FOLDED_DEPTH)
+    return with_depth(
+        with_dimensions(config, _primes(sizes, traced, str(config["model_type"]))), FOLDED_DEPTH
+    )
 
 
-def _primes(sizes: Mapping[str, int], traced: Traced) -> dict[str, int]:
-    """A prime a dimension, one for a dimension of one; none divides a number that tokens make."""
+def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[str, int]:
+    """A prime a dimension, one for a dimension of one; none divides a number that tokens make.
+
+    Hidden sizes that have to be multiples of the heads are a prime times these: `redimensioned` takes them out whole,
+    before the heads.
+    """
     batch, seq = traced.batch, traced.seq
     numbers = (batch, seq, seq - 1, seq + 1, traced.accumulate)
     free = [prime for prime in _CANDIDATES if all(number % prime for number in numbers if number)]
     found = {name: next(p for p in _LARGE[name] if all(n % p for n in numbers if n)) for name in _LARGE}
     for name in ("k", "g", "p"):
         found[name] = 1 if name != "p" and sizes[name] == 1 else free.pop(0)
+    if model_type not in _FREE_HEADS:
+        found["h"] *= found["k"] * found["g"]
     return found
 
 

@@ -28,6 +28,10 @@ LEAST_SIDE = 512  # of a width: below, a step of 64 is a large part of it
 LEAST_SECONDS = 8e-6  # of a product: below, launching it is most of it
 LEAST_COUNT = 5  # comparisons that make a rule
 
+# Rules of profiles that were asked before: some seconds each.
+_known: list[tuple[Profile, list[MeasuredRule]]] = []
+_MOST_PROFILES = 8
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -115,10 +119,16 @@ def measured_rules(profile: Profile, found: Sequence[Comparison] | None = None) 
 
     `found`: as `comparisons` gives them, where they are at hand.
     """
-    known = comparisons(profile) if found is None else found
+    if found is None:
+        known_rules = next((rules for one, rules in _known if one is profile), None)
+        if known_rules is None:
+            known_rules = measured_rules(profile, comparisons(profile))
+            _known.append((profile, known_rules))
+            del _known[:-_MOST_PROFILES]
+        return known_rules
     rules = []
     for multiple, layout in combinations(MULTIPLES, ("all", "nt", "nn", "tn")):
-        mine = [c for c in known if c.multiple == multiple and layout in ("all", c.shape.layout)]
+        mine = [c for c in found if c.multiple == multiple and layout in ("all", c.shape.layout)]
         if len(mine) < LEAST_COUNT:
             continue
         values = sorted(c.penalty for c in mine)

@@ -1,0 +1,352 @@
+"""Widths: penalties against aligned neighbours, rules, shapes of equal parameters, figures, and the check's table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.microbench import records
+from flopcast.roofline import widths, widths_check, widths_rules, widths_shapes
+from flopcast.roofline.forecast import Run
+from flopcast.roofline.lookup import find_profile
+from flopcast.roofline.models import load_config, make_config, n_params
+from flopcast.roofline.plots_widths import penalty_figure, sawtooth_figure
+from flopcast.roofline.profile import Profile
+from flopcast.roofline.widths import Penalty, Point, anchor_of, penalty, power_of_two, rule_of
+from flopcast.roofline.widths_sawtooth import sawtooth_points, sawtooth_widths, wave_ends
+
+RUN = Run(batch=8, seq=1024, optimizer="adamw-fused")
+MODEL = make_config(width=1024, depth=4, heads=8, kv_heads=4, ffn=3072, vocab=32_768)
+WIDTHS = (960, 1016, 1020, 1023, 1024, 1025, 1032, 1056, 1088)
+
+
+@pytest.fixture(scope="module")
+def h200() -> Profile:
+    return find_profile("nvidia-h200")
+
+
+@pytest.fixture(scope="module")
+def points(h200: Profile) -> list[Point]:
+    """Forecasts of hidden sizes around 1024: one trace."""
+    return widths.survey(MODEL, "hidden", WIDTHS, RUN, h200)
+
+
+def made(value: int, seconds: float, errors: Mapping[Any, float] | None = None) -> Point:
+    return Point(
+        axis="hidden", value=value, config=MODEL, n_params=10**8, step_seconds=seconds, step_seconds_low=seconds,
+        step_seconds_high=seconds, device_seconds=seconds, device_seconds_low=seconds, device_seconds_high=seconds,
+        host_seconds=0.0, bound="matrix", flops=10**12, tokens=8192, peak_bytes=1, fits=True, extrapolated=0.0,
+        layout_seconds={"nt": seconds / 2}, layout_flops={"nt": 10**11}, errors=errors or {},
+    )  # fmt: skip
+
+
+# --- penalties
+
+
+def test_a_width_on_the_line_loses_nothing() -> None:
+    found = penalty(made(1032, 1.125), made(1024, 1.0), made(1088, 2.0))
+    assert found.step == pytest.approx(0.0)
+    assert found.layouts["nt"] == pytest.approx(0.0)
+
+
+def test_a_width_above_the_line_loses_what_lies_above() -> None:
+    found = penalty(made(1056, 1.8), made(1024, 1.0), made(1088, 2.0))
+    assert found.device == pytest.approx(1.8 / 1.5 - 1)
+    assert (found.below, found.above, found.multiple) == (1024, 1088, 32)
+
+
+def test_an_error_in_common_leaves_the_penalty_certain() -> None:
+    """A shape that all three run, as wrong in each: only what differs is uncertain."""
+    shared = [made(v, s, {"head": 0.1 * s}) for v, s in ((1056, 1.5), (1024, 1.0), (1088, 2.0))]
+    assert penalty(*shared).device_high == pytest.approx(penalty(*shared).device)
+    alone = penalty(made(1056, 1.5, {"own": 0.15}), *shared[1:])
+    assert alone.device_high - alone.device > 0.1
+
+
+@pytest.mark.parametrize(("value", "multiple", "anchor"), [
+    (1025, 1, 64), (1028, 4, 64), (1056, 32, 64), (1088, 64, 128), (1152, 128, 256), (1024, 256, None),
+])  # fmt: skip
+def test_what_a_width_is_held_against(value: int, multiple: int, anchor: int | None) -> None:
+    assert power_of_two(value) == multiple
+    assert anchor_of(value) == anchor
+
+
+def test_every_candidate_that_is_no_multiple_of_256_has_its_line() -> None:
+    for axis, own in (("hidden", 1000), ("ffn", 3072), ("vocab", 50_257)):
+        values = widths.candidates({**MODEL, widths.AXES[axis]: own}, axis)
+        assert own in values
+        near = [v for v in values if own - 64 <= v <= own + 64 and anchor_of(v)]
+        assert near
+        for value in near:
+            assert set(widths.neighbours(value, anchor_of(value) or 64)) <= set(values), value
+        assert {power_of_two(v) for v in values} >= {1, 2, 4, 8, 16, 32, 64}
+
+
+def test_the_rule_keeps_the_smallest_multiple_that_costs_nothing() -> None:
+    def lost(value: int, device: float) -> Penalty:
+        return Penalty(
+            axis="hidden", value=value, multiple=power_of_two(value), below=0, above=1, step=device / 2,
+            device=device, device_low=device, device_high=device, layouts={},
+        )  # fmt: skip
+
+    found = [lost(1025, 1.4), lost(1028, 0.7), lost(1032, 0.02), lost(1040, 0.004), lost(1056, 0.001)]
+    rule = rule_of("hidden", found)
+    assert (rule.multiple, rule.count) == (16, 3)
+    assert rule.median == pytest.approx(0.7)
+    assert (rule.worst, rule.worst_value, rule.best) == (1.4, 1025, 0.02)
+    assert rule.step_worst == pytest.approx(0.7)
+    assert rule_of("hidden", found[3:]).median is None
+
+
+def test_alignment_shows_in_a_step_of_the_h200(points: list[Point]) -> None:
+    """Cliffs where rows stop to start at multiples of 16 bytes, and then of 4: in all three layouts."""
+    found = {p.value: p for p in widths.penalties(points)}
+    assert found[1025].device > found[1020].device > 0.3 > 0.1 > found[1032].device > 0.0
+    for layout in widths.LAYOUTS:
+        assert found[1023].layouts[layout] > found[1020].layouts[layout] > 0.5
+    assert found[1025].device_low < found[1025].device < found[1025].device_high
+    assert widths.rule_of("hidden", list(found.values())).multiple >= 8
+
+
+def test_the_step_hides_what_the_host_bounds(h200: Profile) -> None:
+    from flopcast.roofline.widths_answer import answer
+
+    small = answer(
+        MODEL, Run(batch=4, seq=256, optimizer="adamw-fused"), h200, axes=("ffn",), with_shapes=False
+    )
+    assert small.is_host_bound
+    says = small.host_words() or ""
+    assert "the host bounds this step" in says
+    assert "No width makes it faster" in says
+    rule = small.rules["ffn"]
+    assert rule.median is not None
+    assert rule.step_median is not None
+    assert rule.step_median < 0.3 * rule.median
+    document = json.loads(json.dumps(small.to_json(), allow_nan=False))
+    assert document["host"]["is_bound"] is True
+    assert {p["axis"] for p in document["points"]} == {"ffn"}
+
+
+# --- shapes
+
+
+@pytest.mark.parametrize(("text", "params", "tolerance"), [
+    ("params=600M±2%", 6e8, 0.02), ("params=600M+-2%", 6e8, 0.02), ("params = 0.6B +/- 12M", 6e8, 0.02),
+    ("params=600M", 6e8, 0.02), ("params=1.7b±3", 1.7e9, 0.03), ("PARAMS=596049920±0.5%", 596_049_920, 0.005),
+])  # fmt: skip
+def test_constraints_are_read(text: str, params: float, tolerance: float) -> None:
+    found = widths_shapes.parse_constraint(text)
+    assert (found.params, found.tolerance) == pytest.approx((params, tolerance))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "600M", "params=", "params=600M±", "params=0±2%", "params=600M±60%", "memory=80G", "params=6.0.0M"],
+)
+def test_other_constraints_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="600M±2%"):
+        widths_shapes.parse_constraint(text)
+
+
+def test_shapes_keep_to_the_constraint_and_to_multiples() -> None:
+    constraint = widths_shapes.parse_constraint("params=600M±2%")
+    found = widths_shapes.candidates(load_config("qwen3-0.6b"), constraint, {"ffn": 128})
+    assert 10 <= len(found) <= widths_shapes.MOST
+    assert len({c["num_hidden_layers"] for c in found}) > 5
+    for config in found:
+        assert abs(n_params(config) / 600e6 - 1) <= 0.02
+        assert config["intermediate_size"] % 128 == config["hidden_size"] % 64 == 0
+        assert config["num_attention_heads"] == 2 * config["num_key_value_heads"]
+        assert 2 <= config["intermediate_size"] / config["hidden_size"] <= 5
+    with pytest.raises(UsageError, match="no shape of 5e\\+04M"):
+        widths_shapes.candidates(load_config("qwen3-0.6b"), widths_shapes.parse_constraint("params=50B"))
+
+
+# --- rules from measurements
+
+
+def test_rules_of_the_h200s_own_products(h200: Profile) -> None:
+    compared = widths_rules.comparisons(h200)
+    rules = {(r.multiple, r.layout): r for r in widths_rules.measured_rules(h200, compared)}
+    assert rules[1, "all"].median > rules[4, "all"].median > 1.0 > rules[8, "all"].median > 0.0
+    assert abs(rules[128, "all"].median) < 0.02
+    odd = rules[1, "all"]
+    assert odd.count == sum(rules[1, layout].count for layout in ("nt", "nn", "tn"))
+    assert odd.best <= odd.low <= odd.median <= odd.high <= odd.worst
+    assert odd.sentence.startswith("keep widths to a multiple of 64: odd ones cost ")
+    worst = max((c for c in compared if c.multiple == 1), key=lambda c: c.penalty)
+    assert odd.worst_shape == f"{worst.shape.m}x{worst.shape.n}x{worst.shape.k}"
+    assert worst.seconds / worst.expected - 1 == pytest.approx(odd.worst)
+
+
+# --- figures
+
+
+def test_waves_end_where_their_tiles_fill_the_processors() -> None:
+    ends = wave_ends(8192, 132, 512, 4096)
+    assert [wave for wave, _ in ends] == list(range(1, len(ends) + 1))
+    for wave, width in ends:
+        blocks = 8192 // 128 * (width // 256)
+        assert blocks <= wave * 132 < blocks + 8192 // 128
+
+
+def test_the_sawtooth_shows_every_point(h200: Profile) -> None:
+    drawn = sawtooth_points(h200, [w for w in sawtooth_widths(1024, 1152) if w < 1060])
+    figure = sawtooth_figure(drawn, h200)
+    assert figure is not None
+    assert figure.svg.count("1025 (1): ") == 2  # in both panels
+    assert "Odd sizes lose" in figure.caption
+    assert figure.png.startswith(b"\x89PNG")
+    assert sawtooth_figure([], h200) is None
+
+
+# --- the check
+
+
+@pytest.fixture(scope="module")
+def committed(root: Path) -> list[dict[str, str]]:
+    with (root / "reports/nvidia-h200/widths.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def root() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+def test_the_committed_table_says_what_was_measured(committed: list[dict[str, str]], root: Path) -> None:
+    """Penalties of the kernels again from the raw rows; every width of every neighbourhood is there."""
+    runs = [
+        widths_check.measured_of(records.read(folder).rows)
+        for folder in sorted((root / "reports/nvidia-h200/width-steps").iterdir())
+    ]
+    rows = {(row["neighbourhood"], int(row["value"])): row for row in committed}
+    for place in widths_check.NEIGHBOURHOODS:
+        for value in place.values:
+            row = rows[place.name, value]
+            assert row["status"] == "ok"
+            if value not in place.unaligned:
+                continue
+            below, above = int(row["below"]), int(row["above"])
+            share = (value - below) / (above - below)
+            penalties = []
+            for run in runs:
+                own, *ends = (run.device[f"{place.name}-{v}"] for v in (value, below, above))
+                penalties.append(own / (ends[0] * (1 - share) + ends[1] * share) - 1)
+            assert float(row["penalty_measured"]) == pytest.approx(sum(penalties) / len(penalties), abs=1e-6)
+            error = float(row["penalty_forecast"]) - float(row["penalty_measured"])
+            assert float(row["penalty_error"]) == pytest.approx(error, abs=1e-6)
+
+
+def test_the_steps_of_the_table_are_run_aligned_ones_twice(committed: list[dict[str, str]]) -> None:
+    plans = widths_check.plans(committed)
+    names = [plan.name for plan in plans]
+    assert len(set(names)) == len(names)
+    assert {"hidden1024-1024", "hidden1024-1024#2", "vocab151936-151643"} <= set(names)
+    assert "hidden1024-1025#2" not in names
+    assert sum(name.startswith("shape-") for name in names) == widths_check.N_SHAPES
+    by_name = {plan.name: plan for plan in plans}
+    assert by_name["ffn8192-8193"].config["intermediate_size"] == 8193
+    assert not widths_check.are_kernels_wanted(by_name["hidden1024-1024#2"])
+    assert [p.name for p in widths_check.plans(committed, seed=8)] != names
+
+
+def test_a_step_that_failed_keeps_its_row(h200: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = next(p for p in widths_check.NEIGHBOURHOODS if p.name == "vocab50257")
+    monkeypatch.setattr(widths_check, "NEIGHBOURHOODS", (place,))
+    shape = widths_check.shape_plan(make_config(width=1024, depth=4))
+
+    def row(plan: Any, value: float | None, kind: str = "step") -> dict[str, Any]:
+        key = plan.key if kind == "step" else plan.kernels_key
+        status = "ok" if value else "oom"
+        return {
+            "key": key,
+            "status": status,
+            "value": value,
+            "plan": {"name": plan.name, "config": plan.config},
+        }
+
+    def run(scale: float) -> list[dict[str, Any]]:
+        rows = [row(shape, 0.1 * scale)]
+        for value in place.values:
+            seconds = None if value == 50_258 else scale * (2.0 if value == 50_257 else 1.0)
+            rows += [row(place.plan(value), seconds), row(place.plan(value), seconds, "kernels")]
+        return rows
+
+    found = {r["value"]: r for r in widths_check.table(h200, [run(1.0), run(1.1)])}
+    assert found[50_257]["penalty_measured"] == pytest.approx(1.0)
+    assert found[50_257]["penalty_spread"] == pytest.approx(0.0, abs=1e-9)
+    assert found[50_257]["step_seconds"] == pytest.approx(2.1)
+    assert found[50_258]["status"] == "oom"
+    assert found[50_258]["penalty_measured"] is None
+    assert found[50_258]["penalty_forecast"] > 0.1
+    said = widths_check.summary(list(found.values()))
+    assert said["judged"] == len(place.unaligned) - 1
+    assert said["recommended_slower_than_best"] == 0.0
+
+
+def test_the_figure_of_penalties_tells_each(committed: list[dict[str, str]]) -> None:
+    figure = penalty_figure(committed, "nvidia-h200")
+    assert figure is not None
+    judged = [row for row in committed if row["penalty_measured"]]
+    assert figure.svg.count(": measured ") == len(judged)
+    assert penalty_figure([{**row, "penalty_measured": ""} for row in committed], "nvidia-h200") is None
+
+
+# --- the command
+
+
+def test_the_command(flopcast: Callable[..., Any], tmp_path: Path) -> None:
+    out, figure = tmp_path / "w.csv", tmp_path / "w.svg"
+    found = flopcast(
+        "widths", "--gpu", "nvidia-h200", "--around", 1024, "--depth", 4, "--vocab", 32768, "--batch", 8, "--seq", 1024,
+        "--optimizer", "adamw-fused", "--axis", "hidden", "--span", 64, "--constraint", "params=90M+-0.3%",
+        "--out", out, "--figure", figure, "--json",
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    document = found.document
+    assert document["rules"][0]["axis"] == "hidden"
+    assert document["rules"][0]["multiple"] in (8, 16, 32, 64)
+    assert all(89.7e6 <= shape["n_params"] <= 90.3e6 for shape in document["shapes"])
+    assert document["shapes"]
+    assert document["shapes"] == sorted(document["shapes"], key=lambda s: s["seconds_per_parameter"])
+    assert document["measured_rules"][0]["multiple"] == 1
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(document["points"]) + len(document["shapes"])
+    assert figure.read_text().startswith("<")
+
+
+def test_the_table_for_inference(flopcast: Callable[..., Any]) -> None:
+    found = flopcast(
+        "widths", "--gpu", "nvidia-h200", "--around", 1024, "--depth", 4, "--batch", 8, "--seq", 1024, "--axis", "ffn",
+        "--no-shapes", "--forward-only", "--optimizer", "adamw-fused", "--precision", "autocast-bf16",
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    assert "keep to a multiple of" in found.out
+    assert "autocast-bf16; forward" in found.out
+    assert "3073" in found.out
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ((), "no model: give --around"),
+    (("--around", 1024, "--axis", "depth"), "valid are hidden, ffn, vocab, heads"),
+    (("--around", 1024, "--constraint", "params=many"), "params=600M±2%"),
+    (("--config", "gpt2"), "valid are qwen3, llama, mistral"),
+    (("--around", 1024, "--axis", "ffn", "--figure", "f.png"), "--figure draws hidden sizes"),
+    (("--around", 1024, "--figure", "f.pdf"), ".png or .svg"),
+    (("--around", 1024, "--span", 5), "valid is 64 to 1024"),
+    (("--around", 1024, "--tolerate", 0), "above 0 and below 100"),
+    (("--around", -4), "valid is an integer of at least 1"),
+])  # fmt: skip
+def test_bad_use(flopcast: Callable[..., Any], arguments: tuple[Any, ...], says: str) -> None:
+    found = flopcast("widths", "--gpu", "nvidia-h200", *arguments)
+    assert found.code == 2
+    assert says in found.err
+    assert "Traceback" not in found.err
