@@ -80,6 +80,41 @@ def test_cost_writes_its_tables_and_figure(flopcast: Command, tmp_path: Path) ->
     assert (out / "cost.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_one_host_for_all_makes_comparisons_narrower(flopcast: Command) -> None:
+    """Width 512 waits for the host on an H200: the same host on both sides tells nothing about which is faster."""
+    command = ("cost", "--gpus", f"{H200},nvidia-b200", "--widths", 512, "--price", "nvidia-b200=6", "--json")
+    widths = {}
+    for hosts in ("own", "same"):
+        found = flopcast(*command, "--hosts", hosts).document
+        assert found["hosts"] == hosts
+        (even,) = found["break_even"]
+        widths[hosts] = even["high"] / even["low"]
+    assert widths["same"] < 0.7 * widths["own"]
+
+
+def test_cost_says_what_another_host_would_change(flopcast: Command) -> None:
+    found = flopcast(*COST, "--json").document
+    cases = {(row["host_factor"], row["batch"]) for row in found["what_if"]}
+    assert cases == {(1.0, 4), (0.0, 4), (0.5, 4), (2.0, 4)}
+    at = {row["host_factor"]: row["flops_per_usd"] for row in found["what_if"] if row["n_params"] < 1e8}
+    assert at[2.0] <= at[1.0] <= at[0.5] <= at[0.0]
+    out = " ".join(flopcast(*COST).out.split())
+    for part in (
+        "no host",
+        "host at 2 x its cost",
+        "compiled steps are not modelled yet",
+        "Break-even price ratio",
+    ):
+        assert part in out
+
+
+def test_compiled_steps_are_refused_and_the_bound_is_named(flopcast: Command) -> None:
+    found = flopcast(*COST, "--mode", "compile")
+    assert (found.code, found.out) == (2, "")
+    assert "not modelled yet" in found.err
+    assert "no host" in found.err
+
+
 def test_a_model_too_large_for_one_gpu_leaves_a_gap_there(flopcast: Command) -> None:
     command = ("cost", "--gpus", f"{H200},nvidia-l4", "--widths", "512,4096")
     assert "no memory" in flopcast(*command).out

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from datetime import date
 from itertools import pairwise
+from math import exp, hypot, log
 
 import pytest
 from hypothesis import assume, given, settings
@@ -20,6 +21,7 @@ from flopcast.roofline.cost import (
     cost_rows,
     crossover_rows,
     crossovers,
+    memory_rows,
 )
 from flopcast.roofline.prices import Price
 
@@ -285,3 +287,70 @@ def test_points_that_make_no_curve_are_refused() -> None:
     for change in ({"low": 0.2}, {"high": 0.01}, {"n_params": 0}, {"step_seconds": 0.0, "low": 0.0}):
         with pytest.raises(UsageError, match="step point needs"):
             replace(point, **change)
+
+
+# --- what two forecasts share
+
+
+def moved(one: CostCurve, **shared: tuple[float, float]) -> CostCurve:
+    """The curve with causes that move its steps, within the interval that it has."""
+    points = tuple(replace(p, step=replace(p.step, shared=shared)) for p in one.points)
+    return replace(one, points=points)
+
+
+def test_what_both_share_cancels() -> None:
+    """All of both errors is one host, to which both are bound: their ratio is known exactly."""
+    moves = (-log(1.2), log(1.2))
+    a, b = (moved(curve(gpu, FLAT, 1.0, 0.2), host=moves) for gpu in "ab")
+    ratio = a.points[0].flops_per_usd.over(b.points[0].flops_per_usd)
+    assert (ratio.value, ratio.low, ratio.high) == (1.0, pytest.approx(1.0), pytest.approx(1.0))
+    best = best_gpu([a.at_price(price("a", 1.01)), b], 3e8)
+    assert best is not None
+    assert (best.gpu, best.separable) == ("b", True)
+
+
+def test_a_cause_that_one_alone_feels_does_not_cancel() -> None:
+    alone = moved(curve("a", FLAT, 1.0, 0.2), host=(-log(1.2), log(1.2)))
+    for other in (curve("b", FLAT, 1.0, 0.2), moved(curve("b", FLAT, 1.0, 0.2), bias=(-0.1, 0.1))):
+        ratio = alone.points[0].flops_per_usd.over(other.points[0].flops_per_usd)
+        spread = 1.2 ** (2**0.5)
+        assert (ratio.low, ratio.high) == (pytest.approx(1 / spread), pytest.approx(spread))
+
+
+@laws
+@given(st.floats(0.0, 0.4), st.floats(0.0, 0.4), st.floats(0.01, 0.5))
+def test_a_ratio_keeps_what_does_not_cancel(one: float, two: float, own: float) -> None:
+    """A cause that moves a by `one` and b by `two` leaves their difference, beside what is each one's own."""
+    a, b = (
+        moved(curve(gpu, FLAT, 1.0, exp(hypot(own, by)) - 1), host=(-by, by))
+        for gpu, by in (("a", one), ("b", two))
+    )
+    ratio = a.points[0].flops_per_second.over(b.points[0].flops_per_second)
+    assert log(ratio.high) == pytest.approx(hypot(own, own, one - two))
+    assert log(ratio.low) == pytest.approx(-hypot(own, own, one - two))
+    back = b.points[0].flops_per_second.over(a.points[0].flops_per_second)
+    assert back.low * ratio.high == pytest.approx(1.0)
+
+
+# --- where memory ends, other hosts
+
+
+def test_memory_ends_between_the_last_that_fits_and_the_next() -> None:
+    one = curve("a", FLAT, fits=2)
+    points = tuple(
+        replace(p, step=replace(p.step, needed_bytes=p.step.n_params * 20, memory_bytes=5_000_000_000))
+        for p in one.points
+    )
+    assert replace(one, points=points).memory_limit == pytest.approx(2.5e8)
+    assert memory_rows([replace(one, points=points)])[0]["first_that_does_not"] == 4e8
+    assert one.memory_limit is None  # bytes not known
+    assert curve("a", FLAT).memory_limit is None  # all fit
+
+
+def test_another_host_is_another_step() -> None:
+    step = replace(curve("a", FLAT, 1.0, 0.1).points[0].step, with_host={0.0: (0.05, 0.04, 0.06)})
+    step = replace(step, shared={"host": (-0.1, 0.1), "bias": (-0.1, 0.1)})
+    none = step.host_times(0.0)
+    assert (none.step_seconds, none.low, none.high, set(none.shared)) == (0.05, 0.04, 0.06, {"bias"})
+    with pytest.raises(KeyError):
+        step.host_times(3.0)
