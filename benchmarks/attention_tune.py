@@ -1,6 +1,6 @@
 """Every candidate tile of the Triton attention: checked, then timed beside cuDNN's and flash attention, on one GPU.
 
-    python benchmarks/attention_tune.py OUT [--only 128,causal] [--jobs 14] [--budget 240] [--ptxas FILE]
+    python benchmarks/attention_tune.py OUT [--only 128,causal] [--jobs 14] [--budget 240] [--ptxas FILE] [--table FILE]
 
 1. Each candidate compiles and is checked in a process of its own, --jobs at once: forward, or gradients, by the
    FlashAttention criterion on small odd shapes, and its determinism. A crash or a hang costs that candidate alone.
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from flopcast.kernels import attention as A
-from flopcast.kernels.attention_config import AttentionConfig, Tile, from_key, place_of, rule
+from flopcast.kernels.attention_config import FORMAT, AttentionConfig, Tile, from_key, place_of, rule
 from flopcast.kernels.shapes import Attention
 
 TOKENS = 16384
@@ -42,27 +42,30 @@ CHECKED = (  # batch, heads, kv_heads, seq
 )  # fmt: skip
 
 
-def hopper(*sizes: int, **flags: bool) -> Tile:
+def hopper(*sizes: int, **flags: int) -> Tile:
     return Tile(*sizes, kind="hopper", **flags)  # type: ignore[misc]
 
 
 def candidates(head_dim: int) -> dict[str, list[Tile]]:
-    """By kernel."""
-    flags = [
-        {"pack": pack, "pingpong": pingpong, "persistent": persistent}
-        for pack in (False, True)
-        for pingpong in (False, True)
-        for persistent in (True, False)
-    ]
-    wide = 2 if head_dim == 128 else 3
-    lone = [{"persistent": True}, {"persistent": False}]
+    """By kernel. A first run held every tile that compiles without spills in its loop, and one program a tile instead
+    of persistent ones (4-30% slower, most at short sequences); these are what came within 5% of the best somewhere."""
+    stages = 2 if head_dim == 128 else 3
+    l2 = [{"l2_mib": mib} for mib in (0, 8, 16, 32)]
+    turns = ({"pingpong": False}, {"pingpong": True})
     return {
-        "forward": [hopper(128, 128, 4, wide, **f) for f in flags]
-        + [hopper(128, 64, 4, 4, **f) for f in flags if f["pack"] and f["persistent"]],
-        "dkdv": [hopper(64, 128, 4, stages, **f) for stages in (2, 3) for f in lone]
-        + ([hopper(128, 128, 4, 2)] if head_dim == 64 else []),
-        "dq": [hopper(128, 64, 4, stages) for stages in (2, 3)] + [hopper(128, 128, 4, 2, **f) for f in lone],
-        "onepass": [hopper(64, 128, 4, stages) for stages in (2, 3)] if head_dim == 128 else [],
+        "forward": [hopper(128, 128, 4, stages, **f, **m) for f in turns for m in l2]
+        + [hopper(128, 128, 4, stages, pack=True, **f, **m) for f in turns for m in l2[1:3]]
+        + [hopper(128, 64, 4, 4, pack=True, **l2[2])],
+        "dkdv": [hopper(64, 128, 4, n, **m) for n in (2, 3) for m in (l2 if head_dim == 128 else l2[2:3])]
+        + [hopper(128, 128, 4, 2, **m) for m in l2 if head_dim == 64],
+        "dq": [hopper(128, 128, 4, 2, **m) for m in l2] + [hopper(128, 64, 4, 3, **l2[2])],
+        "onepass": [
+            hopper(64, 128, 4, n, **f, **m)
+            for n in (2, 3)
+            for f in turns
+            for m in l2[:3:2]
+            if head_dim == 128 or f["pingpong"]
+        ],
     }
 
 
@@ -195,6 +198,28 @@ def captured(run: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     return graph
 
 
+def measure(graphs: dict[Any, torch.cuda.CUDAGraph], rounds: int, budget: float) -> dict[Any, list[float]]:
+    """Seconds of each graph's replay after a flush of L2: `rounds` of all, shuffled, the first thrown away."""
+    began = time.perf_counter()
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    samples: dict[Any, list[float]] = {name: [] for name in graphs}
+    order = list(graphs)
+    for turn in range(rounds + 1):
+        random.shuffle(order)
+        for name in order:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush.zero_()
+            begin.record()
+            graphs[name].replay()
+            end.record()
+            end.synchronize()
+            if turn:
+                samples[name].append(begin.elapsed_time(end) / 1e3)
+        if time.perf_counter() - began > budget and turn > 2:
+            break
+    return samples
+
+
 def time_shape(
     shape: Attention, right: dict[str, list[str]], rounds: int, budget: float
 ) -> Iterator[dict[str, Any]]:
@@ -223,22 +248,7 @@ def time_shape(
     if shape.direction == "bwd":
         graphs["prepare", ""] = captured(backward_of("prepare", operands, o, lse, causal, None))
         wrong["prepare", ""] = 0.0
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    samples: dict[tuple[str, str], list[float]] = {name: [] for name in graphs}
-    order = list(graphs)
-    for turn in range(rounds + 1):
-        random.shuffle(order)
-        for name in order:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flush.zero_()
-            begin.record()
-            graphs[name].replay()
-            end.record()
-            end.synchronize()
-            if turn:
-                samples[name].append(begin.elapsed_time(end) / 1e3)
-        if time.perf_counter() - began > budget and turn > 2:
-            break
+    samples = measure(graphs, rounds, budget - (time.perf_counter() - began))
     for (kernel, key), times in samples.items():
         seconds = statistics.median(times)
         yield {
@@ -299,7 +309,7 @@ def drive(out: Path, only: str, jobs: int, budget: float) -> None:
         for d, masking in places
         for kernel, tiles in candidates(d).items()
         for tile in tiles
-        if masking == "causal" or tile.persistent
+        if masking == "causal" or (tile.l2_mib in (0, 16) and kernel != "onepass")
     ]
 
     hung: dict[str, int] = {}
@@ -366,6 +376,29 @@ def summary(out: Path) -> str:
     return "\n".join(text)
 
 
+def table_from(out: Path) -> dict[str, Any]:
+    """The document of `kernels/data/attention_*.json`: at each length the fastest tile that was right there."""
+    best: dict[str, dict[int, tuple[float, str]]] = {}
+    for text in out.read_text().splitlines():
+        x = json.loads(text)
+        if x["what"] != "time" or x["kernel"] in ("peer", "prepare") or not x["error_over_tolerance"] <= 1:
+            continue
+        by_seq = best.setdefault(place_of(x["kernel"], x["head_dim"], x["causal"]), {})
+        by_seq[x["seq"]] = min(by_seq.get(x["seq"], (9e9, "")), (x["seconds"], x["tile"]))
+    from flopcast.kernels.triton_attention_launch import VERSION
+
+    return {
+        "format": FORMAT,
+        "device": torch.cuda.get_device_name(),
+        "triton": VERSION,
+        "shapes": f"bf16, 16 query and 8 key-value heads, {TOKENS} tokens",
+        "choices": {
+            place: {str(seq): by_seq[seq][1] for seq in sorted(by_seq)}
+            for place, by_seq in sorted(best.items())
+        },
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -375,6 +408,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=14)
     parser.add_argument("--budget", type=float, default=240.0)
     parser.add_argument("--ptxas", default="")
+    parser.add_argument("--table", type=Path, help="write the table of the fastest tiles here")
     parser.add_argument("--check")
     parser.add_argument("--time")
     arguments = parser.parse_args()
@@ -390,6 +424,10 @@ def main() -> None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         name = "attention_tune.jsonl" if not arguments.ptxas else "attention_tune_ptxas.jsonl"
         drive(arguments.out / name, arguments.only, arguments.jobs, arguments.budget)
+        if arguments.table:
+            document = json.dumps(table_from(arguments.out / name), indent=1) + "\n"
+            arguments.table.parent.mkdir(parents=True, exist_ok=True)
+            arguments.table.write_text(document)
 
 
 if __name__ == "__main__":

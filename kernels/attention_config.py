@@ -23,7 +23,7 @@ FORMAT = 1
 FOLDER = Path(__file__).parent / "data"
 KERNELS = ("forward", "dkdv", "dq", "onepass")
 
-_KEY = re.compile(r"(pointer|hopper)/(\d+)x(\d+)/w(\d+)s(\d+)(/pack)?(/pingpong)?(/single)?")
+_KEY = re.compile(r"(pointer|hopper)/(\d+)x(\d+)/w(\d+)s(\d+)(/pack)?(/pingpong)?(/single)?(?:/l2-(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,11 @@ class Tile:
     """block_m query rows by block_n key rows.
 
     kind: "pointer" (plain Triton, any part) or "hopper" (Gluon; block_m is 128, and so is block_n for dK and dV: 64
-    rows for each of two warpgroups). For the latter: pack, the warpgroups of the forward take 64 rows of two heads of
-    a group; pingpong, they take turns; persistent, as many programs as the part has multiprocessors.
+    rows for each of two warpgroups). For the latter:
+    pack: the warpgroups of the forward take 64 rows of two heads of a group.
+    pingpong: they take turns; of the one-pass backward, at dQ.
+    persistent: as many programs as the part has multiprocessors.
+    l2_mib: what the heads that are gone through at a time may fill of L2 with what their tiles share; 0: all heads.
     """
 
     block_m: int
@@ -43,11 +46,13 @@ class Tile:
     pack: bool = False
     pingpong: bool = False
     persistent: bool = True
+    l2_mib: int = 0
 
     @property
     def key(self) -> str:
-        """E.g. hopper/128x128/w4s2/pack/pingpong."""
+        """E.g. hopper/128x128/w4s2/pack/pingpong/l2-16."""
         flags = ("/pack" * self.pack) + ("/pingpong" * self.pingpong) + ("/single" * (not self.persistent))
+        flags += f"/l2-{self.l2_mib}" if self.l2_mib else ""
         return f"{self.kind}/{self.block_m}x{self.block_n}/w{self.num_warps}s{self.num_stages}{flags}"
 
 
@@ -56,10 +61,11 @@ def from_key(key: str) -> Tile:
     match = _KEY.fullmatch(key)
     if match is None:
         raise ValueError(f"no attention tile: {key!r}; e.g. hopper/128x128/w4s2/pack")
-    kind, m, n, warps, stages, pack, pingpong, single = match.groups()
+    kind, m, n, warps, stages, pack, pingpong, single, l2 = match.groups()
     return Tile(
-        int(m), int(n), int(warps), int(stages), kind, pack is not None, pingpong is not None, single is None
-    )
+        int(m), int(n), int(warps), int(stages), kind, pack=pack is not None, pingpong=pingpong is not None,
+        persistent=single is None, l2_mib=int(l2 or 0),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,12 @@ def rule(shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = 
         small = Tile(32, 32, 4, 1)
         return AttentionConfig(small, small, small)
     if tma and capability[0] == 9 and shape.head_dim in (64, 128):
-        stages = 2 if shape.head_dim == 128 else 4
+        wide = shape.head_dim == 128
         return AttentionConfig(
-            Tile(128, 128, 4, stages, "hopper"),
-            Tile(64, 128, 4, 3, "hopper"),
-            Tile(128, 64, 4, stages, "hopper"),
-            Tile(64, 128, 4, 2, "hopper") if shape.head_dim == 128 else None,
+            Tile(128, 128, 4, 2 if wide else 3, "hopper", pingpong=True),
+            Tile(64, 128, 4, 3, "hopper") if wide else Tile(128, 128, 4, 2, "hopper"),
+            Tile(128, 128, 4, 2, "hopper"),
+            Tile(64, 128, 4, 2 if wide else 3, "hopper", pingpong=True),
         )
     if capability[0] == 9:
         if shape.head_dim <= 64:
@@ -162,7 +168,7 @@ def config_for(
     tma: part, Triton and operands allow the Hopper kernels; the table holds nothing else.
     """
     table = find(device, triton) if tma and DTYPE_BYTES[shape.dtype] == 2 else None
-    config = rule(shape, capability, tma=table is not None)
+    config = rule(shape, capability, tma=tma)
     if table is not None:
         for kernel in KERNELS:
             tile = table.tile(kernel, shape)

@@ -11,8 +11,8 @@ they also take turns at the matrix units, so that one computes exponentials whil
 With PACK they take the same 64 rows of two query heads of one group instead of 128 rows of one head: the same keys,
 and a diagonal half as thick. Only the first block of keys is masked: BLOCK_N is at least the rows of a tile.
 
-Programs are persistent. Tiles are numbered longest first, and the programs take them to and fro: the one that got the
-longest tile of a round gets the shortest of the next.
+Programs are persistent, and take tiles to and fro: the one that got the longest of a round gets the shortest of the
+next. Tiles are numbered section by section, as many heads as keep their keys and values in L2; in each, longest first.
 
 What ptxas does to such code decides the speed. It moves a wait for the matrix units up across arithmetic, which undoes
 the overlap, but not across a branch: each such wait stands behind the wait for a memory barrier.
@@ -77,23 +77,27 @@ def tile_of(turn):
 
 
 @gluon.jit
-def _locate(
-    tile, heads, seq, pairs, blocks,
-    CAUSAL: gl.constexpr, PACK: gl.constexpr, BLOCK_N: gl.constexpr,
-):  # fmt: skip
-    """Batch, first head, first row and number of key blocks of a tile; `pairs` counts batches times units of heads."""
-    block = tile // pairs
-    pair = tile % pairs
+def block_and_pair(tile, pairs, blocks, section):
+    """Of `blocks` blocks of rows and `pairs` batches times heads; `section` pairs are gone through at a time."""
+    first = tile // (section * blocks) * section
+    width = gl.minimum(section, pairs - first)
+    inside = tile % (section * blocks)
+    return inside // width, first + inside % width
+
+
+@gluon.jit
+def _locate(tile, sizes, CAUSAL: gl.constexpr, PACK: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Batch, first head, first row and number of key blocks of a tile."""
+    heads, _, seq, pairs, blocks, section = sizes
+    block, pair = block_and_pair(tile, pairs, blocks, section)
     if CAUSAL:
         block = blocks - 1 - block  # the longest first
     step: gl.constexpr = WG if PACK else 1
     units = heads // step
-    batch = pair // units
-    head = pair % units * step
     rows: gl.constexpr = 64 if PACK else 64 * WG
     start = block * rows
     last = gl.minimum(start + rows, seq) if CAUSAL else seq
-    return batch, head, start, gl.cdiv(last, BLOCK_N)
+    return pair // units, pair % units * step, start, gl.cdiv(last, BLOCK_N)
 
 
 @gluon.jit
@@ -104,10 +108,10 @@ def _load(
     q_desc, k_desc, v_desc, _ = descs
     q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = bars
     q_bufs, k_bufs, v_bufs, _ = bufs
-    heads, group, seq, pairs, blocks = sizes
+    _, group, _, pairs, blocks, _ = sizes
     it = 0
     for turn in range(rounds_of(pairs * blocks)):
-        batch, head, start, count = _locate(tile_of(turn), heads, seq, pairs, blocks, CAUSAL, PACK, BLOCK_N)
+        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, PACK, BLOCK_N)
         for w in gl.static_range(WG):
             mbarrier.wait(q_empty.index(w), (turn & 1) ^ 1)
             mbarrier.expect(q_full.index(w), q_desc.block_type.nbytes)
@@ -146,7 +150,7 @@ def _compute(
     _, _, _, o_desc = descs
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = bars
     q_bufs, k_bufs, v_bufs, o_bufs = bufs
-    heads, _, seq, pairs, blocks = sizes
+    heads, _, seq, pairs, blocks, _ = sizes
     D: gl.constexpr = o_desc.block_type.shape[3]
     dtype: gl.constexpr = o_desc.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -161,7 +165,7 @@ def _compute(
     it = 0
     served = 0  # turns taken at the matrix units
     for turn in range(rounds_of(pairs * blocks)):
-        batch, head, start, count = _locate(tile_of(turn), heads, seq, pairs, blocks, CAUSAL, PACK, BLOCK_N)
+        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, PACK, BLOCK_N)
         if PACK:
             head += w
         else:
@@ -213,7 +217,7 @@ def _compute(
         o = warpgroup_mma_wait(0, deps=(o,))
         mbarrier.arrive(v_empty.index(slot), count=1)
         it += 1
-        o = o / gl.convert_layout(row_sum, O_ROW)[:, None]
+        o = o * gl.convert_layout(1.0 / row_sum, O_ROW)[:, None]
         tma.store_wait(0)  # the tile before has left the buffer
         o_buf.store(o.to(dtype))
         fence_async_shared()
@@ -240,9 +244,9 @@ def _compute_1(
 
 
 # No value of a size compiles a kernel of its own: one configuration, one kernel.
-@gluon.jit(do_not_specialize=["heads", "group", "seq", "pairs", "blocks"])
+@gluon.jit(do_not_specialize=["heads", "group", "seq", "pairs", "blocks", "section"])
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse_ptr, heads, group, seq, pairs, blocks, scale_log2,
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, heads, group, seq, pairs, blocks, section, scale_log2,
     CAUSAL: gl.constexpr, PACK: gl.constexpr, PINGPONG: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -260,7 +264,7 @@ def forward_kernel(
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc, o_desc)
     bufs = (q_bufs, k_bufs, v_bufs, o_bufs)
-    sizes = (heads, group, seq, pairs, blocks)
+    sizes = (heads, group, seq, pairs, blocks, section)
     # fmt: off
     gl.warp_specialize([
         (_compute_0, (descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, BLOCK_N, STAGES)),

@@ -28,7 +28,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flopcast.kernels.triton_attention_hopper import barriers, load_rows, rounds_of, store_rows, tile_of
+from flopcast.kernels.triton_attention_hopper import (
+    barriers,
+    block_and_pair,
+    load_rows,
+    rounds_of,
+    store_rows,
+    tile_of,
+)
 
 KEYS = gl.constexpr(128)  # of a tile, 64 for each warpgroup
 
@@ -63,13 +70,11 @@ def prepare_kernel(
 
 
 @gluon.jit
-def dkdv_tile(tile, kv_heads, pairs, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr):
+def dkdv_tile(tile, kv_heads, seq, pairs, section, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr):
     """Batch, key-value head, first key and first block of queries. Early keys see the most queries, and go first."""
-    start = tile // pairs * KEYS
-    batch = tile % pairs // kv_heads
-    kv_head = tile % pairs % kv_heads
-    first = start // BLOCK_M if CAUSAL else 0
-    return batch, kv_head, start, first
+    block, pair = block_and_pair(tile, pairs, gl.cdiv(seq, KEYS), section)
+    first = block * KEYS // BLOCK_M if CAUSAL else 0
+    return pair // kv_heads, pair % kv_heads, block * KEYS, first
 
 
 @gluon.jit
@@ -117,10 +122,12 @@ def _load(
     k_desc, v_desc, _, _ = key_descs
     kv_full, kv_empty = key_bars
     k_bufs, v_bufs = key_bufs
-    kv_heads, group, seq, pairs, tiles = sizes
+    kv_heads, group, seq, pairs, tiles, section = sizes
     it = 0
     for turn in range(rounds_of(tiles)):
-        batch, kv_head, start, first = dkdv_tile(tile_of(turn), kv_heads, pairs, CAUSAL, BLOCK_M)
+        batch, kv_head, start, first = dkdv_tile(
+            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, BLOCK_M
+        )
         for w in gl.static_range(2):
             mbarrier.wait(kv_empty.index(w), (turn & 1) ^ 1)
             mbarrier.expect(kv_full.index(w), 2 * k_desc.block_type.nbytes)
@@ -142,7 +149,7 @@ def _compute(
     k_bufs, v_bufs = key_bufs
     q_full, q_empty, do_full, do_empty = bars
     q_bufs, do_bufs, lse_bufs, delta_bufs = bufs
-    kv_heads, group, seq, pairs, tiles = sizes
+    kv_heads, group, seq, pairs, tiles, section = sizes
     D: gl.constexpr = k_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
@@ -155,7 +162,9 @@ def _compute(
     zero = gl.zeros([64, BLOCK_M], gl.float32, S_LAYOUT)
     it = 0
     for turn in range(rounds_of(tiles)):
-        batch, kv_head, start, first = dkdv_tile(tile_of(turn), kv_heads, pairs, CAUSAL, BLOCK_M)
+        batch, kv_head, start, first = dkdv_tile(
+            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, BLOCK_M
+        )
         start += 64 * w
         keys = start + gl.arange(0, 64, KEY)
         dk = gl.zeros([64, D], gl.float32, D_LAYOUT)
@@ -217,10 +226,10 @@ def _compute_1(
     _compute(1, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2, CAUSAL, BLOCK_M, STAGES)
 
 
-@gluon.jit(do_not_specialize=["kv_heads", "group", "seq", "pairs", "tiles"])
+@gluon.jit(do_not_specialize=["kv_heads", "group", "seq", "pairs", "tiles", "section"])
 def dkdv_kernel(
     q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc, lse_desc, delta_desc,
-    kv_heads, group, seq, pairs, tiles, scale, scale_log2,
+    kv_heads, group, seq, pairs, tiles, section, scale, scale_log2,
     CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Boxes of q and do: BLOCK_M rows, of the others 64; of lse (base 2) and delta: BLOCK_M elements."""
@@ -241,7 +250,7 @@ def dkdv_kernel(
     bars = (barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2))
     key_descs = (k_desc, v_desc, dk_desc, dv_desc)
     descs = (q_desc, do_desc, lse_desc, delta_desc)
-    sizes = (kv_heads, group, seq, pairs, tiles)
+    sizes = (kv_heads, group, seq, pairs, tiles, section)
     # fmt: off
     gl.warp_specialize([
         (_compute_0, (key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,

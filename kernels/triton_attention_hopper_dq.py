@@ -20,22 +20,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flopcast.kernels.triton_attention_hopper import barriers, load_rows, rounds_of, store_rows, tile_of
+from flopcast.kernels.triton_attention_hopper import (
+    barriers,
+    block_and_pair,
+    load_rows,
+    rounds_of,
+    store_rows,
+    tile_of,
+)
 
 ROWS = gl.constexpr(128)  # of a tile, 64 for each warpgroup
 
 
 @gluon.jit
-def _locate(tile, heads, seq, pairs, blocks, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr):
+def _locate(tile, sizes, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr):
     """Batch, head, first row and number of key blocks of a tile."""
-    block = tile // pairs
+    heads, _, seq, _, pairs, blocks, section = sizes
+    block, pair = block_and_pair(tile, pairs, blocks, section)
     if CAUSAL:
         block = blocks - 1 - block  # the longest first
     start = block * ROWS
-    batch = tile % pairs // heads
-    head = tile % pairs % heads
     last = gl.minimum(start + ROWS, seq) if CAUSAL else seq
-    return batch, head, start, gl.cdiv(last, BLOCK_N)
+    return pair // heads, pair % heads, start, gl.cdiv(last, BLOCK_N)
 
 
 @gluon.jit
@@ -45,10 +51,10 @@ def _load(
     q_desc, do_desc, k_desc, v_desc, _ = descs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     q_bufs, do_bufs, k_bufs, v_bufs = bufs
-    heads, group, seq, _, pairs, blocks = sizes
+    heads, group, seq, _, pairs, blocks, _ = sizes
     it = 0
     for turn in range(rounds_of(pairs * blocks)):
-        batch, head, start, count = _locate(tile_of(turn), heads, seq, pairs, blocks, CAUSAL, BLOCK_N)
+        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, BLOCK_N)
         kv_head = head // group
         for w in gl.static_range(2):
             mbarrier.wait(q_empty.index(w), (turn & 1) ^ 1)
@@ -76,7 +82,7 @@ def _compute(
     q_desc, _, _, _, dq_desc = descs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     q_bufs, do_bufs, k_bufs, v_bufs = bufs
-    heads, group, seq, padded, pairs, blocks = sizes
+    heads, group, seq, padded, pairs, blocks, _ = sizes
     D: gl.constexpr = q_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -89,7 +95,7 @@ def _compute(
     zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
     it = 0
     for turn in range(rounds_of(pairs * blocks)):
-        batch, head, start, count = _locate(tile_of(turn), heads, seq, pairs, blocks, CAUSAL, BLOCK_N)
+        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, BLOCK_N)
         start += 64 * w
         rows = start + gl.arange(0, 64, ROW)
         base = (batch * heads + head).to(gl.int64) * padded
@@ -149,10 +155,10 @@ def _compute_1(
     _compute(1, descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, BLOCK_N, STAGES)
 
 
-@gluon.jit(do_not_specialize=["heads", "group", "seq", "padded", "pairs", "blocks"])
+@gluon.jit(do_not_specialize=["heads", "group", "seq", "padded", "pairs", "blocks", "section"])
 def dq_kernel(
     q_desc, do_desc, k_desc, v_desc, dq_desc, lse_ptr, delta_ptr,
-    heads, group, seq, padded, pairs, blocks, scale, scale_log2,
+    heads, group, seq, padded, pairs, blocks, section, scale, scale_log2,
     CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Boxes of k and v: BLOCK_N rows, of the others 64. lse (base 2) and delta: fp32 [batch * heads, padded]."""
@@ -170,7 +176,7 @@ def dq_kernel(
         barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2),
     )  # fmt: skip
     descs = (q_desc, do_desc, k_desc, v_desc, dq_desc)
-    sizes = (heads, group, seq, padded, pairs, blocks)
+    sizes = (heads, group, seq, padded, pairs, blocks, section)
     # fmt: off
     gl.warp_specialize([
         (_compute_0, (descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, BLOCK_N, STAGES)),

@@ -5,8 +5,9 @@
 Imports triton: import this module inside functions only.
 
 The kernel of dK and dV (`triton_attention_hopper_dkdv`), whose two warpgroups also exchange dS^T through shared memory
-and multiply it with K, each for one half of the columns of dQ. Partial sums of dQ go to an fp32 buffer in an order
-that differs from run to run, and so do the last bits of dQ. `scale_kernel` then writes dQ.
+and multiply it with K: each for one half of the columns of dQ or, with TURNS, each for every other block of queries.
+Partial sums of dQ go to an fp32 buffer in an order that differs from run to run, and so do the last bits of dQ.
+`scale_kernel` then writes dQ.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ def _load(
     k_desc, v_desc, _, _ = key_descs
     kv_full, kv_empty, _ = key_bars
     k_buf, v_buf = key_bufs
-    kv_heads, group, seq, _, pairs, tiles = sizes
+    kv_heads, group, seq, _, pairs, tiles, section = sizes
     it = 0
     for turn in range(rounds_of(tiles)):
-        batch, kv_head, start, first = dkdv_tile(tile_of(turn), kv_heads, pairs, CAUSAL, BLOCK_M)
+        batch, kv_head, start, first = dkdv_tile(
+            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, BLOCK_M
+        )
         mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
         mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
         load_rows(k_desc, batch, kv_head, start, kv_full.index(0), k_buf)
@@ -66,7 +69,7 @@ def _load(
 @gluon.jit
 def _compute(
     w: gl.constexpr, key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr, scale,
-    scale_log2, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    scale_log2, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     k_desc, _, dk_desc, dv_desc = key_descs
     kv_full, kv_empty, kv_done = key_bars
@@ -74,27 +77,29 @@ def _compute(
     ds_full, ds_empty = ds_bars
     k_buf, v_buf = key_bufs
     q_bufs, do_bufs, lse_bufs, delta_bufs = bufs
-    kv_heads, group, seq, padded, pairs, tiles = sizes
+    kv_heads, group, seq, padded, pairs, tiles, section = sizes
     D: gl.constexpr = k_desc.block_type.shape[3]
-    HALF: gl.constexpr = D // 2
+    PART: gl.constexpr = D if TURNS else D // 2
     dtype: gl.constexpr = k_desc.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     D_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, D_LAYOUT, 2)
     KEY: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     ROW: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     k = k_buf.slice(64 * w, 64, 0)
     v = v_buf.slice(64 * w, 64, 0)
-    k_half = k_buf.slice(HALF * w, HALF, 1)
+    k_part = k_buf.slice((D - PART) * w, PART, 1)
     zero = gl.zeros([64, BLOCK_M], gl.float32, S_LAYOUT)
-    dq_zero = gl.zeros([BLOCK_M, HALF], gl.float32, DQ_LAYOUT)
+    dq_zero = gl.zeros([BLOCK_M, PART], gl.float32, DQ_LAYOUT)
     dq_rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, DQ_LAYOUT))
-    dq_cols = HALF * w + gl.arange(0, HALF, gl.SliceLayout(0, DQ_LAYOUT))
+    dq_cols = (D - PART) * w + gl.arange(0, PART, gl.SliceLayout(0, DQ_LAYOUT))
     dq_at = dq_rows[:, None] * D + dq_cols[None, :]
     it = 0
     for turn in range(rounds_of(tiles)):
-        batch, kv_head, start, first = dkdv_tile(tile_of(turn), kv_heads, pairs, CAUSAL, BLOCK_M)
+        batch, kv_head, start, first = dkdv_tile(
+            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, BLOCK_M
+        )
         keys = start + 64 * w + gl.arange(0, 64, KEY)
         dk = gl.zeros([64, D], gl.float32, D_LAYOUT)
         dv = gl.zeros([64, D], gl.float32, D_LAYOUT)
@@ -133,15 +138,29 @@ def _compute(
                 fence_async_shared()
                 mbarrier.arrive(ds_full.index(ds_slot), count=1)
                 dk = warpgroup_mma(gl.convert_layout(ds, P_LAYOUT), q, dk, is_async=True)
-                mbarrier.wait(ds_full.index(ds_slot), ds_phase)
-                dq = warpgroup_mma(ds_buf.permute((1, 0)), k_half, dq_zero, use_acc=False, is_async=True)
-                dv = warpgroup_mma_wait(2, deps=(dv,))
-                mbarrier.arrive(do_empty.index(slot), count=1)
-                dk = warpgroup_mma_wait(1, deps=(dk,))
-                mbarrier.arrive(q_empty.index(slot), count=1)
-                dq = warpgroup_mma_wait(0, deps=(dq,))
-                mbarrier.arrive(ds_empty.index(ds_slot), count=1)
-                gl.atomic_add(sums + block * (BLOCK_M * D) + dq_at, dq, sem="relaxed")
+                if TURNS:
+                    dv = warpgroup_mma_wait(1, deps=(dv,))
+                    mbarrier.arrive(do_empty.index(slot), count=1)
+                    dk = warpgroup_mma_wait(0, deps=(dk,))
+                    mbarrier.arrive(q_empty.index(slot), count=1)
+                    if ds_slot == w:
+                        mbarrier.wait(ds_full.index(ds_slot), ds_phase)
+                        dq = warpgroup_mma(
+                            ds_buf.permute((1, 0)), k_part, dq_zero, use_acc=False, is_async=True
+                        )
+                        dq = warpgroup_mma_wait(0, deps=(dq,))
+                        mbarrier.arrive(ds_empty.index(ds_slot), count=1)
+                        gl.atomic_add(sums + block * (BLOCK_M * D) + dq_at, dq, sem="relaxed")
+                else:
+                    mbarrier.wait(ds_full.index(ds_slot), ds_phase)
+                    dq = warpgroup_mma(ds_buf.permute((1, 0)), k_part, dq_zero, use_acc=False, is_async=True)
+                    dv = warpgroup_mma_wait(2, deps=(dv,))
+                    mbarrier.arrive(do_empty.index(slot), count=1)
+                    dk = warpgroup_mma_wait(1, deps=(dk,))
+                    mbarrier.arrive(q_empty.index(slot), count=1)
+                    dq = warpgroup_mma_wait(0, deps=(dq,))
+                    mbarrier.arrive(ds_empty.index(ds_slot), count=1)
+                    gl.atomic_add(sums + block * (BLOCK_M * D) + dq_at, dq, sem="relaxed")
                 it += 1
         # K and V have served, once both halves have: their buffers take dK and dV on the way out.
         mbarrier.arrive(kv_done.index(0), count=1)
@@ -149,41 +168,44 @@ def _compute(
         mbarrier.wait(kv_done.index(0), turn & 1)
         k.store((dk * scale).to(dtype))
         fence_async_shared()
-        store_rows(dk_desc, batch, kv_head, start + 64 * w, k)
-        store_rows(dv_desc, batch, kv_head, start + 64 * w, v)
-        tma.store_wait(0)
-        mbarrier.arrive(kv_empty.index(0), count=1)
+        mbarrier.arrive(kv_done.index(1), count=1)
+        if w == 0:  # both halves at once: one half alone is not contiguous in the buffer
+            mbarrier.wait(kv_done.index(1), turn & 1)
+            store_rows(dk_desc, batch, kv_head, start, k_buf)
+            store_rows(dv_desc, batch, kv_head, start, v_buf)
+            tma.store_wait(0)
+            mbarrier.arrive(kv_empty.index(0), count=1)
 
 
 @gluon.jit
 def _compute_0(
     key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     _compute(
         0, key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr, scale, scale_log2,
-        CAUSAL, BLOCK_M, STAGES,
+        CAUSAL, BLOCK_M, STAGES, TURNS,
     )  # fmt: skip
 
 
 @gluon.jit
 def _compute_1(
     key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     _compute(
         1, key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr, scale, scale_log2,
-        CAUSAL, BLOCK_M, STAGES,
+        CAUSAL, BLOCK_M, STAGES, TURNS,
     )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["kv_heads", "group", "seq", "padded", "pairs", "tiles"])
+@gluon.jit(do_not_specialize=["kv_heads", "group", "seq", "padded", "pairs", "tiles", "section"])
 def backward_kernel(
     q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc, lse_desc, delta_desc, sums_ptr,
-    kv_heads, group, seq, padded, pairs, tiles, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    kv_heads, group, seq, padded, pairs, tiles, section, scale, scale_log2,
+    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
-    """Boxes of q and do: BLOCK_M rows, of k and v 128, of dk and dv 64. sums: fp32 [batch * heads, padded, D], zero."""
+    """Boxes of q and do: BLOCK_M rows, of k, v, dk and dv 128. sums: fp32 [batch * heads, padded, D], zero."""
     D: gl.constexpr = q_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -198,18 +220,18 @@ def backward_kernel(
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], delta_desc.layout),
     )
     ds_bufs = gl.allocate_shared_memory(dtype, [2, 128, BLOCK_M], LAYOUT)
-    key_bars = (barriers(1, 1), barriers(1, 2), barriers(1, 2))
+    key_bars = (barriers(1, 1), barriers(1, 1), barriers(2, 2))
     bars = (barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2))
-    ds_bars = (barriers(2, 2), barriers(2, 2))
+    ds_bars = (barriers(2, 2), barriers(2, 1 if TURNS else 2))
     key_descs = (k_desc, v_desc, dk_desc, dv_desc)
     descs = (q_desc, do_desc, lse_desc, delta_desc)
-    sizes = (kv_heads, group, seq, padded, pairs, tiles)
+    sizes = (kv_heads, group, seq, padded, pairs, tiles, section)
     # fmt: off
     gl.warp_specialize([
         (_compute_0, (key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr,
-                      scale, scale_log2, CAUSAL, BLOCK_M, STAGES)),
+                      scale, scale_log2, CAUSAL, BLOCK_M, STAGES, TURNS)),
         (_compute_1, (key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr,
-                      scale, scale_log2, CAUSAL, BLOCK_M, STAGES)),
+                      scale, scale_log2, CAUSAL, BLOCK_M, STAGES, TURNS)),
         (_load, (key_descs, descs, key_bars, bars, key_bufs, bufs, sizes, CAUSAL, BLOCK_M, STAGES)),
     ], [4, 1], [240, 24])
     # fmt: on

@@ -60,6 +60,16 @@ def _vector(x: Tensor, length: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, length], VECTOR)
 
 
+def section_of(pairs: int, group: int, rows: int, row_bytes: int, tile: Tile) -> int:
+    """How many of `pairs` batches times heads go at a time, so that what they share stays in L2.
+
+    `group` of them share `rows` rows of `row_bytes`. `tile.l2_mib`: how much of L2 to count on; 0: no sections.
+    """
+    if not tile.l2_mib:
+        return pairs
+    return min(pairs, group * max(1, (tile.l2_mib << 20) // (rows * row_bytes)))
+
+
 def _grid(tiles: int, tile: Tile, device: torch.device) -> tuple[int]:
     return (min(tiles, _multiprocessors(device)) if tile.persistent else tiles,)
 
@@ -72,10 +82,12 @@ def launch_forward(
     batch, heads, seq, _ = q.shape
     pairs = batch * heads // (2 if tile.pack else 1)
     blocks = triton.cdiv(seq, 64 if tile.pack else 128)
+    group = heads // k.shape[1]
+    section = section_of(pairs, max(1, group // 2) if tile.pack else group, seq, 4 * q.shape[3], tile)
     with torch.cuda.device_of(q):
         hopper.forward_kernel[_grid(pairs * blocks, tile, q.device)](
             _matrix(q, 64), _matrix(k, tile.block_n), _matrix(v, tile.block_n), _matrix(o, 64), lse,
-            heads, heads // k.shape[1], seq, pairs, blocks, scale * LOG2_E,
+            heads, group, seq, pairs, blocks, section, scale * LOG2_E,
             CAUSAL=causal, PACK=tile.pack, PINGPONG=tile.pingpong, BLOCK_N=tile.block_n,
             STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
         )  # fmt: skip
@@ -115,11 +127,13 @@ def _launch_dkdv(
     kv_heads, seq = k.shape[1:3]
     pairs = k.shape[0] * kv_heads
     tiles = pairs * triton.cdiv(seq, 128)
+    group = q.shape[1] // kv_heads
+    section = section_of(pairs, 1, group * seq, 4 * q.shape[3], tile)
     rows = [_matrix(x, tile.block_m) for x in (q, do)]
     keys = [_matrix(x, 64) for x in (k, v, dk, dv)]
     vectors: list[Any] = [_vector(x, tile.block_m) for x in (lse2, delta)]
     hopper_dkdv.dkdv_kernel[_grid(tiles, tile, q.device)](
-        *rows, *keys, *vectors, kv_heads, q.shape[1] // kv_heads, seq, pairs, tiles, scale, scale * LOG2_E,
+        *rows, *keys, *vectors, kv_heads, group, seq, pairs, tiles, section, scale, scale * LOG2_E,
         CAUSAL=causal, BLOCK_M=tile.block_m, STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
     )  # fmt: skip
 
@@ -129,10 +143,11 @@ def _launch_dq(
     causal: bool, scale: float, tile: Tile,
 ) -> None:  # fmt: skip
     batch, heads, seq, _ = q.shape
-    pairs, blocks = batch * heads, triton.cdiv(seq, 128)
+    pairs, blocks, group = batch * heads, triton.cdiv(seq, 128), heads // k.shape[1]
+    section = section_of(pairs, group, seq, 4 * q.shape[3], tile)
     hopper_dq.dq_kernel[_grid(pairs * blocks, tile, q.device)](
         _matrix(q, 64), _matrix(do, 64), _matrix(k, tile.block_n), _matrix(v, tile.block_n), _matrix(dq, 64),
-        lse2, delta, heads, heads // k.shape[1], seq, lse2.shape[1], pairs, blocks, scale, scale * LOG2_E,
+        lse2, delta, heads, group, seq, lse2.shape[1], pairs, blocks, section, scale, scale * LOG2_E,
         CAUSAL=causal, BLOCK_N=tile.block_n, STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
     )  # fmt: skip
 
@@ -145,12 +160,14 @@ def _launch_onepass(
     kv_heads, padded = k.shape[1], lse2.shape[1]
     pairs = batch * kv_heads
     tiles = pairs * triton.cdiv(seq, 128)
+    section = section_of(pairs, 1, heads // kv_heads * seq, 8 * dim, tile)
     sums = torch.zeros((batch * heads, padded, dim), dtype=torch.float32, device=q.device)
     hopper_onepass.backward_kernel[_grid(tiles, tile, q.device)](
         _matrix(q, tile.block_m), _matrix(do, tile.block_m), _matrix(k, 128), _matrix(v, 128),
-        _matrix(dk, 64), _matrix(dv, 64), _vector(lse2, tile.block_m), _vector(delta, tile.block_m), sums,
-        kv_heads, heads // kv_heads, seq, padded, pairs, tiles, scale, scale * LOG2_E,
-        CAUSAL=causal, BLOCK_M=tile.block_m, STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
+        _matrix(dk, 128), _matrix(dv, 128), _vector(lse2, tile.block_m), _vector(delta, tile.block_m), sums,
+        kv_heads, heads // kv_heads, seq, padded, pairs, tiles, section, scale, scale * LOG2_E,
+        CAUSAL=causal, BLOCK_M=tile.block_m, STAGES=tile.num_stages, TURNS=tile.pingpong,
+        num_warps=tile.num_warps, maxnreg=REGISTERS,
     )  # fmt: skip
     block = 64
     hopper_onepass.scale_kernel[(batch * heads, padded // block)](

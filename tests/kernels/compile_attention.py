@@ -66,8 +66,8 @@ def compiled(name: str, tile: attention_config.Tile, dim: int, causal: bool) -> 
         kernel = hopper_dkdv.dkdv_kernel if name == "dkdv" else hopper_onepass.backward_kernel
         keys = half if name == "dkdv" else matrix(128, dim)
         types = {"q_desc": matrix(m, dim), "do_desc": matrix(m, dim), "k_desc": keys, "v_desc": keys}
-        types |= {"dk_desc": half, "dv_desc": half, "lse_desc": vector(m), "delta_desc": vector(m)}
-        constants |= {"BLOCK_M": m}
+        types |= {"dk_desc": keys, "dv_desc": keys, "lse_desc": vector(m), "delta_desc": vector(m)}
+        constants |= {"BLOCK_M": m} | ({"TURNS": tile.pingpong} if name == "onepass" else {})
     types |= {x: "*fp32" for x in kernel.arg_names if x.endswith("_ptr")} | {
         "scale": "fp32",
         "scale_log2": "fp32",
@@ -92,7 +92,11 @@ def tiles(dim: int) -> Iterator[tuple[str, attention_config.Tile, bool]]:
             name, measured, masking = place.split("/")
             if int(measured) == dim:
                 chosen |= {(name, tile, masking == "causal") for tile in by_seq.values()}
-    once = {(name, tile.key.removesuffix("/single"), causal): tile for name, tile, causal in chosen if tile}
+    once = {
+        (name, tile.key.split("/l2-")[0].removesuffix("/single"), causal): tile
+        for name, tile, causal in chosen
+        if tile
+    }
     for (name, _, causal), tile in sorted(once.items()):
         yield name, tile, causal
 

@@ -219,7 +219,7 @@ def test_hopper_tiles_fit_and_overlap(run_script: Callable[..., str]) -> None:
         (kernel, dim) for kernel in ("forward", "dkdv", "dq") for dim in (64, 128)
     }
     for row in rows:
-        assert row["spill_bytes"] <= (192 if row["kernel"] == "onepass" else 64), row
+        assert row["spill_bytes"] <= (192 if row["kernel"] == "onepass" else 96), row
         assert row["shared_bytes"] <= row["limit_bytes"], row
         assert row["registers"] <= 168, row  # 12 warps of them fill the register file
         assert 0 < 3 * row["waits"] <= row["products"], row
