@@ -257,8 +257,9 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 
 def _add_commands() -> None:
-    from flopcast.roofline import cli_cost, cli_explain, cli_import, cli_measure, cli_plan, cli_report, cli_widths
+    from flopcast.roofline import cli_compare, cli_cost, cli_explain, cli_import, cli_measure, cli_plan, cli_report, cli_widths
 
+    cli_compare.register(app)
     cli_cost.register(app)
     cli_explain.register(app)
     cli_import.register(app)

@@ -1,0 +1,79 @@
+"""What `flopcast compare` prints: how the two differ, each class with its noise, and the rows that changed most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flopcast.roofline.canvas import duration
+from flopcast.roofline.compare import ROWS_SHOWN, Change, Comparison
+from flopcast.roofline.compare_steps import StepChange
+from flopcast.roofline.tables import console, ms, percent, say, table
+
+NAME_SHOWN = 60
+
+
+def print_comparison(found: Comparison, steps: Sequence[StepChange] = ()) -> None:
+    """Tables on stdout, remarks on stderr."""
+    out = console()
+    if found.differences:
+        rows = [[name, _shown(a), _shown(b)] for name, a, b in found.differences]
+        out.print(table("Device and software, where they differ", ("", "A", "B"), rows))
+    else:
+        out.print("Device and software are the same.")
+    rows = [
+        [change.group, f"{change.rows:,}", ratio(change.change), f"\u00b1{change.noise * 100:.1f}%",
+         f"{ratio(change.low)} to {ratio(change.high)}", f"{change.slower} / {change.faster}", _verdict(change)]
+        for change in found.changes
+    ]  # fmt: skip
+    columns = ("class", "rows", "time, B over A", "noise", "8 of 10 rows", "rows slower / faster", "")
+    caption = (
+        f"A: {found.a}\nB: {found.b}\nmedian over the rows; more is slower. Noise: 98% interval of a median that did "
+        "not change\nrows slower / faster: each beyond its own noise and the tolerance of "
+        f"{found.tolerance:.1%}"
+    )
+    out.print(table("Time by class", columns, rows, caption))
+    if found.rows:
+        shown = found.rows[:ROWS_SHOWN]
+        lines = [
+            [_cut(row.name), _time(row.seconds_a), _time(row.seconds_b), ratio(row.change),
+             f"\u00b1{row.noise * 100:.1f}%"]
+            for row in shown
+        ]  # fmt: skip
+        title = f"Rows that changed most, of {len(found.rows):,} beyond their own noise"
+        out.print(table(title, ("", "A", "B", "change", "noise"), lines))
+    if steps:
+        lines = [
+            [step.name, *(f"{ms(v)} ({ms(low)} to {ms(high)})" for v, low, high in (step.a, step.b)),
+             ratio(step.b[0] / step.a[0] - 1), ratio(step.device_b / step.device_a - 1)]
+            for step in steps
+        ]  # fmt: skip
+        heads = ("step, ms (90% interval)", "A", "B", "B over A", "its device time")
+        out.print(table("Forecasts of training steps with either", heads, lines))
+    for number, which in zip(found.unmatched, "AB", strict=True):
+        if number:
+            say(f"{number:,} measurements only in {which}")
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+
+
+def ratio(change: float) -> str:
+    """+3.1%, from twice as long on 2.31x."""
+    return percent(change) if change < 1.0 else f"{1.0 + change:.3g}x"
+
+
+def _time(seconds: float) -> str:
+    """Of a rate the time of a billion bytes or FLOPs."""
+    return duration(seconds) if seconds > 1e-9 else f"{duration(seconds * 1e9)} a G"
+
+
+def _verdict(change: Change) -> str:
+    return "REGRESSED" if change.has_regressed else "" if change.verdict == "same" else change.verdict
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 3]}..."
