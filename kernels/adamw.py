@@ -32,9 +32,9 @@ STEP = 3
 class AdamWConfig:
     """A program takes `chunk` elements of one tensor, `block` at a time."""
 
-    chunk: int = 8192
-    block: int = 1024
-    num_warps: int = 4  # 8 elements a thread: two 16-byte loads of each of four operands in flight
+    chunk: int = 2048
+    block: int = 2048
+    num_warps: int = 8  # 8 elements a thread: two 16-byte loads of each of four operands in flight
 
 
 DEFAULT = AdamWConfig()

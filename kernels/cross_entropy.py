@@ -32,19 +32,23 @@ CHUNK_ROWS = 4096  # of linear_cross_entropy: 1.2 GB of bf16 logits over 151,936
 @dataclass(frozen=True)
 class VocabConfig:
     """Logits of one step of a program, its warps, the steps whose loads are in flight (1: its own alone), and of
-    "both" the programs, thus rows, that a multiprocessor has at a time."""
+    "both" the programs, thus rows, that a multiprocessor has at a time; with `split` a row is shared by as many
+    programs as it has blocks, and read once, and `max_registers` a thread let more of them onto a multiprocessor."""
 
     block: int
     num_warps: int
     num_stages: int = 1
     programs_per_sm: int = 1
+    split: bool = False
+    max_registers: int | None = None
 
 
 def config_for(direction: str = "both") -> VocabConfig:
-    """ "both": one row a multiprocessor (132 x 304 KB = 40 MB), so that its second read finds it in a 50 MB L2, by 32
-    warps with 48 KB of loads in flight. "fwd" reads once: four rows a multiprocessor; "bwd" is element-wise."""
+    """ "both": blocks of a row in the registers of 8 warps, four such programs a multiprocessor, which read and write
+    once (by one program a row, whose second read should find it in the L2, it took 1.3 times as long on an H200: of
+    132 x 304 KB some 40% were still there). "fwd" reads once: four rows a multiprocessor; "bwd" is element-wise."""
     return {
-        "both": VocabConfig(8192, 32, num_stages=4),
+        "both": VocabConfig(8192, 8, split=True, max_registers=64),
         "fwd": VocabConfig(8192, 16, num_stages=3),
         "bwd": VocabConfig(4096, 8),
     }[direction]
@@ -55,18 +59,23 @@ def candidates(direction: str) -> list[VocabConfig]:
     if direction == "bwd":
         return [
             VocabConfig(block, warps)
-            for block in (2048, 4096, 8192)
+            for block in (1024, 2048, 4096, 8192)
             for warps in (4, 8, 16)
             if block >= 256 * warps
         ]
+    split = [
+        VocabConfig(block, warps, split=True, max_registers=registers)
+        for block, warps, registers in (
+            (4096, 4, 64), (4096, 4, 72), (4096, 8, 40), (8192, 8, 64), (8192, 8, 80), (8192, 16, 40), (16384, 16, 64),
+            (32768, 32, 64),
+        )
+    ]  # fmt: skip
     tiles = ((8192, 32), (16384, 32), (32768, 32), (8192, 16), (16384, 16), (4096, 8))
     both = direction == "both"
-    return [
-        VocabConfig(block, warps, stages, per_sm)
-        for block, warps in tiles
-        for stages in ((1, 2, 4) if both else (1, 3))
-        for per_sm in ((1, 2) if both and warps < 32 else (1,))
+    whole = [
+        VocabConfig(block, warps, stages) for block, warps in tiles for stages in ((1,) if both else (1, 3))
     ]
+    return [*split, *whole] if both else whole
 
 
 def _module(logits: Tensor, target: Tensor) -> Any:
@@ -82,14 +91,26 @@ def _rows(logits: Tensor) -> Tensor:
     return logits if logits.stride(-1) == 1 else logits.contiguous()
 
 
-def _count(module: Any, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-    """What the sum is divided by: fp32 [1]."""
+def _count(module: Any, target: Tensor, ignore_index: int, reduction: str) -> tuple[Tensor, Tensor]:
+    """(what the sum is divided by: fp32 [1]; the zeros, int32 [rows], that programs which share a row count up)."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"unknown reduction {reduction!r}: known are mean, sum")
-    if reduction == "sum":
-        return torch.ones(1, dtype=torch.float32, device=target.device)
-    count: Tensor = module.count_targets(target, ignore_index)
-    return count
+    count, arrived = module.count_targets(target.contiguous(), ignore_index)
+    return count if reduction == "mean" else torch.ones_like(count), arrived
+
+
+def _launch(
+    module: Any, logits: Tensor, target: Tensor, losses: Tensor, count: Tensor, arrived: Tensor, out: Tensor,
+    ignore_index: int, config: VocabConfig | None,
+) -> None:  # fmt: skip
+    """Loss and gradient. In Triton's interpreter programs run one after the other: none can wait for the next."""
+    config = config or config_for("both")
+    if config.split and (logits.is_cuda or module.parts(logits.shape[1], config.block) == 1):
+        module.launch_split(logits, target, losses, count, arrived, out, ignore_index, config)
+    else:
+        module.launch_both(
+            logits, target, losses, count, out, ignore_index, multiprocessors(logits.device), config
+        )
 
 
 def forward(
@@ -102,7 +123,7 @@ def forward(
     NotImplementedError for bf16 in the interpreter.
     """
     module = _module(logits, target)
-    count = _count(module, target, ignore_index, reduction)
+    count, _ = _count(module, target, ignore_index, reduction)
     losses, lse = (torch.empty(logits.shape[:1], dtype=torch.float32, device=logits.device) for _ in range(2))
     if logits.shape[0]:
         module.launch_forward(
@@ -132,14 +153,11 @@ def loss_and_gradient(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Triton: (loss fp32, its gradient in the logits' dtype, contiguous), in one kernel. Errors as `forward`."""
     module = _module(logits, target)
-    count = _count(module, target, ignore_index, reduction)
+    count, arrived = _count(module, target, ignore_index, reduction)
     losses = torch.empty(logits.shape[:1], dtype=torch.float32, device=logits.device)
     out = logits.new_empty(logits.shape)
     if logits.numel():
-        module.launch_both(
-            _rows(logits), target.contiguous(), losses, count, out, ignore_index, multiprocessors(logits.device),
-            config or config_for("both"),
-        )  # fmt: skip
+        _launch(module, _rows(logits), target.contiguous(), losses, count, arrived, out, ignore_index, config)
     return module.mean(losses, count), out
 
 
@@ -168,17 +186,16 @@ def linear_loss_and_gradients(
     if target.shape != (rows,) or target.dtype != torch.int64:
         raise ValueError(f"targets must be int64 [{rows}], got {target.dtype}{tuple(target.shape)}")
     target = target.contiguous()
-    count = _count(module, target, ignore_index, reduction)
+    count, arrived = _count(module, target, ignore_index, reduction)
     losses = torch.empty(rows, dtype=torch.float32, device=hidden.device)
     dhidden = hidden.new_empty(hidden.shape)
     dweight: Tensor | None = None
     for start in range(0, rows, chunk_rows):
         chunk = slice(start, min(start + chunk_rows, rows))
         logits = hidden[chunk] @ weight.T
-        module.launch_both(
-            logits, target[chunk], losses[chunk], count, logits, ignore_index, multiprocessors(logits.device),
-            config_for("both"),
-        )  # fmt: skip
+        _launch(
+            module, logits, target[chunk], losses[chunk], count, arrived[chunk], logits, ignore_index, None
+        )
         torch.mm(logits, weight, out=dhidden[chunk])
         of_chunk = logits.T @ hidden[chunk]
         if dweight is None:

@@ -12,6 +12,7 @@ import torch
 from flopcast.microbench import steps
 from flopcast.microbench.device import describe
 from flopcast.microbench.host import run_host
+from flopcast.microbench.host_operators import run_operators
 from flopcast.microbench.plans import HostPlan
 from flopcast.microbench.records import HOST_SCALARS, Recorder
 from flopcast.microbench.scalars import run_scalars
@@ -31,11 +32,13 @@ def run_bench(
     retry: Collection[str] = (),
     host_only: bool = False,
     calibrate: bool = True,
+    operators: bool = False,
 ) -> dict[str, Summary]:
     """Measures what `folder` lacks; returns a summary of each part. `host_only`: host cost and the scalars of the
     host, nothing of the device. Without `calibrate` the host is left alone, and one training step is run in its place:
     in a process that has trained, kernels follow one another 0.1 to 0.2 us later (a tiny one in a graph 1.13 us for
-    0.93 on an H200), and the steps that are forecast run in such processes.
+    0.93 on an H200), and the steps that are forecast run in such processes. `operators`: also what calls of Triton's
+    operators cost the host.
 
     Raises UsageError when the folder cannot be used, RunError on a full disk or a lost device: finished rows
     stay.
@@ -48,11 +51,14 @@ def run_bench(
             def build(config: dict[str, Any], plan: HostPlan = plan) -> steps.TrainingStep:
                 return steps.build(config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)
 
-            if not calibrate:
+            def train_once(plan: HostPlan = plan) -> None:
                 if device.type == "cuda":
-                    build(plan.configs[min(plan.configs)]).run()
+                    build(plan.configs[min(plan.configs)], plan).run()
+
+            if not calibrate:
+                train_once()
                 continue
-            summaries[f"host {plan.model}"] = run_host(
+            host = summaries[f"host {plan.model}"] = run_host(
                 {depth: partial(build, config) for depth, config in plan.configs.items()},
                 model=plan.model,
                 recorder=recorder,
@@ -61,6 +67,12 @@ def run_bench(
                 rounds=plan.rounds,
                 steps_per_round=plan.steps_per_round,
                 retry=retry,
+            )
+            if not host.measured:  # done before, by another process
+                train_once()
+        if operators and device.type == "cuda":
+            summaries["host operators"] = run_operators(
+                recorder=recorder, device=device, suite=suite, retry=retry
             )
         if host_only:
             summaries["launches"] = run_scalars(

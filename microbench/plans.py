@@ -70,6 +70,11 @@ class StepPlan:
         return f"step/{self.name}/{shape}{heads}/{run}"
 
     @property
+    def has_triton(self) -> bool:
+        """Whether kernels of Triton's are among those that run it."""
+        return "triton" in (self.matmul, self.attention, self.fused)
+
+    @property
     def kernels_key(self) -> str:
         """Key of the row that holds the step's kernels."""
         return self.key.replace("step/", "step_kernels/", 1)

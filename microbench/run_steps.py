@@ -18,6 +18,7 @@ from flopcast.microbench import steps
 from flopcast.microbench.cases import first_line, is_out_of_memory
 from flopcast.microbench.device import Reading, telemetry
 from flopcast.microbench.host import host_phases
+from flopcast.microbench.host_operators import operator_rows
 from flopcast.microbench.measure_step import Kernel, StepKernels, StepTiming, profile_step, time_step
 from flopcast.microbench.patches import attention_implementation, patched
 from flopcast.microbench.plans import PHASES, HostPlan, StepPlan
@@ -118,6 +119,9 @@ def run_steps(
     todo = [plan for plan in timed if pending(plan.key)]
     if host is not None and todo:
         calibration = HostCalibration(host, device)
+        if device.type == "cuda" and any(plan.has_triton for plan in todo):
+            for row in operator_rows(device):
+                recorder.append({**row, "suite": suite, "session": session})
     remaining += work_through(todo, "real steps, times", lambda plan: plan.key, timing)
     if calibration is not None:
         if calibration.n_samples:

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from flopcast.roofline.profile import Profile
     from flopcast.roofline.suite_case import SuiteCase
 
-SUITES = ("quick", "standard", "full")
+SUITES = ("quick", "standard", "full", "fused")
 ESTIMATES = ("estimates",)  # of `microbench.run_steps.PARTS`
 
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu; default: cuda where there is one.")]
-Suite = Annotated[str, typer.Option(help="quick (a minute) or standard.")]
+Suite = Annotated[
+    str, typer.Option(help="quick (a minute), standard, or fused: patched with the fused kernels alone.")
+]
 Out = Annotated[Path, typer.Option(help="Folder to write to; what it holds already is not done again.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Measure again what failed or ran out of memory.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
@@ -40,7 +42,8 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     suite: Annotated[str | None, typer.Option(
-        help="quick (a minute; the default), standard (six minutes), full (twenty), or host: what launches cost, alone."
+        help="quick (a minute; the default), standard (six minutes), full (twenty), fused: the fused kernels alone (a "
+        "minute), or host: what launches cost, alone."
     )] = None,
     device: Device = None, out: Out = Path("out"), retry: Retry = False,
     all_gpus: Annotated[bool, typer.Option(
@@ -62,6 +65,7 @@ def bench(
     optimizer: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
     matmul: Annotated[str | None, typer.Option(help="Of the model: torch or triton.")] = None,
     attention: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
+    fused: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
     skip_host: Annotated[bool, typer.Option("--skip-host", hidden=True)] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -74,7 +78,7 @@ def bench(
     model = direct.asked({
         "config": config, "module": module, "depth": depth, "batch": batch, "seq": seq, "accumulate": accumulate,
         "checkpoint": checkpoint, "precision": precision, "optimizer": optimizer, "matmul": matmul,
-        "attention": attention,
+        "attention": attention, "fused": fused,
     })  # fmt: skip
     if model is not None and suite is not None:
         raise UsageError(f"--suite and a model are two sweeps: run one, then the other, into --out {out}")
@@ -131,6 +135,9 @@ def run_bench(
     chosen = pick_device(device)
     cli_bench.check_out(out, all_gpus=False)
     host_only = suite == cli_bench.HOST_SUITE
+    is_fused = suite == suites.FUSED and model is None
+    if is_fused and chosen.type != "cuda":
+        raise UsageError(f"suite {suite!r} on {chosen.type}: Triton's kernels run on a CUDA GPU")
     # "full" takes the policy of "standard": 91% of an H200's rows end after 10 samples that agree to 0.5%, below
     # what two runs differ by, so that more of the same adds a quarter of the time and nothing else; shapes do.
     brief = chosen.type == "cpu" or host_only or (suite == "quick" and model is None)
@@ -151,7 +158,8 @@ def run_bench(
     found = engine.run_bench(
         chosen, out, suite=name, policy=policy, cases=cases,
         hosts=[calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry, host_only=host_only,
-        calibrate=not skip_host,
+        calibrate=not skip_host and not is_fused,
+        operators=not skip_host and (is_fused or host_only or suite == "full"),
     )  # fmt: skip
     return {part: "; ".join([str(summary), *summary.warnings]) for part, summary in found.items()}
 

@@ -103,6 +103,10 @@ class Asked:
         from flopcast.roofline.trace import trace_module
 
         run, module = self.run, str(self.options["module"])
+        if run.fused != "none":
+            raise UsageError(
+                f"--module with --fused {run.fused}: a factory patches its own model, leave one of the two out"
+            )
         sizes = {name: self.options[name] for name in ("batch", "seq") if name in self.options}
         stream = trace_module(
             module, sizes=sizes, precision=run.precision, optimizer=run.optimizer, device=device_type,

@@ -28,6 +28,7 @@ VIEW_WEIGHT = 0.4
 FORWARD_OVER_LAUNCH, BACKWARD_OVER_LAUNCH = 2.0, 1.3
 LEAST_SIGMA = 0.05  # from one process to the next, even where the samples of one agree
 PHASES = ("forward", "backward", "optimizer")
+OPERATORS = "host_op/"  # rows of `microbench.host_operators`
 ROUNDS = 5  # into which samples are split where their row does not tell
 
 
@@ -45,6 +46,7 @@ def fit_host(
     launch = ceilings["launch"].value if "launch" in ceilings else None
     cpu = str(machine_host.get("cpu", ""))
     by_phase: dict[str, list[tuple[Mapping[str, Any], Mapping[str, float]]]] = {}
+    rows = list(rows)
     uncounted = 0
     for row in rows:
         if row["key"].startswith("host/") and row.get("value"):
@@ -57,8 +59,9 @@ def fit_host(
             by_phase.setdefault(phase, []).append((row, own))
     if uncounted:
         warnings.append(f"{uncounted} host rows have no counts of ops and were left out")
+    triton = operator_costs(rows)
     if not all(phase in by_phase for phase in PHASES):
-        return None if launch is None else _from_launch(launch, cpu)
+        return None if launch is None else replace(_from_launch(launch, cpu), triton=triton)
     sigmas: list[float] = []
     forward, backward = (_phase(by_phase[phase], sigmas) for phase in ("forward", "backward"))
     optimizer = _optimizer(by_phase["optimizer"], launch or 0.5 * forward["launch"], sigmas)
@@ -73,7 +76,17 @@ def fit_host(
         basis="measured",
         cpu=cpu,
         layers=layer_costs([row for found in by_phase.values() for row, _ in found]),
+        triton=triton,
     )
+
+
+def operator_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """By operator of Triton's kernels the host seconds of a call beyond those of the ATen call beside it."""
+    return {
+        row["key"].removeprefix(OPERATORS): max(0.0, row["value"] - row["base_seconds"])
+        for row in rows
+        if row["key"].startswith(OPERATORS) and row.get("value") and row.get("base_seconds")
+    }
 
 
 def host_name(cpu: str) -> str:

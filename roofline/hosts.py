@@ -69,6 +69,7 @@ def from_json(record: Mapping[str, Any], name: str = "host") -> HostCosts:
     except TypeError as error:
         raise DataError(f"{name} is a malformed host: {error}") from None
     costs = [value for phase in PHASES for value in _values(getattr(host, phase), f"{name}: {phase}")]
+    costs += _values(host.triton, f"{name}: triton")
     for value in (*costs, *(getattr(host, number) for number in _NUMBERS)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise DataError(f"{name} is a malformed host: {value!r} is no cost: valid are seconds, 0 or more")
@@ -147,8 +148,12 @@ def combine(hosts: Sequence[HostCosts]) -> HostCosts:
                 "high": max(one["high"] for one in own),
                 "machines": [one["seconds"] for one in own],
             }
+    operators = {name for host in hosts for name in host.triton}
+    triton = {
+        name: mean([host.triton[name] for host in hosts if name in host.triton]) for name in sorted(operators)
+    }
     return replace(
-        first, **costs, step_fixed=mean([host.step_fixed for host in hosts]),
+        first, **costs, triton=triton, step_fixed=mean([host.step_fixed for host in hosts]),
         sigma=float(np.hypot(np.median([host.sigma for host in hosts]), between)),
         date=max(host.date for host in hosts), layers=merged,
     )  # fmt: skip

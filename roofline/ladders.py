@@ -20,7 +20,8 @@ _ZOO = "flopcast.microbench.zoo:"
 
 
 def validation_plans(device_type: str, name: str = "standard") -> list[StepPlan]:
-    """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all."""
+    """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all, "fused"
+    for those patched with the fused kernels."""
     if device_type == "cpu":
         return [
             StepPlan(
@@ -31,7 +32,9 @@ def validation_plans(device_type: str, name: str = "standard") -> list[StepPlan]
         ]  # fmt: skip
     if name == "quick":
         return [_ladder(256), _ladder(1024), _large(1024)]
-    return [*_qwen3(), *_intervals(), *_options(), *_patched(), *_families()]
+    if name == "fused":
+        return _fused()
+    return [*_qwen3(), *_intervals(), *_options(), *_patched(), *_fused(), *_families()]
 
 
 def _intervals() -> list[StepPlan]:
@@ -103,6 +106,23 @@ def _patched() -> list[StepPlan]:
         ),
         _large(1024, attention="sdpa-flash", **options),
         _large(2048, batch=4, seq=4096, attention="sdpa-flash", **options),
+    ]  # fmt: skip
+
+
+def _fused() -> list[StepPlan]:
+    """Patched to run on the fused memory-bound kernels, with torch's products and attention and with Triton's."""
+    options = {"group": PATCHED, "fused": "triton"}
+    return [
+        _ladder(512, **options),
+        _ladder(1024, **options),
+        _ladder(2048, optimizer="adamw-fused", **options),
+        _large(512, **options),
+        _large(1024, **options),
+        _large(2048, **options),
+        _large(1024, batch=2, seq=8192, **options),
+        _shipped("qwen3-0.6b", **{"optimizer": "adamw-fused", **options}),
+        _shipped("qwen3-0.6b", batch=8, seq=1024, optimizer="adamw-fused", **options),
+        _large(1024, matmul="triton", attention="triton", **options),
     ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from flopcast.microbench.plans import HostPlan
 from flopcast.roofline.calibration import host_counts, host_plan, plan_streams
-from flopcast.roofline.fit_host import fit_host
+from flopcast.roofline.fit_host import OPERATORS, fit_host
 from flopcast.roofline.interval import simulated, spreads
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.timeline import Backends, device_work
@@ -32,7 +32,7 @@ def scaled(host: HostCosts, factor: float) -> HostCosts:
 
     return replace(
         host, step_fixed=host.step_fixed * factor, forward=times(host.forward), backward=times(host.backward),
-        optimizer=times(host.optimizer),
+        optimizer=times(host.optimizer), triton=times(host.triton),
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> di
     kind = str(profile.device.get("type"))
     sessions: dict[str | None, dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for row in measured:
-        if row["key"].startswith("host/") and row["status"] == "ok":
+        if row["key"].startswith(("host/", OPERATORS)) and row["status"] == "ok":
             sessions[row.get("session")][row["key"]] = row
     if not sessions or kind == "cpu":
         return {}
@@ -77,8 +77,14 @@ def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> di
     found: dict[str | None, RunHost] = {}
     for session, by_key in sessions.items():
         rows = list(by_key.values())
+        if all(
+            row["key"].startswith(OPERATORS) for row in rows
+        ):  # stopped before its tiny models were written
+            continue
         costs = fit_host(rows, counts, profile.ceilings, {"cpu": cpu}, [])
         if costs is not None:
+            if not costs.triton and profile.host is not None:  # no step of the run needed it
+                costs = replace(costs, triton=profile.host.triton)
             values = {
                 depth: by_key.get(plan.row_key(depth, "steady"), {}).get("value") for depth in plan.configs
             }

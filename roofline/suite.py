@@ -20,7 +20,7 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Call, Gemm, Shape, shape_from_json, shape_to_json
-from flopcast.roofline import suite_attention, suite_calls, suite_gemms
+from flopcast.roofline import suite_attention, suite_calls, suite_fused, suite_gemms
 from flopcast.roofline.lookup import SOURCE as MEASURED_GPU
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.lower import Work, describe, lower
@@ -54,6 +54,7 @@ class Source:
     precision: str = "autocast-bf16"
     optimizer: str = "adamw"
     vocab: int = 151_936
+    fused: str = "none"
 
     @property
     def label(self) -> str:
@@ -61,7 +62,8 @@ class Source:
         if self.module:
             return f"{self.module} {self.batch} {self.precision} {self.optimizer}"
         model = (self.config or f"w{self.width}") + f"-d{self.depth}"
-        return f"{model} {self.batch}x{self.seq} {self.precision} {self.optimizer}"
+        said = f"{model} {self.batch}x{self.seq} {self.precision} {self.optimizer}"
+        return said if self.fused == "none" else f"{said} fused"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +215,22 @@ PLANS = {
 }  # fmt: skip
 
 
+# Of the fused kernels alone (`suite_fused`): traced patched, and nothing but these calls measured.
+FUSED = "fused"
+FUSED_SOURCES = {
+    role: tuple(
+        Source(width=w, batch=b, seq=s, precision=p, optimizer="adamw-fused", fused="triton")
+        for w, b, s, p in sources
+    )
+    for role, sources in (("fit", suite_fused.FIT), ("holdout", suite_fused.HOLDOUT))
+}
+
+
 def load(name: str) -> list[SuiteCase]:
     """The cases of a shipped suite. Raises UsageError for an unknown name."""
     path = shipped_path(name)
     if not path.is_file():
-        raise UsageError(f"unknown suite {name!r}: valid are {', '.join(sorted(PLANS))}")
+        raise UsageError(f"unknown suite {name!r}: valid are {', '.join(sorted([*PLANS, FUSED]))}")
     record = json.loads(gzip.decompress(path.read_bytes()))
     shapes = [shape_from_json(shape) for shape in record["shapes"]]
     return [SuiteCase(shapes[i], backend, cache, role) for i, backend, cache, role in record["cases"]]
@@ -241,15 +254,15 @@ def build(plan: Plan) -> list[SuiteCase]:
     rng = random.Random(1)
     fit, held = _works(plan.fit, plan.device), _works(plan.holdout, plan.device)
     fitted_shapes = {work.shape for work in fit}
-    held = [work for work in held if work.shape not in fitted_shapes]
+    every, held = held, [work for work in held if work.shape not in fitted_shapes]
     cases = [
         *(calls := call_cases(fit, plan.calls, "fit", plan.caches)),
         *call_cases(
-            held,
+            [*held, *_without_new(every, held)],
             plan.calls_holdout,
             "holdout",
             plan.caches,
-            {c.shape for c in calls if isinstance(c.shape, Call)},
+            {shape for shape in (*fitted_shapes, *(c.shape for c in calls)) if isinstance(shape, Call)},
         ),
         *(products := gemm_cases(fit, plan.gemms, "fit")),
         *gemm_cases(
@@ -280,6 +293,13 @@ def build(plan: Plan) -> list[SuiteCase]:
         SuiteCase(s, "triton", "cold", "fit") for s in rng.sample(few, min(plan.triton_attention, len(few)))
     ]
     return list({(c.shape.key, c.backend, c.cache): c for c in reversed(cases)}.values())[::-1]
+
+
+def _without_new(works: Sequence[Work], held: Sequence[Work]) -> list[Work]:
+    """Those of `works` of whose kernels none is `held`: the loss of a batch is the same for every width, and what
+    judges it are the sizes between."""
+    known = {(work.op_class, work.variant) for work in held}
+    return [work for work in works if (work.op_class, work.variant) not in known]
 
 
 def _and_hot(cases: Sequence[SuiteCase], plan: Plan) -> Iterator[SuiteCase]:
@@ -314,7 +334,8 @@ def _trace(source: Source, device: str) -> Stream:
         width=source.width, depth=FOLDED_DEPTH, vocab=source.vocab
     )  # fmt: skip
     traced = Traced(
-        batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer, device=device
+        batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer, device=device,
+        fused=source.fused,
     )  # fmt: skip
     return at_depth(trace_now(with_depth(config, FOLDED_DEPTH), traced), source.depth)
 
@@ -325,16 +346,21 @@ def shipped_path(name: str) -> Path:
 
 def main() -> None:
     """Remakes the shipped suites, or those named on the command line."""
-    remake(sys.argv[1:] or PLANS)
+    remake(sys.argv[1:] or (*PLANS, FUSED))
 
 
 def remake(names: Iterable[str]) -> None:
     """Builds and writes suites, and says how long each takes."""
     profile = find_profile(MEASURED_GPU)
     for name in names:
-        plan = PLANS[name]
-        cases = build(plan)
-        save(cases, shipped_path(name), sources=plan.labels)
+        if name == FUSED:
+            cases = suite_fused.fused_cases(
+                *(_works(FUSED_SOURCES[role], "cuda") for role in ("fit", "holdout"))
+            )
+            labels = {role: [source.label for source in own] for role, own in FUSED_SOURCES.items()}
+        else:
+            cases, labels = build(PLANS[name]), PLANS[name].labels
+        save(cases, shipped_path(name), sources=labels)
         kinds: dict[str, Any] = defaultdict(int)
         for case in cases:
             kinds[f"{type(case.shape).__name__}/{case.backend}/{case.cache}/{case.role}"] += 1

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flopcast.kernels.shapes import Gemm
+from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.lower import Work, describe, launches, lower
 from flopcast.roofline.memory import rounded
 from flopcast.roofline.profile import Estimate, HostCosts, Profile
@@ -58,7 +58,7 @@ class Backends:
             return self.matmul if self.matmul == "torch" or _is_for_triton(work) else "torch"
         if work.op_class == "attention":
             return profile.default_attention if self.attention == "sdpa" else self.attention
-        return "torch"
+        return work.backend if work.op_class == "fused" else "torch"
 
 
 def _is_for_triton(work: Work) -> bool:
@@ -95,6 +95,8 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
         # forward and backward costs are per call, the optimizer's per kernel (`calibration.count_ops`)
         n_launches = count if op.phase == "optimizer" else 1
         host_seconds = host.seconds(op.phase, op.kind, launches=n_launches, tensors=n_tensors)
+        if work is not None and host.triton:
+            host_seconds += host.triton.get(triton_operator(work, backends.of(work, profile)), 0.0)
         if op.phase != phase:  # what a phase costs once, where it begins
             phase = op.phase
             host_seconds += getattr(host, phase).get("fixed", 0.0) + (host.step_fixed if i == 0 else 0.0)
@@ -112,6 +114,18 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
             )
         )  # fmt: skip
     return items
+
+
+def triton_operator(work: Work, backend: str) -> str:
+    """The operator that runs the work, as `HostCosts.triton` names it; "" where it is none of Triton's."""
+    shape = work.shape
+    if backend != "triton":
+        return ""
+    if isinstance(shape, Gemm):
+        return "mm"
+    if isinstance(shape, Attention):
+        return "attention" if shape.direction == "fwd" else "attention_backward"
+    return shape.op.split(".")[1] if work.op_class == "fused" else ""
 
 
 def describe_ops(stream: Stream) -> list[Work | None]:

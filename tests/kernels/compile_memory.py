@@ -104,12 +104,20 @@ def other_cases() -> Iterator[Case]:
         (triton_cross_entropy.forward_kernel, "fwd"),
         (triton_cross_entropy.backward_kernel, "bwd"),
         (triton_cross_entropy.both_kernel, "both"),
+        (triton_cross_entropy.split_kernel, "split"),
     ):
-        vocab = cross_entropy.config_for(direction)
+        split = cross_entropy.config_for("both")
+        vocab = {"both": cross_entropy.VocabConfig(8192, 32), "split": split}.get(
+            direction
+        ) or cross_entropy.config_for(direction)
         options = {"num_warps": vocab.num_warps}
         types = pointers(kernel, "bf16", **{k: v for k, v in fp32.items() if k in kernel.arg_names})
         constants = {"BLOCK": vocab.block}
-        if direction != "bwd":
+        if direction == "split":
+            constants |= {"SPLIT": 19, "SLOTS": 32}
+            types |= {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
+            options["maxnreg"] = vocab.max_registers or 255
+        elif direction != "bwd":
             constants["STAGES"] = vocab.num_stages
         yield direction, kernel, types, constants, options
     kernel, config = triton_adamw.adamw_kernel, adamw.DEFAULT
