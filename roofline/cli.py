@@ -64,6 +64,9 @@ Matmul = Annotated[str, typer.Option(help="torch, triton or best.")]
 Attention = Annotated[
     str, typer.Option(help="sdpa (what torch picks), sdpa-flash, sdpa-cudnn, triton or best.")
 ]
+Fused = Annotated[
+    str, typer.Option(help="triton: Qwen3's norms, rope, SwiGLU and loss by the fused kernels; or none.")
+]
 Host = Annotated[
     str | None, typer.Option(help="Host for the GPU: one of `flopcast gpus`, a profile's, `none`.")
 ]
@@ -124,8 +127,8 @@ def predict(
     heads: Heads = None, kv_heads: KvHeads = None, head_dim: HeadDim = None, ffn: Ffn = None, vocab: Vocab = None,
     tied: Tied = None, batch: Batch = 4, seq: Seq = 256, accumulate: Accumulate = 1, checkpoint: Checkpoint = "none",
     precision: Precision = "autocast-bf16", optimizer: Optimizer = "adamw", mode: Mode = "eager",
-    matmul: Matmul = "torch", attention: Attention = "sdpa", host: Host = None, prices: PriceFile = None,
-    price: PriceGiven = None, provider: Provider = None, on: PriceDate = None,
+    matmul: Matmul = "torch", attention: Attention = "sdpa", fused: Fused = "none", host: Host = None,
+    prices: PriceFile = None, price: PriceGiven = None, provider: Provider = None, on: PriceDate = None,
     explain: Annotated[bool, typer.Option("--explain", help="As `flopcast explain`.")] = False,
     largest_batch: Annotated[bool, typer.Option(
         "--largest-batch", help="The largest micro-batch that fits, too (traces two: seconds)."
@@ -158,9 +161,13 @@ def predict(
         raise UsageError(
             f"--module with --{clash[0].replace('_', '-')}: the factory makes the model, give one of the two"
         )
+    if module is not None and fused != "none":
+        raise UsageError(
+            f"--module with --fused {fused}: a factory patches its own model, leave one of the two out"
+        )
     model = model_from(described) if module is None else {}
     run = Run(batch=batch, seq=seq, accumulate=accumulate, checkpoint=checkpoint, precision=precision,
-              optimizer=optimizer, mode=mode, matmul=matmul, attention=attention)  # fmt: skip
+              optimizer=optimizer, mode=mode, matmul=matmul, attention=attention, fused=fused)  # fmt: skip
     run.check()
     profile = find_profile(gpu)
     book = price_book(prices, price, provider, on, gpus=[profile.gpu])
