@@ -27,9 +27,10 @@ def shared_memory_limit(capability: tuple[int, int]) -> int:
 
 @dataclass(frozen=True)
 class MatmulConfig:
-    """Tile sizes and launch options of one of the two Triton kernels.
+    """Tile sizes and launch options of one of the Triton kernels.
 
-    kind: "pointer" (any part, strides and sizes) or "tma" (sm_90, 16 bits, rows of whole 16 bytes).
+    kind: "pointer" (any part, strides and sizes), "tma" (sm_90, 16 bits, rows of whole 16 bytes) or "gluon" (as tma,
+    of C too; two warpgroups that take whole tiles in turn).
     split: programs a tile, each for a part of k; 1 whole tiles, STREAM (0, tma only) stream-K.
     reduce: parts are summed by a second kernel, not by the program that finishes a tile last (tma only: the
     pointer kernel's always are). subtiles: pieces in which a tile of C is stored (tma). per_sm: programs a
@@ -55,8 +56,15 @@ class MatmulConfig:
         operands = self.num_stages * (self.block_m + self.block_n) * self.block_k * element_bytes
         if self.kind == "pointer":
             return operands
-        # the barriers of the stages take a little more
-        return operands + self.block_m * self.block_n * element_bytes // self.subtiles + 16 * self.num_stages
+        barriers = 16 * self.num_stages + 64
+        if self.kind == "gluon":
+            return operands + 2 * self.block_m * self.block_n * element_bytes + 2 * barriers
+        (m, more_m), (n, more_n) = blocks(self.block_m), blocks(self.block_n)
+        stored = {
+            (m, n // self.subtiles),
+            (more_m, n) if more_m else (m, more_n),
+        }  # blocks of one shape share
+        return operands + sum(rows * columns for rows, columns in stored) * element_bytes + barriers
 
     @property
     def key(self) -> str:
@@ -80,24 +88,39 @@ def _tma(
 TMA_SM90 = (
     _tma(128, 256, 64, 8, 4, 1.0, subtiles=2),
     _tma(128, 256, 64, 8, 3, 0.99),
-    _tma(256, 128, 64, 8, 4, 1.0, subtiles=2),
-    _tma(256, 128, 64, 8, 3, 0.99),
-    _tma(128, 128, 64, 8, 6, 0.88),
-    _tma(128, 128, 64, 4, 3, 0.92, subtiles=2, per_sm=2),
-    _tma(128, 128, 128, 8, 3, 0.92),
-    _tma(64, 256, 64, 4, 4, 0.80),
-    _tma(64, 256, 64, 4, 2, 0.85, subtiles=2, per_sm=2),
-    _tma(256, 64, 64, 8, 4, 0.75),
-    _tma(128, 64, 64, 4, 4, 0.75, per_sm=2),
-    _tma(128, 64, 128, 4, 4, 0.72),
-    _tma(64, 128, 64, 4, 4, 0.75, per_sm=2),
-    _tma(64, 128, 64, 4, 2, 0.75, per_sm=3, subtiles=2),
-    _tma(64, 128, 128, 4, 4, 0.70),
-    _tma(64, 64, 64, 4, 4, 0.55, per_sm=3),
-    _tma(64, 64, 128, 4, 6, 0.50),
+    _tma(256, 128, 64, 8, 4, 0.96, subtiles=2),
+    _tma(256, 128, 64, 8, 3, 0.90),
+    _tma(128, 192, 64, 8, 5, 0.95, subtiles=2),
+    _tma(128, 192, 64, 8, 4, 0.95),
+    _tma(192, 128, 64, 8, 4, 0.94),
+    _tma(64, 192, 64, 4, 3, 0.92, subtiles=2, per_sm=2),
+    _tma(192, 64, 64, 4, 3, 0.85, subtiles=2, per_sm=2),
+    _tma(128, 96, 64, 4, 3, 0.85, per_sm=2),
+    _tma(128, 128, 64, 8, 6, 0.87),
+    _tma(128, 128, 64, 4, 3, 0.95, subtiles=2, per_sm=2),
+    _tma(128, 128, 128, 8, 3, 0.93),
+    _tma(64, 256, 64, 4, 4, 0.99),
+    _tma(64, 256, 64, 4, 2, 0.71, subtiles=2, per_sm=2),
+    _tma(256, 64, 64, 8, 4, 0.68),
+    _tma(128, 64, 64, 4, 4, 0.60, per_sm=2),
+    _tma(128, 64, 128, 4, 4, 0.78),
+    _tma(64, 128, 64, 4, 4, 0.72, per_sm=2),
+    _tma(64, 128, 128, 4, 4, 0.93),
+    _tma(64, 128, 256, 4, 2, 0.93),
+    _tma(64, 64, 64, 4, 4, 0.60, per_sm=3),
+    _tma(64, 64, 128, 4, 6, 0.63),
     _tma(64, 64, 128, 4, 3, 0.55, per_sm=2),
-    _tma(64, 32, 128, 4, 6, 0.30),
-    _tma(128, 32, 128, 4, 5, 0.40),
+    _tma(64, 64, 256, 4, 3, 0.65),
+    _tma(64, 32, 128, 4, 6, 0.32),
+    _tma(64, 32, 256, 4, 4, 0.33),
+    _tma(128, 32, 128, 4, 5, 0.42),
+)
+SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+
+# A warpgroup's tile; while one stores, the other multiplies.
+GLUON_SM90 = (
+    MatmulConfig(128, 128, 64, 4, 5, rate=0.97, kind="gluon"),
+    MatmulConfig(64, 256, 64, 4, 4, rate=0.93, kind="gluon"),
 )
 SMALL_FLOPS = 1e10  # 15 to 25 us
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
@@ -131,13 +154,13 @@ _FP32 = (MatmulConfig(64, 64, 16, 8, 2, rate=1.0), MatmulConfig(32, 32, 32, 4, 2
 
 
 def tiles_for(
-    dtype: str, capability: tuple[int, int] = (9, 0), tma: bool = False
+    dtype: str, capability: tuple[int, int] = (9, 0), tma: bool = False, gluon: bool = False
 ) -> tuple[MatmulConfig, ...]:
-    """Every tile for this dtype on this part, unsplit; `tma`: of the kernel with tensor-memory copies, none where the
-    part or the dtype has none."""
+    """Every tile for this dtype on this part, unsplit; `tma`: of the kernel with tensor-memory copies and, `gluon`, of
+    the one in Gluon as well, none where the part or the dtype has none."""
     table: tuple[MatmulConfig, ...]
     if tma:
-        table = TMA_SM90 if capability[0] == 9 and dtype in ("bf16", "fp16") else ()
+        table = TMA_SM90 + GLUON_SM90 * gluon if capability[0] == 9 and dtype in ("bf16", "fp16") else ()
     elif dtype == "tf32":
         table = _TF32
     elif dtype == "fp32":
@@ -148,6 +171,16 @@ def tiles_for(
     return tuple(config for config in table if config.shared_bytes(DTYPE_BYTES[dtype]) <= limit)
 
 
+def blocks(size: int) -> tuple[int, int]:
+    """A tile's side as a power of 2 and the rest, one too, or 0: 192 is 128 and 64."""
+    first = 1 << (size.bit_length() - 1)
+    return first, size - first
+
+
+def is_power_of_2(size: int) -> bool:
+    return size & (size - 1) == 0
+
+
 def tile_count(config: MatmulConfig, shape: Gemm) -> int:
     return math.ceil(shape.m / config.block_m) * math.ceil(shape.n / config.block_n)
 
@@ -155,6 +188,8 @@ def tile_count(config: MatmulConfig, shape: Gemm) -> int:
 def splits_of(config: MatmulConfig, shape: Gemm, sm_count: int) -> Iterator[MatmulConfig]:
     """The tile whole, and split where its tiles leave multiprocessors idle: up to three programs each."""
     yield config
+    if config.kind == "gluon" or not is_power_of_2(config.block_m * config.block_n):
+        return
     tiles = tile_count(config, shape)
     k_tiles = math.ceil(shape.k / config.block_k)
     slots = sm_count * config.per_sm
@@ -168,57 +203,47 @@ def splits_of(config: MatmulConfig, shape: Gemm, sm_count: int) -> Iterator[Matm
             yield replace(config, split=split, reduce=True)
 
 
-# --- the cost model. Times in cycles of a multiprocessor, of an H100 or H200 where numbers stand.
+# --- the cost model, in seconds: fitted to an H200's times of the kernels above (median error 5%)
 
-MACS_PER_CYCLE = 2048  # 16-bit dense, a multiprocessor
-ITERATION_CYCLES = 110  # least time of an iteration: a barrier, a wait
-START_CYCLES = 1600  # of a program: descriptors, first loads
-LAUNCH_CYCLES = 3000
-KERNEL_CYCLES = 2600  # a second kernel
-SM_BYTES_PER_CYCLE = 48  # one multiprocessor from and to the L2
-L2_BYTES_PER_CYCLE = 3000  # all of them
-DRAM_BYTES_PER_CYCLE = 2400  # 4.1 TB/s at 1.75 GHz
+SM_MACS_PER_SECOND = 800e12 / 2 / 132  # at a rate of 1
+START_SECONDS = 2.5e-6  # a launch after another, the first loads
+WAVE_SECONDS = 0.3e-6  # of a program's every tile: draining, and
+STORE_SECONDS = 2.4e-11  # an element of it: the epilogue
+PART_SECONDS = 1.3e-13 * 4  # an element of a part, in the workspace
+LAST_SECONDS = 0.5e-6  # finding that a program is its tile's last, and
+LAST_PART_SECONDS = 0.8e-10  # an element of a part that it reads
+KERNEL_SECONDS = 1.0e-6  # a second kernel
+BYTES_PER_SECOND = 4.0e12
 
 
 def cost(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
-    """Estimated cycles. Only ranks configurations of one shape.
+    """Estimated seconds. Only ranks configurations of one shape.
 
-    The busiest multiprocessor's iterations, its programs' starts and epilogues, summing parts, and the bounds
-    of L2 and memory traffic: a wave costs as much when it is not full, which sends 1024-token shapes to small
-    or split tiles.
+    The busiest multiprocessor's k steps, its epilogues, and the sum of parts; never less than the memory traffic. A
+    wave costs as much when it is not full, which sends 1024-token shapes to small, split or 192-wide tiles.
     """
-    element = DTYPE_BYTES[shape.dtype]
     tiles = tile_count(config, shape)
     k_tiles = math.ceil(shape.k / config.block_k)
     tile = config.block_m * config.block_n
-    resident = config.per_sm
-    mma = tile * config.block_k / (MACS_PER_CYCLE * config.rate)
-    slots = sm_count * resident
-    stored = tile * element / SM_BYTES_PER_CYCLE
-    part = tile * 4 / SM_BYTES_PER_CYCLE
-    extra = 0.0
+    step = tile * config.block_k / (SM_MACS_PER_SECOND * config.rate)
+    epilogue = WAVE_SECONDS + tile * STORE_SECONDS
     if config.split == STREAM:
-        per_sm_tiles = tiles / sm_count
-        extra = 3 * part
+        busy = tiles / sm_count * k_tiles * step + epilogue * max(1.0, tiles / sm_count)
+        extra = LAST_SECONDS + min(tiles, 2 * sm_count) * tile * PART_SECONDS + 2 * tile * LAST_PART_SECONDS
     elif config.split > 1:
-        per_sm_tiles = math.ceil(tiles * config.split / sm_count) / config.split
-        extra = part
+        rounds = math.ceil(tiles * config.split / sm_count)
+        busy = rounds * (math.ceil(k_tiles / config.split) * step + epilogue)
+        extra = tiles * config.split * tile * PART_SECONDS
         if config.reduce or config.kind == "pointer":
-            extra += KERNEL_CYCLES + tiles * config.split * tile * 4 / L2_BYTES_PER_CYCLE
+            extra += KERNEL_SECONDS
         else:
-            extra += config.split * part
+            extra += LAST_SECONDS + config.split * tile * LAST_PART_SECONDS
     else:
-        per_sm_tiles = math.ceil(tiles / sm_count)
-    together = min(resident, max(1.0, tiles * max(1, config.split) / sm_count))
-    iteration = max(mma, ITERATION_CYCLES / together)
-    busy = per_sm_tiles * k_tiles * iteration
-    # epilogues of all but the last tile hide behind the next one's loads, or behind another program
-    epilogues = stored * (1 + 0.4 * max(0.0, per_sm_tiles - 1) / together)
-    traffic = tiles * (config.block_m + config.block_n) * k_tiles * config.block_k * element
-    bound = max(busy, traffic / L2_BYTES_PER_CYCLE / 2, shape.bytes / DRAM_BYTES_PER_CYCLE)
-    starts = START_CYCLES * max(1.0, math.ceil(tiles * max(1, config.split) / slots) * 0.3)
-    del slots
-    return LAUNCH_CYCLES + starts + bound + epilogues + extra
+        waves = math.ceil(tiles / sm_count)
+        hidden = 0.2 if config.kind == "gluon" else 1.0 / min(waves, config.per_sm)
+        busy = waves * k_tiles * step + epilogue * (1 + (waves - 1) * hidden)
+        extra = 0.0
+    return START_SECONDS + max(busy, shape.bytes / BYTES_PER_SECOND) + extra
 
 
 def with_group(config: MatmulConfig, shape: Gemm, sm_count: int) -> MatmulConfig:
@@ -237,12 +262,17 @@ def ranked(configs: Iterable[MatmulConfig], shape: Gemm, sm_count: int) -> list[
 
 
 def proposals(
-    shape: Gemm, sm_count: int, capability: tuple[int, int], count: int, per_tile: int = 4
+    shape: Gemm,
+    sm_count: int,
+    capability: tuple[int, int],
+    count: int,
+    per_tile: int = 3,
+    gluon: bool = False,
 ) -> list[MatmulConfig]:
     """The `count` most promising configurations of the tensor-memory kernel (of pointers, where there is none), at most
     `per_tile` of a tile: what tuning tries. Where there are many waves, the best four tiles come with other groups;
     small products also with pointers, which fetch no descriptor before the first load."""
-    tiles = tiles_for(shape.dtype, capability, tma=True) or tiles_for(shape.dtype, capability)
+    tiles = tiles_for(shape.dtype, capability, True, gluon) or tiles_for(shape.dtype, capability)
     options: list[MatmulConfig] = []
     for tile in tiles:
         best = ranked(splits_of(tile, shape, sm_count), shape, sm_count)[:per_tile]

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flopcast.kernels.triton_matmul_tma import add_parts, tile_position
+from flopcast.kernels.triton_matmul_tma import AHEAD, add_parts, after_the_kernel_before, tile_position
 
 
 @triton.jit(do_not_specialize=["group_m"])
@@ -29,8 +29,10 @@ def matmul_kernel(
     stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
     EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, SPLIT). partial_ptr: fp32 [tiles, SPLIT, BLOCK_M, BLOCK_N], for SPLIT > 1."""
+    after_the_kernel_before(PDL)
     tile = tl.program_id(0)
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -98,8 +100,13 @@ def interpreted() -> bool:
     return not isinstance(matmul_kernel, triton.JITFunction)
 
 
-def launch(a_MK: Tensor, b_KN: Tensor, config: Any, tf32: bool = False, out: Tensor | None = None) -> Tensor:
-    """c[m, n] of a[m, k] and b[k, n], any strides, with a `matmul_configs.MatmulConfig` of kind "pointer"."""
+def launch(
+    a_MK: Tensor, b_KN: Tensor, config: Any, tf32: bool = False, out: Tensor | None = None, pdl: bool = False
+) -> Tensor:  # fmt: skip
+    """c[m, n] of a[m, k] and b[k, n], any strides, with a `matmul_configs.MatmulConfig` of kind "pointer".
+
+    `pdl`: launched ahead of the end of the kernel before, which the part must know (sm_90).
+    """
     m, k = a_MK.shape
     n = b_KN.shape[1]
     c = torch.empty((m, n), dtype=a_MK.dtype, device=a_MK.device) if out is None else out
@@ -116,9 +123,9 @@ def launch(a_MK: Tensor, b_KN: Tensor, config: Any, tf32: bool = False, out: Ten
             a_MK.stride(0), a_MK.stride(1), b_KN.stride(0), b_KN.stride(1), c.stride(0), c.stride(1),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLIT=split,
             EVEN_M=m % config.block_m == 0, EVEN_N=n % config.block_n == 0, EVEN_K=k % config.block_k == 0,
-            PRECISION="tf32" if tf32 else "ieee",
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            PRECISION="tf32" if tf32 else "ieee", PDL=pdl,
+            num_warps=config.num_warps, num_stages=config.num_stages, **(AHEAD if pdl else {}),
         )  # fmt: skip
         if split > 1:
-            add_parts(partial, c, config)
+            add_parts(partial, c, config, pdl)
     return c

@@ -16,6 +16,7 @@ of k: results are the same from run to run. Or, with many parts, a second kernel
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from flopcast.kernels.matmul_configs import blocks
 
 
 @triton.jit
@@ -79,24 +82,37 @@ def _store(
         tl.store(start + offsets, c.to(c_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def after_the_kernel_before(PDL: tl.constexpr):
+    """Waits until the kernel launched before has ended, when this one was launched ahead of its end (programmatic
+    dependent launch), and lets the next be launched."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
 @triton.jit(do_not_specialize=["M", "N", "K", "stream_tiles", "group_m"])
 def matmul_tma_kernel(
-    a_desc, b_desc, c_desc, c_ptr, partial_ptr, counter_ptr,
+    a_desc, b_desc, c_desc, more_desc, c_more_desc, c_ptr, partial_ptr, counter_ptr,
     M, N, K, stream_tiles, group_m,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MORE_M: tl.constexpr, MORE_N: tl.constexpr,
     TRANS_A: tl.constexpr, TRANS_B: tl.constexpr, SUBTILES: tl.constexpr, C_TMA: tl.constexpr,
-    WHOLE: tl.constexpr, STREAM: tl.constexpr, REDUCE: tl.constexpr,
+    WHOLE: tl.constexpr, STREAM: tl.constexpr, REDUCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`stream_tiles` tiles, the first, are dealt out by iterations (STREAM), the others whole (WHOLE).
+    """A tile is BLOCK_M + MORE_M by BLOCK_N + MORE_N, of which one MORE is 0: blocks are powers of 2, and a tile of 192
+    is two. more_desc: what the second block needs of A or B; c_more_desc: of C. Such tiles are whole.
+
+    `stream_tiles` tiles, the first, are dealt out by iterations (STREAM), the others whole (WHOLE).
 
     Workspace: partial_ptr fp32 [programs, 2, BLOCK_M, BLOCK_N], a program's parts: slot 0 its first, 1 its last. With
     REDUCE [programs, BLOCK_M, BLOCK_N], and `reduce_kernel` comes after. counter_ptr int32 [stream_tiles], iterations
     done of each tile: 0 before and after.
     """
+    after_the_kernel_before(PDL)
     pid = tl.program_id(0)
     programs = tl.num_programs(0)
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
+    tiles_m = tl.cdiv(M, BLOCK_M + MORE_M)
+    tiles_n = tl.cdiv(N, BLOCK_N + MORE_N)
     tiles = tiles_m * tiles_n
     k_tiles = tl.cdiv(K, BLOCK_K)
 
@@ -148,26 +164,43 @@ def matmul_tma_kernel(
         tile_c = stream_tiles + pid - programs
         for tile in tl.range(stream_tiles + pid, tiles, programs, flatten=True):
             pid_m, pid_n = tile_position(tile, tiles_m, tiles_n, group_m)
-            row = pid_m * BLOCK_M
-            column = pid_n * BLOCK_N
+            row = pid_m * (BLOCK_M + MORE_M)
+            column = pid_n * (BLOCK_N + MORE_N)
             c = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+            if MORE_M:
+                c_more = tl.zeros((MORE_M, BLOCK_N), dtype=tl.float32)
+            elif MORE_N:
+                c_more = tl.zeros((BLOCK_M, MORE_N), dtype=tl.float32)
             for ki in range(k_tiles):
                 a = _load_a(a_desc, row, ki * BLOCK_K, TRANS_A)
                 b = _load_b(b_desc, ki * BLOCK_K, column, TRANS_B)
+                if MORE_M:
+                    a_more = _load_a(more_desc, row + BLOCK_M, ki * BLOCK_K, TRANS_A)
+                elif MORE_N:
+                    b_more = _load_b(more_desc, ki * BLOCK_K, column + BLOCK_N, TRANS_B)
                 c = tl.dot(a, b, c)
+                if MORE_M:
+                    c_more = tl.dot(a_more, b, c_more)
+                elif MORE_N:
+                    c_more = tl.dot(a, b_more, c_more)
             tile_c += programs
             pid_m, pid_n = tile_position(tile_c, tiles_m, tiles_n, group_m)
-            _store(
-                c_desc, c_ptr, c, pid_m * BLOCK_M, pid_n * BLOCK_N, M, N, BLOCK_M, BLOCK_N, SUBTILES, C_TMA
-            )
+            row_c = pid_m * (BLOCK_M + MORE_M)
+            column_c = pid_n * (BLOCK_N + MORE_N)
+            _store(c_desc, c_ptr, c, row_c, column_c, M, N, BLOCK_M, BLOCK_N, SUBTILES, C_TMA)
+            if MORE_M:
+                _store(c_more_desc, c_ptr, c_more, row_c + BLOCK_M, column_c, M, N, MORE_M, BLOCK_N, 1, C_TMA)
+            elif MORE_N:
+                _store(c_more_desc, c_ptr, c_more, row_c, column_c + BLOCK_N, M, N, BLOCK_M, MORE_N, 1, C_TMA)
 
 
 @triton.jit(do_not_specialize=["M", "N", "group_m"])
 def reduce_kernel(
     partial_ptr, c_ptr, M, N, group_m,
-    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """C = the sum of the SPLIT parts of each tile, in the order of k. A program takes ROWS rows of a tile."""
+    after_the_kernel_before(PDL)
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tile = tl.program_id(0)
@@ -188,6 +221,11 @@ def reduce_kernel(
 
 
 # --- launching
+
+# Programmatic dependent launch: the next kernel's blocks are put on the multiprocessors as those of this one leave, and
+# wait there. Saves 1 us or so between kernels of which the second is ours; FLOPCAST_PDL=0 turns it off.
+PDL = isinstance(matmul_tma_kernel, triton.JITFunction) and os.environ.get("FLOPCAST_PDL", "1") != "0"
+AHEAD: dict[str, Any] = {"launch_pdl": True} if PDL else {}
 
 
 def suits(x: Tensor) -> bool:
@@ -254,8 +292,10 @@ def launch(
     `out`: contiguous, written and returned.
     """
     c = torch.empty((m, n), dtype=a.dtype, device=a.device) if out is None else out
-    block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
-    tiles, k_tiles = -(-m // block_m) * -(-n // block_n), -(-k // block_k)
+    block_k = config.block_k
+    block_m, more_m = blocks(config.block_m)
+    block_n, more_n = blocks(config.block_n)
+    tiles, k_tiles = -(-m // config.block_m) * -(-n // config.block_n), -(-k // block_k)
     programs, stream_tiles = shares(config, tiles, k_tiles, sm_count)
     trans_a, trans_b = layout[0] == "t", layout[1] == "t"
     reduce = config.reduce and config.split > 1 and stream_tiles > 0
@@ -267,28 +307,41 @@ def launch(
         partial = torch.empty((*sizes, block_m, block_n), dtype=torch.float32, device=a.device)
         if not reduce:
             counters = _counters(a.device, stream_tiles)
+    more = c_more = None
+    if more_m:
+        more = _descriptor(a, more_m, block_k, trans_a)
+        c_more = _descriptor(c, more_m, block_n) if c_tma else None
+    elif more_n:
+        more = _descriptor(b, block_k, more_n, trans_b)
+        c_more = _descriptor(c, block_m, more_n) if c_tma else None
     with torch.cuda.device_of(a):
         matmul_tma_kernel[(programs,)](
-            TensorDescriptor(a, a.shape, a.stride(), [block_k, block_m] if trans_a else [block_m, block_k]),
-            TensorDescriptor(b, b.shape, b.stride(), [block_n, block_k] if trans_b else [block_k, block_n]),
-            TensorDescriptor(c, c.shape, c.stride(), [block_m, block_n // config.subtiles]) if c_tma else None,
-            c, partial, counters,
+            _descriptor(a, block_m, block_k, trans_a), _descriptor(b, block_k, block_n, trans_b),
+            _descriptor(c, block_m, block_n // config.subtiles) if c_tma else None,
+            more, c_more, c, partial, counters,
             m, n, k, stream_tiles, config.group_m,
-            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, TRANS_A=trans_a, TRANS_B=trans_b,
-            SUBTILES=config.subtiles, C_TMA=c_tma,
-            WHOLE=stream_tiles < tiles, STREAM=stream_tiles > 0, REDUCE=reduce,
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, MORE_M=more_m, MORE_N=more_n,
+            TRANS_A=trans_a, TRANS_B=trans_b, SUBTILES=config.subtiles, C_TMA=c_tma,
+            WHOLE=stream_tiles < tiles, STREAM=stream_tiles > 0, REDUCE=reduce, PDL=PDL,
+            num_warps=config.num_warps, num_stages=config.num_stages, **AHEAD,
         )  # fmt: skip
         if reduce:
-            add_parts(partial, c, config)
+            add_parts(partial, c, config, PDL)
     return c
 
 
-def add_parts(partial: Tensor, c: Tensor, config: Any) -> None:
-    """c[m, n], contiguous, = the sum over parts of partial[tiles, parts, block_m, block_n]."""
+def _descriptor(x: Tensor, rows: int, columns: int, transposed: bool = False) -> TensorDescriptor:
+    """On blocks [rows, columns] of a matrix as written, stored `transposed` or not."""
+    return TensorDescriptor(x, x.shape, x.stride(), [columns, rows] if transposed else [rows, columns])
+
+
+def add_parts(partial: Tensor, c: Tensor, config: Any, pdl: bool = False) -> None:
+    """c[m, n], contiguous, = the sum over parts of partial[tiles, parts, block_m, block_n]. `pdl`: launched ahead of
+    the end of the kernel before (sm_90)."""
     tiles, split = partial.shape[:2]
     rows = min(config.block_m, max(1, 2048 // config.block_n))
     reduce_kernel[(tiles, config.block_m // rows)](
         partial, c, c.shape[0], c.shape[1], config.group_m,
-        SPLIT=split, BLOCK_M=config.block_m, BLOCK_N=config.block_n, ROWS=rows, num_warps=4,
+        SPLIT=split, BLOCK_M=config.block_m, BLOCK_N=config.block_n, ROWS=rows, PDL=pdl, num_warps=4,
+        **(AHEAD if pdl else {}),
     )  # fmt: skip

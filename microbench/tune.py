@@ -21,8 +21,9 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -46,10 +47,11 @@ WIDTHS = (256, 512, 1024, 1536, 2048, 3072, 4096, 5120, 8192)
 VOCABULARY, VOCABULARY_WIDTHS = 151_936, (1024, 2048, 4096)
 LAYOUTS = ("nt", "nn", "tn")
 SPILL_LIMIT = 64  # bytes a thread: a few values kept outside the loops do no harm
-PROPOSALS = 18
+PROPOSALS = 24
 FINALISTS = 3
 ODD_SIZES = (392, 520, 712)  # divided by no tile, rows of whole 16 bytes
 EVEN_SIZES = (512, 768, 768)  # divided by every tile: the pointer kernel is another one there
+GLUON_SECONDS = 30.0
 BITWISE = "differs from the exact product of small integers"
 
 Say = Callable[[str], None]
@@ -127,8 +129,11 @@ def _checked_sizes(config: MatmulConfig, layout: str) -> list[tuple[int, int, in
     m, n, k = ODD_SIZES
     if config.kind == "pointer":
         return [EVEN_SIZES, (m - 1, n - 3, k - 5)]
+    if config.kind == "gluon":
+        return [(m, n, k), (2048, 4096, 1000)]  # four tiles a program
     # in nt, n is free: odd rows of C are stored through pointers
-    return [(m, n, k), (m, n - 3, k)] if layout == "nt" else [(m, n, k)]
+    ragged = layout == "nt" and matmul_table.stores_ragged(config)
+    return [(m, n, k), (m, n - 3, k)] if ragged else [(m, n, k)]
 
 
 def check_kernel(key: str, layout: str) -> Row:
@@ -142,7 +147,7 @@ def check_kernel(key: str, layout: str) -> Row:
         config = matmul_table.from_key(key)
 
         def run(a: Tensor, b: Tensor, sm_count: int) -> Tensor:
-            if config.kind == "pointer":
+            if config.kind != "tma":
                 return matmul.matmul_triton(a, b, layout, config=config)
             sizes = (shape.m, shape.n, shape.k)
             return kernels.launch(a, b, layout, *sizes, config, sm_count)
@@ -163,10 +168,10 @@ def check_kernel(key: str, layout: str) -> Row:
                 library = max_difference(matmul.matmul_torch(*pair, layout), ref)
                 if (found := rounding(run(*pair, sm_count), ref, library)) > 1:
                     return row | {"status": "wrong", "reason": f"error {found:.2f} times what is admitted"}
-        row |= compiled_facts(
-            kernels.matmul_tma_kernel if config.kind == "tma" else triton_matmul.matmul_kernel
-        )
-        if row["spills"] > SPILL_LIMIT:
+        if config.kind != "gluon":
+            used = kernels.matmul_tma_kernel if config.kind == "tma" else triton_matmul.matmul_kernel
+            row |= compiled_facts(used)
+        if row.get("spills", 0) > SPILL_LIMIT:
             row |= {"status": "dropped", "reason": f"spills {row['spills']} bytes a thread"}
     except Exception as error:  # a compiler's, a launch's: the others go on
         row |= {"status": "error", "reason": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
@@ -178,7 +183,9 @@ def compiled_facts(kernel: Any) -> Row:
     worst: Row = {"registers": 0, "spills": 0, "shared_bytes": 0}
     cached = next(iter(kernel.device_caches.values()))[0]
     for compiled in list(cached.values()):
-        worst["registers"] = max(worst["registers"], compiled.n_regs or 0)
+        if getattr(compiled, "n_regs", None) is None:  # not loaded: of a launch that failed
+            continue
+        worst["registers"] = max(worst["registers"], compiled.n_regs)
         worst["spills"] = max(worst["spills"], 4 * (compiled.n_spills or 0))
         worst["shared_bytes"] = max(worst["shared_bytes"], compiled.metadata.shared)
     cached.clear()
@@ -191,23 +198,39 @@ def _start_worker() -> None:
 
 
 def check_all(wanted: Sequence[tuple[str, str]], path: Path, workers: int, deadline: float, say: Say) -> None:
-    """Checks (kernel, layout) pairs in `workers` processes; a row each. Stops waiting at the deadline."""
+    """Checks (kernel, layout) pairs in `workers` processes; a row each. What is not done by the deadline is left.
+
+    Gluon's synchronise by hand, and could wait for ever: they come last, and get GLUON_SECONDS.
+    """
+    gluon = [item for item in wanted if item[0].startswith("gluon")]
+    _check_in_pool([item for item in wanted if item not in gluon], path, workers, deadline, say)
+    _check_in_pool(gluon, path, 6, min(deadline, time.monotonic() + GLUON_SECONDS), say)
+
+
+def _check_in_pool(
+    wanted: Sequence[tuple[str, str]], path: Path, workers: int, deadline: float, say: Say
+) -> None:
     if not wanted:
         return
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker)
+    futures = {pool.submit(check_kernel, *item): item for item in wanted}
+    bad = number = 0
     try:
-        futures = [pool.submit(check_kernel, *item) for item in wanted]
-        bad = 0
-        for number, future in enumerate(futures, start=1):
-            row = future.result(timeout=max(1.0, deadline - time.monotonic()))
+        for future in as_completed(futures, timeout=max(1.0, deadline - time.monotonic())):
+            row = future.result()
             append(path, row)
-            bad += row["status"] != "ok"
+            number += 1
             if row["status"] != "ok":
+                bad += 1
                 say(f"dropped {row['kernel']} {row['layout']}: {row['status']}, {row.get('reason')}")
             if number % 50 == 0 or number == len(futures):
                 say(f"{number} of {len(futures)} kernels compiled and checked, {bad} dropped")
     except FutureTimeout:
-        say("compiling took the time allowed; the rest is compiled when it is next run")
+        for process in list(pool._processes.values()):
+            process.kill()
+        say(f"{len(futures) - number} kernels were not checked in the time allowed")
+    except BrokenProcessPool:
+        say(f"a process that compiles died: {len(futures) - number} kernels are not checked")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -333,7 +356,9 @@ def tune_matmul(
     path = out / RECORDS
     known = rows(path)
     todo = list(grid() if shapes is None else shapes)
-    wanted = {shape: proposals(shape, facts.multi_processor_count, capability, count) for shape in todo}
+    gluon = matmul.gluon_works()
+    sms = facts.multi_processor_count
+    wanted = {shape: proposals(shape, sms, capability, count, gluon=gluon) for shape in todo}
     kernels = dict.fromkeys(
         (kernel_of(config), shape.layout) for shape, configs in wanted.items() for config in configs
     )

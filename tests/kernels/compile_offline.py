@@ -78,7 +78,7 @@ def matmul_cases(capability: tuple[int, int]) -> Iterator[Case]:
                 **dict.fromkeys(unit, 1), "stride_cn": 1,
                 "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
                 "SPLIT": config.split, "EVEN_M": False, "EVEN_N": False, "EVEN_K": False,
-                "PRECISION": "tf32" if dtype == "tf32" else "ieee",
+                "PRECISION": "tf32" if dtype == "tf32" else "ieee", "PDL": capability[0] == 9,
             }  # fmt: skip
             types = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), f"*{TYPES[dtype]}") | {"partial_ptr": "*fp32"}
             options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
@@ -91,19 +91,30 @@ def tma_cases(capability: tuple[int, int]) -> Iterator[Case]:
     for number, config in enumerate(matmul_configs.tiles_for("bf16", capability, tma=True)):
         layout = ("nt", "nn", "tn")[number % 3]
         trans_a, trans_b = layout[0] == "t", layout[1] == "t"
-        whole = number % 2 == 0
+        (m, more_m), (n, more_n) = (
+            matmul_configs.blocks(config.block_m),
+            matmul_configs.blocks(config.block_n),
+        )
+        whole = number % 2 == 0 or more_m + more_n > 0
+        k = config.block_k
         sizes = {
-            "a_desc": (config.block_k, config.block_m) if trans_a else (config.block_m, config.block_k),
-            "b_desc": (config.block_n, config.block_k) if trans_b else (config.block_k, config.block_n),
-            "c_desc": (config.block_m, config.block_n // config.subtiles),
+            "a_desc": (k, m) if trans_a else (m, k),
+            "b_desc": (n, k) if trans_b else (k, n),
+            "c_desc": (m, n // config.subtiles),
         }
+        if more_m:
+            sizes |= {"more_desc": (k, more_m) if trans_a else (more_m, k), "c_more_desc": (more_m, n)}
+        elif more_n:
+            sizes |= {"more_desc": (more_n, k) if trans_b else (k, more_n), "c_more_desc": (m, more_n)}
         types = {name: f"tensordesc<bf16[{rows},{columns}]>" for name, (rows, columns) in sizes.items()}
         types |= {"c_ptr": "*bf16", "partial_ptr": "*fp32", "counter_ptr": "*i32"}
-        constants = {
-            "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        constants: dict[str, Any] = {
+            "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "MORE_M": more_m, "MORE_N": more_n,
             "TRANS_A": trans_a, "TRANS_B": trans_b, "SUBTILES": config.subtiles, "C_TMA": True,
-            "WHOLE": whole, "STREAM": not whole, "REDUCE": False,
+            "WHOLE": whole, "STREAM": not whole, "REDUCE": False, "PDL": True,
         }  # fmt: skip
+        if not more_m + more_n:
+            constants |= {"more_desc": None, "c_more_desc": None}
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         yield f"{layout} bf16 {config.key}", triton_matmul_tma.matmul_tma_kernel, types, constants, options
 

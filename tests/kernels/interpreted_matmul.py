@@ -87,6 +87,17 @@ def test_tensor_memory_copies_are_exact(layout: str, share: dict[str, Any]) -> N
     assert torch.equal(out.double(), matmul_reference(a, b, layout))
 
 
+@pytest.mark.parametrize(("block_m", "block_n", "subtiles"), [(16, 48, 2), (48, 16, 1)])
+def test_tiles_of_two_blocks_are_exact(block_m: int, block_n: int, subtiles: int) -> None:
+    """As 128 x 192 is: 128 x 128 and 128 x 64."""
+    config = replace(TMA, block_m=block_m, block_n=block_n, subtiles=subtiles)
+    for layout in ("nt", "tn"):
+        shape = Gemm(m=40, n=104, k=40, dtype="fp16", layout=layout)
+        a, b = _integers(shape)
+        out = matmul_triton(a, b, layout, config=config)
+        assert torch.equal(out.double(), matmul_reference(a, b, layout))
+
+
 def test_stream_k_leaves_full_waves_whole() -> None:
     """With 4 multiprocessors 9 tiles are 5 dealt out by iterations and 4 whole."""
     shape = Gemm(m=48, n=96, k=40, dtype="fp16")
