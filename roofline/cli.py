@@ -264,7 +264,17 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 
 def _add_commands() -> None:
-    from flopcast.roofline import cli_compare, cli_cost, cli_explain, cli_import, cli_measure, cli_plan, cli_report, cli_widths
+    from flopcast.roofline import (
+        cli_compare,
+        cli_cost,
+        cli_explain,
+        cli_import,
+        cli_measure,
+        cli_plan,
+        cli_report,
+        cli_tune,
+        cli_widths,
+    )
 
     cli_compare.register(app)
     cli_cost.register(app)
@@ -272,6 +282,7 @@ def _add_commands() -> None:
     cli_import.register(app)
     cli_measure.register(app)
     cli_plan.register(app)
+    cli_tune.register(app)
     cli_widths.register(app)
     cli_report.register(app)
 
