@@ -23,6 +23,7 @@ from flopcast.roofline.curves import HOSTS, OWN, cost_curves, what_if_rows, writ
 from flopcast.roofline.forecast import Run
 from flopcast.roofline.lookup import find_profiles
 from flopcast.roofline.models import ladder
+from flopcast.roofline.plan import largest_models
 from flopcast.roofline.prices import ARTICLE_DATE, Price, latest, load_prices
 from flopcast.roofline.profile import Profile
 from flopcast.roofline.rebatch import stream_of
@@ -33,6 +34,7 @@ WIDTHS = (256, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096)
 LAWS = ("printed", "ln")
 BATCH_WIDTH = 1024  # 218 M parameters: the L4 leads here if anywhere, and holds a batch 16 times as large
 BATCHES = (1, 4, 8, 16, 32, 64, 128)  # x 256 tokens
+BUDGETS = (30, 100, 300, 1000, 3000)  # dollars
 SERVERLESS = Path(__file__).parent / "data" / "claims_prices.csv"
 
 
@@ -179,10 +181,13 @@ def page(found: Gathered, rows: Sequence[Mapping[str, Any]], shown: Section) -> 
     for figure in shown.figures:
         lines += [f"![{figure.title}]({figure.name}.png)", "", figure.caption, ""]
     lines += [
-        "## Crossovers at the newest prices (printed law)",
+        *_crossovers(curves, found.price_sets[:2]),
+        "## The largest model that a budget trains",
         "",
-        *(f"- {sentence(row)}" for row in crossings(curves)),
+        "20 tokens a parameter, 4 x 256 tokens a step, one GPU, newest prices; interval and days in brackets. More: "
+        "`flopcast plan`.",
         "",
+        *_table(("budget", *names), _budget_rows(curves)),
         "## In this folder",
         "",
         "- `claims.csv`, `claims.json`: every claim under every price list, depth law and assumption about hosts, "
@@ -193,6 +198,21 @@ def page(found: Gathered, rows: Sequence[Mapping[str, Any]], shown: Section) -> 
         "",
     ]
     return "\n".join(lines)
+
+
+def _budget_rows(curves: Sequence[CostCurve]) -> list[list[str]]:
+    rows = []
+    for usd in BUDGETS:
+        cells = []
+        for row, curve in zip(largest_models(curves, usd), curves, strict=True):
+            if row.n_params is None or row.days is None:
+                cells.append("-")
+                continue
+            end = "" if row.limited_by == "budget" else f", {row.limited_by}'s end"
+            low = count(row.low) if row.low else f"under {count(curve.fitting[0].step.n_params)}"
+            cells.append(f"{count(row.n_params)} ({low} to {count(row.high or 0.0)}; {row.days:.2g} d{end})")
+        rows.append([f"${usd:,}", *cells])
+    return rows
 
 
 def _leaders(found: Gathered) -> list[str]:
@@ -213,6 +233,15 @@ def _leaders(found: Gathered) -> list[str]:
             ]
             rows.append([prices.name, *cells])
         lines += _table((f"{law} law", *map(count, sizes)), rows)
+    return lines
+
+
+def _crossovers(curves: Sequence[CostCurve], sets: Sequence[PriceSet]) -> list[str]:
+    lines = ["## Crossovers (printed law)", ""]
+    for prices in sets:
+        priced = [curve.at_price(prices.prices[curve.gpu]) for curve in curves if curve.gpu in prices.prices]
+        lines += [f"{prices.name[0].upper()}{prices.name[1:]}:", ""]
+        lines += [*(f"- {sentence(row)}" for row in crossings(priced)), ""]
     return lines
 
 

@@ -139,11 +139,21 @@ def _mark_crossovers(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve]) -> None
             continue
         at = by_gpu[row.gpu_a].flops_per_usd_at(row.n_params)
         if at is not None:
+            ends = [row.low or row.compared_from or 0.0, row.high or row.compared_to or 0.0]
+            ax.plot(ends, [at.value / PETA] * 2, color=INK, lw=1.1, zorder=4)
             sheet.scatter(ax, [row.n_params], [at.value / PETA], [sentence(row)], s=90, facecolors="none",
                           edgecolors=INK, linewidths=1.6, zorder=5)  # fmt: skip
             marked = True
     if marked:
-        ax.scatter([], [], s=90, facecolors="none", edgecolors=INK, linewidths=1.6, label="crossover")
+        ax.scatter(
+            [],
+            [],
+            s=90,
+            facecolors="none",
+            edgecolors=INK,
+            linewidths=1.6,
+            label="crossover, with its 90% interval",
+        )
 
 
 def _draw_ratios(
