@@ -36,6 +36,7 @@ from flopcast.kernels.shapes import Attention
 
 TOKENS = 16384
 SEQS = {"causal": (256, 512, 1024, 2048, 4096, 8192, 16384), "full": (512, 2048, 8192)}
+NEAR = 1.015  # as fast as: what two runs of one tile differ by
 PEERS = ("sdpa-cudnn", "sdpa-flash")
 CHECKED = (  # batch, heads, kv_heads, seq
     (2, 4, 2, 256), (1, 6, 2, 1), (3, 2, 2, 129), (1, 8, 1, 1000), (1, 4, 2, 321), (2, 16, 8, 2048),
@@ -376,25 +377,44 @@ def summary(out: Path) -> str:
     return "\n".join(text)
 
 
-def table_from(out: Path) -> dict[str, Any]:
-    """The document of `kernels/data/attention_*.json`: at each length the fastest tile that was right there."""
-    best: dict[str, dict[int, tuple[float, str]]] = {}
+def fewest(times: dict[int, dict[str, float]]) -> dict[int, str]:
+    """By length a tile within NEAR of the fastest, of as few different tiles as that takes: greedily, each time the
+    one that serves most of the lengths left, and among those the fastest there."""
+    left, chosen = set(times), {}
+    while left:
+        served = {
+            tile: [seq for seq in left if times[seq].get(tile, 9e9) <= NEAR * min(times[seq].values())]
+            for tile in {tile for seq in left for tile in times[seq]}
+        }
+        tile = max(
+            served,
+            key=lambda t: (
+                len(served[t]),
+                -sum(times[seq][t] / min(times[seq].values()) for seq in served[t]),
+            ),
+        )
+        chosen |= dict.fromkeys(served[tile], tile)
+        left -= set(served[tile])
+    return chosen
+
+
+def table_from(out: Path, device: str, triton: str) -> dict[str, Any]:
+    """The document of `kernels/data/attention_*.json`: at each length a fast tile that was right there."""
+    places: dict[str, dict[int, dict[str, float]]] = {}
     for text in out.read_text().splitlines():
         x = json.loads(text)
         if x["what"] != "time" or x["kernel"] in ("peer", "prepare") or not x["error_over_tolerance"] <= 1:
             continue
-        by_seq = best.setdefault(place_of(x["kernel"], x["head_dim"], x["causal"]), {})
-        by_seq[x["seq"]] = min(by_seq.get(x["seq"], (9e9, "")), (x["seconds"], x["tile"]))
-    from flopcast.kernels.triton_attention_launch import VERSION
-
+        times = places.setdefault(place_of(x["kernel"], x["head_dim"], x["causal"]), {})
+        times.setdefault(x["seq"], {})[x["tile"]] = x["seconds"]
     return {
         "format": FORMAT,
-        "device": torch.cuda.get_device_name(),
-        "triton": VERSION,
+        "device": device,
+        "triton": triton,
         "shapes": f"bf16, 16 query and 8 key-value heads, {TOKENS} tokens",
         "choices": {
-            place: {str(seq): by_seq[seq][1] for seq in sorted(by_seq)}
-            for place, by_seq in sorted(best.items())
+            place: {str(seq): tile for seq, tile in sorted(fewest(times).items())}
+            for place, times in sorted(places.items())
         },
     }
 
@@ -425,7 +445,10 @@ def main() -> None:
         name = "attention_tune.jsonl" if not arguments.ptxas else "attention_tune_ptxas.jsonl"
         drive(arguments.out / name, arguments.only, arguments.jobs, arguments.budget)
         if arguments.table:
-            document = json.dumps(table_from(arguments.out / name), indent=1) + "\n"
+            from flopcast.kernels.triton_attention_launch import VERSION
+
+            device = torch.cuda.get_device_name()
+            document = json.dumps(table_from(arguments.out / name, device, VERSION), indent=1) + "\n"
             arguments.table.parent.mkdir(parents=True, exist_ok=True)
             arguments.table.write_text(document)
 
