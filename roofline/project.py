@@ -5,7 +5,7 @@ What is moved, and by what (everything else is kept as measured on the source):
 cuBLAS's products            on a GPU before Hopper: `tile_law.py`, from the datasheet (`project_tiles.py`); else SM
                              count as the target's (waves anew), peak by the rates that power lets a GPU sustain
 attention                    the same with the rates at full clock: its products keep matrix units less busy, so power
-                             binds less; flash's schedule by architecture
+                             binds less; its bytes as memory-bound kernels'; flash's schedule by architecture
 memory-bound kernels         bandwidth, with the SMs' share in what limits a kernel (`memory_rate`)
 the same out of L2 ("hot")   SMs x clock x bytes per clock and SM (`project_tiles.L2_BYTES_PER_CLOCK`)
 latencies                    the launch floor too: so many clock cycles
@@ -35,13 +35,13 @@ from flopcast.roofline.surface import Surface
 
 # Standard deviations of log seconds, added to what the source's surfaces say of themselves. They alone are set by the
 # published rows that reports/projection checks:
-# gemm, attention: 90% intervals hold nine in ten rows on the GPU where they hold fewest, the L40S (0.23 and 0.47; on
-#   an A100 0.17 and 0.14 would do).
+# gemm, attention: 90% intervals hold nine in ten rows on the GPU where they hold fewest, the L40S (0.23 and 0.20; on
+#   an A100 0.17 and 0.11 would do).
 # memory: element-wise calls of an L4 are 9% off, norms and softmax 30%; published copy kernels elsewhere reach 84 to
 #   98% of the datasheet's bandwidth.
 # hot: nothing to check it with, and what fits into one L2 does not fit into another.
 # host: single runs differ by 10 to 40%, and hosts differ besides.
-SIGMA = {"gemm": 0.25, "attention": 0.47, "memory": 0.15, "hot": 0.30, "host": 0.25}
+SIGMA = {"gemm": 0.25, "attention": 0.21, "memory": 0.15, "hot": 0.30, "host": 0.25}
 Z90 = 1.645  # half-width of a 90% interval in standard deviations
 
 # Attention kernels written for Ampere (torch's flash) issue mma.sync, which on Hopper reaches 0.63 of the
@@ -130,6 +130,10 @@ def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec
     if backend in MMA_SYNC_BACKENDS:
         compute *= _mma_sync(target) / _mma_sync(source)
     memory = target.usable_bytes_per_second / source.usable_bytes_per_second
+    if surface.kind == "attention" and name.endswith("/hot"):
+        memory = l2_rate(target) / l2_rate(source)
+    elif surface.kind == "attention":
+        memory = memory_rate(surface.params["bandwidth"], source, target) / surface.params["bandwidth"]
     slower = cycles(source, target)
     factors = {
         "peak": compute,
