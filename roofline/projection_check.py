@@ -59,8 +59,9 @@ LOOKED_AT = (
     "the power limit acts through the busy share of the matrix units",
     "latencies and floors are counted in clock cycles",
     "results that fit in L2 are waited for by half (the belief that fits start from, not the H200's own value)",
-    "a server's attention packs query heads and stores keys and values (from the kernels' sources)",
-    "attention is scaled by rates at full clock",
+    "a server's attention packs query heads and stores keys and values (from the kernels' sources), and its tensors "
+    "stay in L2 where they fit: one set of them is replayed",
+    "attention is scaled by rates at full clock, its bytes as those of memory-bound kernels",
     "boards with inline ECC have 15/16 of their bandwidth (from the memory that they show)",
 )
 CHECK_COLUMNS = ("gpu", "class", "stage", "rows", "mean_abs_error", "median_error", "p5_error", "p95_error",
@@ -225,7 +226,8 @@ def check_efficiency(data: Path) -> tuple[list[Checked], list[dict[str, Any]]]:
             }
             out.append(
                 {
-                    "op": row["op"], "layout": getattr(shape, "layout", None) or shape.direction, "stage": stage,
+                    "op": row["op"], "stage": stage,
+                    "layout": getattr(shape, "layout", "") or getattr(shape, "direction", ""),
                     **sizes, "seconds": actual, "forecast": estimate.seconds, "error": estimate.seconds / actual - 1,
                     "sigma": estimate.sigma,
                 }

@@ -122,11 +122,11 @@ def fit_surface(profile: Profile, spec: GpuSpec, name: str, rows: Sequence[Timed
     some = sorted(rows, key=lambda row: row.work.shape.key)[::every]
     features, bytes_, flops = columns(some)
     seconds = np.array([row.seconds for row in some])
-    beside = store_seconds(profile, some)
 
     def logs(params: Mapping[str, float]) -> Array:
-        own = np.exp(laws.log_seconds(surface.kind, surface.variant, params, features, bytes_, flops))
-        return np.asarray(np.log(own + beside))
+        if rows[0].is_serving:
+            return serving_logs(profile, name, params, some)
+        return laws.log_seconds(surface.kind, surface.variant, params, features, bytes_, flops)
 
     names = [key for key in FITTED[surface.kind] if key in start]
     after = fit_params(logs, start, names, np.log(seconds))
@@ -162,18 +162,36 @@ def serving_params(surface: Surface, spec: GpuSpec) -> dict[str, float]:
     return params
 
 
+def serving_logs(profile: Profile, name: str, params: Mapping[str, float], rows: Sequence[Timed]) -> Array:
+    """log seconds of a server's calls by the law of `params`, the cold ones of surface `name`; tables time one set of
+    tensors again and again, so that those which fit in L2 are found there."""
+    surface = profile.surfaces[name]
+    features, bytes_, flops = columns(rows)
+    hot = profile.surfaces.get(f"{name.removesuffix('/cold')}/hot")
+    gain = 1.0 if hot is None else hot.params["bandwidth"] / surface.params["bandwidth"]
+    fits = bytes_ <= laws.SPILL_SHARE * profile.l2_bytes
+    seconds = np.empty(len(rows))
+    for some, bandwidth in ((fits, params["bandwidth"] * gain), (~fits, params["bandwidth"])):
+        if some.any():
+            given = {**params, "bandwidth": bandwidth}
+            law = laws.log_seconds(
+                surface.kind, surface.variant, given, features[some], bytes_[some], flops[some]
+            )
+            seconds[some] = np.exp(law)
+    seconds += store_seconds(profile, rows)
+    return np.asarray(np.log(seconds))
+
+
 def store_seconds(profile: Profile, rows: Sequence[Timed]) -> Array:
-    """What a server's calls do beside attention: keys and values, read and written once."""
+    """What a server's calls do beside attention: keys and values, read and written once, to a cache beyond any L2."""
     store = profile.surfaces.get(STORE_SURFACE)
-    if store is None or not any(row.is_serving for row in rows):
+    if store is None:
         return np.zeros(len(rows))
-    sizes = np.zeros(len(rows))
-    for i, row in enumerate(rows):
-        shape = row.work.shape
-        if row.is_serving and isinstance(shape, Attention):
-            sizes[i] = 2.0 * shape.batch * shape.kv_heads * shape.seq * shape.head_dim
-    floor, bandwidth = store.params["floor"], store.params["bandwidth"]
-    return np.where(sizes > 0, STORES * (floor + 2.0 * sizes / bandwidth), 0.0)
+    shapes = [row.work.shape for row in rows]
+    sizes = [
+        2.0 * s.batch * s.kv_heads * s.seq * s.head_dim if isinstance(s, Attention) else 0.0 for s in shapes
+    ]
+    return np.asarray(STORES * (store.params["floor"] + 2.0 * np.array(sizes) / store.params["bandwidth"]))
 
 
 def fit_params(
@@ -308,8 +326,7 @@ def serving_estimate(
         surface, some = profile.surfaces[name], [rows[i] for i in members]
         fit = fits.get(name)
         params = {**serving_params(surface, spec), **(fit["after"] if fit else {})}
-        law = laws.log_seconds(surface.kind, surface.variant, params, *columns(some))
-        seconds[members] = np.exp(law) + store_seconds(profile, some)
+        seconds[members] = np.exp(serving_logs(profile, name, params, some))
         sigma[members] = fit["sigma"] if fit else profile.provenance["sigma"]["attention"]
     return seconds, sigma
 
