@@ -19,7 +19,7 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import DTYPE_BYTES, Operand, canonical_json
 from flopcast.roofline.models import Config, check_config, depth_of, with_depth
-from flopcast.roofline.stream import FOLDED_DEPTH, Storage, Stream, TensorRef, at_depth
+from flopcast.roofline.stream import FOLDED_DEPTH, Op, Storage, Stream, TensorRef, at_depth
 from flopcast.roofline.stream_cache import Traced, get_stream, is_at_hand
 
 # Dense decoders of transformers whose config says all six dimensions.
@@ -138,6 +138,11 @@ def redimensioned(reference: Stream, config: Mapping[str, Any]) -> Stream:
             found = texts[encoded] = json.dumps(changed, separators=(",", ":"))
         return found
 
+    def renamed(op: Op) -> Op:
+        args, kwargs = text(op.args), text(op.kwargs)
+        # most say no size: replacing those too took a third of the time
+        return op if (args, kwargs) == (op.args, op.kwargs) else replace(op, args=args, kwargs=kwargs)
+
     tensors = tuple(
         TensorRef(
             Operand(
@@ -154,7 +159,7 @@ def redimensioned(reference: Stream, config: Mapping[str, Any]) -> Stream:
     parameters = [s for s in storages if s.kind == "parameter"]
     return replace(
         reference,
-        ops=tuple(replace(op, args=text(op.args), kwargs=text(op.kwargs)) for op in reference.ops),
+        ops=tuple(renamed(op) for op in reference.ops),
         tensors=tensors,
         storages=storages,
         n_params=sum(s.bytes for s in parameters) // item_bytes,

@@ -47,6 +47,8 @@ def print_answer(found: Answer) -> None:
     if found.points:
         out.print(_layout_table(found))
         out.print(_rule_table(found, title, what))
+    else:
+        out.print(title)
     if (words := found.host_words()) is not None:
         out.print("\n".join(textwrap.wrap(words[0].upper() + words[1:] + ".", 118)))
     unsure = max((p.extrapolated for p in (*found.heads, *found.shapes)), default=0.0)

@@ -325,13 +325,14 @@ def test_the_command(flopcast: Callable[..., Any], tmp_path: Path) -> None:
 
 def test_the_table_for_inference(flopcast: Callable[..., Any]) -> None:
     found = flopcast(
-        "widths", "--gpu", "nvidia-h200", "--around", 1024, "--depth", 4, "--batch", 8, "--seq", 1024, "--axis", "ffn",
-        "--no-shapes", "--forward-only", "--optimizer", "adamw-fused", "--precision", "autocast-bf16",
+        "widths", "--gpu", "nvidia-h200", "--around", 1024, "--depth", 4, "--batch", 8, "--seq", 1024,
+        "--axis", "heads", "--no-shapes", "--forward-only", "--optimizer", "adamw-fused", "--precision", "autocast-bf16",
     )  # fmt: skip
     assert found.code == 0, found.err
-    assert "keep to a multiple of" in found.out
     assert "autocast-bf16; forward" in found.out
-    assert "3073" in found.out
+    assert "forward, ms (90%)" in found.out
+    assert "16/8 x 64" in found.out
+    assert "Measured products of this GPU" in found.out
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
