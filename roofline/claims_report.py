@@ -72,21 +72,26 @@ def price_sets() -> list[PriceSet]:
     ]
 
 
-def gather(progress: Callable[[str], None] = lambda what: None) -> Gathered:
-    """All forecasts that the claims need."""
+def gather(
+    progress: Callable[[str], None] = lambda what: None,
+    *,
+    laws: Sequence[str] = LAWS,
+    all_hosts: Sequence[str] = HOSTS,
+) -> Gathered:
+    """The forecasts that the claims need, for these depth laws and assumptions about hosts."""
     sets = price_sets()
     prices = dict(sets[1].prices)
     profiles = find_profiles(GPUS)
     ladders = {}
-    for law in LAWS:
-        for hosts in HOSTS:
+    for law in laws:
+        for hosts in all_hosts:
             progress(f"ladder, {law} law, hosts {hosts}")
             ladders[law, hosts] = cost_curves(
                 profiles, ladder(WIDTHS, law), Run(), prices, hosts=hosts, what_if=hosts == OWN
             )
     model = ladder((BATCH_WIDTH,))
     batches: dict[str, dict[str, list[CostPoint]]] = {}
-    for hosts in HOSTS:
+    for hosts in all_hosts:
         progress(f"batches at width {BATCH_WIDTH}, hosts {hosts}")
         batches[hosts] = {gpu: [] for gpu in GPUS}
         for batch in BATCHES:
@@ -109,10 +114,12 @@ def claim_rows(found: Gathered) -> list[dict[str, Any]]:
 
 
 def section(found: Gathered | None = None) -> Section:
-    """What a page shows: the rows of the printed law with hosts of their own, a sentence each, and the figures."""
+    """What a page shows: the rows of the printed law with hosts of their own, a sentence each, and the figures.
+
+    Without `found` it makes its own forecasts: some ten seconds once the streams of the batches are traced."""
     from flopcast.roofline.plots_claims import batch_figure, claims_figure
 
-    found = found or gather()
+    found = found or gather(laws=LAWS[:1], all_hosts=(OWN,))
     rows = [row for row in claim_rows(found) if row["depth_law"] == LAWS[0] and row["hosts"] == OWN]
     drawn = (
         claims_figure(found.ladders[LAWS[0], OWN], found.price_sets),
@@ -278,7 +285,7 @@ def _verdict_rows(rows: Sequence[Mapping[str, Any]], sets: Sequence[PriceSet]) -
             cells = []
             for prices in sets:
                 asked = {
-                    row["hosts"]: f"{row['verdict']} ({row['middle_for']} of {row['models']})"
+                    row["hosts"]: f"{row['verdict']} ({_middle(row)})"
                     for row in rows
                     if (row["claim"], row["depth_law"], row["prices"]) == (claim, law, prices.name)
                 }
@@ -286,6 +293,13 @@ def _verdict_rows(rows: Sequence[Mapping[str, Any]], sets: Sequence[PriceSet]) -
             if any(cells):
                 made.append([claim, law, *cells])
     return made
+
+
+def _middle(row: Mapping[str, Any]) -> str:
+    """By the middle estimates: at how many models, or which way."""
+    if row["models"] == 1:
+        return "middle for it" if row["middle_for"] else "middle against it"
+    return f"{row['middle_for']} of {row['models']}"
 
 
 def _power(profiles: Sequence[Profile]) -> list[str]:

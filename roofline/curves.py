@@ -5,9 +5,9 @@ What two GPUs' forecasts share, and so cancels in their ratio as far as both fee
 - the bias of an operation class (`interval.Spreads.classes`: kernels measured alone and kernels among others), where
   both profiles stem from one measured profile, by name. It was estimated on one H200; that it is the same on another
   part is an assumption, which moves a ratio's interval by a point or two.
-- the host, only when one host is said to feed both (`Hosts.SAME`, or a host given by name). By default each GPU
-  stands in a machine of its own: rented ones differ by more than a GPU generation (0.76 to 1.64 of the usual
-  cost within minutes on one machine), and nothing of that cancels.
+- the host, only when one host is said to feed both (`hosts` "same", or a host given by name). By default each GPU
+  stands in a machine of its own, and nothing of that cancels: one rented machine alone went at between 0.76 and 1.64
+  of its usual cost within minutes. In one machine the widest deviation of the profiles' hosts stands for all.
 
 Not shared, though in truth partly so: what a projection to another part is wrong by, and the fit's own errors. The
 interval of a ratio is then too wide, never too narrow.
