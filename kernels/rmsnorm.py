@@ -36,6 +36,14 @@ from flopcast.kernels.shapes import RmsNorm
 EPS = 1e-6  # Qwen3's
 
 
+def blocks_of(n: int) -> tuple[int, int]:
+    """Powers of two in which rows of n are held: one (and 0), or half of it and the rest where that is a quarter."""
+    block = 1 << max(0, n - 1).bit_length()
+    if n > block * 3 // 4 or block < 2048:
+        return block, 0
+    return block // 2, 1 << max(0, n - block // 2 - 1).bit_length()
+
+
 def config_for(
     n: int, direction: str = "fwd", operand_bytes: tuple[int, ...] = (2, 2, 2), part: tuple[int, int] = (9, 0)
 ) -> RowConfig:
@@ -46,20 +54,22 @@ def config_for(
     warps fill a multiprocessor; what is in flight there are the next two steps' rows, copied asynchronously to
     shared memory (fewer steps where that is too small). `operand_bytes`: of an element of every row operand.
     """
-    block = 1 << max(0, n - 1).bit_length()
+    block, rest = blocks_of(n)
     rows = max(1, 2048 // block)
     if direction == "fwd":
         return RowConfig(rows, min(32, max(4, rows * block // 512)))
     warps = min(32, max(4, rows * block // 512))
-    step_bytes = rows * block * sum(operand_bytes)
+    step_bytes = rows * (block + rest) * sum(operand_bytes)
     # 2 KB aside for the reductions across warps and barriers
     steps = min(2, (shared_memory_limit(part) - 2048) // step_bytes)
-    return RowConfig(rows, warps, programs_per_sm=max(1, 16 // warps), num_stages=1 + steps)
+    return RowConfig(
+        rows, warps, max(1, 16 // warps), 1 + steps, max_registers=min(128, 65536 // (32 * warps))
+    )
 
 
 def candidates(direction: str, n: int) -> list[RowConfig]:
     """What is worth trying on a new part; `config_for` is a rule, this the neighbourhood that checks it."""
-    block = 1 << max(0, n - 1).bit_length()
+    block, _ = blocks_of(n)
     tiles = [tile for tile in (1024, 2048, 4096, 8192) if tile >= block] or [block]
     found = []
     for tile in tiles:
@@ -71,7 +81,7 @@ def candidates(direction: str, n: int) -> list[RowConfig]:
                 for threads in (512, 1024):
                     if threads >= 32 * warps:
                         found += [
-                            RowConfig(tile // block, warps, threads // (32 * warps), stages)
+                            RowConfig(tile // block, warps, threads // (32 * warps), stages, 65536 // threads)
                             for stages in (1, 3)
                         ]
     return list(dict.fromkeys(found))
@@ -112,7 +122,7 @@ def forward(
     if x.numel():
         module.launch_forward(
             rows_in_place(x), None if residual is None else rows_in_place(residual), weight.contiguous(), eps,
-            y, total, rstd, config or config_for(x.shape[-1]),
+            y, total, rstd, blocks_of(x.shape[-1]), config or config_for(x.shape[-1]),
         )  # fmt: skip
     return y, total, rstd
 
@@ -146,7 +156,7 @@ def backward(
     programs = persistent_programs(-(-rows.shape[0] // config.rows), config, x.device)
     module.launch_backward(
         rows_in_place(dy), None if dtotal is None else rows_in_place(dtotal), rows, weight.contiguous(), rstd,
-        dx, dx2, dweight, programs, config,
+        dx, dx2, dweight, programs, blocks_of(n), config,
     )  # fmt: skip
     return dx, dx2, dweight
 

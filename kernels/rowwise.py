@@ -29,12 +29,14 @@ LONGEST_ROW = 16384
 @dataclass(frozen=True)
 class RowConfig:
     """A tile of `rows` rows per step, `num_warps`; of persistent kernels, programs per multiprocessor and how many
-    steps' loads are in flight (`num_stages`; 1: those of the step itself)."""
+    steps' loads are in flight (`num_stages`; 1: those of the step itself); `max_registers` a thread, so that as many
+    fit."""
 
     rows: int
     num_warps: int
     programs_per_sm: int = 1
     num_stages: int = 1
+    max_registers: int | None = None
 
 
 def load_triton(name: str, *tensors: Tensor) -> Any:

@@ -29,9 +29,8 @@ class BlockConfig:
 
 
 def config_for(direction: str = "fwd") -> BlockConfig:
-    """16 elements a thread forward: two 16-byte loads of bf16 an operand in flight; 8 in the backward, of three
-    operands and two results."""
-    return BlockConfig(2048, 4) if direction == "fwd" else BlockConfig(1024, 4)
+    """8 elements a thread: a 16-byte load of bf16 an operand in flight, by as many threads as fit."""
+    return BlockConfig(2048, 8) if direction == "fwd" else BlockConfig(1024, 4)
 
 
 def candidates(direction: str) -> list[BlockConfig]:

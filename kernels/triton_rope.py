@@ -189,5 +189,6 @@ def launch_backward(
             dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, dq, dk, partial, tokens, q.shape[1], q_tiles,
             k_tiles, *dq_out.stride()[:3], *dk_out.stride()[:3], *q.stride()[:3], *k.stride()[:3],
             *_table_strides(cos), eps, **constants, STAGES=config.num_stages, num_warps=config.num_warps,
+            maxnreg=config.max_registers,
         )  # fmt: skip
     column_sums(partial, dweights)

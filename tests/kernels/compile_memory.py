@@ -60,12 +60,15 @@ def rms_norm_cases(every: bool, part: tuple[int, int]) -> Iterator[Case]:
             (triton_rmsnorm.rms_norm_backward_kernel, "bwd"),
         ):
             config = rmsnorm.config_for(n, direction, (size,) * 3, part)
-            constants: dict[str, Any] = {"ROWS": config.rows, "BLOCK": triton.next_power_of_2(n)}
+            block, rest = rmsnorm.blocks_of(n)
+            constants: dict[str, Any] = {"ROWS": config.rows, "BLOCK": block, "REST": rest}
             if direction == "fwd":
                 constants["RESIDUAL"] = True
             else:
                 constants |= {"DSUM": True, "SECOND": False, "STAGES": config.num_stages}
             options = {"num_warps": config.num_warps}
+            if config.max_registers:
+                options["maxnreg"] = config.max_registers
             yield f"n{n} {dtype}", kernel, pointers(kernel, dtype, **others), constants, options
 
 
@@ -126,7 +129,7 @@ def other_cases() -> Iterator[Case]:
     constants = {"ALIGNED": True, "CHUNK": config.chunk, "BLOCK": config.block}
     yield "aligned", kernel, types, constants, {"num_warps": config.num_warps}
     kernel = triton_common.column_sum_kernel
-    yield "sums", kernel, pointers(kernel, "fp32"), {"BLOCK_P": 64, "BLOCK_C": 32}, {"num_warps": 4}
+    yield "sums", kernel, pointers(kernel, "fp32"), {"BLOCK_P": 256, "BLOCK_C": 16}, {"num_warps": 8}
 
 
 def compile_one(case: Case, sm: int) -> dict[str, Any]:
