@@ -326,7 +326,8 @@ def test_the_command(flopcast: Callable[..., Any], tmp_path: Path) -> None:
 def test_the_table_for_inference(flopcast: Callable[..., Any]) -> None:
     found = flopcast(
         "widths", "--gpu", "nvidia-h200", "--around", 1024, "--depth", 4, "--batch", 8, "--seq", 1024,
-        "--axis", "heads", "--no-shapes", "--forward-only", "--optimizer", "adamw-fused", "--precision", "autocast-bf16",
+        "--axis", "heads", "--no-shapes", "--forward-only", "--optimizer", "adamw-fused", "--precision",
+        "autocast-bf16",
     )  # fmt: skip
     assert found.code == 0, found.err
     assert "autocast-bf16; forward" in found.out
