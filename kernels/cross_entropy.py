@@ -44,11 +44,12 @@ class VocabConfig:
 
 
 def config_for(direction: str = "both") -> VocabConfig:
-    """ "both": blocks of a row in the registers of 8 warps, four such programs a multiprocessor, which read and write
-    once (by one program a row, whose second read should find it in the L2, it took 1.3 times as long on an H200: of
-    132 x 304 KB some 40% were still there). "fwd" reads once: four rows a multiprocessor; "bwd" is element-wise."""
+    """ "both": one row a multiprocessor by 32 warps with 64 KB of loads in flight, whose second read should find it in
+    the L2: on an H200 some 40% of 132 x 304 KB were still there, and it took 1.3 times a copy. `split` would read once,
+    but has not run on a device yet: `candidates` holds it. "fwd" reads once: four rows a multiprocessor; "bwd" is
+    element-wise."""
     return {
-        "both": VocabConfig(8192, 8, split=True, max_registers=64),
+        "both": VocabConfig(32768, 32),
         "fwd": VocabConfig(8192, 16, num_stages=3),
         "bwd": VocabConfig(4096, 8),
     }[direction]
