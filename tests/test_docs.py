@@ -1,0 +1,128 @@
+"""The guide and the README: commands exist with the options shown, links lead somewhere, Python and shell run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml  # type: ignore[import-untyped]
+
+from flopcast.roofline import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+EXAMPLES = sorted((ROOT / "docs" / "examples").iterdir())
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """The words after `flopcast` of each command that a text shows, in a block or between backticks."""
+    blocks = re.findall(r"^ {4,}(.*)$", text, re.M)
+    spans = re.findall(r"`(flopcast [^`]+)`", text)
+    found = []
+    for line in [*blocks, *spans]:
+        for part in re.split(r"&&|\|\||;", line.split(" #")[0]):
+            words = shlex.split(part, posix=True) if part.count("'") % 2 == 0 else part.split()
+            names = [i for i, word in enumerate(words) if word == "flopcast" or word.endswith("/flopcast")]
+            if names and words[: names[0]] in ([], ["exec"]) and len(words) > names[0] + 1:
+                found.append(words[names[0] + 1 :])
+    return found
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, set[str]]:
+    """The options of each command."""
+    cli._add_commands()
+    group = typer.main.get_command(cli.app)
+    commands = group.commands  # type: ignore[attr-defined]
+    return {
+        name: {
+            "--help",
+            *(
+                o
+                for p in command.params
+                for o in (*getattr(p, "opts", ()), *getattr(p, "secondary_opts", ()))
+            ),
+        }
+        for name, command in commands.items()
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_shown_exist_with_their_options(page: Path, options: dict[str, set[str]]) -> None:
+    for words in commands_in(page.read_text(encoding="utf-8")):
+        name = words[0]
+        if name.startswith("-") or not re.fullmatch(r"[a-z][a-z-]+", name):
+            continue
+        assert name in options, f"{page.name}: flopcast {' '.join(words)}"
+        for word in words[1:]:
+            if re.match(r"--[a-z]", word):
+                assert word.split("=")[0] in options[name], f"{page.name}: flopcast {' '.join(words)}"
+
+
+def test_the_guide_shows_commands() -> None:
+    """The test above looks at something."""
+    shown = {words[0] for page in PAGES for words in commands_in(page.read_text(encoding="utf-8"))}
+    assert {"bench", "fit", "predict", "widths", "compare", "cost", "plan", "report", "validate"} <= shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_page_is_in_the_contents() -> None:
+    contents = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in contents
+
+
+def test_python_shown_runs() -> None:
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.S
+    )
+    assert blocks
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seconds = float(done.stdout.split()[0])
+    assert 1e-4 < seconds < 1
+
+
+def test_examples_are_well_formed() -> None:
+    """bash takes the scripts, YAML the task, and both call commands that exist."""
+    assert {path.name for path in EXAMPLES} == {"Dockerfile", "slurm-array.sh", "skypilot.yaml"}
+    if shutil.which("bash"):
+        subprocess.run(["bash", "-n", ROOT / "docs" / "examples" / "slurm-array.sh"], check=True)
+    task = yaml.safe_load((ROOT / "docs" / "examples" / "skypilot.yaml").read_text(encoding="utf-8"))
+    assert set(task) == {"name", "workdir", "resources", "setup", "run"}
+    assert "bench" in task["run"]
+    assert "fit" in task["run"]
+
+
+def test_an_array_task_writes_its_own_folder(tmp_path: Path) -> None:
+    """Task 3 of an array measures into out/gpu3; without an array the script says how it is called."""
+    if not shutil.which("bash"):
+        pytest.skip("no bash")
+    script = ROOT / "docs" / "examples" / "slurm-array.sh"
+    fake = tmp_path / ".venv" / "bin" / "flopcast"
+    fake.parent.mkdir(parents=True)
+    fake.write_text('#!/bin/sh\necho "$@"\n')
+    fake.chmod(0o755)
+    environment = {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    run = ["bash", str(script)]
+    done = subprocess.run(
+        run, env={**environment, "SLURM_ARRAY_TASK_ID": "3"}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["bench", "--suite", "standard", "--out", "out/gpu3"]
+    refused = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "--array" in refused.stderr
