@@ -15,8 +15,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import hypot
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
 
 from flopcast.microbench.plans import StepPlan
@@ -163,10 +164,11 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One run's seconds of steps and of their kernels, by name of the plan; of a step that ran twice the mean."""
+    """One run's seconds of steps (a step and its repetition) and of their kernels (each profiled step), by name of the
+    plan without the repetition's mark."""
 
-    step: Mapping[str, float]
-    device: Mapping[str, float]
+    step: Mapping[str, Sequence[float]]
+    device: Mapping[str, Sequence[float]]
     status: Mapping[str, str]
     shapes: Sequence[Config] = ()
 
@@ -174,7 +176,7 @@ class Measured:
 def measured_of(rows: Iterable[Mapping[str, Any]]) -> Measured:
     """From the rows that one run of `benchmarks/width_steps.py` wrote."""
     steps: dict[str, list[float]] = {}
-    device: dict[str, float] = {}
+    device: dict[str, list[float]] = {}
     status: dict[str, str] = {}
     configs = []
     for row in rows:
@@ -191,17 +193,18 @@ def measured_of(rows: Iterable[Mapping[str, Any]]) -> Measured:
         if is_step:
             steps.setdefault(name.removesuffix(REPEAT), []).append(float(row["value"]))
         elif row["key"].startswith("step_kernels/"):
-            device[name] = float(row["value"])
-    return Measured({name: mean(found) for name, found in steps.items()}, device, status, configs)
+            device[name] = [float(sample) for sample in row.get("samples") or [row["value"]]]
+    return Measured(steps, device, status, configs)
 
 
 def table(profile: Profile, runs: Sequence[Iterable[Mapping[str, Any]]] = ()) -> list[Row]:
     """One row a width, neighbourhood by neighbourhood, then the shapes; `runs`: the rows of each run of all steps.
     Without any the forecasts alone.
 
-    Measured seconds and penalties are means over the runs, `..._spread` standard deviations from run to run of one
-    (None of a single run); `penalty_error` is forecast less measured, 0.01 is a point; all of the kernels' seconds,
-    `step_...` of the step's.
+    Measured seconds are means (of kernels medians over a run's profiled steps), penalties of these; `..._spread` is the
+    standard deviation of one such value: of steps by those that were repeated, neighbourhood by neighbourhood, of
+    kernels by the profiled steps of a run, which do not know what differs from process to process. `penalty_error` is
+    forecast less measured, 0.01 is a point; all of the kernels' seconds, `step_...` of the step's.
     """
     measured = [measured_of(rows) for rows in runs]
     found: list[Row] = []
@@ -212,46 +215,49 @@ def table(profile: Profile, runs: Sequence[Iterable[Mapping[str, Any]]] = ()) ->
 
 def _neighbourhood(place: Neighbourhood, profile: Profile, runs: Sequence[Measured]) -> list[Row]:
     points = {p.value: p for p in widths.survey(place.config, place.axis, place.values, place.run, profile)}
-    found = []
-    for value, one in points.items():
-        name = place.plan(value).name
-        row = _row(place.name, one, name, place.run, runs)
-        if value in place.unaligned:
-            below, above = neighbours(value, widths.ALIGNED)
-            forecast = widths.penalty(one, points[below], points[above])
-            row |= {
-                "below": below, "above": above, "penalty_forecast": forecast.device,
-                "penalty_low": forecast.device_low, "penalty_high": forecast.device_high,
-                "step_penalty_forecast": forecast.step,
-            }  # fmt: skip
-            ends = [place.plan(end).name for end in (below, above)]
-            share = (value - below) / (above - below)
-            for prefix, of in (("", "device"), ("step_", "step")):
-                actual = [
-                    p for run in runs if (p := _penalty(getattr(run, of), name, ends, share)) is not None
-                ]
-                if actual:
-                    row[f"{prefix}penalty_measured"] = mean(actual)
-                    row[f"{prefix}penalty_error"] = row[f"{prefix}penalty_forecast"] - mean(actual)
-                    row[f"{prefix}penalty_spread"] = stdev(actual) if len(actual) > 1 else None
-            if row["penalty_measured"] is not None:
-                row["right_sign"] = (row["penalty_forecast"] > 0) == (row["penalty_measured"] > 0)
-                row["within_interval"] = row["penalty_low"] <= row["penalty_measured"] <= row["penalty_high"]
-        found.append(row)
-    return found
+    names = {value: place.plan(value).name for value in place.values}
+    rows = {value: _row(place.name, one, names[value], place.run, runs) for value, one in points.items()}
+    step_spread = _pooled([run.step[name] for run in runs for name in names.values() if name in run.step])
+    for row in rows.values():
+        row["step_spread"] = step_spread
+    for value in place.unaligned:
+        row, (below, above) = rows[value], neighbours(value, widths.ALIGNED)
+        forecast = widths.penalty(points[value], points[below], points[above])
+        row |= {
+            "below": below, "above": above, "penalty_forecast": forecast.device, "penalty_low": forecast.device_low,
+            "penalty_high": forecast.device_high, "step_penalty_forecast": forecast.step,
+        }  # fmt: skip
+        share = (value - below) / (above - below)
+        for prefix, of in (("", "device"), ("step_", "step")):
+            own, *ends = (rows[v][f"{of}_seconds"] for v in (value, below, above))
+            if own is None or None in ends:
+                continue
+            actual = own / (ends[0] * (1 - share) + ends[1] * share) - 1
+            row[f"{prefix}penalty_measured"] = actual
+            row[f"{prefix}penalty_error"] = row[f"{prefix}penalty_forecast"] - actual
+            spreads = [rows[v][f"{of}_spread"] for v in (value, below, above)]
+            if None not in spreads:  # aligned steps are means of two
+                each = 2**-0.5 if prefix else 1.0
+                row[f"{prefix}penalty_spread"] = (1 + actual) * hypot(
+                    spreads[0], each * (1 - share) * spreads[1], each * share * spreads[2]
+                )
+        if row["penalty_measured"] is not None:
+            row["right_sign"] = (row["penalty_forecast"] > 0) == (row["penalty_measured"] > 0)
+            row["within_interval"] = row["penalty_low"] <= row["penalty_measured"] <= row["penalty_high"]
+    return list(rows.values())
 
 
-def _penalty(seconds: Mapping[str, float], name: str, ends: Sequence[str], share: float) -> float | None:
-    """Of one run; None where a step is missing."""
-    if any(wanted not in seconds for wanted in (name, *ends)):
-        return None
-    return seconds[name] / (seconds[ends[0]] * (1 - share) + seconds[ends[1]] * share) - 1
+def _pooled(groups: Sequence[Sequence[float]]) -> float | None:
+    """Relative standard deviation within groups of repeated values; None where nothing was repeated."""
+    squares = [((value / mean(group)) - 1) ** 2 for group in groups if len(group) > 1 for value in group]
+    degrees = sum(len(group) - 1 for group in groups)
+    return float((sum(squares) / degrees) ** 0.5) if degrees else None
 
 
 def _row(group: str, one: Point, name: str, run: Run, runs: Sequence[Measured]) -> Row:
     config = one.config
-    steps = [m.step[name] for m in runs if name in m.step]
-    devices = [m.device[name] for m in runs if name in m.device]
+    steps = [value for m in runs for value in m.step.get(name, ())]
+    devices = [median(m.device[name]) for m in runs if name in m.device]
     step, device = (mean(found) if found else None for found in (steps, devices))
     return {
         **dict.fromkeys(COLUMNS),
@@ -262,11 +268,10 @@ def _row(group: str, one: Point, name: str, run: Run, runs: Sequence[Measured]) 
         "n_params": one.n_params, "status": _status(name, runs), "runs": len(steps),
         "step_forecast": one.step_seconds, "step_low": one.step_seconds_low, "step_high": one.step_seconds_high,
         "step_seconds": step, "step_error": step and one.step_seconds / step - 1,
-        "step_spread": stdev(steps) / mean(steps) if len(steps) > 1 else None,
         "device_forecast": one.device_seconds, "device_low": one.device_seconds_low,
         "device_high": one.device_seconds_high, "device_seconds": device,
         "device_error": device and one.device_seconds / device - 1,
-        "device_spread": stdev(devices) / mean(devices) if len(devices) > 1 else None,
+        "device_spread": _pooled([m.device[name] for m in runs if name in m.device]),
     }  # fmt: skip
 
 
@@ -301,6 +306,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         return {"judged": 0}
     spreads = [row["penalty_spread"] for row in judged if row["penalty_spread"] is not None]
     kinds = {"8, 16, 32": (8, 16, 32), "2, 4": (2, 4), "odd": (1,)}
+    stepped = [row for row in rows if row["step_penalty_error"] is not None]
     best = [row["slower_than_best"] for row in rows if row["rank_forecast"] == 1]
     return {
         **_judged(judged),
@@ -313,6 +319,16 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
             for kind, multiples in kinds.items()
             if (mine := [row for row in judged if row["multiple"] in multiples])
         },
+        "step": {
+            "within_goal": mean(abs(row["step_penalty_error"]) <= GOAL_POINTS for row in stepped),
+            "median_points": median(abs(row["step_penalty_error"]) for row in stepped),
+            "right_sign": mean(
+                (row["step_penalty_forecast"] > 0) == (row["step_penalty_measured"] > 0) for row in stepped
+            ),
+            "spread_points": median(row["step_penalty_spread"] or 0.0 for row in stepped),
+        }
+        if stepped
+        else None,
         "recommended_slower_than_best": best[0] if best else None,
     }
 
