@@ -10,8 +10,8 @@ that half. `--ship` writes the fitted parameters to roofline/data/published, fro
 Not zero-shot in the strictest sense: which effects are modelled was chosen with these errors in view (listed in
 `project_tiles.py`, `power.py` and `LOOKED_AT`); no constant was fitted to them but the deviations `project.SIGMA`.
 
-Writes checks.csv (a row a GPU, class and stage), by_size.csv, op_efficiency.csv, steps.csv (`projection_steps.py`) and
-README.md, which shows them.
+Writes checks.csv (a row a GPU, class and stage), by_size.csv, op_efficiency.csv, steps.csv and
+steps_fp32.csv (`projection_steps.py`), and README.md, which shows them.
 """
 
 from __future__ import annotations
@@ -285,16 +285,16 @@ def write(
     efficiency: Sequence[Mapping[str, Any]],
     steps: Sequence[Mapping[str, Any]],
 ) -> None:
-    from flopcast.roofline import projection_report
+    from flopcast.roofline import projection_report, projection_steps
 
     checks = list(checks)
     rows = [check.row() for check in checks]
     write_rows(out / "checks.csv", CHECK_COLUMNS, rows)
     write_rows(out / "by_size.csv", SIZE_COLUMNS, [row for check in checks for row in check.by_size()])
     write_rows(out / "op_efficiency.csv", EFFICIENCY_COLUMNS, efficiency)
-    (out / "README.md").write_text(
-        projection_report.page(rows, [r for c in checks for r in c.by_size()], steps)
-    )
+    sizes = [row for check in checks for row in check.by_size()]
+    fp32 = projection_steps.read(out / "steps_fp32.csv")
+    (out / "README.md").write_text(projection_report.page(rows, sizes, steps, fp32))
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from flopcast.roofline.projection_check import LOOKED_AT, SOURCE, TARGETS
 from flopcast.roofline.projection_steps import __doc__ as STEPS
+from flopcast.roofline.projection_steps import fp32_rows
 
 STEP_TARGET = 0.15
 WAYS = {"stack": "stack", "FLOPs, power of ten": "FLOPs", "k": "k", "sequence": "sequence", "op": "op",
@@ -14,7 +15,10 @@ WAYS = {"stack": "stack", "FLOPs, power of ten": "FLOPs", "k": "k", "sequence": 
 
 
 def page(
-    rows: Sequence[Mapping[str, Any]], sizes: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]],
+    sizes: Sequence[Mapping[str, Any]],
+    steps: Sequence[Mapping[str, Any]],
+    fp32: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     parts = [
         "# Projections against published times\n",
@@ -45,6 +49,7 @@ def page(
         "\n**What bounds them.** " + _bounds(rows, sizes),
         "\n## Training steps\n",
         *_steps(steps),
+        *_fp32(fp32),
         "\n## By size\n",
     ]
     for gpu, op_class, stage in sorted({(s["gpu"], s["class"], s["stage"]) for s in sizes}):
@@ -98,8 +103,17 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     if not steps:
         return ["(not made)\n"]
     parts = ["\n".join((STEPS or "").splitlines()[2:]) + "\n"]
-    head = ["GPU", "stage", "rows", "median error", "median abs. error", "target", "worst", "in 90% interval",
-            "median with torch's flash"]
+    head = [
+        "GPU",
+        "stage",
+        "rows",
+        "median error",
+        "median abs. error",
+        "target",
+        "worst",
+        "in 90% interval",
+        "median with torch's flash",
+    ]
     cells = []
     for key in dict.fromkeys((s["gpu"], s["stage"]) for s in steps):
         some = [s for s in steps if (s["gpu"], s["stage"]) == key]
@@ -118,6 +132,19 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     ]  # fmt: skip
     parts.append("\n" + _table(head, cells))
     return parts
+
+
+def _fp32(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not steps:
+        return []
+    said = " ".join((fp32_rows.__doc__ or "").split())
+    head = ["GPU", "model", "sequence", "batch", "published s", "forecast s", "error", "NeuSight's error"]
+    cells = [
+        [s["gpu"], s["model"], s["seq"], s["batch"], f"{s['seconds']:.3f}", f"{s['forecast']:.3f}",
+         _signed(s["error"]), _signed(s["neusight_error"])]
+        for s in steps
+    ]  # fmt: skip
+    return ["\n## Model steps in fp32, with caution\n", said + "\n", _table(head, cells)]
 
 
 def _key(step: Mapping[str, Any]) -> tuple[Any, ...]:
