@@ -23,7 +23,7 @@ from flopcast.roofline.suite_case import HOT_BYTES, SuiteCase
 # Of the leading dimension, in eighths. The holdout's are none of the fit's, so that between is where it judges.
 EIGHTHS = {"fit": (1, 2, 4, 6, 12, 16, 24, 32), "holdout": (3, 5, 7, 10, 14, 20)}
 TIMES = {"fit": (3, 8), "holdout": (5,)}  # the layers of a traced optimizer's call (three), so many times
-SCALABLE = ("pointwise", "copy", "reduction", "embedding", "cat", "softmax")
+SCALABLE = ("pointwise", "copy", "reduction", "embedding", "cat", "softmax", "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,15 +126,21 @@ def scaled(call: Call, numerator: int, denominator: int) -> Call | None:
     if rest or size < 2 or lead < 2 or _names_sizes(call, lead):
         return None
 
+    is_loss = call.op.startswith("aten.nll_loss")  # of rows of logits, and a target for each
+
     def follow(operand: Operand) -> Operand:
-        follows = len(operand.shape) == rank or (is_lookup and operand.dtype.startswith("int"))
+        follows = (
+            len(operand.shape) == rank
+            or (is_lookup and operand.dtype.startswith("int"))
+            or (is_loss and len(operand.shape) == 1)
+        )
         if not follows or operand.shape[0] != lead:
             return operand
         if operand.stride[0] != 0 and operand.stride[0] != max(operand.stride):
             raise _NotLeading
         return replace(operand, shape=(size, *operand.shape[1:]))
 
-    if not is_lookup and any(
+    if not (is_lookup or is_loss) and any(
         len(o.shape) not in (0, rank) and lead in o.shape for o in (*call.inputs, *call.outputs)
     ):
         return None

@@ -59,7 +59,7 @@ class GemmPlan:
 PLANS = {
     ("quick", "fit"): GemmPlan(stream=90, hot=0.0),
     ("quick", "holdout"): GemmPlan(stream=0, hot=0.0),
-    ("standard", "fit"): GemmPlan(stream=400, like_stream=300, unaligned=150, random=550, hot=0.25),
+    ("standard", "fit"): GemmPlan(stream=400, like_stream=300, unaligned=150, random=400, hot=0.25),
     ("standard", "holdout"): GemmPlan(stream=100, like_stream=20, unaligned=20, random=40, hot=0.5),
     ("full", "fit"): GemmPlan(stream=800, like_stream=600, unaligned=300, random=1200, hot=0.25),
     ("full", "holdout"): GemmPlan(stream=150, like_stream=40, unaligned=40, random=80, hot=0.5),

@@ -41,6 +41,41 @@ def test_a_lookup_keeps_its_table() -> None:
     assert [o.shape for o in (*found.inputs, *found.outputs)] == [(151936, 1024), (8, 256), (8, 256, 1024)]
 
 
+def test_a_loss_keeps_a_target_a_row() -> None:
+    logits, targets, scalar = rows(1024, 32000), rows(1024, dtype="int64"), Operand((), (), "fp32")
+    forward = Call(
+        "aten.nll_loss_forward.default", (logits, targets), (scalar, scalar), '[{"t":0},{"t":1},null,1,-100]'
+    )
+    backward = Call(
+        "aten.nll_loss_backward.default", (scalar, logits, targets, scalar), (logits,),
+        '[{"t":0},{"t":1},{"t":2},null,1,-100,{"t":3}]',
+    )  # fmt: skip
+    for call in (forward, backward):
+        found = scaled(call, 3, 8)
+        assert found is not None
+        assert [o.shape for o in (*found.inputs, *found.outputs) if o.shape][:2] == [(384, 32000), (384,)]
+        operands = aten.operands(found, "cpu")
+        expected = aten.reference(operands, found)
+        error, tolerance = aten.check(aten.prepare(found, "torch", operands)(), expected, operands, found)
+        assert error <= tolerance
+
+
+def test_the_loss_is_held_out_too() -> None:
+    """The sizes of a step's loss are the same for every width: what judges it are those between."""
+    held = [case for case in suite.load("standard") if case.role == "holdout"]
+    classes = {describe(case.shape).op_class for case in held}
+    assert classes >= {
+        "gemm",
+        "attention",
+        "pointwise",
+        "copy",
+        "reduction",
+        "loss",
+        "optimizer",
+        "embedding",
+    }
+
+
 def test_what_names_its_sizes_is_left_alone() -> None:
     padded = Call(
         "aten.slice_backward.default", (rows(16, 64),), (rows(16, 128),), '[{"t":0},[16,128],1,0,64,1]'
