@@ -7,10 +7,11 @@ same class and dtypes      0.25   the median of the relatives' laws (bytes and F
 same class                 0.35   the same; a matrix rate is scaled by the peaks of the dtypes
 bytes and FLOPs alone      0.50   kernel floor + bytes at copy bandwidth, or FLOPs at half the peak
 
-Normalisations and convolutions are unlike the relatives of their class (sums) or have none: where none of theirs was
-measured, they are costed by the passes that torch's and cuDNN's kernels make over their tensors (`NORM_PASSES`,
-`CONV_PASSES`), at copy bandwidth, with the deviation of bytes and FLOPs alone. A grouped product in other dtypes than
-bf16 is a product a group, and a matrix rate is that sustained in its dtype where one was measured.
+Normalisations, convolutions and the fused kernels are unlike the relatives of their class (sums) or have none: where
+none of theirs was measured, they are costed by the passes that torch's, cuDNN's and Triton's kernels make over their
+tensors (`NORM_PASSES`, `CONV_PASSES`, `fused.FUSED_PASSES`), at copy bandwidth, with the deviation of bytes and FLOPs
+alone. A grouped product in other dtypes than bf16 is a product a group, and a matrix rate is that sustained in its
+dtype where one was measured.
 
 The added deviations are judgements until held-out variants tell: the spread among variants of one class
 seen on an H200 is twofold in bandwidth, 0.3 in log seconds.
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flopcast.roofline.fused import FUSED_LAUNCHES, FUSED_PASSES
 from flopcast.roofline.surface import Surface
 
 if TYPE_CHECKING:
@@ -107,17 +109,22 @@ class Fallback:
 
     @cached_property
     def _ratios(self) -> dict[str, float]:
-        """log(hot / cold) by class: the median over the points of the surfaces that were measured in both
+        """What `_ratio` found."""
+        return {}
+
+    def _ratio(self, op_class: str) -> float:
+        """log(hot / cold) of a class: the median over the points of the surfaces that were measured in both
         states."""
-        ratios: dict[str, list[float]] = {}
-        for op_class, names in self._names.items():
-            for name in names:
+        if op_class not in self._ratios:
+            ratios: list[float] = []
+            for name in self._names.get(op_class, ()):
                 hot = self.surfaces.get(str(Name(name.backend, op_class, name.variant, "hot")))
                 cold = self.surfaces.get(str(Name(name.backend, op_class, name.variant, "cold")))
                 if name.cache == "cold" and hot is not None and cold is not None:
                     of = np.array(cold.features), np.array(cold.bytes), np.array(cold.flops)
-                    ratios.setdefault(op_class, []).extend((hot.law(*of) - cold.law(*of)).tolist())
-        return {op_class: float(np.median(values)) for op_class, values in ratios.items()}
+                    ratios.extend((hot.law(*of) - cold.law(*of)).tolist())
+            self._ratios[op_class] = float(np.median(ratios)) if ratios else 0.0
+        return self._ratios[op_class]
 
     def estimate(self, requests: Sequence[Request]) -> list[Answer]:
         """Grouped by what is asked for, so that each relative is evaluated once a group."""
@@ -142,6 +149,8 @@ class Fallback:
         known = self._names.get(wanted.op_class, [])
         if operation in NORM_PASSES and all(name.variant.partition("|")[0] != operation for name in known):
             return [self._norm(operation, wanted, work) for work in works]
+        if wanted.op_class == "fused" and not known:
+            return [self._fused(operation, work) for work in works]
         if wanted.op_class == "conv" and not known:
             return [self._convolution(wanted, work) for work in works]
         if wanted.op_class == "gemm" and "grouped" in wanted.tokens and "bf16" not in wanted.tokens:
@@ -156,7 +165,7 @@ class Fallback:
     def _other_cache(
         self, wanted: Name, other: Name, surface: Surface, works: Sequence[WorkLike]
     ) -> list[Answer]:
-        ratio = self._ratios.get(wanted.op_class, 0.0)
+        ratio = self._ratio(wanted.op_class)
         ratio = ratio if wanted.cache == "hot" else -ratio
         found = surface.predict(*_columns(works))
         seconds, sigma = found.seconds * np.exp(ratio), np.hypot(found.sigma, OTHER_CACHE)
@@ -184,7 +193,7 @@ class Fallback:
         """log of what a relative's time is multiplied by: cache state, and the dtypes' matrix rates."""
         shift = 0.0
         if wanted.cache != name.cache:
-            ratio = self._ratios.get(wanted.op_class, 0.0)
+            ratio = self._ratio(wanted.op_class)
             shift += ratio if wanted.cache == "hot" else -ratio
         if wanted.op_class in ("gemm", "attention") and wanted.dtypes != name.dtypes:
             own, its = (self.ceilings.get(f"matrix_sustained/{n.dtypes}") for n in (wanted, name))
@@ -208,6 +217,13 @@ class Fallback:
             )  # in one kernel; forward the result has one of its own
             seconds = max(seconds, 2 * loop if is_backward else loop + work.bytes / bandwidth)
         return kernels * self._floor + seconds, NOTHING, "passes over its tensors"
+
+    def _fused(self, operation: str, work: WorkLike) -> Answer:
+        """Its kernels' floors, and its bytes at copy bandwidth as often as they are moved."""
+        seconds = (
+            work.bytes / self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH) * FUSED_PASSES.get(operation, 1.0)
+        )
+        return FUSED_LAUNCHES.get(operation, 1) * self._floor + seconds, NOTHING, "passes over its tensors"
 
     def _convolution(self, wanted: Name, work: WorkLike) -> Answer:
         """Its FLOPs at the rate sustained by products of its dtype, and its tensors laid out for it."""

@@ -13,6 +13,7 @@ import numpy as np
 from flopcast.kernels.shapes import DTYPE_BYTES
 from flopcast.roofline import attention_law, gemm_law, laws, regress
 from flopcast.roofline.fit_choice import learn_tiles
+from flopcast.roofline.fit_conv import conv_priors
 from flopcast.roofline.lower import Work
 from flopcast.roofline.profile import Number, base_name, surface_name
 from flopcast.roofline.regress import Belief, Points, Prior
@@ -72,6 +73,13 @@ def fit_surfaces(
     doubtful = 0
     small = {name: group for name, group in groups.items() if kinds[name] == "memory"}
     priors = _memory_priors(small, device, ceilings)
+    priors |= conv_priors(
+        {n: (g[0].work.variant, _points(g)) for n, g in groups.items() if kinds[n] == "conv"},
+        _floor(ceilings),
+        _bandwidth(ceilings, "cold"),
+        {dtype: number.value for dtype, number in peaks.items()},
+        float(device.get("sm_count") or 1),
+    )
     tiles = learn_tiles(
         ((case.work.shape, case.row.get("kernels") or ()) for case in cases if case.backend == "torch"),
         float(device.get("sm_count") or 1),
@@ -93,7 +101,7 @@ def fit_surfaces(
         prior = priors.get(name) or _dense_prior(
             work, points, device, peaks, ceilings, tiles if group[0].backend == "torch" else {}
         )
-        if kin in donors:
+        if kin in donors and kinds[name] != "conv":
             prior = prior.learnt_from(donors[kin], 0.7)
         if any(case.row.get("timer") == "wall" for case in group):
             prior = replace(prior, hyper=replace(prior.hyper, amplitude=WALL_AMPLITUDE, white=WALL_WHITE))
@@ -115,7 +123,7 @@ def _base(name: str, kind: str, fitted: Mapping[str, Surface]) -> Surface | None
     """Of a kernel with hot operands the surface with cold ones. Cross-validated on an H200's 623 hot products, theirs
     and their cold twins left out, the 90th percentile of the error: random ones 17.3% without, 14.4% with; unaligned
     ones 23.4 and 16.5%, those like streams 10.6 and 9.2%."""
-    return fitted.get(base_name(name)) if kind == "gemm" and base_name(name) != name else None
+    return fitted.get(base_name(name)) if kind in ("gemm", "conv") and base_name(name) != name else None
 
 
 def _pooled_scales(

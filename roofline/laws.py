@@ -1,6 +1,6 @@
 """Physics first: the law that a kernel's time follows before any residual is learnt. numpy only.
 
-Three laws, each a few parameters fitted per surface (`regress.py`), each monotone in the work:
+Laws, each a few parameters fitted per surface (`regress.py`), each monotone in the work:
 
 memory      floor + bytes / bandwidth; of operands meant to lie in L2, what does not fit comes from memory.
             Kernels that widen what they read take a time for each round of thread blocks besides.
@@ -9,6 +9,7 @@ memory      floor + bytes / bandwidth; of operands meant to lie in L2, what does
             (`reduce_plan.py`), and a list of tensors takes a time a tensor
 gemm        `gemm_law.py`; tiles: `tile_law.py`, of GPUs before Hopper, from their datasheets
 attention   `attention_law.py`
+conv        `conv_law.py`
 
 A law maps features (log2 sizes as `lower.describe` gives them), bytes and flops to log seconds; `inputs`
 gives what the residual is learnt over: the features and what quantisation and alignment do to them.
@@ -20,14 +21,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flopcast.roofline import attention_law, gemm_law, reduce_plan, tile_law
+from flopcast.roofline import attention_law, conv_law, gemm_law, reduce_plan, tile_law
 from flopcast.roofline.gemm_law import TILE_NAMES as TILE_NAMES
 from flopcast.roofline.smooth import Array as Array
 from flopcast.roofline.smooth import trailing_zeros
 
 Params = Mapping[str, float]
 
-KINDS = ("memory", "gemm", "tiles", "attention")
+KINDS = ("memory", "gemm", "tiles", "attention", "conv")
 
 # Of the L2 that operands may fill before they are fetched from memory again, and how suddenly that begins: on an H200
 # (60 MiB) nothing is lost at 36 MiB, 0.3 of the gain at 40, 0.6 at 48 and all of it at 64.
@@ -42,12 +43,13 @@ PARAMETERS = {
     "gemm": gemm_law.PARAMETERS,
     "tiles": tile_law.PARAMETERS,
     "attention": attention_law.PARAMETERS,
+    "conv": conv_law.PARAMETERS,
 }
 
 
 def kind_of(op_class: str) -> str:
     """The law of an operation class."""
-    return op_class if op_class in ("gemm", "attention") else "memory"
+    return op_class if op_class in ("gemm", "attention", "conv") else "memory"
 
 
 def log_seconds(
@@ -60,6 +62,8 @@ def log_seconds(
         return tile_law.log_seconds(variant, params, features, bytes_)
     if kind == "attention":
         return attention_law.log_seconds(variant, params, features, bytes_, flops)
+    if kind == "conv":
+        return conv_law.log_seconds(params, features, bytes_, flops)
     return _memory(variant, params, features, bytes_)
 
 
@@ -70,6 +74,8 @@ def inputs(kind: str, variant: str, params: Params, features: Array) -> Array:
         return gemm_law.inputs(variant, params, features)
     if kind == "attention":
         return attention_law.inputs(variant, params, features)
+    if kind == "conv":
+        return conv_law.inputs(params, features)
     if features.shape[1] > 1:  # rows that cannot be read 16 bytes at a time
         return np.column_stack([features, 3.0 - trailing_zeros(features[:, 1]).clip(0.0, 3.0)])
     return features

@@ -281,9 +281,8 @@ def _describe_product(call: Call, name: str, op_class: str) -> Work:
         layout = "nchw" if data.is_contiguous else "nhwc"
         kernel = "x".join(map(str, weight.shape[2:]))
         stride = "x".join(map(str, arguments[4 if is_backward else 3]))
-        direction = (
-            ("dgrad", "wgrad", "bwd")[arguments[10][0] * -1 + 2 * arguments[10][1]] if is_backward else "fwd"
-        )
+        wanted = tuple(map(bool, arguments[10][:2])) if is_backward else ()
+        direction = {(): "fwd", (True, False): "dgrad", (False, True): "wgrad"}.get(wanted, "bwd")
         variant = f"{direction}/{data.dtype}/{layout}/k{kernel}s{stride}{f'g{groups}' if groups > 1 else ''}"
         features: tuple[float, ...] = (log2(max(m, 1)), log2(max(n, 1)), log2(max(k, 1)))
         return Work(call, op_class, variant, features, call.bytes, 2 * m * n * k * groups * passes)

@@ -323,8 +323,8 @@ def base_name(name: str) -> str:
 
 def _with_bases(surfaces: dict[str, Surface]) -> dict[str, Surface]:
     return {
-        name: replace(surface, base=surfaces[base_name(name)]) if surface.has_base else surface
-        for name, surface in surfaces.items()
+        name: replace(s, base=surfaces[base_name(name)]).solved(s.weights) if s.has_base else s
+        for name, s in surfaces.items()
     }
 
 

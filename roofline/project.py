@@ -41,7 +41,7 @@ from flopcast.roofline.surface import Surface
 #   98% of the datasheet's bandwidth.
 # hot: nothing to check it with, and what fits into one L2 does not fit into another.
 # host: single runs differ by 10 to 40%, and hosts differ besides.
-SIGMA = {"gemm": 0.25, "attention": 0.21, "memory": 0.15, "hot": 0.30, "host": 0.25}
+SIGMA = {"gemm": 0.25, "attention": 0.21, "conv": 0.30, "memory": 0.15, "hot": 0.30, "host": 0.25}
 Z90 = 1.645  # half-width of a 90% interval in standard deviations
 
 # Attention kernels written for Ampere (torch's flash) issue mma.sync, which on Hopper reaches 0.63 of the
@@ -137,6 +137,7 @@ def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec
     slower = cycles(source, target)
     factors = {
         "peak": compute,
+        "rate": compute,
         "bandwidth": memory,
         "split_bandwidth": memory,
         "follow_bandwidth": memory,

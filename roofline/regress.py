@@ -36,7 +36,7 @@ HYPER_POINTS = 500  # hyper-parameters are found on so many points at most: each
 _BOUNDED = {"quantised": 1.0, "absorbed": 1.0, "efficiency": 1.15} | dict.fromkeys(laws.TILE_NAMES, 1.15)
 _LINEAR = frozenset(["misaligned_result", "uneven"])
 # Residuals beyond so many log seconds count linearly and no longer by their square.
-_ROBUST = {"memory": 0.05, "gemm": 0.08, "attention": 0.08}
+_ROBUST = {"memory": 0.05, "gemm": 0.08, "attention": 0.08, "conv": 0.15}
 
 
 class Belief(NamedTuple):

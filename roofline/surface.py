@@ -25,7 +25,8 @@ from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
 from flopcast.roofline import laws
 from flopcast.roofline.laws import Array
 
-SINGLE_FROM = 256  # points from which on variances are computed in single precision
+LOCAL_FROM, NEAREST = 256, 32  # of more points than that, the nearest ones tell how sure a prediction is
+LOCAL_CHUNK = 1024
 CHUNK = 4096  # rows predicted at once: bounds memory at 4096 x points
 GRID_PER_OCTAVE = 8
 GRID_MARGIN = 12  # octaves beyond the fitted range over which the residual fades
@@ -79,11 +80,18 @@ class Surface:
     own: tuple[float, ...] = ()
     has_base: bool = False
     base: Surface | None = field(default=None, repr=False, compare=False)
+    # What the residual's mean is made of, as a file holds it; any other surface made from this one solves for its own.
+    _solved: tuple[float, ...] = field(default=(), init=False, repr=False, compare=False)
 
     @cached_property
     def measured(self) -> frozenset[tuple[float, ...]]:
         """The features of the measured points."""
         return frozenset(self.features)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Those it was read with; empty where it has to be solved for."""
+        return self._solved
 
     def law(self, features: Array, bytes_: Array, flops: Array) -> Array:
         """log seconds by the law alone."""
@@ -119,10 +127,12 @@ class Surface:
         cross, smooth, extra = self._covariance(features, bytes_)
         terms = laws.sensitivities(self.kind, self.params, bytes_) * np.array(own.levels)
         prior = (terms**2).sum(axis=1) + own.amplitude**2 + own.white**2 + extra
-        # of thousands of points in single precision: half the time, and 1e-6 of the prior is lost
-        precision = np.dtype(np.float32 if len(state.weights) > SINGLE_FROM else np.float64)
-        told = cross.astype(precision) @ state.inverse.T.astype(precision)
-        mean, left = cross @ state.weights, np.maximum(prior - np.einsum("ij,ij->i", told, told), 0.0)
+        mean = cross @ state.weights
+        if len(state.weights) > LOCAL_FROM:
+            told = local_reduction(state.coordinates, own, self._apart, cross)
+        else:
+            told = ((cross @ self._inverse.T) ** 2).sum(axis=1)
+        left = np.maximum(prior - told, 0.0)
         if self.base is not None:
             lent, doubt, _ = self.base.residual_at(features, bytes_)
             mean, left = mean + lent, left + doubt
@@ -147,18 +157,39 @@ class Surface:
 
     @cached_property
     def _state(self) -> _State:
-        features = np.array(self.features, float)
-        bytes_ = np.array(self.bytes, float)
+        features, bytes_ = np.array(self.features, float), np.array(self.bytes, float)
+        own, noise = self._coordinates(features, bytes_), float(np.median(self.noise))
+        if self._solved:
+            return _State(own, np.array(self._solved, float), noise)
+        inverse = self._inverse_of(own)
+        weights = inverse.T @ (inverse @ self._off_law(features, bytes_))
+        # to what a file keeps, so that what was fitted and what is read are the same
+        return _State(own, np.array([float(f"{weight:.7g}") for weight in weights.tolist()]), noise)
+
+    def _off_law(self, features: Array, bytes_: Array) -> Array:
+        """By how much the points' log seconds are off the law, and off what they share with the base."""
         law = self.law(features, bytes_, np.array(self.flops, float))
-        own = self._coordinates(features, bytes_)
-        noise = np.array(self.noise, float)
-        apart = noise**2 + np.array(self.own or np.zeros(len(noise))) ** 2
-        matrix: Array = covariance(own, own, self.residual)[0] + np.diag(apart)
-        inverse = lower_inverse(np.asarray(np.linalg.cholesky(matrix), np.float64))
         residual = np.log(np.array(self.seconds, float)) - law
         if self.base is not None:
             residual = residual - self.base.residual_at(features, bytes_)[0]
-        return _State(own, inverse, inverse.T @ (inverse @ residual), float(np.median(noise)))
+        return np.asarray(residual)
+
+    @cached_property
+    def _apart(self) -> Array:
+        """Variance that each point has of its own: noise, and what it is off its neighbours."""
+        noise = np.array(self.noise, float)
+        return noise**2 + np.array(self.own or np.zeros(len(noise))) ** 2
+
+    @cached_property
+    def _inverse(self) -> Array:
+        """Of the Cholesky factor of the points' covariance."""
+        return self._inverse_of(self._state.coordinates)
+
+    def _inverse_of(self, own: Coordinates) -> Array:
+        matrix: Array = covariance(own, own, self.residual)[0] + np.diag(self._apart)
+        inverse: Array = lower_inverse(np.asarray(np.linalg.cholesky(matrix), np.float64))
+        self.__dict__.setdefault("_inverse", inverse)  # of two that ask for it the first pays
+        return inverse
 
     @cached_property
     def leave_one_out(self) -> tuple[Array, Array]:
@@ -166,7 +197,7 @@ class Surface:
         hyper-parameters held; in closed form from the inverse covariance. Where there is a base, the same sizes are
         left out of it, too."""
         state = self._state
-        precision = (state.inverse**2).sum(axis=0)
+        precision = (self._inverse**2).sum(axis=0)
         error, variance = -state.weights / precision, 1.0 / precision
         if self.base is not None:
             lent, doubt = self.base.leave_one_out
@@ -228,7 +259,8 @@ class Surface:
     def to_json(self) -> dict[str, Any]:
         """Of products the sizes themselves where features, bytes and FLOPs follow from them: thousands are kept."""
         record = asdict(replace(self, base=None))
-        del record["base"]
+        del record["base"], record["_solved"]
+        record["weights"] = self._state.weights.tolist()
         if not self.has_base:
             del record["has_base"]
         if self.kind == "gemm":
@@ -244,6 +276,7 @@ class Surface:
     def from_json(cls, record: dict[str, Any]) -> Surface:
         """Raises ValueError, TypeError or KeyError on what is not a surface."""
         fields = dict(record)
+        solved = tuple(map(float, fields.pop("weights", ())))
         own = dict(fields.pop("residual"))
         for name in ("lengths", "levels"):
             own[name] = tuple(map(float, own[name]))
@@ -269,7 +302,14 @@ class Surface:
             )
         if not all(0 < t < float("inf") for t in surface.seconds):
             raise ValueError("a surface's seconds must be positive and finite")
-        return surface
+        if solved and len(solved) != points:
+            raise ValueError("a surface needs as many weights as features")
+        return surface.solved(solved)
+
+    def solved(self, weights: tuple[float, ...]) -> Surface:
+        """This surface, which need not be solved for: of weights that were found for it."""
+        object.__setattr__(self, "_solved", weights)
+        return self
 
 
 def _from_sizes(variant: str, sizes: list[list[int]]) -> dict[str, Any]:
@@ -296,7 +336,6 @@ class Coordinates(NamedTuple):
 @dataclass(frozen=True)
 class _State:
     coordinates: Coordinates
-    inverse: Array  # of the Cholesky factor of the points' covariance
     weights: Array  # covariance^-1 (log seconds - law)
     noise: float  # median over the points
 
@@ -310,6 +349,30 @@ def covariance(a: Coordinates, b: Coordinates, residual: Residual) -> tuple[Arra
     total = (a.terms * np.array(residual.levels) ** 2) @ b.terms.T + residual.amplitude**2 * smooth
     total += residual.white**2 * same
     return total, smooth, same
+
+
+def local_reduction(points: Coordinates, residual: Residual, apart: Array, cross: Array) -> Array:
+    """By how much the NEAREST of many points, by covariance, reduce the variance of each row of `cross`[rows, points];
+    all of them would by no less. `apart`: the points' own variances."""
+    which = np.argpartition(-cross, NEAREST - 1, axis=1)[:, :NEAREST]
+    inputs = points.inputs / np.array(residual.lengths)
+    terms = points.terms * np.array(residual.levels)
+    kinds = np.unique(points.inputs, axis=0, return_inverse=True)[1].reshape(-1)
+    found = np.empty(len(cross))
+    for start in range(0, len(cross), LOCAL_CHUNK):
+        rows = which[start : start + LOCAL_CHUNK]
+        at, kind = inputs[rows], kinds[rows]
+        norms = (at**2).sum(axis=2)
+        squared = norms[:, :, None] + norms[:, None, :] - 2.0 * (at @ at.transpose(0, 2, 1))
+        same = kind[:, :, None] == kind[:, None, :]
+        matrix = residual.amplitude**2 * matern(np.sqrt(np.where(same, 0.0, squared).clip(0.0)))
+        matrix += terms[rows] @ terms[rows].transpose(0, 2, 1) + residual.white**2 * same
+        matrix += apart[rows][:, :, None] * np.eye(NEAREST)
+        told = np.take_along_axis(cross[start : start + LOCAL_CHUNK], rows, axis=1)
+        found[start : start + LOCAL_CHUNK] = (told * np.linalg.solve(matrix, told[:, :, None])[:, :, 0]).sum(
+            axis=1
+        )
+    return found
 
 
 def lower_inverse(factor: Array) -> Array:
