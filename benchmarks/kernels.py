@@ -162,10 +162,8 @@ class Bench:
         tma = all(extent % 8 == 0 for extent in (shape.m, shape.n, shape.k)) and self.capability[0] == 9
         sm_count = self.facts.multi_processor_count
         if self.given is None:
-            facts = {"tma": tma, "gluon": matmul.gluon_works(), "device": self.facts.name}
-            return matmul.config_for(shape, sm_count, self.capability, **facts)
-        gluon = tma and matmul.gluon_works()
-        return matmul_table.choose(shape, sm_count, self.capability, tma=tma, gluon=gluon, table=self.given)
+            return matmul.config_for(shape, sm_count, self.capability, tma=tma, device=self.facts.name)
+        return matmul_table.choose(shape, sm_count, self.capability, tma=tma, table=self.given)
 
     def matmul(self, shape: Any) -> list[Row]:
         """One row: Triton against cuBLAS."""

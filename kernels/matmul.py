@@ -37,38 +37,27 @@ from flopcast.kernels.references import (
 from flopcast.kernels.shapes import Gemm
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
-GLUON_VERSIONS = ("3.6.", "3.7.")  # of Triton
 
 
 def candidates(dtype: str, capability: tuple[int, int] = (9, 0)) -> tuple[MatmulConfig, ...]:
     """Every tile of either kernel that `config_for` may return for this dtype on this part; it may split them."""
-    return tiles_for(dtype, capability, tma=True, gluon=True) + tiles_for(dtype, capability)
+    return tiles_for(dtype, capability, tma=True) + tiles_for(dtype, capability)
 
 
 def config_for(
-    shape: Gemm, sm_count: int, capability: tuple[int, int] = (9, 0), *, tma: bool = False, gluon: bool = False,
-    device: str = "",
-) -> MatmulConfig:  # fmt: skip
+    shape: Gemm, sm_count: int, capability: tuple[int, int] = (9, 0), *, tma: bool = False, device: str = ""
+) -> MatmulConfig:
     """What `matmul_triton` takes for a shape: from the device's table, else by the cost model (`matmul_table`).
 
-    `tma`: the operands allow tensor-memory copies, `gluon`: this Triton's Gluon is one the kernel is known to compile
-    with (`gluon_works`). `device`: as the driver calls it.
+    `tma`: the operands allow tensor-memory copies. `device`: as the driver calls it.
     """
-    tma = tma and capability[0] == 9
-    return _chosen(shape, sm_count, capability, tma, tma and gluon and shape.n % 8 == 0, device)
-
-
-def gluon_works() -> bool:
-    """Gluon is not stable yet: from version to version its names change."""
-    return _triton_version().startswith(GLUON_VERSIONS)
+    return _chosen(shape, sm_count, capability, tma and capability[0] == 9, device)
 
 
 @lru_cache(maxsize=4096)
-def _chosen(
-    shape: Gemm, sm_count: int, capability: tuple[int, int], tma: bool, gluon: bool, device: str
-) -> MatmulConfig:
+def _chosen(shape: Gemm, sm_count: int, capability: tuple[int, int], tma: bool, device: str) -> MatmulConfig:
     table = matmul_table.find(device, _triton_version()) if tma and device else None
-    return matmul_table.choose(shape, sm_count, capability, tma=tma, gluon=gluon, table=table)
+    return matmul_table.choose(shape, sm_count, capability, tma=tma, table=table)
 
 
 @lru_cache(maxsize=1)
@@ -140,18 +129,13 @@ def matmul_triton(
         if a.dtype not in names:
             raise BackendUnavailable(f"backend triton: {a.dtype} is not supported (bf16, fp16, fp32 are)")
         shape = Gemm(m=m, n=n, k=k, dtype=names[a.dtype], layout=layout)
-        gluon = not triton_matmul.interpreted() and gluon_works()
-        config = config_for(shape, sm_count, capability, tma=suited, gluon=gluon, device=name)
-    if config.kind != "pointer":
-        if not suited or (config.kind == "gluon" and n % 8):
+        config = config_for(shape, sm_count, capability, tma=suited, device=name)
+    if config.kind == "tma":
+        if not suited:
             raise ValueError(
                 f"{config.key} needs sm_90 and 16-bit operands with contiguous rows at multiples of 16 bytes, got "
                 f"{a.dtype} with strides {a.stride()} and {b.stride()}: take a configuration of kind 'pointer'"
             )
-        if config.kind == "gluon":
-            from flopcast.kernels import triton_matmul_gluon
-
-            return triton_matmul_gluon.launch(a, b, layout, m, n, k, config, sm_count, out)
         return triton_matmul_tma.launch(a, b, layout, m, n, k, config, sm_count, out)
     pdl = triton_matmul_tma.PDL and capability[0] == 9
     return triton_matmul.launch(*_as_written(a, b, layout), config, tf32, out, pdl)

@@ -27,10 +27,9 @@ def shared_memory_limit(capability: tuple[int, int]) -> int:
 
 @dataclass(frozen=True)
 class MatmulConfig:
-    """Tile sizes and launch options of one of the Triton kernels.
+    """Tile sizes and launch options of one of the two Triton kernels.
 
-    kind: "pointer" (any part, strides and sizes), "tma" (sm_90, 16 bits, rows of whole 16 bytes) or "gluon" (as tma,
-    of C too; two warpgroups that take whole tiles in turn).
+    kind: "pointer" (any part, strides and sizes) or "tma" (sm_90, 16 bits, rows of whole 16 bytes).
     split: programs a tile, each for a part of k; 1 whole tiles, STREAM (0, tma only) stream-K.
     reduce: parts are summed by a second kernel, not by the program that finishes a tile last (tma only: the
     pointer kernel's always are). subtiles: pieces in which a tile of C is stored (tma). per_sm: programs a
@@ -57,8 +56,6 @@ class MatmulConfig:
         if self.kind == "pointer":
             return operands
         barriers = 16 * self.num_stages + 64
-        if self.kind == "gluon":
-            return operands + 2 * self.block_m * self.block_n * element_bytes + 2 * barriers
         (m, more_m), (n, more_n) = blocks(self.block_m), blocks(self.block_n)
         stored = {
             (m, n // self.subtiles),
@@ -88,41 +85,50 @@ def _tma(
 TMA_SM90 = (
     _tma(128, 256, 64, 8, 4, 1.0, subtiles=2),
     _tma(128, 256, 64, 8, 3, 0.99),
-    _tma(256, 128, 64, 8, 4, 0.96, subtiles=2),
-    _tma(256, 128, 64, 8, 3, 0.90),
+    _tma(256, 128, 64, 8, 4, 0.98, subtiles=2),
+    _tma(256, 128, 64, 8, 3, 0.91),
+    _tma(128, 128, 64, 8, 6, 0.88),
+    _tma(128, 128, 64, 4, 3, 0.94, subtiles=2, per_sm=2),
+    _tma(128, 128, 128, 8, 3, 0.91),
+    _tma(64, 256, 64, 4, 4, 0.95),
+    _tma(64, 256, 64, 4, 2, 0.56, subtiles=2, per_sm=2),
+    _tma(256, 64, 64, 8, 4, 0.72),
+    _tma(128, 64, 64, 4, 4, 0.66, per_sm=2),
+    _tma(128, 64, 128, 4, 4, 0.74),
+    _tma(64, 128, 64, 4, 4, 0.76, per_sm=2),
+    _tma(64, 128, 128, 4, 4, 0.8),
+    _tma(64, 128, 256, 4, 2, 0.44),
+    _tma(64, 64, 64, 4, 4, 0.57, per_sm=3),
+    _tma(64, 64, 128, 4, 6, 0.66),
+    _tma(64, 64, 128, 4, 3, 0.54, per_sm=2),
+    _tma(64, 64, 256, 4, 3, 0.56),
+    _tma(64, 32, 128, 4, 6, 0.33),
+    _tma(64, 32, 256, 4, 4, 0.39),
+    _tma(128, 32, 128, 4, 5, 0.48),
+)
+# Tiles of two blocks. In one flattened loop, as they were timed, ptxas ran their products one after another (500
+# TFLOP/s); out of it they compile without that, and await the next tuning.
+NEW_SM90 = (
     _tma(128, 192, 64, 8, 5, 0.95, subtiles=2),
     _tma(128, 192, 64, 8, 4, 0.95),
     _tma(192, 128, 64, 8, 4, 0.94),
     _tma(64, 192, 64, 4, 3, 0.92, subtiles=2, per_sm=2),
     _tma(192, 64, 64, 4, 3, 0.85, subtiles=2, per_sm=2),
     _tma(128, 96, 64, 4, 3, 0.85, per_sm=2),
-    _tma(128, 128, 64, 8, 6, 0.87),
-    _tma(128, 128, 64, 4, 3, 0.95, subtiles=2, per_sm=2),
-    _tma(128, 128, 128, 8, 3, 0.93),
-    _tma(64, 256, 64, 4, 4, 0.99),
-    _tma(64, 256, 64, 4, 2, 0.71, subtiles=2, per_sm=2),
-    _tma(256, 64, 64, 8, 4, 0.68),
-    _tma(128, 64, 64, 4, 4, 0.60, per_sm=2),
-    _tma(128, 64, 128, 4, 4, 0.78),
-    _tma(64, 128, 64, 4, 4, 0.72, per_sm=2),
-    _tma(64, 128, 128, 4, 4, 0.93),
-    _tma(64, 128, 256, 4, 2, 0.93),
-    _tma(64, 64, 64, 4, 4, 0.60, per_sm=3),
-    _tma(64, 64, 128, 4, 6, 0.63),
-    _tma(64, 64, 128, 4, 3, 0.55, per_sm=2),
-    _tma(64, 64, 256, 4, 3, 0.65),
-    _tma(64, 32, 128, 4, 6, 0.32),
-    _tma(64, 32, 256, 4, 4, 0.33),
-    _tma(128, 32, 128, 4, 5, 0.42),
 )
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
-# A warpgroup's tile; while one stores, the other multiplies.
-GLUON_SM90 = (
-    MatmulConfig(128, 128, 64, 4, 5, rate=0.97, kind="gluon"),
-    MatmulConfig(64, 256, 64, 4, 4, rate=0.93, kind="gluon"),
-)
 SMALL_FLOPS = 1e10  # 15 to 25 us
+# Tiles of two blocks. In one flattened loop, as they were timed, ptxas ran their products one after another (500
+# TFLOP/s); out of it they compile without that, and await the next tuning.
+NEW_SM90 = (
+    _tma(128, 192, 64, 8, 5, 0.95, subtiles=2),
+    _tma(128, 192, 64, 8, 4, 0.95),
+    _tma(192, 128, 64, 8, 4, 0.94),
+    _tma(64, 192, 64, 4, 3, 0.92, subtiles=2, per_sm=2),
+    _tma(192, 64, 64, 4, 3, 0.85, subtiles=2, per_sm=2),
+    _tma(128, 96, 64, 4, 3, 0.85, per_sm=2),
+)
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
 # Pointers, 16-bit operands: what sm_90 takes where tensor-memory copies cannot (rows not of whole 16 bytes), and
@@ -154,13 +160,13 @@ _FP32 = (MatmulConfig(64, 64, 16, 8, 2, rate=1.0), MatmulConfig(32, 32, 32, 4, 2
 
 
 def tiles_for(
-    dtype: str, capability: tuple[int, int] = (9, 0), tma: bool = False, gluon: bool = False
+    dtype: str, capability: tuple[int, int] = (9, 0), tma: bool = False, new: bool = False
 ) -> tuple[MatmulConfig, ...]:
-    """Every tile for this dtype on this part, unsplit; `tma`: of the kernel with tensor-memory copies and, `gluon`, of
-    the one in Gluon as well, none where the part or the dtype has none."""
+    """Every tile for this dtype on this part, unsplit; `tma`: of the kernel with tensor-memory copies, none where the
+    part or the dtype has none; `new`: those with it that no device has timed yet, for tuning."""
     table: tuple[MatmulConfig, ...]
     if tma:
-        table = TMA_SM90 + GLUON_SM90 * gluon if capability[0] == 9 and dtype in ("bf16", "fp16") else ()
+        table = TMA_SM90 + NEW_SM90 * new if capability[0] == 9 and dtype in ("bf16", "fp16") else ()
     elif dtype == "tf32":
         table = _TF32
     elif dtype == "fp32":
@@ -188,12 +194,20 @@ def tile_count(config: MatmulConfig, shape: Gemm) -> int:
 def splits_of(config: MatmulConfig, shape: Gemm, sm_count: int) -> Iterator[MatmulConfig]:
     """The tile whole, and split where its tiles leave multiprocessors idle: up to three programs each."""
     yield config
-    if config.kind == "gluon" or not is_power_of_2(config.block_m * config.block_n):
+    if not is_power_of_2(config.block_m * config.block_n):
         return
     tiles = tile_count(config, shape)
     k_tiles = math.ceil(shape.k / config.block_k)
     slots = sm_count * config.per_sm
-    if config.kind == "tma" and slots < 3 * tiles and tiles < 8 * slots and tiles % slots and k_tiles >= 4:
+    is_small = shape.bytes <= STREAM_BYTES
+    if (
+        config.kind == "tma"
+        and is_small
+        and slots < 3 * tiles
+        and tiles < 8 * slots
+        and tiles % slots
+        and k_tiles >= 4
+    ):
         yield replace(config, split=STREAM)
     for split in SPLITS:
         if tiles * split > 3 * sm_count or k_tiles < 2 * split:
@@ -214,6 +228,12 @@ LAST_SECONDS = 0.5e-6  # finding that a program is its tile's last, and
 LAST_PART_SECONDS = 0.8e-10  # an element of a part that it reads
 KERNEL_SECONDS = 1.0e-6  # a second kernel
 BYTES_PER_SECOND = 4.0e12
+LONE_FACTOR = 1.5  # a program made to share its multiprocessor, without others there
+SPLIT_FACTOR = 1.25  # what parts cost beyond that: at the median of 840 timings
+STREAM_FACTOR = 1.4  # and shares that begin anywhere in k, at the median of 1,170:
+STREAM_BYTES = (
+    40e6  # neighbours read different parts of k, up to twice as slow where the operands outgrow the L2
+)
 
 
 def cost(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
@@ -226,6 +246,8 @@ def cost(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
     k_tiles = math.ceil(shape.k / config.block_k)
     tile = config.block_m * config.block_n
     step = tile * config.block_k / (SM_MACS_PER_SECOND * config.rate)
+    if math.ceil(tiles * max(1, config.split) / sm_count) < config.per_sm:
+        step *= LONE_FACTOR
     epilogue = WAVE_SECONDS + tile * STORE_SECONDS
     if config.split == STREAM:
         busy = tiles / sm_count * k_tiles * step + epilogue * max(1.0, tiles / sm_count)
@@ -240,10 +262,11 @@ def cost(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
             extra += LAST_SECONDS + config.split * tile * LAST_PART_SECONDS
     else:
         waves = math.ceil(tiles / sm_count)
-        hidden = 0.2 if config.kind == "gluon" else 1.0 / min(waves, config.per_sm)
+        hidden = 1.0 / min(waves, config.per_sm)
         busy = waves * k_tiles * step + epilogue * (1 + (waves - 1) * hidden)
         extra = 0.0
-    return START_SECONDS + max(busy, shape.bytes / BYTES_PER_SECOND) + extra
+    factor = STREAM_FACTOR if config.split == STREAM else SPLIT_FACTOR if config.split > 1 else 1.0
+    return factor * (START_SECONDS + max(busy, shape.bytes / BYTES_PER_SECOND) + extra)
 
 
 def with_group(config: MatmulConfig, shape: Gemm, sm_count: int) -> MatmulConfig:
@@ -267,12 +290,12 @@ def proposals(
     capability: tuple[int, int],
     count: int,
     per_tile: int = 3,
-    gluon: bool = False,
+    new: bool = False,
 ) -> list[MatmulConfig]:
     """The `count` most promising configurations of the tensor-memory kernel (of pointers, where there is none), at most
     `per_tile` of a tile: what tuning tries. Where there are many waves, the best four tiles come with other groups;
-    small products also with pointers, which fetch no descriptor before the first load."""
-    tiles = tiles_for(shape.dtype, capability, True, gluon) or tiles_for(shape.dtype, capability)
+    small products also with pointers, which fetch no descriptor before the first load. `new` as in `tiles_for`."""
+    tiles = tiles_for(shape.dtype, capability, True, new) or tiles_for(shape.dtype, capability)
     options: list[MatmulConfig] = []
     for tile in tiles:
         best = ranked(splits_of(tile, shape, sm_count), shape, sm_count)[:per_tile]

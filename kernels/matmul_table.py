@@ -37,9 +37,7 @@ FORMAT = 1
 FOLDER = Path(__file__).parent / "data"
 NEAREST = 4
 
-_KEY = re.compile(
-    r"(pointer|tma|gluon)/(\d+)x(\d+)x(\d+)/w(\d+)s(\d+)/g(\d+)/(?:(stream)|k(\d+)(r?))/c(\d+)p(\d+)"
-)
+_KEY = re.compile(r"(pointer|tma)/(\d+)x(\d+)x(\d+)/w(\d+)s(\d+)/g(\d+)/(?:(stream)|k(\d+)(r?))/c(\d+)p(\d+)")
 
 
 def from_key(key: str) -> MatmulConfig:
@@ -107,24 +105,20 @@ def stores_ragged(config: MatmulConfig) -> bool:
 
 
 def choose(
-    shape: Gemm, sm_count: int, capability: tuple[int, int], *, tma: bool = False, gluon: bool = False,
-    table: Table | None = None,
-) -> MatmulConfig:  # fmt: skip
-    """The configuration for a shape; `tma`: operands and part allow tensor-memory copies; `gluon`: Gluon runs here, and
-    rows of C too are of whole 16 bytes."""
+    shape: Gemm, sm_count: int, capability: tuple[int, int], *, tma: bool = False, table: Table | None = None
+) -> MatmulConfig:
+    """The configuration for a shape; `tma`: operands and part allow tensor-memory copies."""
     if not tma:
         tiles = tiles_for(shape.dtype, capability)
         return ranked((c for t in tiles for c in splits_of(t, shape, sm_count)), shape, sm_count)[0]
-    measured = dict(table.choices.get(shape.layout, {})) if table is not None else {}
     if shape.n % 8:  # C's rows are not of whole 16 bytes
         ragged = [tile for tile in tiles_for(shape.dtype, capability, tma=True) if stores_ragged(tile)]
         return ranked((c for t in ragged for c in splits_of(t, shape, sm_count)), shape, sm_count)[0]
-    if not gluon:
-        measured = {other: config for other, config in measured.items() if config.kind != "gluon"}
+    measured = table.choices.get(shape.layout, {}) if table is not None else {}
     place = (shape.m, shape.n, shape.k)
     if place in measured:
         return measured[place]
-    options = proposals(shape, sm_count, capability, 1, gluon=gluon)
+    options = proposals(shape, sm_count, capability, 1)
     nearest = sorted(measured, key=lambda other: distance(place, other))[:NEAREST]
     limit = shared_memory_limit(capability)
     options += [

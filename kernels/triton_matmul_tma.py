@@ -162,7 +162,9 @@ def matmul_tma_kernel(
     if WHOLE:
         # the epilogue counts its tiles itself: else their positions stay in registers through the loop
         tile_c = stream_tiles + pid - programs
-        for tile in tl.range(stream_tiles + pid, tiles, programs, flatten=True):
+        # Two accumulators in one flattened loop: ptxas runs their products one after another (its C7515)
+        FLATTEN: tl.constexpr = MORE_M + MORE_N == 0
+        for tile in tl.range(stream_tiles + pid, tiles, programs, flatten=FLATTEN):
             pid_m, pid_n = tile_position(tile, tiles_m, tiles_n, group_m)
             row = pid_m * (BLOCK_M + MORE_M)
             column = pid_n * (BLOCK_N + MORE_N)

@@ -51,7 +51,6 @@ PROPOSALS = 24
 FINALISTS = 3
 ODD_SIZES = (392, 520, 712)  # divided by no tile, rows of whole 16 bytes
 EVEN_SIZES = (512, 768, 768)  # divided by every tile: the pointer kernel is another one there
-GLUON_SECONDS = 30.0
 BITWISE = "differs from the exact product of small integers"
 
 Say = Callable[[str], None]
@@ -129,8 +128,6 @@ def _checked_sizes(config: MatmulConfig, layout: str) -> list[tuple[int, int, in
     m, n, k = ODD_SIZES
     if config.kind == "pointer":
         return [EVEN_SIZES, (m - 1, n - 3, k - 5)]
-    if config.kind == "gluon":
-        return [(m, n, k), (2048, 4096, 1000)]  # four tiles a program
     # in nt, n is free: odd rows of C are stored through pointers
     ragged = layout == "nt" and matmul_table.stores_ragged(config)
     return [(m, n, k), (m, n - 3, k)] if ragged else [(m, n, k)]
@@ -147,7 +144,7 @@ def check_kernel(key: str, layout: str) -> Row:
         config = matmul_table.from_key(key)
 
         def run(a: Tensor, b: Tensor, sm_count: int) -> Tensor:
-            if config.kind != "tma":
+            if config.kind == "pointer":
                 return matmul.matmul_triton(a, b, layout, config=config)
             sizes = (shape.m, shape.n, shape.k)
             return kernels.launch(a, b, layout, *sizes, config, sm_count)
@@ -168,10 +165,9 @@ def check_kernel(key: str, layout: str) -> Row:
                 library = max_difference(matmul.matmul_torch(*pair, layout), ref)
                 if (found := rounding(run(*pair, sm_count), ref, library)) > 1:
                     return row | {"status": "wrong", "reason": f"error {found:.2f} times what is admitted"}
-        if config.kind != "gluon":
-            used = kernels.matmul_tma_kernel if config.kind == "tma" else triton_matmul.matmul_kernel
-            row |= compiled_facts(used)
-        if row.get("spills", 0) > SPILL_LIMIT:
+        used = kernels.matmul_tma_kernel if config.kind == "tma" else triton_matmul.matmul_kernel
+        row |= compiled_facts(used)
+        if row["spills"] > SPILL_LIMIT:
             row |= {"status": "dropped", "reason": f"spills {row['spills']} bytes a thread"}
     except Exception as error:  # a compiler's, a launch's: the others go on
         row |= {"status": "error", "reason": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
@@ -198,18 +194,8 @@ def _start_worker() -> None:
 
 
 def check_all(wanted: Sequence[tuple[str, str]], path: Path, workers: int, deadline: float, say: Say) -> None:
-    """Checks (kernel, layout) pairs in `workers` processes; a row each. What is not done by the deadline is left.
-
-    Gluon's synchronise by hand, and could wait for ever: they come last, and get GLUON_SECONDS.
-    """
-    gluon = [item for item in wanted if item[0].startswith("gluon")]
-    _check_in_pool([item for item in wanted if item not in gluon], path, workers, deadline, say)
-    _check_in_pool(gluon, path, 6, min(deadline, time.monotonic() + GLUON_SECONDS), say)
-
-
-def _check_in_pool(
-    wanted: Sequence[tuple[str, str]], path: Path, workers: int, deadline: float, say: Say
-) -> None:
+    """Checks (kernel, layout) pairs in `workers` processes; a row each. What is not done by the deadline is left, and
+    its processes are killed: a kernel that hangs holds no more than its own."""
     if not wanted:
         return
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker)
@@ -355,10 +341,14 @@ def tune_matmul(
     out.mkdir(parents=True, exist_ok=True)
     path = out / RECORDS
     known = rows(path)
-    todo = list(grid() if shapes is None else shapes)
-    gluon = matmul.gluon_works()
+    done = {(row["layout"], row["m"], row["n"], row["k"]) for row in known if row.get("config") == "cublas"}
+    todo = [
+        shape
+        for shape in (grid() if shapes is None else shapes)
+        if (shape.layout, shape.m, shape.n, shape.k) not in done
+    ]
     sms = facts.multi_processor_count
-    wanted = {shape: proposals(shape, sms, capability, count, gluon=gluon) for shape in todo}
+    wanted = {shape: proposals(shape, sms, capability, count, new=True) for shape in todo}
     kernels = dict.fromkeys(
         (kernel_of(config), shape.layout) for shape, configs in wanted.items() for config in configs
     )
@@ -370,7 +360,6 @@ def tune_matmul(
     status = {(row["kernel"], row["layout"]): row["status"] for row in rows(path) if row["kind"] == "check"}
     say(f"compiled and checked after {time.monotonic() - started:.0f} s")
 
-    done = {(row["layout"], row["m"], row["n"], row["k"]) for row in known if row.get("config") == "cublas"}
     random.Random(0).shuffle(todo)
     timer = CudaTimer(device, replace(QUICK, warm_up_seconds=0.5))
     tuner = Tuner(timer, path, say)
@@ -378,8 +367,6 @@ def tune_matmul(
     with torch.cuda.stream(timer.stream):
         timer.warm_up()
         for number, shape in enumerate(todo, start=1):
-            if (shape.layout, shape.m, shape.n, shape.k) in done:
-                continue
             if time.monotonic() - started > budget:
                 say(f"{budget:.0f} s are over: {len(todo) - number + 1} shapes are left for another run")
                 break
