@@ -5,9 +5,9 @@
     python benchmarks/memory_kernels.py OUT [--tune] --warm 0/8                # compiles each 8th case, times nothing
     TRITON_INTERPRET=1 python benchmarks/memory_kernels.py OUT --smoke         # no GPU: does the script run?
 
-Each backend is checked against the reference before it is timed; a wrong result is a row without a time. Times are
-the project's: cold, by graph replay over rotated operands or between events with a flushed L2. Backends of a case are
-timed in shuffled order, next to a copy that moves as many bytes as the operation must (`shape.bytes`).
+Each backend is checked against the reference before it is timed; a wrong result of ours is a row without a time. Times
+are the project's: cold, by graph replay over rotated operands or between events with a flushed L2. Backends of a case
+are timed in shuffled order, next to a copy that moves as many bytes as the operation must (`shape.bytes`).
 
 Writes OUT/memory_kernels.csv (one row a case and backend; --tune: memory_tuning.csv, one row a configuration) and
 OUT/memory_kernels.json (device, software), and prints a summary. After --budget seconds torch.compile is left out of
@@ -184,7 +184,8 @@ def run_case(
     ref = module.reference(operands, shape)
     for backend in backends:
         rows[backend] = tried(lambda b=backend: checked(shape, prepared(b), operands, ref))  # type: ignore[misc]
-    order = [backend for backend in backends if rows[backend]["status"] == "ok"]
+    # A peer is timed all the same: torch's fused AdamW takes its bias correction in fp32, 3e-6 off on an H200.
+    order = [b for b in backends if rows[b]["status"] == "ok" or (b != "triton" and "error" in rows[b])]
     random.shuffle(order)
     for backend in order:
         rows[backend] |= tried(lambda b=backend: timed(timer, prepared(b), operands))  # type: ignore[misc]
@@ -340,7 +341,9 @@ def main() -> int:
     if not arguments.tune:
         summarise(rows)
     print(f"{len(rows)} rows in {time.monotonic() - start:.0f} s: {arguments.out / name}")
-    return 1 if any(row["status"] == "incorrect" for row in rows) else 0
+    return (
+        1 if any(row["status"] == "incorrect" and row["backend"].startswith("triton") for row in rows) else 0
+    )
 
 
 def tried_rows(shape: Fused, action: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -21,6 +21,14 @@ FUSED_LAUNCHES = {
     "cross_entropy": 3, "cross_entropy_backward": 1, "cross_entropy_with_gradient": 3, "scale_": 1,
 }  # fmt: skip
 
+# What takes longer than its bytes at copy bandwidth, by so much (H200, reports/nvidia-h200/memory-kernels, operations
+# of 0.6 to 5 GB, configurations that are now the default): a loss reads most of a row twice, the gradient of rope and
+# norms waits for its reductions. The others came within 7%.
+FUSED_PASSES = {
+    "cross_entropy_with_gradient": 1.22, "cross_entropy_backward": 1.02, "rope_qk_norm_backward": 1.09,
+    "rms_norm_backward": 1.02,
+}  # fmt: skip
+
 
 def is_fused(packet: str) -> bool:
     """Whether a call ("flopcast.rms_norm") is one of the fused operators; attention's stand-in is none."""
