@@ -65,11 +65,10 @@ def reference_of(config: Mapping[str, Any], traced: Traced) -> Config:
     """The config that is traced for `config`: folded depth, primes for dimensions. Raises NotDimensional."""
     sizes = dimensions(config)
     kinds = set(config.get("layer_types") or ())
-    if depth_of(config) < 2 or len(kinds) > 1:
+    if depth_of(config) < 1 or len(kinds) > 1:
         raise NotDimensional("layers that do not fold")
-    return with_depth(
-        with_dimensions(config, _primes(sizes, traced, str(config["model_type"]))), FOLDED_DEPTH
-    )
+    depth = FOLDED_DEPTH if depth_of(config) > 1 else 1  # a single layer is first and last at once
+    return with_depth(with_dimensions(config, _primes(sizes, traced, str(config["model_type"]))), depth)
 
 
 def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[str, int]:
@@ -165,8 +164,8 @@ def redimensioned(reference: Stream, config: Mapping[str, Any]) -> Stream:
         n_params=sum(s.bytes for s in parameters) // item_bytes,
         meta={
             **reference.meta,
-            "config": with_depth(config, FOLDED_DEPTH),
-            "layer_params": sum(s.bytes for s in parameters if s.layer == 1) // item_bytes,
+            "config": with_depth(config, depth_of(reference.meta["config"])),
+            "layer_params": sum(s.bytes for s in parameters if s.layer == 0) // item_bytes,
         },
     )
 
@@ -183,7 +182,7 @@ def stream_of(config: Mapping[str, Any], traced: Traced) -> Stream:
         found = redimensioned(_reference(canonical_json(reference_of(config, traced)), traced), config)
     except (NotDimensional, UsageError):  # a reference that cannot be traced says nothing about the config
         return get_stream(config, traced)
-    return at_depth(found, depth_of(config))
+    return found if found.depth == depth_of(config) else at_depth(found, depth_of(config))
 
 
 @lru_cache(maxsize=16)

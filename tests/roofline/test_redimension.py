@@ -38,8 +38,8 @@ CASES = {
     # hidden size, heads x head_dim, ffn, vocabulary and tokens are one number
     "equal sizes": (make_config(width=256, depth=3, heads=8, kv_heads=4, head_dim=32, ffn=256, vocab=256, tied=False),
                     {"seq": 256, "optimizer": "adamw-fused", "checkpoint": "full"}),
-    # one key-value head: heads that stand alone take other paths
-    "a head alone": (LLAMA, {"accumulate": 2, "precision": "bf16", "device": "cpu"}),
+    # one key-value head, one layer: what stands alone takes other paths
+    "a head alone": (with_depth(LLAMA, 1), {"accumulate": 2, "precision": "bf16", "device": "cpu"}),
 }  # fmt: skip
 
 
