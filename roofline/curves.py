@@ -7,7 +7,7 @@ What two GPUs' forecasts share, and so cancels in their ratio as far as both fee
   part is an assumption, which moves a ratio's interval by a point or two.
 - the host, only when one host is said to feed both (`hosts` "same", or a host given by name). By default each GPU
   stands in a machine of its own, and nothing of that cancels: one rented machine alone went at between 0.76 and 1.64
-  of its usual cost within minutes. In one machine the widest deviation of the profiles' hosts stands for all.
+  of its usual cost within minutes. One machine for all is the one that their host costs were measured in.
 
 Not shared, though in truth partly so: what a projection to another part is wrong by, and the fit's own errors. The
 interval of a ratio is then too wide, never too narrow.
@@ -16,7 +16,6 @@ interval of a ratio is then too wide, never too narrow.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -105,8 +104,8 @@ def feeding_hosts(
         raise UsageError(
             f"hosts 'same': these GPUs were measured in several hosts ({names}); name one with --host"
         )
-    sigma = max(one.sigma for one in own)
-    return [(replace(one, sigma=sigma), True) for one in own]
+    measured = min(own, key=lambda one: one.sigma)  # a projection widens it, for a machine that is not known
+    return [(measured, True)] * len(profiles)
 
 
 def step_point(

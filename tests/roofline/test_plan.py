@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -65,12 +66,16 @@ def test_a_model_that_does_not_fit_says_so(profiles: list[Profile]) -> None:
     assert best is None
 
 
-def test_the_largest_batch_that_fits_is_found(profiles: list[Profile]) -> None:
-    model, run = ladder((2048,))[0], Run(batch=1, seq=1024)
-    (plan,) = plans(model, run, profiles[1:], PRICES, auto_batch=True)
-    assert plan.run.batch == largest_batch(model, run, profiles[1]) > 1
+def test_the_largest_batch_that_fits_is_found(tiny: dict[str, Any], profiles: list[Profile]) -> None:
+    small = replace(profiles[0], device={**profiles[0].device, "memory_bytes": 760_000_000})
+    run = Run(batch=1, seq=32)
+    (plan,) = plans(tiny, run, [small], PRICES, auto_batch=True)
+    assert plan.run.batch == largest_batch(tiny, run, small) > 8
     assert plan.point is not None
-    assert plan.point.step.tokens == plan.run.batch * 1024
+    assert plan.point.step.tokens == plan.run.batch * 32
+    none = replace(small, device={**small.device, "memory_bytes": 10**6})
+    (plan,) = plans(tiny, run, [none], PRICES, auto_batch=True)
+    assert (plan.run.batch, plan.reason, plan.to_json()["batch"]) == (0, "out of memory", None)
 
 
 def test_the_cheapest_names_those_that_may_be_cheaper(profiles: list[Profile]) -> None:
