@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flopcast.roofline.batch import no_garbage_collection
+from flopcast.roofline.canvas import Row
 from flopcast.roofline.forecast import Forecast, Run, forecast
 from flopcast.roofline.models import ladder, load_config, make_config
 
@@ -19,30 +22,40 @@ BATCHES = (2, 4, 8, 16, 32, 64, 128)
 COMPARED = ("nvidia-l4", "nvidia-a100-80gb-pcie", "nvidia-h100-sxm", "nvidia-h200")
 
 
+@no_garbage_collection()
 def build_report(
-    profile: Profile, quality: FitReport | None, out: Path, *, measurements: Path | None, steps: Path | None
+    profile: Profile,
+    quality: FitReport | None,
+    out: Path,
+    *,
+    measured: Sequence[Row] = (),
+    steps: Path | None,
 ) -> Path:
-    """Writes report.html, figures and CSV files into `out`; returns the page.
+    """Writes report.html, figures and CSV files into `out`; returns the page. `measured`: rows of measurements.
 
     Raises UsageError when the folder cannot be written.
     """
     from flopcast.roofline import validate
-    from flopcast.roofline.cards import read_folder
     from flopcast.roofline.fits import largest_batch
     from flopcast.roofline.plots_map import product_map
     from flopcast.roofline.report import ReportData, render
+    from flopcast.roofline.report_extra import extra_parts
 
     rows: list[dict[str, Any]] = []
     if steps is not None:
         rows = validate.compare(validate.read_steps(steps), profile)
         validate.write_csv(rows, out / "validation.csv")
     is_cpu = profile.device.get("type") == "cpu"
+    parts = extra_parts(
+        profile, out, may_trace=steps is not None
+    )  # comparing steps traces, other reports must not
+    ladder_steps = anatomy(profile)
     data = ReportData(
         profile=profile,
         fit=None if quality is None else quality.to_json(),
-        measurements=[] if measurements is None else read_folder(measurements).rows,
+        measurements=measured,
         validation=rows,
-        anatomy=anatomy(profile),
+        anatomy=ladder_steps,
         curves=curves(profile),
         products=product_map(profile),
         batches=[] if is_cpu else batches(profile),
@@ -50,6 +63,9 @@ def build_report(
         batched_seq=Run().seq,
         largest_batch=None if is_cpu else largest_batch(load_config(BATCHED), Run(), profile),
         hosts=hosts(profile),
+        extra=parts.sections,
+        advice=parts.advice,
+        notes=parts.faults,
     )
     return render(data, out)
 

@@ -29,6 +29,7 @@ def report(
 ) -> None:  # fmt: skip
     """The page a person reads: roofline, a step's anatomy, forecast against measured, dollars, memory, host."""
     from flopcast.roofline import assemble, cli_measure, report_index
+    from flopcast.roofline.cards import read_folder
     from flopcast.roofline.cli import emit
     from flopcast.roofline.lookup import find_profile
     from flopcast.roofline.tables import say
@@ -46,17 +47,19 @@ def report(
         for part, text in cli_measure.run_bench(device, suite, measurements).items():
             say(f"    {part}: {text}")
         say("2/4 fitting a profile")
-        profile, quality = cli_measure.fit_folder(measurements)
+        found = read_folder(measurements)
+        profile, quality = cli_measure.fit_folder(measurements, found)
         cli_measure.save_profile(profile, out / "profile.json.gz")
         say(f"3/4 running real Qwen3 training steps -> {steps}")
         say(f"    {cli_measure.run_validation_steps(device, suite, steps)}")
         say("4/4 comparing, drawing")
     elif measurements is not None:
-        profile, quality = cli_measure.fit_folder(measurements)
+        found = read_folder(measurements)
+        profile, quality = cli_measure.fit_folder(measurements, found)
         cli_measure.save_profile(profile, out / "profile.json.gz")
     else:
-        profile, quality = find_profile(gpu or ""), None
-    page = assemble.build_report(profile, quality, out, measurements=measurements, steps=steps)
+        found, profile, quality = None, find_profile(gpu or ""), None
+    page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), steps=steps)
     over = report_index.keep(out, index)
     if as_json:
         emit({"gpu": profile.gpu, "page": str(page), "index": over and str(over)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flopcast.roofline.canvas import Figure, Row
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: words, figures, then tables. `command` makes its figures again."""
+    """A part of the page: words, figures, then tables. `commands`: by figure, what makes it again."""
 
     name: str
     title: str
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
     words: Sequence[str] = ()
-    command: str = ""
+    commands: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,6 @@ def pages(folder: Path) -> list[dict[str, Any]]:
         except (OSError, ValueError):
             continue  # torn or of something else: no page of ours
         if isinstance(record, Mapping) and record.get("page") and record.get("gpu"):
-            beside = [
-                name
-                for name in ("validation.csv", "widths.csv", "profile.json.gz")
-                if (path.parent / name).is_file()
-            ]
+            beside = [name for name in ("validation.csv", "widths.csv") if (path.parent / name).is_file()]
             found.append({**record, "folder": path.parent.name, "files": beside})
     return sorted(found, key=lambda page: (page["basis"] != "measured", page["gpu"]))

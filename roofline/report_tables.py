@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 _CEILINGS = {
     "matrix_burst": "matrix products, burst", "matrix_sustained": "matrix products, sustained",
     "hbm_copy": "memory copy", "hbm_read": "memory read", "hbm_write": "memory write",
-    "l2_copy": "copy within the cache", "copy": "copy, working set", "kernel_floor": "shortest kernel",
+    "l2_copy": "copy within the cache", "copy": "copy, working set", "l2_read": "read, working set",
+    "kernel_floor": "shortest kernel",
     "kernel_floor_cupti": "shortest kernel, by profiler", "kernel_gap": "gap between kernels of a stream",
+    "kernel_gap_tiny": "gap between tiny kernels",
     "graph_gap": "gap between kernels of a graph",
     "launch": "host time of a launch", "launch_inplace": "host time of an in-place launch",
     "sync": "host time of a synchronisation", "queue_depth": "launches that the queue holds",
@@ -55,12 +57,12 @@ def ceiling_table(profile: Profile) -> Table | None:
             unit = "FLOP/s"
             peak = profile.peaks.get(tail)
             ideal = peak.value if peak is not None and peak.basis != "measured" else None
-        elif head in ("hbm_copy", "hbm_read", "hbm_write", "l2_copy", "copy"):
+        elif head in ("hbm_copy", "hbm_read", "hbm_write", "l2_copy", "copy", "l2_read"):
             unit = "B/s"
             ideal = spec.bandwidth_bytes_per_second if spec is not None and head.startswith("hbm") else None
         elif head == "queue_depth":
             unit = "launches"
-        of = f"{int(tail) / 2**20:g} MiB" if head == "copy" else tail
+        of = f"{int(tail) / 2**20:g} MiB" if head in ("copy", "l2_read") else tail
         rows.append({
             "name": name, "what": ", ".join(filter(None, (_CEILINGS.get(head, head), of))), "value": number.value,
             "low": number.low, "high": number.high, "unit": unit, "share": number.value / ideal if ideal else None,
@@ -238,7 +240,9 @@ def validation_table(rows: Sequence[Row]) -> Table | None:
         Column("device_error", "device error", percent, is_error=True),
         Column("host_error", "host error", percent, is_error=True),
         Column("peak_error", "memory error", percent, is_error=True),
-        text("bound", "bound by"), text("status", "status"), text("group", "set"),
+        text("bound", "bound by"),
+        Column("status", "status", is_number=False, is_detail=True),
+        Column("group", "set", is_number=False, is_detail=True),
         *(Column(key, label, show, is_detail=True) for key, label, show in _VALIDATION_DETAILS),
         prose("reason", "reason"),
     ]  # fmt: skip

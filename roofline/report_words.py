@@ -30,11 +30,11 @@ def summary_lines(data: ReportData) -> Iterator[tuple[str, str]]:
         yield "What it reaches", reached
     if data.anatomy:
         yield "What a step costs", _what_a_step_costs(data)
+    yield from data.advice
     if data.validation:
         yield "How wrong the forecasts were", how_wrong(data.validation)
     if data.curves:
         yield "FLOPs per dollar", who_leads(data.curves)
-    yield from data.advice
 
 
 def name_of(profile: Profile) -> str:
@@ -256,9 +256,10 @@ def reproduce(data: ReportData, figures: Sequence[Figure]) -> Iterator[tuple[str
         "agreement": validate, "residuals": validate,
         "cost": f"flopcast cost --gpus {','.join(curve.gpu for curve in data.curves)}",
     }  # fmt: skip
-    commands |= {figure.name: part.command for part in data.extra for figure in part.figures}
+    for part in data.extra:
+        commands |= part.commands
     for figure in figures:
-        yield figure.title, commands[figure.name]
+        yield figure.title, commands.get(figure.name, "flopcast --help")
     yield "This page", f"flopcast report --gpu {gpu} --measurements DIR --steps STEPS --out REPORT"
 
 
