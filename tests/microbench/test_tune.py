@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from flopcast.kernels.matmul_configs import proposals, shared_memory_limit
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench import tune
 
+REPORTS = Path(__file__).resolve().parents[2] / "reports" / "nvidia-h200"
 FAST, SLOW = "tma/128x128x64/w8s6/g8/k1/c1p1", "tma/64x64x64/w4s4/g8/stream/c1p3"
 H200 = (9, 0)
 
@@ -79,6 +83,29 @@ def test_the_table_holds_the_fastest_that_is_right(tmp_path: Path) -> None:
     assert tune.summary([]) == "no shape is timed yet"
 
 
+def test_the_shipped_table_holds_what_was_right_on_its_device() -> None:
+    """Every choice was timed there, for that very shape, after its bit-exact check; and for most it was the fastest."""
+    records = []
+    for name in ("first", "second"):
+        with gzip.open(REPORTS / "matmul-kernels" / f"{name}_tuning.jsonl.gz", "rt") as file:
+            records += [json.loads(line) for line in file]
+    seen = {
+        (row["layout"], row["m"], row["n"], row["k"], row["config"])
+        for row in records
+        if row["kind"] == "time" and row["status"] == "ok" and row["round"] == 2
+    }
+    (table,) = matmul_table.tables()
+    assert table.device == "NVIDIA H200"
+    chosen = {
+        (layout, *place, config.key)
+        for layout, choices in table.choices.items()
+        for place, config in choices.items()
+    }
+    assert len(chosen) > 300
+    assert chosen <= seen
+    assert not any(row["status"] == "wrong" for row in records)
+
+
 def test_small_integers_multiply_exactly() -> None:
     shape = Gemm(m=24, n=40, k=4096, layout="tn")
     a, b = tune.small_integers(shape, "cpu")
@@ -89,6 +116,27 @@ def test_small_integers_multiply_exactly() -> None:
     assert tune.rounding(exact.bfloat16(), exact.float(), 0.0) <= 1
     lost = exact - a[-1:].mT.double() @ b[-1:].double() * 64
     assert tune.rounding(lost.bfloat16(), exact.float(), 0.0) > 1
+
+
+def test_the_benchmarks_rows_are_summed_up_and_drawn(tmp_path: Path) -> None:
+    script = REPORTS.parents[1] / "benchmarks" / "kernels.py"
+    spec = importlib.util.spec_from_file_location("benchmarks_kernels", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    measured = module.read_rows(REPORTS / "kernels.csv")
+    assert len(measured) == len({row["key"] for row in measured}) == len(tune.grid())
+    text = "\n".join(module.summarise(measured))
+    assert "MISSED matmul / cuBLAS, m, n, k >= 1024: 0.926 (to reach 1.00)" in text
+    again = tmp_path / "kernels.csv"
+    module.append(again, measured[:2])
+    module.append(again, [{**measured[2], "status": "error", "reason": "launch", "ratio": ""}])
+    assert module.read_rows(again)[:2] == measured[:2]
+    assert "2 pairs timed, 1 not" in "\n".join(module.summarise(module.read_rows(again)))
+    module.plot(measured, tmp_path / "kernels.png")
+    assert (tmp_path / "kernels.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about having no GPU")
