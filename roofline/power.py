@@ -10,9 +10,9 @@ multiprocessors of w FLOP a clock, busy for a share u of their peak, draw the wh
 
 Fitted: the energies, one published or measured rate an architecture (`ENERGY`); the static share, the H200's draw at
 rest under its full clock. Checked, not fitted (in brackets what the model says): H100 SXM 720 TFLOP/s at 10240 cubed
-(664), H100 PCIe 472 (436), A100 PCIe 80 GB 253 at its best shape (222), A100 PCIe 40 GB 212 (203), A40 122 (123),
+(664), H100 PCIe 472 (436), A100 PCIe 80 GB 253 at its best shape (223), A100 PCIe 40 GB 212 (203), A40 122 (123),
 A10G about 70 dense (70), RTX 3090 77 (71), RTX 4090 173 (154). Rows of `achieved.csv` (torch-performance-test-data,
-ml-engineering, thonking.ai). The exponent was taken after the pair H100 PCIe and SXM; an L40S is foretold 197, and
+ml-engineering, thonking.ai). The exponent was taken after the pair H100 PCIe and SXM; an L40S is foretold 196, and
 the tables of its products, which the refined profile is fitted to, sustain 190 on one stack and 275 on another.
 """
 
