@@ -139,9 +139,7 @@ def predict(
     if explain:
         if largest_batch:
             raise UsageError("--largest-batch with --explain: ask for one of the two")
-        if module is not None:
-            raise UsageError("--explain with --module is not done yet: leave one of the two")
-        left_out = ("largest_batch", "module", "context")
+        left_out = ("largest_batch",)
         options = {name: value for name, value in locals().items() if name not in (*left_out, "left_out")}
         from flopcast.roofline import cli_explain
 
@@ -156,15 +154,7 @@ def predict(
         "config": config, "width": width, "depth": depth, "depth_law": depth_law, "heads": heads,
         "kv_heads": kv_heads, "head_dim": head_dim, "ffn": ffn, "vocab": vocab, "tied": tied,
     }  # fmt: skip
-    given = {name for name in (*described, "batch", "seq") if _is_given(context, name)}
-    if module is not None and (clash := sorted(given & set(described)) or ["largest_batch"] * largest_batch):
-        raise UsageError(
-            f"--module with --{clash[0].replace('_', '-')}: the factory makes the model, give one of the two"
-        )
-    if module is not None and fused != "none":
-        raise UsageError(
-            f"--module with --fused {fused}: a factory patches its own model, leave one of the two out"
-        )
+    sizes = module_sizes(context, module, fused)
     model = model_from(described) if module is None else {}
     run = Run(batch=batch, seq=seq, accumulate=accumulate, checkpoint=checkpoint, precision=precision,
               optimizer=optimizer, mode=mode, matmul=matmul, attention=attention, fused=fused)  # fmt: skip
@@ -178,7 +168,6 @@ def predict(
         from flopcast.roofline import api
         from flopcast.roofline.forecast import forecast_stream
 
-        sizes = {name: value for name, value in (("batch", batch), ("seq", seq)) if name in given}
         stream = api.module_stream(module, None, run, profile, sizes=sizes)
         run = api.run_of_stream(stream, run)
         result = forecast_stream(stream, run, profile, **own)
@@ -186,13 +175,45 @@ def predict(
     if largest_batch:
         from flopcast.roofline import fits
 
-        largest = fits.largest_batch(model, run, profile)
+        if module is None:
+            largest = fits.largest_batch(model, run, profile)
+        else:
+            largest = fits.largest_module_batch(module, run, profile, sizes)
     if as_json:
         emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})
         return
     tables.print_forecast(result, run)
     if largest is not None:
         tables.say(f"largest micro-batch that fits: {largest} x {run.seq} tokens")
+
+
+def module_sizes(context: typer.Context, module: str | None, fused: str) -> dict[str, int]:
+    """The batch and length that a factory is asked for: those of the command line. Raises UsageError where an option
+    describes another model."""
+    if module is None:
+        return {}
+    shapes = (
+        "config",
+        "width",
+        "depth",
+        "depth_law",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "ffn",
+        "vocab",
+        "tied",
+    )
+    clash = next((name for name in sorted(shapes) if _is_given(context, name)), None)
+    if clash is not None:
+        raise UsageError(
+            f"--module with --{clash.replace('_', '-')}: the factory makes the model, give one of the two"
+        )
+    if fused != "none":
+        raise UsageError(
+            f"--module with --fused {fused}: a factory patches its own model, leave one of the two out"
+        )
+    return {name: context.params[name] for name in ("batch", "seq") if _is_given(context, name)}
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -48,24 +48,32 @@ def explain(**options: Any) -> None:
     """Where a step's time goes, what bounds it, how far it is from the speed of light, and what would help."""
     from flopcast.roofline import advice, tables_explain
     from flopcast.roofline.batch import model_from
-    from flopcast.roofline.cli import emit
+    from flopcast.roofline.cli import emit, module_sizes
     from flopcast.roofline.cli_cost import price_book
     from flopcast.roofline.explain import explain_stream
     from flopcast.roofline.forecast import run_from
     from flopcast.roofline.lookup import find_host, find_profile
     from flopcast.roofline.stream_cache import get_stream, is_at_hand
 
-    model = model_from(options)
+    module = options.get("module")
+    sizes = module_sizes(options["context"], module, options["fused"])
+    model = model_from(options) if module is None else None
     run = run_from(options)
     run.check()
     profile = find_profile(options["gpu"])
     priced = (options.get(name) for name in ("prices", "price", "provider", "on"))
     book = price_book(*priced, gpus=[profile.gpu])
     host = find_host(options.get("host"))
-    traced = advice.traced_of(run, profile)
-    # where the step itself has to be traced, torch is there for the alternatives too
-    trace = options.get("what_if", False) or not is_at_hand(model, traced)
-    stream = get_stream(model, traced)
+    if model is None:
+        from flopcast.roofline import api
+
+        stream = api.module_stream(module, None, run, profile, sizes=sizes)
+        run, trace = api.run_of_stream(stream, run), False
+    else:
+        traced = advice.traced_of(run, profile)
+        # where the step itself has to be traced, torch is there for the alternatives too
+        trace = options.get("what_if", False) or not is_at_hand(model, traced)
+        stream = get_stream(model, traced)
     found = explain_stream(stream, run, profile, host=host, price=book.get(profile.gpu))
     would_help = advice.advise(stream, run, profile, found.forecast, config=model, host=host, trace=trace)
     if options["as_json"]:

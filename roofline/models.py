@@ -98,12 +98,21 @@ _SIZES = {
 }  # fmt: skip
 
 
+MOST_LAYERS = 1_000  # the deepest published have 126; an op stream of a million layers would fill memory
+
+
 def check_config(config: Mapping[str, Any]) -> None:
-    """Raises UsageError for sizes that are not positive integers and heads that kv_heads do not divide."""
+    """Raises UsageError for sizes that are not positive integers, more than MOST_LAYERS and heads that kv_heads do not
+    divide."""
     for field, option in _SIZES.items():
         value = config.get(field)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise UsageError(f"{option} ({field}) is {value!r}: valid is an integer of at least 1")
+    if depth_of(config) > MOST_LAYERS:
+        raise UsageError(
+            f"depth ({depth_field(config)}) is {depth_of(config)}: valid is an integer of at least 1, at most "
+            f"{MOST_LAYERS}"
+        )
     heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if heads and kv_heads and heads % kv_heads:
         divisors = [d for d in range(1, heads + 1) if heads % d == 0]

@@ -178,7 +178,7 @@ class Surface:
     def _apart(self) -> Array:
         """Variance that each point has of its own: noise, and what it is off its neighbours."""
         noise = np.array(self.noise, float)
-        return noise**2 + np.array(self.own or np.zeros(len(noise))) ** 2
+        return np.asarray(noise**2 + np.array(self.own or np.zeros(len(noise))) ** 2)
 
     @cached_property
     def _inverse(self) -> Array:

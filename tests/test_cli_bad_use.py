@@ -37,6 +37,7 @@ FILES = {
     "text.json": json.dumps({**QWEN3, "num_hidden_layers": "two"}),
     "newer.json": '{"schema": 99, "surfaces": {}}',
     "plain": "a file, not a folder",
+    "fixed.py": "import torch\ndef five():\n    return torch.nn.Linear(64, 8), torch.randn(5, 64)\n",
     "empty.csv": "",
     "typo.csv": "width,bach\n512,4\n",
     "twice.csv": "width,width\n512,256\n",
@@ -81,6 +82,10 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
         f"zero {name}": (f"predict --gpu {H200} --width 512 --{name.replace('_', '-')} 0", (name, " 0", SIZES))
         for name in ("depth", "heads", "kv_heads", "head_dim", "ffn", "vocab", "batch", "seq", "accumulate")
     },
+    "more layers than any model": (
+        f"predict --gpu {H200} --width 512 --depth 1001", ("depth (num_hidden_layers) is 1001", "at most 1000")),
+    "a config of too many layers": (
+        f"predict --gpu {H200} --config gpt2 --depth 100000", ("depth (n_layer) is 100000", "at most 1000")),
     "negative batch": (f"predict --gpu {H200} --width 512 --batch -4", ("batch is -4", SIZES)),
     "odd head_dim": (f"predict --gpu {H200} --width 512 --head-dim 127", ("head_dim 127", "even")),
     "under one layer": (
@@ -99,6 +104,10 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "no such factory": (
         f"predict --gpu {H200} --module flopcast.microbench.zoo:vit", ("vit does not exist", "resnet50", "vit_b16")),
     "a module with a width": (f"predict --gpu {H200} --module a.b:c --width 512", ("--module", "--width", "one of")),
+    "explain of a module with a width": (
+        f"explain --gpu {H200} --module a.b:c --width 512", ("--module", "--width", "one of")),
+    "a module whose factory takes no batch": (
+        f"predict --gpu {H200} --module fixed:five --largest-batch", ("fixed:five", "batch of 2", "one of 5")),
     "unknown matmul": (f"predict --gpu {H200} --width 512 --matmul mkl", ("'mkl'", "torch, triton")),
     "unknown attention": (f"predict --gpu {H200} --width 512 --attention flex", ("'flex'", "sdpa-flash")),
     # prices

@@ -105,6 +105,37 @@ def test_explain_takes_what_predict_takes(flopcast: Run) -> None:
     assert "precision 'int8'" in err
 
 
+MODULE = """
+import torch
+def wide(batch=4):
+    layers = torch.nn.Linear(256, 1_000_000), torch.nn.GELU(), torch.nn.Linear(1_000_000, 4)
+    return torch.nn.Sequential(*layers), torch.randn(batch, 256)
+"""
+
+
+def test_a_module_is_explained_and_its_largest_batch_found(
+    flopcast: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("theirs.py").write_text(MODULE)
+    step = ("--gpu", "nvidia-l4", "--module", "theirs:wide")
+    code, out, err = flopcast("explain", *step, "--batch", 64, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["forecast"]["tokens_per_second"] * found["step"]["seconds"] == pytest.approx(64)
+    device = found["forecast"]["device_seconds"]
+    assert sum(part["seconds"] for part in found["modules"]) == pytest.approx(device)
+    assert {part["op_class"] if "op_class" in part else part["class"] for part in found["classes"]} >= {
+        "gemm"
+    }
+    assert "--optimizer adamw-fused" in {a["option"] for a in found["alternatives"]}
+    assert json.loads(flopcast("predict", *step, "--batch", 64, "--explain", "--json")[1]) == found
+    largest = json.loads(flopcast("predict", *step, "--largest-batch", "--json")[1])["largest_batch"]
+    assert largest > 64
+    for batch, fits in ((largest, True), (largest + 1, False)):
+        assert json.loads(flopcast("predict", *step, "--batch", batch, "--json")[1])["fits"] is fits
+
+
 def test_explain_of_a_shipped_stream_loads_no_torch() -> None:
     script = (
         "import sys; from flopcast.roofline.cli import main; sys.argv = ['flopcast', 'explain', '--gpu', "
