@@ -70,7 +70,7 @@ def from_key(key: str) -> Tile:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """One tile per Triton kernel; `onepass`, if any, for a backward that need not be deterministic."""
+    """One tile per Triton kernel; `onepass`, where there is one, for a backward that need not be deterministic."""
 
     forward: Tile
     dkdv: Tile
@@ -92,7 +92,6 @@ def rule(shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = 
             Tile(128, 128, 4, 2 if wide else 3, "hopper", pingpong=True),
             Tile(64, 128, 4, 3, "hopper") if wide else Tile(128, 128, 4, 2, "hopper"),
             Tile(128, 128, 4, 2, "hopper"),
-            Tile(64, 128, 4, 2 if wide else 3, "hopper", pingpong=True),
         )
     if capability[0] == 9:
         if shape.head_dim <= 64:
@@ -176,5 +175,5 @@ def config_for(
                 config = replace(config, **{kernel: tile})
     forward = config.forward
     if forward.pack and shape.heads // shape.kv_heads % 2:
-        config = replace(config, forward=replace(forward, pack=False, block_n=128))
+        config = replace(config, forward=rule(shape, capability, tma=tma).forward)
     return config

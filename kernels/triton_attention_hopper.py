@@ -12,7 +12,8 @@ With PACK they take the same 64 rows of two query heads of one group instead of 
 and a diagonal half as thick. Only the first block of keys is masked: BLOCK_N is at least the rows of a tile.
 
 Programs are persistent, and take tiles to and fro: the one that got the longest of a round gets the shortest of the
-next. Tiles are numbered section by section, as many heads as keep their keys and values in L2; in each, longest first.
+next. Tiles are numbered longest first; with SECTIONS section by section, as many heads as keep their keys and values in
+L2 (not measured yet: below 1024 tokens all heads at once read them from memory for each block of rows).
 
 What ptxas does to such code decides the speed. It moves a wait for the matrix units up across arithmetic, which undoes
 the overlap, but not across a branch: each such wait stands behind the wait for a memory barrier.
@@ -77,33 +78,52 @@ def tile_of(turn):
 
 
 @gluon.jit
-def block_and_pair(tile, pairs, blocks, section):
-    """Of `blocks` blocks of rows and `pairs` batches times heads; `section` pairs are gone through at a time."""
-    first = tile // (section * blocks) * section
-    width = gl.minimum(section, pairs - first)
-    inside = tile % (section * blocks)
-    return inside // width, first + inside % width
+def block_of(tile, pairs, blocks, section, SECTIONS: gl.constexpr):
+    """The block of rows of a tile, of `blocks`, over `pairs` batches times heads. With SECTIONS `section` pairs are
+    gone through at a time, else all are."""
+    if SECTIONS:
+        width = gl.minimum(section, pairs - tile // (section * blocks) * section)
+        block = tile % (section * blocks) // width
+    else:
+        block = tile // pairs
+    return block
 
 
 @gluon.jit
-def _locate(tile, sizes, CAUSAL: gl.constexpr, PACK: gl.constexpr, BLOCK_N: gl.constexpr):
+def pair_of(tile, pairs, blocks, section, SECTIONS: gl.constexpr):
+    """The batch times head of a tile; see `block_of`."""
+    if SECTIONS:
+        first = tile // (section * blocks) * section
+        pair = first + tile % (section * blocks) % gl.minimum(section, pairs - first)
+    else:
+        pair = tile % pairs
+    return pair
+
+
+@gluon.jit
+def _locate(
+    tile, sizes, CAUSAL: gl.constexpr, PACK: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr
+):  # fmt: skip
     """Batch, first head, first row and number of key blocks of a tile."""
     heads, _, seq, pairs, blocks, section = sizes
-    block, pair = block_and_pair(tile, pairs, blocks, section)
+    block = block_of(tile, pairs, blocks, section, SECTIONS)
+    pair = pair_of(tile, pairs, blocks, section, SECTIONS)
     if CAUSAL:
         block = blocks - 1 - block  # the longest first
     step: gl.constexpr = WG if PACK else 1
     units = heads // step
+    batch = pair // units
+    head = pair % units * step
     rows: gl.constexpr = 64 if PACK else 64 * WG
     start = block * rows
     last = gl.minimum(start + rows, seq) if CAUSAL else seq
-    return pair // units, pair % units * step, start, gl.cdiv(last, BLOCK_N)
+    return batch, head, start, gl.cdiv(last, BLOCK_N)
 
 
 @gluon.jit
 def _load(
     descs, bars, bufs, sizes,
-    CAUSAL: gl.constexpr, PACK: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, PACK: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     q_desc, k_desc, v_desc, _ = descs
     q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = bars
@@ -111,7 +131,7 @@ def _load(
     _, group, _, pairs, blocks, _ = sizes
     it = 0
     for turn in range(rounds_of(pairs * blocks)):
-        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, PACK, BLOCK_N)
+        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, PACK, SECTIONS, BLOCK_N)
         for w in gl.static_range(WG):
             mbarrier.wait(q_empty.index(w), (turn & 1) ^ 1)
             mbarrier.expect(q_full.index(w), q_desc.block_type.nbytes)
@@ -144,7 +164,7 @@ def _softmax(s, row_max, scale_log2):
 @gluon.jit
 def _compute(
     w: gl.constexpr, descs, bars, bufs, sizes, lse_ptr, scale_log2,
-    CAUSAL: gl.constexpr, PACK: gl.constexpr, PINGPONG: gl.constexpr, BLOCK_N: gl.constexpr,
+    CAUSAL: gl.constexpr, PACK: gl.constexpr, PINGPONG: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     _, _, _, o_desc = descs
@@ -165,7 +185,7 @@ def _compute(
     it = 0
     served = 0  # turns taken at the matrix units
     for turn in range(rounds_of(pairs * blocks)):
-        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, PACK, BLOCK_N)
+        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, PACK, SECTIONS, BLOCK_N)
         if PACK:
             head += w
         else:
@@ -217,7 +237,7 @@ def _compute(
         o = warpgroup_mma_wait(0, deps=(o,))
         mbarrier.arrive(v_empty.index(slot), count=1)
         it += 1
-        o = o * gl.convert_layout(1.0 / row_sum, O_ROW)[:, None]
+        o = o / gl.convert_layout(row_sum, O_ROW)[:, None]
         tma.store_wait(0)  # the tile before has left the buffer
         o_buf.store(o.to(dtype))
         fence_async_shared()
@@ -230,24 +250,28 @@ def _compute(
 @gluon.jit
 def _compute_0(
     descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL: gl.constexpr, PACK: gl.constexpr,
-    PINGPONG: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    PINGPONG: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(0, descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, BLOCK_N, STAGES)
+    _compute(
+        0, descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, SECTIONS, BLOCK_N, STAGES
+    )
 
 
 @gluon.jit
 def _compute_1(
     descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL: gl.constexpr, PACK: gl.constexpr,
-    PINGPONG: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    PINGPONG: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(1, descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, BLOCK_N, STAGES)
+    _compute(
+        1, descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, SECTIONS, BLOCK_N, STAGES
+    )
 
 
 # No value of a size compiles a kernel of its own: one configuration, one kernel.
 @gluon.jit(do_not_specialize=["heads", "group", "seq", "pairs", "blocks", "section"])
 def forward_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse_ptr, heads, group, seq, pairs, blocks, section, scale_log2,
-    CAUSAL: gl.constexpr, PACK: gl.constexpr, PINGPONG: gl.constexpr, BLOCK_N: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, heads, group, seq, pairs, blocks, scale_log2, section,
+    CAUSAL: gl.constexpr, PACK: gl.constexpr, PINGPONG: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """Writes o and lse (natural, fp32 [batch, heads, seq]). Boxes of q and o: 64 rows, of k and v: BLOCK_N."""
@@ -264,11 +288,13 @@ def forward_kernel(
     )  # fmt: skip
     descs = (q_desc, k_desc, v_desc, o_desc)
     bufs = (q_bufs, k_bufs, v_bufs, o_bufs)
-    sizes = (heads, group, seq, pairs, blocks, section)
+    sizes = (heads, group, seq, pairs, blocks, section if SECTIONS else pairs)
     # fmt: off
     gl.warp_specialize([
-        (_compute_0, (descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, BLOCK_N, STAGES)),
-        (_compute_1, (descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, BLOCK_N, STAGES)),
-        (_load, (descs, bars, bufs, sizes, CAUSAL, PACK, BLOCK_N, STAGES)),
+        (_compute_0, (descs, bars, bufs, sizes, lse_ptr, scale_log2,
+                      CAUSAL, PACK, PINGPONG, SECTIONS, BLOCK_N, STAGES)),
+        (_compute_1, (descs, bars, bufs, sizes, lse_ptr, scale_log2,
+                      CAUSAL, PACK, PINGPONG, SECTIONS, BLOCK_N, STAGES)),
+        (_load, (descs, bars, bufs, sizes, CAUSAL, PACK, SECTIONS, BLOCK_N, STAGES)),
     ], [4, 1], [240, 24])
     # fmt: on

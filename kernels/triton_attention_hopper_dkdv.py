@@ -30,8 +30,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flopcast.kernels.triton_attention_hopper import (
     barriers,
-    block_and_pair,
+    block_of,
     load_rows,
+    pair_of,
     rounds_of,
     store_rows,
     tile_of,
@@ -70,11 +71,15 @@ def prepare_kernel(
 
 
 @gluon.jit
-def dkdv_tile(tile, kv_heads, seq, pairs, section, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr):
+def dkdv_tile(
+    tile, kv_heads, seq, pairs, section, CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr
+):  # fmt: skip
     """Batch, key-value head, first key and first block of queries. Early keys see the most queries, and go first."""
-    block, pair = block_and_pair(tile, pairs, gl.cdiv(seq, KEYS), section)
-    first = block * KEYS // BLOCK_M if CAUSAL else 0
-    return pair // kv_heads, pair % kv_heads, block * KEYS, first
+    blocks = gl.cdiv(seq, KEYS)
+    start = block_of(tile, pairs, blocks, section, SECTIONS) * KEYS
+    pair = pair_of(tile, pairs, blocks, section, SECTIONS)
+    first = start // BLOCK_M if CAUSAL else 0
+    return pair // kv_heads, pair % kv_heads, start, first
 
 
 @gluon.jit
@@ -117,7 +122,7 @@ def load_queries(
 @gluon.jit
 def _load(
     key_descs, descs, key_bars, bars, key_bufs, bufs, sizes,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     k_desc, v_desc, _, _ = key_descs
     kv_full, kv_empty = key_bars
@@ -126,7 +131,7 @@ def _load(
     it = 0
     for turn in range(rounds_of(tiles)):
         batch, kv_head, start, first = dkdv_tile(
-            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, BLOCK_M
+            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, SECTIONS, BLOCK_M
         )
         for w in gl.static_range(2):
             mbarrier.wait(kv_empty.index(w), (turn & 1) ^ 1)
@@ -142,7 +147,7 @@ def _load(
 @gluon.jit
 def _compute(
     w: gl.constexpr, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     k_desc, v_desc, dk_desc, dv_desc = key_descs
     kv_full, kv_empty = key_bars
@@ -163,7 +168,7 @@ def _compute(
     it = 0
     for turn in range(rounds_of(tiles)):
         batch, kv_head, start, first = dkdv_tile(
-            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, BLOCK_M
+            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, SECTIONS, BLOCK_M
         )
         start += 64 * w
         keys = start + gl.arange(0, 64, KEY)
@@ -213,24 +218,52 @@ def _compute(
 @gluon.jit
 def _compute_0(
     key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(0, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2, CAUSAL, BLOCK_M, STAGES)
+    _compute(
+        0,
+        key_descs,
+        key_bars,
+        bars,
+        key_bufs,
+        bufs,
+        sizes,
+        scale,
+        scale_log2,
+        CAUSAL,
+        SECTIONS,
+        BLOCK_M,
+        STAGES,
+    )
 
 
 @gluon.jit
 def _compute_1(
     key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(1, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2, CAUSAL, BLOCK_M, STAGES)
+    _compute(
+        1,
+        key_descs,
+        key_bars,
+        bars,
+        key_bufs,
+        bufs,
+        sizes,
+        scale,
+        scale_log2,
+        CAUSAL,
+        SECTIONS,
+        BLOCK_M,
+        STAGES,
+    )
 
 
 @gluon.jit(do_not_specialize=["kv_heads", "group", "seq", "pairs", "tiles", "section"])
 def dkdv_kernel(
     q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc, lse_desc, delta_desc,
-    kv_heads, group, seq, pairs, tiles, section, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    kv_heads, group, seq, pairs, tiles, scale, scale_log2, section,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Boxes of q and do: BLOCK_M rows, of the others 64; of lse (base 2) and delta: BLOCK_M elements."""
     D: gl.constexpr = q_desc.block_type.shape[3]
@@ -250,13 +283,13 @@ def dkdv_kernel(
     bars = (barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2))
     key_descs = (k_desc, v_desc, dk_desc, dv_desc)
     descs = (q_desc, do_desc, lse_desc, delta_desc)
-    sizes = (kv_heads, group, seq, pairs, tiles, section)
+    sizes = (kv_heads, group, seq, pairs, tiles, section if SECTIONS else pairs)
     # fmt: off
     gl.warp_specialize([
         (_compute_0, (key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
-                      CAUSAL, BLOCK_M, STAGES)),
+                      CAUSAL, SECTIONS, BLOCK_M, STAGES)),
         (_compute_1, (key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
-                      CAUSAL, BLOCK_M, STAGES)),
-        (_load, (key_descs, descs, key_bars, bars, key_bufs, bufs, sizes, CAUSAL, BLOCK_M, STAGES)),
+                      CAUSAL, SECTIONS, BLOCK_M, STAGES)),
+        (_load, (key_descs, descs, key_bars, bars, key_bufs, bufs, sizes, CAUSAL, SECTIONS, BLOCK_M, STAGES)),
     ], [4, 1], [240, 24])
     # fmt: on

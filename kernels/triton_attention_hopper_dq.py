@@ -22,8 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flopcast.kernels.triton_attention_hopper import (
     barriers,
-    block_and_pair,
+    block_of,
     load_rows,
+    pair_of,
     rounds_of,
     store_rows,
     tile_of,
@@ -33,20 +34,23 @@ ROWS = gl.constexpr(128)  # of a tile, 64 for each warpgroup
 
 
 @gluon.jit
-def _locate(tile, sizes, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr):
+def _locate(tile, sizes, CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr):
     """Batch, head, first row and number of key blocks of a tile."""
     heads, _, seq, _, pairs, blocks, section = sizes
-    block, pair = block_and_pair(tile, pairs, blocks, section)
+    block = block_of(tile, pairs, blocks, section, SECTIONS)
     if CAUSAL:
         block = blocks - 1 - block  # the longest first
     start = block * ROWS
+    pair = pair_of(tile, pairs, blocks, section, SECTIONS)
+    batch = pair // heads
+    head = pair % heads
     last = gl.minimum(start + ROWS, seq) if CAUSAL else seq
-    return pair // heads, pair % heads, start, gl.cdiv(last, BLOCK_N)
+    return batch, head, start, gl.cdiv(last, BLOCK_N)
 
 
 @gluon.jit
 def _load(
-    descs, bars, bufs, sizes, CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr
+    descs, bars, bufs, sizes, CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
     q_desc, do_desc, k_desc, v_desc, _ = descs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -54,7 +58,7 @@ def _load(
     heads, group, seq, _, pairs, blocks, _ = sizes
     it = 0
     for turn in range(rounds_of(pairs * blocks)):
-        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, BLOCK_N)
+        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, SECTIONS, BLOCK_N)
         kv_head = head // group
         for w in gl.static_range(2):
             mbarrier.wait(q_empty.index(w), (turn & 1) ^ 1)
@@ -77,7 +81,7 @@ def _load(
 @gluon.jit
 def _compute(
     w: gl.constexpr, descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     q_desc, _, _, _, dq_desc = descs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
@@ -95,7 +99,7 @@ def _compute(
     zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
     it = 0
     for turn in range(rounds_of(pairs * blocks)):
-        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, BLOCK_N)
+        batch, head, start, count = _locate(tile_of(turn), sizes, CAUSAL, SECTIONS, BLOCK_N)
         start += 64 * w
         rows = start + gl.arange(0, 64, ROW)
         base = (batch * heads + head).to(gl.int64) * padded
@@ -142,24 +146,28 @@ def _compute(
 @gluon.jit
 def _compute_0(
     descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(0, descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, BLOCK_N, STAGES)
+    _compute(
+        0, descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, SECTIONS, BLOCK_N, STAGES
+    )
 
 
 @gluon.jit
 def _compute_1(
     descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(1, descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, BLOCK_N, STAGES)
+    _compute(
+        1, descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, SECTIONS, BLOCK_N, STAGES
+    )
 
 
 @gluon.jit(do_not_specialize=["heads", "group", "seq", "padded", "pairs", "blocks", "section"])
 def dq_kernel(
     q_desc, do_desc, k_desc, v_desc, dq_desc, lse_ptr, delta_ptr,
-    heads, group, seq, padded, pairs, blocks, section, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    heads, group, seq, padded, pairs, blocks, scale, scale_log2, section,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Boxes of k and v: BLOCK_N rows, of the others 64. lse (base 2) and delta: fp32 [batch * heads, padded]."""
     D: gl.constexpr = q_desc.block_type.shape[3]
@@ -176,11 +184,13 @@ def dq_kernel(
         barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2),
     )  # fmt: skip
     descs = (q_desc, do_desc, k_desc, v_desc, dq_desc)
-    sizes = (heads, group, seq, padded, pairs, blocks, section)
+    sizes = (heads, group, seq, padded, pairs, blocks, section if SECTIONS else pairs)
     # fmt: off
     gl.warp_specialize([
-        (_compute_0, (descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, BLOCK_N, STAGES)),
-        (_compute_1, (descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, BLOCK_N, STAGES)),
-        (_load, (descs, bars, bufs, sizes, CAUSAL, BLOCK_N, STAGES)),
+        (_compute_0, (descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2,
+                      CAUSAL, SECTIONS, BLOCK_N, STAGES)),
+        (_compute_1, (descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2,
+                      CAUSAL, SECTIONS, BLOCK_N, STAGES)),
+        (_load, (descs, bars, bufs, sizes, CAUSAL, SECTIONS, BLOCK_N, STAGES)),
     ], [4, 1], [240, 24])
     # fmt: on

@@ -8,6 +8,9 @@ The kernel of dK and dV (`triton_attention_hopper_dkdv`), whose two warpgroups a
 and multiply it with K: each for one half of the columns of dQ or, with TURNS, each for every other block of queries.
 Partial sums of dQ go to an fp32 buffer in an order that differs from run to run, and so do the last bits of dQ.
 `scale_kernel` then writes dQ.
+
+Not chosen by any rule or table yet: wrong when it last ran on a GPU (2026-11-21: half of dK and dV were stored from the
+wrong place), corrected since, not run since. `benchmarks/attention_tune.py` checks it.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def scale_kernel(
 @gluon.jit
 def _load(
     key_descs, descs, key_bars, bars, key_bufs, bufs, sizes,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     k_desc, v_desc, _, _ = key_descs
     kv_full, kv_empty, _ = key_bars
@@ -54,7 +57,7 @@ def _load(
     it = 0
     for turn in range(rounds_of(tiles)):
         batch, kv_head, start, first = dkdv_tile(
-            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, BLOCK_M
+            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, SECTIONS, BLOCK_M
         )
         mbarrier.wait(kv_empty.index(0), (turn & 1) ^ 1)
         mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
@@ -69,7 +72,8 @@ def _load(
 @gluon.jit
 def _compute(
     w: gl.constexpr, key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr, scale,
-    scale_log2, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    scale_log2, CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    TURNS: gl.constexpr,
 ):  # fmt: skip
     k_desc, _, dk_desc, dv_desc = key_descs
     kv_full, kv_empty, kv_done = key_bars
@@ -98,7 +102,7 @@ def _compute(
     it = 0
     for turn in range(rounds_of(tiles)):
         batch, kv_head, start, first = dkdv_tile(
-            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, BLOCK_M
+            tile_of(turn), kv_heads, seq, pairs, section, CAUSAL, SECTIONS, BLOCK_M
         )
         keys = start + 64 * w + gl.arange(0, 64, KEY)
         dk = gl.zeros([64, D], gl.float32, D_LAYOUT)
@@ -180,30 +184,30 @@ def _compute(
 @gluon.jit
 def _compute_0(
     key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     _compute(
         0, key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr, scale, scale_log2,
-        CAUSAL, BLOCK_M, STAGES, TURNS,
+        CAUSAL, SECTIONS, BLOCK_M, STAGES, TURNS,
     )  # fmt: skip
 
 
 @gluon.jit
 def _compute_1(
     key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     _compute(
         1, key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr, scale, scale_log2,
-        CAUSAL, BLOCK_M, STAGES, TURNS,
+        CAUSAL, SECTIONS, BLOCK_M, STAGES, TURNS,
     )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["kv_heads", "group", "seq", "padded", "pairs", "tiles", "section"])
 def backward_kernel(
     q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc, lse_desc, delta_desc, sums_ptr,
-    kv_heads, group, seq, padded, pairs, tiles, section, scale, scale_log2,
-    CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    kv_heads, group, seq, padded, pairs, tiles, scale, scale_log2, section,
+    CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """Boxes of q and do: BLOCK_M rows, of k, v, dk and dv 128. sums: fp32 [batch * heads, padded, D], zero."""
     D: gl.constexpr = q_desc.block_type.shape[3]
@@ -225,13 +229,13 @@ def backward_kernel(
     ds_bars = (barriers(2, 2), barriers(2, 1 if TURNS else 2))
     key_descs = (k_desc, v_desc, dk_desc, dv_desc)
     descs = (q_desc, do_desc, lse_desc, delta_desc)
-    sizes = (kv_heads, group, seq, padded, pairs, tiles, section)
+    sizes = (kv_heads, group, seq, padded, pairs, tiles, section if SECTIONS else pairs)
     # fmt: off
     gl.warp_specialize([
         (_compute_0, (key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr,
-                      scale, scale_log2, CAUSAL, BLOCK_M, STAGES, TURNS)),
+                      scale, scale_log2, CAUSAL, SECTIONS, BLOCK_M, STAGES, TURNS)),
         (_compute_1, (key_descs, key_bars, bars, ds_bars, key_bufs, bufs, ds_bufs, sizes, sums_ptr,
-                      scale, scale_log2, CAUSAL, BLOCK_M, STAGES, TURNS)),
-        (_load, (key_descs, descs, key_bars, bars, key_bufs, bufs, sizes, CAUSAL, BLOCK_M, STAGES)),
+                      scale, scale_log2, CAUSAL, SECTIONS, BLOCK_M, STAGES, TURNS)),
+        (_load, (key_descs, descs, key_bars, bars, key_bufs, bufs, sizes, CAUSAL, SECTIONS, BLOCK_M, STAGES)),
     ], [4, 1], [240, 24])
     # fmt: on

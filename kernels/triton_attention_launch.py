@@ -87,8 +87,8 @@ def launch_forward(
     with torch.cuda.device_of(q):
         hopper.forward_kernel[_grid(pairs * blocks, tile, q.device)](
             _matrix(q, 64), _matrix(k, tile.block_n), _matrix(v, tile.block_n), _matrix(o, 64), lse,
-            heads, group, seq, pairs, blocks, section, scale * LOG2_E,
-            CAUSAL=causal, PACK=tile.pack, PINGPONG=tile.pingpong, BLOCK_N=tile.block_n,
+            heads, group, seq, pairs, blocks, scale * LOG2_E, section,
+            CAUSAL=causal, SECTIONS=tile.l2_mib > 0, PACK=tile.pack, PINGPONG=tile.pingpong, BLOCK_N=tile.block_n,
             STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
         )  # fmt: skip
 
@@ -133,8 +133,9 @@ def _launch_dkdv(
     keys = [_matrix(x, 64) for x in (k, v, dk, dv)]
     vectors: list[Any] = [_vector(x, tile.block_m) for x in (lse2, delta)]
     hopper_dkdv.dkdv_kernel[_grid(tiles, tile, q.device)](
-        *rows, *keys, *vectors, kv_heads, group, seq, pairs, tiles, section, scale, scale * LOG2_E,
-        CAUSAL=causal, BLOCK_M=tile.block_m, STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
+        *rows, *keys, *vectors, kv_heads, group, seq, pairs, tiles, scale, scale * LOG2_E, section,
+        CAUSAL=causal, SECTIONS=tile.l2_mib > 0, BLOCK_M=tile.block_m, STAGES=tile.num_stages,
+        num_warps=tile.num_warps, maxnreg=REGISTERS,
     )  # fmt: skip
 
 
@@ -147,8 +148,9 @@ def _launch_dq(
     section = section_of(pairs, group, seq, 4 * q.shape[3], tile)
     hopper_dq.dq_kernel[_grid(pairs * blocks, tile, q.device)](
         _matrix(q, 64), _matrix(do, 64), _matrix(k, tile.block_n), _matrix(v, tile.block_n), _matrix(dq, 64),
-        lse2, delta, heads, group, seq, lse2.shape[1], pairs, blocks, section, scale, scale * LOG2_E,
-        CAUSAL=causal, BLOCK_N=tile.block_n, STAGES=tile.num_stages, num_warps=tile.num_warps, maxnreg=REGISTERS,
+        lse2, delta, heads, group, seq, lse2.shape[1], pairs, blocks, scale, scale * LOG2_E, section,
+        CAUSAL=causal, SECTIONS=tile.l2_mib > 0, BLOCK_N=tile.block_n, STAGES=tile.num_stages,
+        num_warps=tile.num_warps, maxnreg=REGISTERS,
     )  # fmt: skip
 
 
@@ -165,8 +167,8 @@ def _launch_onepass(
     hopper_onepass.backward_kernel[_grid(tiles, tile, q.device)](
         _matrix(q, tile.block_m), _matrix(do, tile.block_m), _matrix(k, 128), _matrix(v, 128),
         _matrix(dk, 128), _matrix(dv, 128), _vector(lse2, tile.block_m), _vector(delta, tile.block_m), sums,
-        kv_heads, heads // kv_heads, seq, padded, pairs, tiles, section, scale, scale * LOG2_E,
-        CAUSAL=causal, BLOCK_M=tile.block_m, STAGES=tile.num_stages, TURNS=tile.pingpong,
+        kv_heads, heads // kv_heads, seq, padded, pairs, tiles, scale, scale * LOG2_E, section,
+        CAUSAL=causal, SECTIONS=tile.l2_mib > 0, BLOCK_M=tile.block_m, STAGES=tile.num_stages, TURNS=tile.pingpong,
         num_warps=tile.num_warps, maxnreg=REGISTERS,
     )  # fmt: skip
     block = 64

@@ -52,7 +52,7 @@ def vector(length: int) -> str:
 def compiled(name: str, tile: attention_config.Tile, dim: int, causal: bool) -> Any:
     """As `triton_attention_launch` would launch it."""
     m, n = tile.block_m, tile.block_n
-    constants: dict[str, Any] = {"CAUSAL": causal, "STAGES": tile.num_stages}
+    constants: dict[str, Any] = {"CAUSAL": causal, "STAGES": tile.num_stages, "SECTIONS": tile.l2_mib > 0}
     half, keys = matrix(64, dim), matrix(n, dim)
     if name == "forward":
         kernel = hopper.forward_kernel
@@ -84,20 +84,17 @@ def compiled(name: str, tile: attention_config.Tile, dim: int, causal: bool) -> 
 
 
 def tiles(dim: int) -> Iterator[tuple[str, attention_config.Tile, bool]]:
-    """Every one that `config_for` can return; causal, and in full where the table has it so."""
+    """Every one that `config_for` can return; causal, or in full what a table has for that alone."""
     config = attention_config.rule(Attention(batch=1, heads=2, kv_heads=1, seq=1024, head_dim=dim), tma=True)
-    chosen = {(name, getattr(config, name), True) for name in attention_config.KERNELS}
+    chosen = [(name, getattr(config, name), "causal") for name in attention_config.KERNELS]
     for table in attention_config.tables():
         for place, by_seq in table.choices.items():
             name, measured, masking = place.split("/")
-            if int(measured) == dim:
-                chosen |= {(name, tile, masking == "causal") for tile in by_seq.values()}
-    once = {
-        (name, tile.key.split("/l2-")[0].removesuffix("/single"), causal): tile
-        for name, tile, causal in chosen
-        if tile
-    }
-    for (name, _, causal), tile in sorted(once.items()):
+            chosen += [(name, tile, masking) for tile in by_seq.values() if int(measured) == dim]
+    once: dict[tuple[str, str], tuple[attention_config.Tile, bool]] = {}
+    for name, tile, masking in sorted((x for x in chosen if x[1]), key=lambda x: x[2]):
+        once.setdefault((name, tile.key.removesuffix("/single")), (tile, masking == "causal"))
+    for (name, _), (tile, causal) in sorted(once.items()):
         yield name, tile, causal
 
 
