@@ -79,6 +79,13 @@ def append(path: Path, row: Row) -> None:
         file.write(json.dumps(row) + "\n")
 
 
+def mend(path: Path) -> None:
+    """Ends a last line cut short by a kill, so that the next one stands by itself."""
+    if path.is_file() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("\n")
+
+
 def rows(path: Path) -> list[Row]:
     """All whole lines; a last one cut short by a kill is left out."""
     found = []
@@ -320,9 +327,11 @@ def _exact(integers: tuple[Tensor, Tensor], layout: str) -> Tensor:
 
 def tune_matmul(
     out: Path, budget: float, say: Say, shapes: Iterable[Gemm] | None = None, workers: int | None = None,
-    count: int = PROPOSALS,
+    count: int = PROPOSALS, again_below: float = 0.0,
 ) -> Row:  # fmt: skip
     """Tunes as many shapes as the budget (seconds) allows, into `out`, and writes the table of all there is.
+
+    What the record in `out` holds is not done again, but for shapes at less than `again_below` of cuBLAS's speed.
 
     Returns {"out", "table", "shapes", "tuned", "dropped", "seconds"}. Raises UsageError without a CUDA device that
     has tensor-memory copies.
@@ -340,8 +349,9 @@ def tune_matmul(
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     path = out / RECORDS
+    mend(path)
     known = rows(path)
-    done = {(row["layout"], row["m"], row["n"], row["k"]) for row in known if row.get("config") == "cublas"}
+    done = {place for place, ratio in ratios(known).items() if ratio >= again_below}
     todo = [
         shape
         for shape in (grid() if shapes is None else shapes)
@@ -352,12 +362,13 @@ def tune_matmul(
     kernels = dict.fromkeys(
         (kernel_of(config), shape.layout) for shape, configs in wanted.items() for config in configs
     )
-    checked = {(row["kernel"], row["layout"]) for row in known if row["kind"] == "check"}
     workers = workers or min(16, os.cpu_count() or 1)
-    missing = [item for item in kernels if item not in checked]
-    say(f"{len(todo)} shapes, {len(kernels)} kernels, {len(missing)} to compile, in {workers} processes")
-    check_all(missing, path, workers, started + 0.6 * budget, say)
-    status = {(row["kernel"], row["layout"]): row["status"] for row in rows(path) if row["kind"] == "check"}
+    say(f"{len(todo)} shapes to do; {len(kernels)} kernels to compile and check, in {workers} processes")
+    begun = len(rows(path))
+    check_all(list(kernels), path, workers, started + 0.6 * budget, say)
+    status = {
+        (row["kernel"], row["layout"]): row["status"] for row in rows(path)[begun:] if row["kind"] == "check"
+    }
     say(f"compiled and checked after {time.monotonic() - started:.0f} s")
 
     random.Random(0).shuffle(todo)
@@ -397,25 +408,36 @@ def tune_matmul(
 Place = tuple[str, int, int, int]
 
 
-def best(records: Iterable[Row]) -> dict[Place, tuple[str, float]]:
-    """(layout, m, n, k) -> (configuration, seconds): the fastest of the last round, wrong ones left out."""
-    times: dict[Place, dict[str, float]] = defaultdict(dict)
-    wrong: set[tuple[Place, str]] = set()
+def sessions(records: Iterable[Row]) -> dict[Place, tuple[dict[str, float], float]]:
+    """(layout, m, n, k) -> (finalists' seconds by configuration, cuBLAS's), of the last time that a shape was done.
+
+    cuBLAS's row ends a shape. Configurations that were wrong there are left out.
+    """
+    begun: dict[Place, dict[str, float]] = defaultdict(dict)
+    wrong: dict[Place, set[str]] = defaultdict(set)
+    ended = {}
     for row in records:
-        if row["kind"] != "time" or row["config"] == "cublas":
+        if row["kind"] != "time":
             continue
         place = (row["layout"], row["m"], row["n"], row["k"])
         if row["status"] == "wrong":
-            wrong.add((place, row["config"]))
+            wrong[place].add(row["config"])
         elif row["status"] == "ok" and row["round"] == 2:
-            times[place][row["config"]] = row["seconds"]
-    found = {}
-    for place, of_place in times.items():
-        sound = {config: value for config, value in of_place.items() if (place, config) not in wrong}
-        if sound:
-            config = min(sound, key=lambda name: sound[name])
-            found[place] = (config, sound[config])
-    return found
+            if row["config"] == "cublas":
+                times, bad = begun.pop(place, {}), wrong.pop(place, set())
+                ended[place] = ({k: v for k, v in times.items() if k not in bad}, row["seconds"])
+            else:
+                begun[place][row["config"]] = row["seconds"]
+    return ended
+
+
+def best(records: Iterable[Row]) -> dict[Place, tuple[str, float]]:
+    """(layout, m, n, k) -> (configuration, seconds): the fastest of each shape's last session."""
+    return {
+        place: min(times.items(), key=lambda item: item[1])
+        for place, (times, _) in sessions(records).items()
+        if times
+    }
 
 
 def table(records: Sequence[Row], device: str, sm_count: int, capability: tuple[int, int]) -> Row:
@@ -445,15 +467,10 @@ def write_table(document: Row, path: Path) -> None:
     path.write_text(lines + ",\n".join(layouts) + "\n }\n}\n", encoding="utf-8")
 
 
-def ratios(records: Sequence[Row]) -> dict[Place, float]:
+def ratios(records: Iterable[Row]) -> dict[Place, float]:
     """cuBLAS's time over the best configuration's, a shape."""
-    library = {
-        (row["layout"], row["m"], row["n"], row["k"]): row["seconds"]
-        for row in records
-        if row["kind"] == "time" and row["config"] == "cublas" and row["status"] == "ok"
-    }
     return {
-        place: library[place] / seconds for place, (_, seconds) in best(records).items() if place in library
+        place: library / min(times.values()) for place, (times, library) in sessions(records).items() if times
     }
 
 

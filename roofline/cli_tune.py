@@ -23,6 +23,9 @@ def tune_kernels(
     ),
     budget: Annotated[float, typer.Option(help="Seconds after which no further shape is begun.")] = 600.0,
     kernel: Annotated[str, typer.Option(help="matmul.")] = "matmul",
+    again_below: Annotated[
+        float, typer.Option(help="Shapes in the record whose ratio to cuBLAS is under this are done again.")
+    ] = 0.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
     ] = False,
@@ -36,13 +39,15 @@ def tune_kernels(
         raise UsageError(f"--kernel {kernel!r}: valid is {', '.join(KERNELS)}")
     if not 0 < budget < float("inf"):
         raise UsageError(f"--budget {budget}: valid are seconds above 0")
+    if not again_below >= 0:
+        raise UsageError(f"--again-below {again_below}: valid are ratios, 0 or more")
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {str(out)!r} is a file: valid is a folder, made if there is none")
     from flopcast.microbench import tune
     from flopcast.roofline import tables
     from flopcast.roofline.cli import emit
 
-    found = tune.tune_matmul(out, budget, tables.say)
+    found = tune.tune_matmul(out, budget, tables.say, again_below=again_below)
     if as_json:
         emit(found)
     else:

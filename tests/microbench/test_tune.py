@@ -61,7 +61,9 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
     tune.append(path, timed(FAST, 1e-5))
     tune.append(path, timed(SLOW, 2e-5))
     path.write_text(path.read_text()[:-20])
-    assert [row["config"] for row in tune.rows(path)] == [FAST]
+    tune.mend(path)
+    tune.append(path, timed("cublas", 3e-5))
+    assert [row["config"] for row in tune.rows(path)] == [FAST, "cublas"]
     assert tune.rows(tmp_path / "none.jsonl") == []
 
 
@@ -69,7 +71,9 @@ def test_the_table_holds_the_fastest_that_is_right(tmp_path: Path) -> None:
     records = [
         timed(FAST, 1.0e-5), timed(SLOW, 2.0e-5), timed("cublas", 0.9e-5),
         timed(FAST, 0.5e-5, m=2048), timed(FAST, 0.5e-5, m=2048, status="wrong"), timed(SLOW, 2.0e-5, m=2048),
+        timed("cublas", 1e-5, m=2048),
         timed(SLOW, 0.1e-5, m=4096, round=1), timed("cublas", 1e-5, m=4096),
+        timed(SLOW, 0.1e-5, m=8192),
         {"kind": "check", "kernel": FAST, "layout": "nt", "status": "ok"},
     ]  # fmt: skip
     document = tune.table(records, "NVIDIA H200", 132, H200)
@@ -77,10 +81,15 @@ def test_the_table_holds_the_fastest_that_is_right(tmp_path: Path) -> None:
     tune.write_table(document, path)
     table = matmul_table.Table.of(json.loads(path.read_text()))
     chosen = {place: config.key for place, config in table.choices["nt"].items()}
-    assert chosen == {(1024, 1024, 1024): FAST, (2048, 1024, 1024): SLOW}  # 4096 got no second round
+    # 4096 got no second round, 8192 was cut short
+    assert chosen == {(1024, 1024, 1024): FAST, (2048, 1024, 1024): SLOW}
     assert math.isclose(tune.ratios(records)["nt", 1024, 1024, 1024], 0.9)
-    assert "0.900" in tune.summary(records)
+    assert "least 0.500, 2 shapes" in tune.summary(records)
     assert tune.summary([]) == "no shape is timed yet"
+    # done again: the later session counts, whole
+    again = [*records, timed(SLOW, 1.5e-5), timed("cublas", 1.2e-5)]
+    assert tune.best(again)["nt", 1024, 1024, 1024] == (SLOW, 1.5e-5)
+    assert math.isclose(tune.ratios(again)["nt", 1024, 1024, 1024], 0.8)
 
 
 def test_the_shipped_table_holds_what_was_right_on_its_device() -> None:
