@@ -61,11 +61,11 @@ def claims_figure(curves: Sequence[CostCurve], price_sets: Sequence[PriceSet]) -
     caption = (
         "FLOPs per dollar over the H100's, 90% intervals, each GPU in a host of its own. Above 1 the GPU is the better "
         "buy than an H100; of L4 and A100 the higher line. A claim is decided where a band does not reach the line it "
-        "is compared with. Dashed: projected."
+        "is compared with. Dashed: profiles that were not measured."
     )
     alt = "FLOPs per dollar of L4, A100 and H200 over the H100's against parameters, one panel for each price list."
     return finish(sheet, "claims", "The article's claims under four price lists", caption, alt,
-                  "forecasts; H200 measured, the others projected")  # fmt: skip
+                  "forecasts: " + "; ".join(f"{c.gpu} {c.basis}" for c in curves))  # fmt: skip
 
 
 @styled
@@ -111,4 +111,4 @@ def batch_figure(
     )
     alt = "PFLOP per dollar against counted FLOPs a step, by width and by batch, for L4, A100, H100 and H200."
     return finish(sheet, "batch", "A larger batch in place of a wider model", caption, alt,
-                  "forecasts; H200 measured, the others projected")  # fmt: skip
+                  "forecasts: " + "; ".join(f"{c.gpu} {c.basis}" for c in curves))  # fmt: skip

@@ -76,7 +76,7 @@ def cost_figure(curves: Sequence[CostCurve], reference: str | None = None) -> Fi
         else ""
     )
     caption = (
-        "Solid: measured profile; dashed: projected from another GPU's; shaded: 90% intervals; hollow points: bound by "
+        "Solid: measured profile; dashed: not measured (projected, published); shaded: 90% intervals; hollow points: bound by "
         f"the host. Higher is cheaper.{lower} Prices move by tens of percent within a year; each is named with its "
         "provider and day."
     )
