@@ -255,7 +255,7 @@ def forecast_items(
             "stream": {name: stream.meta.get(name) for name in ("torch", "transformers")},
         },
         basis_shares=basis_shares(items),
-        warnings=_warnings(items, stream, profile),
+        warnings=(*_warnings(items, stream, profile), *_host_warnings(run, host)),
     )
 
 
@@ -328,6 +328,16 @@ def _warnings(items: Sequence[Item], stream: Stream, profile: Profile) -> tuple[
             f"{share:.0%} of device time is in kernels of no measured kind, costed by bytes: {names}"
         )
     return tuple(found)
+
+
+def _host_warnings(run: Run, host: HostCosts) -> tuple[str, ...]:
+    """What the host's time leaves out."""
+    if host.triton or host is NO_HOST or "triton" not in (run.matmul, run.attention, run.fused):
+        return ()
+    return (
+        f"host time is low: what Triton's operators cost {host.name} beyond torch's was not measured "
+        "(`flopcast bench --suite host` there measures it)",
+    )
 
 
 def run_from(options: Mapping[str, Any]) -> Run:

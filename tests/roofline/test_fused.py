@@ -136,7 +136,9 @@ def test_an_operator_costs_the_host_what_was_measured_besides(
     assert profile.host is not None
     stream = traced(tiny, fused="triton")
     before = forecast(stream, profile)
+    assert any("host time is low" in warning for warning in before.warnings)
     after = forecast(stream, profile, replace(profile.host, triton=COSTS))
+    assert not any("host time is low" in warning for warning in after.warnings)
     calls = operators(stream)
     more = sum(calls[name] * COSTS[name] for name in ("rms_norm", "rms_norm_backward", "swiglu"))
     assert after.host_seconds - before.host_seconds == pytest.approx(more)
