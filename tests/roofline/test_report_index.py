@@ -1,0 +1,84 @@
+"""The index over pages, and the parts of a page that other modules make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.roofline import report_index
+from flopcast.roofline.lookup import find_profile
+from flopcast.roofline.report_data import Section
+from flopcast.roofline.report_extra import extra_parts, multiple_to_keep
+from flopcast.roofline.widths_rules import measured_rules
+
+
+def page(folder: Path, gpu: str, basis: str = "measured") -> None:
+    folder.mkdir(parents=True)
+    numbers = [{"value": "1 TFLOP/s", "what": "products <fast>", "note": ""}]
+    record = {"gpu": gpu, "name": gpu.upper(), "basis": basis, "date": "2026-11-21", "torch": "2", "numbers": numbers,
+              "page": "report.html"}  # fmt: skip
+    (folder / "report.json").write_text(json.dumps(record))
+    (folder / "report.html").write_text("<p>a page")
+
+
+def test_the_index_lists_pages_and_not_this_machines_own(tmp_path: Path) -> None:
+    page(tmp_path / "b", "gpu-b", "projected")
+    page(tmp_path / "c", "gpu-c")
+    page(tmp_path / "local", "gpu-local")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "report.json").write_text('{"gpu": ')
+    (tmp_path / "c" / "validation.csv").write_text("name\n")
+    text = report_index.write(tmp_path).read_text()
+    assert text.index("GPU-C") < text.index("GPU-B")  # measured first
+    assert "gpu-local" not in text.lower()
+    assert 'href="c/report.html"' in text
+    assert 'href="c/validation.csv"' in text
+    assert 'href="b/validation.csv"' not in text
+    assert "products &lt;fast&gt;" in text
+
+
+def test_an_index_is_kept_up_to_date_and_none_is_made_unasked(tmp_path: Path) -> None:
+    page(tmp_path / "a", "gpu-a")
+    index = tmp_path / report_index.INDEX
+    assert report_index.keep(tmp_path / "a") is None
+    index.write_text("<html>somebody's own")
+    assert report_index.keep(tmp_path / "a") is None
+    assert "somebody" in index.read_text()
+    assert report_index.keep(tmp_path / "a", tmp_path) == index
+    page(tmp_path / "b", "gpu-b")
+    assert report_index.keep(tmp_path / "b") is not None
+    assert "GPU-B" in index.read_text()
+    before = index.read_text()
+    page(tmp_path / "local", "gpu-local")
+    assert report_index.keep(tmp_path / "local") is None
+    assert index.read_text() == before
+    with pytest.raises(UsageError, match="--index"):
+        report_index.keep(tmp_path / "a", tmp_path / "nowhere")
+
+
+def test_the_multiple_to_keep_comes_from_this_gpus_own_products() -> None:
+    rules = measured_rules(find_profile("nvidia-h200"))
+    said = multiple_to_keep(rules)
+    assert said.startswith("Keep hidden, ffn and vocabulary to multiples of 64.")
+    assert "odd widths take" in said
+    assert "times as long at the median" in said
+    assert multiple_to_keep([]) == ""
+
+
+def test_extra_parts_are_there_or_say_why(tmp_path: Path) -> None:
+    profile = find_profile("nvidia-h200")
+    out = tmp_path / "nvidia-h200"
+    out.mkdir()
+    found = extra_parts(profile, out, may_trace=False)
+    assert [part.name for part in found.sections if isinstance(part, Section)] == ["widths"]
+    assert found.advice[0][0] == "Which multiple to keep"
+    assert found.faults == []
+    economics = tmp_path / "economics"
+    economics.mkdir()
+    (economics / "claims.json").write_text("{}")
+    broken = extra_parts(profile, out, may_trace=False)
+    assert [part.name for part in broken.sections] == ["widths"]
+    assert "claims could not be made" in broken.faults[0]
