@@ -33,7 +33,8 @@ class Crossover:
     `status`: "crossover", "leads" (one gives more throughout), "not separable at these prices", "no common
     size". At a crossover `below` gives more for models smaller than `n_params` and `above` for larger ones;
     it lies between `low` and `high` parameters, where None means that it may lie beyond the sizes compared.
-    For "leads" both name the leader. When not separable, `n_params` is where the middle estimates cross, if
+    For "leads" both name the leader, and `low` and `high` bound the sizes at which the intervals decide it, None where
+    they do at every size compared. When not separable, `n_params` is where the middle estimates cross, if
     they do.
     """
 
@@ -104,7 +105,9 @@ def _compare(a: CostCurve, b: CostCurve) -> list[Crossover]:
     if found:
         return found
     leader = a.gpu if next(gap.sign for gap in gaps if gap.sign) > 0 else b.gpu
-    return [replace(base, status="leads", below=leader, above=leader)]
+    decided = [gap.size for gap in gaps if gap.sign]
+    ends = (None, None) if len(decided) == len(gaps) else (exp(decided[0]), exp(decided[-1]))
+    return [replace(base, status="leads", below=leader, above=leader, low=ends[0], high=ends[1])]
 
 
 def _open_stretches(gaps: Sequence[_Gap]) -> Iterator[Sequence[_Gap]]:
@@ -281,7 +284,8 @@ def sentence(row: Crossover) -> str:
         return f"{pair}: {NOT_SEPARABLE}, {span}{where}"
     if row.status == "leads":
         other = row.gpu_b if row.below == row.gpu_a else row.gpu_a
-        return f"{row.below} gives more FLOPs per dollar than {other}, {span}"
+        part = f"; beyond the intervals from {_millions(row.low)} to {_millions(row.high)}" if row.low else ""
+        return f"{row.below} gives more FLOPs per dollar than {other}, {span}{part}"
     low = _millions(row.low) if row.low else f"below {_millions(row.compared_from)}"
     high = _millions(row.high) if row.high else f"above {_millions(row.compared_to)}"
     size = _millions(row.n_params)

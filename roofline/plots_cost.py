@@ -76,8 +76,8 @@ def cost_figure(curves: Sequence[CostCurve], reference: str | None = None) -> Fi
         else ""
     )
     caption = (
-        "Solid: measured profile; dashed: not measured (projected, published); shaded: 90% intervals; hollow points: bound by "
-        f"the host. Higher is cheaper.{lower} Prices move by tens of percent within a year; each is named with its "
+        "Solid: measured profile; dashed: not measured (projected, published); shaded: 90% intervals; hollow points: "
+        f"bound by the host. Higher is cheaper.{lower} Prices move by tens of percent within a year; each is named with its "
         "provider and day."
     )
     alt = f"PFLOP per dollar against parameters, from the smallest to the largest model: {spans}."

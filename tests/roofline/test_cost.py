@@ -22,6 +22,7 @@ from flopcast.roofline.cost import (
     crossover_rows,
     crossovers,
     memory_rows,
+    sentence,
 )
 from flopcast.roofline.prices import Price
 
@@ -236,6 +237,16 @@ def test_a_leader_is_named() -> None:
     assert (best.gpu, best.separable) == ("b", True)
 
 
+def test_a_lead_that_is_decided_in_part_says_where() -> None:
+    """b is 10 times as fast at the smallest model and 1.1 times from the third on: within errors of 1.1."""
+    near = [0.01, 0.05, 0.09, 0.09, 0.09]
+    (row,) = crossovers([curve("a", FLAT, 1.0, 0.1), curve("b", near, 1.0, 0.1)])
+    assert (row.status, row.below, row.low) == ("leads", "b", pytest.approx(1e8))
+    assert row.high is not None
+    assert 2e8 < row.high < 4e8
+    assert "beyond the intervals from 100M to" in sentence(row)
+
+
 def test_a_pair_may_cross_twice() -> None:
     rows = crossovers([curve("a", FLAT), curve("b", [0.05, 0.2, 0.2, 0.2, 0.05])])
     assert [(row.below, row.above) for row in rows] == [("b", "a"), ("a", "b")]
@@ -276,8 +287,8 @@ def test_rows_keep_what_does_not_fit_with_a_reason() -> None:
     assert {row["price_date"] for row in rows} == {"2025-11-15"}
     assert len(break_even_rows(curves, SIZES)) == 3
     assert [row["gpu"] for row in best_rows(curves, SIZES)] == ["b", "a", "a", "b", "b"]
-    (sentence,) = (row["sentence"] for row in crossover_rows(curves))
-    assert sentence.startswith("b gives more below 200M parameters, a above")
+    (text,) = (row["sentence"] for row in crossover_rows(curves))
+    assert text.startswith("b gives more below 200M parameters, a above")
 
 
 def test_points_that_make_no_curve_are_refused() -> None:
