@@ -7,6 +7,9 @@ projections leave them; any strides are read in place if the last is 1. Queries 
     out = prepare(shape, "sdpa-flash", operands_)()         # o, or (dq, dk, dv)
     error, tolerance = check(out, reference(operands_, shape), operands_, shape)
 
+On Hopper, in bf16, the Triton backend is four kernels in Gluon (`triton_attention_hopper*`), elsewhere and for
+other operands plain Triton (`triton_attention`); `attention_config` says with which tiles.
+
 The torch backends call the ATen operator that `scaled_dot_product_attention` and its autograd formula call in
 a training step (log-sum-exp on, no dropout; enable_gqa: flash and cuDNN take fewer key-value heads as they
 are), so that a timed call holds that operator alone. What SDPA's own checks refuse is refused here.
@@ -77,12 +80,13 @@ def _triton_module(q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 @lru_cache
 def _hopper() -> str:
-    """Triton's version if its Gluon has what the Hopper kernels use, else an empty string."""
+    """Triton's version if its Gluon has what the Hopper kernels use (3.6 and 3.7 have), else an empty string."""
     try:
         from flopcast.kernels import triton_attention_launch
-    except ImportError:
+    except (ImportError, AttributeError):
         return ""
-    return triton_attention_launch.VERSION
+    version = triton_attention_launch.VERSION
+    return version if tuple(map(int, version.split(".")[:2])) >= (3, 6) else ""
 
 
 @lru_cache(maxsize=1024)
@@ -95,8 +99,10 @@ def _chosen(
     shape = Attention(
         batch=q[0], heads=q[1], kv_heads=kv_heads, seq=q[2], head_dim=q[3], causal=causal, dtype=name
     )
-    # the Hopper kernels take the maximum of unscaled scores: right for a positive scale only
-    triton = _hopper() if on_gpu and scaled_up and capability == (9, 0) else ""
+    # The Hopper kernels take the maximum of unscaled scores: right for a positive scale only. In fp16 they have not
+    # been run on a GPU yet.
+    suited = on_gpu and scaled_up and capability == (9, 0) and dtype == torch.bfloat16
+    triton = _hopper() if suited else ""
     device_name = torch.cuda.get_device_name(device) if on_gpu else ""
     return config_for(shape, capability, tma=bool(triton), device=device_name, triton=triton)
 
@@ -153,8 +159,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Triton backward: (dq, dk, dv), bit-identical from run to run. Errors as `forward`.
 
-    Without `deterministic` one pass makes all three, where the part has such a kernel: the last bits of dq then
-    differ from run to run.
+    Without `deterministic` one pass makes all three where `config` has a tile for it: the last bits of dq then
+    differ from run to run. No rule or table has one yet.
     """
     module = _triton_module(q, k, v)
     dq, dk, dv = _output_like(q), _output_like(k), _output_like(v)

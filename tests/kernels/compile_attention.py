@@ -1,4 +1,4 @@
-"""Compiles the Hopper attention kernels for sm_90 without a GPU; run by test_attention.py, in its own process.
+"""Compiles the Hopper attention kernels for sm_90 without a GPU; run by test_attention_hopper.py, in its own process.
 
     python compile_attention.py HEAD_DIM...
 

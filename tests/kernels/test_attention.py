@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flopcast.kernels import attention as A
-from flopcast.kernels import attention_config, attention_sdpa
+from flopcast.kernels import attention_sdpa
 from flopcast.kernels.references import BackendUnavailable, attention_math
 from flopcast.kernels.shapes import Attention
 
@@ -205,69 +203,6 @@ def test_triton_in_the_interpreter(run_interpreted: Callable[[str], None]) -> No
     run_interpreted("interpreted_attention.py")
 
 
-def test_hopper_tiles_fit_and_overlap(run_script: Callable[..., str]) -> None:
-    """Each tile that can be chosen, compiled for sm_90: resources, and what its speed rests on.
-
-    ptxas may serialise matrix instructions (a wait for each) or move the wait for a product above the softmax that
-    it should run under.
-    """
-    pytest.importorskip("triton.experimental.gluon")
-    with ThreadPoolExecutor(2) as pool:
-        printed = pool.map(lambda dim: run_script("compile_attention.py", dim), ("128", "64"))
-        rows = [json.loads(line) for text in printed for line in text.splitlines()]
-    assert {(row["kernel"], row["head_dim"]) for row in rows} >= {
-        (kernel, dim) for kernel in ("forward", "dkdv", "dq") for dim in (64, 128)
-    }
-    for row in rows:
-        assert row["spill_bytes"] <= (192 if row["kernel"] == "onepass" else 96), row
-        assert row["shared_bytes"] <= row["limit_bytes"], row
-        assert row["registers"] <= 168, row  # 12 warps of them fill the register file
-        assert 0 < 3 * row["waits"] <= row["products"], row
-        assert row["hidden"] >= 32, row
-
-
-def table_of(choices: dict[str, dict[str, str]]) -> attention_config.Table:
-    document = {"format": attention_config.FORMAT, "device": "D", "triton": "3.6.0", "choices": choices}
-    return attention_config.Table.of(document)
-
-
-def test_a_call_takes_the_tile_measured_nearest() -> None:
-    short, long = "hopper/128x64/w4s4/pack", "hopper/128x128/w4s2/pingpong/single"
-    table = table_of({"forward/128/causal": {"1024": short, "8192": long}})
-    shape = replace(SHAPE, head_dim=128)
-    for seq, key in ((1, short), (1024, short), (2896, short), (2897, long), (10**6, long)):
-        tile = table.tile("forward", replace(shape, seq=seq))
-        assert tile is not None
-        assert tile.key == key
-    assert table.tile("dq", shape) is None
-    assert table.tile("forward", replace(shape, causal=False)) is None
-    for bad in ("hopper/128x128", "tma/128x128/w4s2", "hopper/128x128/w4s2/pong"):
-        with pytest.raises(ValueError, match="no attention tile"):
-            attention_config.from_key(bad)
-    with pytest.raises(ValueError, match="format"):
-        attention_config.Table.of({"format": 0})
-
-
-@pytest.mark.parametrize("table", attention_config.tables(), ids=lambda table: table.device)
-def test_shipped_tables_serve_every_shape(table: attention_config.Table) -> None:
-    """Two heads a group or one, any length and masking: tiles for Hopper; one head a group cannot be packed."""
-    for head_dim in (64, 128):
-        for causal in (True, False):
-            for seq in (1, 300, 4096, 32768):
-                shape = Attention(batch=1, heads=4, kv_heads=2, seq=seq, head_dim=head_dim, causal=causal)
-                chosen = attention_config.config_for(
-                    shape, tma=True, device=table.device, triton=table.triton
-                )
-                assert {chosen.forward.kind, chosen.dkdv.kind, chosen.dq.kind} == {"hopper"}
-                alone = attention_config.config_for(
-                    replace(shape, kv_heads=4), tma=True, device=table.device, triton=table.triton
-                )
-                assert not alone.forward.pack
-                assert alone.forward.block_n == 128
-                plain = attention_config.config_for(shape, device=table.device, triton=table.triton)
-                assert plain.forward.kind == "pointer"
-
-
 # --- On a GPU ---
 
 GPU_SHAPES = [
@@ -358,64 +293,6 @@ class TestOnDevice:
         first = call()
         for _ in range(3):
             assert all(torch.equal(x, y) for x, y in zip(first, call(), strict=True))
-
-    def test_one_pass_agrees_with_the_reference(self) -> None:
-        for head_dim in (64, 128):
-            shape = Attention(batch=2, heads=4, kv_heads=2, seq=999, head_dim=head_dim, direction="bwd")
-            operands = A.operands(shape, "cuda")
-            q, k, v, do = operands
-            o, lse = A.forward(q, k, v)
-            out = A.backward(do, q, k, v, o, lse, deterministic=False)
-            error, tolerance = A.check(out, A.reference(operands, shape), operands, shape)
-            assert error <= tolerance
-
-    @pytest.mark.parametrize("head_dim", [64, 128])
-    def test_offsets_beyond_32_bits(self, head_dim: int) -> None:
-        """The second batch lies 2^31 elements behind the first."""
-        far, seq = 2**31 + 64, 300
-        storage = torch.zeros(far + seq * 4 * head_dim, dtype=torch.bfloat16, device="cuda")
-        view = storage.as_strided((2, 4, seq, head_dim), (far, head_dim, 4 * head_dim, 1))
-        view.copy_(torch.randn(view.shape, device="cuda"))
-        q, k, v = view[:, :2], view[:, 2:3], view[:, 3:]
-        near = [x.contiguous() for x in (q, k, v)]
-        o, lse = A.forward(q, k, v)
-        assert torch.equal(o, A.forward(*near)[0])
-        do = torch.randn_like(o)
-        for got, want in zip(A.backward(do, q, k, v, o, lse), A.backward(do, *near, o, lse), strict=True):
-            assert torch.equal(got, want)
-
-    @pytest.mark.parametrize("head_dim", [64, 128])
-    def test_rows_that_copies_cannot_read_in_place(self, head_dim: int) -> None:
-        """Rows not at multiples of 16 bytes, and the gradient of a sum: all strides 0."""
-        packed = torch.randn(1, 77, 4, head_dim + 1, device="cuda", dtype=torch.bfloat16)[..., 1:]
-        q, k, v = (x.transpose(1, 2) for x in packed.split([2, 1, 1], dim=2))
-        o, lse = A.forward(q, k, v)
-        assert torch.equal(o, A.forward(q.contiguous(), k.contiguous(), v.contiguous())[0])
-        ones = torch.ones((), device="cuda", dtype=torch.bfloat16).expand(o.shape)
-        for got, want in zip(
-            A.backward(ones, q, k, v, o, lse), A.backward(ones.contiguous(), q, k, v, o, lse), strict=True
-        ):
-            assert torch.equal(got, want)
-
-    @pytest.mark.parametrize("head_dim", [64, 128])
-    def test_nan_and_infinity_reach_the_rows_that_see_them(self, head_dim: int) -> None:
-        shape = Attention(batch=1, heads=2, kv_heads=1, seq=200, head_dim=head_dim)
-        q, k, v = A.operands(shape, "cuda")
-        clean = A.forward(q, k, v)[0]
-        nan_q, inf_k, inf_v = q.clone(), k.clone(), v.clone()
-        nan_q[0, 0, 70, 3] = float("nan")
-        got = A.forward(nan_q, k, v)[0]
-        assert got[0, 0, 70].isnan().all()
-        got[0, 0, 70] = clean[0, 0, 70]
-        assert torch.equal(got, clean)
-        inf_k[0, 0, 150] = float("inf")  # scores of either sign, added: not a number
-        got = A.forward(q, inf_k, v)[0]
-        assert got[:, :, 150:].isnan().all()
-        assert torch.equal(got[:, :, :150], clean[:, :, :150])
-        inf_v[0, 0, 150, 5] = float("inf")
-        got = A.forward(q, k, inf_v)[0]
-        assert got[:, :, 150:, 5].isposinf().all()
-        assert torch.equal(got[:, :, :128], clean[:, :, :128])  # a masked 0 times infinity is no number
 
     def test_qwen3_trains_on_it_under_autocast(self) -> None:
         transformers = pytest.importorskip("transformers")

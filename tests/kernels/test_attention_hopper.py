@@ -1,0 +1,169 @@
+"""The Hopper attention: tiles by table, resources and schedule without a GPU, what tensor-memory copies must bear."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flopcast.kernels import attention as A
+from flopcast.kernels import attention_config
+from flopcast.kernels.shapes import Attention
+
+CUDA = torch.cuda.is_available()
+SHAPE = Attention(batch=2, heads=4, kv_heads=2, seq=50, head_dim=64)
+
+
+def test_hopper_tiles_fit_and_overlap(run_script: Callable[..., str]) -> None:
+    """Each tile that can be chosen, compiled for sm_90: resources, and what its speed rests on.
+
+    ptxas may serialise matrix instructions (a wait for each) or move the wait for a product above the softmax that
+    it should run under.
+    """
+    pytest.importorskip("triton.experimental.gluon")
+    with ThreadPoolExecutor(2) as pool:
+        printed = pool.map(lambda dim: run_script("compile_attention.py", dim), ("128", "64"))
+        rows = [json.loads(line) for text in printed for line in text.splitlines()]
+    assert {(row["kernel"], row["head_dim"]) for row in rows} >= {
+        (kernel, dim) for kernel in ("forward", "dkdv", "dq") for dim in (64, 128)
+    }
+    for row in rows:
+        assert row["spill_bytes"] <= (192 if row["kernel"] == "onepass" else 96), row
+        assert row["shared_bytes"] <= row["limit_bytes"], row
+        assert row["registers"] <= 168, row  # 12 warps of them fill the register file
+        assert 0 < 3 * row["waits"] <= row["products"], row
+        assert row["hidden"] >= 32, row
+
+
+def table_of(choices: dict[str, dict[str, str]]) -> attention_config.Table:
+    document = {"format": attention_config.FORMAT, "device": "D", "triton": "3.6.0", "choices": choices}
+    return attention_config.Table.of(document)
+
+
+def test_a_call_takes_the_tile_measured_nearest() -> None:
+    short, long = "hopper/128x64/w4s4/pack", "hopper/128x128/w4s2/pingpong/single"
+    table = table_of({"forward/128/causal": {"1024": short, "8192": long}})
+    shape = replace(SHAPE, head_dim=128)
+    for seq, key in ((1, short), (1024, short), (2896, short), (2897, long), (10**6, long)):
+        tile = table.tile("forward", replace(shape, seq=seq))
+        assert tile is not None
+        assert tile.key == key
+    assert table.tile("dq", shape) is None
+    assert table.tile("forward", replace(shape, causal=False)) is None
+    for bad in ("hopper/128x128", "tma/128x128/w4s2", "hopper/128x128/w4s2/pong"):
+        with pytest.raises(ValueError, match="no attention tile"):
+            attention_config.from_key(bad)
+    with pytest.raises(ValueError, match="format"):
+        attention_config.Table.of({"format": 0})
+
+
+@pytest.mark.parametrize("table", attention_config.tables(), ids=lambda table: table.device)
+def test_shipped_tables_serve_every_shape(table: attention_config.Table) -> None:
+    """Two heads a group or one, any length and masking: tiles for Hopper; one head a group cannot be packed."""
+    for head_dim in (64, 128):
+        for causal in (True, False):
+            for seq in (1, 300, 4096, 32768):
+                shape = Attention(batch=1, heads=4, kv_heads=2, seq=seq, head_dim=head_dim, causal=causal)
+                chosen = attention_config.config_for(
+                    shape, tma=True, device=table.device, triton=table.triton
+                )
+                assert {chosen.forward.kind, chosen.dkdv.kind, chosen.dq.kind} == {"hopper"}
+                alone = attention_config.config_for(
+                    replace(shape, kv_heads=4), tma=True, device=table.device, triton=table.triton
+                )
+                assert not alone.forward.pack
+                assert alone.forward.block_n == 128
+                plain = attention_config.config_for(shape, device=table.device, triton=table.triton)
+                assert plain.forward.kind == "pointer"
+
+
+# --- On a GPU ---
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+class TestOnDevice:
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    @pytest.mark.parametrize("turns", [False, True])
+    def test_one_pass_agrees_with_the_reference(self, head_dim: int, turns: bool) -> None:
+        if torch.cuda.get_device_capability() != (9, 0) or (head_dim == 64 and not turns):
+            pytest.skip("a Hopper kernel; with head_dim 64 the warpgroups take turns")
+        shape = Attention(batch=2, heads=4, kv_heads=2, seq=999, head_dim=head_dim, direction="bwd")
+        tile = A.Tile(64, 128, 4, 2, "hopper", pingpong=turns)
+        config = replace(attention_config.rule(shape, tma=True), onepass=tile)
+        operands = A.operands(shape, "cuda")
+        q, k, v, do = operands
+        o, lse = A.forward(q, k, v)
+        out = A.backward(do, q, k, v, o, lse, config=config, deterministic=False)
+        error, tolerance = A.check(out, A.reference(operands, shape), operands, shape)
+        assert error <= tolerance
+
+    def test_heads_in_sections_give_the_same_bits(self) -> None:
+        """The order in which tiles are taken; sizes that leave a part of a section."""
+        if torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("Hopper kernels")
+        shape = Attention(batch=5, heads=6, kv_heads=3, seq=1500, head_dim=128, direction="bwd")
+        config = attention_config.rule(shape, tma=True)
+        sections = replace(
+            config,
+            **{name: replace(getattr(config, name), l2_mib=2) for name in ("forward", "dkdv", "dq")},
+        )
+        q, k, v, do = A.operands(shape, "cuda")
+        results = []
+        for each in (config, sections):
+            o, lse = A.forward(q, k, v, config=each)
+            results.append((o, lse, *A.backward(do, q, k, v, o, lse, config=each)))
+        for one, other in zip(*results, strict=True):
+            assert torch.equal(one, other)
+
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    def test_offsets_beyond_32_bits(self, head_dim: int) -> None:
+        """The second batch lies 2^31 elements behind the first."""
+        far, seq = 2**31 + 64, 300
+        storage = torch.zeros(far + seq * 4 * head_dim, dtype=torch.bfloat16, device="cuda")
+        view = storage.as_strided((2, 4, seq, head_dim), (far, head_dim, 4 * head_dim, 1))
+        view.copy_(torch.randn(view.shape, device="cuda"))
+        q, k, v = view[:, :2], view[:, 2:3], view[:, 3:]
+        near = [x.contiguous() for x in (q, k, v)]
+        o, lse = A.forward(q, k, v)
+        assert torch.equal(o, A.forward(*near)[0])
+        do = torch.randn_like(o)
+        for got, want in zip(A.backward(do, q, k, v, o, lse), A.backward(do, *near, o, lse), strict=True):
+            assert torch.equal(got, want)
+
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    def test_rows_that_copies_cannot_read_in_place(self, head_dim: int) -> None:
+        """Rows not at multiples of 16 bytes, and the gradient of a sum: all strides 0."""
+        packed = torch.randn(1, 77, 4, head_dim + 1, device="cuda", dtype=torch.bfloat16)[..., 1:]
+        q, k, v = (x.transpose(1, 2) for x in packed.split([2, 1, 1], dim=2))
+        o, lse = A.forward(q, k, v)
+        assert torch.equal(o, A.forward(q.contiguous(), k.contiguous(), v.contiguous())[0])
+        ones = torch.ones((), device="cuda", dtype=torch.bfloat16).expand(o.shape)
+        for got, want in zip(
+            A.backward(ones, q, k, v, o, lse), A.backward(ones.contiguous(), q, k, v, o, lse), strict=True
+        ):
+            assert torch.equal(got, want)
+
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    def test_nan_and_infinity_reach_the_rows_that_see_them(self, head_dim: int) -> None:
+        shape = Attention(batch=1, heads=2, kv_heads=1, seq=200, head_dim=head_dim)
+        q, k, v = A.operands(shape, "cuda")
+        clean = A.forward(q, k, v)[0]
+        nan_q, inf_k, inf_v = q.clone(), k.clone(), v.clone()
+        nan_q[0, 0, 70, 3] = float("nan")
+        got = A.forward(nan_q, k, v)[0]
+        assert got[0, 0, 70].isnan().all()
+        got[0, 0, 70] = clean[0, 0, 70]
+        assert torch.equal(got, clean)
+        inf_k[0, 0, 150] = float("inf")  # scores of either sign, added: not a number
+        got = A.forward(q, inf_k, v)[0]
+        assert got[:, :, 150:].isnan().all()
+        assert torch.equal(got[:, :, :150], clean[:, :, :150])
+        inf_v[0, 0, 150, 5] = float("inf")
+        got = A.forward(q, k, inf_v)[0]
+        assert got[:, :, 150:, 5].isposinf().all()
+        assert torch.equal(got[:, :, :128], clean[:, :, :128])  # a masked 0 times infinity is no number
