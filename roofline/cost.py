@@ -105,8 +105,14 @@ def _compare(a: CostCurve, b: CostCurve) -> list[Crossover]:
     if found:
         return found
     leader = a.gpu if next(gap.sign for gap in gaps if gap.sign) > 0 else b.gpu
-    decided = [gap.size for gap in gaps if gap.sign]
-    ends = (None, None) if len(decided) == len(gaps) else (exp(decided[0]), exp(decided[-1]))
+    decided = [i for i, gap in enumerate(gaps) if gap.sign]
+    if len(decided) == len(gaps):
+        ends: tuple[float | None, float | None] = (None, None)
+    else:  # beside the outermost decided sizes lie those where an end of the interval is zero
+        ends = (
+            exp(gaps[max(decided[0] - 1, 0)].size),
+            exp(gaps[min(decided[-1] + 1, len(gaps) - 1)].size),
+        )
     return [replace(base, status="leads", below=leader, above=leader, low=ends[0], high=ends[1])]
 
 

@@ -77,8 +77,8 @@ def cost_figure(curves: Sequence[CostCurve], reference: str | None = None) -> Fi
     )
     caption = (
         "Solid: measured profile; dashed: not measured (projected, published); shaded: 90% intervals; hollow points: "
-        f"bound by the host. Higher is cheaper.{lower} Prices move by tens of percent within a year; each is named with its "
-        "provider and day."
+        f"bound by the host. Higher is cheaper.{lower} Prices move by tens of percent within a year; each is named "
+        "with its provider and day."
     )
     alt = f"PFLOP per dollar against parameters, from the smallest to the largest model: {spans}."
     return finish(sheet, "cost", "FLOPs per dollar against model size", caption, alt,
