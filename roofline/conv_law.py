@@ -31,7 +31,8 @@ def inputs(params: Params, features: Array) -> Array:
 
 
 def _waiting(params: Params, features: Array) -> Array:
-    """log2 of rounds over what they would be if blocks could be cut; at most 3."""
+    """log2 of what rounds of whole blocks compute over what is asked for; at most 3."""
     m, n = np.exp2(features[:, 0]), np.exp2(features[:, 1])
-    rounds = np.ceil(m / TILE) * np.ceil(n / TILE) / params["sm_count"]
-    return np.asarray(np.log2(np.ceil(rounds) / rounds).clip(0.0, 3.0))
+    rows, columns = np.minimum(m, TILE), np.minimum(n, TILE)
+    rounds = np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / params["sm_count"])
+    return np.asarray(np.log2(rounds * params["sm_count"] * rows * columns / (m * n)).clip(0.0, 3.0))
