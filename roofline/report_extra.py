@@ -65,11 +65,12 @@ def width_parts(profile: Profile, out: Path, may_trace: bool) -> Iterator[Sectio
         return
     from flopcast.roofline.plots_widths import penalty_figure, sawtooth_figure
     from flopcast.roofline.widths_rules import measured_rules
-    from flopcast.roofline.widths_sawtooth import sawtooth_points
+    from flopcast.roofline.widths_sawtooth import sawtooth_points, sawtooth_widths
 
     rules = measured_rules(profile)
     checks = _rows_of(out / WIDTHS)
-    points = sawtooth_points(profile) if may_trace else []
+    widths = [width for width in sawtooth_widths() if width % 64 == 0 or width // 512 % 2 == 0]
+    points = sawtooth_points(profile, widths) if may_trace else []  # 61 steps
     drawn = (sawtooth_figure(points, profile), penalty_figure(checks, profile.gpu))
     tables = [table for table in (rule_table(rules, profile), check_table(checks)) if table is not None]
     advice = multiple_to_keep(rules)
