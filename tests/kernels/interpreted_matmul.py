@@ -62,12 +62,12 @@ def test_small_integers_are_exact(m: int, n: int, k: int, layout: str, group: in
 
 TMA = MatmulConfig(16, 32, 16, 4, 2, group_m=2, kind="tma")
 SHARES = (
-    {},
-    {"subtiles": 2},
-    {"split": 3},
-    {"split": 2, "reduce": True},
-    {"split": 0},
-    {"split": 0, "subtiles": 4},
+    *((layout, {}) for layout in LAYOUTS),
+    ("tn", {"subtiles": 2}),
+    ("nt", {"split": 3}),
+    ("nn", {"split": 2, "reduce": True}),
+    ("tn", {"split": 0}),
+    ("nt", {"split": 0, "subtiles": 4}),
 )
 
 
@@ -77,8 +77,7 @@ def _integers(shape: Gemm, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize(("layout", "share"), SHARES)
 def test_tensor_memory_copies_are_exact(layout: str, share: dict[str, Any]) -> None:
     """Odd edges, k of several steps: whole tiles, parts of k and iterations dealt out, summed in one kernel or two."""
     shape = Gemm(m=40, n=72, k=56, dtype="fp16", layout=layout)
@@ -87,15 +86,13 @@ def test_tensor_memory_copies_are_exact(layout: str, share: dict[str, Any]) -> N
     assert torch.equal(out.double(), matmul_reference(a, b, layout))
 
 
-@pytest.mark.parametrize(("block_m", "block_n", "subtiles"), [(16, 48, 2), (48, 16, 1)])
-def test_tiles_of_two_blocks_are_exact(block_m: int, block_n: int, subtiles: int) -> None:
+@pytest.mark.parametrize(("layout", "block_m", "block_n", "subtiles"), [("nt", 16, 48, 2), ("tn", 48, 16, 1)])
+def test_tiles_of_two_blocks_are_exact(layout: str, block_m: int, block_n: int, subtiles: int) -> None:
     """As 128 x 192 is: 128 x 128 and 128 x 64."""
+    shape = Gemm(m=40, n=56, k=40, dtype="fp16", layout=layout)
+    a, b = _integers(shape)
     config = replace(TMA, block_m=block_m, block_n=block_n, subtiles=subtiles)
-    for layout in ("nt", "tn"):
-        shape = Gemm(m=40, n=104, k=40, dtype="fp16", layout=layout)
-        a, b = _integers(shape)
-        out = matmul_triton(a, b, layout, config=config)
-        assert torch.equal(out.double(), matmul_reference(a, b, layout))
+    assert torch.equal(matmul_triton(a, b, layout, config=config).double(), matmul_reference(a, b, layout))
 
 
 def test_stream_k_leaves_full_waves_whole() -> None:
