@@ -11,6 +11,8 @@ Errors are not independent, so that a step of a thousand kernels is not known a 
   where the profile was measured on several (`Profile.provenance["gpus"]`);
 - a projection's error, of one datasheet figure for all classes (`project.common_sigma`);
 - the gap between kernels, measured for tiny kernels and for wide ones: the truth of a step lies between;
+- what a step that the device bounds is off although its kernels' times are right (`Spreads.beyond`): gaps that are
+  neither a tiny kernel's nor a wide one's, a host that falls behind for a while;
 - the host: `HostCosts.sigma`, which says how far processes lie apart, or, calibrated in the same run, less.
 
 `Spreads` are estimated from real steps that are neither fitted nor validated: those of group "intervals" that
@@ -57,15 +59,17 @@ _STUDENT = {4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.81
 @dataclass(frozen=True, kw_only=True)
 class Spreads:
     """Spreads of steps about their forecasts. `classes`: by group of operation classes (`validate.GROUPS`); `default`
-    for one without entry. `host_same_run`: of the host where tiny models ran beside the step. `source`: of which
-    steps, how many, on which card and day.
+    for one without entry. `beyond`: of steps that the device bounds about what their kernels' true times would have
+    given. `host_same_run`: of the host where tiny models ran beside the step. `source`: of which steps, how many, on
+    which card and day.
 
-    The defaults are a guess, until steps have been run to tell: 2% a class, 1.5% for all.
+    The defaults are a guess, until steps have been run to tell: 2% a class, 1.5% for all and beyond the kernels.
     """
 
     classes: Mapping[str, float] = field(default_factory=dict)
     default: float = 0.02
     common: float = 0.015
+    beyond: float = 0.015
     host_same_run: float = 0.05
     source: Mapping[str, Any] = field(default_factory=dict)
 
@@ -163,20 +167,23 @@ def is_synchronous(profile: Profile) -> bool:
 def step_interval(
     items: Sequence[Item], profile: Profile, host: HostCosts, device_sigma: float
 ) -> tuple[float, float, float]:
-    """(step seconds, low, high): how far the step moves with the errors of device, host and gaps, independent."""
+    """(step seconds, low, high): how far the step moves with the errors of device, host and gaps, independent; and, as
+    far as it follows the device, by what steps are off beyond their kernels."""
     run = simulated(items, profile)
     step = run()
     if not step:
         return 0.0, 0.0, 0.0
     gap_sigma = 0.0 if is_synchronous(profile) else gap_log_sigma(profile)
+    beyond = spreads().beyond
 
     def moved(sign: int) -> float:
+        by_device = log(run(device_factor=exp(sign * Z * device_sigma)) / step)
+        follows = abs(by_device) / (Z * device_sigma) if device_sigma else 0.0
         parts = (
             run(host_factor=exp(sign * Z * host.sigma)),
-            run(device_factor=exp(sign * Z * device_sigma)),
             run(gap_factor=exp(sign * Z * gap_sigma)),
         )
-        return hypot(*(log(part / step) for part in parts))
+        return hypot(by_device, Z * beyond * follows, *(log(part / step) for part in parts))
 
     return step, step * exp(-moved(-1)), step * exp(moved(1))
 
@@ -209,6 +216,12 @@ def estimate(rows: Iterable[Mapping[str, Any]], source: Mapping[str, Any] | None
     common = plain.common
     if len(excess) >= LEAST_STEPS:
         common = sqrt(max(0.0, sum(excess) / len(excess))) * _student(len(excess))
+    off = [
+        log(1 + row["step_error"]) - log(1 + row["device_error"])
+        for row in done
+        if row["bound"] != "host" and row["step_error"] is not None
+    ]
+    beyond = _spread(off)
     known = spreads().host_same_run  # with it the rows were forecast
     left = [
         log(1 + row["step_error"]) ** 2 - max(0.0, (row.get("host_sigma") or known) ** 2 - known**2)
@@ -221,6 +234,7 @@ def estimate(rows: Iterable[Mapping[str, Any]], source: Mapping[str, Any] | None
     return Spreads(
         classes={group: round(value, 4) for group, value in classes.items()},
         common=round(common, 4),
+        beyond=plain.beyond if beyond is None else round(beyond, 4),
         host_same_run=plain.host_same_run if host is None else round(host, 4),
         source={**(source or {}), "steps": [row["name"] for row in done]},
     )

@@ -84,6 +84,23 @@ def test_wider_errors_make_wider_intervals(items: list[Item], profile: Profile) 
     assert higher > high
 
 
+def test_a_step_that_follows_the_device_is_as_uncertain_as_such_steps_were(
+    items: list[Item], profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off beyond its kernels by so much, in quadrature; a step that waits for its host is not."""
+    assert profile.host is not None
+
+    def width(beyond: float, factor: float) -> float:
+        monkeypatch.setattr(interval, "spreads", lambda: Spreads(beyond=beyond))
+        scaled = [replace(item, seconds=factor * item.seconds) for item in items]
+        step, low, _ = step_interval(scaled, profile, profile.host, 0.01)
+        return log(step / low)
+
+    busy, waiting = 1000.0, 1e-3
+    assert width(0.03, busy) ** 2 - width(0.0, busy) ** 2 == pytest.approx((interval.Z * 0.03) ** 2, rel=0.1)
+    assert width(0.03, waiting) == pytest.approx(width(0.0, waiting), rel=0.02)
+
+
 def row(error: float, name: str = "step", **changes: Any) -> dict[str, Any]:
     """A step of which every part is off by `error`."""
     parts = {f"{group}_error": error for group in GROUPS} | {f"{group}_seconds": 1.0 for group in GROUPS}
@@ -105,6 +122,10 @@ def test_spreads_come_from_their_own_steps_alone() -> None:
     assert estimate(slow).host_same_run == pytest.approx(log(1.2) * student, rel=0.03)
     apart = [row(0.2, host_sigma=0.15) for _ in range(6)]  # samples beside the step that explain most of it
     assert Spreads().host_same_run <= estimate(apart).host_same_run < 0.75 * estimate(slow).host_same_run
+    # steps that the device bounds, 5% longer than their kernels' errors account for
+    late = [row(0.02, bound="memory", step_error=1.02 * 1.05 - 1) for _ in range(6)]
+    assert estimate([*late, *rows]).beyond == pytest.approx(log(1.05) * student, rel=0.03)
+    assert estimate(rows).beyond == Spreads().beyond
     assert estimate(rows[:3]) == replace(Spreads(), source={"steps": ["step"] * 3})
 
 
