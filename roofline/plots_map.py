@@ -46,8 +46,10 @@ class ProductMap:
 
 
 def product_map(profile: Profile, sizes: Sequence[int] = SIZES, k: int = INNER) -> ProductMap | None:
-    """None where the profile has no curve of such products."""
-    if not any("/gemm/" in name and f"{DTYPE}/{CACHE}" in name for name in profile.surfaces):
+    """None where the profile has no curve of such products, and of a processor, which has no waves."""
+    if profile.device.get("type") == "cpu" or not any(
+        "/gemm/" in name and f"{DTYPE}/{CACHE}" in name for name in profile.surfaces
+    ):
         return None
     works = [describe(Gemm(m=m, n=n, k=k, dtype=DTYPE, layout=LAYOUT)) for m in sizes for n in sizes]
     found = profile.estimate([(work, "torch", CACHE) for work in works])

@@ -73,10 +73,9 @@ def width_parts(profile: Profile, out: Path, may_trace: bool) -> Iterator[Sectio
     points = sawtooth_points(profile, widths) if may_trace else []  # 61 steps
     drawn = (sawtooth_figure(points, profile), penalty_figure(checks, profile.gpu))
     tables = [table for table in (rule_table(rules, profile), check_table(checks)) if table is not None]
-    advice = multiple_to_keep(rules)
-    if advice:
-        kind = "" if profile.basis == "measured" else " (another GPU's products, scaled)"
-        yield "Which multiple to keep", f"{advice}{kind}"
+    whose = "this GPU's own" if profile.basis == "measured" else "its projected"
+    if advice := multiple_to_keep(rules, whose):
+        yield "Which multiple to keep", advice
     yield Section(
         "widths", "Which widths to choose", [figure for figure in drawn if figure is not None], tables,
         commands={"sawtooth": f"flopcast widths --gpu {profile.gpu} --around 2048 --figure widths.png",
@@ -84,7 +83,7 @@ def width_parts(profile: Profile, out: Path, may_trace: bool) -> Iterator[Sectio
     )  # fmt: skip
 
 
-def multiple_to_keep(rules: Sequence[MeasuredRule]) -> str:
+def multiple_to_keep(rules: Sequence[MeasuredRule], whose: str = "this GPU's own") -> str:
     """In a sentence: the multiple, what ignoring it costs, and from which on nothing is left to gain."""
     found = [rule for rule in rules if rule.layout == "all"]
     costly = [rule for rule in found if rule.median > COSTLY]
@@ -98,7 +97,7 @@ def multiple_to_keep(rules: Sequence[MeasuredRule]) -> str:
     beyond = [rule for rule in found if rule.multiple >= keep]
     rest = "; ".join(f"{_kind(rule.multiple)} {percent(rule.median)}" for rule in beyond)
     return (
-        f"Keep hidden, ffn and vocabulary to multiples of {keep}. Of this GPU's own matrix products, against the line "
+        f"Keep hidden, ffn and vocabulary to multiples of {keep}. Of {whose} matrix products, against the line "
         f"between multiples of {keep}: {'; '.join(parts)}."
         + (f" Beyond that little is left, at the median: {rest}, against the next multiple." if rest else "")
     )
