@@ -18,7 +18,6 @@ import heapq
 import random
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import islice
 from math import ceil
 
 import numpy as np
@@ -46,6 +45,7 @@ _STARTS = (0.25, 1.5)
 # Flash splits the keys where blocks of 64 rows fill less than this share of two blocks an SM.
 _FULL, _GOOD, _MOST_SPLITS = 0.8, 0.85, 128
 _SPLIT_ROWS = 64
+_DONE = 1e-9  # of a block's steps, what is no work left but a rounding
 
 
 def schedule_of(backend: str, direction: str, head_dim: int) -> dict[str, float]:
@@ -159,23 +159,31 @@ def _lengths(variant: str, params: Params, seq: int) -> tuple[int, ...]:
     return _steps(direction, "causal" in variant, int(params["block"]), int(params["advance"]), seq)
 
 
-@lru_cache(maxsize=65536)
 def dealt(lengths: tuple[int, ...], heads: int, sm_count: int, resident: int, start: float) -> float:
     """Steps until the last block of `heads` heads is done; blocks take their `lengths` and `start` each.
 
-    Blocks go to SMs in launch order, `resident` to each, the next to where one ends; the hardware's order of SMs is
-    taken to be random from the second round on (by number, the longest of a head would never meet on an SM: 20%
-    less than measured for 256 causal blocks)."""
+    Blocks go to SMs in launch order, `resident` (one or two) to each, the next to where one ends; the hardware's order
+    of SMs is taken to be random from the second round on (by number, the longest of a head would never meet on an SM:
+    20% less than measured for 256 causal blocks)."""
     most = max(1, ROUNDS * sm_count * resident // len(lengths))
     rest = max(heads - most, 0)
     beyond = rest * (sum(lengths) + start * len(lengths)) / (sm_count * resident) * _pace(resident)
-    blocks = [length + start for length in lengths] * (heads - rest)
+    return beyond + _one_by_one(lengths, heads - rest, sm_count, resident, start)
+
+
+@lru_cache(maxsize=65536)
+def _one_by_one(lengths: tuple[int, ...], heads: int, sm_count: int, resident: int, start: float) -> float:
+    """As `dealt`, with no block left to the mean; of many heads always as many, so that most calls are known."""
+    count = len(lengths) * heads
+    if len(set(lengths)) == 1:  # all SMs do the same, the first has most to do
+        lengths, heads, sm_count = lengths[:1], ceil(count / sm_count), 1
+    blocks = [length + start for length in lengths] * heads
     if resident > 1:
-        return beyond + _shared(blocks, sm_count, resident)
+        return _in_pairs(blocks, sm_count)
     ends = [0.0] * min(sm_count, len(blocks))
     for length in blocks:
         heapq.heapreplace(ends, ends[0] + length)
-    return beyond + max(ends)
+    return max(ends)
 
 
 def _pace(resident: int) -> float:
@@ -183,35 +191,49 @@ def _pace(resident: int) -> float:
     return 1.0 + (resident - 1) * CROWDING
 
 
-def _shared(blocks: list[float], sm_count: int, resident: int) -> float:
-    """Steps until all `blocks` are done: those on one SM share it, the older one ahead."""
-    waiting = iter(blocks)
-    left: list[list[float]] = [[] for _ in range(sm_count)]
-    order, rng = list(range(sm_count)), random.Random(1)
-    for _ in range(resident):
-        for sm in order:
-            left[sm] += islice(waiting, 1)
-        rng.shuffle(order)
+def _in_pairs(blocks: list[float], sm_count: int) -> float:
+    """Steps until all `blocks` are done, two on an SM: they share it, the older one ahead. 0: no block is there.
+
+    Two lists of numbers and no calls: a schedule has up to two thousand turns, and a table of shapes many schedules.
+    """
+    faster, slower = _paces(2)
+    order = list(range(sm_count))
+    random.Random(1).shuffle(order)
+    older = [0.0] * sm_count
+    older[: len(blocks)] = blocks[:sm_count]
+    younger = [0.0] * sm_count
+    for sm, block in zip(order, blocks[sm_count : 2 * sm_count], strict=False):
+        younger[sm] = block
+    waiting = iter(blocks[2 * sm_count :])
     begun = [0.0] * sm_count
-    events = [(_next(own), sm) for sm, own in enumerate(left) if own]
+    events = [
+        (min(old / faster, young / slower) if young else old, sm)
+        for sm, (old, young) in enumerate(zip(older, younger, strict=True))
+        if old
+    ]
     heapq.heapify(events)
     now = 0.0
     while events:
-        now, sm = heapq.heappop(events)
-        own = left[sm]
-        passed, paces = now - begun[sm], _paces(len(own))
-        begun[sm] = now
-        own = [length - passed * pace for length, pace in zip(own, paces, strict=True)]
-        own = [length for length in own if length > 1e-9]
-        own += islice(waiting, resident - len(own))
-        left[sm] = own
-        if own:
-            heapq.heappush(events, (now + _next(own), sm))
+        now, sm = events[0]
+        passed, begun[sm] = now - begun[sm], now
+        old, young = older[sm], younger[sm]
+        old -= passed * faster if young else passed
+        young -= passed * slower if young else 0.0
+        if old <= _DONE:
+            old, young = young, 0.0
+        if old <= _DONE:
+            old = next(waiting, 0.0)
+        if young <= _DONE:
+            young = next(waiting, 0.0) if old else 0.0
+        older[sm], younger[sm] = old, young
+        if young:
+            ends, other = old / faster, young / slower
+            heapq.heapreplace(events, (now + (ends if ends < other else other), sm))
+        elif old:
+            heapq.heapreplace(events, (now + old, sm))
+        else:
+            heapq.heappop(events)
     return now
-
-
-def _next(own: list[float]) -> float:
-    return min(length / pace for length, pace in zip(own, _paces(len(own)), strict=True))
 
 
 @lru_cache(maxsize=16)

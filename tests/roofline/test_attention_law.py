@@ -56,6 +56,14 @@ def test_a_causal_call_waits_for_its_longest_block() -> None:
     assert dealt((4, 3, 2, 1), 1, 2, 1, 0.0) == 5.0  # the longest first
 
 
+def test_two_blocks_on_an_sm_share_it() -> None:
+    """Paces 0.8 and 0.533 while both run, 1 for the one that is left."""
+    assert dealt((3, 1), 1, 1, 2, 0.0) == pytest.approx(1.875 + (3 - 0.8 * 1.875))
+    assert dealt((1, 3), 1, 1, 2, 0.0) == pytest.approx(1.25 + (3 - 1.25 * 1.6 / 3))
+    # all SMs alike: as many blocks on each of seven as on one
+    assert dealt((5,), 35, 7, 2, 0.5) == dealt((5,), 5, 1, 2, 0.5)
+
+
 def test_a_lone_block_does_not_share_its_sm() -> None:
     lone, shared = dealt((8,), 132, 132, 2, 0.0), dealt((8,), 264, 132, 2, 0.0)
     assert lone == 8.0
