@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp
 from typing import Any
 
@@ -272,19 +272,21 @@ def peak_for(profile: Profile, precision: str) -> float:
 
 def by_class(items: Sequence[Item]) -> tuple[ClassShare, ...]:
     """Device seconds, FLOPs, bytes and calls of each operation class, in the order of OP_CLASSES."""
-    shares: dict[str, ClassShare] = {}
+    found: dict[str, list[Item]] = defaultdict(list)
     for item in items:
-        if item.work is None:
-            continue
-        old = shares.get(item.work.op_class, ClassShare(item.work.op_class, 0.0, 0, 0, 0))
-        shares[item.work.op_class] = replace(
-            old,
-            seconds=old.seconds + item.seconds,
-            flops=old.flops + item.work.flops,
-            bytes=old.bytes + item.work.bytes,
-            calls=old.calls + 1,
+        if item.work is not None:
+            found[item.work.op_class].append(item)
+    return tuple(
+        ClassShare(
+            name,
+            sum(item.seconds for item in found[name]),
+            sum(item.work.flops for item in found[name] if item.work is not None),
+            sum(item.work.bytes for item in found[name] if item.work is not None),
+            len(found[name]),
         )
-    return tuple(shares[name] for name in OP_CLASSES if name in shares)
+        for name in OP_CLASSES
+        if name in found
+    )
 
 
 def basis_shares(items: Sequence[Item]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
@@ -78,6 +79,7 @@ def cache_folder() -> Path:
     return Path(root) / "flopcast" / "streams"
 
 
+@cache  # looking a version up reads files: 5 ms, and each row of a sweep asks
 def _versions() -> str:
     return f"tracer{TRACER}-" + "-".join(
         f"{name}{metadata.version(name)}" for name in ("torch", "transformers")
