@@ -6,9 +6,7 @@ A row that cannot be done stays: its numbers are empty and `reason` says why.
 from __future__ import annotations
 
 import csv
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from math import exp, isfinite
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.forecast import Forecast, Run, forecast_stream, traced_of
+from flopcast.roofline.garbage import no_garbage_collection as no_garbage_collection
 from flopcast.roofline.lower import Work, describe
 from flopcast.roofline.models import Config, check_config, depth_for, load_config, make_config, with_depth
 from flopcast.roofline.prefetch import prefetched
@@ -167,18 +166,6 @@ def sweep(
                 found[index]["reason"] = str(fault)
             progress(done + 1 + len(rows) - len(asked), len(rows))
     return found
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Streams are many objects and no cycles: looking for some took a quarter of a sweep's time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Asked(NamedTuple):

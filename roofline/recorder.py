@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopcast.kernels.shapes import Operand
+from flopcast.roofline.garbage import no_garbage_collection, older_kept
 from flopcast.roofline.stream import Op, Storage, Stream, TensorRef
 
 _DTYPES = {
@@ -425,13 +426,14 @@ def record_step(
     host memory where the device is another.
     """
     parts = Parts(batch=getattr(step, "batch", None))
-    with parts.discovering():
-        step.run()
-    if isinstance(getattr(step, "model", None), torch.nn.Module):
-        parts.models, parts.optimizers = [step.model], [step.optimizer]
-    if hasattr(step, "zero_grad"):
-        step.zero_grad()
-    gc.collect()
+    with older_kept():
+        with parts.discovering():
+            step.run()
+        if isinstance(getattr(step, "model", None), torch.nn.Module):
+            parts.models, parts.optimizers = [step.model], [step.optimizer]
+        if hasattr(step, "zero_grad"):
+            step.zero_grad()
+        gc.collect()
     if is_host is None:
         device_type = step.device_type
 
@@ -451,12 +453,13 @@ def record_step(
 
     register_gradients()
     run = getattr(step, "run_phases", step.run)
-    gc.disable()  # a collection in mid-step would free storages at a random op
-    try:
-        with recorder, _phases(recorder, register_gradients) as begin, modules.watching(begin):
-            run()
-    finally:
-        gc.enable()
+    with (
+        no_garbage_collection(),  # a collection in mid-step would free storages at a random op
+        recorder,
+        _phases(recorder, register_gradients) as begin,
+        modules.watching(begin),
+    ):
+        run()
     layer_params = sum(p.numel() for p in modules.layers[0].parameters()) if modules.layers is not None else 0
     return Stream(
         ops=_place_optimizer(recorder.ops, recorder),

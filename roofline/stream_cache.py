@@ -20,6 +20,7 @@ from typing import Any
 from flopcast.errors import DataError, UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline import stream as streams
+from flopcast.roofline.garbage import no_garbage_collection
 from flopcast.roofline.models import check_config, depth_of, with_depth
 from flopcast.roofline.stream import FOLDED_DEPTH, Stream
 
@@ -137,14 +138,15 @@ def _find_or_trace(config: Mapping[str, Any], traced: Traced) -> Stream:
 
 def trace_now(config: Mapping[str, Any], traced: Traced) -> Stream:
     """Traces, importing torch and transformers. Raises UsageError when transformers refuses the config."""
-    from flopcast.roofline.trace import trace
+    with no_garbage_collection():
+        from flopcast.roofline.trace import trace
 
-    try:
-        return trace(config, **asdict(traced))
-    except Exception as fault:  # transformers, its config classes and torch each have errors of their own
-        kind = config.get("model_type")
-        said = " ".join(str(fault).split())[:300] or type(fault).__name__
-        raise UsageError(
-            f"config with model_type {kind!r} cannot be traced: {said}; "
-            "valid is the config.json of a causal language model that transformers can build"
-        ) from fault
+        try:
+            return trace(config, **asdict(traced))
+        except Exception as fault:  # transformers, its config classes and torch each have errors of their own
+            kind = config.get("model_type")
+            said = " ".join(str(fault).split())[:300] or type(fault).__name__
+            raise UsageError(
+                f"config with model_type {kind!r} cannot be traced: {said}; "
+                "valid is the config.json of a causal language model that transformers can build"
+            ) from fault
