@@ -142,7 +142,12 @@ _FAMILIES_HOLDOUT = (
 # Other precisions, in which all sizes of a ladder's step are other kernels.
 _PRECISIONS = tuple(
     Source(width=width, batch=batch, seq=256, precision=precision, optimizer=optimizer)
-    for precision, optimizer in (("bf16", "adamw-fused"), ("tf32", "adamw"), ("fp32", "adamw"))
+    for precision, optimizer in (
+        ("bf16", "adamw-fused"),
+        ("bf16", "adamw"),
+        ("tf32", "adamw"),
+        ("fp32", "adamw"),
+    )
     for width, batch in ((512, 4), (1024, 16), (2048, 4))
 )
 

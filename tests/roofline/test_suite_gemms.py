@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,10 @@ def test_a_suite_holds_what_its_plan_says(suite: str) -> None:
     shapes = gemms(gemm_cases(works(plan.stream + 50), plan, "fit"))
     assert len(set(shapes)) == len(shapes)
     drawn = Counter(shape.layout for shape in shapes[plan.stream :])
-    assert all(drawn[layout] == plan.like_stream + plan.unaligned + plan.random for layout in LAYOUTS)
+    assert all(
+        drawn[layout] == plan.like_stream + plan.unaligned + plan.half_aligned + plan.random
+        for layout in LAYOUTS
+    )
     assert max(s.m * s.n * s.k for s in shapes) <= MAX_MACS
     assert max(s.bytes for s in shapes) <= MAX_BYTES
 
@@ -72,3 +76,17 @@ def test_kinds_are_what_they_say() -> None:
     assert all({*both} & {1, 8, 56, 63} for both in residues)
     assert {r for both in residues for r in both} <= {0, 1, 8, 56, 63}
     assert {1, 8, 56, 63} <= {r for both in residues for r in both}
+
+
+def test_half_aligned_widths_leave_the_other_draws_alone() -> None:
+    """What was measured stays of the suite: products off by 2 or 4, and odd vocabularies, are drawn apart."""
+    plan = GemmPlan(stream=5, like_stream=20, unaligned=20, random=20, hot=0.5)
+    before = gemm_cases(works(9), plan, "fit")
+    cases = gemm_cases(works(9), replace(plan, half_aligned=60), "fit")
+    assert cases[: len(before)] == before
+    off = gemms(cases[len(before) :])
+    assert len(off) == 60 * len(LAYOUTS)
+    widths = [(s.m, s.n) if s.layout == "tn" else (s.n, s.k) for s in off]
+    odd = [both for both in widths if {*both} & {*suite_gemms.ODD_VOCABULARIES}]
+    assert 0.1 < len(odd) / len(off) < 0.3
+    assert all({size % 64 for size in both} & {2, 4, 60, 62} for both in widths if both not in odd)
