@@ -10,6 +10,7 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline.fused import FUSED
+from flopcast.roofline.garbage import no_garbage_collection
 from flopcast.roofline.interval import Z, device_log_sigma, is_synchronous, step_interval
 from flopcast.roofline.lower import OP_CLASSES, recomputed
 from flopcast.roofline.memory import needed_bytes, peak_bytes, workspace_bytes
@@ -155,6 +156,7 @@ class Forecast:
         return record
 
 
+@no_garbage_collection()
 def forecast(
     config: Mapping[str, Any],
     run: Run,

@@ -6,15 +6,12 @@ processes make them into the cache; of a model asked for at three batches or mor
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
@@ -26,6 +23,9 @@ from flopcast.roofline.stream_cache import Traced, get_stream, is_at_hand
 LEAST_TRACES = 4  # fewer are made sooner than processes start
 LEAST_BATCHES = 3  # of one model, not at hand: fewer are traced as they are
 PROCESSES = 8
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 StreamOf = Callable[[Mapping[str, Any], Traced], Stream]
 
@@ -46,6 +46,9 @@ def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
     with ExitStack() as stack:
         futures: dict[str, Future[None]] = {}
         if len(traces) >= LEAST_TRACES:
+            import multiprocessing  # with the pool 15 ms, which a single forecast does not need
+            from concurrent.futures import ProcessPoolExecutor
+
             count = max(1, min(PROCESSES, os.cpu_count() or 1, len(traces) // 2))
             pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
@@ -55,6 +58,8 @@ def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
             for need in needs.get(_key(config, traced), ()):
                 future = futures.get(_key(*need))
                 if future is not None:
+                    from concurrent.futures.process import BrokenProcessPool
+
                     with suppress(BrokenProcessPool):  # started where no process can be: traced here
                         future.result()
             is_of_line = _model(config, traced) in in_line
