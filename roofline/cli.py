@@ -49,8 +49,8 @@ ModuleName = Annotated[
     str | None,
     typer.Option(
         "--module",
-        help="package.module:factory: returns (module, batch[, loss_fn]) or a step function, and is given --batch and "
-        "--seq if it has parameters of these names; e.g. flopcast.microbench.zoo:vit_b16.",
+        help="package.module:factory, which returns (module, batch[, loss_fn]) or a step function and is given --batch "
+        "and --seq if it has parameters of these names; e.g. flopcast.microbench.zoo:vit_b16.",
     ),
 ]
 Batch = Annotated[int, typer.Option(help="Sequences a micro-batch.")]
@@ -60,9 +60,10 @@ Checkpoint = Annotated[str, typer.Option(help="Activation checkpointing: none or
 Precision = Annotated[str, typer.Option(help="autocast-bf16, bf16, tf32 or fp32.")]
 Optimizer = Annotated[str, typer.Option(help="adamw (torch's default: foreach on CUDA) or adamw-fused.")]
 Mode = Annotated[str, typer.Option(help="eager; compile is not modelled yet.")]
-Matmul = Annotated[str, typer.Option(help="torch, triton or best.")]
+Matmul = Annotated[str, typer.Option(help="torch or triton; best is not modelled yet.")]
 Attention = Annotated[
-    str, typer.Option(help="sdpa (what torch picks), sdpa-flash, sdpa-cudnn, triton or best.")
+    str,
+    typer.Option(help="sdpa (what torch picks), sdpa-flash, sdpa-cudnn or triton; best is not modelled yet."),
 ]
 Fused = Annotated[
     str, typer.Option(help="triton: Qwen3's norms, rope, SwiGLU and loss by the fused kernels; or none.")
@@ -161,6 +162,8 @@ def predict(
     run.check()
     profile = find_profile(gpu)
     book = price_book(prices, price, provider, on, gpus=[profile.gpu])
+    if profile.gpu not in book and (on is not None or provider or prices is not None):
+        tables.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
     own: dict[str, Any] = {"host": find_host(host), "price": book.get(profile.gpu)}
     if module is None:
         result = forecast(model, run, profile, **own)

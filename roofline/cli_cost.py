@@ -119,7 +119,7 @@ def prices(
     book: PriceFile = None,
     source: Annotated[Path | None, typer.Option("--from", help="A vms.csv of SkyPilot's catalogue.")] = None,
     refresh: Annotated[str | None, typer.Option(
-        help="gpuhunt: today's prices from its catalogue (an extra: pip install 'flopcast[prices]')."
+        help="gpuhunt: today's prices from its catalogue (an extra: pip install 'flopcast\\[prices]')."
     )] = None,
     provider: Annotated[str | None, typer.Option(
         help="Of the book: this provider's prices; with --from: whose file it is; with --refresh: comma-separated."
@@ -162,7 +162,13 @@ def prices(
     if source is None and refresh is None and provider is not None:
         rows = [p for p in rows if p.provider == provider]
     if not rows:
-        raise UsageError("no price of this kind; `flopcast prices` without options lists all")
+        asked = {
+            "--gpu": gpu,
+            "--provider": provider if source is None and refresh is None else None,
+            "--on": on,
+        }
+        given = ", ".join(f"{option} {value}" for option, value in asked.items() if value is not None)
+        raise UsageError(f"no price for {given or 'any GPU'}; `flopcast prices` without options lists all")
     if out is not None:
         write_prices(rows, out)
         tables.say(f"wrote {out}: {len(rows)} prices")

@@ -116,10 +116,10 @@ def roofline(
         tables_roofs.print_roofs(profile)
 
 
-def check_figure(out: Path | None, theme: str) -> None:
+def check_figure(out: Path | None, theme: str, option: str = "--out") -> None:
     """Raises UsageError for a file that is no figure and a ground that there is not."""
     if out is not None and out.suffix.lower() not in FIGURES:
-        raise UsageError(f"--out {str(out)!r}: valid are files that end in {' or '.join(FIGURES)}")
+        raise UsageError(f"{option} {str(out)!r}: valid are files that end in {' or '.join(FIGURES)}")
     if theme not in ("light", "dark"):
         raise UsageError(f"--theme {theme!r}: valid are light, dark")
 

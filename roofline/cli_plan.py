@@ -10,6 +10,8 @@ import typer
 from flopcast.errors import UsageError
 from flopcast.roofline.cli_cost import GPUS, AsJson, PriceDate, PriceFile, PriceGiven, PriceKind, Provider
 
+# Far above anything trained (tens of 1e12 tokens); beyond them tables tear and infinities come through.
+MOST_TOKENS, MOST_PER_PARAMETER, MOST_USD = 1e18, 1e9, 1e12
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
@@ -58,10 +60,12 @@ def plan(
     from flopcast.roofline.tables_plan import plan_document, print_plans
 
     check_devices(num_gpus)
-    if not tokens_per_param > 0:
-        raise UsageError(f"--tokens-per-param is {tokens_per_param:g}: valid is a number above 0")
-    if budget_usd is not None and not budget_usd > 0:
-        raise UsageError(f"--budget-usd is {budget_usd:g}: valid is a number above 0")
+    if not 0 < tokens_per_param <= MOST_PER_PARAMETER:
+        raise UsageError(
+            f"--tokens-per-param is {tokens_per_param:g}: valid is a number above 0, at most {MOST_PER_PARAMETER:g}"
+        )
+    if budget_usd is not None and not 0 < budget_usd <= MOST_USD:
+        raise UsageError(f"--budget-usd is {budget_usd:g}: valid is a number above 0, at most {MOST_USD:g}")
     sequences = _batch(batch)
     run = Run(batch=1 if sequences is None else sequences, seq=seq, accumulate=accumulate, checkpoint=checkpoint,
               precision=precision, optimizer=optimizer, mode=mode)  # fmt: skip
@@ -141,6 +145,8 @@ def token_count(text: str) -> float:
         count = float(match[1].replace("_", "")) * _SCALES[match[2].upper()] if match else 0.0
     except ValueError:
         count = 0.0
-    if count < 1:
-        raise UsageError(f"--tokens is {text!r}: valid is a number such as 10B, 300M or 1e10")
+    if not 1 <= count <= MOST_TOKENS:
+        raise UsageError(
+            f"--tokens is {text!r}: valid is a number such as 10B, 300M or 1e10, at most {MOST_TOKENS:g}"
+        )
     return count

@@ -61,7 +61,7 @@ def widths(
         raise UsageError(f"--axis is {axis!r}: valid are {', '.join(valid)}, with commas between")
     if figure is not None and "hidden" not in axes:
         raise UsageError("--figure draws hidden sizes: valid with --axis hidden among the axes")
-    check_figure(figure, theme)
+    check_figure(figure, theme, "--figure")
     if not 0.0 < tolerate < 100.0:
         raise UsageError(f"--tolerate is {tolerate:g}: valid are percent, above 0 and below 100")
     if not 64 <= span <= 1024:

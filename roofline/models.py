@@ -69,6 +69,8 @@ def make_config(
 ) -> Config:
     """A Qwen3 config; what is not given follows the ladder's shape. Checked by `check_config`."""
     heads = max(1, width // HEAD_DIM) if heads is None else heads
+    # before the divisors of a huge number of heads are sought
+    check_config({"hidden_size": width, "num_attention_heads": heads})
     if kv_heads is None:
         kv_heads = _ladder_kv_heads(heads) if heads > 0 else heads
     config = {
@@ -98,16 +100,21 @@ _SIZES = {
 }  # fmt: skip
 
 
+MOST_SIZE = 10_000_000  # of one dimension; the largest published are vocabularies of 262,144
 MOST_LAYERS = 1_000  # the deepest published have 126; an op stream of a million layers would fill memory
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Raises UsageError for sizes that are not positive integers, more than MOST_LAYERS and heads that kv_heads do not
-    divide."""
+    """Raises UsageError for sizes that are not positive integers up to MOST_SIZE, more than MOST_LAYERS and heads that
+    kv_heads do not divide."""
     for field, option in _SIZES.items():
         value = config.get(field)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise UsageError(f"{option} ({field}) is {value!r}: valid is an integer of at least 1")
+        if value is not None and value > MOST_SIZE and field not in ("num_hidden_layers", "n_layer"):
+            raise UsageError(
+                f"{option} ({field}) is {value}: valid is an integer of at least 1, at most {MOST_SIZE}"
+            )
     if depth_of(config) > MOST_LAYERS:
         raise UsageError(
             f"depth ({depth_field(config)}) is {depth_of(config)}: valid is an integer of at least 1, at most "
@@ -133,6 +140,8 @@ def depth_for(width: int, law: str = "printed") -> int:
     """
     if width < 1:
         raise UsageError(f"width is {width}: valid is an integer of at least 1")
+    if width > MOST_SIZE:
+        raise UsageError(f"width is {width}: valid is an integer of at least 1, at most {MOST_SIZE}")
     if law == "printed":
         depth = round(0.77 * math.log2(width) - 2.5)
     elif law == "ln":

@@ -29,6 +29,7 @@ from flopcast.roofline.gpus import load_specs, unknown_gpu_message
 PRICES_FILE = Path(__file__).parent / "data" / "prices.csv"
 DEFAULT_PROVIDER = "RunPod Secure Cloud"
 OVERRIDE_PROVIDER = "given"  # a price from the command line
+MOST_USD_PER_HOUR = 10_000.0  # a thousand times the dearest GPU of the book: beyond it a row is garbled
 KINDS = ("on-demand", "spot")
 REQUIRED = ("gpu", "provider", "kind", "usd_per_hour", "date")
 OPTIONAL = ("date_inferred", "source")
@@ -187,8 +188,11 @@ def _positive(value: Any) -> float:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number) or number <= 0:
-        raise ValueError(f"usd_per_hour is {value!r}; it must be a number above zero, in dollars for one GPU")
+    if not 0 < number <= MOST_USD_PER_HOUR:
+        raise ValueError(
+            f"usd_per_hour is {value!r}; it must be a number above zero, in dollars for one GPU, at most "
+            f"{MOST_USD_PER_HOUR:,.0f}"
+        )
     return number
 
 

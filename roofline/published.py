@@ -21,6 +21,7 @@ import csv
 import gzip
 import io
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -105,7 +106,7 @@ def _text(path: Path) -> str:
 
 
 def _check_columns(path: Path, columns: list[str]) -> None:
-    twice = sorted({name for name in columns if columns.count(name) > 1})
+    twice = sorted(name for name, count in Counter(columns).items() if count > 1)[:SHOWN]
     if twice:
         raise UsageError(f"{path}: columns {', '.join(twice)} are named twice; name each once")
     wanted = ATTENTION_COLUMNS if "seqlen" in columns else GEMM_COLUMNS

@@ -94,6 +94,19 @@ def print_known(found: Sequence[Known]) -> None:
     console().print(table("Known GPUs", ("--gpu", "basis", "source"), rows))
 
 
+def run_words(run: Run) -> str:
+    """4 x 256 tokens, autocast-bf16, adamw, eager; what is not the default of the rest is named too."""
+    more = [f"{run.accumulate} micro-batches a step"] if run.accumulate > 1 else []
+    rest = {
+        "checkpoint": (run.checkpoint, "none"), "matmul by": (run.matmul, "torch"),
+        "attention by": (run.attention, "sdpa"), "fused by": (run.fused, "none"),
+    }  # fmt: skip
+    words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
+    return ", ".join(
+        [f"{run.batch} x {run.seq} tokens", *more, run.precision, run.optimizer, run.mode, *words]
+    )
+
+
 def print_forecast(found: Forecast, run: Run) -> None:
     from flopcast.roofline.memory import CONTEXT_BYTES, FRAGMENTATION
 
@@ -124,13 +137,13 @@ def print_forecast(found: Forecast, run: Run) -> None:
     ]
     if found.price is not None:
         usd = found.usd_per_step or 0.0
-        per_million = usd / (run.batch * run.seq) * 1e6
+        per_million = usd / (run.batch * run.seq * run.accumulate) * 1e6
         rows.append(["price", found.price.label])
         rows.append(["cost", f"${usd:.3g} a step, ${per_million:.3g} per million tokens"])
         rows.append(["FLOPs per dollar", f"{found.flops_per_usd:.3g}"])
     title = (
         f"{found.gpu} ({found.profile_basis}): {parameters(found.n_params)} parameters, {depth}"
-        f"{run.batch} x {run.seq} tokens, {run.precision}, {run.optimizer}, {run.mode}"
+        f"{run_words(run)}"
     )
     out.print(table(title, ("", ""), rows))
     total = found.device_seconds or 1.0

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flopcast.roofline.canvas import byte_size
-from flopcast.roofline.tables import NONE, console, gigabytes, ms, parameters, percent, say, share, table
+from flopcast.roofline.tables import (
+    NONE,
+    console,
+    gigabytes,
+    ms,
+    parameters,
+    percent,
+    run_words,
+    say,
+    share,
+    table,
+)
 
 if TYPE_CHECKING:
     from flopcast.roofline.advice import Advice
@@ -26,8 +37,7 @@ def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) ->
     total = step.step_seconds or 1.0
     depth = f"{step.depth} layers, " if step.depth else ""
     title = (
-        f"{step.gpu} ({step.profile_basis}): {parameters(step.n_params)} parameters, {depth}{run.batch} x {run.seq} "
-        f"tokens, {run.precision}, {run.optimizer}, {run.mode}"
+        f"{step.gpu} ({step.profile_basis}): {parameters(step.n_params)} parameters, {depth}{run_words(run)}"
     )
     rows = [
         ["step", ms(step.step_seconds), "100%", f"90%: {ms(step.step_seconds_low)} to {ms(step.step_seconds_high)}"],

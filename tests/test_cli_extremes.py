@@ -1,0 +1,108 @@
+"""Huge, infinite and misplaced input: refused at once, with the value, what is valid and the option's own name; and the
+same step costs the same in every command."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopcast.roofline import tables
+from flopcast.roofline.forecast import Run, forecast
+from flopcast.roofline.lookup import find_profile
+from flopcast.roofline.models import make_config
+from flopcast.roofline.prices import load_prices
+
+H200 = "nvidia-h200"
+Command = Callable[..., Any]
+HUGE = "99999999999999999999999999"
+
+REFUSED = {
+    "a width beyond numbers": (f"predict --gpu {H200} --width {HUGE}", ("width", HUGE, "at most 10000000")),
+    "such a width with its depth": (f"predict --gpu {H200} --width {HUGE} --depth 4", ("width", "at most 10000000")),
+    "heads beyond numbers": (f"predict --gpu {H200} --width 512 --heads {HUGE}", ("heads", "at most 10000000")),
+    "a ladder beyond numbers": (f"cost --depth-law ln --widths 1{'0' * 400}", ("width", "at most 10000000")),
+    "endless tokens": ("plan --config qwen3-0.6b --tokens 1e400", ("--tokens", "'1e400'", "at most 1e+18")),
+    "endless tokens a parameter": (
+        "plan --config qwen3-0.6b --tokens-per-param inf", ("--tokens-per-param is inf", "at most 1e+09")),
+    "an endless budget": ("plan --config qwen3-0.6b --budget-usd inf --json", ("--budget-usd is inf", "1e+12")),
+    "a price that is no price": (f"predict --gpu {H200} --width 512 --price {H200}=1e300", ("'1e300'", "10,000")),
+    "prices of an unknown GPU": ("prices --gpu h300", ("--gpu h300", "flopcast prices")),
+    "prices of a day before them": (f"prices --gpu {H200} --on 2001-01-01", (H200, "--on 2001-01-01")),
+    "a figure of another kind": (f"widths --gpu {H200} --around 1024 --figure f.pdf", ("--figure 'f.pdf'", ".svg")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_extremes_are_refused(flopcast: Command, case: str) -> None:
+    command, said = REFUSED[case]
+    result = flopcast(*command.split())
+    assert (result.code, result.out) == (2, ""), result
+    assert [part for part in said if part not in result.err] == []
+
+
+def test_help_shows_what_is_to_be_typed(flopcast: Command) -> None:
+    shown = " ".join(flopcast("predict", "--help").out.split())
+    assert "package.module:factory" in shown  # `:factory:` would be drawn as a little factory
+    assert "torch or triton; best is not modelled yet" in shown
+    assert "flopcast[prices]" in flopcast("prices", "--help").out.replace("\n", "")
+
+
+def test_a_step_costs_the_same_in_every_command(flopcast: Command, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("width\n512\n")
+    predicted = flopcast("predict", "--gpu", H200, "--width", 512, "--json").document
+    planned = flopcast("plan", "--gpus", H200, "--width", 512, "--json").document["plans"][0]
+    point = flopcast("cost", "--gpus", H200, "--widths", 512, "--json").document["points"][0]
+    assert (
+        flopcast("sweep", "--gpu", H200, "--from", tmp_path / "in.csv", "--out", tmp_path / "out.csv").code
+        == 0
+    )
+    (row,) = csv.DictReader((tmp_path / "out.csv").open())
+    for name in ("step_seconds", "bound"):
+        assert predicted[name] == planned[name] == point[name]
+    for name in ("step_seconds_low", "step_seconds_high", "device_seconds", "host_seconds", "flops_counted"):
+        assert predicted[name] == point[name]
+        assert float(row[name]) == pytest.approx(predicted[name], rel=1e-6)
+    assert predicted["usd_per_step"] / 1024 * 1e6 == pytest.approx(
+        planned["usd_per_million_tokens"], rel=1e-12
+    )
+
+
+def test_a_million_tokens_of_a_step_of_micro_batches_are_all_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    price = load_prices()[0]
+    one, four = Run(batch=4, seq=256), Run(batch=4, seq=256, accumulate=4, checkpoint="full")
+    found = forecast(make_config(width=512, depth=4), one, find_profile(H200), price=price)
+    assert found.usd_per_step is not None
+    tables.print_forecast(found, one)
+    alone = capsys.readouterr().out
+    tables.print_forecast(replace(found, step_seconds=4 * found.step_seconds), four)
+    text = " ".join(capsys.readouterr().out.split())
+    per_million = f"${found.usd_per_step / 1024 * 1e6:.3g} per million tokens"
+    assert per_million in alone
+    assert per_million in text
+    assert "4 x 256 tokens, 4 micro-batches a step" in text
+    assert "checkpoint full" in text
+    assert "micro-batches" not in alone
+
+
+def test_a_day_without_a_price_is_told(flopcast: Command) -> None:
+    result = flopcast("predict", "--gpu", H200, "--width", 512, "--on", "1999-01-01")
+    assert result.code == 0
+    assert f"no price of {H200}" in result.err
+
+
+def test_a_table_of_another_kind_is_refused_at_once(flopcast: Command, tmp_path: Path) -> None:
+    alien = tmp_path / "profile.json.gz"
+    alien.write_bytes(gzip.compress(json.dumps({"x": list(range(150_000))}).encode()))
+    result = flopcast("import", alien, "--gpu", "nvidia-l4", "--source", "me", "--out", tmp_path / "out.json")
+    assert (result.code, result.out) == (2, "")
+    assert "latency_ms" in result.err
+    assert len(result.err) < 1500
