@@ -324,6 +324,8 @@ def validate(
             same_stack.check_stack(describe_stack(), profile)
         tables.say(f"steps: {run_validation_steps(device, suite, folder, retry=retried, budget=budget)}")
     rows = compare_folder(folder, profile, any_stack=any_stack, estimates=estimates_from)
+    if not rows:
+        raise UsageError(f"{folder} holds no real steps: `flopcast validate --out STEPS` runs them")
     table = (out or folder) / "validation.csv"
     checks.write_csv(rows, table)
     if as_json:

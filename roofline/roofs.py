@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("fp8", "bf16", "fp16", "tf32", "fp32", "fp64")
 BANDWIDTHS = ("hbm_read", "hbm_write", "hbm_copy")
+# The shortest kernel of an H200 takes 1.1 us: below this nothing ran.
+LEAST_KERNEL_SECONDS = 1e-7
 # Working sets below this many bytes tell of the shortest kernel, not of the cache.
 LEAST_CACHE_SET = 4 << 20
 # A rate above a datasheet peak by less than this is clock and rounding.
@@ -255,9 +257,13 @@ class Best:
 
 
 def best_points(roofs: Roofs, points: Iterable[Point]) -> list[Best]:
-    """By class, backend, dtype (of products) and cache: how many points, and the best of them against its roof."""
+    """By class, backend, dtype (of products) and cache: how many points, and the best of them against its roof.
+
+    Calls that launch nothing (views: their profile reads 0.3 ns) have no rate."""
     groups: dict[tuple[str, str, str, str], list[Point]] = {}
     for point in points:
+        if point.seconds < LEAST_KERNEL_SECONDS:
+            continue
         groups.setdefault((point.op_class, point.backend, point.dtype, point.cache), []).append(point)
     found = []
     for (op_class, backend, dtype, cache), members in sorted(groups.items()):

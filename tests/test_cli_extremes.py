@@ -93,6 +93,21 @@ def test_a_million_tokens_of_a_step_of_micro_batches_are_all_counted(
     assert "micro-batches" not in alone
 
 
+def test_a_folder_of_kernels_is_no_folder_of_steps(flopcast: Command, root: Path, tmp_path: Path) -> None:
+    kernels = root / "reports" / "nvidia-h200" / "measurements" / "gpu0"
+    result = flopcast("validate", "--gpu", H200, "--steps-from", kernels, "--out", tmp_path / "out")
+    assert (result.code, result.out) == (2, "")
+    assert "holds no real steps" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_kernel_beats_its_memory_many_times(flopcast: Command) -> None:
+    best = flopcast("roofline", "--gpu", H200, "--json").document["best"]
+    cold = [row for row in best if row["unit"] == "B/s" and row["cache"] == "cold"]
+    assert len(cold) >= 10
+    assert [row for row in cold if row["share"] > 3] == []
+
+
 def test_a_day_without_a_price_is_told(flopcast: Command) -> None:
     result = flopcast("predict", "--gpu", H200, "--width", 512, "--on", "1999-01-01")
     assert result.code == 0
