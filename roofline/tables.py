@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 NONE = "-"
 
 
+class Whole(Console):
+    """Lines wider than the terminal are left to it to break: cut short, a number reads as another."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **{"crop": False, **options})
+
+
 def console() -> Console:
     """stdout, as wide as the terminal; 120 columns where there is none, so that nothing is cut in a log."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    return Whole(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 def say(text: str) -> None:

@@ -87,8 +87,11 @@ def lean(
 
     made = table(title, columns, rows, caption)
     made.box, made.padding, made.pad_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
-    for column in made.columns:
-        column.no_wrap = True
+    for column, cells in zip(made.columns, zip(*rows, strict=True), strict=False):
+        # narrow terminals break cells at blanks, never inside a number: cut short, (41-84) would read (41-8
+        column.min_width = max(
+            len(word) for cell in (column.header, *cells) for word in str(cell).split() or [""]
+        )
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from flopcast.roofline.forecast import Run, forecast
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.models import make_config
 from flopcast.roofline.prices import load_prices
+from flopcast.roofline.tables_cost import lean
 
 H200 = "nvidia-h200"
 Command = Callable[..., Any]
@@ -99,6 +101,18 @@ def test_a_folder_of_kernels_is_no_folder_of_steps(flopcast: Command, root: Path
     assert (result.code, result.out) == (2, "")
     assert "holds no real steps" in result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_narrow_terminal_cuts_no_number() -> None:
+    rows = [
+        ["a100-80gb-pcie", "4", "7,308", "8.1%", "18.9 (15-30)", "1,811 (1,650-2,300)", "0.068", "host"]
+    ] * 2
+    columns = ("GPU", "batch", "tokens/s", "MFU", "days", "$", "$/Mtoken", "bound by")
+    written = io.StringIO()
+    narrow = tables.Whole(width=76, file=written)
+    narrow.print(lean("Plans", columns, rows))
+    shown = written.getvalue().split()
+    assert [word for cell in rows[0] for word in cell.split() if word not in shown] == []
 
 
 def test_no_kernel_beats_its_memory_many_times(flopcast: Command) -> None:
