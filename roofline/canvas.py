@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import atan2, degrees
+from math import atan2, degrees, log10
 from typing import TYPE_CHECKING, Any
 
 from flopcast.roofline.svg import alone, inline
@@ -167,6 +167,18 @@ class Sheet:
                 words.set_y(float(ax.transData.inverted().transform((0.0, height))[1]))
 
         self.late.append(spread)
+
+
+CELL = 0.02  # decades, about half a mark's width: what lies nearer than this hides under one mark
+
+
+def apart(xs: Sequence[float], ys: Sequence[float]) -> list[int]:
+    """Of points on two logarithmic axes, which to draw: the first of each cell of CELL decades a side. 9,400 marks of
+    one GPU's products and attention are 1.3 MB of page, half of them under others."""
+    cells: dict[tuple[int, int], int] = {}
+    for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        cells.setdefault((round(log10(x) / CELL), round(log10(y) / CELL)), index)
+    return sorted(cells.values())
 
 
 def halo() -> list[Any]:

@@ -24,6 +24,7 @@ from flopcast.roofline.canvas import (
     Row,
     Sheet,
     Theme,
+    apart,
     duration,
     finish,
     halo,
@@ -263,6 +264,8 @@ def _draw_matrix_points(
         colour, filled = theme.of(_SERIES[series][0]), _SERIES[series][1]
         fill: Any = {"color": colour, "linewidths": 0} if filled else {
             "facecolors": "none", "edgecolors": colour, "linewidths": 0.9}  # fmt: skip
+        drawn = apart([p.intensity for p in members], [p.flops_per_second for p in members])
+        members = [members[i] for i in drawn]
         tips = [
             f"{series}, {backend}, {p.variant.split('/')[0]}, {_sizes(p)}: {rate(p.flops_per_second, 'FLOP/s')}, "
             f"{duration(p.seconds)}{said_of(p)}"
@@ -312,7 +315,8 @@ def _roofline_words(roofs: Roofs, shown: Sequence[Point], dtype: str) -> tuple[s
     kind = "measured shapes" if roofs.basis == "measured" else "shapes of another GPU, scaled (extrapolated)"
     cache = f", from the cache at {main.ridge_cache:.3g}" if main.ridge_cache else ""
     caption = (
-        f"{len(shown)} {kind}, {dtype}, operands from memory (cold), kernel time without launch. Filled dots on the "
+        f"{len(shown)} {kind}, {dtype}, operands from memory (cold), kernel time without launch; of points under one "
+        f"another, one is drawn. Filled dots on the "
         f"roofs: ridge points, for {dtype} at {main.ridge_memory:.3g} FLOP per byte{cache} (hollow). A point below all "
         "lines loses to tile and wave quantisation or a slow kernel; near the dashed blue line, to the cost of any "
         "kernel at all."

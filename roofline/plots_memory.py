@@ -16,6 +16,7 @@ from flopcast.roofline.canvas import (
     Row,
     Sheet,
     Theme,
+    apart,
     byte_size,
     duration,
     finish,
@@ -149,6 +150,9 @@ def _draw_memory_points(
             members = [p for p in mine if p.cache == cache]
             if not members:
                 continue
+            members = [
+                members[i] for i in apart([p.bytes for p in members], [p.bytes_per_second for p in members])
+            ]
             fill: Any = {"color": colour, "linewidths": 0} if cache == "cold" else {
                 "facecolors": "none", "edgecolors": colour, "linewidths": 0.7}  # fmt: skip
             tips = [
@@ -177,7 +181,7 @@ def memory_words(roofs: Roofs, points: Sequence[Point]) -> tuple[str, str, str]:
     caption = (
         f"{len(points)} {kind}. Filled: operands from memory (cold); hollow: found in the cache (hot). Large "
         "calls of a class level out at different bandwidths: casts, broadcasts and row reductions have their own. "
-        "Not drawn: calls that move less than 1 kB."
+        "Not drawn: calls that move less than 1 kB, and of points under one another all but one."
     )
     level = f" of {rate(roofs.copy.value, 'B/s')}" if roofs.copy else ""
     alt = (

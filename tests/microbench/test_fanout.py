@@ -48,7 +48,7 @@ import sys
 from pathlib import Path
 from flopcast.microbench import fanout
 fanout.COMMAND = (sys.executable, "-c", sys.argv[1])
-fanout.run_side_by_side(fanout.jobs(["cpu", "cpu"], Path(sys.argv[2]), ["--rows", "400"]), print)
+fanout.run_side_by_side(fanout.jobs(["cpu", "cpu"], Path(sys.argv[2]), ["--rows", "4000"]), print)
 """
 
 
@@ -111,7 +111,7 @@ def test_one_that_fails_loses_nothing_of_the_others_and_all_resume(tmp_path: Pat
 
 def test_a_process_that_is_killed_is_named_with_its_signal(tmp_path: Path) -> None:
     folder = tmp_path / "gpu0"
-    [job] = fanout.jobs(["cpu"], tmp_path, ["--rows", "400"])
+    [job] = fanout.jobs(["cpu"], tmp_path, ["--rows", "4000"])
     killer = subprocess.Popen(
         [sys.executable, "-c", KILLER, str(folder / records.LOCK), str(folder / records.MEASUREMENTS)]
     )

@@ -16,6 +16,7 @@ from flopcast.roofline.canvas import (
     CARD,
     DARK,
     DARK_COLOURS,
+    apart,
     count,
     duration,
     finish,
@@ -239,3 +240,11 @@ def test_a_larger_batch_costs_less_a_token_and_more_memory() -> None:
     room = capacity_figure(found, found, 20e9, "qwen3-0.6b", 256)
     assert room is not None
     assert "batch 64, weights: 2.38 GB" in room.svg
+
+
+def test_points_under_one_another_are_drawn_once() -> None:
+    """A mark is 0.04 decades wide: what lies within half of that of a drawn one adds nothing but size."""
+    xs = [1.0, 1.001, 10.0, 10.0, 10.0]
+    ys = [1.0, 1.001, 5.0, 5.0, 7.0]
+    assert apart(xs, ys) == [0, 2, 4]
+    assert apart([], []) == []
