@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+# Processes that tests run in; a file's tests stay in one. More need 1.5 GB of memory each.
+PYTEST_WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,7 +26,7 @@ report: $(RUN)
 	$(BIN)/flopcast report --out reports/local --measure
 
 test: lint
-	$(BIN)/pytest --durations=5 --durations-min=5 $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --durations=5 --durations-min=5 $(PYTEST_ARGS)
 
 lint: $(DEV)
 	$(BIN)/ruff check .
