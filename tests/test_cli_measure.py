@@ -323,7 +323,7 @@ def test_a_home_that_cannot_be_written_costs_the_name_alone(
 
 TINY = StepPlan(name="tiny", config=make_config(**RUN), batch=1, seq=64, group="cpu")
 # Its embedding alone is 2.5 petabytes.
-VAST = replace(TINY, name="vast", config=make_config(**{**RUN, "vocab": 10**13}))
+VAST = replace(TINY, name="vast", config={**make_config(**RUN), "vocab_size": 10**13})
 ODD = replace(TINY, name="odd", config={**make_config(**RUN), "model_type": "no-such-model"})
 
 

@@ -127,15 +127,18 @@ GOOD = json.dumps(streams.to_json(small_stream())).encode()
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (gzip.compress(GOOD.replace(b'"schema": 1', b'"schema": 2')), "schema 2, this flopcast reads 1"),
-        (gzip.compress(GOOD)[:-20], "not a flopcast op stream"),
-        (gzip.compress(GOOD)[:30] + b"\x00" * 40, "not a flopcast op stream"),
+        (
+            gzip.compress(GOOD.replace(b'"schema": 1', b'"schema": 2'), mtime=0),
+            "schema 2, this flopcast reads 1",
+        ),
+        (gzip.compress(GOOD, mtime=0)[:-20], "not a flopcast op stream"),
+        (gzip.compress(GOOD, mtime=0)[:30] + b"\x00" * 40, "not a flopcast op stream"),
         (GOOD, "not a flopcast op stream"),  # not gzipped
-        (gzip.compress(GOOD[:200]), "not a flopcast op stream"),
-        (gzip.compress(b"[]"), "schema None"),
-        (gzip.compress(b"{}"), "schema None"),
-        (gzip.compress(json.dumps({"schema": 1}).encode()), "not a flopcast op stream"),
-        (gzip.compress(GOOD.replace(b'"backward"', b'1, "x"')), "not a flopcast op stream"),
+        (gzip.compress(GOOD[:200], mtime=0), "not a flopcast op stream"),
+        (gzip.compress(b"[]", mtime=0), "schema None"),
+        (gzip.compress(b"{}", mtime=0), "schema None"),
+        (gzip.compress(json.dumps({"schema": 1}).encode(), mtime=0), "not a flopcast op stream"),
+        (gzip.compress(GOOD.replace(b'"backward"', b'1, "x"'), mtime=0), "not a flopcast op stream"),
         (b"", "not a flopcast op stream|schema"),
     ],
 )
