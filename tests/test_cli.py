@@ -188,7 +188,9 @@ def test_an_older_day_has_its_own_price(flopcast: Command) -> None:
     newest, article = predict(flopcast), predict(flopcast, "--on", "2025-11-15")
     assert article["price"] == {"usd_per_hour": 3.59, "provider": "RunPod Secure Cloud", "date": "2025-11-15"}
     assert newest["price"]["date"] > article["price"]["date"]
-    assert predict(flopcast, "--on", "2019-01-01")["price"] is None
+    before = flopcast(*PREDICT, "--on", "2019-01-01", "--json")
+    assert before.document["price"] is None
+    assert "no price of nvidia-h200" in before.err
 
 
 def test_another_provider_and_another_book(flopcast: Command, tmp_path: Path) -> None:

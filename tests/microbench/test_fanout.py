@@ -44,8 +44,9 @@ print(f"visible: {os.environ.get('CUDA_VISIBLE_DEVICES')}", file=sys.stderr)
 print(json.dumps({"out": given.out, "parts": {"kernels": f"{measured} measured"}}))
 """
 PARENT = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is started deaf to it
 from flopcast.microbench import fanout
 fanout.COMMAND = (sys.executable, "-c", sys.argv[1])
 fanout.run_side_by_side(fanout.jobs(["cpu", "cpu"], Path(sys.argv[2]), ["--rows", "4000"]), print)
