@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import zip_longest
 from math import exp, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from flopcast.roofline.models import Config, check_config, depth_for, load_confi
 from flopcast.roofline.prefetch import prefetched
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.stream_cache import Traced
+from flopcast.roofline.text_files import as_row, named, read_csv
 
 Row = dict[str, str]
 EXTRA = "\0extra"  # cells of a row beyond the header's columns; no column can have this name
@@ -48,26 +48,15 @@ KERNELS_OUT = ("seconds", "seconds_low", "seconds_high", "tflops", "bound", "bas
 
 
 def read_rows(path: Path) -> tuple[list[str], list[Row]]:
-    """(columns, rows) of a CSV file, a byte order mark and blanks around cells taken off.
+    """(columns, rows) of a CSV file, plain or gzipped; blanks around cells taken off.
 
     Cells beyond the header's columns are kept as EXTRA: such a row may be shifted, so it is not answered.
-    Raises UsageError when the file cannot be read, has no header, or names a column twice.
+    Raises DataError as `text_files.read_csv` does.
     """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [[cell.strip() for cell in cells] for cells in csv.reader(file)]
-    except (OSError, UnicodeDecodeError, csv.Error) as fault:
-        raise UsageError(f"{path} cannot be read: {fault}; give a CSV file with a header") from fault
-    lines = [cells for cells in lines if cells not in ([], [""])]
-    if not lines:
-        raise UsageError(f"{path} is empty; give a CSV file with a header")
-    columns = lines[0]
-    twice = sorted({name for name in columns if columns.count(name) > 1})
-    if twice:
-        raise UsageError(f"{path}: columns {', '.join(map(repr, twice))} are named twice; name each once")
+    _, columns, lines = read_csv(path)
     rows = []
-    for cells in lines[1:]:
-        row = dict(zip_longest(columns, cells[: len(columns)], fillvalue=""))
+    for _, cells in lines:
+        row = as_row(columns, cells)
         if any(cells[len(columns) :]):
             row[EXTRA] = ", ".join(cells[len(columns) :])
         rows.append(row)
@@ -78,7 +67,7 @@ def check_columns(path: Path, columns: Sequence[str], valid: Sequence[str]) -> N
     """Raises UsageError for a column that is not valid: a misspelt one would silently take its default."""
     unknown = [name for name in columns if name not in valid]
     if unknown:
-        raise UsageError(f"{path}: unknown columns {', '.join(unknown)}; valid are {', '.join(valid)}")
+        raise UsageError(f"{path}: unknown columns {named(unknown)}; valid are {', '.join(valid)}")
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -101,7 +90,7 @@ def format_cell(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.7g}" if isfinite(value) else ""
-    return "" if value is None else str(value)
+    return "" if value is None else " ".join(str(value).splitlines())  # a row is a line: `text_files`
 
 
 def parse_cell(name: str, text: str, kind: type) -> Any:

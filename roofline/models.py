@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline.text_files import read_text
 
 Config = dict[str, Any]
 
@@ -39,9 +40,9 @@ def load_config(name_or_path: str) -> Config:
     shipped = files("flopcast.roofline") / "data" / "configs" / f"{name_or_path}.json"
     path = Path(name_or_path)
     if "/" not in name_or_path and shipped.is_file():
-        text, source = shipped.read_text(), name_or_path
+        text, source = shipped.read_text(encoding="utf-8"), name_or_path
     elif path.is_file():
-        text, source = path.read_text(errors="replace"), str(path)
+        text, source = read_text(path, "give a transformers config.json"), str(path)
     else:
         raise UsageError(
             f"unknown config {name_or_path!r}: shipped are {', '.join(shipped_names())}; "

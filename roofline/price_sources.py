@@ -15,7 +15,6 @@ day stands, said to be inferred (prices are at most that new).
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 import os
@@ -29,7 +28,8 @@ from typing import Any
 
 from flopcast.errors import DataError, RunError, UsageError
 from flopcast.roofline.gpus import load_specs, spec_of_device
-from flopcast.roofline.prices import Price, load_prices
+from flopcast.roofline.prices import GIVE_BOOK, Price, load_prices
+from flopcast.roofline.text_files import read_csv, read_text
 
 SKYPILOT_COLUMNS = ("AcceleratorName", "AcceleratorCount", "Price")
 # Folders of SkyPilot's catalogue and names of gpuhunt's providers -> the provider as the shipped book names it.
@@ -80,9 +80,9 @@ class Ambiguous(ValueError):
     """A name that leaves open which board is meant."""
 
 
-def is_skypilot(header: str) -> bool:
-    """Whether a file of this first line is a catalogue of SkyPilot's."""
-    columns = header.strip().split(",")
+def is_skypilot(text: str) -> bool:
+    """Whether the text of a file is a catalogue of SkyPilot's, by its first line."""
+    columns = [name.strip().strip('"') for name in text[: text.find("\n")].split(",")]
     return all(column in columns for column in SKYPILOT_COLUMNS)
 
 
@@ -98,22 +98,18 @@ def read_skypilot(
 
     Raises UsageError where there is no such file, DataError for one that is no catalogue or holds no usable price.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            if not set(SKYPILOT_COLUMNS) <= set(reader.fieldnames or ()):
-                raise DataError(
-                    f"{path} is no catalogue of SkyPilot: needed are columns {','.join(SKYPILOT_COLUMNS)}"
-                )
-            rows = [(reader.line_num, row) for row in reader]
-    except FileNotFoundError as fault:
-        raise UsageError(f"price file {path} does not exist") from fault
-    except (OSError, UnicodeDecodeError, csv.Error) as fault:
-        raise DataError(f"price file {path} cannot be read: {fault}") from fault
+    _, columns, rows = read_csv(path)
+    if not set(SKYPILOT_COLUMNS) <= set(columns):
+        raise DataError(
+            f"{path} is no catalogue of SkyPilot: needed are columns {','.join(SKYPILOT_COLUMNS)}"
+        )
     name = provider or path.resolve().parent.name
     offers, refused = [], []
-    for line, row in rows:
+    for line, cells in rows:
         try:
+            if len(cells) != len(columns):
+                raise ValueError(f"{len(cells)} cells where the header names {len(columns)}")
+            row = dict(zip(columns, cells, strict=True))
             offers.append(_skypilot_offer(f"line {line}", row, PROVIDERS.get(name.lower(), name)))
         except ValueError as fault:
             refused.append((f"line {line}", str(fault)))
@@ -362,8 +358,6 @@ def load_any(path: Path | None, *, known_gpus: Iterable[str] = ()) -> Collected:
     """The shipped book (None), a book of one's own, or a catalogue of SkyPilot's, told by its first line.
 
     Raises as `prices.load_prices` and `read_skypilot` do."""
-    if path is not None and path.is_file():
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
-            if is_skypilot(file.readline()):
-                return read_skypilot(path)
+    if path is not None and path.is_file() and is_skypilot(read_text(path, GIVE_BOOK)):
+        return read_skypilot(path)
     return Collected(tuple(load_prices(path, known_gpus=known_gpus)), (), 0)

@@ -13,7 +13,6 @@ that others publish are read by `price_sources`, which leaves out bad rows and s
 from __future__ import annotations
 
 import csv
-import io
 import math
 import re
 import tomllib
@@ -25,12 +24,14 @@ from typing import Any
 
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline.gpus import load_specs, unknown_gpu_message
+from flopcast.roofline.text_files import named, parse_csv, read_text
 
 PRICES_FILE = Path(__file__).parent / "data" / "prices.csv"
 DEFAULT_PROVIDER = "RunPod Secure Cloud"
 OVERRIDE_PROVIDER = "given"  # a price from the command line
 MOST_USD_PER_HOUR = 10_000.0  # a thousand times the dearest GPU of the book: beyond it a row is garbled
 KINDS = ("on-demand", "spot")
+GIVE_BOOK = "give a price book, CSV or TOML"
 REQUIRED = ("gpu", "provider", "kind", "usd_per_hour", "date")
 OPTIONAL = ("date_inferred", "source")
 # The article whose question this project answers used the prices of late 2025: `latest(..., on=ARTICLE_DATE)`
@@ -74,12 +75,7 @@ def load_prices(
     catalogue swapped) or equal to it (one column copied to the other).
     """
     file = PRICES_FILE if path is None else Path(path)
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise UsageError(f"price file {file} does not exist") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"price file {file} cannot be read: {error}") from error
+    text = read_text(file, GIVE_BOOK)
     known = {*load_specs(), "cpu", *known_gpus}
     last = date.max if path is None else (today or date.today()) + timedelta(days=1)
     rows = _toml_rows(file, text) if file.suffix.lower() == ".toml" else _csv_rows(file, text)
@@ -96,24 +92,14 @@ def load_prices(
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header: list[str] | None = None
-    try:
-        for cells in reader:
-            if not any(cell.strip() for cell in cells) or cells[0].lstrip().startswith("#"):
-                continue
-            if header is None:
-                header = [cell.strip() for cell in cells]
-                _check_columns(f"{file} line {reader.line_num}", header, header)
-                continue
-            if len(cells) != len(header):
-                raise DataError(
-                    f"{file} line {reader.line_num}: {len(cells)} fields where the header names {len(header)}"
-                )
-            values = (cell.strip() for cell in cells)
-            yield reader.line_num, dict(zip(header, values, strict=True))
-    except csv.Error as error:
-        raise DataError(f"{file} line {reader.line_num}: not CSV ({error})") from error
+    first, header, rows = parse_csv(file, text, comments=True)
+    _check_columns(f"{file} line {first}", header)
+    for line, cells in rows:
+        if not any(cells):
+            continue
+        if len(cells) != len(header):
+            raise DataError(f"{file} line {line}: {len(cells)} fields where the header names {len(header)}")
+        yield line, dict(zip(header, cells, strict=True))
 
 
 def _toml_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -131,19 +117,17 @@ def _toml_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     lines = [number for number, line in enumerate(text.splitlines(), 1) if headers.match(line)]
     for index, row in enumerate(rows):
         line = lines[index] if len(lines) == len(rows) else 1
-        _check_columns(f"{file} line {line}", list(row), list(row))
+        _check_columns(f"{file} line {line}", list(row))
         yield line, row
 
 
-def _check_columns(where: str, columns: Sequence[str], given: Sequence[str]) -> None:
+def _check_columns(where: str, columns: Sequence[str]) -> None:
     missing = [column for column in REQUIRED if column not in columns]
     if missing:
         raise DataError(
             f"{where}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
-            f"needed are {','.join(REQUIRED)} (optional: {','.join(OPTIONAL)}), given {','.join(given)}"
+            f"needed are {','.join(REQUIRED)} (optional: {','.join(OPTIONAL)}), given {named(columns)}"
         )
-    if len(set(columns)) != len(columns):
-        raise DataError(f"{where}: a column is named twice in {','.join(columns)}")
 
 
 def _parse(row: dict[str, Any], known: set[str], last: date, file_name: str) -> Price:

@@ -17,11 +17,6 @@ above the GPU's peak.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import zlib
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -33,6 +28,7 @@ from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.gpus import GpuSpec, load_specs, spec_of_device
 from flopcast.roofline.lower import Work, describe
 from flopcast.roofline.power import peak_at_max_clock
+from flopcast.roofline.text_files import as_row, read_csv
 
 GEMM_OPS, SERVING_OP, ATTENTION_OP = ("linear", "gemm", "matmul"), "attention_prefill_causal", "attention"
 GEMM_COLUMNS = ("m", "n", "k")
@@ -69,17 +65,14 @@ class Table:
 
 
 def read_table(path: Path, spec: GpuSpec) -> Table:
-    """Raises UsageError where the file cannot be read or has not the columns."""
-    reader = csv.DictReader(io.StringIO(_text(path)))
-    columns = [name.strip() for name in reader.fieldnames or ()]
-    reader.fieldnames = columns
+    """Raises UsageError where the file cannot be read (as `text_files.read_csv`) or has not the columns."""
+    _, columns, lines = read_csv(path)
     _check_columns(path, columns)
     rows, refused, others = [], [], 0
-    for cells in reader:
-        line = reader.line_num
-        row = {name: (value or "").strip() for name, value in cells.items() if isinstance(name, str)}
+    for line, cells in lines:
+        row = as_row(columns, cells)
         try:
-            if None in cells:
+            if any(cells[len(columns) :]):
                 raise UsageError("the row has more cells than the header")
             if not _is_of(row.get("gpu", ""), spec):
                 others += 1
@@ -97,18 +90,7 @@ def refusal(path: Path, table: Table) -> str:
     return f"{path}: {len(table.refused)} rows refused: {shown}{more}"
 
 
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as fault:
-        raise UsageError(f"{path} cannot be read: {fault}; give a CSV file, plain or gzipped") from None
-
-
 def _check_columns(path: Path, columns: list[str]) -> None:
-    twice = sorted(name for name, count in Counter(columns).items() if count > 1)[:SHOWN]
-    if twice:
-        raise UsageError(f"{path}: columns {', '.join(twice)} are named twice; name each once")
     wanted = ATTENTION_COLUMNS if "seqlen" in columns else GEMM_COLUMNS
     lacking = [name for name in (*wanted, "latency_ms") if name not in columns]
     if lacking:

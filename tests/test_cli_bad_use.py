@@ -27,7 +27,7 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 QWEN3 = load_config("qwen3-0.6b")
-FILES = {
+FILES: dict[str, str | bytes] = {
     "not.json": "width: 512",
     "list.json": "[]",
     "kindless.json": '{"hidden_size": 64}',
@@ -44,9 +44,18 @@ FILES = {
     "kernels-typo.csv": "op,m,n,k,layuot\ngemm,64,64,64,nn\n",
     "steps.csv": "width\n512\n",
     "shapes.csv": "m,n,k\n64,64,64\n",
+    "quote.csv": 'm,n,k,layout\n64,64,64,"nt\n64,64,64,nn\n',
+    "header.csv": "m,n,k,latency_ms\n",
+    "latin.csv": b"m,n,k,layout\n64,64,64,nt\n64,64,64,n\xfc\n",
+    "latin.toml": b"[[price]]\nprovider = 'M\xfcller'\n",
+    "latin.json": b'{"model_type": "qwen3",\n "name": "M\xfcller"}',
     "prices.csv": "gpu,provider,kind,usd_per_hour,date\nnvidia-h200,RunPod Secure Cloud,on-demand,-3,2026-01-01\n",
 }
 
+TABLES = (
+    f"sweep --gpu {H200} --from {{}} --out out.csv", f"kernels --gpu {H200} --from {{}} --out out.csv",
+    "import {} --gpu nvidia-l4 --source me --out out.json", "prices --prices {}", "prices --from {}",
+)  # fmt: skip
 SIZES = "valid is an integer of at least 1"
 MEASURE = ("flopcast bench", "flopcast fit")
 
@@ -143,6 +152,23 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
             f"{command} --gpu {H200} --from empty.csv --out out.csv", ("empty.csv", "empty", "header"))
         for command in ("sweep", "kernels")
     },
+    **{
+        f"{command} of a table with an open quote": (
+            f"{command.format('quote.csv')}", ("quote.csv line 2", "a quote is opened", "line 3"))
+        for command in TABLES
+    },
+    **{
+        f"{command} of a table without rows": (f"{command.format('header.csv')}", ("header.csv", "no rows"))
+        for command in TABLES
+    },
+    **{
+        f"{command} of a table in another encoding": (
+            f"{command.format('latin.csv')}", ("latin.csv line 3", "0xfc", "UTF-8"))
+        for command in TABLES
+    },
+    "prices in another encoding": ("prices --prices latin.toml", ("latin.toml line 2", "0xfc", "UTF-8")),
+    "a config in another encoding": (
+        f"predict --gpu {H200} --config latin.json", ("latin.json line 2", "0xfc", "UTF-8")),
     "sweep with a misspelt column": (
         f"sweep --gpu {H200} --from typo.csv --out out.csv", ("typo.csv", "bach", "batch", "kv_heads")),
     "sweep with a column twice": (f"sweep --gpu {H200} --from twice.csv --out out.csv", ("'width'", "twice")),
@@ -179,7 +205,7 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, holding FILES; nobody's cache."""
     for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lookup, "user_folder", lambda: tmp_path / "no-profiles")
     return tmp_path

@@ -106,17 +106,20 @@ def test_a_row_of_empty_cells_keeps_its_place(tmp_path: Path) -> None:
     assert len(read(tmp_path, "width,batch\n512,4\n,\n256,4\n")[1]) == 3
 
 
-def test_a_header_alone_is_a_table_without_rows(tmp_path: Path) -> None:
-    assert read(tmp_path, "width,batch\n") == (["width", "batch"], [])
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "is empty"),
         ("\n\n", "is empty"),
         ("width,width\n1,2\n", "'width' are named twice"),
-        (b"\xff\xfe1", "read"),
+        ("width,batch\n", "holds a header and no rows"),
+        ("width;batch\n512;4\n", "line 1: cells are separated by semicolons"),
+        (b"\xff\xfew\x00", "is in UTF-16 or UTF-32: save it as UTF-8"),
+        (b"name,width\na,512\nM\xfcnchen,512\n", "line 3: byte 0xfc is not UTF-8"),
+        ('name,width\na,512\n"b,512\nc,512\n', "line 3: a quote is opened and not closed .*down to line 4"),
+        ('name,width\n"a,512\nb,512\nc","512"\n', "line 2: a quote is opened .*down to line 4"),
+        ('name,width\n"a,512\n"b",512\n', "line 2: a quote is opened"),
+        ('name,width\n"a"b,512\n', "line 2: not CSV .*write a quote twice"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str | bytes, said: str) -> None:
@@ -136,7 +139,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 cells = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zs", "Zl", "Zp"]), min_size=1)
 
 
-@given(st.lists(st.lists(cells, min_size=2, max_size=2), max_size=4))
+@given(st.lists(st.lists(cells, min_size=2, max_size=2), min_size=1, max_size=4))
 def test_any_text_survives_the_file(tmp_path_factory: pytest.TempPathFactory, table: list[list[str]]) -> None:
     path = tmp_path_factory.getbasetemp() / "any.csv"
     batch.write_rows(path, ["a", "b"], [dict(zip("ab", row, strict=True)) for row in table])

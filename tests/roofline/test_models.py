@@ -131,7 +131,7 @@ def test_any_positive_width_and_depth_make_a_model(width: int, depth: int) -> No
         ("", "not JSON"),
         ("[1]", "no field 'model_type'"),
         ('{"hidden_size": 64}', "no field 'model_type'"),
-        ("\xff\xfe", "not JSON"),
+        ("\xff\xfe", "UTF-16"),
     ],
 )
 def test_files_that_are_no_config(tmp_path: Path, text: str, message: str) -> None:

@@ -121,7 +121,7 @@ def test_rows_of_other_gpus_are_left_out_not_taken_for_this_one(tmp_path: Path) 
     ("text", "reason"),
     [
         ("m,n,latency_ms\n1,1,1\n", "columns k are missing"),
-        ("m,n,k,m,latency_ms\n1,1,1,1,1\n", "columns m are named twice"),
+        ("m,n,k,m,latency_ms\n1,1,1,1,1\n", "columns 'm' are named twice"),
         ("seqlen,latency_ms\n1,1\n", "batch, q_heads, kv_heads, head_dim are missing"),
     ],
 )

@@ -1,0 +1,127 @@
+"""Text and CSV files that people give, read whole and with the line of every row. No torch, no pandas.
+
+A quote that is opened and never closed makes the lines below it one cell: rows would be missing in silence. No table
+read here has a cell of several lines, so a cell that runs over the end of its line is refused, with the line on which
+it begins.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from flopcast.errors import DataError
+
+SHOWN = 10  # columns named in a message
+GZIP = b"\x1f\x8b"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+class Sheet(NamedTuple):
+    """A table as it stands in its file: the header with its line, and of each row the line and the cells."""
+
+    header_line: int
+    columns: list[str]
+    rows: list[tuple[int, list[str]]]
+
+
+def read_text(path: Path, give: str = "give a CSV file with a header") -> str:
+    """The text of a file in UTF-8, plain or gzipped, a byte order mark taken off. `give`: the end of the message.
+
+    Raises DataError where it cannot be read or is in another encoding, with the line.
+    """
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data.startswith(GZIP) else data
+    except FileNotFoundError:
+        raise DataError(f"{path} cannot be read: it does not exist; {give}") from None
+    except (OSError, EOFError, zlib.error) as fault:
+        raise DataError(
+            f"{path} cannot be read: {getattr(fault, 'strerror', None) or fault}; {give}"
+        ) from None
+    if data.startswith(_UTF16) or b"\0" in data[:4]:
+        raise DataError(f"{path} is in UTF-16 or UTF-32: save it as UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as fault:
+        line = data.count(b"\n", 0, fault.start) + 1
+        raise DataError(
+            f"{path} line {line}: byte 0x{data[fault.start]:02x} is not UTF-8: save the file as UTF-8; {give}"
+        ) from None
+
+
+def parse_csv(path: Path, text: str, *, comments: bool = False) -> Sheet:
+    """`text`, which is that of `path`, as a table; blanks around cells taken off, empty lines left out, and with
+    `comments` also lines that begin with #. Rows may have more or fewer cells than there are columns.
+
+    Raises DataError, with the line, where there is no header, no row below it, a column named twice, a quote that is
+    not closed on its line, or text behind a closed one.
+    """
+    lines = [
+        (line, cells)
+        for line, cells in _lines(path, text)
+        if cells not in ([], [""]) and not (comments and cells[0].startswith("#"))
+    ]
+    if not lines:
+        raise DataError(f"{path} is empty; give a CSV file with a header")
+    (first, columns), *rows = lines
+    twice = sorted({name for name in columns if columns.count(name) > 1})[:SHOWN]
+    if twice:
+        raise DataError(
+            f"{path} line {first}: columns {', '.join(map(repr, twice))} are named twice; name each once"
+        )
+    if len(columns) == 1 and ";" in columns[0]:
+        raise DataError(f"{path} line {first}: cells are separated by semicolons; separate them by commas")
+    if not rows:
+        raise DataError(f"{path} holds a header and no rows; give one row at least")
+    return Sheet(first, columns, rows)
+
+
+def read_csv(path: Path) -> Sheet:
+    """`parse_csv` of a file, plain or gzipped. Raises DataError as `read_text` and `parse_csv` do."""
+    return parse_csv(path, read_text(path))
+
+
+def as_row(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
+    """The cells by column: none where the row ends early, without what is beyond the last column."""
+    return dict(zip_longest(columns, cells[: len(columns)], fillvalue=""))
+
+
+def named(columns: Sequence[str]) -> str:
+    """The names for a message, the first of very many."""
+    more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
+    return ", ".join(columns[:SHOWN]) + more
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Each line that has something, with its number."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as fault:
+            if reader.line_num == line and "end of data" not in str(fault):
+                raise DataError(
+                    f"{path} line {line}: not CSV ({fault}); inside a quoted cell write a quote twice"
+                ) from None
+            raise _unclosed(path, line, reader.line_num) from None
+        if cells is None:
+            return
+        if reader.line_num > line:
+            raise _unclosed(path, line, reader.line_num)
+        yield line, [cell.strip() for cell in cells]
+
+
+def _unclosed(path: Path, line: int, end: int) -> DataError:
+    over = f" (read as one cell down to line {end})" if end > line else ""
+    return DataError(
+        f"{path} line {line}: a quote is opened and not closed on that line{over}; close it, or leave it out"
+    )
