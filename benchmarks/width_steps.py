@@ -1,13 +1,14 @@
 """Real training steps of aligned and unaligned widths, for the table of penalties: needs a GPU, three minutes.
 
-    python benchmarks/width_steps.py OUT [--table reports/nvidia-h200/widths.csv] [--budget 200]
+    python benchmarks/width_steps.py OUT [--table reports/nvidia-h200/widths-2.csv] [--budget 190]
     python benchmarks/width_steps.py OUT --smoke                                # no GPU: does the script run?
-    python -m flopcast.roofline.widths_check --steps OUT                        # the table, here or elsewhere
+    python -m flopcast.roofline.widths_check --forecasts TABLE --steps OUT --out TABLE      # here or elsewhere
 
 Which steps: the rows of a table of forecasts (`roofline/widths_check.py`), which is written and committed before they
 are run. First the times of all, shuffled, the aligned ones twice; then, since CUDA's profiler makes every later launch
-dearer, the kernels. Each result is a line in OUT as soon as it is there; a run that stops, by its budget or otherwise,
-is continued by the same command. Exit 1 when steps are missing at the end.
+dearer, the kernels, the aligned ones twice too, those of products one by one in the order of the step. Each result is
+a line in OUT as soon as it is there; a run that stops, by its budget or otherwise, is continued by the same command.
+Exit 1 when steps are missing at the end.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flopcast.roofline.widths_check import SEED, are_kernels_wanted, plans
+from flopcast.roofline.widths_sets import SEED, are_kernels_wanted, plans
 
 if TYPE_CHECKING:
     import torch
 
     from flopcast.microbench.plans import StepPlan
+    from flopcast.microbench.records import Recorder
+    from flopcast.microbench.steps import TrainingStep
 
 ROUNDS, STEPS_PER_ROUND = 3, 3
+SUITE = "widths"
+PRODUCTS = ("aten::mm", "aten::addmm")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--table", type=Path, default=Path("reports/nvidia-h200/widths.csv"))
-    parser.add_argument("--budget", type=float, default=200.0, help="seconds, start of the process included")
+    parser.add_argument("--table", type=Path, default=Path("reports/nvidia-h200/widths-2.csv"))
+    parser.add_argument("--budget", type=float, default=190.0, help="seconds, start of the process included")
     parser.add_argument("--seed", type=int, default=SEED, help="of the order: another for a second run")
     parser.add_argument("--device")
     parser.add_argument(
@@ -58,52 +63,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}  # fmt: skip
         wanted = [replace(p, config={**p.config, **tiny}, batch=1, seq=16) for p in wanted[:6]]
     device = pick_device(given.device)
-    if given.only_kernels:
-        kernels_alone(
-            [plan for plan in wanted if are_kernels_wanted(plan)], device, given.out, start + given.budget
-        )
-        print(f"kernels alone: {time.monotonic() - start:.0f} s in all", flush=True)
-        return 0
+    with_kernels = [plan for plan in wanted if are_kernels_wanted(plan)]
     begun = time.monotonic() - start
+    times = None
     with Recorder(given.out, describe(device)) as recorder:
-        left = given.budget - begun
-        times = run_steps(
-            wanted, device=device, recorder=recorder, rounds=ROUNDS, steps_per_round=STEPS_PER_ROUND,
-            suite="widths", parts=("times",), budget_seconds=left, retry=("error",),
-        )  # fmt: skip
-        print(f"times, from {begun:.0f} s: {times}", flush=True)
-        kernels = run_steps(
-            [plan for plan in wanted if are_kernels_wanted(plan)], device=device, recorder=recorder,
-            suite="widths", parts=("kernels",), budget_seconds=given.budget - (time.monotonic() - start),
-            retry=("error",),
-        )  # fmt: skip
-        print(f"kernels: {kernels}; {time.monotonic() - start:.0f} s in all", flush=True)
-    return 1 if times.remaining or kernels.remaining else 0
+        if not given.only_kernels:
+            times = run_steps(
+                wanted, device=device, recorder=recorder, rounds=ROUNDS, steps_per_round=STEPS_PER_ROUND,
+                suite=SUITE, parts=("times",), budget_seconds=given.budget - begun, retry=("error",),
+            )  # fmt: skip
+            print(f"times, from {begun:.0f} s: {times}", flush=True)
+            with_kernels = [plan for plan in with_kernels if recorder.status(plan.key) == "ok"]
+        left = time_kernels(with_kernels, device, recorder, start + given.budget)
+    print(f"kernels: {left} left; {time.monotonic() - start:.0f} s in all", flush=True)
+    return 1 if left or (times is not None and times.remaining) else 0
 
 
-def kernels_alone(plans: Sequence[StepPlan], device: torch.device, out: Path, until: float) -> None:
-    """The kernels of steps that another folder has the times of, as `run_steps` writes them; stops at `until`."""
-    from flopcast.microbench.device import describe
+def time_kernels(plans: Sequence[StepPlan], device: torch.device, recorder: Recorder, until: float) -> int:
+    """The kernels of steps, as `run_steps` writes them and one by one those of products; how many were left at
+    `until`, in seconds of `time.monotonic`."""
     from flopcast.microbench.measure_step import profile_step
-    from flopcast.microbench.records import Recorder
     from flopcast.microbench.run_steps import kernel_fields, measure_plan
 
-    with Recorder(out, describe(device)) as recorder:
-        for plan in plans:
-            if time.monotonic() >= until:
-                print("stopped by the budget", flush=True)
-                return
-            row = measure_plan(plan, device, lambda step: kernel_fields(profile_step(step, warm_up=1)))
-            recorder.append(
-                {
-                    "key": plan.kernels_key,
-                    "backend": "torch",
-                    "cache": "cold",
-                    "shape": None,
-                    "suite": "widths",
-                    **row,
-                }
-            )
+    def measure(step: TrainingStep) -> dict[str, Any]:
+        found = profile_step(step, warm_up=1)
+        products = [[kernel.name, kernel.seconds] for kernel in found.kernels if kernel.op in PRODUCTS]
+        return {**kernel_fields(found), "products": products}
+
+    todo = [plan for plan in plans if not recorder.is_done(plan.kernels_key, retry=("error",))]
+    for done, plan in enumerate(todo):
+        if time.monotonic() >= until:
+            return len(todo) - done
+        shared = {"key": plan.kernels_key, "backend": "torch", "cache": "cold", "shape": None, "suite": SUITE}
+        recorder.append({**shared, **measure_plan(plan, device, measure)})
+    return 0
 
 
 if __name__ == "__main__":

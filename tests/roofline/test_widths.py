@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.microbench import records
-from flopcast.roofline import widths, widths_check, widths_rules, widths_shapes
+from flopcast.roofline import widths, widths_check, widths_rules, widths_sets, widths_shapes
+from flopcast.roofline.batch import write_rows
 from flopcast.roofline.forecast import Run
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.models import load_config, make_config, n_params
@@ -21,6 +23,7 @@ from flopcast.roofline.plots_widths import penalty_figure, sawtooth_figure
 from flopcast.roofline.profile import Profile
 from flopcast.roofline.widths import Penalty, Point, anchor_of, penalty, power_of_two, rule_of
 from flopcast.roofline.widths_sawtooth import sawtooth_points, sawtooth_widths, wave_ends
+from flopcast.roofline.widths_sets import SETS
 
 RUN = Run(batch=8, seq=1024, optimizer="adamw-fused")
 MODEL = make_config(width=1024, depth=4, heads=8, kv_heads=4, ffn=3072, vocab=32_768)
@@ -221,23 +224,27 @@ def root() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
-def test_the_committed_table_says_what_was_measured(committed: list[dict[str, str]], root: Path) -> None:
+@pytest.mark.parametrize("number", sorted(SETS))
+def test_the_committed_table_says_what_was_measured(root: Path, number: int) -> None:
     """Penalties of the kernels again from the raw rows; every width of each neighbourhood is there, bad ones too."""
-    runs = [
-        widths_check.measured_of(records.read(folder).rows)
-        for folder in sorted((root / "reports/nvidia-h200/width-steps").iterdir())
-    ]
-    rows = {(row["neighbourhood"], int(row["value"])): row for row in committed}
-    for place in widths_check.NEIGHBOURHOODS:
+    folder = root / f"reports/nvidia-h200/width-steps/{number}"
+    if not folder.is_dir():
+        pytest.skip(f"the steps of set {number} have not been run yet")
+    run = widths_check.measured_of(records.read(folder).rows)
+    table = root / "reports/nvidia-h200" / ("widths.csv" if number == 1 else f"widths-{number}.csv")
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = {(row["neighbourhood"], row["value"]): row for row in csv.DictReader(file)}
+    for place in SETS[number].neighbourhoods:
         for value in place.values:
-            row = rows[place.name, value]
+            row = rows[place.name, str(value)]
             assert row["status"] == "ok"
             if value not in place.unaligned:
                 continue
             below, above = int(row["below"]), int(row["above"])
             share = (value - below) / (above - below)
             own, *ends = (
-                mean(median(run.device[f"{place.name}-{v}"]) for run in runs) for v in (value, below, above)
+                mean(median(samples) for samples in run.device[f"{place.name}-{v}"])
+                for v in (value, below, above)
             )
             measured = own / (ends[0] * (1 - share) + ends[1] * share) - 1
             assert float(row["penalty_measured"]) == pytest.approx(measured, abs=1e-6)
@@ -246,22 +253,41 @@ def test_the_committed_table_says_what_was_measured(committed: list[dict[str, st
 
 
 def test_the_steps_of_the_table_are_run_aligned_ones_twice(committed: list[dict[str, str]]) -> None:
-    plans = widths_check.plans(committed)
+    plans = widths_sets.plans(committed)
     names = [plan.name for plan in plans]
     assert len(set(names)) == len(names)
     assert {"hidden1024-1024", "hidden1024-1024#2", "vocab151936-151643"} <= set(names)
     assert "hidden1024-1025#2" not in names
-    assert sum(name.startswith("shape-") for name in names) == widths_check.N_SHAPES
+    shapes = [name for name in names if name.startswith("shape-")]
+    assert len(shapes) == 2 * SETS[1].spread
     by_name = {plan.name: plan for plan in plans}
     assert by_name["ffn8192-8193"].config["intermediate_size"] == 8193
-    assert not widths_check.are_kernels_wanted(by_name["hidden1024-1024#2"])
-    assert [p.name for p in widths_check.plans(committed, seed=8)] != names
+    assert widths_sets.are_kernels_wanted(by_name["hidden1024-1024#2"])
+    assert not widths_sets.are_kernels_wanted(by_name[shapes[0]])
+    assert [p.name for p in widths_sets.plans(committed, seed=8)] != names
 
 
-def test_a_step_that_failed_keeps_its_row(h200: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = next(p for p in widths_check.NEIGHBOURHOODS if p.name == "vocab50257")
-    monkeypatch.setattr(widths_check, "NEIGHBOURHOODS", (place,))
-    shape = widths_check.shape_plan(make_config(width=1024, depth=4))
+def test_no_set_judges_what_an_earlier_one_has_shown() -> None:
+    """Sets share no unaligned size of an axis, and each has odd ones, multiples of 2 or 4, and of 8 to 32."""
+    seen: set[tuple[str, int]] = set()
+    for chosen in SETS.values():
+        mine = [(place.axis, value) for place in chosen.neighbourhoods for value in place.unaligned]
+        assert not seen & set(mine)
+        assert len(mine) == len(set(mine)) >= 24
+        assert {power_of_two(value) for _, value in mine} == {1, 2, 4, 8, 16, 32}
+        seen |= set(mine)
+
+
+def small(number: int, name: str, **more: Any) -> Any:
+    place = widths_sets.all_neighbourhoods()[name]
+    return replace(SETS[number], neighbourhoods=(replace(place, **more),))
+
+
+def test_a_step_that_failed_keeps_its_row(h200: Profile) -> None:
+    chosen = small(1, "vocab50257")
+    (place,) = chosen.neighbourhoods
+    config = make_config(width=1024, depth=4)
+    shape = widths_sets.shape_plan(config, chosen.run)
 
     def row(plan: Any, value: float | None, kind: str = "step") -> dict[str, Any]:
         key = plan.key if kind == "step" else plan.kernels_key
@@ -273,14 +299,15 @@ def test_a_step_that_failed_keeps_its_row(h200: Profile, monkeypatch: pytest.Mon
             "plan": {"name": plan.name, "config": plan.config},
         }
 
-    def run(scale: float) -> list[dict[str, Any]]:
+    def run(scale: float) -> widths_check.Measured:
         rows = [row(shape, 0.1 * scale)]
         for value in place.values:
             seconds = None if value == 50_258 else scale * (2.0 if value == 50_257 else 1.0)
             rows += [row(place.plan(value), seconds), row(place.plan(value), seconds, "kernels")]
-        return rows
+        return widths_check.measured_of(rows)
 
-    found = {r["value"]: r for r in widths_check.table(h200, [run(1.0), run(1.1)])}
+    rows = widths_check.forecasts(chosen, h200, [config])
+    found = {r["value"]: r for r in widths_check.judged(rows, [run(1.0), run(1.1)])}
     assert found[50_257]["penalty_measured"] == pytest.approx(1.0)
     assert found[50_257]["penalty_spread"] is None  # one sample a run
     assert found[50_257]["step_penalty_spread"] is None
@@ -291,6 +318,48 @@ def test_a_step_that_failed_keeps_its_row(h200: Profile, monkeypatch: pytest.Mon
     said = widths_check.summary(list(found.values()))
     assert said["judged"] == len(place.unaligned) - 1
     assert said["recommended_slower_than_best"] == 0.0
+
+
+def test_forecasts_written_before_are_judged_as_they_stand(h200: Profile, tmp_path: Path) -> None:
+    """Steps 1% above and below their mean at the aligned sizes: a penalty's error follows from it, and the forecasts
+    are those of the file, whatever the profile would say."""
+    chosen = small(2, "ffn3072", unaligned=(3071,))
+    table = tmp_path / "t.csv"
+    rows = widths_check.forecasts(chosen, h200, [make_config(width=1280, depth=4)])
+    write_rows(
+        table, widths_check.COLUMNS, [{**r, "penalty_forecast": 0.5 if r["below"] else None} for r in rows]
+    )
+    before = widths_check.read_table(table)
+    with table.open(newline="") as file:
+        plans = widths_sets.plans(csv.DictReader(file))
+
+    def measured(plan: Any) -> list[dict[str, Any]]:
+        again = plan.name.endswith(widths_sets.REPEAT)
+        is_aligned = "3071" not in plan.name
+        seconds = 1.6 if not is_aligned else 1.01 if again else 0.99
+        shared = {"status": "ok", "value": seconds, "plan": {"name": plan.name, "config": plan.config}}
+        ops = {"aten::mm": [seconds - 0.5, 9], "aten::add": [0.5, 4]}
+        kernels = {**shared, "key": plan.kernels_key, "samples": [seconds] * 3, "ops": ops}
+        return [{**shared, "key": plan.key}, kernels]
+
+    run = widths_check.measured_of(row for plan in plans for row in measured(plan))
+    after = {r["value"]: r for r in widths_check.judged(before, [run])}
+    one = after[3071]
+    assert one["penalty_forecast"] == 0.5
+    assert one["penalty_measured"] == pytest.approx(0.6)
+    assert one["penalty_error"] == pytest.approx(-0.1)
+    assert one["time_error"] == pytest.approx(1.5 / 1.6 - 1)
+    # each aligned pair differs by 2% of its mean: 1.41% for one value, and 3071 was run once
+    share = (3071 - 3008) / 64
+    spread = 0.02 / 2**0.5
+    assert one["device_spread"] == pytest.approx(spread, rel=1e-3)
+    ends = (spread * (1 - share), spread * share)
+    expected = 1.6 * (spread**2 + (ends[0] ** 2 + ends[1] ** 2) / 2) ** 0.5
+    assert one["penalty_spread"] == pytest.approx(expected, rel=1e-3)
+    assert after[3008]["runs"] == after[3008]["device_runs"] == 2
+    said = widths_check.summary(list(after.values()))
+    assert said["within_goal"] == 0.0
+    assert said["spread_points"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_figure_of_penalties_tells_each(committed: list[dict[str, str]]) -> None:
