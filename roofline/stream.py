@@ -80,6 +80,9 @@ class Stream:
     n_params: int
     depth: int | None = None  # layers in `ops`; None: the module has no stack of identical layers
     meta: dict[str, Any] = field(default_factory=dict)
+    # For each op of an unfolded stream which op of the folded one it repeats with the very same operands, -1 for none;
+    # empty where nothing was unfolded. Of no other stream that is made from this one.
+    repeats: tuple[int, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def call(self, op: Op) -> Call:
         """The op as a replayable shape."""
@@ -119,6 +122,8 @@ class _Unfolding:
         self._storage_ids: dict[tuple[int, int | None], int] = {}
         self._tensor_ids: dict[tuple[int, int], int] = {}
         self._seen: dict[tuple[int, int | None], int] = {}
+        self._places: dict[int | None, tuple[_Placed, _Placed]] = {}
+        self._modules: dict[tuple[str, int | None, int | None], str] = {}
         self._homes = [stream.storages[ref.storage].layer for ref in stream.tensors]
         # what storages and operands are, as numbers: they are compared for every operand of every layer
         roles: dict[Any, int] = {}
@@ -127,13 +132,14 @@ class _Unfolding:
         self._operands = [operands.setdefault(ref.operand, len(operands)) for ref in stream.tensors]
 
     def run(self) -> Stream:
-        ops = [
-            self._copy(op, layer)
-            for phase, run in groupby(self.source.ops, key=lambda op: op.phase)  # micro-batch by micro-batch
-            for op, layer in self._sequence(list(run), phase == "backward")
+        placed = [
+            (number, op, layer)
+            for phase, run in groupby(enumerate(self.source.ops), key=lambda each: each[1].phase)  # micro-batches
+            for number, op, layer in self._sequence(list(run), phase == "backward")
         ]
+        ops = [self._copy(op, layer) for _, op, layer in placed]
         repeated = self._layer_parameters() * (self.depth - FOLDED_DEPTH)
-        return replace(
+        unfolded = replace(
             self.source,
             ops=tuple(ops),
             tensors=tuple(self.tensors),
@@ -141,46 +147,53 @@ class _Unfolding:
             n_params=self.source.n_params + repeated,
             depth=self.depth,
         )
+        repeats = tuple([-1 if _is_multi_tensor(op) else number for number, op, _ in placed])
+        object.__setattr__(unfolded, "repeats", repeats)
+        return unfolded
 
     def _layer_parameters(self) -> int:
         """Elements of one layer's parameters; the meta field is written by the tracer."""
         return int(self.source.meta["layer_params"])
 
-    def _sequence(self, ops: list[Op], is_reversed: bool) -> Iterator[tuple[Op, int | None]]:
-        """(op, the layer it stands for), each run of the middle layer's ops repeated in order."""
+    def _sequence(
+        self, ops: list[tuple[int, Op]], is_reversed: bool
+    ) -> Iterator[tuple[int, Op, int | None]]:
+        """(number, op, the layer it stands for), each run of the middle layer's ops repeated in order."""
         layers = range(self.depth - 2, 0, -1) if is_reversed else range(1, self.depth - 1)
-        for is_middle, run in groupby(ops, key=lambda op: op.layer == 1):
+        for is_middle, run in groupby(ops, key=lambda each: each[1].layer == 1):
             block = list(run)
             if is_middle:
-                yield from ((op, layer) for layer in layers for op in block)
+                yield from ((number, op, layer) for layer in layers for number, op in block)
             else:
-                yield from ((op, op.layer and self._shifted(op.layer)) for op in block)
+                yield from ((number, op, op.layer and self._shifted(op.layer)) for number, op in block)
 
     def _shifted(self, layer: int) -> int:
         """Layers are counted from both ends: the last stays the last."""
         return layer if layer == 0 else self.depth - FOLDED_DEPTH + layer
 
     def _copy(self, op: Op, layer: int | None) -> Op:
-        if '"ts"' in op.args and op.phase == "optimizer":
+        if _is_multi_tensor(op):
             return self._copy_multi_tensor(op)
-        place = self._placer(op, layer)
-        homes, tensor = self._homes, self._tensor
-        # spelt out: `dataclasses.replace` took a third of the time of unfolding
-        return Op(
-            op.name,
-            op.phase,
-            tuple([tensor(i, place(homes[i])) for i in op.inputs]),
-            tuple([tensor(i, place(homes[i])) for i in op.outputs]),
-            op.written,
-            op.args,
-            op.kwargs,
-            layer,
-            _rename(op.module, op.layer, layer),
-            op.kind,
-            self._freed(op)
-            if layer is None
-            else tuple([self._storage(s, place(self.source.storages[s].layer)) for s in op.freed]),
-        )
+        tensors, storages = self._placed(op, layer)
+        # spelt out: `dataclasses.replace` took a third of the time of unfolding, and the constructor as long again
+        copied: Op = object.__new__(Op)
+        fields = copied.__dict__
+        fields.update(op.__dict__)
+        fields["inputs"] = tuple([tensors[i] for i in op.inputs])
+        fields["outputs"] = tuple([tensors[i] for i in op.outputs])
+        fields["layer"] = layer
+        fields["module"] = self._module(op.module, op.layer, layer)
+        if op.freed:
+            fields["freed"] = (
+                self._freed(op) if layer is None else tuple([storages[s] for s in op.freed])
+            )
+        return copied
+
+    def _module(self, module: str, old: int | None, new: int | None) -> str:
+        known = self._modules.get((module, old, new))
+        if known is None:
+            known = self._modules[module, old, new] = _rename(module, old, new)
+        return known
 
     def _freed(self, op: Op) -> tuple[int, ...]:
         """What an op outside the layers finds released: of every layer, as autocast's cast weights at its end."""
@@ -188,12 +201,26 @@ class _Unfolding:
             self._storage(s, at) for s in op.freed for at in self._layers_of(self.source.storages[s].layer)
         )
 
-    def _placer(self, op: Op, layer: int | None) -> Callable[[int | None], int | None]:
-        """Maps the layer of a storage of the folded stream to the one it has when `op` stands for `layer`."""
-        if op.layer is None or layer is None:  # outside the stack: the first or the last layer's
-            return lambda home: None if home is None else self._shifted(home)
-        by, last = layer - op.layer, self.depth - 1
-        return lambda home: None if home is None else min(max(home + by, 0), last)
+    def _placed(self, op: Op, layer: int | None) -> tuple[_Placed, _Placed]:
+        """What the tensors and storages of the folded stream are when `op` stands for `layer`."""
+        by = None if op.layer is None or layer is None else layer - op.layer
+        known = self._places.get(by)
+        if known is None:
+            last = self.depth - 1
+
+            def place(home: int | None) -> int | None:
+                if home is None:
+                    return None
+                if by is None:  # outside the stack: the first or the last layer's
+                    return self._shifted(home)
+                return min(max(home + by, 0), last)
+
+            storages = self.source.storages
+            known = self._places[by] = (
+                _Placed(lambda tensor: self._tensor(tensor, place(self._homes[tensor]))),
+                _Placed(lambda storage: self._storage(storage, place(storages[storage].layer))),
+            )
+        return known
 
     def _copy_multi_tensor(self, op: Op) -> Op:
         """An op over lists of tensors (the optimizer's): each list grows by the repeated layers' tensors."""
@@ -285,6 +312,23 @@ class _Unfolding:
         return known
 
 
+class _Placed(dict[int, int]):
+    """Numbers of the unfolded stream by those of the folded one, made when they are first asked for."""
+
+    def __init__(self, make: Callable[[int], int]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: int) -> int:
+        found = self[key] = self._make(key)
+        return found
+
+
+def _is_multi_tensor(op: Op) -> bool:
+    """Whether it works on lists of all parameters, as the optimizer's calls do."""
+    return op.phase == "optimizer" and '"ts"' in op.args
+
+
 def _storage_roles(stream: Stream) -> list[Any]:
     """What each storage is to its layer, equal for the same storage of another layer.
 
@@ -342,6 +386,15 @@ def from_json(record: Any, source: str = "stream") -> Stream:
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA:
         raise DataError(f"{source}: schema {schema!r}, this flopcast reads {SCHEMA}; trace it again")
+    operands: dict[tuple[Any, ...], Operand] = {}  # equal ones once: some hundred for a thousand tensors
+
+    def operand(shape: list[int], stride: list[int], dtype: str) -> Operand:
+        key = tuple(shape), tuple(stride), dtype
+        known = operands.get(key)
+        if known is None:
+            known = operands[key] = Operand(*key)
+        return known
+
     try:
         return Stream(
             ops=tuple(
@@ -349,7 +402,7 @@ def from_json(record: Any, source: str = "stream") -> Stream:
                 for name, phase, i, o, w, args, kwargs, layer, module, kind, freed in record["ops"]
             ),
             tensors=tuple(
-                TensorRef(Operand(tuple(s), tuple(st), d), at) for s, st, d, at in record["tensors"]
+                TensorRef(operand(s, st, d), at) for s, st, d, at in record["tensors"]
             ),
             storages=tuple(Storage(b, k, layer) for b, k, layer in record["storages"]),
             n_params=record["n_params"],

@@ -133,8 +133,12 @@ def describe_ops(stream: Stream) -> list[Work | None]:
     and described once."""
     known: dict[Any, Work | None] = {}
     operands = [id(ref.operand) for ref in stream.tensors]
-    works = []
-    for op in stream.ops:
+    works: list[Work | None] = []
+    first: dict[int, Work | None] = {}  # what the op of the folded stream was found to be
+    for op, repeated in zip(stream.ops, stream.repeats or [-1] * len(stream.ops), strict=True):
+        if repeated in first:
+            works.append(first[repeated])
+            continue
         key = (
             op.name, op.kind, op.args, op.kwargs, op.written,
             *(operands[i] for i in op.inputs), "", *(operands[i] for i in op.outputs),
@@ -143,6 +147,8 @@ def describe_ops(stream: Stream) -> list[Work | None]:
             lowered = lower(stream, op)
             known[key] = None if lowered is None else describe(*lowered)
         works.append(known[key])
+        if repeated >= 0:
+            first[repeated] = known[key]
     return works
 
 
