@@ -123,7 +123,8 @@ def _base(name: str, kind: str, fitted: Mapping[str, Surface]) -> Surface | None
     """Of a kernel with hot operands the surface with cold ones. Cross-validated on an H200's 623 hot products, theirs
     and their cold twins left out, the 90th percentile of the error: random ones 17.3% without, 14.4% with; unaligned
     ones 23.4 and 16.5%, those like streams 10.6 and 9.2%."""
-    return fitted.get(base_name(name)) if kind in ("gemm", "conv") and base_name(name) != name else None
+    shares = kind in ("gemm", "conv", "attention") and base_name(name) != name
+    return fitted.get(base_name(name)) if shares else None
 
 
 def _pooled_scales(
@@ -301,7 +302,7 @@ def _dense_prior(
     sm_count = float(device.get("sm_count") or 1)
     floor, bandwidth = _floor(ceilings), _bandwidth(ceilings, "cold")
     if work.op_class == "gemm":
-        learnt = tiles.get(gemm_law.kernels_of(work.variant), {})
+        learnt = gemm_law.learnt_for(work.variant, tiles)
         known = {"sm_count": sm_count, **learnt}
         inputs = laws.inputs(work.op_class, work.variant, known, points.features).shape[1]
         l2_bytes = float(device.get("l2_bytes") or 0.0)

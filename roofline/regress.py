@@ -152,7 +152,8 @@ def attention_prior(
         law["sum_bandwidth"] = Belief(0.7 * bandwidth, 0.5)
     if schedule["splits"]:
         law |= {"merge": Belief(2.0 * floor, 0.5), "merge_row": Belief(8e-10, 0.7)}
-    hyper = Residual((3.0,) * 3 + (2.0, 2.0), amplitude=0.05, white=0.015, levels=(0.05,))
+    jumps = 4 if schedule.get("rounds") else 2
+    hyper = Residual((3.0,) * 3 + (2.0,) * jumps, amplitude=0.05, white=0.015, levels=(0.05,))
     return Prior(law, {"peak": peak, "sm_count": sm_count, **schedule}, hyper)
 
 

@@ -64,6 +64,33 @@ def test_two_blocks_on_an_sm_share_it() -> None:
     assert dealt((5,), 35, 7, 2, 0.5) == dealt((5,), 5, 1, 2, 0.5)
 
 
+def test_a_masked_step_of_flash_takes_longer() -> None:
+    """Blocks of 128 queries over steps of 64 keys: the last two of a causal block are masked, three where a head's
+    last block is part empty; without a mask none is."""
+    params = schedule_of("sdpa-flash", "fwd", 128)
+    more = params["masked"]
+    assert attention_law._lengths("fwd/causal/bf16/d128", params, 256) == (2 + 2 * more, 4 + 2 * more)
+    assert attention_law._lengths("fwd/causal/bf16/d128", params, 197) == (2 + 2 * more, 4 + 3 * more)
+    assert attention_law._lengths("fwd/full/bf16/d128", params, 256) == (4, 4)
+    assert attention_law._lengths("bwd/causal/bf16/d128", schedule_of("sdpa-flash", "bwd", 128), 256) == (
+        4,
+        2,
+    )
+
+
+def test_the_residual_knows_part_empty_blocks_and_rounds_apart() -> None:
+    """264 places on 132 SMs: 33 heads of 8 blocks fill them once; a profile of before has two inputs less."""
+    params = {**BASE, **schedule_of("sdpa-flash", "fwd", 128)}
+    features = np.array([describe(shape, "sdpa-flash").features for shape in (
+        Attention(batch=1, heads=33, kv_heads=33, seq=1024, head_dim=128),
+        Attention(batch=2, heads=33, kv_heads=33, seq=1000, head_dim=128),
+    )])  # fmt: skip
+    found = attention_law.inputs("fwd/causal/bf16/d128", params, features)
+    assert found[:, -2:] == pytest.approx(np.array([[0.0, 0.0], [2.0, 1.0]]))
+    before = {name: value for name, value in params.items() if name not in attention_law.LATER}
+    assert attention_law.inputs("fwd/causal/bf16/d128", before, features).shape == (2, found.shape[1] - 2)
+
+
 def test_a_lone_block_does_not_share_its_sm() -> None:
     lone, shared = dealt((8,), 132, 132, 2, 0.0), dealt((8,), 264, 132, 2, 0.0)
     assert lone == 8.0

@@ -246,7 +246,15 @@ def test_every_parameter_of_the_laws_was_thought_of(prior: Callable[..., regress
     scaled |= {"follow_bandwidth", "sum_bandwidth"}
     given = {"sm_count", "l2_bytes"}
     kept = {"floor", "fade", "absorbed", "quantised", "misaligned", "misaligned_result", *laws.TILE_NAMES}
-    kept |= {"efficiency", "uneven", "follow_floor", "merge", "merge_row", *attention_law.SCHEDULE}
+    kept |= {
+        "efficiency",
+        "uneven",
+        "follow_floor",
+        "merge",
+        "merge_row",
+        *attention_law.SCHEDULE,
+        *attention_law.LATER,
+    }
     of = inspect.signature(prior).parameters
     belief = regress.Belief(1.0, 1.0)
     schedules = [attention_law.schedule_of("sdpa-flash", direction, 128) for direction in ("fwd", "bwd")]
