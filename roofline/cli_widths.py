@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,7 @@ def widths(
     gpu: shared.Gpu,
     around: Annotated[int | None, typer.Option(help="Hidden size; the rest follows the ladder's shape.")] = None,
     config: shared.ConfigName = None,
-    depth: shared.Depth = None, depth_law: shared.DepthLaw = "printed", heads: shared.Heads = None,
+    depth: shared.Depth = None, depth_law: shared.DepthLaw = None, heads: shared.Heads = None,
     kv_heads: shared.KvHeads = None, head_dim: shared.HeadDim = None, ffn: shared.Ffn = None,
     vocab: shared.Vocab = None, tied: shared.Tied = None,
     batch: shared.Batch = 4, seq: shared.Seq = 256, accumulate: shared.Accumulate = 1,
@@ -62,6 +63,8 @@ def widths(
     if figure is not None and "hidden" not in axes:
         raise UsageError("--figure draws hidden sizes: valid with --axis hidden among the axes")
     check_figure(figure, theme, "--figure")
+    _check_file(out, "--out")
+    _check_file(figure, "--figure")
     if not 0.0 < tolerate < 100.0:
         raise UsageError(f"--tolerate is {tolerate:g}: valid are percent, above 0 and below 100")
     if not 64 <= span <= 1024:
@@ -108,3 +111,14 @@ def widths(
         shared.emit(found.to_json())
     else:
         widths_tables.print_answer(found)
+
+
+def _check_file(path: Path | None, option: str) -> None:
+    """Raises UsageError for what cannot become a file, before the seconds of work that it is to hold."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} {str(path)!r} is a folder: give a file in it")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(path if path.exists() else above, os.W_OK):
+        raise UsageError(f"{option} {str(path)!r} cannot be written: choose another file")

@@ -253,11 +253,25 @@ def survey(
     progress: Callable[[], None] = lambda: None,
 ) -> list[Point]:
     """Forecasts of `config` with each of `values` on one axis, in order. Raises UsageError for values of no model."""
+    asked = ((value, changed(config, axis, value)) for value in values)
+    return survey_configs(axis, asked, run, profile, host=host, forward=forward, progress=progress)
+
+
+def survey_configs(
+    axis: str,
+    asked: Iterable[tuple[int, Config]],
+    run: Run,
+    profile: Profile,
+    *,
+    host: HostCosts | None = None,
+    forward: bool = False,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Point]:
+    """Forecasts of (value, config), in order; `progress` is called after each."""
     found = []
     with no_garbage_collection():
-        for value in values:
-            changed_to = changed(config, axis, value)
-            found.append(point(axis, value, changed_to, run, profile, host=host, forward=forward))
+        for value, config in asked:
+            found.append(point(axis, value, config, run, profile, host=host, forward=forward))
             progress()
     return found
 

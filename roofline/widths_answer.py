@@ -47,20 +47,22 @@ class Answer:
 
     def host_words(self) -> str | None:
         """What the host makes of all this; None where the device bounds the step."""
-        center = self.center
+        center, what = self.center, "forward" if self.forward else "step"
         if not self.is_host_bound:
             return None
         words = (
-            f"the host bounds this step: {center.host_seconds * 1e3:.1f} ms to hand over "
-            f"{center.device_seconds * 1e3:.1f} ms of kernels; {self.idle_share:.0%} of the step the device waits. "
+            f"the host bounds this {what}: {center.host_seconds * 1e3:.1f} ms to hand over "
+            f"{center.device_seconds * 1e3:.1f} ms of kernels; {self.idle_share:.0%} of the {what} the device waits. "
             "No width makes it faster"
         )
         unaligned = [p for found in self.penalties.values() for p in found if p.multiple < widths.ALIGNED]
         if unaligned:
             worst = max(unaligned, key=lambda p: p.device)
             lost, shown = median(p.device for p in unaligned), median(p.step for p in unaligned)
+            if max(p.step for p in unaligned) > self.tolerated:
+                words += ", and unaligned ones make it slower where their kernels outlast the host"
             words += (
-                f": of what unaligned sizes add to kernel time, {lost:.0%} at the median, the step shows "
+                f": of what unaligned sizes add to kernel time, {lost:.0%} at the median, the {what} shows "
                 f"{max(0.0, shown):.0%}, of the worst's {worst.device:.0%} ({worst.axis} {worst.value}) "
                 f"{max(0.0, worst.step):.0%}"
             )
@@ -194,11 +196,8 @@ def answer(
             axis: widths.survey(model, axis, found, run, profile, progress=advance, **settings)
             for axis, found in values.items()
         }
-        other_heads = []
-        for shape in heads:
-            width = int(shape["num_attention_heads"]) * int(shape["head_dim"])
-            other_heads.append(widths.point(HEADS, width, shape, run, profile, **settings))
-            advance()
+        sized = ((int(shape["num_attention_heads"]) * int(shape["head_dim"]), shape) for shape in heads)
+        other_heads = widths.survey_configs(HEADS, sized, run, profile, progress=advance, **settings)
         penalties = {axis: widths.penalties(found) for axis, found in points.items()}
         rules = {axis: widths.rule_of(axis, found, tolerated) for axis, found in penalties.items()}
         shapes: list[Point] = []

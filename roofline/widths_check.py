@@ -121,10 +121,8 @@ def forecasts(chosen: CheckSet, profile: Profile, shapes: Sequence[Config] = ())
 
 
 def _neighbourhood(place: Neighbourhood, profile: Profile) -> list[Row]:
-    points = {
-        value: widths.point(place.axis, value, place.config_of(value), place.run, profile)
-        for value in place.values
-    }
+    asked = ((value, place.config_of(value)) for value in place.values)
+    points = {p.value: p for p in widths.survey_configs(place.axis, asked, place.run, profile)}
     rows = {value: _row(place.name, one, place.run) for value, one in points.items()}
     for value in place.unaligned:
         below, above = neighbours(value, widths.ALIGNED)

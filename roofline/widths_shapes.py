@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flopcast.errors import UsageError
-from flopcast.roofline.batch import no_garbage_collection
 from flopcast.roofline.forecast import Run
 from flopcast.roofline.models import Config, check_config, depth_of, n_params, with_depth
 from flopcast.roofline.profile import HostCosts, Profile
-from flopcast.roofline.widths import Point, point
+from flopcast.roofline.widths import Point, survey_configs
 
 RATIOS = (2.0, 5.0)  # ffn over hidden size
 DEPTHS = (0.5, 2.0)  # against the model asked about
@@ -142,13 +141,8 @@ def survey(
     progress: Callable[[], None] = lambda: None,
 ) -> list[Point]:
     """Forecasts of the shapes, fastest first."""
-    found = []
-    with no_garbage_collection():
-        for shape in shapes:
-            one = point("shape", int(shape["hidden_size"]), shape, run, profile, host=host, forward=forward)
-            found.append(one)
-            progress()
-    return ranked(found)
+    asked = ((int(shape["hidden_size"]), dict(shape)) for shape in shapes)
+    return ranked(survey_configs("shape", asked, run, profile, host=host, forward=forward, progress=progress))
 
 
 def ranked(points: Sequence[Point]) -> list[Point]:

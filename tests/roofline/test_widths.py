@@ -137,6 +137,18 @@ def test_the_step_hides_what_the_host_bounds(h200: Profile) -> None:
     assert {p["axis"] for p in document["points"]} == {"ffn"}
 
 
+def test_a_forward_that_the_host_bounds_is_slower_at_odd_widths(h200: Profile) -> None:
+    """The device catches up where it waits for nothing else: unaligned widths show then, and the words say so."""
+    from flopcast.roofline.widths_answer import answer
+
+    run = Run(batch=4, seq=256, precision="bf16")
+    forward = answer(MODEL, run, h200, axes=("hidden",), with_shapes=False, forward=True)
+    assert max(p.step for p in forward.penalties["hidden"]) > forward.tolerated
+    says = forward.host_words() or ""
+    assert "the host bounds this forward" in says
+    assert "No width makes it faster, and unaligned ones make it slower where" in says
+
+
 # --- shapes
 
 
@@ -415,6 +427,8 @@ def test_the_table_for_inference(flopcast: Callable[..., Any]) -> None:
     (("--around", 1024, "--axis", "ffn", "--figure", "f.png"), "--figure draws hidden sizes"),
     (("--around", 1024, "--figure", "f.pdf"), ".png or .svg"),
     (("--around", 1024, "--span", 5), "valid is 64 to 1024"),
+    (("--around", 1024, "--out", "."), "is a folder: give a file in it"),
+    (("--around", 1024, "--out", "/dev/null/w.csv"), "cannot be written"),
     (("--around", 1024, "--tolerate", 0), "above 0 and below 100"),
     (("--around", -4), "valid is an integer of at least 1"),
 ])  # fmt: skip
