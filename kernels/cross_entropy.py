@@ -12,7 +12,6 @@ output matrix, and holds the logits of some rows at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,191 +20,19 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils.flop_counter import register_flop_formula
 
+from flopcast.kernels.cross_entropy_config import VocabConfig as VocabConfig
+from flopcast.kernels.cross_entropy_config import candidates as candidates
+from flopcast.kernels.cross_entropy_config import config_for as config_for
+from flopcast.kernels.cross_entropy_launch import IGNORE_INDEX as IGNORE_INDEX
+from flopcast.kernels.cross_entropy_launch import backward as backward
+from flopcast.kernels.cross_entropy_launch import forward as forward
+from flopcast.kernels.cross_entropy_launch import linear_loss_and_gradients
+from flopcast.kernels.cross_entropy_launch import loss_and_gradient as loss_and_gradient
 from flopcast.kernels.references import torch_dtype
 from flopcast.kernels.rowwise import BACKENDS, Outputs, autocast_dtype, load_triton, multiprocessors, worst
 from flopcast.kernels.shapes import CrossEntropy
 
-IGNORE_INDEX = -100
 CHUNK_ROWS = 4096  # of linear_cross_entropy: 1.2 GB of bf16 logits over 151,936
-
-
-@dataclass(frozen=True)
-class VocabConfig:
-    """Logits of one step of a program, its warps, the steps whose loads are in flight (1: its own alone), and of
-    "both" the programs, thus rows, that a multiprocessor has at a time; with `split` a row is shared by as many
-    programs as it has blocks, and read once, and `max_registers` a thread let more of them onto a multiprocessor."""
-
-    block: int
-    num_warps: int
-    num_stages: int = 1
-    programs_per_sm: int = 1
-    split: bool = False
-    max_registers: int | None = None
-
-
-def config_for(direction: str = "both") -> VocabConfig:
-    """ "both": one row a multiprocessor by 32 warps with 64 KB of loads in flight, whose second read should find it in
-    the L2: on an H200 some 40% of 132 x 304 KB were still there, and it took 1.3 times a copy. `split` would read once,
-    but has not run on a device yet: `candidates` holds it. "fwd" reads once: four rows a multiprocessor; "bwd" is
-    element-wise."""
-    return {
-        "both": VocabConfig(32768, 32),
-        "fwd": VocabConfig(8192, 16, num_stages=3),
-        "bwd": VocabConfig(4096, 8),
-    }[direction]
-
-
-def candidates(direction: str) -> list[VocabConfig]:
-    """As `rmsnorm.candidates`."""
-    if direction == "bwd":
-        return [
-            VocabConfig(block, warps)
-            for block in (1024, 2048, 4096, 8192)
-            for warps in (4, 8, 16)
-            if block >= 256 * warps
-        ]
-    split = [
-        VocabConfig(block, warps, split=True, max_registers=registers)
-        for block, warps, registers in (
-            (4096, 4, 64), (4096, 4, 72), (4096, 8, 40), (8192, 8, 64), (8192, 8, 80), (8192, 16, 40), (16384, 16, 64),
-            (32768, 32, 64),
-        )
-    ]  # fmt: skip
-    tiles = ((8192, 32), (16384, 32), (32768, 32), (8192, 16), (16384, 16), (4096, 8))
-    both = direction == "both"
-    whole = [
-        VocabConfig(block, warps, stages) for block, warps in tiles for stages in ((1,) if both else (1, 3))
-    ]
-    return [*split, *whole] if both else whole
-
-
-def _module(logits: Tensor, target: Tensor) -> Any:
-    if logits.dim() != 2 or target.shape != logits.shape[:1] or target.dtype != torch.int64:
-        raise ValueError(
-            "cross-entropy takes logits [rows, vocab] and int64 targets [rows], got "
-            f"{tuple(logits.shape)} and {target.dtype}{tuple(target.shape)}"
-        )
-    return load_triton("cross_entropy", logits)
-
-
-def _rows(logits: Tensor) -> Tensor:
-    return logits if logits.stride(-1) == 1 else logits.contiguous()
-
-
-def _count(module: Any, target: Tensor, ignore_index: int, reduction: str) -> tuple[Tensor, Tensor]:
-    """(what the sum is divided by: fp32 [1]; the zeros, int32 [rows], that programs which share a row count up)."""
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"unknown reduction {reduction!r}: known are mean, sum")
-    count, arrived = module.count_targets(target.contiguous(), ignore_index)
-    return count if reduction == "mean" else torch.ones_like(count), arrived
-
-
-def _launch(
-    module: Any, logits: Tensor, target: Tensor, losses: Tensor, count: Tensor, arrived: Tensor, out: Tensor,
-    ignore_index: int, config: VocabConfig | None,
-) -> None:  # fmt: skip
-    """Loss and gradient. In Triton's interpreter programs run one after the other: none can wait for the next."""
-    config = config or config_for("both")
-    if config.split and (logits.is_cuda or module.parts(logits.shape[1], config.block) == 1):
-        module.launch_split(logits, target, losses, count, arrived, out, ignore_index, config)
-    else:
-        module.launch_both(
-            logits, target, losses, count, out, ignore_index, multiprocessors(logits.device), config
-        )
-
-
-def forward(
-    logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
-    *, config: VocabConfig | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Triton: (loss, log-sum-exp [rows], divisor [1]), all fp32. Ignored rows are not read, their lse is 0.
-
-    Raises ValueError on operands that do not fit together, BackendUnavailable where the kernel cannot run,
-    NotImplementedError for bf16 in the interpreter.
-    """
-    module = _module(logits, target)
-    count, _ = _count(module, target, ignore_index, reduction)
-    losses, lse = (torch.empty(logits.shape[:1], dtype=torch.float32, device=logits.device) for _ in range(2))
-    if logits.shape[0]:
-        module.launch_forward(
-            _rows(logits), target.contiguous(), losses, lse, ignore_index, config or config_for("fwd")
-        )
-    return module.mean(losses, count), lse, count
-
-
-def backward(
-    dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, ignore_index: int = IGNORE_INDEX,
-    *, config: VocabConfig | None = None,
-) -> Tensor:  # fmt: skip
-    """Triton: the gradient of the logits, contiguous in their dtype, from what `forward` saved. Errors as there."""
-    module = _module(logits, target)
-    out = logits.new_empty(logits.shape)
-    if logits.numel():
-        module.launch_backward(
-            dloss.contiguous(), _rows(logits), target.contiguous(), lse, count, out, ignore_index,
-            config or config_for("bwd"),
-        )  # fmt: skip
-    return out
-
-
-def loss_and_gradient(
-    logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
-    *, config: VocabConfig | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Triton: (loss fp32, its gradient in the logits' dtype, contiguous), in one kernel. Errors as `forward`."""
-    module = _module(logits, target)
-    count, arrived = _count(module, target, ignore_index, reduction)
-    losses = torch.empty(logits.shape[:1], dtype=torch.float32, device=logits.device)
-    out = logits.new_empty(logits.shape)
-    if logits.numel():
-        _launch(module, _rows(logits), target.contiguous(), losses, count, arrived, out, ignore_index, config)
-    return module.mean(losses, count), out
-
-
-def linear_loss_and_gradients(
-    hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str, chunk_rows: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss fp32, dhidden, dweight) of hidden [rows, k] and weight [vocab, k], `chunk_rows` rows at a time.
-
-    Three products a chunk by torch (cuBLAS), the gradient written over the chunk's logits. dweight is summed over
-    the chunks in fp32.
-    """
-    if (
-        hidden.dim() != 2
-        or weight.dim() != 2
-        or hidden.shape[1] != weight.shape[1]
-        or hidden.dtype != weight.dtype
-    ):
-        raise ValueError(
-            "linear cross-entropy takes hidden [rows, k] and weight [vocab, k] of one dtype, got "
-            f"{hidden.dtype}{tuple(hidden.shape)} and {weight.dtype}{tuple(weight.shape)}"
-        )
-    if chunk_rows < 1:
-        raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
-    rows = hidden.shape[0]
-    module = load_triton("cross_entropy", hidden, weight)
-    if target.shape != (rows,) or target.dtype != torch.int64:
-        raise ValueError(f"targets must be int64 [{rows}], got {target.dtype}{tuple(target.shape)}")
-    target = target.contiguous()
-    count, arrived = _count(module, target, ignore_index, reduction)
-    losses = torch.empty(rows, dtype=torch.float32, device=hidden.device)
-    dhidden = hidden.new_empty(hidden.shape)
-    dweight: Tensor | None = None
-    for start in range(0, rows, chunk_rows):
-        chunk = slice(start, min(start + chunk_rows, rows))
-        logits = hidden[chunk] @ weight.T
-        _launch(
-            module, logits, target[chunk], losses[chunk], count, arrived[chunk], logits, ignore_index, None
-        )
-        torch.mm(logits, weight, out=dhidden[chunk])
-        of_chunk = logits.T @ hidden[chunk]
-        if dweight is None:
-            dweight = of_chunk if rows <= chunk_rows else of_chunk.float()
-        else:
-            dweight += of_chunk
-    if dweight is None:
-        dweight = torch.zeros_like(weight)
-    return module.mean(losses, count), dhidden, dweight.to(weight.dtype)
 
 
 # --- Registration ---

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Cross-entropy over a large vocabulary in Triton. Imports triton: import this module inside functions only.
 
-One program a row, but for `split_kernel`. Maximum and sum of exponentials run online, by lane: a lane is VEC = 8
+One program a row. Maximum and sum of exponentials run online, by lane: a lane is VEC = 8
 neighbouring elements, one 16-byte load of bf16, whose maximum costs one further exponential for eight (rescaling by
 element would need two an element, more than the special-function units give at full bandwidth: 18 of 16 a cycle).
 Lanes meet once, at the end of the row. `both_kernel` then reads its row again, partly from the L2 (304 KB a row in
@@ -181,85 +181,20 @@ def both_kernel(
 
 
 @triton.jit
-def _widened_again(raw):
-    """raw in fp32, of 16 bits anew: without the assembly the compiler keeps it widened, in twice the registers, while
-    the program waits."""
-    if raw.dtype.primitive_bitwidth == 16:
-        raw = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [raw], raw.dtype, is_pure=False, pack=2)
-    return raw.to(tl.float32)
-
-
-@triton.jit
-def split_kernel(
-    logits_ptr, target_ptr, losses_ptr, count_ptr, out_ptr, partial_ptr, arrived_ptr, rows, stride, out_stride, vocab,
-    ignore_index, SPLIT: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Loss and gradient from one read: SPLIT neighbouring programs a row, each with its block of it in registers.
-
-    They tell one another maximum and sum through memory: each writes its own (partial: fp32 [rows, 2, SLOTS]), counts
-    itself in (arrived: int32 [rows], zero before) and waits until all of its row have. Programs start in the order of
-    their numbers, so that those waited for run already or start before any of a later row: none waits for ever. All add
-    up in the same order: bit-identical runs.
-    """
-    row = (tl.program_id(0) // SPLIT).to(tl.int64)
-    part = tl.program_id(0) % SPLIT
-    at = part * BLOCK + _offsets(BLOCK)
-    mask = at < vocab
-    target = tl.load(target_ptr + row)
-    out = out_ptr + row * out_stride
-    if target == ignore_index:
-        tl.store(out + at, tl.zeros((BLOCK // VEC, VEC), out_ptr.dtype.element_ty), mask=mask)
-        if part == 0:
-            tl.store(losses_ptr + row, 0.0)
+def count_kernel(target_ptr, count_ptr, words_ptr, rows, numel, ignore_index, BLOCK: tl.constexpr):
+    """The first program: count[0] = the targets that are not ignored, fp32 (exact up to 2^24); the others: zeros, a
+    block of words[numel] each."""
+    program = tl.program_id(0)
+    if program == 0:
+        total = tl.zeros((BLOCK,), dtype=tl.int32)
+        for start in range(0, rows, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            target = tl.load(target_ptr + at, mask=at < rows, other=ignore_index)
+            total += (target != ignore_index).to(tl.int32)
+        tl.store(count_ptr, tl.sum(total, 0).to(tl.float32))
     else:
-        row_ptr = logits_ptr + row * stride
-        raw = tl.load(row_ptr + at, mask=mask, other=float("-inf"), eviction_policy="evict_first")
-        x = raw.to(tl.float32)
-        column = tl.where((target >= 0) & (target < vocab), target, -1).to(tl.int32)
-        owner = tl.maximum(column, 0) // BLOCK  # of the target's logit, or of a NaN
-        logit = _logit(row_ptr, target, vocab)
-        scale = 1.0 / tl.load(count_ptr)
-        largest = tl.max(tl.max(x, 1), 0)
-        base = tl.where(largest == float("-inf"), 0.0, largest)
-        if SPLIT > 1:
-            x = _widened_again(raw)
-        total = tl.sum(tl.sum(tl.exp2(x * LOG2_E - base * LOG2_E), 1), 0)
-        if SPLIT > 1:
-            own = partial_ptr + row * 2 * SLOTS
-            tl.store(own + part, largest)
-            tl.store(own + SLOTS + part, total)
-            tl.debug_barrier()
-            tl.atomic_add(arrived_ptr + row, 1, sem="release")
-            while tl.atomic_add(arrived_ptr + row, 0, sem="acquire") < SPLIT:
-                pass
-            slot = tl.arange(0, SLOTS)
-            each = tl.load(own + slot, mask=slot < SPLIT, other=float("-inf"), cache_modifier=".cg")
-            sums = tl.load(own + SLOTS + slot, mask=slot < SPLIT, other=0.0, cache_modifier=".cg")
-            largest = tl.max(each, 0)
-            base = tl.where(largest == float("-inf"), 0.0, largest)
-            total = tl.sum(sums * tl.exp2((each - base) * LOG2_E), 0)
-            x = _widened_again(raw)
-        else:
-            tl.debug_barrier()  # the logit is read before the gradient is written over it
-        if part == owner:
-            tl.store(losses_ptr + row, base + tl.log(total) - logit)
-        high, low = _times_log2e(base)
-        factor = scale * tl.exp2(-low) / total
-        p = tl.exp2(x * LOG2_E - high) * factor
-        p = tl.where(at == column, p - scale, p)
-        tl.store(out + at, p.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first")
-
-
-@triton.jit
-def count_kernel(target_ptr, count_ptr, arrived_ptr, rows, ignore_index, BLOCK: tl.constexpr):
-    """count[0] = the targets that are not ignored, fp32 (exact up to 2^24); arrived[rows] = 0."""
-    total = tl.zeros((BLOCK,), dtype=tl.int32)
-    for start in range(0, rows, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        tl.store(arrived_ptr + at, tl.zeros((BLOCK,), tl.int32), mask=at < rows)
-        target = tl.load(target_ptr + at, mask=at < rows, other=ignore_index)
-        total += (target != ignore_index).to(tl.int32)
-    tl.store(count_ptr, tl.sum(total, 0).to(tl.float32))
+        at = (program - 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(words_ptr + at, tl.zeros((BLOCK,), tl.int64), mask=at < numel)
 
 
 @triton.jit
@@ -290,20 +225,23 @@ def _block(vocab: int, config: Any) -> int:
     return int(min(config.block, max(8, triton.next_power_of_2(vocab))))
 
 
-def count_targets(target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """(fp32 [1]: how many targets are not ignored; zeros, int32 [rows], that `launch_split` counts up)."""
+def count_targets(target: Tensor, ignore_index: int, slots: int = 0) -> tuple[Tensor, Tensor]:
+    """(fp32 [1]: how many targets are not ignored; zeros, int64 [rows, slots], through which `launch_split` talks)."""
     count = torch.empty(1, dtype=torch.float32, device=target.device)
-    arrived = torch.empty(target.shape, dtype=torch.int32, device=target.device)
+    words = torch.empty((target.numel(), slots), dtype=torch.int64, device=target.device)
+    block = 4096  # 8,192 targets by blocks of 1,024 took eight latencies of 1 us
     with torch.cuda.device_of(target):
-        count_kernel[(1,)](target, count, arrived, target.numel(), ignore_index, BLOCK=1024, num_warps=8)
-    return count, arrived
+        count_kernel[(1 + triton.cdiv(words.numel(), block),)](
+            target, count, words, target.numel(), words.numel(), ignore_index, BLOCK=block, num_warps=16
+        )
+    return count, words
 
 
 def mean(losses: Tensor, count: Tensor) -> Tensor:
     """fp32 scalar: the losses' sum over count."""
     out = torch.empty((), dtype=torch.float32, device=losses.device)
     with torch.cuda.device_of(losses):
-        mean_kernel[(1,)](losses, count, out, losses.numel(), BLOCK=1024, num_warps=8)
+        mean_kernel[(1,)](losses, count, out, losses.numel(), BLOCK=4096, num_warps=16)
     return out
 
 
@@ -341,29 +279,6 @@ def launch_both(
         both_kernel[(min(rows, config.programs_per_sm * multiprocessors),)](
             logits, target, losses, count, out, rows, logits.stride(0), out.stride(0), vocab, ignore_index,
             BLOCK=_block(vocab, config), STAGES=config.num_stages, num_warps=config.num_warps,
-        )  # fmt: skip
-
-
-def parts(vocab: int, block: int) -> int:
-    """Programs of `launch_split` that share a row."""
-    return int(triton.cdiv(vocab, block))
-
-
-def launch_split(
-    logits: Tensor, target: Tensor, losses: Tensor, count: Tensor, arrived: Tensor, out: Tensor, ignore_index: int,
-    config: Any,
-) -> None:  # fmt: skip
-    """As `launch_both`; `arrived` as `count_targets` makes it, used up by this launch."""
-    rows, vocab = logits.shape
-    block = _block(vocab, config)
-    split = parts(vocab, block)
-    slots = triton.next_power_of_2(split)
-    partial = torch.empty((rows, 2, slots) if split > 1 else (1,), dtype=torch.float32, device=logits.device)
-    with torch.cuda.device_of(logits):
-        split_kernel[(rows * split,)](
-            logits, target, losses, count, out, partial, arrived, rows, logits.stride(0), out.stride(0), vocab,
-            ignore_index, SPLIT=split, SLOTS=slots, BLOCK=block, num_warps=config.num_warps,
-            maxnreg=config.max_registers,
         )  # fmt: skip
 
 

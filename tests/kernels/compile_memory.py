@@ -32,6 +32,7 @@ from flopcast.kernels import (
     triton_adamw,
     triton_common,
     triton_cross_entropy,
+    triton_cross_entropy_split,
     triton_rmsnorm,
     triton_rope,
     triton_swiglu,
@@ -107,10 +108,10 @@ def other_cases() -> Iterator[Case]:
         (triton_cross_entropy.forward_kernel, "fwd"),
         (triton_cross_entropy.backward_kernel, "bwd"),
         (triton_cross_entropy.both_kernel, "both"),
-        (triton_cross_entropy.split_kernel, "split"),
+        (triton_cross_entropy_split.split_kernel, "split"),
     ):
         vocab = (
-            cross_entropy.VocabConfig(8192, 8, split=True, max_registers=64)
+            cross_entropy.VocabConfig(8192, 4, split=True, max_registers=64)
             if direction == "split"
             else cross_entropy.config_for(direction)
         )
@@ -118,8 +119,8 @@ def other_cases() -> Iterator[Case]:
         types = pointers(kernel, "bf16", **{k: v for k, v in fp32.items() if k in kernel.arg_names})
         constants = {"BLOCK": vocab.block}
         if direction == "split":
-            constants |= {"SPLIT": 19, "SLOTS": 32}
-            types |= {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
+            constants |= {"SPLIT": 19, "SLOTS": 32, "PIECES": 4, "OPAQUE": True}
+            types |= {"pairs_ptr": "*i32", "words_ptr": "*i64"}
             options["maxnreg"] = vocab.max_registers or 255
         elif direction != "bwd":
             constants["STAGES"] = vocab.num_stages

@@ -66,6 +66,19 @@ def test_any_configuration_gives_the_same(config: RowConfig) -> None:
         assert error <= tolerance
 
 
+def test_rows_read_once_give_the_same() -> None:
+    """Pairs of 16-bit numbers in pieces; every row its target, ignored ones and one beyond the vocabulary."""
+    for vocab, config in ((1000, cross_entropy.VocabConfig(1024, 1, split=True)),
+                          (30, cross_entropy.VocabConfig(8192, 4, split=True))):  # fmt: skip
+        shape = CrossEntropy(rows=18, vocab=vocab, dtype="fp16")
+        operands = cross_entropy.operands(shape, "cpu")
+        out = cross_entropy.triton_call(shape, operands, config)()
+        error, tolerance = cross_entropy.check(out, cross_entropy.reference(operands, shape), operands, shape)
+        assert error <= tolerance
+        operands[1][0] = vocab
+        assert cross_entropy.triton_call(shape, operands, config)()[0].isnan()
+
+
 def leaves(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     torch.manual_seed(0)
     return [torch.randn(size, dtype=dtype).requires_grad_() for size in sizes]

@@ -1,0 +1,58 @@
+"""Which blocks the cross-entropy kernels take: a rule for the defaults, and what is worth trying on a new part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class VocabConfig:
+    """Logits of one step of a program, its warps, the steps whose loads are in flight (1: its own alone), and of
+    "both" the programs, thus rows, that a multiprocessor has at a time; with `split` a row is shared by as many
+    programs as it has blocks, and read once, and `max_registers` a thread let more of them onto a multiprocessor."""
+
+    block: int
+    num_warps: int
+    num_stages: int = 1
+    programs_per_sm: int = 1
+    split: bool = False
+    max_registers: int | None = None
+
+
+# One row a multiprocessor by 32 warps with 64 KB of loads in flight, whose second read should find it in the L2: on an
+# H200 some 40% of 132 x 304 KB were still there, and it took 1.3 times a copy.
+WHOLE_ROWS = VocabConfig(32768, 32)
+
+
+def config_for(direction: str = "both") -> VocabConfig:
+    """ "both": `WHOLE_ROWS`, until rows shared among programs have run on a device. "fwd" reads once: four rows a
+    multiprocessor; "bwd" is element-wise."""
+    return {
+        "both": WHOLE_ROWS,
+        "fwd": VocabConfig(8192, 16, num_stages=3),
+        "bwd": VocabConfig(4096, 8),
+    }[direction]
+
+
+def candidates(direction: str) -> list[VocabConfig]:
+    """As `rmsnorm.candidates`."""
+    if direction == "bwd":
+        return [
+            VocabConfig(block, warps)
+            for block in (1024, 2048, 4096, 8192)
+            for warps in (4, 8, 16)
+            if block >= 256 * warps
+        ]
+    # 64 registers a thread, a quarter to a half of them logits: 64 or 128 KB of rows on a multiprocessor
+    split = [
+        VocabConfig(block, warps, split=True, max_registers=registers)
+        for block, warps, registers in (
+            (8192, 4, 64), (8192, 4, 72), (16384, 8, 64), (32768, 16, 64), (4096, 4, 64), (8192, 8, 64),
+        )
+    ]  # fmt: skip
+    tiles = ((8192, 32), (16384, 32), (32768, 32), (8192, 16), (16384, 16), (4096, 8))
+    both = direction == "both"
+    whole = [
+        VocabConfig(block, warps, stages) for block, warps in tiles for stages in ((1,) if both else (1, 3))
+    ]
+    return [*split, *whole] if both else whole
