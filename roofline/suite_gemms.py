@@ -75,7 +75,7 @@ PLANS = {
     ("quick", "fit"): GemmPlan(stream=90, hot=0.0),
     ("quick", "holdout"): GemmPlan(stream=0, hot=0.0),
     ("standard", "fit"): GemmPlan(
-        stream=400, like_stream=300, unaligned=150, half_aligned=12, random=400, hot=0.25
+        stream=400, like_stream=220, unaligned=110, half_aligned=12, random=280, hot=0.25
     ),
     ("standard", "holdout"): GemmPlan(
         stream=100, like_stream=20, unaligned=20, half_aligned=4, random=40, hot=0.5
