@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Gemm, Shape
+from flopcast.roofline import fit_unaligned
+from flopcast.roofline.fit_unaligned import Ran
 from flopcast.roofline.gemm_choice import Candidates, Sizes, Tiles, candidates, scores
 from flopcast.roofline.gemm_law import tile_params
 from flopcast.roofline.smooth import Array
@@ -19,8 +21,8 @@ from flopcast.roofline.smooth import Array
 # nvjet_sm90_tst_128x160_64x5_1x2_h_bz_NTT; cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_64x3_nn_align2.
 _NVJET = re.compile(r"nvjet_\w+?_(\d+)x(\d+)_\d+x\d+_")
 _CUTLASS = re.compile(r"cutlass_\w+?gemm\w*?_(\d+)x(\d+)_.*?align(\d+)")
-_FAMILIES = {"nvjet": "aligned", "align2": "align2", "align1": "align1"}  # as gemm_law.FAMILIES
-_SHARE_OF_PEAK = {"aligned": 0.75, "align2": 0.3, "align1": 0.2}
+_FAMILIES = {"nvjet": "aligned"}  # as gemm_law.FAMILIES; the others: `fit_unaligned.py`
+_SHARE_OF_PEAK = {"aligned": 0.75}
 LEAST_NAMES = 150  # of a family; fewer tell too little of a hundred tiles
 LEAST_SEEN = 2  # a tile seen once says nothing of when it is picked
 STEP_SD, BLOCK_SD, BIAS_SD = 0.2, 1.0, 1.5
@@ -53,10 +55,18 @@ def learn_tiles(
     """What was learnt of the library's choices, as the law's parameters, by bytes of an item and layout; nothing where
     names tell too little. `rows`: (shape, kernel names); `peaks`: FLOP/s by dtype."""
     families: dict[tuple[int, str], dict[Gemm, Launched]] = defaultdict(dict)
+    unaligned: dict[tuple[int, str], dict[Gemm, Ran]] = defaultdict(dict)
     for shape, kernels in rows:
-        name = launched(kernels) if isinstance(shape, Gemm) else None
-        if isinstance(shape, Gemm) and name is not None and name.family in _FAMILIES:
-            families[DTYPE_BYTES[shape.dtype], _FAMILIES[name.family]][shape] = name
+        if not isinstance(shape, Gemm):
+            continue
+        item_bytes = DTYPE_BYTES[shape.dtype]
+        name = launched(kernels)
+        if name is not None and name.family in _FAMILIES:
+            families[item_bytes, _FAMILIES[name.family]][shape] = name
+        elif item_bytes == 2 and (one := fit_unaligned.ran(shape, kernels)) is not None:
+            own = unaligned[item_bytes, shape.layout]
+            if shape not in own or one.seconds > own[shape].seconds:  # of cold and hot operands the cold ones
+                own[shape] = one
     learnt: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
     for (item_bytes, family), found in families.items():
         if len(found) < LEAST_NAMES:
@@ -69,7 +79,10 @@ def learn_tiles(
         fitted = fit_tiles(sizes, list(found.values()), sm_count, item_bytes, rate, layouts)
         for layout, tiles in fitted.items():
             learnt[item_bytes, layout].update(tile_params(family, tiles))
-    return dict(learnt)
+    for kind, ones in unaligned.items():
+        peak = max((peaks[s.dtype] for s in ones if s.dtype in peaks), default=1e14)
+        learnt[kind].update(fit_unaligned.learn(list(ones.values()), sm_count, peak))
+    return {kind: params for kind, params in learnt.items() if params}
 
 
 def fit_tiles(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopcast.kernels.shapes import DTYPE_BYTES
+from flopcast.roofline import gemm_unaligned
 from flopcast.roofline.gemm_choice import K_STEP_BYTES, Choice, Sizes, Tiles, choose
 from flopcast.roofline.smooth import SOFT_STEP, Array, soft_max, soft_min, trailing_zeros
 
@@ -64,7 +65,10 @@ def log_seconds(variant: str, params: Params, features: Array, bytes_: Array) ->
     matrix = np.empty(len(m))
     for i, name in enumerate(FAMILIES):
         rows = family == i
-        if rows.any() and is_learnt(params, name):
+        if rows.any() and gemm_unaligned.is_learnt(params, name):
+            sizes, reached = _sizes_and_alignment(variant, features[rows]), params[_REACHED[i]]
+            matrix[rows] = gemm_unaligned.matrix_seconds(params, name, sizes, reached, _item_bytes(variant))
+        elif rows.any() and is_learnt(params, name):
             matrix[rows] = _chosen_blocks(variant, params, features[rows], i)
         elif rows.any():
             matrix[rows] = _gemm_blocks(variant, params, features[rows], i)
@@ -164,6 +168,8 @@ def _choice_of(
 
 
 def inputs(variant: str, params: Params, features: Array) -> Array:
+    if any(gemm_unaligned.is_learnt(params, name) for name in FAMILIES):
+        return _unaligned_inputs(variant, params, features)
     if any(is_learnt(params, name) for name in FAMILIES):
         return _choice_inputs(variant, params, features)
     m, n, _, batch = _gemm_sizes(features)
@@ -175,6 +181,38 @@ def inputs(variant: str, params: Params, features: Array) -> Array:
     columns.append(np.log2(np.ceil(n / 128) * 128 / n) * 4.0)
     columns.extend(_gemm_misalignment(variant, features))
     return np.column_stack(columns)
+
+
+def learnt_for(variant: str, learnt: Mapping[tuple[int, str], Mapping[str, float]]) -> dict[str, float]:
+    """Of what was learnt by bytes of an item and layout (`fit_choice.learn_tiles`) that of the families that a
+    variant's products run on."""
+    found = learnt.get(kernels_of(variant), {})
+    is_unaligned = variant.split("/")[-1] == "unaligned"
+    families = FAMILIES[1:] if is_unaligned else FAMILIES[:1]
+    starts = tuple(f"{start}{name}/" for start in (TILE_PREFIX, gemm_unaligned.PREFIX) for name in families)
+    return {name: value for name, value in found.items() if name.startswith(starts)}
+
+
+def _unaligned_inputs(variant: str, params: Params, features: Array) -> Array:
+    """The sizes, what the likeliest kernels are and leave idle, and how rows are aligned."""
+    found = np.zeros((len(features), gemm_unaligned.INPUTS))
+    family = _family(variant, features)
+    for i, name in enumerate(FAMILIES):
+        rows = family == i
+        if rows.any() and gemm_unaligned.is_learnt(params, name):
+            sizes = _sizes_and_alignment(variant, features[rows])
+            found[rows] = gemm_unaligned.inputs(params, name, sizes, _item_bytes(variant))
+    sizes = _sizes_and_alignment(variant, features)
+    return np.column_stack([features, found, *sizes.aligned])
+
+
+def _sizes_and_alignment(variant: str, features: Array) -> gemm_unaligned.Sizes:
+    layout, shift = _layout(variant), np.log2(_item_bytes(variant))
+    zeros = [trailing_zeros(features[:, i]) + shift - 1.0 for i in range(3)]  # index into ALIGNMENTS
+    last = len(gemm_unaligned.ALIGNMENTS) - 1.0
+    along = (2 if layout[0] == "n" else 0, 2 if layout[1] == "t" else 1, 1)  # rows of a, b and the result
+    aligned = np.column_stack([zeros[i] for i in along]).clip(0.0, last).astype(np.intp)
+    return gemm_unaligned.sizes_of(np.column_stack(_gemm_sizes(features)), aligned)
 
 
 def _choice_inputs(variant: str, params: Params, features: Array) -> Array:

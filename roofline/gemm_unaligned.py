@@ -1,0 +1,234 @@
+"""The law of products whose rows do not all start at multiples of 16 bytes: kernels of older GPUs. numpy only.
+
+Hopper's tensor memory accelerator copies 16 bytes at least, so cuBLAS falls back: on an H200 to Ampere's kernels
+(mma.sync, cp.async of 4 bytes, "align2" of bf16) where the worst of both operands and the result starts at multiples
+of 4 or 8 bytes, at a third of the pace of aligned ones, and to Turing's ("align1", loads of single elements) where it
+is 2, at a fifth. Either kind has a few tiles, and each runs
+
+whole     a block of threads a tile, in waves over the SMs
+serial    k divided so finely that waves come out even, its parts added up in turn (a memset of flags comes first)
+reduced   k divided, the parts added up by a kernel of its own
+
+The time of each is fitted to products whose kernels are named (`fit_unaligned.py`), and so is which one is picked: a
+softmax of -sharpness x log(time), and what else speaks for a kernel by the sizes. The law is the mean log time of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flopcast.roofline.smooth import Array
+
+Params = Mapping[str, float]
+
+PREFIX = "unaligned/"
+# Share of the peak that `step` is told by, by family; and the parameter that a surface's fit moves it by.
+SHARE = {"align2": 0.25, "align1": 0.125}
+MODES = ("whole", "serial", "reduced")
+ALIGNMENTS = (2, 4, 8, 16, 32, 64, 128)  # bytes: lines of 128, of sectors of 32
+SLOPES = ("", "_m", "_n", "_k")  # what speaks for a tile's mode: a constant, and by log2 of the sizes
+CENTER = np.array([11.0, 11.0, 10.0])  # log2 of m, n and k that the constants are for
+OF_TILE = ("step", "fixed", *(f"{mode}{slope}" for mode in MODES for slope in SLOPES))
+COMMON = (
+    "sharpness", "fade", "alone", "small_alone", "serial_step", "serial_fixed", "reduced_step", "reduced",
+    "reduced_bandwidth", *(f"{operand}{aligned}" for operand in "abc" for aligned in ALIGNMENTS),
+)  # fmt: skip
+FADE_FLOPS = 2.0**36
+PAIRED = 128 * 128  # tiles of this area are two to an SM, smaller ones more
+MEMORY_BANDWIDTH = 3.5e12  # bytes/s by which choices are weighed; times go by the surface's own
+PARTS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)  # that k is divided into
+
+
+class Sizes(NamedTuple):
+    """Of products, [rows, 1]: m, n, k, batch, and indices into ALIGNMENTS of operands and result, [rows]."""
+
+    m: Array
+    n: Array
+    k: Array
+    batch: Array
+    aligned: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
+
+
+def sizes_of(sides: Array, aligned: NDArray[np.intp]) -> Sizes:
+    """From m, n, k and batch, [rows, 4], and the alignments of both operands and the result, [rows, 3]."""
+    m, n, k, batch = (sides[:, [i]] for i in range(4))
+    return Sizes(m, n, k, batch, (aligned[:, 0], aligned[:, 1], aligned[:, 2]))
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A family of kernels for one layout. `rows`, `columns`: of the tile; `depth`: of k, that a step of the inner loop
+    takes. `values`: by the names of OF_TILE ([tiles]) and COMMON; times are logs."""
+
+    rows: Array
+    columns: Array
+    depth: Array
+    of_tile: dict[str, Array]
+    common: dict[str, float]
+
+
+class Waves(NamedTuple):
+    """[rows, tiles]: blocks along m and n, blocks an SM, and how many the busiest SM has, resident or in turn."""
+
+    along_m: Array
+    along_n: Array
+    even: Array
+    busiest: Array
+
+
+def waves(kernels: Kernels, sizes: Sizes, sm_count: float) -> Waves:
+    """Grids are launched with n's blocks filled up to a multiple of 2, 4 or 8 (CUTLASS's threadblock swizzle); the
+    idle ones leave at once, but where all fit the SMs together they decide which SMs get two.
+
+    Seen: 128 x 128 tiles, 17 x 5 blocks (of 17 x 8) take 31 us, 17 x 4 ones 16."""
+    along_m, along_n = np.ceil(sizes.m / kernels.rows), np.ceil(sizes.n / kernels.columns)
+    multiple = np.where(along_n >= 6, 8.0, np.where(along_n >= 3, 4.0, np.where(along_n >= 2, 2.0, 1.0)))
+    even = along_m * along_n * sizes.batch / sm_count
+    placed = along_m * np.ceil(along_n / multiple) * multiple * sizes.batch / sm_count
+    shares = kernels.rows * kernels.columns <= PAIRED
+    return Waves(along_m, along_n, even, np.ceil(np.where(shares & (placed <= 2.0), placed, even)))
+
+
+def log_times(kernels: Kernels, sizes: Sizes, at: Waves, pace: float, sm_count: float) -> Array:
+    """Log seconds of each tile and mode, [rows, tiles, modes], without what memory and launch take. `pace`: FLOP/s
+    that `step` is relative to."""
+    area = kernels.rows * kernels.columns
+    own, common = kernels.of_tile, kernels.common
+    a, b, c = (
+        np.array([common[f"{operand}{aligned}"] for aligned in ALIGNMENTS])[index][:, None]
+        for operand, index in zip("abc", sizes.aligned, strict=True)
+    )
+    step = 2.0 * area * sm_count / pace * np.exp(own["step"] + a + b)  # seconds an element of k
+    fixed = np.exp(own["fixed"] + c)
+    # two blocks of an SM hide one another's loads: an odd one at the end is longer alone
+    odd = at.busiest + np.expm1(common["alone"]) * (at.busiest % 2.0)
+    alone = np.maximum(at.busiest, np.exp(common["small_alone"]))
+    busiest = np.where(area == PAIRED, odd, np.where(area < PAIRED, alone, at.busiest))
+    k = np.ceil(sizes.k / kernels.depth) * kernels.depth
+    whole = busiest * (step * k + fixed)
+    divided = np.full(whole.shape, np.inf), np.full(whole.shape, np.inf)
+    stretch = np.exp(common["serial_step"]), np.exp(common["reduced_step"])
+    each = fixed * np.exp(common["serial_fixed"]), fixed
+    moved = 8.0 * sizes.m * sizes.n * sizes.batch / np.exp(common["reduced_bandwidth"])
+    added = 0.0, moved
+    for parts in PARTS:
+        turns, part = (
+            np.ceil(at.even * parts),
+            step * np.ceil(sizes.k / (parts * kernels.depth)) * kernels.depth,
+        )
+        for i, least in enumerate(divided):
+            np.minimum(least, turns * (part * stretch[i] + each[i]) + parts * added[i], out=least)
+    serial, reduced = divided[0], divided[1] + np.exp(common["reduced"])
+    slower = 1.0 + common["fade"] * np.log2(
+        1.0 + 2.0 * sizes.m * sizes.n * sizes.k * sizes.batch / FADE_FLOPS
+    )
+    return np.asarray(np.log(np.stack([whole, serial, reduced], axis=-1) * slower[..., None]))
+
+
+def log_sizes(sizes: Sizes) -> Array:
+    """[rows, slopes]: one, and log2 of m, n and k less those that constants are for."""
+    logs = np.log2(np.concatenate([sizes.m, sizes.n, sizes.k], axis=1)) - CENTER
+    return np.concatenate([np.ones((len(logs), 1)), logs], axis=1)
+
+
+def scores(kernels: Kernels, sizes: Sizes, times: Array) -> Array:
+    """Log of unnormalised probabilities, [rows, tiles, modes]."""
+    for_it = np.array([[kernels.of_tile[f"{mode}{slope}"] for slope in SLOPES] for mode in MODES])
+    speaks = np.einsum("rs,mst->rtm", log_sizes(sizes), for_it)
+    return np.asarray(speaks - kernels.common["sharpness"] * times)
+
+
+def weighed(times: Array, sizes: Sizes, item_bytes: int) -> Array:
+    """`log_times` with what memory takes at least, by which kernels are picked."""
+    m, n, k = sizes.m, sizes.n, sizes.k
+    moved = item_bytes * (m * n + m * k + n * k) * sizes.batch / MEMORY_BANDWIDTH
+    return np.asarray(np.logaddexp(4.0 * times, 4.0 * np.log(moved)[..., None]) / 4.0)
+
+
+def probabilities(score: Array) -> Array:
+    flat = score.reshape(len(score), -1)
+    share = np.exp(flat - flat.max(axis=1, keepdims=True))
+    return np.asarray((share / share.sum(axis=1, keepdims=True)).reshape(score.shape))
+
+
+# --- as a surface's parameters
+
+
+def is_learnt(params: Params, family: str) -> bool:
+    return f"{PREFIX}{family}/sharpness" in params
+
+
+def to_params(family: str, kernels: Kernels) -> dict[str, float]:
+    """To a thousandth, which is less than they are known to."""
+    start = f"{PREFIX}{family}/"
+    found = {f"{start}{name}": round(value, 3) for name, value in kernels.common.items()}
+    for i, tile in enumerate(zip(kernels.rows, kernels.columns, kernels.depth, strict=True)):
+        of = "x".join(f"{size:.0f}" for size in tile)
+        for name in OF_TILE:
+            found[f"{start}{of}/{name}"] = round(float(kernels.of_tile[name][i]), 3)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _kernels(given: tuple[tuple[str, float], ...]) -> Kernels:
+    values = dict(given)
+    tiles = [name.removesuffix("/step") for name in values if name.endswith("/step")]
+    rows, columns, depth = np.array([tile.split("x") for tile in tiles], float).T
+    of_tile = {name: np.array([values[f"{tile}/{name}"] for tile in tiles]) for name in OF_TILE}
+    return Kernels(rows, columns, depth, of_tile, {name: values[name] for name in COMMON})
+
+
+def _given(params: Params, family: str) -> tuple[tuple[str, float], ...]:
+    start = f"{PREFIX}{family}/"
+    return tuple((name[len(start) :], value) for name, value in params.items() if name.startswith(start))
+
+
+def matrix_seconds(params: Params, family: str, sizes: Sizes, reached: float, item_bytes: int) -> Array:
+    """Seconds of the blocks, [rows]; `reached`: the surface's own share of the peak, which `SHARE` stands in for."""
+    log_time, _ = _means(params, family, sizes, item_bytes)
+    return np.asarray(np.exp(log_time) * (SHARE[family] / reached))
+
+
+def inputs(params: Params, family: str, sizes: Sizes, item_bytes: int) -> Array:
+    """What the likeliest kernels are and leave idle, [rows, INPUTS]."""
+    return _means(params, family, sizes, item_bytes)[1]
+
+
+INPUTS = 8
+
+
+def _means(params: Params, family: str, sizes: Sizes, item_bytes: int) -> tuple[Array, Array]:
+    """Kept between calls: a fit asks for the same products hundreds of times."""
+    columns = np.concatenate([*sizes[:4], np.array(sizes.aligned, float).T], axis=1)
+    pace = SHARE[family] * params["peak"] if "peak" in params else 0.0
+    return _means_of(_given(params, family), columns.tobytes(), pace, params["sm_count"], item_bytes)
+
+
+@lru_cache(maxsize=64)
+def _means_of(
+    given: tuple[tuple[str, float], ...], packed: bytes, pace: float, sm_count: float, item_bytes: int
+) -> tuple[Array, Array]:
+    columns = np.frombuffer(packed).reshape(-1, 7)
+    sizes = sizes_of(columns[:, :4], columns[:, 4:].astype(np.intp))
+    kernels = _kernels(given)
+    at = waves(kernels, sizes, sm_count)
+    times = log_times(kernels, sizes, at, pace or 1e14, sm_count)
+    share = probabilities(scores(kernels, sizes, weighed(times, sizes, item_bytes)))
+    of_tile = share.sum(axis=2)
+    found = [
+        2.0 * np.log2(kernels.rows),
+        2.0 * np.log2(kernels.columns),
+        2.0 * np.log2(np.ceil(at.even)),
+        4.0 * np.log2(at.along_m * kernels.rows / sizes.m),
+        4.0 * np.log2(at.along_n * kernels.columns / sizes.n),
+    ]
+    whole = share[..., 0] * 2.0 * np.log2(at.busiest / at.even).clip(0.0, 3.0)
+    means = [(of_tile * column).sum(axis=1) for column in found] + [whole.sum(axis=1)]
+    means += [2.0 * share[..., mode].sum(axis=1) for mode in (1, 2)]
+    return np.asarray((share * times).sum(axis=(1, 2))), np.column_stack(means)
