@@ -86,7 +86,9 @@ def device_log_sigma(items: Sequence[Item], profile: Profile, known: Spreads | N
     total = sum(item.seconds for item in items)
     if not total:
         return 0.0
-    shapes: dict[Any, float] = defaultdict(float)
+    numbers: dict[tuple[Any, float], int] = {}  # of shapes, each with its sigma; a shape takes long to hash,
+    known_as: dict[tuple[int, float], int] = {}  # hence once a work, not once an item
+    shapes: list[float] = []
     guessed: dict[str, float] = defaultdict(float)
     classes: dict[str, float] = defaultdict(float)
     for item in items:
@@ -94,12 +96,17 @@ def device_log_sigma(items: Sequence[Item], profile: Profile, known: Spreads | N
             if item.basis == "extrapolated" and item.sigma >= OTHER_CACHE:
                 guessed[item.work.op_class] += item.seconds * item.sigma
             else:
-                shapes[item.work.shape, item.sigma] += item.seconds
+                number = known_as.get((id(item.work), item.sigma))
+                if number is None:
+                    number = numbers.setdefault((item.work.shape, item.sigma), len(numbers))
+                    known_as[id(item.work), item.sigma] = number
+                    shapes += [0.0] * (len(numbers) - len(shapes))
+                shapes[number] += item.seconds
             classes[item.work.op_class] += item.seconds
     groups: dict[str, float] = defaultdict(float)
     for op_class, seconds in classes.items():
         groups[group_of(op_class)] += seconds
-    own = sum((seconds * sigma) ** 2 for (_, sigma), seconds in shapes.items())
+    own = sum((seconds * sigma) ** 2 for (_, sigma), seconds in zip(numbers, shapes, strict=True))
     own += sum(value**2 for value in guessed.values())
     shared = sum(
         (seconds * known.classes.get(group, known.default)) ** 2 for group, seconds in groups.items()

@@ -134,7 +134,9 @@ class _Unfolding:
     def run(self) -> Stream:
         placed = [
             (number, op, layer)
-            for phase, run in groupby(enumerate(self.source.ops), key=lambda each: each[1].phase)  # micro-batches
+            for phase, run in groupby(
+                enumerate(self.source.ops), key=lambda each: each[1].phase
+            )  # micro-batches
             for number, op, layer in self._sequence(list(run), phase == "backward")
         ]
         ops = [self._copy(op, layer) for _, op, layer in placed]
@@ -155,9 +157,7 @@ class _Unfolding:
         """Elements of one layer's parameters; the meta field is written by the tracer."""
         return int(self.source.meta["layer_params"])
 
-    def _sequence(
-        self, ops: list[tuple[int, Op]], is_reversed: bool
-    ) -> Iterator[tuple[int, Op, int | None]]:
+    def _sequence(self, ops: list[tuple[int, Op]], is_reversed: bool) -> Iterator[tuple[int, Op, int | None]]:
         """(number, op, the layer it stands for), each run of the middle layer's ops repeated in order."""
         layers = range(self.depth - 2, 0, -1) if is_reversed else range(1, self.depth - 1)
         for is_middle, run in groupby(ops, key=lambda each: each[1].layer == 1):
@@ -184,9 +184,7 @@ class _Unfolding:
         fields["layer"] = layer
         fields["module"] = self._module(op.module, op.layer, layer)
         if op.freed:
-            fields["freed"] = (
-                self._freed(op) if layer is None else tuple([storages[s] for s in op.freed])
-            )
+            fields["freed"] = self._freed(op) if layer is None else tuple([storages[s] for s in op.freed])
         return copied
 
     def _module(self, module: str, old: int | None, new: int | None) -> str:
@@ -401,9 +399,7 @@ def from_json(record: Any, source: str = "stream") -> Stream:
                 Op(name, phase, tuple(i), tuple(o), tuple(w), args, kwargs, layer, module, kind, tuple(freed))
                 for name, phase, i, o, w, args, kwargs, layer, module, kind, freed in record["ops"]
             ),
-            tensors=tuple(
-                TensorRef(operand(s, st, d), at) for s, st, d, at in record["tensors"]
-            ),
+            tensors=tuple(TensorRef(operand(s, st, d), at) for s, st, d, at in record["tensors"]),
             storages=tuple(Storage(b, k, layer) for b, k, layer in record["storages"]),
             n_params=record["n_params"],
             depth=record["depth"],

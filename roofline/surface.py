@@ -398,8 +398,8 @@ def local_reduction(
 
 
 def numbered(inputs: Array) -> NDArray[np.intp]:
-    """A number for each row of `inputs`[rows, inputs], equal for equal rows: np.unique sorts rows of thousands of points
-    in 14 ms, their bytes take 1."""
+    """A number for each row of `inputs`[rows, inputs], equal for equal rows. To sort two thousand takes 14 ms,
+    to look their bytes up 1."""
     known: dict[bytes, int] = {}
     plain = np.ascontiguousarray(inputs) + 0.0  # -0.0 and 0.0 are equal, and their bytes then, too
     return np.array([known.setdefault(row.tobytes(), len(known)) for row in plain], np.intp)

@@ -88,8 +88,13 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
     timed = _times({id(work): work for work in works if work is not None}, profile, backends)
     items = []
     phase = ""
+    known: dict[tuple[Any, ...], Item] = {}  # a layer's ops again and again, but for the module
     for i, (op, work) in enumerate(zip(stream.ops, works, strict=True)):
         n_tensors = len(op.inputs) if '"ts"' in op.args else 0
+        key = (op.phase, op.kind, id(work), n_tensors, hot_shares[i])
+        if op.phase == phase and key in known:
+            items.append(_elsewhere(known[key], op.module))
+            continue
         found = timed[id(work)] if work is not None else None
         count = found.launches if found is not None else 0
         # forward and backward costs are per call, the optimizer's per kernel (`calibration.count_ops`)
@@ -97,23 +102,36 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
         host_seconds = host.seconds(op.phase, op.kind, launches=n_launches, tensors=n_tensors)
         if work is not None and host.triton:
             host_seconds += host.triton.get(triton_operator(work, backends.of(work, profile)), 0.0)
-        if op.phase != phase:  # what a phase costs once, where it begins
+        is_first = op.phase != phase
+        if is_first:  # what a phase costs once, where it begins
             phase = op.phase
             host_seconds += getattr(host, phase).get("fixed", 0.0) + (host.step_fixed if i == 0 else 0.0)
         if work is None or found is None:
-            items.append(Item(op.phase, op.kind, op.module, host_seconds))
-            continue
-        share = hot_shares[i] * HOT_GAIN.get(work.op_class, 1.0)
-        is_faster = found.hot.seconds <= found.cold.seconds
-        items.append(
-            Item(
-                phase=op.phase, kind=op.kind, module=op.module, host_seconds=host_seconds, work=work,
+            item = Item(op.phase, op.kind, op.module, host_seconds)
+        else:
+            share = hot_shares[i] * HOT_GAIN.get(work.op_class, 1.0)
+            is_faster = found.hot.seconds <= found.cold.seconds
+            item = Item(
+                phase=phase, kind=op.kind, module=op.module, host_seconds=host_seconds, work=work,
                 seconds=found.cold.seconds - share * found.gain, sigma=found.cold.sigma, launches=count,
                 basis=found.cold.basis, hot_seconds=share * found.hot.seconds if is_faster else 0.0,
                 hot_basis=found.hot.basis if is_faster else "",
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+        items.append(item)
+        if not is_first:
+            known[key] = item
     return items
+
+
+def _elsewhere(item: Item, module: str) -> Item:
+    """The same in another module. Spelt out: a third of the constructor's time."""
+    if item.module == module:
+        return item
+    moved: Item = object.__new__(Item)
+    fields = moved.__dict__
+    fields.update(item.__dict__)
+    fields["module"] = module
+    return moved
 
 
 def triton_operator(work: Work, backend: str) -> str:
@@ -197,48 +215,45 @@ def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[flo
     """
     sizes = [rounded(storage.bytes) for storage in stream.storages]
     operands = [(ref.storage, ref.operand.bytes) for ref in stream.tensors]
-    touches: list[dict[int, int]] = []  # of each op: storage -> the most of it that one operand covers
-    for op in stream.ops:
-        touched: dict[int, int] = {}
+    steps: list[tuple[tuple[int, ...], dict[int, int], bool]] = []
+    for op, is_running in zip(stream.ops, runs, strict=True):
+        touched: dict[int, int] = {}  # storage -> the most of it that one operand covers
         for index in op.inputs + op.outputs:
             storage, size = operands[index]
             if size > touched.get(storage, -1):
                 touched[storage] = size
-        touches.append(touched)
-    touched_at: dict[int, float] = {}
+        steps.append((op.freed, touched, is_running))
     address: dict[int, int] = {}
     pool: dict[int, list[int]] = defaultdict(list)
+    touched_at: list[float | None] = []  # by address
     clock = 0.0
-    n_addresses = 0
     shares: list[float] = []
     for _ in range(2):
         shares = []
-        for op, touched, is_running in zip(stream.ops, touches, runs, strict=True):
-            for storage in op.freed:
+        for freed, touched, is_running in steps:
+            for storage in freed:
                 if storage in address:
                     pool[sizes[storage]].append(address.pop(storage))
-            places = []
-            for storage in touched:
+            hot = total = 0
+            for storage, size in touched.items():
                 at = address.get(storage)
                 if at is None:
                     blocks = pool[sizes[storage]]
                     if blocks:
                         at = blocks.pop()
                     else:
-                        at = n_addresses
-                        n_addresses += 1
+                        at = len(touched_at)
+                        touched_at.append(None)
                     address[storage] = at
-                places.append(at)
-            hot = total = 0
-            if is_running:
-                for at, size in zip(places, touched.values(), strict=True):
+                if is_running:
                     total += size
-                    last = touched_at.get(at)
+                    last = touched_at[at]
                     if last is not None and clock - last + size <= capacity:
                         hot += size
-                for at, size in zip(places, touched.values(), strict=True):
+            if is_running:
+                for storage, size in touched.items():
                     clock += size
-                    touched_at[at] = clock
+                    touched_at[address[storage]] = clock
             shares.append(hot / total if total else 0.0)
     return shares
 
@@ -291,18 +306,18 @@ class Simulation:
         """Seconds of one steady step when steps follow each other without waiting."""
         host = device = 0.0
         finish: list[float] = []
+        finished = finish.append
         ends = []
         waits = iter(self._waits)
         for _ in range(self._steps):
-            for own, seconds, more, launches_, is_sync in self._entries:
+            for (own, seconds, more, launches_, is_sync), wait in zip(self._entries, waits, strict=False):
                 host += own * host_factor
                 if launches_:
                     start = host + LAUNCH_LATENCY_SECONDS
                     if start < device + gap_seconds:
                         start = device + gap_seconds
                     device = start + seconds * device_factor + gap_seconds * more
-                finish.append(device)
-                wait = next(waits)
+                finished(device)
                 if wait >= 0 and finish[wait] > host:
                     host = finish[wait]
                 if is_sync:
