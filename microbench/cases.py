@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from flopcast.kernels.shapes import Attention, Gemm, Shape, shape_to_json
-from flopcast.microbench.records import EMPTY_FIELDS
+from flopcast.microbench.kernel_sources import kernels_of
+from flopcast.microbench.records import EMPTY_FIELDS, KERNELS
 from flopcast.microbench.timer import Timing
 
 
@@ -60,14 +61,17 @@ def timing_fields(timing: Timing) -> dict[str, Any]:
 
 
 def case_row(case: Case, suite: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A row with every field of the contract; what was not measured is null."""
+    """A row with every field of the contract; what was not measured is null. Of Triton's kernels it says which."""
+    shape = shape_to_json(case.shape)
+    kernels = kernels_of(shape, case.backend)
     return {
         "key": case.shape.key,
         "backend": case.backend,
         "cache": case.cache,
-        "shape": shape_to_json(case.shape),
+        "shape": shape,
         "suite": suite,
         "role": case.role,
+        **({} if kernels is None else {KERNELS: kernels}),
         **EMPTY_FIELDS,
         **fields,
     }

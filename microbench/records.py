@@ -39,6 +39,7 @@ EMPTY_FIELDS: dict[str, Any] = {
     "clock_mhz": None, "memory_clock_mhz": None, "power_w": None, "temperature_c": None,
     "throttle_reasons": [],
 }  # fmt: skip
+KERNELS = "kernels_of"  # of backend "triton": the sources that were measured (`kernel_sources.py`)
 _REQUIRED = ("key", "status", "machine", "method")
 
 # What "no room" looks like: disk full, quota, file-size limit (RLIMIT_FSIZE).
@@ -272,6 +273,7 @@ class Recorder:
         self.rows: list[Row] = found.rows
         self.warnings: list[str] = found.warnings
         self._status: dict[Identity, str] = {identity(row): row["status"] for row in found.rows}
+        self._kernels: dict[Identity, str | None] = {identity(row): row.get(KERNELS) for row in found.rows}
         if not (self.folder / MACHINE).exists():
             write_atomically(self.folder / MACHINE, json.dumps(dict(machine), indent=1) + "\n")
         try:
@@ -300,10 +302,20 @@ class Recorder:
         return self._status.get(Identity(key, backend, cache, METHOD, self.machine_id))
 
     def is_done(
-        self, key: str, backend: str = "torch", cache: str = "cold", *, retry: Collection[str] = ()
+        self,
+        key: str,
+        backend: str = "torch",
+        cache: str = "cold",
+        *,
+        retry: Collection[str] = (),
+        kernels: str | None = None,
     ) -> bool:
-        """Whether the measurement was made, with whatever result but those of `retry` ("oom", "error")."""
+        """Whether the measurement was made, with whatever result but those of `retry` ("oom", "error"), and of these
+        `kernels` where they are told apart."""
         status = self.status(key, backend, cache)
+        if kernels is not None:
+            known = self._kernels.get(Identity(key, backend, cache, METHOD, self.machine_id))
+            return known == kernels and status not in retry
         return status is not None and status not in retry
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -319,6 +331,7 @@ class Recorder:
         write_line(self._descriptor, encode(full), self.path)
         self.rows.append(full)
         self._status[identity(full)] = full["status"]
+        self._kernels[identity(full)] = full.get(KERNELS)
         if time.monotonic() - self._synced > self._fsync_seconds:  # at most 2 s of rows lost to a power cut
             self._sync(self._descriptor)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flopcast.errors import RunError
 from flopcast.kernels.references import BackendUnavailable
-from flopcast.kernels.shapes import Shape
+from flopcast.kernels.shapes import Shape, shape_to_json
 from flopcast.microbench.cases import (
     Case,
     KernelModule,
@@ -32,6 +32,7 @@ from flopcast.microbench.cases import (
     kernel_module,
     timing_fields,
 )
+from flopcast.microbench.kernel_sources import BACKEND, kernels_of
 from flopcast.microbench.progress import progress
 from flopcast.microbench.records import Recorder
 from flopcast.microbench.timer import Call, Timer, free_bytes, storage_bytes
@@ -112,7 +113,7 @@ def run_sweep(
     """
     start = clock()
     wanted = list(dict.fromkeys(cases))
-    todo = [c for c in wanted if not recorder.is_done(c.shape.key, c.backend, c.cache, retry=retry)]
+    todo = [c for c in wanted if not _is_done(c, recorder, retry)]
     random.Random(seed).shuffle(todo)
     sweep = _Sweep(recorder, timer, suite, seed, module_for)
 
@@ -132,6 +133,11 @@ def run_sweep(
         seconds=clock() - start,
         warnings=sweep.warnings,
     )
+
+
+def _is_done(case: Case, recorder: Recorder, retry: Collection[str]) -> bool:
+    kernels = kernels_of(shape_to_json(case.shape), case.backend) if case.backend == BACKEND else None
+    return recorder.is_done(case.shape.key, case.backend, case.cache, retry=retry, kernels=kernels)
 
 
 class _Sweep:

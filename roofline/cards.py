@@ -21,7 +21,7 @@ import numpy as np
 
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Shape, shape_from_json
-from flopcast.microbench import records
+from flopcast.microbench import kernel_sources, records
 from flopcast.roofline.lower import Work, describe
 from flopcast.roofline.profile import Profile
 from flopcast.roofline.readings import with_taken
@@ -29,6 +29,7 @@ from flopcast.roofline.readings import with_taken
 Row = dict[str, Any]
 SPREAD_QUANTILE = 0.95  # a row whose cards differ more counts as if it differed by this quantile of its class
 WORST_ROWS = 3
+LEAST_SHARE = 0.5
 # What has to be the same for two cards to be two of a kind.
 SAME = ("name", "sm_count", "memory_bytes", "l2_bytes", "power_limit_w", "driver")
 
@@ -84,10 +85,11 @@ def read_folder(folder: Path | str, describe_shape: Callable[[Shape, str], Work]
         return _read_runs(runs, describe_shape)
     if not folders:
         machine, measured = records.read_machine(folder), records.read(folder)
-        rows = measured.latest()
+        rows, others = kernel_sources.present(measured.latest())
         _check_one_machine(folder, machine, rows)
         rows = with_taken(rows, describe_shape)
-        return Found(home=folder, machine=machine, rows=rows, warnings=list(measured.warnings))
+        said = [f"{folder}: {text}" for text in kernel_sources.warning(others)]
+        return Found(home=folder, machine=machine, rows=rows, warnings=[*measured.warnings, *said])
     each = {name: read_folder(path, describe_shape) for name, path in folders.items()}
     first = next(iter(each.values()))
     _check_same_kind(folders, {name: found.machine for name, found in each.items()})
@@ -203,11 +205,19 @@ def _median_samples(samples: Sequence[Sequence[float]]) -> list[float]:
 # --- how far they lie apart
 
 
+def counted(cards: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
+    """The cards that tell how far cards lie apart: those with `LEAST_SHARE` of the median card's rows and more. One of
+    a few kernels measured again would leave the spread to the few rows that all cards have."""
+    measured = {name: sum(row["status"] == "ok" for row in rows) for name, rows in cards.items()}
+    least = LEAST_SHARE * float(np.median(list(measured.values()))) if measured else 0.0
+    return {name: rows for name, rows in cards.items() if measured[name] >= least}
+
+
 def with_cards(
     profile: Profile, found: Found, describe_shape: Callable[[Shape, str], Work] = describe
 ) -> Profile:
-    """The profile with the spread between its cards, which widens its estimates; as it is where there is one card."""
-    if len(found.cards) < 2:
+    """The profile with the spread between its cards, which widens its estimates; as it is where one card counts."""
+    if len(counted(found.cards)) < 2:
         return profile
     return replace(profile, provenance={**profile.provenance, "gpus": spread(found, describe_shape)})
 
@@ -218,10 +228,11 @@ def spread(found: Found, describe_shape: Callable[[Shape, str], Work] = describe
     Of a class: `rows` that all cards measured, `sigma` (standard deviation of log seconds from card to card),
     `median` and `p90` of the largest over the smallest time less 1, `factors` (each card's median time over the
     median card's), `slowest` and its `slowest_factor`, and the `worst` rows. The slowest of all is that of the
-    greatest factor over all rows of shapes.
+    greatest factor over all rows of shapes. Cards that do not count (`counted`) are named with a factor of None.
     """
-    readings = _readings_by_class(found.cards, describe_shape)
-    names = list(found.cards)
+    several = counted(found.cards)
+    readings = _readings_by_class(several, describe_shape)
+    names = list(several)
     classes = {name: _class_spread(keys, values, names) for name, (keys, values) in sorted(readings.items())}
     devices = {name: machine["device"] for name, machine in found.machines.items()}
     everything = [values for _, values in readings.values() if len(values)]

@@ -66,7 +66,7 @@ def spread_of(out: Path) -> dict[str, Any] | None:
     except DataError as fault:
         tables.say(f"no spread between the GPUs: {fault}")
         return None
-    return cards.spread(found) if len(found.cards) > 1 else None
+    return cards.spread(found) if len(cards.counted(found.cards)) > 1 else None
 
 
 def raise_if_failed(found: dict[str, Any]) -> None:

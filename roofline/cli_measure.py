@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.suite_case import SuiteCase
 
 SUITES = ("quick", "standard", "full", "fused")
+BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # of a suite's cases
 ESTIMATES = ("estimates",)  # of `microbench.run_steps.PARTS`
 
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu; default: cuda where there is one.")]
@@ -50,6 +51,9 @@ def bench(
         "--all-gpus", help="Each GPU of this host, side by side, into OUT/gpu0, OUT/gpu1, ..."
     )] = False,
     budget: Annotated[float | None, typer.Option(help="Seconds for the sweep; the next run continues.")] = None,
+    backend: Annotated[str | None, typer.Option(
+        help="Of a suite only the cases of this backend, without the host: triton after its kernels were changed."
+    )] = None,
     config: Annotated[str | None, typer.Option(
         help="Instead of a suite, exactly what a step of this model launches: a config.json, or a shipped name."
     )] = None,
@@ -80,14 +84,24 @@ def bench(
         "checkpoint": checkpoint, "precision": precision, "optimizer": optimizer, "matmul": matmul,
         "attention": attention, "fused": fused,
     })  # fmt: skip
+    if model is not None and backend is not None:
+        raise UsageError(
+            f"--backend {backend} is of a suite: which a step of a model runs, --matmul and --attention say"
+        )
     if model is not None and suite is not None:
         raise UsageError(f"--suite and a model are two sweeps: run one, then the other, into --out {out}")
     if all_gpus:
         if device is not None:
             raise UsageError(f"--device {device} with --all-gpus: one GPU or all of them")
-        _check_bench(suite, budget)
+        _check_bench(suite, budget, backend)
         limits = () if budget is None else ("--budget", str(budget))
-        arguments = (*limits, *(("--retry",) if retry else ()), *(model.arguments if model else ()))
+        of_backend = () if backend is None else ("--backend", backend)
+        arguments = (
+            *limits,
+            *of_backend,
+            *(("--retry",) if retry else ()),
+            *(model.arguments if model else ()),
+        )
         found = cli_bench.bench_all_gpus(out, suite, arguments)
         if as_json:
             emit(found)
@@ -99,7 +113,7 @@ def bench(
     fanout.end_with_parent()
     summaries = run_bench(
         device, suite or "quick", out, model=model, budget=budget, retry=("oom", "error") if retry else (),
-        skip_host=skip_host,
+        skip_host=skip_host, backend=backend,
     )  # fmt: skip
     for part, text in summaries.items():
         say(f"{part}: {text}")
@@ -114,18 +128,25 @@ def check_suite(suite: str, valid: tuple[str, ...] = SUITES) -> None:
         raise UsageError(f"suite {suite!r}: valid are {', '.join(valid)}")
 
 
-def _check_bench(suite: str | None, budget: float | None) -> None:
+def _check_bench(suite: str | None, budget: float | None, backend: str | None = None) -> None:
     check_suite(suite or "quick", (*SUITES, "host"))
+    if backend is not None and backend not in BACKENDS:
+        raise UsageError(f"--backend {backend!r}: valid are {', '.join(BACKENDS)}")
+    if backend is not None and suite == "host":
+        raise UsageError(
+            f"--backend {backend} with --suite host, which has no cases: leave one of the two out"
+        )
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
 
 
 def run_bench(
     device: str | None, suite: str, out: Path, *, model: Asked | None = None, budget: float | None = None,
-    retry: tuple[str, ...] = (), skip_host: bool = False,
+    retry: tuple[str, ...] = (), skip_host: bool = False, backend: str | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """Measures what `out` lacks of a suite, or of what a step of `model` launches; a line for each part."""
-    _check_bench(suite, budget)
+    """Measures what `out` lacks of a suite (with `backend`, of its cases), or of what a step of `model` launches; a
+    line for each part."""
+    _check_bench(suite, budget, backend)
     from flopcast.microbench import bench as engine
     from flopcast.microbench.device import describe, pick_device
     from flopcast.microbench.sweep import Case
@@ -146,7 +167,9 @@ def run_bench(
     if host_only:
         listed: Iterable[SuiteCase] = ()
     elif model is None:
-        listed = suites.load(name)
+        listed = [case for case in suites.load(name) if backend in (None, case.backend)]
+        if not listed and backend is not None:
+            raise UsageError(f"--backend {backend}: suite {name!r} has no case of it; standard and full have")
     else:
         source = model.source(chosen.type)
         machine = describe(chosen)
@@ -158,8 +181,8 @@ def run_bench(
     found = engine.run_bench(
         chosen, out, suite=name, policy=policy, cases=cases,
         hosts=[calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry, host_only=host_only,
-        calibrate=not skip_host and not is_fused,
-        operators=not skip_host and (is_fused or host_only or suite == "full"),
+        calibrate=not skip_host and not is_fused and backend is None,
+        operators=not skip_host and backend is None and (is_fused or host_only or suite == "full"),
     )  # fmt: skip
     return {part: "; ".join([str(summary), *summary.warnings]) for part, summary in found.items()}
 

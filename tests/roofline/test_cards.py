@@ -14,6 +14,7 @@ import pytest
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Gemm, shape_to_json
 from flopcast.microbench import records
+from flopcast.microbench.kernel_sources import fingerprint
 from flopcast.roofline import cards
 from flopcast.roofline.fit import fit
 from flopcast.roofline.lower import describe
@@ -263,3 +264,23 @@ def test_a_file_pasted_together_from_two_machines_is_refused(tmp_path: Path) -> 
         file.write((second / records.MEASUREMENTS).read_bytes())
     with pytest.raises(DataError, match=r"machine m1.*machine m0.*never mixed"):
         cards.read_folder(first)
+
+
+def test_a_card_of_a_few_rows_makes_the_median_and_not_the_spread(tmp_path: Path) -> None:
+    """Triton's kernels measured again on a fourth card: theirs alone, of the sources that lie here."""
+    out = make_cards(tmp_path, {"gpu0": 1.00, "gpu1": 1.10, "gpu2": 1.02})
+    now = fingerprint("gemm")
+    again = [row(shape, 0.5 * seconds_of(shape), backend="triton", kernels_of=now) for shape in SHAPES[:3]]
+    old = [row(shape, seconds_of(shape), backend="triton", kernels_of="0" * 12) for shape in SHAPES]
+    measure(out / "gpu3", 3, [*old, *again, row(SHAPES[0], 1e-3)])
+    found = cards.read_folder(out)
+    triton = [r for r in found.rows if r["backend"] == "triton"]
+    assert [r["key"] for r in triton] == [shape.key for shape in SHAPES[:3]]
+    assert any("15 rows of Triton's kernels were left out (gemm 15)" in text for text in found.warnings)
+    profile, report = fit(out)
+    assert len(profile.surfaces["triton/gemm/nt/bf16/cold"].seconds) == 3
+    assert any("left out (gemm 15)" in text for text in report.warnings)
+    gpus = profile.provenance["gpus"]
+    assert gpus["classes"]["gemm/cold"]["rows"] == len(SHAPES)
+    assert set(gpus["classes"]["gemm/cold"]["factors"]) == {"gpu0", "gpu1", "gpu2"}
+    assert gpus["cards"]["gpu3"]["factor"] is None
