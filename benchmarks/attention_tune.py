@@ -60,13 +60,6 @@ def candidates(head_dim: int) -> dict[str, list[Tile]]:
         "dkdv": [hopper(64, 128, 4, n, **m) for n in (2, 3) for m in (l2 if head_dim == 128 else l2[2:3])]
         + [hopper(128, 128, 4, 2, **m) for m in l2 if head_dim == 64],
         "dq": [hopper(128, 128, 4, 2, **m) for m in l2] + [hopper(128, 64, 4, 3, **l2[2])],
-        "onepass": [
-            hopper(64, 128, 4, n, **f, **m)
-            for n in (2, 3)
-            for f in turns
-            for m in l2[:3:2]
-            if head_dim == 128 or f["pingpong"]
-        ],
     }
 
 
@@ -85,7 +78,7 @@ def backward_of(
 ) -> Callable[[], tuple[Tensor, ...]]:
     """A call of one kernel of the backward alone; it returns (dq, dk, dv), those it does not write uninitialised.
 
-    "prepare" is the one that makes lse in base 2 and delta, which is part of the one-pass backward's time here.
+    "prepare" is the one that makes lse in base 2 and delta.
     """
     from flopcast.kernels import triton_attention_launch as launch
 
@@ -100,12 +93,8 @@ def backward_of(
     def run() -> tuple[Tensor, ...]:
         if kernel == "dq":
             launch._launch_dq(do, q, k, v, lse2, delta, dq, causal, scale, config.dq)
-        elif kernel == "dkdv":
-            launch._launch_dkdv(do, q, k, v, lse2, delta, dk, dv, causal, scale, config.dkdv)
         else:
-            launch.launch_backward(
-                do, q, k, v, o, lse, dq, dk, dv, causal, scale, config, deterministic=False
-            )
+            launch._launch_dkdv(do, q, k, v, lse2, delta, dk, dv, causal, scale, config.dkdv)
         return outs
 
     return run
@@ -234,7 +223,7 @@ def time_shape(
         runs["peer", peer] = A.prepare(shape, peer, operands)
     if shape.direction == "bwd":
         o, lse = reference_forward(q, k, v, causal)
-    for kernel in ("forward",) if shape.direction == "fwd" else ("dkdv", "dq", "onepass"):
+    for kernel in ("forward",) if shape.direction == "fwd" else ("dkdv", "dq"):
         for key in right.get(kernel, []):
             config = config_of(kernel, from_key(key), shape.head_dim)
             if kernel == "forward":
@@ -310,7 +299,7 @@ def drive(out: Path, only: str, jobs: int, budget: float) -> None:
         for d, masking in places
         for kernel, tiles in candidates(d).items()
         for tile in tiles
-        if masking == "causal" or (tile.l2_mib in (0, 16) and kernel != "onepass")
+        if masking == "causal" or tile.l2_mib in (0, 16)
     ]
 
     hung: dict[str, int] = {}

@@ -155,13 +155,8 @@ def forward(
 def backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     causal: bool = True, scale: float | None = None, *, config: AttentionConfig | None = None,
-    deterministic: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Triton backward: (dq, dk, dv), bit-identical from run to run. Errors as `forward`.
-
-    Without `deterministic` one pass makes all three where `config` has a tile for it: the last bits of dq then
-    differ from run to run. No rule or table has one yet.
-    """
+    """Triton backward: (dq, dk, dv), bit-identical from run to run. Errors as `forward`."""
     module = _triton_module(q, k, v)
     dq, dk, dv = _output_like(q), _output_like(k), _output_like(v)
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -170,9 +165,7 @@ def backward(
     if config.dkdv.kind == "hopper":
         from flopcast.kernels import triton_attention_launch
 
-        triton_attention_launch.launch_backward(
-            do, q, k, v, o, lse, dq, dk, dv, causal, scale, config, deterministic
-        )
+        triton_attention_launch.launch_backward(do, q, k, v, o, lse, dq, dk, dv, causal, scale, config)
     else:
         module.launch_backward(do, q, k, v, o, lse, dq, dk, dv, causal, scale, config)
     return dq, dk, dv
@@ -183,45 +176,39 @@ def backward(
 
 @torch.library.custom_op("flopcast::triton_attention_forward", mutates_args=())
 def attention_forward_op(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool = True
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """`deterministic` is for its gradient: the forward always is."""
     return forward(q, k, v, causal, scale)
 
 
 @torch.library.custom_op("flopcast::triton_attention_backward", mutates_args=())
 def attention_backward_op(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float,
-    deterministic: bool = True,
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return backward(do, q, k, v, o, lse, causal, scale, deterministic=deterministic)
+    return backward(do, q, k, v, o, lse, causal, scale)
 
 
 @attention_forward_op.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool = True
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     return _output_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @attention_backward_op.register_fake
 def _(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float,
-    deterministic: bool = True,
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return _output_like(q), _output_like(k), _output_like(v)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.causal, ctx.scale, ctx.deterministic = inputs
+    q, k, v, ctx.causal, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, *output)
 
 
 def _gradients(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
     """lse is not differentiated: `attention` hands out o alone."""
     del dlse
-    saved = (*ctx.saved_tensors, ctx.causal, ctx.scale, ctx.deterministic)
-    return (*attention_backward_op(do, *saved), None, None, None)
+    return (*attention_backward_op(do, *ctx.saved_tensors, ctx.causal, ctx.scale), None, None)
 
 
 attention_forward_op.register_autograd(_gradients, setup_context=_save)
@@ -239,20 +226,14 @@ def _backward_flops(do: Any, q: Any, *args: Any, **kwargs: Any) -> int:
     return _forward_flops(q, None, None) * 5 // 2
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float | None = None, *,
-    deterministic: bool = True,
-) -> Tensor:  # fmt: skip
-    """Differentiable Triton attention; under autocast the operands are cast as SDPA's are.
-
-    Without `deterministic` its gradient is that of `backward` without it.
-    """
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float | None = None) -> Tensor:
+    """Differentiable Triton attention; under autocast the operands are cast as SDPA's are."""
     kind = q.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    o: Tensor = attention_forward_op(q, k, v, causal, scale, deterministic)[0]
+    o: Tensor = attention_forward_op(q, k, v, causal, scale)[0]
     return o
 
 

@@ -21,7 +21,7 @@ from flopcast.kernels.shapes import DTYPE_BYTES, Attention
 
 FORMAT = 1
 FOLDER = Path(__file__).parent / "data"
-KERNELS = ("forward", "dkdv", "dq", "onepass")
+KERNELS = ("forward", "dkdv", "dq")
 
 _KEY = re.compile(r"(pointer|hopper)/(\d+)x(\d+)/w(\d+)s(\d+)(/pack)?(/pingpong)?(/single)?(?:/l2-(\d+))?")
 
@@ -33,7 +33,7 @@ class Tile:
     kind: "pointer" (plain Triton, any part) or "hopper" (Gluon; block_m is 128, and so is block_n for dK and dV: 64
     rows for each of two warpgroups). For the latter:
     pack: the warpgroups of the forward take 64 rows of two heads of a group.
-    pingpong: they take turns; of the one-pass backward, at dQ.
+    pingpong: they take turns.
     persistent: as many programs as the part has multiprocessors.
     l2_mib: what the heads that are gone through at a time may fill of L2 with what their tiles share; 0: all heads.
     """
@@ -70,12 +70,11 @@ def from_key(key: str) -> Tile:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """One tile per Triton kernel; `onepass`, where there is one, for a backward that need not be deterministic."""
+    """One tile per Triton kernel."""
 
     forward: Tile
     dkdv: Tile
     dq: Tile
-    onepass: Tile | None = None
 
 
 def rule(shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False) -> AttentionConfig:

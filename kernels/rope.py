@@ -35,16 +35,16 @@ THETA = 1e6  # Qwen3's
 
 
 def config_for(head_dim: int, direction: str = "fwd") -> RowConfig:
-    """Tiles of 2048 elements by four warps: one 16-byte load a thread of each half. 43 registers forward; 96 backward,
-    where two programs of twice the size fill a multiprocessor. Copying the next step's rows to shared memory meanwhile
-    took longer there, 0.77 of copy for 0.89 on an H200."""
+    """Forward: tiles of 4096 elements by four warps, two 16-byte loads a thread of each half. Backward: of 2048, four
+    programs of 96 registers filling a multiprocessor. More of fewer registers took as long there, and copying the next
+    step's rows to shared memory meanwhile longer: 0.77 of copy for 0.89 on an H200."""
     rows = max(1, 2048 // (2 * (1 << max(0, head_dim // 2 - 1).bit_length())))
-    return RowConfig(rows, 4) if direction == "fwd" else RowConfig(2 * rows, 8, programs_per_sm=2)
+    return RowConfig(2 * rows, 4) if direction == "fwd" else RowConfig(rows, 4, programs_per_sm=4)
 
 
 def candidates(direction: str, head_dim: int) -> list[RowConfig]:
     """As `rmsnorm.candidates`."""
-    one = config_for(head_dim).rows
+    one = config_for(head_dim, "bwd").rows
     if direction == "fwd":
         return [RowConfig(one * k, warps) for k, warps in ((1, 4), (2, 4), (2, 8), (4, 8), (4, 16))]
     return [

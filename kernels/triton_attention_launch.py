@@ -21,7 +21,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from flopcast.kernels import triton_attention_hopper as hopper
 from flopcast.kernels import triton_attention_hopper_dkdv as hopper_dkdv
 from flopcast.kernels import triton_attention_hopper_dq as hopper_dq
-from flopcast.kernels import triton_attention_hopper_onepass as hopper_onepass
 from flopcast.kernels.attention_config import AttentionConfig, Tile
 
 VERSION: str = triton.__version__
@@ -107,17 +106,14 @@ def _prepare(o: Tensor, do: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 
 def launch_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    causal: bool, scale: float, config: AttentionConfig, deterministic: bool = True,
+    causal: bool, scale: float, config: AttentionConfig,
 ) -> None:  # fmt: skip
-    """Writes dq, dk and dv; without `deterministic` by `config.onepass`, if it has one."""
+    """Writes dq, dk and dv."""
     do, q, k, v = map(_readable, (do, q, k, v))
     with torch.cuda.device_of(q):
         lse2, delta = _prepare(o, do, lse)
-        if not deterministic and config.onepass is not None:
-            _launch_onepass(do, q, k, v, lse2, delta, dq, dk, dv, causal, scale, config.onepass)
-        else:
-            _launch_dkdv(do, q, k, v, lse2, delta, dk, dv, causal, scale, config.dkdv)
-            _launch_dq(do, q, k, v, lse2, delta, dq, causal, scale, config.dq)
+        _launch_dkdv(do, q, k, v, lse2, delta, dk, dv, causal, scale, config.dkdv)
+        _launch_dq(do, q, k, v, lse2, delta, dq, causal, scale, config.dq)
 
 
 def _launch_dkdv(
@@ -152,26 +148,3 @@ def _launch_dq(
         CAUSAL=causal, SECTIONS=tile.l2_mib > 0, BLOCK_N=tile.block_n, STAGES=tile.num_stages,
         num_warps=tile.num_warps, maxnreg=REGISTERS,
     )  # fmt: skip
-
-
-def _launch_onepass(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, lse2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    causal: bool, scale: float, tile: Tile,
-) -> None:  # fmt: skip
-    batch, heads, seq, dim = q.shape
-    kv_heads, padded = k.shape[1], lse2.shape[1]
-    pairs = batch * kv_heads
-    tiles = pairs * triton.cdiv(seq, 128)
-    section = section_of(pairs, 1, heads // kv_heads * seq, 8 * dim, tile)
-    sums = torch.zeros((batch * heads, padded, dim), dtype=torch.float32, device=q.device)
-    hopper_onepass.backward_kernel[_grid(tiles, tile, q.device)](
-        _matrix(q, tile.block_m), _matrix(do, tile.block_m), _matrix(k, 128), _matrix(v, 128),
-        _matrix(dk, 128), _matrix(dv, 128), _vector(lse2, tile.block_m), _vector(delta, tile.block_m), sums,
-        kv_heads, heads // kv_heads, seq, padded, pairs, tiles, scale, scale * LOG2_E, section,
-        CAUSAL=causal, SECTIONS=tile.l2_mib > 0, BLOCK_M=tile.block_m, STAGES=tile.num_stages, TURNS=tile.pingpong,
-        num_warps=tile.num_warps, maxnreg=REGISTERS,
-    )  # fmt: skip
-    block = 64
-    hopper_onepass.scale_kernel[(batch * heads, padded // block)](
-        sums, dq, *dq.stride()[:3], heads, seq, padded, scale, D=dim, BLOCK_M=block, num_warps=4
-    )

@@ -32,9 +32,9 @@ def interpreted() -> bool:
 def column_sums(partial: Tensor, out: Tensor) -> None:
     """out[n] = partial[count, n].sum(0), deterministic: the second stage of a weight's gradient."""
     count, n = partial.shape
-    # Many programs, and many loads of each: 64 rows at a time a sum over 660 programs took ten latencies of 1 us.
-    block = 16
+    # Many programs, and all loads of each at once: 64 rows at a time a sum over 660 took ten latencies of 1 us.
+    block, rows = 16, min(1024, max(64, triton.next_power_of_2(count)))
     with torch.cuda.device_of(partial):
         column_sum_kernel[(triton.cdiv(n, block),)](
-            partial, out, count, n, BLOCK_P=256, BLOCK_C=block, num_warps=8
+            partial, out, count, n, BLOCK_P=rows, BLOCK_C=block, num_warps=16 if rows > 256 else 8
         )

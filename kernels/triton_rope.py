@@ -83,17 +83,18 @@ def rope_forward_kernel(
 
 @triton.jit
 def _backward_tiles(
-    dout_ptr, x_ptr, weight_ptr, cos_ptr, sin_ptr, dx_ptr, partial_ptr, tiles, tokens, seq,
+    dout_ptr, x_ptr, weight_ptr, cos_ptr, sin_ptr, dx_ptr, partial_ptr, first, tiles, tokens, seq,
     stride_dob, stride_dos, stride_doh, stride_b, stride_s, stride_h, stride_tb, stride_ts, eps,
     HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dx of every num_programs-th tile; leaves this program's share of the weight's gradient at partial_ptr."""
+    """dx of every num_programs-th tile from `first`; leaves this program's share of the weight's gradient at
+    partial_ptr."""
     column = tl.arange(0, HALF)
     inside = column < D // 2
     w1, w2 = _halves(weight_ptr + column, inside, D)
     dw1 = tl.zeros((ROWS, HALF), dtype=tl.float32)
     dw2 = tl.zeros((ROWS, HALF), dtype=tl.float32)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+    for tile in tl.range(first, tiles, tl.num_programs(0), num_stages=STAGES):
         row, exists, batch, position, head = _place(tile, tokens, seq, HEADS, ROWS)
         mask = exists[:, None] & inside[None, :]
         base = batch * stride_b + position * stride_s + head * stride_h
@@ -129,15 +130,19 @@ def rope_backward_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Persistent: every program takes its share of queries, then of keys. partial: fp32 [programs, 2, D]."""
-    partial = partial_ptr + tl.program_id(0) * 2 * D
+    """Persistent: every program takes its share of queries, then of keys, first of which come those with a tile of
+    queries less: no more rounds than all tiles take. partial: fp32 [programs, 2, D]."""
+    programs = tl.num_programs(0)
+    program = tl.program_id(0)
+    partial = partial_ptr + program * 2 * D
     _backward_tiles(
-        dq_out_ptr, q_ptr, q_weight_ptr, cos_ptr, sin_ptr, dq_ptr, partial, q_tiles, tokens, seq,
+        dq_out_ptr, q_ptr, q_weight_ptr, cos_ptr, sin_ptr, dq_ptr, partial, program, q_tiles, tokens, seq,
         stride_dqb, stride_dqs, stride_dqh, stride_qb, stride_qs, stride_qh, stride_tb, stride_ts, eps,
         HEADS, D, HALF, ROWS, STAGES,
     )  # fmt: skip
     _backward_tiles(
-        dk_out_ptr, k_ptr, k_weight_ptr, cos_ptr, sin_ptr, dk_ptr, partial + D, k_tiles, tokens, seq,
+        dk_out_ptr, k_ptr, k_weight_ptr, cos_ptr, sin_ptr, dk_ptr, partial + D,
+        (program + programs - q_tiles % programs) % programs, k_tiles, tokens, seq,
         stride_dkb, stride_dks, stride_dkh, stride_kb, stride_ks, stride_kh, stride_tb, stride_ts, eps,
         KV_HEADS, D, HALF, ROWS, STAGES,
     )  # fmt: skip

@@ -26,7 +26,6 @@ from flopcast.kernels import attention_config, triton_attention_launch
 from flopcast.kernels import triton_attention_hopper as hopper
 from flopcast.kernels import triton_attention_hopper_dkdv as hopper_dkdv
 from flopcast.kernels import triton_attention_hopper_dq as hopper_dq
-from flopcast.kernels import triton_attention_hopper_onepass as hopper_onepass
 from flopcast.kernels.matmul_configs import shared_memory_limit
 from flopcast.kernels.shapes import Attention
 
@@ -63,11 +62,10 @@ def compiled(name: str, tile: attention_config.Tile, dim: int, causal: bool) -> 
         types = dict.fromkeys(("q_desc", "do_desc", "dq_desc"), half) | {"k_desc": keys, "v_desc": keys}
         constants |= {"BLOCK_N": n}
     else:
-        kernel = hopper_dkdv.dkdv_kernel if name == "dkdv" else hopper_onepass.backward_kernel
-        keys = half if name == "dkdv" else matrix(128, dim)
-        types = {"q_desc": matrix(m, dim), "do_desc": matrix(m, dim), "k_desc": keys, "v_desc": keys}
-        types |= {"dk_desc": keys, "dv_desc": keys, "lse_desc": vector(m), "delta_desc": vector(m)}
-        constants |= {"BLOCK_M": m} | ({"TURNS": tile.pingpong} if name == "onepass" else {})
+        kernel = hopper_dkdv.dkdv_kernel
+        types = {"q_desc": matrix(m, dim), "do_desc": matrix(m, dim), "k_desc": half, "v_desc": half}
+        types |= {"dk_desc": half, "dv_desc": half, "lse_desc": vector(m), "delta_desc": vector(m)}
+        constants |= {"BLOCK_M": m}
     types |= {x: "*fp32" for x in kernel.arg_names if x.endswith("_ptr")} | {
         "scale": "fp32",
         "scale_log2": "fp32",
@@ -92,7 +90,7 @@ def tiles(dim: int) -> Iterator[tuple[str, attention_config.Tile, bool]]:
             name, measured, masking = place.split("/")
             chosen += [(name, tile, masking) for tile in by_seq.values() if int(measured) == dim]
     once: dict[tuple[str, str], tuple[attention_config.Tile, bool]] = {}
-    for name, tile, masking in sorted((x for x in chosen if x[1]), key=lambda x: x[2]):
+    for name, tile, masking in sorted(chosen, key=lambda x: x[2]):
         once.setdefault((name, tile.key.removesuffix("/single")), (tile, masking == "causal"))
     for (name, _), (tile, causal) in sorted(once.items()):
         yield name, tile, causal

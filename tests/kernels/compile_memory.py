@@ -131,7 +131,7 @@ def other_cases() -> Iterator[Case]:
     constants = {"ALIGNED": True, "CHUNK": config.chunk, "BLOCK": config.block}
     yield "aligned", kernel, types, constants, {"num_warps": config.num_warps}
     kernel = triton_common.column_sum_kernel
-    yield "sums", kernel, pointers(kernel, "fp32"), {"BLOCK_P": 256, "BLOCK_C": 16}, {"num_warps": 8}
+    yield "sums", kernel, pointers(kernel, "fp32"), {"BLOCK_P": 1024, "BLOCK_C": 16}, {"num_warps": 16}
 
 
 def compile_one(case: Case, sm: int) -> dict[str, Any]:

@@ -228,6 +228,7 @@ GPU_SHAPES: tuple[Fused, ...] = (
     SwiGlu(numel=3 * 1024 * 1024 + 5),
     CrossEntropy(rows=1024, vocab=151936),
     CrossEntropy(rows=33, vocab=50257),
+    CrossEntropy(rows=40, vocab=50258),  # pairs of numbers, not at multiples of 16 bytes
     CrossEntropy(rows=7, vocab=5),
     AdamW(numel=1 << 24, tensors=7),
     AdamW(numel=1001, tensors=1001),
@@ -315,9 +316,9 @@ class TestOnDevice:
         assert torch.equal(dx[-64:], rmsnorm.backward(y[-64:], wide[-64:], weight, rstd[-64:])[0])
 
     def test_nan_and_infinity_as_in_torch(self) -> None:
-        odd = torch.randn(64, 1000, device="cuda", dtype=torch.bfloat16)
+        odd = torch.randn(64, 9000, device="cuda", dtype=torch.bfloat16)
         odd[0, 3], odd[1, 3], odd[2, 3], odd[3] = float("nan"), float("inf"), -float("inf"), -float("inf")
-        weight = torch.ones(1000, device="cuda", dtype=torch.bfloat16)
+        weight = torch.ones(9000, device="cuda", dtype=torch.bfloat16)
         pairs = [
             (rmsnorm.forward(odd, weight)[0], rmsnorm.rms_norm_torch(odd, weight)[0]),
             (swiglu.forward(odd, odd), swiglu.swiglu_torch(odd, odd)[0]),
@@ -334,6 +335,25 @@ class TestOnDevice:
         for got, want in pairs:
             assert torch.equal(got.isnan(), want.isnan())
             assert torch.equal(got.isinf(), want.isinf())
+
+    @pytest.mark.parametrize("vocab", [20000, 20001])
+    def test_linear_cross_entropy_in_chunks(self, vocab: int) -> None:
+        """The gradient written over the logits, which a row's programs share or (odd) do not."""
+        torch.manual_seed(0)
+        hidden, weight = (
+            torch.randn(n, 256, device="cuda").mul(0.2).bfloat16().requires_grad_() for n in (300, vocab)
+        )
+        target = torch.randint(0, vocab, (300,), device="cuda")
+        target[::7] = -100
+        ours = cross_entropy.linear_cross_entropy(hidden, weight, target, chunk_rows=128)
+        torchs = torch.nn.functional.cross_entropy((hidden @ weight.T).float(), target)
+        assert torch.allclose(ours, torchs, rtol=1e-4)
+        for got, want in zip(
+            torch.autograd.grad(ours, (hidden, weight)),
+            torch.autograd.grad(torchs, (hidden, weight)),
+            strict=True,
+        ):
+            assert (got - want).abs().max() <= 0.02 * want.abs().max()
 
     @pytest.mark.parametrize("shape", [d for s in SMALL for d in directions(s)], ids=lambda shape: shape.key)
     def test_replays_from_a_graph(self, shape: Fused) -> None:
