@@ -32,10 +32,9 @@ RUN_COLUMNS = {"batch": int, "seq": int, "accumulate": int, "checkpoint": str, "
                "mode": str, "matmul": str, "attention": str, "fused": str}  # fmt: skip
 SWEEP_OUT = (
     "gpu", "profile_basis", "mode", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high",
-    "device_seconds", "host_seconds", "host", "bound", "tokens_per_second", "flops_counted", "flops_6n", "mfu",
-    "mfu_6n",
-    "peak_flops_per_second", "peak_bytes", "fits", "usd_per_step", "flops_per_usd", "price_usd_per_hour",
-    "warnings", "reason",
+    "device_seconds", "device_seconds_low", "device_seconds_high", "host_seconds", "host", "bound",
+    "tokens_per_second", "flops_counted", "flops_6n", "mfu", "mfu_6n", "peak_flops_per_second", "peak_bytes", "fits",
+    "usd_per_step", "flops_per_usd", "price_usd_per_hour", "price_provider", "price_date", "warnings", "reason",
 )  # fmt: skip
 
 _Z = 1.6449
@@ -113,8 +112,13 @@ def model_from(options: Mapping[str, Any]) -> Config:
     given = {name: value for name, value in shape.items() if value is not None}
     depth = options.get("depth")
     if options.get("config"):
+        if options.get("depth_law"):
+            given["depth_law"] = options["depth_law"]
         if given:
-            raise UsageError(f"config and {', '.join(given)} given: give either a config or the shape")
+            raise UsageError(
+                f"config and {', '.join(given)} given: give either a config (with depth to change its layers) or the "
+                "shape"
+            )
         config = load_config(str(options["config"]))
         return config if depth is None else with_depth(config, depth)
     if "width" not in given:
@@ -180,11 +184,11 @@ def _asked(row: Row, profile: Profile) -> Asked:
 def scalars(result: Forecast) -> dict[str, Any]:
     """The scalar fields of a forecast, as `sweep` writes them. `reason` stays empty: it marks what was not done."""
     record = result.to_json()
-    price = record["price"]
+    price = {f"price_{name}": value for name, value in (record["price"] or {}).items()}
     return {
         **{name: record.get(name) for name in SWEEP_OUT},
+        **price,
         "depth": result.depth,
-        "price_usd_per_hour": None if price is None else price["usd_per_hour"],
         "warnings": "; ".join(result.warnings) or None,
     }
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from flopcast.errors import FlopcastError, UsageError
-from flopcast.roofline.cli_cost import PriceDate, PriceFile, PriceGiven, Provider, price_book
+from flopcast.roofline import cli_options as shared
+from flopcast.roofline.cli_cost import price_book
 
 app = typer.Typer(
     name="flopcast",
@@ -26,51 +27,6 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
-
-Gpu = Annotated[str, typer.Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
-]
-ConfigName = Annotated[
-    str | None, typer.Option(help="A transformers config.json, or a shipped name such as qwen3-0.6b.")
-]
-Width = Annotated[int | None, typer.Option(help="Hidden size; the rest follows the ladder's shape.")]
-Depth = Annotated[int | None, typer.Option(help="Layers; overrides the config's and the depth law's.")]
-DepthLaw = Annotated[str, typer.Option(help="printed, ln or qwen3.")]
-Heads = Annotated[int | None, typer.Option(help="Query heads.")]
-KvHeads = Annotated[int | None, typer.Option(help="Key and value heads; must divide the heads.")]
-HeadDim = Annotated[int | None, typer.Option(help="Size of a head.")]
-Ffn = Annotated[int | None, typer.Option(help="Intermediate size.")]
-Vocab = Annotated[int | None, typer.Option(help="Vocabulary size.")]
-Tied = Annotated[
-    bool | None, typer.Option("--tied/--untied", help="Whether embedding and head share weights.")
-]
-ModuleName = Annotated[
-    str | None,
-    typer.Option(
-        "--module",
-        help="package.module:factory, which returns (module, batch[, loss_fn]) or a step function and is given --batch "
-        "and --seq if it has parameters of these names; e.g. flopcast.microbench.zoo:vit_b16.",
-    ),
-]
-Batch = Annotated[int, typer.Option(help="Sequences a micro-batch.")]
-Seq = Annotated[int, typer.Option(help="Tokens a sequence.")]
-Accumulate = Annotated[int, typer.Option(help="Micro-batches a step.")]
-Checkpoint = Annotated[str, typer.Option(help="Activation checkpointing: none or full.")]
-Precision = Annotated[str, typer.Option(help="autocast-bf16, bf16, tf32 or fp32.")]
-Optimizer = Annotated[str, typer.Option(help="adamw (torch's default: foreach on CUDA) or adamw-fused.")]
-Mode = Annotated[str, typer.Option(help="eager; compile is not modelled yet.")]
-Matmul = Annotated[str, typer.Option(help="torch or triton; best is not modelled yet.")]
-Attention = Annotated[
-    str,
-    typer.Option(help="sdpa (what torch picks), sdpa-flash, sdpa-cudnn or triton; best is not modelled yet."),
-]
-Fused = Annotated[
-    str, typer.Option(help="triton: Qwen3's norms, rope, SwiGLU and loss by the fused kernels; or none.")
-]
-Host = Annotated[
-    str | None, typer.Option(help="Host for the GPU: one of `flopcast gpus`, a profile's, `none`.")
-]
 
 
 def main() -> None:
@@ -107,7 +63,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 @app.command()
 def gpus(
     hosts: Annotated[bool, typer.Option("--hosts", help="The hosts alone, for --host.")] = False,
-    as_json: AsJson = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Profiles and hosts known, and how each came about."""
     from flopcast.roofline import cli_bench, tables
@@ -123,18 +79,21 @@ def gpus(
 
 @app.command()
 def predict(
-    context: typer.Context, gpu: Gpu, config: ConfigName = None, module: ModuleName = None,
-    width: Width = None, depth: Depth = None, depth_law: DepthLaw = "printed",
-    heads: Heads = None, kv_heads: KvHeads = None, head_dim: HeadDim = None, ffn: Ffn = None, vocab: Vocab = None,
-    tied: Tied = None, batch: Batch = 4, seq: Seq = 256, accumulate: Accumulate = 1, checkpoint: Checkpoint = "none",
-    precision: Precision = "autocast-bf16", optimizer: Optimizer = "adamw", mode: Mode = "eager",
-    matmul: Matmul = "torch", attention: Attention = "sdpa", fused: Fused = "none", host: Host = None,
-    prices: PriceFile = None, price: PriceGiven = None, provider: Provider = None, on: PriceDate = None,
+    context: typer.Context, gpu: shared.Gpu, config: shared.ConfigName = None, module: shared.ModuleName = None,
+    width: shared.Width = None, depth: shared.Depth = None, depth_law: shared.DepthLaw = None,
+    heads: shared.Heads = None, kv_heads: shared.KvHeads = None, head_dim: shared.HeadDim = None,
+    ffn: shared.Ffn = None, vocab: shared.Vocab = None, tied: shared.Tied = None,
+    batch: shared.Batch = 4, seq: shared.Seq = 256, accumulate: shared.Accumulate = 1,
+    checkpoint: shared.Checkpoint = "none", precision: shared.Precision = "autocast-bf16",
+    optimizer: shared.Optimizer = "adamw", mode: shared.Mode = "eager", matmul: shared.Matmul = "torch",
+    attention: shared.Attention = "sdpa", fused: shared.Fused = "none", host: shared.Host = None,
+    prices: shared.PriceFile = None, price: shared.PriceGiven = None, provider: shared.Provider = None,
+    on: shared.PriceDate = None,
     explain: Annotated[bool, typer.Option("--explain", help="As `flopcast explain`.")] = False,
     largest_batch: Annotated[bool, typer.Option(
         "--largest-batch", help="The largest micro-batch that fits, too (traces two: seconds)."
     )] = False,
-    as_json: AsJson = False,
+    as_json: shared.AsJson = False,
 ) -> None:  # fmt: skip
     """One training step: time, memory, FLOPs, dollars, each with what it rests on."""
     if explain:
@@ -227,11 +186,11 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 @app.command()
 def sweep(
-    gpu: Gpu,
+    gpu: shared.Gpu,
     source: Annotated[Path, typer.Option("--from", help="CSV: one step a row, columns as predict's options.")],
     out: Annotated[Path, typer.Option(help="CSV to write.")],
-    host: Host = None, prices: PriceFile = None, price: PriceGiven = None, provider: Provider = None,
-    on: PriceDate = None, as_json: AsJson = False,
+    host: shared.Host = None, prices: shared.PriceFile = None, price: shared.PriceGiven = None,
+    provider: shared.Provider = None, on: shared.PriceDate = None, as_json: shared.AsJson = False,
 ) -> None:  # fmt: skip
     """Many steps, from CSV to CSV. A row that cannot be done keeps its place and says why."""
     from flopcast.roofline import batch, tables
@@ -253,12 +212,12 @@ def sweep(
 
 @app.command()
 def kernels(
-    gpu: Gpu,
+    gpu: shared.Gpu,
     source: Annotated[
         Path, typer.Option("--from", help="CSV: op,m,n,k,layout or batch,heads,...; see the README.")
     ],
     out: Annotated[Path, typer.Option(help="CSV to write.")],
-    as_json: AsJson = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Single operations, from CSV to CSV: seconds of the kernel alone, with a range."""
     from flopcast.roofline import batch, tables

@@ -11,34 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.roofline.cli_options import AsJson, PriceDate, PriceFile, PriceGiven, PriceKind, Provider
 
 if TYPE_CHECKING:
     from flopcast.roofline.price_sources import Collected
     from flopcast.roofline.prices import Price
 
 GPUS = "nvidia-l4,nvidia-a100-80gb-pcie,nvidia-h100-sxm,nvidia-h200"
-
-PriceFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--prices",
-        help="Price book, CSV or TOML, or a CSV of SkyPilot's catalogue; default: the shipped one.",
-    ),
-]
-PriceGiven = Annotated[
-    list[str] | None, typer.Option("--price", help="GPU=USD per hour, e.g. nvidia-h200=3.99; repeatable.")
-]
-Provider = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Provider of the price, for all GPUs or as GPU=PROVIDER; default: RunPod Secure Cloud."
-    ),
-]
-PriceDate = Annotated[str | None, typer.Option("--on", help="Newest prices up to this day, YYYY-MM-DD.")]
-PriceKind = Annotated[str, typer.Option("--kind", help="on-demand or spot.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
-]
 
 
 def register(app: typer.Typer) -> None:

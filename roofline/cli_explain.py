@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.roofline.cli_options import AsJson, Gpu
 
 if TYPE_CHECKING:
     from flopcast.roofline.profile import Profile
 
 FIGURES = (".png", ".svg")
 PREDICT_ALONE = ("explain", "largest_batch")  # options of `predict` that `explain` does not take
-Gpu = Annotated[str, typer.Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
-]
 
 
 def register(app: typer.Typer) -> None:

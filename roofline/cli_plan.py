@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli_cost import GPUS, AsJson, PriceDate, PriceFile, PriceGiven, PriceKind, Provider
+from flopcast.roofline import cli_options as shared
+from flopcast.roofline.cli_cost import GPUS, gpu_names, price_book
 
 # Far above anything trained (tens of 1e12 tokens); beyond them tables tear and infinities come through.
 MOST_TOKENS, MOST_PER_PARAMETER, MOST_USD = 1e18, 1e9, 1e12
@@ -21,10 +22,8 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    config: Annotated[str | None, typer.Option(help="A transformers config.json, or a shipped name.")] = None,
-    width: Annotated[int | None, typer.Option(help="Hidden size; the rest follows the ladder's shape.")] = None,
-    depth: Annotated[int | None, typer.Option(help="Layers.")] = None,
-    depth_law: Annotated[str, typer.Option(help="printed, ln or qwen3.")] = "printed",
+    config: shared.ConfigName = None, width: shared.Width = None, depth: shared.Depth = None,
+    depth_law: shared.DepthLaw = None,
     tokens: Annotated[str | None, typer.Option(
         help="Tokens to train on, as 10B or 1e10; default: 20 a parameter."
     )] = None,
@@ -38,22 +37,17 @@ def plan(
     gpus: Annotated[str, typer.Option(help="Comma-separated GPUs.")] = GPUS,
     num_gpus: Annotated[int, typer.Option(help="1; several are not modelled yet.")] = 1,
     batch: Annotated[str, typer.Option(help="Sequences a micro-batch, or auto: the largest that fits.")] = "4",
-    seq: Annotated[int, typer.Option(help="Tokens a sequence.")] = 256,
-    accumulate: Annotated[int, typer.Option(help="Micro-batches a step.")] = 1,
-    checkpoint: Annotated[str, typer.Option(help="Activation checkpointing: none or full.")] = "none",
-    precision: Annotated[str, typer.Option(help="autocast-bf16, bf16, tf32 or fp32.")] = "autocast-bf16",
-    optimizer: Annotated[str, typer.Option(help="adamw or adamw-fused.")] = "adamw",
-    mode: Annotated[str, typer.Option(help="eager; compile is not modelled yet.")] = "eager",
+    seq: shared.Seq = 256, accumulate: shared.Accumulate = 1, checkpoint: shared.Checkpoint = "none",
+    precision: shared.Precision = "autocast-bf16", optimizer: shared.Optimizer = "adamw", mode: shared.Mode = "eager",
     host: Annotated[str | None, typer.Option(help="One host for all GPUs, as in `cost`.")] = None,
     hosts: Annotated[str, typer.Option(help="own or same, as in `cost`.")] = "own",
-    prices: PriceFile = None, price: PriceGiven = None, provider: Provider = None, on: PriceDate = None,
-    kind: PriceKind = "on-demand", as_json: AsJson = False,
+    prices: shared.PriceFile = None, price: shared.PriceGiven = None, provider: shared.Provider = None,
+    on: shared.PriceDate = None, kind: shared.PriceKind = "on-demand", as_json: shared.AsJson = False,
 ) -> None:  # fmt: skip
     """Days and dollars to train on each of several GPUs, one device at a time; or the largest model for a budget."""
     from flopcast.roofline import tables
     from flopcast.roofline.batch import model_from
     from flopcast.roofline.cli import emit
-    from flopcast.roofline.cli_cost import gpu_names, price_book
     from flopcast.roofline.forecast import Run
     from flopcast.roofline.lookup import find_host, find_profiles
     from flopcast.roofline.plan import check_devices, plans
@@ -83,9 +77,13 @@ def plan(
         if sequences is None or tokens is not None:
             given = "--tokens" if tokens is not None else "--batch auto"
             raise UsageError(f"{given} with --budget-usd needs a model: give --config or --width")
-        models = _ladder(widths, depth_law)
+        if depth is not None:
+            raise UsageError(f"--depth {depth} of which model? Give --config or --width")
+        models = _ladder(widths, depth_law or "printed")
         _budget(run, profiles, book, budget_usd, tokens_per_param, models, feeding, as_json)
         return
+    if widths is not None:
+        raise UsageError("--widths is the ladder of --budget-usd without a model: leave it or the model out")
     model = model_from({"config": config, "width": width, "depth": depth, "depth_law": depth_law})
     wanted = None if tokens is None else token_count(tokens)
     with tables.progress("forecasting") as advance:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline import cli as shared
+from flopcast.roofline import cli_options as shared
 
 
 def register(app: typer.Typer) -> None:
@@ -51,6 +51,7 @@ def widths(
     """Which multiple to keep each width to, what ignoring it costs, and the best shapes of equal parameters."""
     from flopcast.roofline import tables, widths_answer, widths_shapes, widths_tables
     from flopcast.roofline.batch import model_from, write_rows
+    from flopcast.roofline.cli import emit
     from flopcast.roofline.cli_explain import check_figure
     from flopcast.roofline.forecast import Run
     from flopcast.roofline.lookup import find_host, find_profile
@@ -108,7 +109,7 @@ def widths(
             ) from fault
         tables.say(f"wrote {figure}")
     if as_json:
-        shared.emit(found.to_json())
+        emit(found.to_json())
     else:
         widths_tables.print_answer(found)
 

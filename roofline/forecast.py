@@ -28,6 +28,9 @@ NO_HOST = HostCosts(
 # The dtype whose peak a step is held against.
 _PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp32"}
 
+# Far above anything trained, below where sizes of tensors leave 64 bits. Micro-batches are traced one by one.
+MOST = {"batch": 2**20, "seq": 2**24, "accumulate": 1024}
+MOST_TOKENS = 2**30  # of a micro-batch
 MODES = ("eager", "compile")
 PRECISIONS = tuple(_PEAK_OF)
 OPTIMIZERS = ("adamw", "adamw-fused")
@@ -56,10 +59,15 @@ class Run:
 
     def check(self) -> None:
         """Raises UsageError for what is invalid or not modelled yet."""
-        for name in ("batch", "seq", "accumulate"):
+        for name, most in MOST.items():
             value = getattr(self, name)
-            if value < 1:
-                raise UsageError(f"{name} is {value}: valid is an integer of at least 1")
+            if not 1 <= value <= most:
+                raise UsageError(f"{name} is {value}: valid is an integer of at least 1, at most {most}")
+        if self.batch * self.seq > MOST_TOKENS:
+            raise UsageError(
+                f"batch x seq is {self.batch} x {self.seq} tokens: at most {MOST_TOKENS} make a micro-batch; lower one "
+                "of the two"
+            )
         valid = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "mode": MODES, "matmul": MATMULS,
                  "attention": ATTENTIONS, "checkpoint": ("none", "full"), "fused": FUSED}  # fmt: skip
         for name, choices in valid.items():

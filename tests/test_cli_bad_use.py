@@ -84,6 +84,12 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "config and shape": (f"predict --gpu {H200} --config qwen3-0.6b --width 512", ("config and width", "either")),
     "bad heads": (
         f"predict --gpu {H200} --width 768 --heads 6 --kv-heads 4", ("heads 6", "kv_heads 4", "1, 2, 3, 6")),
+    "config and depth law": (
+        f"predict --gpu {H200} --config qwen3-0.6b --depth-law ln", ("config and depth_law", "either", "depth")),
+    "a plan of a config by a depth law": (
+        "plan --config qwen3-0.6b --depth-law ln", ("config and depth_law", "either", "depth")),
+    "a plan of a model and a ladder": ("plan --config qwen3-0.6b --widths 256,512", ("--widths", "--budget-usd")),
+    "a ladder of one depth": ("plan --budget-usd 100 --depth 4", ("--depth 4", "--config or --width")),
     "zero width": (f"predict --gpu {H200} --width 0", ("width is 0", SIZES)),
     "negative width": (f"predict --gpu {H200} --width -512", ("width is -512", SIZES)),
     "text as width": (f"predict --gpu {H200} --width wide", ("--width", "integer")),

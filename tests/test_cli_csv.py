@@ -23,10 +23,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 # The fields of a forecast that are numbers or words; and what rows have beside.
 SCALARS = [
-    "bound", "depth", "device_seconds", "fits", "flops_6n", "flops_counted", "flops_per_usd", "gpu", "host",
+    "bound", "depth", "device_seconds", "device_seconds_low", "device_seconds_high", "fits",
+    "flops_6n", "flops_counted", "flops_per_usd", "gpu", "host",
     "host_seconds", "mfu", "mfu_6n", "mode", "n_params", "peak_bytes", "peak_flops_per_second", "profile_basis",
     "step_seconds", "step_seconds_high", "step_seconds_low", "tokens_per_second", "usd_per_step",
-    "price_usd_per_hour", "reason", "warnings",
+    "price_usd_per_hour", "price_provider", "price_date", "reason", "warnings",
 ]  # fmt: skip
 
 
@@ -51,7 +52,12 @@ def test_a_sweep_answers_each_row_as_predict_does(flopcast: Command, tmp_path: P
     assert rows[0]["fits"] == "true"
     assert rows[0]["tied"] == "true"
     assert rows[0]["n_params"] == str(single["n_params"])
-    assert float(rows[0]["price_usd_per_hour"]) == single["price"]["usd_per_hour"]
+    assert {**single["price"], "usd_per_hour": str(single["price"]["usd_per_hour"])} == {
+        name: rows[0][f"price_{name}"] for name in ("usd_per_hour", "provider", "date")
+    }
+    for row in rows[:2]:
+        for name in ("step_seconds", "device_seconds"):
+            assert float(row[f"{name}_low"]) < float(row[name]) < float(row[f"{name}_high"])
     assert (rows[1]["depth"], rows[1]["mode"], rows[1]["reason"]) == ("3", "eager", "")
     assert "width is 0" in rows[2]["reason"]
     assert "no model" in rows[3]["reason"]

@@ -30,6 +30,13 @@ REFUSED = {
     "such a width with its depth": (f"predict --gpu {H200} --width {HUGE} --depth 4", ("width", "at most 10000000")),
     "heads beyond numbers": (f"predict --gpu {H200} --width 512 --heads {HUGE}", ("heads", "at most 10000000")),
     "a ladder beyond numbers": (f"cost --depth-law ln --widths 1{'0' * 400}", ("width", "at most 10000000")),
+    "a batch beyond numbers": (
+        f"predict --gpu {H200} --width 512 --batch {HUGE}", (f"batch is {HUGE}", "at most 1048576")),
+    "a length beyond numbers": (f"plan --width 512 --seq {HUGE}", (f"seq is {HUGE}", "at most 16777216")),
+    "a ladder's batch": ("cost --widths 512 --batch 2000000", ("batch is 2000000", "at most 1048576")),
+    "too many micro-batches": (f"predict --gpu {H200} --width 512 --accumulate 1025", ("accumulate", "at most 1024")),
+    "too many tokens at once": (
+        f"explain --gpu {H200} --width 512 --batch 1000 --seq 2000000", ("1000 x 2000000 tokens", "1073741824")),
     "endless tokens": ("plan --config qwen3-0.6b --tokens 1e400", ("--tokens", "'1e400'", "at most 1e+18")),
     "endless tokens a parameter": (
         "plan --config qwen3-0.6b --tokens-per-param inf", ("--tokens-per-param is inf", "at most 1e+09")),
