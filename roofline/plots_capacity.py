@@ -149,7 +149,9 @@ def host_figure(hosts: Sequence[HostCosts]) -> Figure | None:
         ax.errorbar([step["seconds"] * 1e3], [place], xerr=[[(step["seconds"] - step["low"]) * 1e3],
                     [(step["high"] - step["seconds"]) * 1e3]], color=INK, lw=0, elinewidth=1.4, capsize=4,
                     label="range of its runs" if place == 0 else None)  # fmt: skip
-    ax.set_yticks(range(len(shown)), [_label(host) for host in shown], fontsize=8.8)
+    ax.set_yticks(
+        range(len(shown)), [_label(host, place == 0) for place, host in enumerate(shown)], fontsize=8.8
+    )
     ax.set(
         xlabel="ms of host time a layer of Qwen3, eager, AdamW", ylim=(len(shown) - 0.5, -0.5), xlim=(0, None)
     )
@@ -171,8 +173,10 @@ def host_figure(hosts: Sequence[HostCosts]) -> Figure | None:
     return finish(sheet, "host", "What the host costs", caption, alt, basis)
 
 
-def _label(host: HostCosts) -> str:
+def _label(host: HostCosts, is_own: bool) -> str:
+    """Hosts of one kind of processor differ, so it says which is which."""
     machines = len(host.layers["step"].get("machines") or ())
     told = [f"{host.cores} cores"] if host.cores else []
     told += [f"{machines} machines"] if machines > 1 else ["one machine"]
-    return f"{host.name}\n{', '.join(told)}"
+    told += [host.date[:10]] if host.date else []
+    return f"{host.name}\n{', '.join(told)}" + ("\nthis profile's own" if is_own else "")

@@ -26,6 +26,7 @@ from flopcast.roofline.canvas import (
     SKY,
     YELLOW,
     Figure,
+    Sheet,
     Theme,
     count,
     finish,
@@ -183,51 +184,104 @@ def _shade(ax: Axes, points: Sequence[Point], *, is_named: bool) -> None:
 
 @styled
 def penalty_figure(rows: Sequence[Mapping[str, Any]], gpu: str, *, theme: Theme = LIGHT) -> Figure | None:
-    """Forecast against measured penalty of each unaligned width, percent on symmetric logs; None without measured ones.
+    """Forecast against measured penalty of each unaligned width (percent, symmetric logs), and below how far apart they
+    are (points, 1.5 shaded); None without measured ones. Bars: 90% intervals of the forecast. Faint: set 1, whose steps
+    were looked at before the law of today was made, where there is another.
 
-    `rows`: of `widths_check.table`, numbers or the words of its CSV."""
-    known = [
-        (str(row["neighbourhood"]), int(row["value"]), int(row["multiple"]), float(row["penalty_forecast"]),
-         float(row["penalty_measured"]))
-        for row in rows
-        if row.get("penalty_measured") not in (None, "") and row.get("penalty_forecast") not in (None, "")
-    ]  # fmt: skip
+    `rows`: of `widths_check`, numbers or the words of its CSV."""
+    wanted = ("penalty_forecast", "penalty_measured", "penalty_low", "penalty_high")
+    known = [row for row in rows if all(row.get(name) not in (None, "") for name in wanted)]
     if not known:
         return None
-    sheet = new_sheet(5.6)
-    ax = sheet.axes[0]
-    most = 130 * max(max(forecast, actual) for *_, forecast, actual in known)
-    least = min(-2.0, 130 * min(min(forecast, actual) for *_, forecast, actual in known))
-    for which in ("x", "y"):
-        getattr(ax, f"set_{which}scale")("symlog", linthresh=5.0, linscale=1.2)
-    ax.plot([least, most], [least, most], color=theme.of(GREY), lw=1.0, zorder=1)
+    sheet = new_sheet(7.6, rows=2, sharex=True, height_ratios=(2.0, 1.0))
+    upper, lower = sheet.axes
+    sets = sorted({_set(row) for row in known})
+    values = [100 * float(row[name]) for row in known for name in wanted[:2]]
+    least, most = min(-2.0, 1.3 * min(values)), 1.3 * max(values)
+    upper.set_xscale("symlog", linthresh=5.0, linscale=1.2)
+    upper.set_yscale("symlog", linthresh=5.0, linscale=1.2)
+    upper.plot([least, most], [least, most], color=theme.of(GREY), lw=1.0, zorder=1)
+    lower.axhspan(-NEAR, NEAR, color=theme.of(GREY), alpha=0.2, lw=0, zorder=0)
+    lower.axhline(0.0, color=theme.of(GREY), lw=1.0, zorder=1)
     for multiple in reversed(MULTIPLES):
-        mine = [k for k in known if k[2] == multiple]
-        if not mine:
-            continue
-        colour, marker = COLOURS[multiple], MARKERS[multiple]
-        how = {"c": colour} if marker == "x" else {"facecolors": colour, "edgecolors": "none"}
-        sheet.scatter(
-            ax, [100 * actual for *_, actual in mine], [100 * forecast for *_, forecast, _ in mine],
-            [
-                f"{name} {value}: measured {actual:+.1%}, forecast {forecast:+.1%}"
-                for name, value, _, forecast, actual in mine
-            ],
-            s=30, marker=marker, zorder=3, label=_label(multiple), **how,
-        )  # fmt: skip
+        for name in sets:
+            mine = [row for row in known if int(row["multiple"]) == multiple and _set(row) == name]
+            if mine:
+                _penalty_marks(sheet, mine, multiple, theme, is_faint=name == "1" and len(sets) > 1)
     ticks = [t for t in (-5, -2, 0, 2, 5, 10, 20, 50, 100, 200, 500) if least <= t <= most]
-    for axis in (ax.xaxis, ax.yaxis):
+    for axis in (upper.xaxis, upper.yaxis):
         axis.set_ticks(ticks, [f"{t:+d}%" if t else "0" for t in ticks])
         axis.set_ticks([], minor=True)
-    ax.set(xlabel="measured penalty", ylabel="forecast penalty", xlim=(least, most), ylim=(least, most))
-    ax.legend(title="largest power of two\nthat divides the size", title_fontsize=8.5, loc="upper left")
-    errors = sorted(abs(forecast - actual) for *_, forecast, actual in known)
-    near = sum(error <= 0.015 for error in errors)
+    upper.set(ylabel="forecast penalty", xlim=(least, most), ylim=(least, most))
+    lower.set(xlabel="measured penalty", ylabel="forecast - measured, points")
+    handles = [
+        _mark(multiple) for multiple in MULTIPLES if any(int(r["multiple"]) == multiple for r in known)
+    ]
+    upper.legend(handles=handles, title="largest power of two\nthat divides the size", title_fontsize=8.5,
+                 loc="upper left")  # fmt: skip
+    words = [_came(name, [row for row in known if _set(row) == name]) for name in reversed(sets)]
     caption = (
-        f"What {len(known)} unaligned sizes cost the device against the line between their neighbours that are "
-        f"multiples of 64, in real steps on {gpu}. {near} of them were forecast within 1.5 points; median "
-        f"{100 * median(errors):.2g} points, worst {100 * errors[-1]:.3g}."
+        f"What unaligned sizes cost the device against the line between their neighbours that are multiples of 64, in "
+        f"real steps on {gpu}. {' '.join(words)} Bars: 90% intervals of the forecast; shaded below: {NEAR} points."
+        + (" Faint: set 1." if len(sets) > 1 else "")
     )
-    alt = f"Scatter of forecast against measured penalties of {len(known)} widths; {caption}"
-    return finish(sheet, "penalties", "Penalties of widths, forecast and measured", caption, alt,
-                  "forecast before it was measured")  # fmt: skip
+    alt = f"Forecast against measured penalties of {len(known)} widths, with the differences below; {caption}"
+    basis = "measured across; forecast up" + (
+        ", set 2 before its steps ran, set 1 by the profile of now"
+        if "2" in sets
+        else ", by the profile of now"
+    )
+    return finish(sheet, "penalties", "Penalties of widths, forecast and measured", caption, alt, basis)
+
+
+NEAR = 1.5  # points; what a forecast penalty may be off by
+
+
+def _set(row: Mapping[str, Any]) -> str:
+    return str(row.get("set") or "1")
+
+
+def _mark(multiple: int) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D(
+        [], [], ls="", marker=MARKERS[multiple], color=COLOURS[multiple], ms=5.5, label=_label(multiple)
+    )
+
+
+def _penalty_marks(
+    sheet: Sheet, rows: Sequence[Mapping[str, Any]], multiple: int, theme: Theme, *, is_faint: bool
+) -> None:
+    """The marks of one multiple and set, in both panels."""
+    colour, marker = theme.of(COLOURS[multiple]), MARKERS[multiple]
+    alpha = 0.35 if is_faint else 1.0
+    how = {"c": colour} if marker == "x" else {"facecolors": colour, "edgecolors": "none"}
+    measured, forecast, low, high = (
+        [100 * float(row[f"penalty_{name}"]) for row in rows]
+        for name in ("measured", "forecast", "low", "high")
+    )
+    tips = [
+        f"{row['neighbourhood']} {row['value']} (set {_set(row)}): measured {m:+.1f}%{_spread(row)}, forecast {f:+.1f}%"
+        for row, m, f in zip(rows, measured, forecast, strict=True)
+    ]
+    for ax, shift in ((sheet.axes[0], [0.0] * len(rows)), (sheet.axes[1], measured)):
+        below, above = ([value - by for value, by in zip(found, shift, strict=True)] for found in (low, high))
+        ax.vlines(measured, below, above, color=colour, lw=0.9, alpha=0.5 * alpha, zorder=2)
+        ys = [value - by for value, by in zip(forecast, shift, strict=True)]
+        sheet.scatter(ax, measured, ys, tips, s=30, marker=marker, zorder=3, alpha=alpha, **how)
+
+
+def _spread(row: Mapping[str, Any]) -> str:
+    return (
+        f" ± {100 * float(row['penalty_spread']):.1f}" if row.get("penalty_spread") not in (None, "") else ""
+    )
+
+
+def _came(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """How near the forecasts of a set came."""
+    errors = sorted(100 * abs(float(r["penalty_forecast"]) - float(r["penalty_measured"])) for r in rows)
+    near = sum(error <= NEAR for error in errors)
+    return (
+        f"Of set {name}, {near} of {len(errors)} were forecast within {NEAR} points; median "
+        f"{median(errors):.2g}, worst {errors[-1]:.3g}."
+    )

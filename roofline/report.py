@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline import report_dollars as dollars
 from flopcast.roofline import report_tables as tables
 from flopcast.roofline.canvas import Figure
 from flopcast.roofline.plots import agreement_figure, residual_figure
@@ -24,14 +25,13 @@ from flopcast.roofline.plots_map import map_figure
 from flopcast.roofline.plots_memory import memory_figure
 from flopcast.roofline.report_data import ReportData as ReportData
 from flopcast.roofline.report_data import Section as Section
+from flopcast.roofline.report_provenance import provenance, reproduce
 from flopcast.roofline.report_table import Table
 from flopcast.roofline.report_words import how_wrong as how_wrong
 from flopcast.roofline.report_words import (
     key_numbers,
     name_of,
     own_curve,
-    provenance,
-    reproduce,
     summary_lines,
     warnings,
 )
@@ -124,8 +124,8 @@ def sections(data: ReportData, figures: Sequence[Figure]) -> list[Section]:
          (tables.summary_table(data.validation), tables.validation_table(data.validation),
           tables.component_table(data.validation), tables.fit_table(data.fit))),
         ("dollars", "FLOPs per dollar", ("cost",),
-         (tables.leader_table(data.curves), tables.crossover_table(data.curves), tables.cost_table(data.curves),
-          tables.break_even_table(data.curves, data.profile.gpu), tables.price_table(data.curves))),
+         (dollars.leader_table(data.curves), dollars.crossover_table(data.curves), dollars.cost_table(data.curves),
+          dollars.break_even_table(data.curves, data.profile.gpu), dollars.price_table(data.curves))),
         ("memory", "Memory", ("memory",),
          (tables.batch_table(data.batches, data.batched_model, data.batched_seq, data.largest_batch),)),
         ("host", "The host", ("host",), (tables.host_table(data.profile),)),

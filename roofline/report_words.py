@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import log
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from flopcast.roofline.canvas import Figure, Row, count, duration, rate
+from flopcast.roofline.canvas import Row, count, duration, rate
 from flopcast.roofline.cost import CostCurve, best_gpu
 from flopcast.roofline.plots import row_label
 from flopcast.roofline.plots_anatomy import tokens_of, width_of
@@ -34,7 +34,9 @@ def summary_lines(data: ReportData) -> Iterator[tuple[str, str]]:
     if data.validation:
         yield "How wrong the forecasts were", how_wrong(data.validation)
     if data.curves:
-        yield "FLOPs per dollar", who_leads(data.curves)
+        yield "FLOPs per dollar", " ".join(filter(None, (who_leads(data.curves), _this_one(data))))
+    if data.largest_batch is not None and data.batches:
+        yield "What fits", _what_fits(data)
 
 
 def name_of(profile: Profile) -> str:
@@ -159,15 +161,45 @@ def who_leads(curves: Sequence[CostCurve]) -> str:
         )
     basis = {curve.gpu: curve.basis for curve in curves}
     parts = []
+    rivals: list[str] = []
     for gpu, stretch in groupby(found, key=lambda best: best.gpu):
         members = list(stretch)
-        span = f"from {count(members[0].n_params)} to {count(members[-1].n_params)} parameters"
+        span = f"from {count(members[0].n_params)} to {count(members[-1].n_params)}"
         if len(members) == 1:
-            span = f"at {count(members[0].n_params)} parameters"
-        rivals = list(dict.fromkeys(name for best in members for name in best.contenders))
-        doubt = f", in places not separable from {', '.join(rivals)}" if rivals else ""
-        parts.append(f"{gpu} ({basis[gpu]}) leads {span}{doubt}")
-    return f"{'; '.join(parts)}. Prices: {_where_from(curves)}."
+            span = f"at {count(members[0].n_params)}"
+        rivals += [name for best in members for name in best.contenders]
+        parts.append(f"{gpu} ({basis[gpu]}) {span} parameters")
+    close = [name for name in dict.fromkeys(rivals) if name != found[0].gpu or len(parts) > 1]
+    doubt = f" Within the 90% intervals, somewhere: {', '.join(close)}." if close else ""
+    return f"Most for the money: {', '.join(parts)}.{doubt} Prices: {_where_from(curves)}."
+
+
+def _this_one(data: ReportData) -> str:
+    """How this GPU stands at the largest model that it and another hold."""
+    own = own_curve(data)
+    if own is None or len(data.curves) < 2 or not own.fitting:
+        return ""
+    last = max(own.fitting, key=lambda point: point.step.n_params)
+    best = best_gpu(data.curves, float(last.step.n_params))
+    if best is None or best.gpu == own.gpu:
+        return ""
+    share = last.flops_per_usd.value / best.flops_per_usd.value
+    return f"{name_of(data.profile)}: {share:.0%} of the best's at {count(last.step.n_params)}."
+
+
+def _what_fits(data: ReportData) -> str:
+    """Of the model over batches, and the largest of the ladder."""
+    most = f"{data.largest_batch:,} sequences of {data.batched_seq} tokens"
+    text = f"{data.batched_model} trains with up to {most} a step"
+    fitting = [step for step in data.anatomy if step.fits]
+    if fitting:
+        last = max(fitting, key=lambda step: step.n_params)
+        beyond = " (the ladder's largest)" if len(fitting) == len(data.anatomy) else ""
+        text += (
+            f"; at {tokens_of(last):,} tokens a model of {count(last.n_params)} parameters{beyond} takes "
+            f"{last.peak_bytes / 1e9:.3g} GB"
+        )
+    return text + " (fp32 weights, AdamW)."
 
 
 def _where_from(curves: Sequence[CostCurve]) -> str:
@@ -179,100 +211,6 @@ def _where_from(curves: Sequence[CostCurve]) -> str:
 
 def own_curve(data: ReportData) -> CostCurve | None:
     return next((curve for curve in data.curves if curve.gpu == data.profile.gpu), None)
-
-
-# --- provenance
-
-
-def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
-    """(what, value) of where the numbers come from."""
-    profile = data.profile
-    device, stack, made = profile.device, profile.stack, profile.provenance
-    yield "profile", f"{profile.gpu}, {profile.basis}"
-    yield (
-        "device",
-        _facts(device, ("name", "uuid", "driver", "clock_mhz", "memory_clock_mhz", "power_limit_w", "isa")),
-    )
-    if profile.host is not None:
-        yield "host", f"{profile.host.name}, {profile.host.basis}"
-    yield "software", _facts(stack, tuple(stack))
-    if made.get("from"):
-        yield "measured", f"{made['from']} to {made.get('to')}"
-    if made.get("suites"):
-        yield "suites", ", ".join(made["suites"])
-    if made.get("rows"):
-        throttled, held = made.get("rows_throttled", 0), made.get("rows_held_out", 0)
-        yield "rows", f"{made['rows']:,} fitted, of which {throttled:,} power-throttled; {held:,} held out"
-    unused = (data.fit or {}).get("unused") or {}
-    if unused:
-        yield "rows not used", ", ".join(f"{number} {status}" for status, number in unused.items())
-    said = ("from", "to", "suites", "rows", "rows_throttled", "rows_held_out")
-    cards = (made.get("gpus") or {}).get("cards") or {}
-    if cards:
-        names = ", ".join(
-            f"{name} ({card['factor']:.3f} of the median card's time)" for name, card in cards.items()
-        )
-        yield "cards", f"{len(cards)}: {names}; how far they lie apart by class is in a table above"
-    rest = {
-        name: value
-        for name, value in made.items()
-        if name not in said and isinstance(value, str | int | float)
-    }
-    if rest:
-        yield "method", _facts(rest, tuple(rest))
-    if data.validation:
-        versions = {(row["torch"], row["transformers"]) for row in data.validation if row["torch"]}
-        streams = "; ".join(f"torch {torch}, transformers {hf}" for torch, hf in sorted(versions))
-        traced = f"; op streams traced with {streams}" if streams else ""
-        yield "validation", f"{len(data.validation)} real steps{traced}"
-    if profile.aliases:
-        yield "backends", ", ".join(f"{name} is {meaning}" for name, meaning in profile.aliases.items())
-
-
-def _facts(record: Mapping[str, Any], names: Sequence[str]) -> str:
-    """name value, name value; what is unknown is left out."""
-    known = ((name, record.get(name)) for name in names)
-    return ", ".join(
-        f"{name} {value}" if name != "name" else f"{value}" for name, value in known if value is not None
-    )
-
-
-def reproduce(data: ReportData, figures: Sequence[Figure]) -> Iterator[tuple[str, str]]:
-    """(figure, command) that makes each figure's numbers again."""
-    gpu = data.profile.gpu
-    is_cpu = data.profile.device.get("type") == "cpu"
-    validate = f"flopcast validate{' --device cpu' if is_cpu else f' --gpu {gpu}'} --out STEPS"
-    measure = (
-        f"flopcast bench{' --device cpu' if is_cpu else ' --suite standard'} --out DIR && flopcast fit DIR"
-    )
-    predict = f"flopcast predict --gpu {gpu}"
-    commands = {
-        "roofline": measure, "bandwidth": measure,
-        "map": f"flopcast kernels --gpu {gpu} --from shapes.csv --out times.csv  # gemm, nt, bf16, every m and n",
-        "anatomy": f"{predict}{_model_options(data.anatomy[-1]) if data.anatomy else ''}",
-        "batches": f"{predict} --config {data.batched_model} --batch 8",
-        "memory": f"{predict} --config {data.batched_model} --largest-batch",
-        "host": "flopcast bench --suite host --out DIR && flopcast fit DIR",
-        "agreement": validate, "residuals": validate,
-        "cost": f"flopcast cost --gpus {','.join(curve.gpu for curve in data.curves)}",
-    }  # fmt: skip
-    for part in data.extra:
-        commands |= part.commands
-    for figure in figures:
-        yield figure.title, commands.get(figure.name, "flopcast --help")
-    yield "This page", f"flopcast report --gpu {gpu} --measurements DIR --steps STEPS --out REPORT"
-
-
-def _model_options(found: Forecast) -> str:
-    """The last model of the ladder, as options of `predict`."""
-    from flopcast.roofline.calibration import CPU_BATCH, CPU_SEQ, CPU_VOCABULARY
-
-    if not found.depth or (width := width_of(found)) is None:
-        return " --config CONFIG"
-    text = f" --width {width} --depth {found.depth}"
-    if tokens_of(found) == CPU_BATCH * CPU_SEQ:
-        text += f" --vocab {CPU_VOCABULARY} --batch {CPU_BATCH} --seq {CPU_SEQ}"
-    return text
 
 
 def warnings(data: ReportData) -> list[str]:

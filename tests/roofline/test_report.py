@@ -256,12 +256,11 @@ def test_the_summary_tells_the_worst_forecast_with_its_sign(
 
 
 def test_a_gpu_alone_leads_nothing(curves: list[CostCurve]) -> None:
-    assert "nvidia-l4 (projected) leads at 42M" in who_leads(
-        curves
-    )  # the only other model does not fit there
-    assert "nvidia-h200 (measured) leads at 219M" in who_leads(curves)  # which does not fit an L4
+    said = who_leads(curves)
+    assert "nvidia-l4 (projected) at 42M parameters" in said  # the only other model does not fit there
+    assert "nvidia-h200 (measured) at 219M parameters" in said  # which does not fit an L4
     assert "no other GPU is compared" in who_leads(curves[:1])
-    assert "leads" not in who_leads(curves[:1])
+    assert "Most for the money" not in who_leads(curves[:1])
 
 
 def test_points_have_hover_texts(page: Path) -> None:

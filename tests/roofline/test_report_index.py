@@ -11,7 +11,8 @@ from flopcast.errors import UsageError
 from flopcast.roofline import report_index
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.report_data import Section
-from flopcast.roofline.report_extra import extra_parts, multiple_to_keep
+from flopcast.roofline.report_extra import extra_parts
+from flopcast.roofline.report_widths import multiple_to_keep
 from flopcast.roofline.widths_rules import measured_rules
 
 
@@ -62,9 +63,9 @@ def test_an_index_is_kept_up_to_date_and_none_is_made_unasked(tmp_path: Path) ->
 def test_the_multiple_to_keep_comes_from_this_gpus_own_products() -> None:
     rules = measured_rules(find_profile("nvidia-h200"))
     said = multiple_to_keep(rules)
-    assert said.startswith("Keep hidden, ffn and vocabulary to multiples of 64.")
-    assert "odd widths take" in said
-    assert "times as long at the median" in said
+    assert said.startswith("Keep hidden, ffn and vocabulary sizes to multiples of 64.")
+    assert "those with an odd size take" in said
+    assert "times as long (at worst" in said
     assert multiple_to_keep([]) == ""
 
 
