@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from flopcast.kernels import matmul_table
-from flopcast.kernels.matmul_configs import MatmulConfig, tiles_for
+from flopcast.kernels.matmul_configs import GLUON, MatmulConfig, tiles_for
 from flopcast.kernels.matmul_configs import shared_memory_limit as shared_memory_limit  # for other kernels
 from flopcast.kernels.references import (
     BackendUnavailable,
@@ -130,12 +130,16 @@ def matmul_triton(
             raise BackendUnavailable(f"backend triton: {a.dtype} is not supported (bf16, fp16, fp32 are)")
         shape = Gemm(m=m, n=n, k=k, dtype=names[a.dtype], layout=layout)
         config = config_for(shape, sm_count, capability, tma=suited, device=name)
-    if config.kind == "tma":
+    if config.kind != "pointer":
         if not suited:
             raise ValueError(
                 f"{config.key} needs sm_90 and 16-bit operands with contiguous rows at multiples of 16 bytes, got "
                 f"{a.dtype} with strides {a.stride()} and {b.stride()}: take a configuration of kind 'pointer'"
             )
+        if config.kind in GLUON:
+            from flopcast.kernels import triton_matmul_gluon
+
+            return triton_matmul_gluon.launch(a, b, layout, m, n, k, config, sm_count, out)
         return triton_matmul_tma.launch(a, b, layout, m, n, k, config, sm_count, out)
     pdl = triton_matmul_tma.PDL and capability[0] == 9
     return triton_matmul.launch(*_as_written(a, b, layout), config, tf32, out, pdl)

@@ -18,6 +18,7 @@ SHARED_MEMORY = {
     (9, 0): 232448, (10, 0): 232448, (12, 0): 101376,
 }  # fmt: skip
 STREAM = 0  # as a `split`: stream-K
+GLUON = ("gluon", "drift", "turns")
 
 
 def shared_memory_limit(capability: tuple[int, int]) -> int:
@@ -27,9 +28,11 @@ def shared_memory_limit(capability: tuple[int, int]) -> int:
 
 @dataclass(frozen=True)
 class MatmulConfig:
-    """Tile sizes and launch options of one of the two Triton kernels.
+    """Tile sizes and launch options of one of the Triton kernels.
 
-    kind: "pointer" (any part, strides and sizes) or "tma" (sm_90, 16 bits, rows of whole 16 bytes).
+    kind: "pointer" (any part, strides and sizes), "tma" (sm_90, 16 bits, rows of whole 16 bytes) or, where it takes
+    that, the kernel in Gluon: "gluon" (num_warps / 4 warpgroups share a tile), "drift" (they do, a step of k apart) or
+    "turns" (two take tiles in turn).
     split: programs a tile, each for a part of k; 1 whole tiles, STREAM (0, tma only) stream-K.
     reduce: parts are summed by a second kernel, not by the program that finishes a tile last (tma only: the
     pointer kernel's always are). subtiles: pieces in which a tile of C is stored (tma). per_sm: programs a
@@ -57,6 +60,9 @@ class MatmulConfig:
             return operands
         barriers = 16 * self.num_stages + 64
         (m, more_m), (n, more_n) = blocks(self.block_m), blocks(self.block_n)
+        if self.kind in GLUON:  # a buffer each warpgroup, through which one block after another leaves
+            rows = self.block_m * (self.num_warps // 4 if self.kind == "turns" else 1)
+            return operands + rows * n // self.subtiles * element_bytes + 2 * barriers
         stored = {
             (m, n // self.subtiles),
             (more_m, n) if more_m else (m, more_n),
@@ -106,6 +112,46 @@ TMA_SM90 = (
     _tma(64, 32, 256, 4, 4, 0.39),
     _tma(128, 32, 128, 4, 5, 0.48),
 )
+
+
+def _gluon(
+    m: int, n: int, warps: int, stages: int, rate: float, subtiles: int = 1, kind: str = "gluon"
+) -> MatmulConfig:
+    return MatmulConfig(m, n, 64, warps, stages, rate=rate, kind=kind, subtiles=subtiles)
+
+
+# Of the kernel in Gluon, untimed. Rates follow the shared memory's traffic for a product: each 64 rows of a tile read
+# all of its columns once more, and a second block its rows again (128x256: as many cycles as the products take; 128x192
+# as 128 + 64: 1.25 times).
+GLUON_SM90 = (
+    _gluon(128, 256, 8, 4, 1.0, 2),
+    _gluon(128, 256, 8, 3, 0.99),
+    _gluon(128, 256, 8, 4, 1.01, 2, "drift"),
+    _gluon(256, 192, 8, 3, 0.94, 2),
+    _gluon(256, 128, 8, 4, 0.94, 2),
+    _gluon(256, 128, 8, 4, 0.95, 2, "drift"),
+    _gluon(192, 192, 12, 3, 0.93),
+    _gluon(192, 128, 12, 4, 0.93),
+    _gluon(256, 160, 8, 3, 0.9),
+    _gluon(192, 160, 12, 4, 0.89),
+    _gluon(256, 144, 8, 3, 0.88),
+    _gluon(128, 192, 8, 4, 0.9),
+    _gluon(128, 192, 8, 5, 0.9, 2, "drift"),
+    _gluon(128, 160, 8, 5, 0.86),
+    _gluon(128, 144, 8, 5, 0.84),
+    _gluon(128, 128, 8, 6, 0.9),
+    _gluon(256, 96, 8, 4, 0.78),
+    _gluon(192, 96, 12, 5, 0.76),
+    _gluon(192, 64, 12, 6, 0.76),
+    _gluon(128, 96, 8, 6, 0.74),
+    _gluon(128, 64, 8, 8, 0.74),
+    _gluon(128, 192, 8, 4, 0.88, 2, "turns"),
+    _gluon(128, 160, 8, 5, 0.83, 2, "turns"),
+    _gluon(128, 128, 8, 6, 0.86, 2, "turns"),
+    _gluon(64, 256, 8, 4, 0.86, 2, "turns"),
+    _gluon(64, 192, 8, 6, 0.77, 1, "turns"),
+    _gluon(64, 128, 8, 8, 0.7, 1, "turns"),
+)
 # Tiles of two blocks. In one flattened loop, as they were timed, ptxas ran their products one after another (500
 # TFLOP/s); out of it they compile without that, and await the next tuning.
 NEW_SM90 = (
@@ -119,18 +165,6 @@ NEW_SM90 = (
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
 SMALL_FLOPS = 1e10  # 15 to 25 us
-# Tiles of two blocks. In one flattened loop, as they were timed, ptxas ran their products one after another (500
-# TFLOP/s); out of it they compile without that, and await the next tuning.
-NEW_SM90 = (
-    _tma(128, 192, 64, 8, 5, 0.95, subtiles=2),
-    _tma(128, 192, 64, 8, 4, 0.95),
-    _tma(192, 128, 64, 8, 4, 0.94),
-    _tma(64, 192, 64, 4, 3, 0.92, subtiles=2, per_sm=2),
-    _tma(192, 64, 64, 4, 3, 0.85, subtiles=2, per_sm=2),
-    _tma(128, 96, 64, 4, 3, 0.85, per_sm=2),
-)
-SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
-
 # Pointers, 16-bit operands: what sm_90 takes where tensor-memory copies cannot (rows not of whole 16 bytes), and
 # sm_8x always: mma.sync reads operands into registers, so a thinner k step; the two-stage rows are those that fit the
 # 99 KB of sm_86 and sm_89.
@@ -166,7 +200,11 @@ def tiles_for(
     part or the dtype has none; `new`: those with it that no device has timed yet, for tuning."""
     table: tuple[MatmulConfig, ...]
     if tma:
-        table = TMA_SM90 + NEW_SM90 * new if capability[0] == 9 and dtype in ("bf16", "fp16") else ()
+        table = (
+            TMA_SM90 + (NEW_SM90 + GLUON_SM90) * new
+            if capability[0] == 9 and dtype in ("bf16", "fp16")
+            else ()
+        )
     elif dtype == "tf32":
         table = _TF32
     elif dtype == "fp32":
@@ -194,7 +232,7 @@ def tile_count(config: MatmulConfig, shape: Gemm) -> int:
 def splits_of(config: MatmulConfig, shape: Gemm, sm_count: int) -> Iterator[MatmulConfig]:
     """The tile whole, and split where its tiles leave multiprocessors idle: up to three programs each."""
     yield config
-    if not is_power_of_2(config.block_m * config.block_n):
+    if config.kind in GLUON or not is_power_of_2(config.block_m * config.block_n):
         return
     tiles = tile_count(config, shape)
     k_tiles = math.ceil(shape.k / config.block_k)
@@ -262,7 +300,7 @@ def cost(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
             extra += LAST_SECONDS + config.split * tile * LAST_PART_SECONDS
     else:
         waves = math.ceil(tiles / sm_count)
-        hidden = 1.0 / min(waves, config.per_sm)
+        hidden = 0.0 if config.kind == "turns" else 1.0 / min(waves, config.per_sm)
         busy = waves * k_tiles * step + epilogue * (1 + (waves - 1) * hidden)
         extra = 0.0
     factor = STREAM_FACTOR if config.split == STREAM else SPLIT_FACTOR if config.split > 1 else 1.0

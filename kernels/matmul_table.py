@@ -38,7 +38,9 @@ FORMAT = 1
 FOLDER = Path(__file__).parent / "data"
 NEAREST = 4
 
-_KEY = re.compile(r"(pointer|tma)/(\d+)x(\d+)x(\d+)/w(\d+)s(\d+)/g(\d+)/(?:(stream)|k(\d+)(r?))/c(\d+)p(\d+)")
+_KEY = re.compile(
+    r"(pointer|tma|gluon|drift|turns)/(\d+)x(\d+)x(\d+)/w(\d+)s(\d+)/g(\d+)/(?:(stream)|k(\d+)(r?))/c(\d+)p(\d+)"
+)
 
 
 def from_key(key: str) -> MatmulConfig:
@@ -102,7 +104,8 @@ def distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
 def stores_ragged(config: MatmulConfig) -> bool:
     """Whether a tile of the tensor-memory kernel may store C through pointers: 128 accumulators a thread and the
     addresses beside them spill, and blocks stored in pieces need more shared memory than there is."""
-    return config.block_m * config.block_n <= 64 * 32 * config.num_warps and config.subtiles == 1
+    small = config.block_m * config.block_n <= 64 * 32 * config.num_warps
+    return config.kind == "tma" and small and config.subtiles == 1
 
 
 def choose(

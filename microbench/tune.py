@@ -34,7 +34,7 @@ from torch import Tensor
 
 from flopcast.errors import UsageError
 from flopcast.kernels import matmul, matmul_table
-from flopcast.kernels.matmul_configs import STREAM, MatmulConfig, proposals
+from flopcast.kernels.matmul_configs import GLUON, STREAM, MatmulConfig, proposals
 from flopcast.kernels.references import largest, max_difference
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.cuda_timer import CudaTimer
@@ -49,6 +49,8 @@ LAYOUTS = ("nt", "nn", "tn")
 SPILL_LIMIT = 64  # bytes a thread: a few values kept outside the loops do no harm
 PROPOSALS = 24
 FINALISTS = 3
+AGAIN = 14  # configurations tried where a record is at hand: of those that it does not have
+LARGE_SIZES = (4104, 3080, 1032)  # several tiles for each program
 ODD_SIZES = (392, 520, 712)  # divided by no tile, rows of whole 16 bytes
 EVEN_SIZES = (512, 768, 768)  # divided by every tile: the pointer kernel is another one there
 BITWISE = "differs from the exact product of small integers"
@@ -135,6 +137,8 @@ def _checked_sizes(config: MatmulConfig, layout: str) -> list[tuple[int, int, in
     m, n, k = ODD_SIZES
     if config.kind == "pointer":
         return [EVEN_SIZES, (m - 1, n - 3, k - 5)]
+    if config.kind in GLUON:
+        return [(m, n, k), LARGE_SIZES]
     # in nt, n is free: odd rows of C are stored through pointers
     ragged = layout == "nt" and matmul_table.stores_ragged(config)
     return [(m, n, k), (m, n - 3, k)] if ragged else [(m, n, k)]
@@ -145,23 +149,32 @@ def check_kernel(key: str, layout: str) -> Row:
     started = time.monotonic()
     row: Row = {"kind": "check", "kernel": key, "layout": layout, "status": "ok"}
     try:
-        from flopcast.kernels import triton_matmul
-        from flopcast.kernels import triton_matmul_tma as kernels
+        from flopcast.kernels import triton_matmul, triton_matmul_tma
 
         config = matmul_table.from_key(key)
+        kernels: Any = triton_matmul_tma
+        used: Any = triton_matmul_tma.matmul_tma_kernel
+        if config.kind == "pointer":
+            used = triton_matmul.matmul_kernel
+        elif config.kind in GLUON:
+            from flopcast.kernels import triton_matmul_gluon as kernels
+
+            used = kernels.matmul_gluon_kernel
 
         def run(a: Tensor, b: Tensor, sm_count: int) -> Tensor:
             if config.kind == "pointer":
                 return matmul.matmul_triton(a, b, layout, config=config)
             sizes = (shape.m, shape.n, shape.k)
-            return kernels.launch(a, b, layout, *sizes, config, sm_count)
+            made: Tensor = kernels.launch(a, b, layout, *sizes, config, sm_count)
+            return made
 
         for size in _checked_sizes(config, layout):
             shape = Gemm(m=size[0], n=size[1], k=size[2], layout=layout)
             tiles = math.ceil(shape.m / config.block_m) * math.ceil(shape.n / config.block_n)
-            # few multiprocessors: stream-K deals out some tiles and leaves others whole; many: it deals out all
+            # few multiprocessors: stream-K deals out some tiles and leaves others whole, and a program of the kernel in
+            # Gluon takes one after another; many: stream-K deals out all
             few = max(1, tiles * 2 // (5 * config.per_sm))
-            for sm_count in (few, 132) if config.split == STREAM else (132,):
+            for sm_count in (few, 132) if config.split == STREAM or config.kind in GLUON else (132,):
                 a, b = small_integers(shape, "cuda")
                 exact = matmul.matmul_torch(a.float(), b.float(), layout).bfloat16()
                 for _ in range(3):
@@ -172,7 +185,6 @@ def check_kernel(key: str, layout: str) -> Row:
                 library = max_difference(matmul.matmul_torch(*pair, layout), ref)
                 if (found := rounding(run(*pair, sm_count), ref, library)) > 1:
                     return row | {"status": "wrong", "reason": f"error {found:.2f} times what is admitted"}
-        used = kernels.matmul_tma_kernel if config.kind == "tma" else triton_matmul.matmul_kernel
         row |= compiled_facts(used)
         if row["spills"] > SPILL_LIMIT:
             row |= {"status": "dropped", "reason": f"spills {row['spills']} bytes a thread"}
@@ -331,7 +343,8 @@ def tune_matmul(
 ) -> Row:  # fmt: skip
     """Tunes as many shapes as the budget (seconds) allows, into `out`, and writes the table of all there is.
 
-    What the record in `out` holds is not done again, but for shapes at less than `again_below` of cuBLAS's speed.
+    What the record in `out` holds is not done again, but for shapes at less than `again_below` of cuBLAS's speed: these
+    with configurations that it does not have, beside its finalists.
 
     Returns {"out", "table", "shapes", "tuned", "dropped", "seconds"}. Raises UsageError without a CUDA device that
     has tensor-memory copies.
@@ -351,14 +364,21 @@ def tune_matmul(
     path = out / RECORDS
     mend(path)
     known = rows(path)
-    done = {place for place, ratio in ratios(known).items() if ratio >= again_below}
+    ratio = ratios(known)
+    done = {place for place, value in ratio.items() if value >= again_below}
     todo = [
         shape
         for shape in (grid() if shapes is None else shapes)
         if (shape.layout, shape.m, shape.n, shape.k) not in done
     ]
     sms = facts.multi_processor_count
-    wanted = {shape: proposals(shape, sms, capability, count, new=True) for shape in todo}
+    tried = configurations(known)
+    wanted = {
+        shape: again(proposals(shape, sms, capability, 200, new=True), tried[place])
+        if (place := (shape.layout, shape.m, shape.n, shape.k)) in tried
+        else proposals(shape, sms, capability, count, new=True)
+        for shape in todo
+    }
     kernels = dict.fromkeys(
         (kernel_of(config), shape.layout) for shape, configs in wanted.items() for config in configs
     )
@@ -372,6 +392,9 @@ def tune_matmul(
     say(f"compiled and checked after {time.monotonic() - started:.0f} s")
 
     random.Random(0).shuffle(todo)
+    todo.sort(
+        key=lambda shape: ratio.get((shape.layout, shape.m, shape.n, shape.k), 0.0) >= 1
+    )  # the slower first
     timer = CudaTimer(device, replace(QUICK, warm_up_seconds=0.5))
     tuner = Tuner(timer, path, say)
     tuned = 0
@@ -429,6 +452,37 @@ def sessions(records: Iterable[Row]) -> dict[Place, tuple[dict[str, float], floa
             else:
                 begun[place][row["config"]] = row["seconds"]
     return ended
+
+
+def configurations(records: Sequence[Row]) -> dict[Place, tuple[list[str], set[str]]]:
+    """(layout, m, n, k) -> (finalists of the last time that a shape was done, fastest first; all that was ever timed
+    there or was wrong)."""
+    timed: dict[Place, set[str]] = defaultdict(set)
+    for row in records:
+        if row["kind"] == "time":
+            timed[row["layout"], row["m"], row["n"], row["k"]].add(row["config"])
+    return {
+        place: (sorted(times, key=times.__getitem__), timed[place])
+        for place, (times, _) in sessions(records).items()
+        if times
+    }
+
+
+def again(options: Sequence[MatmulConfig], tried: tuple[list[str], set[str]]) -> list[MatmulConfig]:
+    """What is tried where there is a record: its finalists, then AGAIN of the options that it lacks, those of the
+    kernel in Gluon before others, and the first of them with fewer and with more rows to a group."""
+    finalists, timed = tried
+    found = [matmul_table.from_key(key) for key in finalists]
+    lacking = [config for config in options if config.key not in timed]
+    lacking = sorted(lacking, key=lambda config: config.kind not in GLUON)[:AGAIN]
+    grouped = [
+        replace(config, group_m=group)
+        for config in lacking[:1]
+        if config.split == 1
+        for group in (config.group_m // 4, config.group_m // 2, config.group_m * 2)
+        if group >= 1
+    ]
+    return [*found, *lacking, *(config for config in grouped if config.key not in timed)]
 
 
 def best(records: Iterable[Row]) -> dict[Place, tuple[str, float]]:

@@ -1,0 +1,305 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+"""Matmul for Hopper in Gluon, Triton's lower level: one warp loads, two or three warpgroups multiply.
+
+Imports triton: import this module inside functions only. Whole tiles of 16-bit A, B and C with rows of whole 16 bytes.
+
+The loading warp fills a ring of k steps of A and B, tile after tile, and is ahead of the products by the ring's length,
+epilogues included. Two ways to share the tiles among the warpgroups:
+- together: a tile is GROUPS x ROWS rows, each group multiplies its ROWS, and goes on alone. With DRIFT a group begins
+  that many steps of k after the one before it; the distance stays, and one's epilogue meets another's last products;
+- in turns (TURNS): a tile is ROWS rows, and two groups take the program's tiles alternately. While one stores, the
+  other multiplies. A group waits for its turn: a barrier of the ring is told by one bit which round it is in, and only
+  who is less than a round behind may ask it.
+
+A tile has N1 + N2 columns, powers of two, N2 possibly 0, in an accumulator each: tiles of 192, 160, 144 or 96 columns,
+and of 192 rows in three groups, fill waves that 128 x 256 leaves a quarter empty.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from flopcast.kernels.matmul_configs import blocks
+from flopcast.kernels.triton_matmul_tma import AHEAD, PDL, suits
+
+# A thread's registers by groups: at launch, then of those that multiply and of those that load. Each register file of
+# 16,384 serves GROUPS + 1 warps, the loading one's three idle neighbours included.
+REGISTERS = {2: (168, 240, 24), 3: (128, 160, 32)}
+
+
+@gluon.jit
+def _position(tile, tiles_m, tiles_n, group_m):
+    """(row, column) of a tile; as `triton_matmul_tma.tile_position`."""
+    in_group = group_m * tiles_n
+    first = tile // in_group * group_m
+    rows = gl.minimum(tiles_m - first, group_m)
+    return first + tile % in_group % rows, tile % in_group // rows
+
+
+@gluon.jit
+def _load_a(desc, row, k, full, buf, TRANS: gl.constexpr):
+    if TRANS:
+        tma.async_copy_global_to_shared(desc, [k, row], full, buf)
+    else:
+        tma.async_copy_global_to_shared(desc, [row, k], full, buf)
+
+
+@gluon.jit
+def _load_b(desc, k, column, full, buf, TRANS: gl.constexpr):
+    if TRANS:
+        tma.async_copy_global_to_shared(desc, [column, k], full, buf)
+    else:
+        tma.async_copy_global_to_shared(desc, [k, column], full, buf)
+
+
+@gluon.jit
+def _load(
+    descs, bufs, bars, sizes,
+    GROUPS: gl.constexpr, TURNS: gl.constexpr, ROWS: gl.constexpr, N1: gl.constexpr, N2: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, TRANS_A: gl.constexpr, TRANS_B: gl.constexpr, AHEAD_OF: gl.constexpr,
+):  # fmt: skip
+    """The loader: every k step of every tile of this program, into the ring."""
+    if AHEAD_OF:
+        gdc_wait()  # all that this kernel reads and writes comes after its first load
+    a_desc, b_desc, more_desc, _, _ = descs
+    a_ring, b_ring, more_ring, _ = bufs
+    full, empty, _ = bars
+    tiles_m, tiles_n, k_tiles, group_m = sizes
+    PARTS: gl.constexpr = 1 if TURNS else GROUPS
+    BYTES: gl.constexpr = (PARTS * ROWS + N1 + N2) * BLOCK_K * 2
+    step = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        pid_m, pid_n = _position(tile, tiles_m, tiles_n, group_m)
+        row = pid_m * (PARTS * ROWS)
+        column = pid_n * (N1 + N2)
+        for ki in range(k_tiles):
+            stage = step % STAGES
+            # in the first round the ring is free: a new barrier counts the phase before its first as done
+            mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+            bar = full.index(stage)
+            mbarrier.expect(bar, BYTES)
+            k = ki * BLOCK_K
+            for w in gl.static_range(PARTS):
+                _load_a(a_desc, row + w * ROWS, k, bar, a_ring.index(stage * PARTS + w), TRANS_A)
+            _load_b(b_desc, k, column, bar, b_ring.index(stage), TRANS_B)
+            if N2:
+                _load_b(more_desc, k, column + N1, bar, more_ring.index(stage), TRANS_B)
+            step += 1
+
+
+@gluon.jit
+def _send(desc, row, column, c, buf, LAYOUT: gl.constexpr):
+    """Starts the copy of a block to memory, through a buffer that an earlier copy may still be reading."""
+    part = gl.convert_layout(c.to(desc.dtype), LAYOUT)
+    tma.store_wait(0)
+    out = buf._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+    out.store(part)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(desc, [row, column], out)
+
+
+@gluon.jit
+def _multiply(
+    w: gl.constexpr, descs, bufs, bars, sizes,
+    GROUPS: gl.constexpr, TURNS: gl.constexpr, DRIFT: gl.constexpr, ROWS: gl.constexpr,
+    N1: gl.constexpr, N2: gl.constexpr, STAGES: gl.constexpr, SUBTILES: gl.constexpr,
+    TRANS_A: gl.constexpr, TRANS_B: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: its rows of every tile, or every other tile of this program."""
+    _, _, _, c_desc, c_more_desc = descs
+    a_ring, b_ring, more_ring, c_bufs = bufs
+    full, empty, turns = bars
+    tiles_m, tiles_n, k_tiles, group_m = sizes
+    PARTS: gl.constexpr = 1 if TURNS else GROUPS
+    PART: gl.constexpr = 0 if TURNS else w
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N1, 16])
+    MORE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N2 if N2 else 16, 16])
+    PENDING: gl.constexpr = 2 if N2 else 1  # products that a step starts
+    programs = gl.num_programs(0)
+    c_buf = c_bufs.index(w)
+    step = 0
+    first = gl.program_id(0)
+    stride = programs
+    if TURNS:
+        step = w * k_tiles
+        first += w * programs
+        stride = 2 * programs
+    turn = 0
+    if DRIFT:
+        signal = gl.minimum(DRIFT, k_tiles - 1)
+        if w > 0:
+            mbarrier.wait(turns.index(w), 0)
+    for tile in range(first, tiles_m * tiles_n, stride):
+        c = gl.zeros([ROWS, N1], gl.float32, LAYOUT)
+        if N2:
+            c_more = gl.zeros([ROWS, N2], gl.float32, MORE)
+        if TURNS:
+            mbarrier.wait(turns.index(w), (turn & 1) ^ (1 if w == 0 else 0))
+            turn += 1
+        for ki in range(k_tiles):
+            stage = step % STAGES
+            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+            a = a_ring.index(stage * PARTS + PART)
+            b = b_ring.index(stage)
+            if TRANS_A:
+                a = a.permute((1, 0))
+            if TRANS_B:
+                b = b.permute((1, 0))
+            c = warpgroup_mma(a, b, c, is_async=True)
+            if N2:
+                b_more = more_ring.index(stage)
+                if TRANS_B:
+                    b_more = b_more.permute((1, 0))
+                c_more = warpgroup_mma(a, b_more, c_more, is_async=True)
+                c, c_more = warpgroup_mma_wait(PENDING, deps=(c, c_more))
+            else:
+                c = warpgroup_mma_wait(PENDING, deps=(c,))
+            if DRIFT and w < GROUPS - 1:
+                mbarrier.arrive(turns.index(w + 1), count=1, pred=step == signal)
+            # the step before is done: its stage is free
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=ki > 0)
+            step += 1
+        if TURNS:
+            mbarrier.arrive(turns.index(1 - w), count=1)
+        if N2:
+            c, c_more = warpgroup_mma_wait(0, deps=(c, c_more))
+        else:
+            c = warpgroup_mma_wait(0, deps=(c,))
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+        if TURNS:
+            step += k_tiles
+        pid_m, pid_n = _position(tile, tiles_m, tiles_n, group_m)
+        row = pid_m * (PARTS * ROWS) + PART * ROWS
+        column = pid_n * (N1 + N2)
+        if SUBTILES == 1:
+            _send(c_desc, row, column, c, c_buf, LAYOUT)
+        else:
+            HALF: gl.constexpr = N1 // 2
+            SENT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+            c0, c1 = c.reshape([ROWS, 2, HALF]).permute([0, 2, 1]).split()
+            _send(c_desc, row, column, c0, c_buf, SENT)
+            _send(c_desc, row, column + HALF, c1, c_buf, SENT)
+        if N2:
+            _send(c_more_desc, row, column + N1, c_more, c_buf, MORE)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _bars(N: gl.constexpr, COUNT: gl.constexpr):
+    """N memory barriers, each of COUNT arrivals."""
+    bars = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(N):
+        mbarrier.init(bars.index(i), count=COUNT)
+    return bars
+
+
+# No value of a size compiles a kernel of its own: one configuration, one kernel.
+@gluon.jit(do_not_specialize=["M", "N", "K", "group_m"])
+def matmul_gluon_kernel(
+    a_desc, b_desc, more_desc, c_desc, c_more_desc, M, N, K, group_m,
+    GROUPS: gl.constexpr, TURNS: gl.constexpr, DRIFT: gl.constexpr, ROWS: gl.constexpr,
+    N1: gl.constexpr, N2: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, SUBTILES: gl.constexpr,
+    TRANS_A: gl.constexpr, TRANS_B: gl.constexpr, AHEAD_OF: gl.constexpr,
+):  # fmt: skip
+    """Boxes as stored: of A ROWS x BLOCK_K, of B BLOCK_K x N1 and, more_desc, BLOCK_K x N2; of C ROWS x N1 / SUBTILES
+    and ROWS x N2. Without N2, more_desc and c_more_desc are any."""
+    if AHEAD_OF:
+        gdc_launch_dependents()
+    PARTS: gl.constexpr = 1 if TURNS else GROUPS
+    dtype: gl.constexpr = a_desc.dtype
+    A: gl.constexpr = a_desc.block_type.shape
+    B: gl.constexpr = b_desc.block_type.shape
+    C: gl.constexpr = c_desc.block_type.shape
+    a_ring = gl.allocate_shared_memory(dtype, [STAGES * PARTS, A[0], A[1]], a_desc.layout)
+    b_ring = gl.allocate_shared_memory(dtype, [STAGES, B[0], B[1]], b_desc.layout)
+    if N2:
+        MORE: gl.constexpr = more_desc.block_type.shape
+        more_ring = gl.allocate_shared_memory(dtype, [STAGES, MORE[0], MORE[1]], more_desc.layout)
+    else:
+        more_ring = b_ring
+    c_bufs = gl.allocate_shared_memory(dtype, [GROUPS, C[0], C[1]], c_desc.layout)
+    bars = (_bars(STAGES, 1), _bars(STAGES, PARTS), _bars(GROUPS, 1))
+    fence_async_shared()
+    descs = (a_desc, b_desc, more_desc, c_desc, c_more_desc)
+    bufs = (a_ring, b_ring, more_ring, c_bufs)
+    sizes = (gl.cdiv(M, PARTS * ROWS), gl.cdiv(N, N1 + N2), gl.cdiv(K, BLOCK_K), group_m)
+    # fmt: off
+    if GROUPS == 2:
+        gl.warp_specialize([
+            (_multiply, (0, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, ROWS, N1, N2, STAGES, SUBTILES,
+                         TRANS_A, TRANS_B)),
+            (_multiply, (1, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, ROWS, N1, N2, STAGES, SUBTILES,
+                         TRANS_A, TRANS_B)),
+            (_load, (descs, bufs, bars, sizes, GROUPS, TURNS, ROWS, N1, N2, BLOCK_K, STAGES,
+                     TRANS_A, TRANS_B, AHEAD_OF)),
+        ], [4, 1], [240, 24])
+    else:
+        gl.warp_specialize([
+            (_multiply, (0, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, ROWS, N1, N2, STAGES, SUBTILES,
+                         TRANS_A, TRANS_B)),
+            (_multiply, (1, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, ROWS, N1, N2, STAGES, SUBTILES,
+                         TRANS_A, TRANS_B)),
+            (_multiply, (2, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, ROWS, N1, N2, STAGES, SUBTILES,
+                         TRANS_A, TRANS_B)),
+            (_load, (descs, bufs, bars, sizes, GROUPS, TURNS, ROWS, N1, N2, BLOCK_K, STAGES,
+                     TRANS_A, TRANS_B, AHEAD_OF)),
+        ], [4, 4, 1], [160, 160, 32])
+    # fmt: on
+
+
+# --- launching
+
+
+@lru_cache(maxsize=64)
+def shared_layout(rows: int, columns: int) -> gl.NVMMASharedLayout:
+    """That of a box of 16-bit elements: swizzled as widely as its rows allow."""
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+
+
+def _descriptor(x: Tensor, rows: int, columns: int, transposed: bool = False) -> Any:
+    """On boxes [rows, columns] of a matrix as written, stored `transposed` or not."""
+    box = [columns, rows] if transposed else [rows, columns]
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, shared_layout(*box))
+
+
+def launch(
+    a: Tensor, b: Tensor, layout: str, m: int, n: int, k: int, config: Any, sm_count: int, out: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """As `triton_matmul_tma.launch`, with a configuration of one of the kinds `matmul_configs.GLUON`; n is a multiple
+    of 8."""
+    if out is not None and not suits(out):  # C leaves by tensor-memory copies only
+        return out.copy_(launch(a, b, layout, m, n, k, config, sm_count))
+    c = torch.empty((m, n), dtype=a.dtype, device=a.device) if out is None else out
+    block_k, groups = config.block_k, config.num_warps // 4
+    turns = config.kind == "turns"
+    rows = config.block_m // (1 if turns else groups)
+    n1, n2 = blocks(config.block_n)
+    tiles = -(-m // config.block_m) * -(-n // config.block_n)
+    trans_a, trans_b = layout[0] == "t", layout[1] == "t"
+    b_desc, c_desc = _descriptor(b, block_k, n1, trans_b), _descriptor(c, rows, n1 // config.subtiles)
+    with torch.cuda.device_of(a):
+        matmul_gluon_kernel[(min(tiles, sm_count),)](
+            _descriptor(a, rows, block_k, trans_a), b_desc,
+            _descriptor(b, block_k, n2, trans_b) if n2 else b_desc, c_desc, _descriptor(c, rows, n2) if n2 else c_desc,
+            m, n, k, config.group_m,
+            GROUPS=groups, TURNS=turns, DRIFT=int(config.kind == "drift"), ROWS=rows, N1=n1, N2=n2,
+            BLOCK_K=block_k, STAGES=config.num_stages, SUBTILES=config.subtiles,
+            TRANS_A=trans_a, TRANS_B=trans_b, AHEAD_OF=PDL,
+            num_warps=4, maxnreg=REGISTERS[groups][0], **AHEAD,
+        )  # fmt: skip
+    return c

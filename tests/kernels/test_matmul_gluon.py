@@ -1,0 +1,87 @@
+"""The matmul in Gluon: what ptxas makes of it, by compiling without a GPU; exact products, on one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from flopcast.kernels import matmul, matmul_table
+from flopcast.kernels.matmul_configs import GLUON, GLUON_SM90, shared_memory_limit, tiles_for
+from flopcast.kernels.shapes import Gemm
+from flopcast.microbench.tune import small_integers
+
+# One of each: two accumulators, three groups, groups apart, in turn; a row of C in halves
+COMPILED = (
+    "nt/gluon/128x192x64/w8s4/g8/k1/c1p1",
+    "tn/gluon/192x192x64/w12s3/g8/k1/c1p1",
+    "nn/drift/128x256x64/w8s4/g8/k1/c2p1",
+    "tn/turns/128x192x64/w8s4/g8/k1/c2p1",
+)
+
+
+def test_products_run_side_by_side_and_nothing_spills(run_script: Callable[..., str]) -> None:
+    pytest.importorskip("triton.experimental.gluon")
+    with ThreadPoolExecutor(2) as pool:
+        printed = pool.map(
+            lambda some: run_script("compile_matmul_gluon.py", *some), (COMPILED[:2], COMPILED[2:])
+        )
+        rows = [json.loads(line) for text in printed for line in text.splitlines()]
+    assert {f"{row['layout']}/{row['key']}" for row in rows} == set(COMPILED)
+    for row in rows:
+        config = matmul_table.from_key(row["key"])
+        groups = config.num_warps // 4
+        assert row["spill_bytes"] == 0, row
+        assert row["registers"] * 32 * 4 * (groups + 1) <= 65536, row
+        assert row["shared_bytes"] <= shared_memory_limit((9, 0)), row
+        assert row["shared_bytes"] <= config.shared_bytes(2) + 256, (
+            row
+        )  # what decides whether a tile is tried
+        assert row["serialised"] == 0, row
+        # a wait a step and one at a tile's end; a product every 16 of k, 64 rows and block of columns
+        assert row["waits"] == 2 * groups, row
+        rows_of_64 = config.block_m // 64 // (1 if config.kind == "turns" else groups)
+        blocks_of_columns = 2 if config.block_n == 192 else 1
+        assert row["products"] == groups * rows_of_64 * blocks_of_columns * config.block_k // 16, row
+
+
+def test_its_tiles_fit_the_part_and_have_keys() -> None:
+    for config in GLUON_SM90:
+        assert config.kind in GLUON
+        assert config.shared_bytes(2) <= shared_memory_limit((9, 0)), config
+        found = matmul_table.from_key(config.key)
+        assert (found.kind, found.block_m, found.block_n, found.num_warps) == (
+            config.kind, config.block_m, config.block_n, config.num_warps
+        )  # fmt: skip
+    assert len({config.key for config in GLUON_SM90}) == len(GLUON_SM90)
+    # where no table names them, none is chosen
+    assert not any(config.kind in GLUON for config in tiles_for("bf16", (9, 0), tma=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs an sm_90 GPU"
+)
+class TestOnDevice:
+    # fewer tiles than groups, k of less than a ring; odd ends; several tiles a program
+    @pytest.mark.parametrize("size", [(64, 8, 8), (392, 520, 712), (4104, 3080, 136)])
+    @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+    def test_small_integers_multiply_exactly(self, layout: str, size: tuple[int, int, int]) -> None:
+        shape = Gemm(m=size[0], n=size[1], k=size[2], layout=layout)
+        a, b = small_integers(shape, "cuda")
+        exact = matmul.matmul_torch(a.float(), b.float(), layout).bfloat16()
+        for config in GLUON_SM90:
+            for _ in range(3):
+                out = matmul.matmul_triton(a, b, layout, config=config)
+                assert torch.equal(out, exact), config.key
+
+    def test_a_result_that_copies_cannot_write_is_written(self) -> None:
+        shape = Gemm(m=256, n=192, k=128)
+        a, b = small_integers(shape, "cuda")
+        out = torch.empty(256 * 192 + 1, device="cuda", dtype=torch.bfloat16)[1:].view(256, 192)
+        found = matmul.matmul_triton(a, b, "nt", config=GLUON_SM90[0], out=out)
+        assert found.data_ptr() == out.data_ptr()
+        assert torch.equal(out, matmul.matmul_torch(a.float(), b.float(), "nt").bfloat16())
