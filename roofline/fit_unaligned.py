@@ -40,7 +40,8 @@ ROBUST = 0.03  # log seconds beyond which a time counts linearly
 _FIXED = np.log(2e-6), 1.0
 _STEP_SD, _ALIGNED_SD, _BIAS_SD, _SLOPE_SD = 0.5, 0.1, 2.0, 0.5
 _COMMON = {
-    "fade": (0.0, 0.03), "alone": (0.2, 0.2), "small_alone": (0.7, 0.5), "serial_step": (0.05, 0.1),
+    "fade": (0.0, 0.03), "outside": (0.2, 0.2), "in_step": (0.7, 0.2), "alone": (0.2, 0.2),
+    "small_alone": (0.7, 0.5), "serial_step": (0.05, 0.1),
     "serial_fixed": (1.0, 0.7), "reduced_step": (0.05, 0.1), "reduced": (np.log(3e-6), 0.7),
     "reduced_bandwidth": (np.log(2.5e12), 0.7),
 }  # fmt: skip

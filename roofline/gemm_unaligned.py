@@ -5,7 +5,7 @@ Hopper's tensor memory accelerator copies 16 bytes at least, so cuBLAS falls bac
 of 4 or 8 bytes, at a third of the pace of aligned ones, and to Turing's ("align1", loads of single elements) where it
 is 2, at a fifth. Either kind has a few tiles, and each runs
 
-whole     a block of threads a tile, in waves over the SMs
+whole     a block of threads a tile, in waves over the SMs; what of a block lies outside the result is not loaded
 serial    k divided so finely that waves come out even, its parts added up in turn (a memset of flags comes first)
 reduced   k divided, the parts added up by a kernel of its own
 
@@ -36,10 +36,10 @@ SLOPES = ("", "_m", "_n", "_k")  # what speaks for a tile's mode: a constant, an
 CENTER = np.array([11.0, 11.0, 10.0])  # log2 of m, n and k that the constants are for
 OF_TILE = ("step", "fixed", *(f"{mode}{slope}" for mode in MODES for slope in SLOPES))
 COMMON = (
-    "sharpness", "fade", "alone", "small_alone", "serial_step", "serial_fixed", "reduced_step", "reduced",
-    "reduced_bandwidth", *(f"{operand}{aligned}" for operand in "abc" for aligned in ALIGNMENTS),
+    "sharpness", "fade", "outside", "in_step", "alone", "small_alone", "serial_step", "serial_fixed", "reduced_step",
+    "reduced", "reduced_bandwidth", *(f"{operand}{aligned}" for operand in "abc" for aligned in ALIGNMENTS),
 )  # fmt: skip
-FADE_FLOPS = 2.0**36
+FADE_FLOPS, LEAST_SLOWER = 2.0**36, 0.7
 PAIRED = 128 * 128  # tiles of this area are two to an SM, smaller ones more
 MEMORY_BANDWIDTH = 3.5e12  # bytes/s by which choices are weighed; times go by the surface's own
 PARTS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)  # that k is divided into
@@ -74,10 +74,13 @@ class Kernels:
 
 
 class Waves(NamedTuple):
-    """[rows, tiles]: blocks along m and n, blocks an SM, and how many the busiest SM has, resident or in turn."""
+    """[rows, tiles]: blocks along m and n, the share of them that lies outside the result, blocks an SM, and how many
+    the busiest SM has, resident or in turn."""
 
     along_m: Array
     along_n: Array
+    beside_m: Array
+    beside_n: Array
     even: Array
     busiest: Array
 
@@ -92,7 +95,9 @@ def waves(kernels: Kernels, sizes: Sizes, sm_count: float) -> Waves:
     even = along_m * along_n * sizes.batch / sm_count
     placed = along_m * np.ceil(along_n / multiple) * multiple * sizes.batch / sm_count
     shares = kernels.rows * kernels.columns <= PAIRED
-    return Waves(along_m, along_n, even, np.ceil(np.where(shares & (placed <= 2.0), placed, even)))
+    busiest = np.ceil(np.where(shares & (placed <= 2.0), placed, even))
+    beside = 1.0 - sizes.m / (along_m * kernels.rows), 1.0 - sizes.n / (along_n * kernels.columns)
+    return Waves(along_m, along_n, *beside, even, busiest)
 
 
 def log_times(kernels: Kernels, sizes: Sizes, at: Waves, pace: float, sm_count: float) -> Array:
@@ -111,23 +116,23 @@ def log_times(kernels: Kernels, sizes: Sizes, at: Waves, pace: float, sm_count: 
     alone = np.maximum(at.busiest, np.exp(common["small_alone"]))
     busiest = np.where(area == PAIRED, odd, np.where(area < PAIRED, alone, at.busiest))
     k = np.ceil(sizes.k / kernels.depth) * kernels.depth
-    whole = busiest * (step * k + fixed)
+    outside, in_step = (min(max(common[name], 0.0), 1.0) for name in ("outside", "in_step"))
+    even = at.even * (1.0 - outside * at.beside_m) * (1.0 - outside * at.beside_n)
+    whole = (in_step * busiest + (1.0 - in_step) * np.maximum(even, np.minimum(busiest, 1.0))) * (
+        step * k + fixed
+    )
     divided = np.full(whole.shape, np.inf), np.full(whole.shape, np.inf)
     stretch = np.exp(common["serial_step"]), np.exp(common["reduced_step"])
     each = fixed * np.exp(common["serial_fixed"]), fixed
     moved = 8.0 * sizes.m * sizes.n * sizes.batch / np.exp(common["reduced_bandwidth"])
-    added = 0.0, moved
     for parts in PARTS:
-        turns, part = (
-            np.ceil(at.even * parts),
-            step * np.ceil(sizes.k / (parts * kernels.depth)) * kernels.depth,
-        )
-        for i, least in enumerate(divided):
-            np.minimum(least, turns * (part * stretch[i] + each[i]) + parts * added[i], out=least)
+        part = step * np.ceil(sizes.k / (parts * kernels.depth)) * kernels.depth
+        turns = in_step * np.ceil(at.even * parts) + (1.0 - in_step) * np.maximum(even * parts, 1.0)
+        for i, added in enumerate((0.0, moved)):
+            np.minimum(divided[i], turns * (part * stretch[i] + each[i]) + parts * added, out=divided[i])
     serial, reduced = divided[0], divided[1] + np.exp(common["reduced"])
-    slower = 1.0 + common["fade"] * np.log2(
-        1.0 + 2.0 * sizes.m * sizes.n * sizes.k * sizes.batch / FADE_FLOPS
-    )
+    work = 2.0 * sizes.m * sizes.n * sizes.k * sizes.batch
+    slower = np.maximum(1.0 + common["fade"] * np.log2(1.0 + work / FADE_FLOPS), LEAST_SLOWER)
     return np.asarray(np.log(np.stack([whole, serial, reduced], axis=-1) * slower[..., None]))
 
 
