@@ -87,6 +87,7 @@ def tuning_cases() -> list[Fused]:
             for d in ("fwd", "bwd")
         ),
         *(RmsNorm(rows=26215, n=5120, direction=d) for d in ("fwd", "bwd")),
+        RmsNorm(rows=26215, n=5120, residual=True),
         *(case for case in cases() if not isinstance(case, RmsNorm) or case.rows == 1024),
     ]
 

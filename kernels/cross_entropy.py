@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils.flop_counter import register_flop_formula
 
+from flopcast.kernels.cross_entropy_config import WHOLE_ROWS as WHOLE_ROWS
 from flopcast.kernels.cross_entropy_config import VocabConfig as VocabConfig
 from flopcast.kernels.cross_entropy_config import candidates as candidates
 from flopcast.kernels.cross_entropy_config import config_for as config_for

@@ -110,11 +110,9 @@ def other_cases() -> Iterator[Case]:
         (triton_cross_entropy.both_kernel, "both"),
         (triton_cross_entropy_split.split_kernel, "split"),
     ):
-        vocab = (
-            cross_entropy.VocabConfig(8192, 4, split=True, max_registers=64)
-            if direction == "split"
-            else cross_entropy.config_for(direction)
-        )
+        vocab = {"both": cross_entropy.WHOLE_ROWS, "split": cross_entropy.config_for("both")}.get(
+            direction
+        ) or cross_entropy.config_for(direction)
         options = {"num_warps": vocab.num_warps}
         types = pointers(kernel, "bf16", **{k: v for k, v in fp32.items() if k in kernel.arg_names})
         constants = {"BLOCK": vocab.block}

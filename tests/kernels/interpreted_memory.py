@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from flopcast.kernels import adamw, cross_entropy, patch_qwen3, rmsnorm, rope, swiglu
-from flopcast.kernels.rowwise import RowConfig
+from flopcast.kernels.rowwise import RowConfig, load_triton
 from flopcast.kernels.shapes import AdamW, CrossEntropy, Fused, RmsNorm, RopeQkNorm, SwiGlu
 
 BOTH = ("fwd", "bwd")
@@ -77,6 +77,42 @@ def test_rows_read_once_give_the_same() -> None:
         assert error <= tolerance
         operands[1][0] = vocab
         assert cross_entropy.triton_call(shape, operands, config)()[0].isnan()
+
+
+def test_programs_that_share_a_row_agree() -> None:
+    """Three a row. Here they run one after the other, so that what they tell one another, maximum and sum of each
+    block, is there before: they must say the same themselves and make the gradient of the whole row."""
+    shape, config = (
+        CrossEntropy(rows=9, vocab=2500, dtype="fp16"),
+        cross_entropy.VocabConfig(1024, 1, split=True),
+    )
+    logits, target = cross_entropy.operands(shape, "cpu")
+    target[3], target[4] = 2499, 1024
+    logits[5, 1024:2048] = -math.inf
+    target[5] = 7
+    largest, sums = torch.full((9, 3), -math.inf), torch.zeros(9, 3)
+    for i in range(3):
+        block = logits[:, 1024 * i : 1024 * (i + 1)].float()
+        largest[:, i] = block.amax(1)
+        sums[:, i] = (block - largest[:, i : i + 1].clamp(min=-1e30)).exp().sum(1)
+    words = torch.zeros(9, 4, dtype=torch.int64)
+    words[:, :3] = (largest.view(torch.int32).long() << 32) | (
+        (sums.view(torch.int32).long() + 1) & 0xFFFFFFFF
+    )
+    told, out, losses = words.clone(), torch.empty_like(logits), torch.empty(9)
+    shared = load_triton("cross_entropy_split", logits)
+    count = (target != -100).sum().float().reshape(1)
+    shared.launch_split(logits, target, losses, count, words, out, -100, config)
+    got = losses.sum() / count[0], out
+    error, tolerance = cross_entropy.check(
+        got, cross_entropy.reference((logits, target), shape), (logits, target), shape
+    )
+    assert error <= tolerance
+    kept = target != -100
+    assert torch.equal(words[kept] >> 32, told[kept] >> 32)
+    said = ((words - 1) & 0xFFFFFFFF).to(torch.int32).view(torch.float32)[kept, :3]
+    assert torch.allclose(said, sums[kept], rtol=1e-5)
+    assert torch.equal(words[:, 3], told[:, 3])
 
 
 def leaves(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
