@@ -15,7 +15,7 @@ import torch
 
 from flopcast.errors import UsageError
 from flopcast.kernels import matmul, matmul_table
-from flopcast.kernels.matmul_configs import proposals, shared_memory_limit
+from flopcast.kernels.matmul_configs import GLUON, proposals, shared_memory_limit
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench import tune
 
@@ -90,6 +90,22 @@ def test_the_table_holds_the_fastest_that_is_right(tmp_path: Path) -> None:
     again = [*records, timed(SLOW, 1.5e-5), timed("cublas", 1.2e-5)]
     assert tune.best(again)["nt", 1024, 1024, 1024] == (SLOW, 1.5e-5)
     assert math.isclose(tune.ratios(again)["nt", 1024, 1024, 1024], 0.8)
+
+
+def test_a_shape_done_again_tries_what_its_record_lacks() -> None:
+    shape = Gemm(m=1024, n=1024, k=1024)
+    options = proposals(shape, 132, H200, 200, new=True)
+    first = next(config.key for config in options if config.kind in GLUON)
+    records = [timed(FAST, 1e-5), timed(SLOW, 9e-6), timed("cublas", 8e-6), timed(first, 1.0, round=1)]
+    found = [
+        config.key for config in tune.again(options, tune.configurations(records)["nt", 1024, 1024, 1024])
+    ]
+    assert found[:2] == [SLOW, FAST]  # the fastest of the last time compete again
+    assert len(found) == len(set(found))
+    assert first not in found
+    assert tune.AGAIN <= len(found) - 2 <= tune.AGAIN + 3
+    untimed = [config for config in options if config.kind in GLUON and config.key != first]
+    assert found[2] == untimed[0].key
 
 
 def test_the_shipped_table_holds_what_was_right_on_its_device() -> None:
