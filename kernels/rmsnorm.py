@@ -76,7 +76,7 @@ def candidates(direction: str, n: int) -> list[RowConfig]:
     tiles = [tile for tile in (1024, 2048, 4096, 8192) if tile >= block] or [block]
     found = []
     for tile in tiles:
-        for per_thread in (8, 16, 32):
+        for per_thread in (4, 8, 16, 32) if direction == "fwd" else (8, 16, 32):
             warps = min(32, max(1, tile // (32 * per_thread)))
             if direction == "fwd":
                 found.append(RowConfig(tile // block, warps))
