@@ -12,6 +12,7 @@ import csv
 import gzip
 import io
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -64,6 +65,8 @@ def parse_csv(path: Path, text: str, *, comments: bool = False) -> Sheet:
     Raises DataError, with the line, where there is no header, no row below it, a column named twice, a quote that is
     not closed on its line, or text behind a closed one.
     """
+    if text.lstrip()[:1] in ("{", "["):
+        raise DataError(f"{path} is JSON: give a CSV file with a header")
     lines = [
         (line, cells)
         for line, cells in _lines(path, text)
@@ -72,7 +75,7 @@ def parse_csv(path: Path, text: str, *, comments: bool = False) -> Sheet:
     if not lines:
         raise DataError(f"{path} is empty; give a CSV file with a header")
     (first, columns), *rows = lines
-    twice = sorted({name for name in columns if columns.count(name) > 1})[:SHOWN]
+    twice = sorted(name for name, count in Counter(columns).items() if count > 1)[:SHOWN]
     if twice:
         raise DataError(
             f"{path} line {first}: columns {', '.join(map(repr, twice))} are named twice; name each once"

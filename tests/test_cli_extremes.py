@@ -140,5 +140,9 @@ def test_a_table_of_another_kind_is_refused_at_once(flopcast: Command, tmp_path:
     alien.write_bytes(gzip.compress(json.dumps({"x": list(range(150_000))}).encode()))
     result = flopcast("import", alien, "--gpu", "nvidia-l4", "--source", "me", "--out", tmp_path / "out.json")
     assert (result.code, result.out) == (2, "")
+    assert "profile.json.gz is JSON: give a CSV file" in result.err
+    alien.write_text(",".join(f"c{number}" for number in range(150_000)) + "\n1\n")
+    result = flopcast("import", alien, "--gpu", "nvidia-l4", "--source", "me", "--out", tmp_path / "out.json")
+    assert (result.code, result.out) == (2, "")
     assert "latency_ms" in result.err
     assert len(result.err) < 1500
