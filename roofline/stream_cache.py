@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
@@ -41,6 +41,8 @@ class Traced:
     checkpoint: str = "none"
     fused: str = "none"
 
+
+Trace = Callable[[Mapping[str, Any], Traced], Stream]
 
 # Run options that are no part of the key at these values.
 _UNSAID = {"accumulate": 1, "checkpoint": "none", "fused": "none"}
@@ -87,8 +89,9 @@ def _versions() -> str:
     ).replace("+", "_")
 
 
-def get_stream(config: Mapping[str, Any], traced: Traced) -> Stream:
-    """The op stream of `config` at its own depth: shipped, cached, or traced now (and then cached).
+def get_stream(config: Mapping[str, Any], traced: Traced, trace: Trace | None = None) -> Stream:
+    """The op stream of `config` at its own depth: shipped, cached, or traced (and then cached) by `trace`, else by
+    `trace_now`.
 
     Raises UsageError for sizes that cannot be, and when transformers refuses the config.
     """
@@ -101,13 +104,13 @@ def get_stream(config: Mapping[str, Any], traced: Traced) -> Stream:
     depth = depth_of(config)
     # A single layer is first and last at once; layers of several types are not one layer repeated.
     if depth < 2 or len(set(config.get("layer_types") or ())) > 1:
-        return _find_or_trace(config, traced)
-    folded = _find_or_trace(with_depth(config, FOLDED_DEPTH), traced)
+        return _find_or_trace(config, traced, trace)
+    folded = _find_or_trace(with_depth(config, FOLDED_DEPTH), traced, trace)
     if folded.depth == depth:
         return folded
     if folded.depth == FOLDED_DEPTH:
         return streams.at_depth(folded, depth)
-    return _find_or_trace(config, traced)  # layers differ from one another: nothing to fold
+    return _find_or_trace(config, traced, trace)  # layers differ from one another: nothing to fold
 
 
 def is_at_hand(config: Mapping[str, Any], traced: Traced) -> bool:
@@ -121,7 +124,7 @@ def _cached_path(key: str) -> Path:
     return cache_folder() / _versions() / f"{key}.json.gz"
 
 
-def _find_or_trace(config: Mapping[str, Any], traced: Traced) -> Stream:
+def _find_or_trace(config: Mapping[str, Any], traced: Traced, trace: Trace | None) -> Stream:
     key = stream_key(config, traced)
     shipped = shipped_path(key)
     if shipped.is_file():
@@ -130,7 +133,7 @@ def _find_or_trace(config: Mapping[str, Any], traced: Traced) -> Stream:
     if cached.is_file():
         with contextlib.suppress(DataError):  # torn, or of another flopcast: trace it again
             return streams.load(cached)
-    stream = trace_now(config, traced)
+    stream = (trace or trace_now)(config, traced)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not the answer
         streams.save(stream, cached)
     return stream
