@@ -39,6 +39,7 @@ from flopcast.roofline.report_words import who_leads as who_leads
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"
 PAGE, NUMBERS = "report.html", "report.json"
+IN_INDEX = ("What a step costs", "Which multiple to keep", "FLOPs per dollar")  # of the summary
 
 
 def render(data: ReportData, folder: Path) -> Path:
@@ -152,6 +153,7 @@ def main_numbers(data: ReportData) -> dict[str, Any]:
         "torch": profile.stack.get("torch"),
         "rows": made.get("rows"),
         "numbers": [vars(number) for number in key_numbers(data)],
+        "summary": [[heading, sentence] for heading, sentence in summary_lines(data) if heading in IN_INDEX],
         "steps": len(done),
         "page": PAGE,
     }

@@ -12,6 +12,7 @@ from flopcast.roofline.report import NUMBERS, asset, template
 
 INDEX = "index.html"
 MARK = '<meta name="generator" content="flopcast index">'
+FILES = ("validation.csv", "widths.csv", "widths-2.csv", "kernels.csv")  # beside a page
 LOCAL = "local"  # `make report`'s folder: this machine's own page, of no one else's interest
 
 
@@ -38,13 +39,21 @@ def is_index(path: Path) -> bool:
 
 def write(folder: Path) -> Path:
     """Writes FOLDER/index.html over the pages in its folders. Raises UsageError when it cannot."""
-    page = template("index.html.j2").render(mark=MARK, css=asset("report.css"), pages=pages(folder))
+    page = template("index.html.j2").render(
+        mark=MARK, css=asset("report.css"), pages=pages(folder), others=others(folder)
+    )
     target = folder / INDEX
     try:
         target.write_text(page, encoding="utf-8")
     except OSError as fault:
         raise UsageError(f"{target} cannot be written: {fault.strerror}; choose another --index") from fault
     return target
+
+
+def others(folder: Path) -> list[str]:
+    """Folders of FOLDER that hold no page but a README.md, by name."""
+    found = sorted(path.parent.name for path in folder.glob("*/README.md"))
+    return [name for name in found if name != LOCAL and not (folder / name / NUMBERS).is_file()]
 
 
 def pages(folder: Path) -> list[dict[str, Any]]:
@@ -58,6 +67,6 @@ def pages(folder: Path) -> list[dict[str, Any]]:
         except (OSError, ValueError):
             continue  # torn or of something else: no page of ours
         if isinstance(record, Mapping) and record.get("page") and record.get("gpu"):
-            beside = [name for name in ("validation.csv", "widths.csv") if (path.parent / name).is_file()]
-            found.append({**record, "folder": path.parent.name, "files": beside})
+            beside = [name for name in FILES if (path.parent / name).is_file()]
+            found.append({"summary": [], **record, "folder": path.parent.name, "files": beside})
     return sorted(found, key=lambda page: (page["basis"] != "measured", page["gpu"]))

@@ -37,8 +37,8 @@ def width_parts(profile: Profile, out: Path, may_trace: bool) -> Iterator[Sectio
     drawn = (sawtooth_figure(points, profile), penalty_figure(checks, profile.gpu))
     found = (rule_table(rules, profile), check_summary(checks), check_table(checks), shape_table(checks))
     whose = "this GPU's own" if profile.basis == "measured" else "its projected"
-    if advice := multiple_to_keep(rules, whose):
-        yield "Which multiple to keep", " ".join(filter(None, (advice, what_steps_lost(checks))))
+    if advice := multiple_to_keep(rules, whose, what_steps_lost(checks)):
+        yield "Which multiple to keep", advice
     yield Section(
         "widths", "Which widths to choose", [figure for figure in drawn if figure is not None],
         [table for table in found if table is not None],
@@ -62,21 +62,26 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 # --- in words
 
 
-def multiple_to_keep(rules: Sequence[MeasuredRule], whose: str = "this GPU's own") -> str:
-    """In two sentences: the multiple, what ignoring it costs a product, and what is left to gain beyond."""
+def multiple_to_keep(rules: Sequence[MeasuredRule], whose: str = "this GPU's own", steps: str = "") -> str:
+    """The multiple, what ignoring it costs real steps (`steps`) and single products, what is left to gain beyond."""
     found = [rule for rule in rules if rule.layout == "all"]
     costly = [rule for rule in found if rule.median > COSTLY]
     if not costly:
         return ""
     keep = max(rule.against for rule in costly)
-    parts = [
-        f"{_kind(rule.multiple)} {_longer(rule.median)} (at worst {_longer(rule.worst)})" for rule in costly
-    ]
+    alike: list[list[MeasuredRule]] = []  # multiples that cost the same, give or take a tenth
+    for rule in costly:
+        if alike and max(alike[-1][0].median, rule.median) < 1.1 * min(alike[-1][0].median, rule.median):
+            alike[-1].append(rule)
+        else:
+            alike.append([rule])
+    parts = [f"{_kind([rule.multiple for rule in some])} {_longer(some[0].median)}" for some in alike]
+    worst = max(costly, key=lambda rule: rule.worst)
     beyond = [rule.median for rule in found if rule.multiple >= keep]
     rest = f" Beyond {keep} at most {max(beyond):.1%} is left to gain." if beyond and max(beyond) > 0 else ""
     return (
-        f"Keep hidden, ffn and vocabulary sizes to multiples of {keep}. Of {whose} matrix products, at the median, "
-        f"{'; '.join(parts)} than the line between multiples of {keep} says.{rest}"
+        f"Keep hidden, ffn and vocabulary sizes to multiples of {keep}. {steps + ' ' if steps else ''}Of {whose} "
+        f"matrix products, at the median, {'; '.join(parts)} (the worst {_longer(worst.worst)}).{rest}"
     )
 
 
@@ -85,8 +90,10 @@ def _longer(penalty: float) -> str:
     return f"{penalty:.1%} longer" if penalty < 1.0 else f"{1.0 + penalty:.2g} times as long"
 
 
-def _kind(multiple: int) -> str:
-    return "those with an odd size take" if multiple == 1 else f"with one divisible by {multiple} alone"
+def _kind(multiples: Sequence[int]) -> str:
+    if multiples == [1]:
+        return "those with an odd size take"
+    return f"with a size divisible by {' or '.join(map(str, multiples))} alone"
 
 
 def what_steps_lost(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -100,7 +107,7 @@ def what_steps_lost(rows: Sequence[Mapping[str, Any]]) -> str:
             parts.append(
                 f"{kind} {least:.0%} to {lost[-1]:.0%}" if least >= 0.05 else f"{kind} up to {lost[-1]:.1%}"
             )
-    return f"Real training steps took longer: {', '.join(parts)} (kernel time)." if parts else ""
+    return f"Real training steps took longer, measured: {', '.join(parts)}." if parts else ""
 
 
 # --- tables

@@ -170,7 +170,7 @@ def who_leads(curves: Sequence[CostCurve]) -> str:
         rivals += [name for best in members for name in best.contenders]
         parts.append(f"{gpu} ({basis[gpu]}) {span} parameters")
     close = [name for name in dict.fromkeys(rivals) if name != found[0].gpu or len(parts) > 1]
-    doubt = f" Within the 90% intervals, somewhere: {', '.join(close)}." if close else ""
+    doubt = f" 90% intervals do not tell them from {', '.join(close)} everywhere." if close else ""
     return f"Most for the money: {', '.join(parts)}.{doubt} Prices: {_where_from(curves)}."
 
 
@@ -184,7 +184,7 @@ def _this_one(data: ReportData) -> str:
     if best is None or best.gpu == own.gpu:
         return ""
     share = last.flops_per_usd.value / best.flops_per_usd.value
-    return f"{name_of(data.profile)}: {share:.0%} of the best's at {count(last.step.n_params)}."
+    return f"{name_of(data.profile)} gives {share:.0%} of the best at {count(last.step.n_params)}."
 
 
 def _what_fits(data: ReportData) -> str:

@@ -32,7 +32,16 @@ def test_the_index_lists_pages_and_not_this_machines_own(tmp_path: Path) -> None
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "report.json").write_text('{"gpu": ')
     (tmp_path / "c" / "validation.csv").write_text("name\n")
+    (tmp_path / "c" / "README.md").write_text("of the page's folder")
+    record = json.loads((tmp_path / "c" / "report.json").read_text())
+    record["summary"] = [["Which multiple to keep", "64 & no other"]]
+    (tmp_path / "c" / "report.json").write_text(json.dumps(record))
+    (tmp_path / "economics").mkdir()
+    (tmp_path / "economics" / "README.md").write_text("# Prices")
     text = report_index.write(tmp_path).read_text()
+    assert "64 &amp; no other" in text
+    assert 'href="economics/README.md"' in text
+    assert 'href="c/README.md"' not in text
     assert text.index("GPU-C") < text.index("GPU-B")  # measured first
     assert "gpu-local" not in text.lower()
     assert 'href="c/report.html"' in text
@@ -65,7 +74,8 @@ def test_the_multiple_to_keep_comes_from_this_gpus_own_products() -> None:
     said = multiple_to_keep(rules)
     assert said.startswith("Keep hidden, ffn and vocabulary sizes to multiples of 64.")
     assert "those with an odd size take" in said
-    assert "times as long (at worst" in said
+    assert "times as long; with a size divisible by 2 or 4 alone" in said
+    assert "real steps say so. Of" in multiple_to_keep(rules, steps="As real steps say so.")
     assert multiple_to_keep([]) == ""
 
 
