@@ -323,6 +323,9 @@ def validate(
     any_stack: Annotated[bool, typer.Option(
         "--any-stack", help="Compare though the steps ran with other versions than the profile or the streams."
     )] = False,
+    any_gpu: Annotated[bool, typer.Option(
+        "--any-gpu", help="Compare though the steps ran on another GPU than the profile's."
+    )] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Runs real training steps here and compares them with their forecasts, part by part."""
@@ -352,12 +355,7 @@ def validate(
         return
     described = machine_here(device) if steps_from is None else machine_of(steps_from)
     profile = find_profile(gpu or gpu_name(described))  # before minutes of steps, not after
-    if profile.device.get("type") != described.get("type"):
-        raise UsageError(
-            f"profile {profile.gpu} is of a {profile.device.get('type')} device, the steps are of "
-            f"{described.get('type')}: valid for --gpu is the profile of the device that runs them; "
-            "`flopcast bench` and `flopcast fit` make it"
-        )
+    same_stack.check_device(described, profile, any_gpu=any_gpu)
     if steps_from is None:
         if not any_stack:
             from flopcast.microbench.device import describe_stack

@@ -32,14 +32,16 @@ def report(
     from flopcast.roofline.cards import read_folder
     from flopcast.roofline.cli import emit
     from flopcast.roofline.lookup import find_profile
+    from flopcast.roofline.same_stack import check_device
     from flopcast.roofline.tables import say
 
     if not measure and measurements is None and gpu is None:
         raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
-    if steps is not None:
-        cli_measure.machine_of(steps)
+    ran_on = None if steps is None else cli_measure.machine_of(steps)
     if gpu is not None:
-        find_profile(gpu)
+        known = find_profile(gpu)
+        if ran_on is not None:
+            check_device(ran_on, known)
     cli_measure.make_folder(out)  # before minutes of measuring and drawing, not after
     if measure:
         measurements, steps = out / "measurements", out / "steps"

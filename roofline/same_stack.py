@@ -1,4 +1,5 @@
-"""Whether steps may be compared with a forecast: the versions they ran with, and those that it was made with."""
+"""Whether steps may be compared with a forecast: the device and the versions they ran with, and those that it was made
+with."""
 
 from __future__ import annotations
 
@@ -6,12 +7,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline.fit_device import gpu_name
 from flopcast.roofline.profile import Profile
 from flopcast.roofline.stream import Stream
 
 # Pairs (torch of the trace, torch of the run) whose streams are the same multiset of operations: the golden files of
 # `tests/data`, recorded from real steps with torch 2.11, equal the traces made with torch 2.13.
 SAME_STREAMS = {("2.13", "2.11")}
+
+
+def check_device(device: Mapping[str, Any], profile: Profile, *, any_gpu: bool | None = None) -> None:
+    """Refuses steps of another device than the profile's: what they differ by would read as the forecast's error.
+
+    `any_gpu` lets another GPU's pass, never a processor's for a GPU's; None: the command has no such option. Raises
+    UsageError.
+    """
+    ran, measured = device.get("type"), profile.device.get("type")
+    if ran != measured:
+        raise UsageError(
+            f"profile {profile.gpu} is of a {measured} device, the steps are of {ran}: valid for --gpu is the profile "
+            "of the device that runs them; `flopcast bench` and `flopcast fit` make it"
+        )
+    ran, measured = gpu_name(device), profile.gpu
+    if ran == "cpu":
+        ran, measured = str(device.get("name")), str(profile.device.get("name"))
+    if ran != measured and not any_gpu:
+        else_ = "" if any_gpu is None else ", or compare all the same with --any-gpu"
+        raise UsageError(
+            f"the steps ran on {device.get('name')}, profile {profile.gpu} is of another device"
+            f"{f', {measured}' if profile.gpu == 'cpu' else ''}: give the profile of the device that ran them with "
+            f"--gpu{else_}"
+        )
 
 
 def check_stack(stack: Mapping[str, Any], profile: Profile) -> None:

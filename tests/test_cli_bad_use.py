@@ -56,6 +56,7 @@ TABLES = (
     f"sweep --gpu {H200} --from {{}} --out out.csv", f"kernels --gpu {H200} --from {{}} --out out.csv",
     "import {} --gpu nvidia-l4 --source me --out out.json", "prices --prices {}", "prices --from {}",
 )  # fmt: skip
+STEPS = Path(__file__).resolve().parent.parent / "reports" / "nvidia-h200" / "steps"
 SIZES = "valid is an integer of at least 1"
 MEASURE = ("flopcast bench", "flopcast fit")
 
@@ -194,6 +195,10 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "validate an unknown GPU": ("validate --device cpu --gpu h300", ("'h300'", *MEASURE)),
     "validate without a profile": ("validate --device cpu", ("processor", *MEASURE)),
     "validate another's profile": (f"validate --device cpu --gpu {H200}", (H200, "cuda", "cpu", *MEASURE)),
+    "validate another GPU's steps": (
+        f"validate --steps-from {STEPS} --gpu nvidia-l4", ("NVIDIA H200", "profile nvidia-l4", "--any-gpu")),
+    "report on another GPU's steps": (
+        f"report --gpu nvidia-l4 --steps {STEPS}", ("NVIDIA H200", "profile nvidia-l4", "--gpu")),
     "validate steps from nowhere": (f"validate --steps-from nowhere --gpu {H200}", ("nowhere", "flopcast validate")),
     "report on nothing": ("report", ("--measure", "--gpu", "--measurements")),
     "report on an unknown GPU": ("report --gpu h300", ("'h300'", *MEASURE)),

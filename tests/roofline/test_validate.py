@@ -21,7 +21,7 @@ from flopcast.roofline.lower import OP_CLASSES
 from flopcast.roofline.models import check_config
 from flopcast.roofline.profile import Profile
 from flopcast.roofline.run_host import hosts_of_runs
-from flopcast.roofline.same_stack import check_stack, check_stream
+from flopcast.roofline.same_stack import check_device, check_stack, check_stream
 from flopcast.roofline.stream import Stream
 from flopcast.roofline.suite import PLANS
 from flopcast.roofline.validate import COLUMNS, GROUPS, compare, op_class, signed_error, summary, write_csv
@@ -240,6 +240,20 @@ def test_steps_of_other_versions_are_refused(
     assert compare(rows, profile, stack=STACK) == compare(rows, profile)
     with pytest.raises(UsageError, match="--any-stack"):
         compare(rows, profile, stack={**STACK, "transformers": "4.0.0"})
+
+
+def test_steps_of_another_device_are_refused_unless_told(profile: Profile) -> None:
+    own, other = {"type": "cuda", "name": "NVIDIA H200"}, {"type": "cuda", "name": "NVIDIA L4"}
+    check_device(own, profile)
+    check_device(other, profile, any_gpu=True)
+    with pytest.raises(UsageError, match=r"NVIDIA L4.*profile nvidia-h200.*--any-gpu"):
+        check_device(other, profile, any_gpu=False)
+    with pytest.raises(UsageError, match=r"cuda device, the steps are of cpu"):
+        check_device({"type": "cpu", "name": "Xeon"}, profile, any_gpu=True)
+    processor = replace(profile, gpu="cpu", device={"type": "cpu", "name": "EPYC"})
+    check_device({"type": "cpu", "name": "EPYC"}, processor)
+    with pytest.raises(UsageError, match=r"ran on Xeon, profile cpu is of another device, EPYC"):
+        check_device({"type": "cpu", "name": "Xeon"}, processor)
 
 
 def test_other_kinds_of_steps_are_summed_up_apart(
