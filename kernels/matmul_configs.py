@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
 
@@ -18,7 +19,7 @@ SHARED_MEMORY = {
     (9, 0): 232448, (10, 0): 232448, (12, 0): 101376,
 }  # fmt: skip
 STREAM = 0  # as a `split`: stream-K
-GLUON = ("gluon", "drift", "turns")
+GLUON = ("gluon", "drift", "turns", "regs")
 
 
 def shared_memory_limit(capability: tuple[int, int]) -> int:
@@ -31,8 +32,8 @@ class MatmulConfig:
     """Tile sizes and launch options of one of the Triton kernels.
 
     kind: "pointer" (any part, strides and sizes), "tma" (sm_90, 16 bits, rows of whole 16 bytes) or, where it takes
-    that, the kernel in Gluon: "gluon" (num_warps / 4 warpgroups share a tile), "drift" (they do, a step of k apart) or
-    "turns" (two take tiles in turn).
+    that, the kernel in Gluon: "gluon" (num_warps / 4 warpgroups share a tile), "drift" (they do, a step of k apart),
+    "regs" (they do, with A in registers) or "turns" (two take tiles in turn).
     split: programs a tile, each for a part of k; 1 whole tiles, STREAM (0, tma only) stream-K.
     reduce: parts are summed by a second kernel, not by the program that finishes a tile last (tma only: the
     pointer kernel's always are). subtiles: pieces in which a tile of C is stored (tma). per_sm: programs a
@@ -120,37 +121,46 @@ def _gluon(
     return MatmulConfig(m, n, 64, warps, stages, rate=rate, kind=kind, subtiles=subtiles)
 
 
-# Of the kernel in Gluon, untimed. Rates follow the shared memory's traffic for a product: each 64 rows of a tile read
-# all of its columns once more, and a second block its rows again (128x256: as many cycles as the products take; 128x192
-# as 128 + 64: 1.25 times).
+# Of the kernel in Gluon, untimed. Rates: a matrix instruction of n columns seems to take n / 2 cycles and 16 more to
+# fetch its 64 rows from shared memory (128x256, 128x128, 64x256 and 128 + 64 columns agree), which "regs" does ahead.
 GLUON_SM90 = (
     _gluon(128, 256, 8, 4, 1.0, 2),
     _gluon(128, 256, 8, 3, 0.99),
+    _gluon(256, 128, 8, 4, 0.9, 2),
+    _gluon(192, 128, 12, 4, 0.9),
+    _gluon(128, 128, 8, 6, 0.88),
+    _gluon(256, 192, 8, 3, 0.85, 2),
+    _gluon(192, 192, 12, 3, 0.85),
+    _gluon(128, 192, 8, 4, 0.84),
+    _gluon(256, 160, 8, 3, 0.8),
+    _gluon(128, 144, 8, 5, 0.77),
+    _gluon(192, 96, 12, 5, 0.67),
+    _gluon(128, 96, 8, 6, 0.67),
     _gluon(128, 256, 8, 4, 1.01, 2, "drift"),
-    _gluon(256, 192, 8, 3, 0.94, 2),
-    _gluon(256, 128, 8, 4, 0.94, 2),
-    _gluon(256, 128, 8, 4, 0.95, 2, "drift"),
-    _gluon(192, 192, 12, 3, 0.93),
-    _gluon(192, 128, 12, 4, 0.93),
-    _gluon(256, 160, 8, 3, 0.9),
-    _gluon(192, 160, 12, 4, 0.89),
-    _gluon(256, 144, 8, 3, 0.88),
-    _gluon(128, 192, 8, 4, 0.9),
-    _gluon(128, 192, 8, 5, 0.9, 2, "drift"),
-    _gluon(128, 160, 8, 5, 0.86),
-    _gluon(128, 144, 8, 5, 0.84),
-    _gluon(128, 128, 8, 6, 0.9),
-    _gluon(256, 96, 8, 4, 0.78),
-    _gluon(192, 96, 12, 5, 0.76),
-    _gluon(192, 64, 12, 6, 0.76),
-    _gluon(128, 96, 8, 6, 0.74),
-    _gluon(128, 64, 8, 8, 0.74),
-    _gluon(128, 192, 8, 4, 0.88, 2, "turns"),
-    _gluon(128, 160, 8, 5, 0.83, 2, "turns"),
+    _gluon(256, 128, 8, 4, 0.91, 2, "drift"),
+    _gluon(128, 192, 8, 5, 0.85, 2, "drift"),
+    _gluon(128, 192, 8, 4, 0.82, 2, "turns"),
     _gluon(128, 128, 8, 6, 0.86, 2, "turns"),
-    _gluon(64, 256, 8, 4, 0.86, 2, "turns"),
-    _gluon(64, 192, 8, 6, 0.77, 1, "turns"),
-    _gluon(64, 128, 8, 8, 0.7, 1, "turns"),
+    _gluon(64, 256, 8, 4, 0.88, 2, "turns"),
+    _gluon(64, 192, 8, 6, 0.74, 1, "turns"),
+    _gluon(128, 256, 8, 4, 1.05, 2, "regs"),
+    _gluon(128, 256, 8, 3, 1.04, 1, "regs"),
+    _gluon(256, 192, 8, 3, 1.05, 2, "regs"),
+    _gluon(192, 192, 12, 3, 1.05, 1, "regs"),
+    _gluon(256, 160, 8, 3, 1.03, 1, "regs"),
+    _gluon(192, 160, 12, 4, 1.02, 1, "regs"),
+    _gluon(256, 144, 8, 3, 1.01, 1, "regs"),
+    _gluon(192, 144, 12, 4, 1.0, 1, "regs"),
+    _gluon(256, 128, 8, 4, 1.0, 2, "regs"),
+    _gluon(128, 192, 8, 4, 1.01, 1, "regs"),
+    _gluon(128, 192, 8, 5, 1.01, 2, "regs"),
+    _gluon(192, 128, 12, 4, 0.96, 1, "regs"),
+    _gluon(128, 160, 8, 5, 0.96, 1, "regs"),
+    _gluon(128, 144, 8, 5, 0.94, 1, "regs"),
+    _gluon(128, 128, 8, 6, 0.9, 1, "regs"),
+    _gluon(256, 96, 8, 4, 0.87, 1, "regs"),
+    _gluon(192, 96, 12, 5, 0.85, 1, "regs"),
+    _gluon(128, 96, 8, 6, 0.8, 1, "regs"),
 )
 # Tiles of two blocks. In one flattened loop, as they were timed, ptxas ran their products one after another (500
 # TFLOP/s); out of it they compile without that, and await the next tuning.
@@ -213,6 +223,24 @@ def tiles_for(
         table = _HALF_SM90 if capability[0] == 9 else _HALF_SM80
     limit = shared_memory_limit(capability)
     return tuple(config for config in table if config.shared_bytes(DTYPE_BYTES[dtype]) <= limit)
+
+
+@lru_cache(maxsize=1)
+def _rates() -> dict[tuple[object, ...], float]:
+    every = (*TMA_SM90, *NEW_SM90, *GLUON_SM90, *_HALF_SM90)
+    return {_tile(config): config.rate for config in every}
+
+
+def _tile(config: MatmulConfig) -> tuple[object, ...]:
+    return (
+        config.kind, config.block_m, config.block_n, config.block_k, config.num_warps, config.num_stages,
+        config.subtiles, config.per_sm,
+    )  # fmt: skip
+
+
+def rated(config: MatmulConfig) -> MatmulConfig:
+    """The same with its tile's rate, which a key does not hold."""
+    return replace(config, rate=_rates().get(_tile(config), config.rate))
 
 
 def blocks(size: int) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from flopcast.kernels.matmul_configs import (
     MatmulConfig,
     proposals,
     ranked,
+    rated,
     shared_memory_limit,
     splits_of,
     tiles_for,
@@ -39,7 +40,7 @@ FOLDER = Path(__file__).parent / "data"
 NEAREST = 4
 
 _KEY = re.compile(
-    r"(pointer|tma|gluon|drift|turns)/(\d+)x(\d+)x(\d+)/w(\d+)s(\d+)/g(\d+)/(?:(stream)|k(\d+)(r?))/c(\d+)p(\d+)"
+    r"(pointer|tma|gluon|drift|regs|turns)/(\d+)x(\d+)x(\d+)/w(\d+)s(\d+)/g(\d+)/(?:(stream)|k(\d+)(r?))/c(\d+)p(\d+)"
 )
 
 
@@ -69,7 +70,7 @@ class Table:
         """Raises ValueError for a file of another format."""
         if document.get("format") != FORMAT:
             raise ValueError(f"matmul table of format {document.get('format')!r}: valid is {FORMAT}")
-        configs = [from_key(key) for key in document["configs"]]
+        configs = [rated(from_key(key)) for key in document["configs"]]
         choices = {
             layout: {(m, n, k): configs[index] for m, n, k, index in rows}
             for layout, rows in document["shapes"].items()

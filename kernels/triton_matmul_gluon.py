@@ -11,6 +11,9 @@ epilogues included. Two ways to share the tiles among the warpgroups:
   other multiplies. A group waits for its turn: a barrier of the ring is told by one bit which round it is in, and only
   who is less than a round behind may ask it.
 
+With A_REGS a group copies its rows of A from shared memory into registers, once for all columns, while another's
+products run. From shared memory an instruction fetches them for each block of columns again.
+
 A tile has N1 + N2 columns, powers of two, N2 possibly 0, in an accumulator each: tiles of 192, 160, 144 or 96 columns,
 and of 192 rows in three groups, fill waves that 128 x 256 leaves a quarter empty.
 """
@@ -116,7 +119,7 @@ def _send(desc, row, column, c, buf, LAYOUT: gl.constexpr):
 @gluon.jit
 def _multiply(
     w: gl.constexpr, descs, bufs, bars, sizes,
-    GROUPS: gl.constexpr, TURNS: gl.constexpr, DRIFT: gl.constexpr, ROWS: gl.constexpr,
+    GROUPS: gl.constexpr, TURNS: gl.constexpr, DRIFT: gl.constexpr, A_REGS: gl.constexpr, ROWS: gl.constexpr,
     N1: gl.constexpr, N2: gl.constexpr, STAGES: gl.constexpr, SUBTILES: gl.constexpr,
     TRANS_A: gl.constexpr, TRANS_B: gl.constexpr,
 ):  # fmt: skip
@@ -129,7 +132,9 @@ def _multiply(
     PART: gl.constexpr = 0 if TURNS else w
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N1, 16])
     MORE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N2 if N2 else 16, 16])
-    PENDING: gl.constexpr = 2 if N2 else 1  # products that a step starts
+    # Products in flight at a step's end: its own; but the registers of A must have been read
+    PENDING: gl.constexpr = 0 if A_REGS else 2 if N2 else 1
+    BEHIND: gl.constexpr = 0 if A_REGS else 1  # how many steps ago ended what is done then
     programs = gl.num_programs(0)
     c_buf = c_bufs.index(w)
     step = 0
@@ -160,19 +165,25 @@ def _multiply(
                 a = a.permute((1, 0))
             if TRANS_B:
                 b = b.permute((1, 0))
+            if A_REGS:
+                a = a.load(gl.DotOperandLayout(0, LAYOUT, 2))
             c = warpgroup_mma(a, b, c, is_async=True)
             if N2:
                 b_more = more_ring.index(stage)
                 if TRANS_B:
                     b_more = b_more.permute((1, 0))
-                c_more = warpgroup_mma(a, b_more, c_more, is_async=True)
+                if A_REGS:
+                    a_more = gl.convert_layout(a, gl.DotOperandLayout(0, MORE, 2))
+                    c_more = warpgroup_mma(a_more, b_more, c_more, is_async=True)
+                else:
+                    c_more = warpgroup_mma(a, b_more, c_more, is_async=True)
                 c, c_more = warpgroup_mma_wait(PENDING, deps=(c, c_more))
             else:
                 c = warpgroup_mma_wait(PENDING, deps=(c,))
             if DRIFT and w < GROUPS - 1:
                 mbarrier.arrive(turns.index(w + 1), count=1, pred=step == signal)
             # the step before is done: its stage is free
-            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=ki > 0)
+            mbarrier.arrive(empty.index((step + STAGES - BEHIND) % STAGES), count=1, pred=ki >= BEHIND)
             step += 1
         if TURNS:
             mbarrier.arrive(turns.index(1 - w), count=1)
@@ -180,7 +191,8 @@ def _multiply(
             c, c_more = warpgroup_mma_wait(0, deps=(c, c_more))
         else:
             c = warpgroup_mma_wait(0, deps=(c,))
-        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+        if BEHIND:
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         if TURNS:
             step += k_tiles
         pid_m, pid_n = _position(tile, tiles_m, tiles_n, group_m)
@@ -212,7 +224,7 @@ def _bars(N: gl.constexpr, COUNT: gl.constexpr):
 @gluon.jit(do_not_specialize=["M", "N", "K", "group_m"])
 def matmul_gluon_kernel(
     a_desc, b_desc, more_desc, c_desc, c_more_desc, M, N, K, group_m,
-    GROUPS: gl.constexpr, TURNS: gl.constexpr, DRIFT: gl.constexpr, ROWS: gl.constexpr,
+    GROUPS: gl.constexpr, TURNS: gl.constexpr, DRIFT: gl.constexpr, A_REGS: gl.constexpr, ROWS: gl.constexpr,
     N1: gl.constexpr, N2: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, SUBTILES: gl.constexpr,
     TRANS_A: gl.constexpr, TRANS_B: gl.constexpr, AHEAD_OF: gl.constexpr,
 ):  # fmt: skip
@@ -241,20 +253,20 @@ def matmul_gluon_kernel(
     # fmt: off
     if GROUPS == 2:
         gl.warp_specialize([
-            (_multiply, (0, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, ROWS, N1, N2, STAGES, SUBTILES,
+            (_multiply, (0, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2, STAGES, SUBTILES,
                          TRANS_A, TRANS_B)),
-            (_multiply, (1, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, ROWS, N1, N2, STAGES, SUBTILES,
+            (_multiply, (1, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2, STAGES, SUBTILES,
                          TRANS_A, TRANS_B)),
             (_load, (descs, bufs, bars, sizes, GROUPS, TURNS, ROWS, N1, N2, BLOCK_K, STAGES,
                      TRANS_A, TRANS_B, AHEAD_OF)),
         ], [4, 1], [240, 24])
     else:
         gl.warp_specialize([
-            (_multiply, (0, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, ROWS, N1, N2, STAGES, SUBTILES,
+            (_multiply, (0, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2, STAGES, SUBTILES,
                          TRANS_A, TRANS_B)),
-            (_multiply, (1, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, ROWS, N1, N2, STAGES, SUBTILES,
+            (_multiply, (1, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2, STAGES, SUBTILES,
                          TRANS_A, TRANS_B)),
-            (_multiply, (2, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, ROWS, N1, N2, STAGES, SUBTILES,
+            (_multiply, (2, descs, bufs, bars, sizes, GROUPS, TURNS, DRIFT, A_REGS, ROWS, N1, N2, STAGES, SUBTILES,
                          TRANS_A, TRANS_B)),
             (_load, (descs, bufs, bars, sizes, GROUPS, TURNS, ROWS, N1, N2, BLOCK_K, STAGES,
                      TRANS_A, TRANS_B, AHEAD_OF)),
@@ -297,8 +309,8 @@ def launch(
             _descriptor(a, rows, block_k, trans_a), b_desc,
             _descriptor(b, block_k, n2, trans_b) if n2 else b_desc, c_desc, _descriptor(c, rows, n2) if n2 else c_desc,
             m, n, k, config.group_m,
-            GROUPS=groups, TURNS=turns, DRIFT=int(config.kind == "drift"), ROWS=rows, N1=n1, N2=n2,
-            BLOCK_K=block_k, STAGES=config.num_stages, SUBTILES=config.subtiles,
+            GROUPS=groups, TURNS=turns, DRIFT=int(config.kind == "drift"), A_REGS=config.kind == "regs", ROWS=rows,
+            N1=n1, N2=n2, BLOCK_K=block_k, STAGES=config.num_stages, SUBTILES=config.subtiles,
             TRANS_A=trans_a, TRANS_B=trans_b, AHEAD_OF=PDL,
             num_warps=4, maxnreg=REGISTERS[groups][0], **AHEAD,
         )  # fmt: skip

@@ -19,7 +19,7 @@ import os
 import random
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -470,11 +470,17 @@ def configurations(records: Sequence[Row]) -> dict[Place, tuple[list[str], set[s
 
 def again(options: Sequence[MatmulConfig], tried: tuple[list[str], set[str]]) -> list[MatmulConfig]:
     """What is tried where there is a record: its finalists, then AGAIN of the options that it lacks, those of the
-    kernel in Gluon before others, and the first of them with fewer and with more rows to a group."""
+    kernel in Gluon before others and no more than half of one kind, and the first of them with fewer and with more
+    rows to a group."""
     finalists, timed = tried
     found = [matmul_table.from_key(key) for key in finalists]
-    lacking = [config for config in options if config.key not in timed]
-    lacking = sorted(lacking, key=lambda config: config.kind not in GLUON)[:AGAIN]
+    lacking: list[MatmulConfig] = []
+    kinds = Counter[str]()
+    options = [config for config in options if config.key not in timed]
+    for config in sorted(options, key=lambda config: config.kind not in GLUON):
+        if len(lacking) < AGAIN and kinds[config.kind] < AGAIN // 2:
+            kinds[config.kind] += 1
+            lacking.append(config)
     grouped = [
         replace(config, group_m=group)
         for config in lacking[:1]

@@ -44,8 +44,8 @@ def compiled(config: MatmulConfig, layout: str) -> Any:
         "c_desc": box(rows, n1 // config.subtiles), "c_more_desc": box(rows, n2 or n1 // config.subtiles),
     }  # fmt: skip
     constants: dict[str, Any] = {
-        "GROUPS": groups, "TURNS": turns, "DRIFT": int(config.kind == "drift"), "ROWS": rows, "N1": n1, "N2": n2,
-        "BLOCK_K": k, "STAGES": config.num_stages, "SUBTILES": config.subtiles,
+        "GROUPS": groups, "TURNS": turns, "DRIFT": int(config.kind == "drift"), "A_REGS": config.kind == "regs",
+        "ROWS": rows, "N1": n1, "N2": n2, "BLOCK_K": k, "STAGES": config.num_stages, "SUBTILES": config.subtiles,
         "TRANS_A": trans_a, "TRANS_B": trans_b, "AHEAD_OF": True,
     }  # fmt: skip
     signature = {x: "constexpr" if x in constants else types.get(x, "i32") for x in kernel.arg_names}

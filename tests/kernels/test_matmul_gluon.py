@@ -14,10 +14,10 @@ from flopcast.kernels.matmul_configs import GLUON, GLUON_SM90, shared_memory_lim
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.tune import small_integers
 
-# One of each: two accumulators, three groups, groups apart, in turn; a row of C in halves
+# One of each: two accumulators, three groups, groups apart, in turn, A in registers; a row of C in halves
 COMPILED = (
-    "nt/gluon/128x192x64/w8s4/g8/k1/c1p1",
-    "tn/gluon/192x192x64/w12s3/g8/k1/c1p1",
+    "nt/regs/128x192x64/w8s4/g8/k1/c1p1",
+    "tn/regs/192x192x64/w12s3/g8/k1/c1p1",
     "nn/drift/128x256x64/w8s4/g8/k1/c2p1",
     "tn/turns/128x192x64/w8s4/g8/k1/c2p1",
 )
