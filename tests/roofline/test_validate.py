@@ -244,6 +244,7 @@ def test_steps_of_other_versions_are_refused(
 
 def test_steps_of_another_device_are_refused_unless_told(profile: Profile) -> None:
     own, other = {"type": "cuda", "name": "NVIDIA H200"}, {"type": "cuda", "name": "NVIDIA L4"}
+    profile = replace(profile, gpu="nvidia-h200")
     check_device(own, profile)
     check_device(other, profile, any_gpu=True)
     with pytest.raises(UsageError, match=r"NVIDIA L4.*profile nvidia-h200.*--any-gpu"):
