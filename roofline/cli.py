@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 bad use. Nothing heavy is imported before a comm
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -31,6 +32,9 @@ INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 def main() -> None:
     """Entry point of the `flopcast` command."""
+    gc.set_threshold(
+        20_000, 20, 50
+    )  # a command makes objects and ends: the default looks through them fifty times
     try:
         app()
     except FlopcastError as fault:
@@ -105,10 +109,11 @@ def predict(
 
         cli_explain.explain(**options)
         return
-    from flopcast.roofline import tables
+    from flopcast.roofline import prepared
     from flopcast.roofline.batch import model_from
     from flopcast.roofline.forecast import Run, forecast
     from flopcast.roofline.lookup import find_host, find_profile
+    from flopcast.roofline.trace_apart import trace_apart
 
     described = {
         "config": config, "width": width, "depth": depth, "depth_law": depth_law, "heads": heads,
@@ -122,10 +127,13 @@ def predict(
     profile = find_profile(gpu)
     book = price_book(prices, price, provider, on, gpus=[profile.gpu])
     if profile.gpu not in book and (on is not None or provider or prices is not None):
+        from flopcast.roofline import tables  # and rich with it, 25 ms, where there is something to say
+
         tables.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
     own: dict[str, Any] = {"host": find_host(host), "price": book.get(profile.gpu)}
     if module is None:
-        result = forecast(model, run, profile, **own)
+        # a process of its own for the one trace there is; the largest batch needs two more, which share torch
+        result = forecast(model, run, profile, **own, trace=None if largest_batch else trace_apart)
     else:
         from flopcast.roofline import api
         from flopcast.roofline.forecast import forecast_stream
@@ -141,9 +149,12 @@ def predict(
             largest = fits.largest_batch(model, run, profile)
         else:
             largest = fits.largest_module_batch(module, run, profile, sizes)
+    prepared.keep(profile)
     if as_json:
         emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})
         return
+    from flopcast.roofline import tables
+
     tables.print_forecast(result, run)
     if largest is not None:
         tables.say(f"largest micro-batch that fits: {largest} x {run.seq} tokens")
@@ -193,7 +204,7 @@ def sweep(
     provider: shared.Provider = None, on: shared.PriceDate = None, as_json: shared.AsJson = False,
 ) -> None:  # fmt: skip
     """Many steps, from CSV to CSV. A row that cannot be done keeps its place and says why."""
-    from flopcast.roofline import batch, tables
+    from flopcast.roofline import batch, prepared, tables
     from flopcast.roofline.lookup import find_host, find_profile
 
     columns, rows = batch.read_rows(source)
@@ -202,6 +213,7 @@ def sweep(
     book = price_book(prices, price, provider, on, gpus=[profile.gpu])
     with tables.progress("forecasting") as advance:
         found = batch.sweep(rows, profile, book.get, host=find_host(host), progress=advance)
+    prepared.keep(profile)
     batch.write_rows(out, list(dict.fromkeys([*columns, "depth", *batch.SWEEP_OUT])), found)
     done = sum(1 for row in found if row.get("step_seconds"))
     if as_json:
@@ -220,13 +232,14 @@ def kernels(
     as_json: shared.AsJson = False,
 ) -> None:
     """Single operations, from CSV to CSV: seconds of the kernel alone, with a range."""
-    from flopcast.roofline import batch, tables
+    from flopcast.roofline import batch, prepared, tables
     from flopcast.roofline.lookup import find_profile
 
     columns, rows = batch.read_rows(source)
     batch.check_columns(source, columns, ("name", *batch.KERNELS_IN))
     profile = find_profile(gpu)
     found = batch.kernels(rows, profile)
+    prepared.keep(profile)
     batch.write_rows(out, list(dict.fromkeys([*columns, *batch.KERNELS_OUT])), found)
     done = sum(1 for row in found if row.get("seconds"))
     if as_json:

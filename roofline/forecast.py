@@ -17,7 +17,7 @@ from flopcast.roofline.memory import needed_bytes, peak_bytes, workspace_bytes
 from flopcast.roofline.prices import Price
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.stream import Stream
-from flopcast.roofline.stream_cache import Traced, get_stream
+from flopcast.roofline.stream_cache import Trace, Traced, get_stream
 from flopcast.roofline.timeline import Backends, Item, device_work
 
 # `--host none`: the device alone.
@@ -172,13 +172,16 @@ def forecast(
     *,
     host: HostCosts | None = None,
     price: Price | None = None,
+    trace: Trace | None = None,
 ) -> Forecast:
-    """Forecasts one step of `config` on the part that `profile` describes.
+    """Forecasts one step of `config` on the part that `profile` describes; `trace` makes an op stream that is not at
+    hand (`stream_cache.get_stream`).
 
     Raises UsageError for what is invalid, not modelled, or not a model.
     """
     run.check()
-    return forecast_stream(get_stream(config, traced_of(run, profile)), run, profile, host=host, price=price)
+    stream = get_stream(config, traced_of(run, profile), trace)
+    return forecast_stream(stream, run, profile, host=host, price=price)
 
 
 def traced_of(run: Run, profile: Profile) -> Traced:

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.errors import UsageError
-from flopcast.roofline import hosts
-from flopcast.roofline.gpus import find_spec, load_specs, unknown_gpu_message
+from flopcast.roofline import hosts, prepared
+from flopcast.roofline.gpus import SPECS_FILE, find_spec, load_specs, unknown_gpu_message
 from flopcast.roofline.profile import PROFILE_BASES, HostCosts, Profile, known_profiles
-from flopcast.roofline.project import project
-from flopcast.roofline.published_fit import apply
 
 # The measured profile that the others are projected from.
 SOURCE = "nvidia-h200"
@@ -95,17 +93,14 @@ def find_profile(name_or_path: str) -> Profile:
     that is no profile.
     """
     shipped, own = known_profiles(), known_profiles(user_folder())
-    if name_or_path in shipped:
-        return Profile.load(shipped[name_or_path])
-    if name_or_path in own:
-        return Profile.load(own[name_or_path])
-    path = Path(name_or_path)
-    if path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path:
-        return Profile.load(path)
+    path = shipped.get(name_or_path) or own.get(name_or_path) or Path(name_or_path)
+    if name_or_path in {*shipped, *own} or (
+        path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path
+    ):
+        return prepared.load("file", [path], lambda: Profile.load(path))
     if name_or_path in load_specs() and SOURCE in shipped:
-        record = published_record(name_or_path)
-        plain = projection(name_or_path)
-        return plain if record is None else apply(plain, record)
+        sources = [shipped[SOURCE], SPECS_FILE, *sorted(PUBLISHED.glob("*.json"))]
+        return prepared.load(name_or_path, sources, lambda: _projected(name_or_path))
     if name_or_path == "cpu":
         raise UsageError(
             "no profile of this machine's processor yet: measure it with `flopcast bench --device cpu --out DIR` "
@@ -114,10 +109,21 @@ def find_profile(name_or_path: str) -> Profile:
     raise UsageError(unknown_gpu_message(name_or_path, names()))
 
 
+def _projected(name: str) -> Profile:
+    """`projection`, refined by published times where such ship."""
+    from flopcast.roofline.published_fit import apply
+
+    record = published_record(name)
+    plain = projection(name)
+    return plain if record is None else apply(plain, record)
+
+
 def projection(name: str) -> Profile:
     """The profile of a GPU from its datasheet and the shipped measurements alone, without any published times of it.
 
     Raises UsageError for a GPU that is not known."""
+    from flopcast.roofline.project import project
+
     return project(Profile.load(known_profiles()[SOURCE]), find_spec(name))
 
 

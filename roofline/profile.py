@@ -241,6 +241,10 @@ class Profile:
 
     # --- files
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: the fields."""
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
     def to_json(self) -> dict[str, Any]:
         surfaces = {name: surface.to_json() for name, surface in self.surfaces.items()}
         shallow = {name: getattr(self, name) for name in _PLAIN}

@@ -93,6 +93,16 @@ class Surface:
         """Those it was read with; empty where it has to be solved for."""
         return self._solved
 
+    @property
+    def worked_out(self) -> int:
+        """How much is: grows with what the surface was asked."""
+        return ("_state" in self.__dict__) + len(self.__dict__.get("_curves", ()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: the fields, and what was worked out of them but for what is large and rarely asked."""
+        large = {"leave_one_out"} | ({"_inverse"} if len(self.features) > LOCAL_FROM else set())
+        return {name: value for name, value in self.__dict__.items() if name not in large}
+
     def law(self, features: Array, bytes_: Array, flops: Array) -> Array:
         """log seconds by the law alone."""
         return laws.log_seconds(self.kind, self.variant, self.params, features, bytes_, flops)
