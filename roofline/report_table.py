@@ -61,6 +61,11 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Row]
 
+    @property
+    def is_tall(self) -> bool:
+        """Whether it scrolls in a window of its own: rows of prose take several lines each."""
+        return len(self.rows) > (10 if any(column.is_prose for column in self.columns) else 40)
+
 
 def text(key: str, label: str) -> Column:
     return Column(key, label, str, is_number=False)

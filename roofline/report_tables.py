@@ -244,10 +244,15 @@ def validation_table(rows: Sequence[Row]) -> Table | None:
         Column("status", "status", is_number=False, is_detail=True),
         Column("group", "set", is_number=False, is_detail=True),
         *(Column(key, label, show, is_detail=True) for key, label, show in _VALIDATION_DETAILS),
-        prose("reason", "reason"),
+        Column("reason", "reason", _short, is_number=False, is_prose=True),
     ]  # fmt: skip
     note = "Real training steps on this device, none used in fitting. Errors are signed: forecast / measured - 1."
     return Table("validation", "Validation: every step", note, columns, _labelled(rows))
+
+
+def _short(reason: str) -> str:
+    """A reason's beginning; the CSV has it whole."""
+    return reason if len(reason) <= 70 else f"{reason[:68].rstrip()} …"
 
 
 def component_table(rows: Sequence[Row]) -> Table | None:
