@@ -147,8 +147,8 @@ def _multiply(
     turn = 0
     if DRIFT:
         signal = gl.minimum(DRIFT, k_tiles - 1)
-        if w > 0:
-            mbarrier.wait(turns.index(w), 0)
+    if (DRIFT or A_REGS) and w > 0:
+        mbarrier.wait(turns.index(w), 0)
     for tile in range(first, tiles_m * tiles_n, stride):
         c = gl.zeros([ROWS, N1], gl.float32, LAYOUT)
         if N2:
@@ -177,6 +177,10 @@ def _multiply(
                     c_more = warpgroup_mma(a_more, b_more, c_more, is_async=True)
                 else:
                     c_more = warpgroup_mma(a, b_more, c_more, is_async=True)
+            if A_REGS and w < GROUPS - 1:
+                # the next group begins while this one's first products run, and stays as far behind
+                mbarrier.arrive(turns.index(w + 1), count=1, pred=step == 0)
+            if N2:
                 c, c_more = warpgroup_mma_wait(PENDING, deps=(c, c_more))
             else:
                 c = warpgroup_mma_wait(PENDING, deps=(c,))
