@@ -180,7 +180,12 @@ def _multiply(
             if A_REGS and w < GROUPS - 1:
                 # the next group begins while this one's first products run, and stays as far behind
                 mbarrier.arrive(turns.index(w + 1), count=1, pred=step == 0)
-            if N2:
+            if A_REGS:  # a among what is waited for: its registers serve nothing else before
+                if N2:
+                    c, c_more, a = warpgroup_mma_wait(PENDING, deps=(c, c_more, a))
+                else:
+                    c, a = warpgroup_mma_wait(PENDING, deps=(c, a))
+            elif N2:
                 c, c_more = warpgroup_mma_wait(PENDING, deps=(c, c_more))
             else:
                 c = warpgroup_mma_wait(PENDING, deps=(c,))
