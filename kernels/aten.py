@@ -88,11 +88,12 @@ def _make_valid(shape: Call, made: Sequence[torch.Tensor], generator: torch.Gene
     """Overwrites what a call takes for granted of its operands, and random numbers are not."""
     name = _packet(shape)
     if name == "_grouped_mm" and len(made) > 2:
-        # ends of the groups along the dimension they share, the last its size; whole chunks of 16 rows
+        # ends of the groups along the dimension they share, the last its size; each chunk of 16 rows is in a group by
+        # chance, as a router that has learnt nothing deals out tokens
         ends, rows = made[2], made[0].shape[0 if made[1].ndim == 3 else 1]
-        drawn = torch.randint(0, rows // 16 + 1, ends.shape, generator=generator, device=ends.device) * 16
-        drawn[-1] = rows
-        ends.copy_(drawn.sort().values)
+        chosen = torch.randint(0, len(ends), (rows // 16,), generator=generator, device=ends.device)
+        ends.copy_(torch.bincount(chosen, minlength=len(ends)).cumsum(0) * 16)
+        ends[-1] = rows
     elif name == "max_pool2d_with_indices_backward":
         # where in its window each result came from: random places lie in none
         sizes = [value for value in json.loads(shape.args) if not isinstance(value, dict)]

@@ -2,7 +2,8 @@
 
 Torch's kernels are told by the stack in machine.json; these change with every commit, and a row of one is no time of
 another. So rows of backend "triton" carry the fingerprint of what ran (`KERNELS`), a bench measures again what another
-source was measured of, and a profile is made of rows of the present ones alone.
+source was measured of, and a profile is made of rows of the present ones alone. So it is with the few calls of torch
+whose time hangs on what is in their operands (`OPERANDS`).
 
 A fingerprint is over the code of an operation's modules and its tables of configurations; comments, docstrings, blank
 lines and the Python that runs them change nothing.
@@ -25,6 +26,10 @@ from flopcast.kernels import shapes
 from flopcast.microbench.records import KERNELS
 
 BACKEND = "triton"
+
+# Calls of torch whose operands the sizes of their kernels follow: of how these are made, which version. 2 of grouped
+# products: groups as even as a router's (1 cut the rows anywhere; the largest group made the call 40% longer).
+OPERANDS = {"_grouped_mm": "operands-2"}
 
 _ROWWISE = ("rowwise.py", "triton_common.py")
 # What an operation's kernels are made of, below `kernels`.
@@ -82,12 +87,15 @@ def code_of(source: str) -> str:
 
 
 def kernels_of(shape: Mapping[str, Any], backend: str) -> str | None:
-    """The fingerprint of what a row of this shape runs now; None where it is none of Triton's kernels."""
-    return fingerprint(operation_of(shape)) if backend == BACKEND and shape else None
+    """The fingerprint of what a row of this shape runs now; None where torch's version says all of it."""
+    if not shape:
+        return None
+    operation = operation_of(shape)
+    return fingerprint(operation) if backend == BACKEND else OPERANDS.get(operation)
 
 
 def present(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """(rows without those of other Triton kernels than the present ones, how many were left out by operation)."""
+    """(rows without those of other kernels or operands than the present ones, how many were left out by operation)."""
     kept, others = [], Counter[str]()
     for row in rows:
         now = kernels_of(row.get("shape") or {}, row.get("backend", "torch"))
@@ -105,6 +113,6 @@ def warning(others: Mapping[str, int]) -> Sequence[str]:
     count = sum(others.values())
     by_operation = ", ".join(f"{name} {number}" for name, number in sorted(others.items()))
     return (
-        f"{count} rows of Triton's kernels were left out ({by_operation}): they are of other sources than the present"
-        " ones; `flopcast bench --backend triton` measures these",
+        f"{count} rows were left out ({by_operation}): they are of other kernels, or other operands, than the present"
+        " ones; bench measures these (Triton's alone: --backend triton)",
     )

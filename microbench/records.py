@@ -39,7 +39,7 @@ EMPTY_FIELDS: dict[str, Any] = {
     "clock_mhz": None, "memory_clock_mhz": None, "power_w": None, "temperature_c": None,
     "throttle_reasons": [],
 }  # fmt: skip
-KERNELS = "kernels_of"  # of backend "triton": the sources that were measured (`kernel_sources.py`)
+KERNELS = "kernels_of"  # the sources, or the operands, that were measured (`kernel_sources.py`)
 _REQUIRED = ("key", "status", "machine", "method")
 
 # What "no room" looks like: disk full, quota, file-size limit (RLIMIT_FSIZE).

@@ -32,7 +32,7 @@ from flopcast.microbench.cases import (
     kernel_module,
     timing_fields,
 )
-from flopcast.microbench.kernel_sources import BACKEND, kernels_of
+from flopcast.microbench.kernel_sources import BACKEND, OPERANDS, kernels_of
 from flopcast.microbench.progress import progress
 from flopcast.microbench.records import Recorder
 from flopcast.microbench.timer import Call, Timer, free_bytes, storage_bytes
@@ -136,7 +136,10 @@ def run_sweep(
 
 
 def _is_done(case: Case, recorder: Recorder, retry: Collection[str]) -> bool:
-    kernels = kernels_of(shape_to_json(case.shape), case.backend) if case.backend == BACKEND else None
+    is_told = case.backend == BACKEND or not OPERANDS.keys().isdisjoint(
+        case.shape.key.split("/")[1].split(".")
+    )
+    kernels = kernels_of(shape_to_json(case.shape), case.backend) if is_told else None
     return recorder.is_done(case.shape.key, case.backend, case.cache, retry=retry, kernels=kernels)
 
 

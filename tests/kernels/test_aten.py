@@ -264,6 +264,15 @@ GROUPED = {
 }
 
 
+def test_groups_are_as_even_as_a_router_makes_them() -> None:
+    """Rows cut anywhere leave one group several times the mean, and its product is most of the call."""
+    call = grouped(contiguous(16_384, 8), contiguous(32, 8, 8), contiguous(16_384, 8))
+    ends = aten.operands(call, "cpu")[2]
+    sizes = ends.diff(prepend=ends.new_zeros(1))
+    assert sizes.sum() == 16_384
+    assert 512 < sizes.max() <= 2 * 512
+
+
 @pytest.mark.parametrize("call", GROUPED.values(), ids=GROUPED)
 def test_grouped_products_have_valid_groups_and_are_right(call: Call) -> None:
     call, operands, expected, out = replay(call)

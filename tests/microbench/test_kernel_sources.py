@@ -78,7 +78,7 @@ def test_rows_of_other_kernels_are_left_out_and_counted() -> None:
     assert kept == [rows[0], rows[1], rows[4]]
     assert others == {"gemm": 1, "attention": 1}
     (said,) = kernel_sources.warning(others)
-    assert said.startswith("2 rows of Triton's kernels were left out (attention 1, gemm 1)")
+    assert said.startswith("2 rows were left out (attention 1, gemm 1)")
     assert not kernel_sources.warning({})
 
 
