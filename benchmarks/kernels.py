@@ -314,7 +314,17 @@ def run_memory(out: Path, budget: float) -> None:
     for row in read_rows(out / "memory_kernels.csv"):
         if row["backend"] == "triton":
             peers = (("copy", "copy_ratio"), ("eager", "eager_ratio"), ("compile", "compile_ratio"))
-            rows += [{**row, "peer": peer, "ratio": row[column]} for peer, column in peers if row[column]]
+            one = {**row, "n": "", "readings": row["n"]}  # n: a dimension here, the count of readings there
+            rows += [
+                {
+                    **one,
+                    "peer": peer,
+                    "ratio": row[column],
+                    "peer_seconds": float(row[column]) * float(row["seconds"]),
+                }
+                for peer, column in peers
+                if row[column]
+            ]
     append(out / "kernels.csv", rows)
 
 
