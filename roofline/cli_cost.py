@@ -172,6 +172,8 @@ def _aliases(given: list[str] | None) -> dict[str, str]:
 
 
 def _tell(found: Collected) -> None:
+    if not found.refused:
+        return
     from flopcast.roofline import tables
 
     for text in found.refused[:8]:

@@ -117,11 +117,11 @@ class _Unfolding:
 
     def __init__(self, stream: Stream, depth: int) -> None:
         self.source, self.depth = stream, depth
+        self._tensors, self._storages = stream.tensors, stream.storages
         self.tensors: list[TensorRef] = []
         self.storages: list[Storage] = []
         self._storage_ids: dict[tuple[int, int | None], int] = {}
         self._tensor_ids: dict[tuple[int, int], int] = {}
-        self._seen: dict[tuple[int, int | None], int] = {}
         self._places: dict[int | None, tuple[_Placed, _Placed]] = {}
         self._modules: dict[tuple[str, int | None, int | None], str] = {}
         self._homes = [stream.storages[ref.storage].layer for ref in stream.tensors]
@@ -289,15 +289,15 @@ class _Unfolding:
         return self.source.tensors[tensor].storage
 
     def _tensor(self, index: int, layer: int | None) -> int:
-        known = self._seen.get((index, layer))
+        source = self._tensors[index]
+        storage = self._storage(source.storage, layer)
+        key = (self._operands[index], storage)
+        known = self._tensor_ids.get(key)
         if known is None:
-            storage = self._storage(self._storage_of(index), layer)
-            key = (self._operands[index], storage)
-            known = self._tensor_ids.get(key)
-            if known is None:
-                known = self._tensor_ids[key] = len(self.tensors)
-                self.tensors.append(TensorRef(self.source.tensors[index].operand, storage))
-            self._seen[index, layer] = known
+            known = self._tensor_ids[key] = len(self.tensors)
+            made: TensorRef = object.__new__(TensorRef)  # without the constructor, as in `_copy`
+            made.__dict__.update(operand=source.operand, storage=storage)
+            self.tensors.append(made)
         return known
 
     def _storage(self, index: int, layer: int | None) -> int:
@@ -305,8 +305,10 @@ class _Unfolding:
         known = self._storage_ids.get(key)
         if known is None:
             known = self._storage_ids[key] = len(self.storages)
-            source = self.source.storages[index]
-            self.storages.append(Storage(source.bytes, source.kind, layer))
+            source = self._storages[index]
+            made: Storage = object.__new__(Storage)
+            made.__dict__.update(bytes=source.bytes, kind=source.kind, layer=layer)
+            self.storages.append(made)
         return known
 
 
