@@ -105,9 +105,11 @@ def what_steps_lost(rows: Sequence[Mapping[str, Any]]) -> str:
         if lost:
             least = max(0.0, lost[0])
             parts.append(
-                f"{kind} {least:.0%} to {lost[-1]:.0%}" if least >= 0.05 else f"{kind} up to {lost[-1]:.1%}"
+                f"{kind} by {least:.0%} to {lost[-1]:.0%}"
+                if least >= 0.05
+                else f"{kind} by up to {lost[-1]:.1%}"
             )
-    return f"Real training steps took longer, measured: {', '.join(parts)}." if parts else ""
+    return f"Real training steps took longer: {', '.join(parts)}." if parts else ""
 
 
 # --- tables

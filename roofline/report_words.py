@@ -169,9 +169,17 @@ def who_leads(curves: Sequence[CostCurve]) -> str:
             span = f"at {count(members[0].n_params)}"
         rivals += [name for best in members for name in best.contenders]
         parts.append(f"{gpu} ({basis[gpu]}) {span} parameters")
-    close = [name for name in dict.fromkeys(rivals) if name != found[0].gpu or len(parts) > 1]
-    doubt = f" 90% intervals do not tell them from {', '.join(close)} everywhere." if close else ""
+    leaders = {best.gpu for best in found}
+    others = [name for name in dict.fromkeys(rivals) if name not in leaders]
+    doubt = (
+        f" In places the 90% intervals do not decide between {_listed(['these', *others])}." if rivals else ""
+    )
     return f"Most for the money: {', '.join(parts)}.{doubt} Prices: {_where_from(curves)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """a, b and c"""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _this_one(data: ReportData) -> str:
