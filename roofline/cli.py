@@ -114,6 +114,7 @@ def predict(
     from flopcast.roofline.forecast import Run, forecast
     from flopcast.roofline.lookup import find_host, find_profile
     from flopcast.roofline.trace_apart import trace_apart
+    from flopcast.roofline.waiting import waiting
 
     described = {
         "config": config, "width": width, "depth": depth, "depth_law": depth_law, "heads": heads,
@@ -131,24 +132,25 @@ def predict(
 
         tables.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
     own: dict[str, Any] = {"host": find_host(host), "price": book.get(profile.gpu)}
-    if module is None:
-        # a process of its own for the one trace there is; the largest batch needs two more, which share torch
-        result = forecast(model, run, profile, **own, trace=None if largest_batch else trace_apart)
-    else:
-        from flopcast.roofline import api
-        from flopcast.roofline.forecast import forecast_stream
-
-        stream = api.module_stream(module, None, run, profile, sizes=sizes)
-        run = api.run_of_stream(stream, run)
-        result = forecast_stream(stream, run, profile, **own)
     largest: int | None = None
-    if largest_batch:
-        from flopcast.roofline import fits
-
+    with waiting("forecasting"):
         if module is None:
-            largest = fits.largest_batch(model, run, profile)
+            # a process of its own for the one trace there is; the largest batch needs two more, which share torch
+            result = forecast(model, run, profile, **own, trace=None if largest_batch else trace_apart)
         else:
-            largest = fits.largest_module_batch(module, run, profile, sizes)
+            from flopcast.roofline import api
+            from flopcast.roofline.forecast import forecast_stream
+
+            stream = api.module_stream(module, None, run, profile, sizes=sizes)
+            run = api.run_of_stream(stream, run)
+            result = forecast_stream(stream, run, profile, **own)
+        if largest_batch:
+            from flopcast.roofline import fits
+
+            if module is None:
+                largest = fits.largest_batch(model, run, profile)
+            else:
+                largest = fits.largest_module_batch(module, run, profile, sizes)
     prepared.keep(profile)
     if as_json:
         emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})
@@ -157,7 +159,7 @@ def predict(
 
     tables.print_forecast(result, run)
     if largest is not None:
-        tables.say(f"largest micro-batch that fits: {largest} x {run.seq} tokens")
+        tables.say(f"largest micro-batch that fits: {tables.batch_words(largest, run.seq, result.unit)}")
 
 
 def module_sizes(context: typer.Context, module: str | None, fused: str) -> dict[str, int]:

@@ -51,6 +51,7 @@ def explain(**options: Any) -> None:
     from flopcast.roofline.forecast import run_from
     from flopcast.roofline.lookup import find_host, find_profile
     from flopcast.roofline.stream_cache import get_stream, is_at_hand
+    from flopcast.roofline.waiting import waiting
 
     module = options.get("module")
     sizes = module_sizes(options["context"], module, options["fused"])
@@ -61,18 +62,19 @@ def explain(**options: Any) -> None:
     priced = (options.get(name) for name in ("prices", "price", "provider", "on"))
     book = price_book(*priced, gpus=[profile.gpu])
     host = find_host(options.get("host"))
-    if model is None:
-        from flopcast.roofline import api
+    with waiting("forecasting"):
+        if model is None:
+            from flopcast.roofline import api
 
-        stream = api.module_stream(module, None, run, profile, sizes=sizes)
-        run, trace = api.run_of_stream(stream, run), False
-    else:
-        traced = advice.traced_of(run, profile)
-        # where the step itself has to be traced, torch is there for the alternatives too
-        trace = options.get("what_if", False) or not is_at_hand(model, traced)
-        stream = get_stream(model, traced)
-    found = explain_stream(stream, run, profile, host=host, price=book.get(profile.gpu))
-    would_help = advice.advise(stream, run, profile, found.forecast, config=model, host=host, trace=trace)
+            stream = api.module_stream(module, None, run, profile, sizes=sizes)
+            run, trace = api.run_of_stream(stream, run), False
+        else:
+            traced = advice.traced_of(run, profile)
+            # where the step itself has to be traced, torch is there for the alternatives too
+            trace = options.get("what_if", False) or not is_at_hand(model, traced)
+            stream = get_stream(model, traced)
+        found = explain_stream(stream, run, profile, host=host, price=book.get(profile.gpu))
+        would_help = advice.advise(stream, run, profile, found.forecast, config=model, host=host, trace=trace)
     if options["as_json"]:
         emit({**found.to_json(), "alternatives": [a.to_json() for a in would_help]})
     else:

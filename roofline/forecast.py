@@ -96,7 +96,8 @@ class ClassShare:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a training step is forecast to cost. Seconds, bytes, FLOPs; low and high bound a 90% interval."""
+    """What a training step is forecast to cost. Seconds, bytes, FLOPs; low and high bound a 90% interval. `unit`: what
+    `tokens_per_second` and 6N count, "samples" or "steps" for modules and step functions without token ids."""
 
     gpu: str
     profile_basis: str
@@ -127,6 +128,7 @@ class Forecast:
     stack: Mapping[str, Any]
     basis_shares: Mapping[str, float]
     warnings: tuple[str, ...] = ()
+    unit: str = "tokens"
 
     @property
     def usd_per_step(self) -> float | None:
@@ -263,6 +265,7 @@ def forecast_items(
         kernels=sum(item.launches for item in items),
         breakdown=breakdown,
         price=price,
+        unit=stream.meta.get("unit", "tokens"),
         stack={
             "profile": dict(profile.stack),
             "stream": {name: stream.meta.get(name) for name in ("torch", "transformers")},

@@ -20,6 +20,7 @@ from typing import Any
 from flopcast.errors import DataError, UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline import stream as streams
+from flopcast.roofline.fused import check_fused
 from flopcast.roofline.garbage import no_garbage_collection
 from flopcast.roofline.models import check_config, depth_of, with_depth
 from flopcast.roofline.stream import FOLDED_DEPTH, Stream
@@ -96,6 +97,7 @@ def get_stream(config: Mapping[str, Any], traced: Traced, trace: Trace | None = 
     Raises UsageError for sizes that cannot be, and when transformers refuses the config.
     """
     check_config(config)
+    check_fused(config, traced.fused)
     positions = config.get("n_positions")
     if isinstance(positions, int) and traced.seq > positions:
         raise UsageError(

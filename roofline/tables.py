@@ -101,7 +101,14 @@ def print_known(found: Sequence[Known]) -> None:
     console().print(table("Known GPUs", ("--gpu", "basis", "source"), rows))
 
 
-def run_words(run: Run) -> str:
+def batch_words(batch: int, seq: int, unit: str = "tokens") -> str:
+    """4 x 256 tokens, 64 samples, or a step of one's own."""
+    if unit == "tokens":
+        return f"{batch} x {seq} tokens"
+    return f"{batch} sample{'s' if batch > 1 else ''}" if unit == "samples" else "a step of its own"
+
+
+def run_words(run: Run, unit: str = "tokens") -> str:
     """4 x 256 tokens, autocast-bf16, adamw, eager; what is not the default of the rest is named too."""
     more = [f"{run.accumulate} micro-batches a step"] if run.accumulate > 1 else []
     rest = {
@@ -110,7 +117,7 @@ def run_words(run: Run) -> str:
     }  # fmt: skip
     words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
     return ", ".join(
-        [f"{run.batch} x {run.seq} tokens", *more, run.precision, run.optimizer, run.mode, *words]
+        [batch_words(run.batch, run.seq, unit), *more, run.precision, run.optimizer, run.mode, *words]
     )
 
 
@@ -129,12 +136,8 @@ def print_forecast(found: Forecast, run: Run) -> None:
             ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s),
         ],
         ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {found.host}"],
-        ["tokens per second", f"{found.tokens_per_second:,.0f}"],
-        ["FLOPs counted, 6N", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],
-        [
-            "MFU counted, 6N",
-            f"{share(found.mfu)}, {share(found.mfu_6n)} of {rate(found.peak_flops_per_second)}",
-        ],
+        [f"{found.unit} per second", f"{found.tokens_per_second:,.0f}"],
+        *_flops_rows(found),
         ["peak memory, allocated", gigabytes(found.peak_bytes)],
         [
             "memory needed",
@@ -146,11 +149,11 @@ def print_forecast(found: Forecast, run: Run) -> None:
         usd = found.usd_per_step or 0.0
         per_million = usd / (run.batch * run.seq * run.accumulate) * 1e6
         rows.append(["price", found.price.label])
-        rows.append(["cost", f"${usd:.3g} a step, ${per_million:.3g} per million tokens"])
+        rows.append(["cost", f"${usd:.3g} a step, ${per_million:.3g} per million {found.unit}"])
         rows.append(["FLOPs per dollar", f"{found.flops_per_usd:.3g}"])
     title = (
         f"{found.gpu} ({found.profile_basis}): {parameters(found.n_params)} parameters, {depth}"
-        f"{run_words(run)}"
+        f"{run_words(run, found.unit)}"
     )
     out.print(table(title, ("", ""), rows))
     total = found.device_seconds or 1.0
@@ -170,6 +173,20 @@ def print_forecast(found: Forecast, run: Run) -> None:
     )
     for warning in found.warnings:
         say(f"warning: {warning}")
+
+
+def _flops_rows(found: Forecast) -> list[list[str]]:
+    """FLOPs and MFU; 6N is of tokens alone: an image costs more than 6 FLOPs a parameter."""
+    peak = rate(found.peak_flops_per_second)
+    if found.unit != "tokens":
+        return [
+            ["FLOPs counted", f"{found.flops_counted:.4g}"],
+            ["MFU counted", f"{share(found.mfu)} of {peak}"],
+        ]
+    return [
+        ["FLOPs counted, 6N", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],
+        ["MFU counted, 6N", f"{share(found.mfu)}, {share(found.mfu_6n)} of {peak}"],
+    ]
 
 
 def print_fit(report: FitReport) -> None:

@@ -37,7 +37,8 @@ def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) ->
     total = step.step_seconds or 1.0
     depth = f"{step.depth} layers, " if step.depth else ""
     title = (
-        f"{step.gpu} ({step.profile_basis}): {parameters(step.n_params)} parameters, {depth}{run_words(run)}"
+        f"{step.gpu} ({step.profile_basis}): {parameters(step.n_params)} parameters, {depth}"
+        f"{run_words(run, step.unit)}"
     )
     rows = [
         ["step", ms(step.step_seconds), "100%", f"90%: {ms(step.step_seconds_low)} to {ms(step.step_seconds_high)}"],
@@ -71,7 +72,7 @@ def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) ->
                 waits,
             )
         )
-    _print_advice(advice)
+    _print_advice(advice, step.unit)
     for warning in step.warnings:
         say(f"warning: {warning}")
 
@@ -129,7 +130,7 @@ def _some(seconds: float) -> str:
     return ms(seconds) if seconds else NONE
 
 
-def _print_advice(advice: Sequence[Advice]) -> None:
+def _print_advice(advice: Sequence[Advice], unit: str) -> None:
     done = [a for a in advice if a.gain is not None]
     rows = [
         [f"{a.name}{' *' if a.kind == 'bound' else ''}", ms(a.step_seconds), ms(a.device_seconds), percent(a.gain),
@@ -137,7 +138,7 @@ def _print_advice(advice: Sequence[Advice]) -> None:
         for a in done
     ]  # fmt: skip
     bounds = [f"* {a.reason}" for a in done if a.kind == "bound"]
-    columns = ("alternative", "step, ms", "device, ms", "tokens/s", "FLOP/s", "memory", "option")
+    columns = ("alternative", "step, ms", "device, ms", f"{unit}/s", "FLOP/s", "memory", "option")
     if rows:
         console().print(
             table(

@@ -123,7 +123,8 @@ def trace_module(
       own business: `precision`, `optimizer`, `accumulate` and `checkpoint` are not used.
 
     Modules and optimizers that exist already are lent fake parameters and given their own back. `meta` says "batch" and
-    "seq": samples a micro-batch, and tokens a sample where the first tensor of the batch holds ids, else 1.
+    "seq": samples a micro-batch, and tokens a sample where the first tensor of the batch holds ids, else 1; "unit" what
+    they count: tokens, samples, or steps of a step function.
     Raises UsageError: not importable, wrong return, not traceable (which op, and what to do).
     """
     name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
@@ -151,6 +152,7 @@ def trace_module(
             )  # fmt: skip
             batch_sizes = sizes_of(step.batch)
         meta = {"module": name, "batch": batch_sizes[0], "seq": batch_sizes[1], **options, "device": device}
+        meta["unit"] = "tokens" if batch_sizes[1] > 1 else "samples" if isinstance(made, tuple) else "steps"
         stream = record(step, meta)
     if not any(op.phase == "backward" for op in stream.ops):
         raise UsageError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from flopcast.roofline.models import load_config
 from flopcast.roofline.profile import PROFILES, Profile
+from flopcast.roofline.waiting import waiting
 
 H200 = "nvidia-h200"
 # A step whose stream ships, so that no test but those of other shapes traces one.
@@ -242,3 +245,23 @@ def test_a_module_by_name(flopcast: Command, tmp_path: Path, monkeypatch: pytest
     assert record["n_params"] == 64 * 8 + 8
     assert record["flops_counted"] == 2 * 2 * 32 * 64 * 8  # forward and the weights' gradient
     assert record["tokens_per_second"] * record["step_seconds"] == pytest.approx(32)
+    assert record["unit"] == "samples"
+    shown = flopcast("predict", "--gpu", H200, "--module", "mine:pair", "--batch", 32).out
+    assert "32 samples" in shown
+    assert "samples per second" in shown
+    assert "per million samples" in shown
+    assert "token" not in shown
+    assert "samples/s" in flopcast("explain", "--gpu", H200, "--module", "mine:pair", "--batch", 32).out
+    assert flopcast("predict", "--gpu", H200, "--width", 512, "--json").document["unit"] == "tokens"
+
+
+def test_what_takes_long_counts_seconds_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flopcast.roofline.waiting.SOON", 0.01)
+    for is_terminal, shown in ((True, "tracing ... 0 s"), (False, "")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        with waiting("tracing"):
+            time.sleep(0.2)
+        told = capsys.readouterr()
+        assert (told.out, told.err.replace("\r", "").replace("\x1b[K", "")) == ("", shown)

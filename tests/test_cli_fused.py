@@ -41,6 +41,10 @@ def test_what_cannot_be_patched_is_bad_use(flopcast: Command) -> None:
     module = ("--module", "flopcast.microbench.zoo:mlp")
     for arguments, said in (
         ((*module, "--fused", "triton"), "--module with --fused"),
+        (
+            ("--config", "gpt2", "--fused", "triton"),
+            "fused 'triton' of a gpt2: the fused kernels are patched into Qwen3",
+        ),
         (("--width", "256", "--fused", "cuda"), "fused 'cuda': valid are none, triton"),
     ):
         result = flopcast("predict", "--gpu", "nvidia-h200", *arguments)
