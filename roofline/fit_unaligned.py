@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
 from flopcast.roofline import gemm_unaligned
 from flopcast.roofline.gemm_unaligned import (
-    ALIGNMENTS,
     COMMON,
     MODES,
     OF_TILE,
@@ -40,7 +39,7 @@ ROBUST = 0.03  # log seconds beyond which a time counts linearly
 _FIXED = np.log(2e-6), 1.0
 _STEP_SD, _ALIGNED_SD, _BIAS_SD, _SLOPE_SD = 0.5, 0.1, 2.0, 0.5
 _COMMON = {
-    "fade": (0.0, 0.03), "outside": (0.2, 0.2), "in_step": (0.7, 0.2), "alone": (0.2, 0.2),
+    "fade": (0.0, 0.03), "outside": (0.3, 0.4), "in_step": (0.7, 0.2), "alone": (0.2, 0.2),
     "small_alone": (0.7, 0.5), "serial_step": (0.05, 0.1),
     "serial_fixed": (1.0, 0.7), "reduced_step": (0.05, 0.1), "reduced": (np.log(3e-6), 0.7),
     "reduced_bandwidth": (np.log(2.5e12), 0.7),
@@ -102,15 +101,8 @@ def fit_kernels(rows: Sequence[Ran], sm_count: float, pace: float) -> Kernels:
 def sizes_of(shapes: Sequence[Gemm]) -> Sizes:
     sides = np.array([(s.m, s.n, s.k, s.batch) for s in shapes], float)
     rows = [(s.k if s.layout[0] == "n" else s.m, s.k if s.layout[1] == "t" else s.n, s.n) for s in shapes]
-    aligned = [
-        [alignment(side * DTYPE_BYTES[s.dtype]) for side in own] for s, own in zip(shapes, rows, strict=True)
-    ]
-    return gemm_unaligned.sizes_of(sides, np.array(aligned))
-
-
-def alignment(row_bytes: int) -> int:
-    """Index into ALIGNMENTS."""
-    return ALIGNMENTS.index(min(max(row_bytes & -row_bytes, ALIGNMENTS[0]), ALIGNMENTS[-1]))
+    item_bytes = np.array([[DTYPE_BYTES[s.dtype]] for s in shapes])
+    return gemm_unaligned.sizes_of(sides, gemm_unaligned.row_kind(np.array(rows) * item_bytes))
 
 
 def _fit_times(

@@ -203,16 +203,14 @@ def _unaligned_inputs(variant: str, params: Params, features: Array) -> Array:
             sizes = _sizes_and_alignment(variant, features[rows])
             found[rows] = gemm_unaligned.inputs(params, name, sizes, _item_bytes(variant))
     sizes = _sizes_and_alignment(variant, features)
-    return np.column_stack([features, found, *sizes.aligned])
+    return np.column_stack([features, found, *gemm_unaligned.row_inputs(sizes)])
 
 
 def _sizes_and_alignment(variant: str, features: Array) -> gemm_unaligned.Sizes:
-    layout, shift = _layout(variant), np.log2(_item_bytes(variant))
-    zeros = [trailing_zeros(features[:, i]) + shift - 1.0 for i in range(3)]  # index into ALIGNMENTS
-    last = len(gemm_unaligned.ALIGNMENTS) - 1.0
-    along = (2 if layout[0] == "n" else 0, 2 if layout[1] == "t" else 1, 1)  # rows of a, b and the result
-    aligned = np.column_stack([zeros[i] for i in along]).clip(0.0, last).astype(np.intp)
-    return gemm_unaligned.sizes_of(np.column_stack(_gemm_sizes(features)), aligned)
+    layout, sides = _layout(variant), np.column_stack(_gemm_sizes(features))
+    along = [2 if layout[0] == "n" else 0, 2 if layout[1] == "t" else 1, 1]  # rows of a, b and the result
+    row_bytes = np.minimum(sides[:, along], 2.0**50).astype(np.int64) * _item_bytes(variant)
+    return gemm_unaligned.sizes_of(sides, gemm_unaligned.row_kind(row_bytes))
 
 
 def _choice_inputs(variant: str, params: Params, features: Array) -> Array:

@@ -31,13 +31,18 @@ PREFIX = "unaligned/"
 # Share of the peak that `step` is told by, by family; and the parameter that a surface's fit moves it by.
 SHARE = {"align2": 0.25, "align1": 0.125}
 MODES = ("whole", "serial", "reduced")
-ALIGNMENTS = (2, 4, 8, 16, 32, 64, 128)  # bytes: lines of 128, of sectors of 32
+# How an operand's rows start: the power of two that divides their bytes, lines have 128. Where that is less than 16,
+# rows may start each within SHIFT bytes of the last one's place in a line, as those of a width beside a multiple of 64
+# do, or "apart", which takes 2 to 8% longer (nt, rows of 4 bytes, k of 3,458 and 2,262: 35 and 39 ns an element).
+_BYTES = (2, 4, 8, 16, 32, 64, 128)
+ROWS = (*(str(power) for power in _BYTES), *(f"{power}_apart" for power in _BYTES[:3]))
+LINE, SHIFT = 128, 8
 SLOPES = ("", "_m", "_n", "_k")  # what speaks for a tile's mode: a constant, and by log2 of the sizes
 CENTER = np.array([11.0, 11.0, 10.0])  # log2 of m, n and k that the constants are for
 OF_TILE = ("step", "fixed", *(f"{mode}{slope}" for mode in MODES for slope in SLOPES))
 COMMON = (
     "sharpness", "fade", "outside", "in_step", "alone", "small_alone", "serial_step", "serial_fixed", "reduced_step",
-    "reduced", "reduced_bandwidth", *(f"{operand}{aligned}" for operand in "abc" for aligned in ALIGNMENTS),
+    "reduced", "reduced_bandwidth", *(f"{operand}{aligned}" for operand in "abc" for aligned in ROWS),
 )  # fmt: skip
 FADE_FLOPS, LEAST_SLOWER = 2.0**36, 0.7
 PAIRED = 128 * 128  # tiles of this area are two to an SM, smaller ones more
@@ -46,7 +51,7 @@ PARTS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)  # that k is divided into
 
 
 class Sizes(NamedTuple):
-    """Of products, [rows, 1]: m, n, k, batch, and indices into ALIGNMENTS of operands and result, [rows]."""
+    """Of products, [rows, 1]: m, n, k, batch, and indices into ROWS of operands and result, [rows]."""
 
     m: Array
     n: Array
@@ -59,6 +64,14 @@ def sizes_of(sides: Array, aligned: NDArray[np.intp]) -> Sizes:
     """From m, n, k and batch, [rows, 4], and the alignments of both operands and the result, [rows, 3]."""
     m, n, k, batch = (sides[:, [i]] for i in range(4))
     return Sizes(m, n, k, batch, (aligned[:, 0], aligned[:, 1], aligned[:, 2]))
+
+
+def row_kind(row_bytes: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Index into ROWS of rows of so many bytes, two at least."""
+    power = np.minimum(row_bytes & -row_bytes, LINE)
+    level = np.maximum(np.frexp(power)[1] - 2, 0)
+    shift = np.minimum(row_bytes % LINE, -row_bytes % LINE)
+    return np.asarray(np.where((shift > SHIFT) & (power <= SHIFT), level + len(_BYTES), level), np.intp)
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,7 @@ def log_times(kernels: Kernels, sizes: Sizes, at: Waves, pace: float, sm_count: 
     area = kernels.rows * kernels.columns
     own, common = kernels.of_tile, kernels.common
     a, b, c = (
-        np.array([common[f"{operand}{aligned}"] for aligned in ALIGNMENTS])[index][:, None]
+        np.array([common[f"{operand}{aligned}"] for aligned in ROWS])[index][:, None]
         for operand, index in zip("abc", sizes.aligned, strict=True)
     )
     step = 2.0 * area * sm_count / pace * np.exp(own["step"] + a + b)  # seconds an element of k
@@ -186,7 +199,9 @@ def _kernels(given: tuple[tuple[str, float], ...]) -> Kernels:
     tiles = [name.removesuffix("/step") for name in values if name.endswith("/step")]
     rows, columns, depth = np.array([tile.split("x") for tile in tiles], float).T
     of_tile = {name: np.array([values[f"{tile}/{name}"] for tile in tiles]) for name in OF_TILE}
-    return Kernels(rows, columns, depth, of_tile, {name: values[name] for name in COMMON})
+    # profiles of before kept no rows apart
+    common = {name: values.get(name, values.get(name.removesuffix("_apart"), 0.0)) for name in COMMON}
+    return Kernels(rows, columns, depth, of_tile, common)
 
 
 def _given(params: Params, family: str) -> tuple[tuple[str, float], ...]:
@@ -203,6 +218,11 @@ def matrix_seconds(params: Params, family: str, sizes: Sizes, reached: float, it
 def inputs(params: Params, family: str, sizes: Sizes, item_bytes: int) -> Array:
     """What the likeliest kernels are and leave idle, [rows, INPUTS]."""
     return _means(params, family, sizes, item_bytes)[1]
+
+
+def row_inputs(sizes: Sizes) -> list[Array]:
+    """What power of two divides the rows of operands and result, a column each."""
+    return [(kind % len(_BYTES)).astype(float) for kind in sizes.aligned]
 
 
 INPUTS = 8
