@@ -24,7 +24,7 @@ import numpy as np
 from flopcast.roofline import attention_law, conv_law, gemm_law, reduce_plan, tile_law
 from flopcast.roofline.gemm_law import TILE_NAMES as TILE_NAMES
 from flopcast.roofline.smooth import Array as Array
-from flopcast.roofline.smooth import trailing_zeros
+from flopcast.roofline.smooth import soft_max, trailing_zeros
 
 Params = Mapping[str, float]
 
@@ -33,6 +33,8 @@ KINDS = ("memory", "gemm", "tiles", "attention", "conv")
 # Of the L2 that operands may fill before they are fetched from memory again, and how suddenly that begins: on an H200
 # (60 MiB) nothing is lost at 36 MiB, 0.3 of the gain at 40, 0.6 at 48 and all of it at 64.
 SPILL_SHARE, SPILL_POWER = 0.75, 10.0
+
+TURN_POWER = 3.0  # of the smooth maximum of a loss's waiting and its bytes
 
 # Bytes of a list's tensor from which on it fills a thread block's chunk (65,536 elements).
 LARGE_BYTES = 262144.0
@@ -101,6 +103,9 @@ def _memory(variant: str, params: Params, features: Array, bytes_: Array) -> Arr
         moving = moving + (bytes_ / params["beyond"] - moving) * filled / (1.0 + filled)
     if "wave" in params:
         moving = moving + params["wave"] * np.ceil(bytes_ / params["wave_bytes"])
+    if "turn" in params:  # a block that waits for its loads until there are so many that it is bound by them
+        turns = reduce_plan.loss_turns(np.round(bytes_ / params["row_bytes"]))
+        moving = soft_max(params["turn"] * turns, moving, TURN_POWER)
     if "step" in params:
         moving = np.hypot(moving, params["step"] * np.exp2(features[:, 1]))
     if "load" in params:

@@ -17,6 +17,7 @@ from flopcast.roofline.smooth import Array
 THREADS, WARP, SM_THREADS = 512.0, 32.0, 2048.0
 UNROLLED = 4.0  # values that a thread loads at once
 MIN_VALUES, MAX_VALUES = 16.0, 256.0  # a thread, where the input is divided among blocks
+LOSS_ROWS, LOSS_THREADS = 16.0, 1024.0
 VECTOR_FROM = 128.0  # elements of a contiguous row from which on it is read by vectors
 
 
@@ -36,6 +37,13 @@ def plan(variant: str, results: Array, count: Array, sm_count: float) -> Plan:
     along = parts[-1].startswith(("row", "all"))
     found = (_along_rows if along else _down_columns)(results, count, sm_count)
     return found._replace(loads=np.where(count > 1, found.loads, 0.0))  # of one element: a copy
+
+
+def loss_turns(rows: Array) -> Array:
+    """Loads that a thread of a loss's forward does one after another: one block of a thread to 16 rows, to the nearest
+    power of two, 32 to 1,024 (aten/src/ATen/native/cuda/NLLLoss.cu, `nll_loss_threads`)."""
+    threads = np.exp2(np.round(np.log2(np.maximum(np.floor(rows / LOSS_ROWS), 1.0)))).clip(WARP, LOSS_THREADS)
+    return np.asarray(np.ceil(rows / threads))
 
 
 def _along_rows(results: Array, count: Array, sm_count: float) -> Plan:

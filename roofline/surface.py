@@ -126,9 +126,8 @@ class Surface:
     def _predict(self, features: Array, bytes_: Array, flops: Array) -> Prediction:
         mean, variance, likeness = self.residual_at(features, bytes_)
         log_seconds = self.law(features, bytes_, flops) + mean
-        if (
-            self.kind == "memory" and "turn" not in self.params
-        ):  # a loss of more rows has more threads, and waits less
+        # but a loss of more rows has more threads, and waits less
+        if self.kind == "memory" and "turn" not in self.params:
             log_seconds = self._monotone(features, log_seconds)
         sigma = self.residual.sigma_scale * np.sqrt(variance + self._state.noise**2)
         return Prediction(np.exp(log_seconds), sigma, likeness)

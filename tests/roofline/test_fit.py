@@ -4,6 +4,7 @@ knows it."""
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +371,45 @@ def test_a_round_more_of_a_widening_cast_costs_a_round() -> None:
     one, more, two = (seconds(n << 10) for n in (1024, 1280, 1536))
     assert more / one > 1.25
     assert two / more < 1.15
+
+
+def test_a_loss_of_more_rows_may_take_less_and_sums_over_groups_follow_their_size() -> None:
+    """nll_loss_forward: one block, whose threads wait in turns (20 at 640 rows, 12 at 768), as an H200 measures it
+    cold. Sums over groups of two, all that was measured, tell those over seven."""
+
+    def loss(rows: int) -> Call:
+        return Call(
+            "aten.nll_loss_forward.default",
+            (Operand((rows, 50000), (50000, 1), "fp32"), Operand((rows,), (1,), "int64")),
+            (Operand((), (), "fp32"), Operand((), (), "fp32")), '[{"t":0},{"t":1},null,1,-100]',
+        )  # fmt: skip
+
+    def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+    def sums(batch: int, group: int) -> Call:
+        shape, left = (batch, 1, group, 256, 128), (batch, 1, 256, 128)
+        return Call(
+            "aten.sum.dim_IntList", (Operand(shape, contiguous(shape), "fp32"),),
+            (Operand(left, contiguous(left), "fp32"),), '[{"t":0},[2]]',
+        )  # fmt: skip
+
+    turns = {32: 1, 64: 2, 128: 4, 256: 8, 384: 12, 512: 16, 1024: 16, 2048: 16}
+    seconds = {loss(rows): 1.2e-6 + 1.04e-6 * count for rows, count in turns.items()}
+    seconds |= {
+        (call := sums(batch, 2)): FLOOR + 3 * call.bytes / BANDWIDTH for batch in (2, 4, 8, 16, 32, 64)
+    }
+    rng = np.random.default_rng(0)
+    rows = [
+        row(call, rng, 0.0, kernel_seconds=time, seconds=time + 1e-6, samples=[])
+        for call, time in seconds.items()
+    ]
+    profile, _ = fit_rows(rows, MACHINE)
+    asked = [loss(640), loss(768), sums(20, 7)]
+    found = [
+        estimate.seconds
+        for estimate in profile.estimate([(describe(call), "torch", "cold") for call in asked])
+    ]
+    assert found[0] == pytest.approx(1.2e-6 + 20 * 1.04e-6, rel=0.1)
+    assert found[1] == pytest.approx(1.2e-6 + 12 * 1.04e-6, rel=0.1)
+    assert found[2] == pytest.approx(FLOOR + 3 * asked[2].bytes / BANDWIDTH, rel=0.2)

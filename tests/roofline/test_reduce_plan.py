@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flopcast.roofline.reduce_plan import plan
+from flopcast.roofline.reduce_plan import loss_turns, plan
 
 
 def one(variant: str, results: int, count: int) -> tuple[float, float]:
@@ -44,3 +44,9 @@ def test_scans_go_over_a_row_in_steps(rows, count, steps):
 def test_one_element_is_copied():
     assert one("all|bool>bool|all", 1, 1) == (0.0, 0.0)
     assert one("all|bool>bool|all", 1, 16)[0] == 1.0
+
+
+def test_a_loss_takes_a_thread_to_sixteen_rows():
+    """Cold 13.3 us for 768 rows and 20.9 for 640: 12 turns of 64 threads, 20 of 32."""
+    rows = np.array([16.0, 128.0, 640.0, 768.0, 1024.0, 2560.0, 16384.0, 65536.0])
+    assert loss_turns(rows).tolist() == [1.0, 4.0, 20.0, 12.0, 16.0, 20.0, 16.0, 64.0]
