@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flopcast.errors import UsageError
 from flopcast.roofline.forecast import Forecast, Run, forecast_stream
 from flopcast.roofline.lookup import find_host, find_profile
 from flopcast.roofline.prices import Price
@@ -67,6 +69,23 @@ def module_stream(
         source, batch, loss_fn=loss_fn, sizes=sizes, precision=run.precision, optimizer=run.optimizer,
         device=profile.device["type"], accumulate=run.accumulate, checkpoint=run.checkpoint,
     )  # fmt: skip
+
+
+def check_sizes(module: str, sizes: Mapping[str, int]) -> None:
+    """Raises UsageError for a size that was given and that the factory has no parameter for."""
+    import inspect
+
+    from flopcast.roofline.trace import load_factory
+
+    factory = load_factory(module)
+    with suppress(TypeError, ValueError):  # built in: tracing it says more
+        parameters = inspect.signature(factory).parameters
+        for name, value in sizes.items():
+            if name not in parameters:
+                raise UsageError(
+                    f"--{name} {value} with --module {module}: the factory has no parameter {name!r}; leave the option "
+                    "out, or give it one"
+                )
 
 
 def run_of_stream(stream: Stream, run: Run) -> Run:

@@ -222,6 +222,11 @@ def price_book(
     day = _day("--on", on)
     known = [*names(), *gpus]
     overrides = [parse_override(text, known_gpus=known) for text in given or []]
+    for text, override in zip(given or [], overrides, strict=True):
+        if override.gpu not in gpus:
+            raise UsageError(
+                f"--price {text!r}: {override.gpu} is none of the GPUs asked for ({', '.join(gpus)})"
+            )
     collected = load_any(path, known_gpus=known)
     _tell(collected)
     book = with_overrides(collected.prices, overrides)

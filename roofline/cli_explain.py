@@ -66,6 +66,7 @@ def explain(**options: Any) -> None:
         if model is None:
             from flopcast.roofline import api
 
+            api.check_sizes(str(module), sizes)
             stream = api.module_stream(module, None, run, profile, sizes=sizes)
             run, trace = api.run_of_stream(stream, run), False
         else:

@@ -100,7 +100,7 @@ def _read(path: Path) -> Any:
         raise DataError(
             f"{path} does not exist: `flopcast bench --suite host` and `flopcast fit` make a host"
         ) from None
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise DataError(f"{path} is not JSON: {error}; `flopcast fit DIR` makes hosts and profiles") from None
 
 

@@ -50,10 +50,14 @@ def load_config(name_or_path: str) -> Config:
         )
     try:
         config = json.loads(text)
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise UsageError(f"config {source}: not JSON ({fault}); give a transformers config.json") from fault
     if not isinstance(config, dict) or "model_type" not in config:
         raise UsageError(f"config {source}: no field 'model_type'; give a transformers config.json")
+    if not isinstance(config["model_type"], str):
+        raise UsageError(
+            f"config {source}: model_type is {config['model_type']!r}: valid is a name such as 'qwen3'"
+        )
     return config
 
 

@@ -29,7 +29,8 @@ from flopcast.roofline.text_files import named, parse_csv, read_text
 PRICES_FILE = Path(__file__).parent / "data" / "prices.csv"
 DEFAULT_PROVIDER = "RunPod Secure Cloud"
 OVERRIDE_PROVIDER = "given"  # a price from the command line
-MOST_USD_PER_HOUR = 10_000.0  # a thousand times the dearest GPU of the book: beyond it a row is garbled
+# Hundreds of times below the cheapest and above the dearest GPU of the book: beyond them a row is garbled.
+LEAST_USD_PER_HOUR, MOST_USD_PER_HOUR = 1e-4, 10_000.0
 KINDS = ("on-demand", "spot")
 GIVE_BOOK = "give a price book, CSV or TOML"
 REQUIRED = ("gpu", "provider", "kind", "usd_per_hour", "date")
@@ -172,10 +173,10 @@ def _positive(value: Any) -> float:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not 0 < number <= MOST_USD_PER_HOUR:
+    if not LEAST_USD_PER_HOUR <= number <= MOST_USD_PER_HOUR:
         raise ValueError(
-            f"usd_per_hour is {value!r}; it must be a number above zero, in dollars for one GPU, at most "
-            f"{MOST_USD_PER_HOUR:,.0f}"
+            f"usd_per_hour is {value!r}; it must be a number above zero, in dollars for one GPU, "
+            f"{LEAST_USD_PER_HOUR:g} to {MOST_USD_PER_HOUR:,.0f}"
         )
     return number
 

@@ -281,7 +281,7 @@ class Profile:
             record = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
         except FileNotFoundError:
             raise DataError(f"{path} does not exist: `flopcast fit DIR --out {path}` makes it") from None
-        except (OSError, EOFError, ValueError, zlib.error) as error:
+        except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
             raise DataError(f"{path} is not a profile: {error}; `flopcast fit DIR` makes one") from None
         return cls.from_json(record, str(path))
 

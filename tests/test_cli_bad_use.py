@@ -30,6 +30,8 @@ QWEN3 = load_config("qwen3-0.6b")
 FILES: dict[str, str | bytes] = {
     "not.json": "width: 512",
     "list.json": "[]",
+    "deep.json": "[" * 100_000,
+    "odd-kind.json": '{"model_type": ["qwen3"]}',
     "kindless.json": '{"hidden_size": 64}',
     "alien.json": '{"model_type": "no-such-model", "hidden_size": 64, "num_hidden_layers": 2}',
     "heads.json": json.dumps({**QWEN3, "num_attention_heads": 6, "num_key_value_heads": 4}),
@@ -74,6 +76,11 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "no model": (f"predict --gpu {H200}", ("no model", "config", "width")),
     "unknown config": (f"predict --gpu {H200} --config qwen9", ("'qwen9'", "qwen3-0.6b", "config.json")),
     "config not JSON": (f"predict --gpu {H200} --config not.json", ("not.json", "not JSON", "config.json")),
+    "config nested without end": (f"predict --gpu {H200} --config deep.json", ("deep.json", "not JSON")),
+    "profile nested without end": ("predict --gpu deep.json --width 512", ("deep.json", "not a profile")),
+    "host nested without end": (f"predict --gpu {H200} --width 512 --host deep.json", ("deep.json", "not JSON")),
+    "config with a list for a kind": (
+        f"predict --gpu {H200} --config odd-kind.json", ("odd-kind.json", "model_type is ['qwen3']")),
     "config no object": (f"predict --gpu {H200} --config list.json", ("list.json", "model_type")),
     "config of no type": (f"predict --gpu {H200} --config kindless.json", ("kindless.json", "model_type")),
     "config of unknown type": (
@@ -122,12 +129,19 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "a module with a width": (f"predict --gpu {H200} --module a.b:c --width 512", ("--module", "--width", "one of")),
     "explain of a module with a width": (
         f"explain --gpu {H200} --module a.b:c --width 512", ("--module", "--width", "one of")),
+    "a size that the factory does not take": (
+        f"predict --gpu {H200} --module fixed:five --seq 7", ("--seq 7", "fixed:five", "no parameter 'seq'")),
+    "explain of a size that the factory does not take": (
+        f"explain --gpu {H200} --module fixed:five --batch 7", ("--batch 7", "no parameter 'batch'")),
     "a module whose factory takes no batch": (
         f"predict --gpu {H200} --module fixed:five --largest-batch", ("fixed:five", "batch of 2", "one of 5")),
     "unknown matmul": (f"predict --gpu {H200} --width 512 --matmul mkl", ("'mkl'", "torch, triton")),
     "unknown attention": (f"predict --gpu {H200} --width 512 --attention flex", ("'flex'", "sdpa-flash")),
     # prices
     "negative price": (f"predict --gpu {H200} --width 512 --price {H200}=-1", ("'-1'", "above zero")),
+    "price next to nothing": (f"predict --gpu {H200} --width 512 --price {H200}=1e-300", ("'1e-300'", "0.0001 to")),
+    "price of a GPU not asked for": (
+        f"predict --gpu {H200} --width 512 --price nvidia-l4=3", ("nvidia-l4=3", f"asked for ({H200})")),
     "price of nothing": (f"predict --gpu {H200} --width 512 --price 3.99", ("'3.99'", "GPU=USD_PER_HOUR")),
     "price that is none": (f"predict --gpu {H200} --width 512 --price {H200}=nan", ("'nan'", "above zero")),
     "price of an unknown GPU": (f"predict --gpu {H200} --width 512 --price h300=1", ("'h300'", "nvidia-h200")),
