@@ -34,6 +34,7 @@ _NAME = re.compile(r"cutlass_\w+?gemm_\w+?_(\d+)x(\d+)_(?:(\d+)x\d+_)?[nt]{2}_al
 DEPTH = 32
 LEAST_NAMES = 60  # of a family and layout
 LEAST_SEEN = 3  # of a tile
+NEVER = 50.0  # against a tile's mode that was not seen once
 ROBUST = 0.03  # log seconds beyond which a time counts linearly
 # What is believed before the data: value, standard deviation; of times the logs.
 _FIXED = np.log(2e-6), 1.0
@@ -161,6 +162,9 @@ def _fit_choice(
 
     count = len(kernels.rows)
     logs = log_sizes(sizes)
+    seen = np.zeros((count, len(MODES)), bool)
+    seen[tile, mode] = True
+    times = np.where(seen, times, NEVER)
     sd = np.array([_BIAS_SD] + [_SLOPE_SD] * (len(SLOPES) - 1))
 
     def value_and_slope(theta: Array) -> tuple[float, Array]:
@@ -168,7 +172,8 @@ def _fit_choice(
 
     start = np.append(np.zeros(count * len(MODES) * len(SLOPES)), _SHARPNESS[0])
     best = minimize(value_and_slope, start, jac=True, method="L-BFGS-B", options={"maxiter": 150}).x
-    speaks = best[:-1].reshape(count, len(MODES), len(SLOPES))
+    speaks = best[:-1].reshape(count, len(MODES), len(SLOPES)).copy()
+    speaks[~seen, 0], speaks[~seen, 1:] = -NEVER, 0.0
     of_tile = dict(kernels.of_tile) | {
         f"{name}{slope}": speaks[:, i, j] for i, name in enumerate(MODES) for j, slope in enumerate(SLOPES)
     }

@@ -44,6 +44,7 @@ COMMON = (
     "sharpness", "fade", "outside", "in_step", "alone", "small_alone", "serial_step", "serial_fixed", "reduced_step",
     "reduced", "reduced_bandwidth", *(f"{operand}{aligned}" for operand in "abc" for aligned in ROWS),
 )  # fmt: skip
+KNOWN = 8.0, 14.0  # log2 of sizes that a choice is learnt at
 FADE_FLOPS, LEAST_SLOWER = 2.0**36, 0.7
 PAIRED = 128 * 128  # tiles of this area are two to an SM, smaller ones more
 MEMORY_BANDWIDTH = 3.5e12  # bytes/s by which choices are weighed; times go by the surface's own
@@ -150,8 +151,8 @@ def log_times(kernels: Kernels, sizes: Sizes, at: Waves, pace: float, sm_count: 
 
 
 def log_sizes(sizes: Sizes) -> Array:
-    """[rows, slopes]: one, and log2 of m, n and k less those that constants are for."""
-    logs = np.log2(np.concatenate([sizes.m, sizes.n, sizes.k], axis=1)) - CENTER
+    """[rows, slopes]: one, and log2 of m, n and k less those that constants are for; beyond KNOWN as at its ends."""
+    logs = np.log2(np.concatenate([sizes.m, sizes.n, sizes.k], axis=1)).clip(*KNOWN) - CENTER
     return np.concatenate([np.ones((len(logs), 1)), logs], axis=1)
 
 
