@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,9 +112,9 @@ def predict(
         return
     from flopcast.roofline import prepared
     from flopcast.roofline.batch import model_from
-    from flopcast.roofline.forecast import Run, forecast
+    from flopcast.roofline.forecast import Run, forecast, traced_on
     from flopcast.roofline.lookup import find_host, find_profile
-    from flopcast.roofline.trace_apart import trace_apart
+    from flopcast.roofline.trace_apart import tracing_apart
     from flopcast.roofline.waiting import waiting
 
     described = {
@@ -125,22 +126,28 @@ def predict(
     run = Run(batch=batch, seq=seq, accumulate=accumulate, checkpoint=checkpoint, precision=precision,
               optimizer=optimizer, mode=mode, matmul=matmul, attention=attention, fused=fused)  # fmt: skip
     run.check()
-    profile = find_profile(gpu)
-    book = price_book(prices, price, provider, on, gpus=[profile.gpu])
-    if profile.gpu not in book and (on is not None or provider or prices is not None):
-        from flopcast.roofline import tables  # and rich with it, 25 ms, where there is something to say
+    with ExitStack() as stack:
+        trace = None
+        if module is None and not largest_batch:  # which needs two more traces, in one process with torch
+            likely = traced_on(run, "cpu" if gpu == "cpu" else "cuda")
+            # another process imports torch while this one looks the profile up
+            trace = stack.enter_context(tracing_apart(model, likely))
+        profile = find_profile(gpu)
+        book = price_book(prices, price, provider, on, gpus=[profile.gpu])
+        if profile.gpu not in book and (on is not None or provider or prices is not None):
+            from flopcast.roofline import tables  # and rich with it, 25 ms, where there is something to say
 
-        tables.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
-    own: dict[str, Any] = {"host": find_host(host), "price": book.get(profile.gpu)}
-    largest: int | None = None
-    with waiting("forecasting"):
+            tables.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
+        own: dict[str, Any] = {"host": find_host(host), "price": book.get(profile.gpu)}
+        largest: int | None = None
+        stack.enter_context(waiting("forecasting"))
         if module is None:
-            # a process of its own for the one trace there is; the largest batch needs two more, which share torch
-            result = forecast(model, run, profile, **own, trace=None if largest_batch else trace_apart)
+            result = forecast(model, run, profile, **own, trace=trace)
         else:
             from flopcast.roofline import api
             from flopcast.roofline.forecast import forecast_stream
 
+            api.check_sizes(module, sizes)
             stream = api.module_stream(module, None, run, profile, sizes=sizes)
             run = api.run_of_stream(stream, run)
             result = forecast_stream(stream, run, profile, **own)

@@ -188,12 +188,17 @@ def forecast(
 
 def traced_of(run: Run, profile: Profile) -> Traced:
     """What of the run and the device decides the op stream."""
+    return traced_on(run, profile.device["type"])
+
+
+def traced_on(run: Run, device: str) -> Traced:
+    """As `traced_of`, on "cuda" or "cpu"."""
     return Traced(
         batch=run.batch,
         seq=run.seq,
         precision=run.precision,
         optimizer=run.optimizer,
-        device=profile.device["type"],
+        device=device,
         accumulate=run.accumulate,
         checkpoint=run.checkpoint,
         fused=run.fused,

@@ -61,7 +61,7 @@ class Recorder(TorchDispatchMode):
         self.storages: list[Storage] = []
         self._tensor_ids: dict[TensorRef, int] = {}
         self._storage_ids: dict[int, int] = {}  # by StorageImpl address, while it lives
-        self._live: list[tuple[StorageWeakRef, int, int]] = []
+        self._live: list[tuple[StorageWeakRef, int, int, int]] = []  # with its handle, address and number
         self._where: tuple[str, int | None] = ("", None)
 
     def register(self, tensor: torch.Tensor, kind: str, layer: int | None) -> None:
@@ -79,20 +79,22 @@ class Recorder(TorchDispatchMode):
         if known is None:
             known = self._storage_ids[address] = len(self.storages)
             self.storages.append(Storage(storage.nbytes(), kind, layer))
-            self._live.append((StorageWeakRef(storage), address, known))
+            reference = StorageWeakRef(storage)
+            self._live.append((reference, reference.cdata, address, known))
         return known
 
     def _sweep(self) -> tuple[int, ...]:
         """Storages that were released since the last call."""
-        freed, live = [], []
-        for entry in self._live:
-            if entry[0].expired():
-                freed.append(entry[2])
-                self._storage_ids.pop(entry[1], None)
-            else:
-                live.append(entry)
-        self._live = live
-        return tuple(freed)
+        # some two hundred a call: `StorageWeakRef.expired` asks the same through three calls, an eighth of a trace
+        expired = torch.UntypedStorage._expired
+        freed = [entry for entry in self._live if expired(entry[1])]
+        if not freed:
+            return ()
+        gone = {number for *_, number in freed}
+        self._live = [entry for entry in self._live if entry[3] not in gone]
+        for _, _, address, _ in freed:
+            self._storage_ids.pop(address, None)
+        return tuple(number for *_, number in freed)
 
     def _tensor(self, tensor: torch.Tensor, layer: int | None, kind: str = "activation") -> int:
         operand = Operand(tuple(tensor.shape), tuple(tensor.stride()), _DTYPES[tensor.dtype])
@@ -418,8 +420,9 @@ def record_step(
     meta: Mapping[str, Any] | None = None,
     *,
     is_host: Callable[[torch.Tensor], bool] | None = None,
+    first: Callable[[], Any] | None = None,
 ) -> Stream:
-    """The op stream of one steady step; a first step is run to create optimizer state.
+    """The op stream of one steady step; a first step is run to create optimizer state, or `first` in its place.
 
     `step` has `run()` and `device_type`: a `TrainingStep`, or a `FunctionStep` around a function, whose models and
     optimizers are those that its first run used. `is_host` is for `Recorder`: by default a tensor on the CPU is in
@@ -428,7 +431,7 @@ def record_step(
     parts = Parts(batch=getattr(step, "batch", None))
     with older_kept():
         with parts.discovering():
-            step.run()
+            (first or step.run)()
         if isinstance(getattr(step, "model", None), torch.nn.Module):
             parts.models, parts.optimizers = [step.model], [step.optimizer]
         if hasattr(step, "zero_grad"):

@@ -4,7 +4,7 @@
 
 answers {"stream": ...} or {"refused": "why"}. Such a process may do what no library may: load less than the whole of
 torch and transformers (`trace_lean`), never collect garbage, and leave without tearing the interpreter down, which
-takes 0.5 to 0.9 s after torch. On a 2-core machine a second and a half of a cold forecast.
+takes 0.5 to 0.9 s after torch; and it imports while the command looks its profile up.
 """
 
 from __future__ import annotations
@@ -14,40 +14,72 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline import stream as streams
 from flopcast.roofline import stream_cache
+from flopcast.roofline.models import check_config
 from flopcast.roofline.stream import Stream
-from flopcast.roofline.stream_cache import Traced
+from flopcast.roofline.stream_cache import Trace, Traced
 
 _INTERRUPTED = 130
 
 
-def trace_apart(config: Mapping[str, Any], traced: Traced) -> Stream:
-    """As `stream_cache.trace_now`; here, where torch is loaded already or no process can be started.
+@contextmanager
+def tracing_apart(config: Mapping[str, Any], likely: Traced) -> Iterator[Trace]:
+    """A function as `stream_cache.trace_now`, which is asked for one trace at most: of `config`, most likely so.
 
-    Raises UsageError when transformers refuses the config.
+    The process is started now where that stream is not at hand, else when it is asked for; where torch is loaded
+    already or no process can be started, the trace is made in this one. The function raises UsageError when
+    transformers refuses the config.
     """
-    if "torch" in sys.modules or not sys.executable:
-        return stream_cache.trace_now(config, traced)
-    request = json.dumps({"config": dict(config), "traced": asdict(traced)})
-    # imports as this process does, and nothing from the current folder besides
-    command = [sys.executable, "-P", "-m", __name__]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = None
+    with suppress(UsageError):  # of a config that cannot be: whoever asks for the stream is told
+        check_config(config)
+        process = None if stream_cache.is_at_hand(config, likely) else _started()
+
+    def trace(config: Mapping[str, Any], traced: Traced) -> Stream:
+        nonlocal process
+        asked, process = process or _started(), None
+        if asked is None:
+            return stream_cache.trace_now(config, traced)
+        request = json.dumps({"config": dict(config), "traced": asdict(traced)})
+        with asked:
+            try:
+                answer = json.loads(asked.communicate(request)[0])
+                if "refused" not in answer:
+                    return streams.from_json(answer["stream"])
+            except (OSError, ValueError, KeyError, TypeError, DataError):
+                return stream_cache.trace_now(config, traced)
+            except BaseException:
+                asked.kill()
+                raise
+        raise UsageError(answer["refused"])
+
     try:
-        done = subprocess.run(
-            command, input=request.encode(), env=environment, stdout=subprocess.PIPE, check=True
+        yield trace
+    finally:
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def _started() -> subprocess.Popen[str] | None:
+    """A process that waits for its request, importing meanwhile; None where it would be none the faster."""
+    if "torch" in sys.modules or not sys.executable:
+        return None
+    # imports as this process does, and nothing from the current folder besides
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-P", "-m", __name__]
+    with suppress(OSError):
+        return subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        answer = json.loads(done.stdout)
-        if "refused" in answer:
-            raise UsageError(answer["refused"])
-        return streams.from_json(answer["stream"])
-    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError, DataError):
-        return stream_cache.trace_now(config, traced)
+    return None
 
 
 def main() -> None:
@@ -56,7 +88,7 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
     try:
-        answer = _answer(json.load(sys.stdin))
+        answer = _answer()
         with os.fdopen(answers, "w") as file:
             json.dump(answer, file)
     except KeyboardInterrupt:
@@ -65,15 +97,14 @@ def main() -> None:
     os._exit(0)
 
 
-def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    config, traced = request["config"], Traced(**request["traced"])
+def _answer() -> dict[str, Any]:
     from flopcast.roofline import trace_lean
 
     with trace_lean.stand_ins():
-        try:
+        request = json.load(sys.stdin)
+        config, traced = request["config"], Traced(**request["traced"])
+        with suppress(UsageError):  # by the config, or by what is standing in: the whole of torch tells
             return {"stream": streams.to_json(stream_cache.trace_now(config, traced))}
-        except UsageError:  # by the config, or by what is standing in: the whole of torch tells
-            pass
     try:
         return {"stream": streams.to_json(stream_cache.trace_now(config, traced))}
     except UsageError as fault:
