@@ -35,11 +35,16 @@ LATENCY_SD = 0.2
 LOADS = {False: 5e-7, True: 2e-7}
 # What a result takes where all are sums of as many elements, across rows: next to nothing, as down columns.
 ACROSS = Belief(2e-12, 0.5)
+# An element of those added up across rows that do not lie one after the other, which are not read by vectors.
+ELEMENT = Belief(3e-12, 0.7)
 TURN = {False: Belief(9e-7, 0.5), True: Belief(4e-7, 0.5)}  # a turn of the loss's one block, cold and hot
 STEP = Belief(1e-9, 1.5)  # on a processor: an element of those that are added up
 # Kernels that widen what they read (bf16 to fp32) load one element at a time and wait for it: an SM holds 2,048 threads
 # of 4 elements, and each such round takes 1 to 2 us on an H200, cold (10 MiB 5.8 us, 12.5 MiB 8.2).
 WAVE, ROUND_ELEMENTS = Belief(5e-7, 1.5), 8192.0
+# Batch norms over planes: what a round of blocks that add up takes to begin and end, each of their loads, and a round
+# of the blocks that lay the result out: 2.5, 0.4 and 2.4 us on an H200.
+PLANES = {"plane": Belief(2.5e-6, 0.5), "plane_load": Belief(4e-7, 0.5), "spread": Belief(2.4e-6, 0.5)}
 # How well a kernel's bandwidth beyond the L2 is told by its bandwidth with cold operands (log).
 BEYOND_SD = 0.1
 # What a tensor of a list takes, as launches hold so many of them, and where it is large as its last blocks run alone.
@@ -219,7 +224,9 @@ def _memory_priors(
         ):  # what does not fit is fetched as the same kernel does cold
             spill = Belief(cold, BEYOND_SD), spill[1]
         prior = _memory_prior(work, _points(group), floor, bandwidth, spill, device)
-        others = [params for other, params in alike[_operation(work), cache] if other != name]
+        others = [
+            params for other, params in alike[_operation(work), cache] if other != name and "load" in params
+        ]
         if others:
             told = {term: _typical(others, term, LATENCY_SD) for term in LATENCIES if term in prior.law}
             if prior.law.get("load", STEP).sd == LATENCY_SD:  # told already
@@ -270,15 +277,26 @@ def _memory_prior(
             law["turn"], fixed["row_bytes"] = TURN[spill is not None], work.bytes / max(rows, 1)
     if points.features.shape[1] > 2 and work.op_class in EACH:
         law["each"] = EACH[work.op_class]
-        if work.op_class == "reduction" and device.get("sm_count"):
+        if points.features.shape[1] > 3 and device.get("sm_count"):
+            del law["each"]
+            law |= {
+                name: belief
+                for name, belief in PLANES.items()
+                if name != "spread" or "backward" not in work.variant
+            }
+            fixed["sm_count"] = float(device["sm_count"])
+        elif work.op_class == "reduction" and device.get("sm_count"):
             law |= LATENCIES
             fixed["sm_count"] = float(device["sm_count"])
             counts, results = (np.exp2(points.features[:, i]).round() for i in (1, 2))
             plan = reduce_plan.plan(work.variant, results, counts, fixed["sm_count"])
             if np.ptp(plan.loads) == 0.0:
                 law["load"] = Belief(LOADS[spill is not None], LATENCY_SD)
-            if np.ptp(counts) == 0.0 and work.variant.split("|")[-1].startswith(("mix", "col")):
+            operation, pattern = work.variant.split("|")[0], work.variant.split("|")[-1]
+            if np.ptp(counts) == 0.0 and pattern.startswith(("mix", "col")):
                 law["each"] = ACROSS
+            if operation == "sum" and pattern in ("mix~", "col~"):
+                law["element"] = ELEMENT
         elif work.op_class == "reduction":
             law["step"] = STEP
     return replace(prior, law=law, fixed=fixed)

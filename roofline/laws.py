@@ -108,6 +108,11 @@ def _memory(variant: str, params: Params, features: Array, bytes_: Array) -> Arr
         moving = soft_max(params["turn"] * turns, moving, TURN_POWER)
     if "step" in params:
         moving = np.hypot(moving, params["step"] * np.exp2(features[:, 1]))
+    if "plane_load" in params:
+        count, channels, places = (np.exp2(features[:, i]).round() for i in (1, 2, 3))
+        planes = reduce_plan.planes(count, channels, places, params["sm_count"])
+        moving = moving + params["plane"] * planes.rounds + params["plane_load"] * planes.loads
+        moving = moving + params.get("spread", 0.0) * planes.spread
     if "load" in params:
         count, results = np.exp2(features[:, 1]).round(), np.exp2(features[:, 2]).round()
         plan = reduce_plan.plan(variant, results, count, params["sm_count"])
@@ -117,6 +122,8 @@ def _memory(variant: str, params: Params, features: Array, bytes_: Array) -> Arr
         tensors = np.exp2(features[:, 1])
         large = np.minimum(bytes_ / tensors / LARGE_BYTES, 1.0)
         moving = moving + tensors * (params["tensor"] + params["large_tensor"] * large)
+    if "element" in params:
+        moving = moving + params["element"] * np.exp2(features[:, 1] + features[:, 2])
     if "each" in params:
         moving = moving + params["each"] * np.exp2(features[:, 2])
     return np.asarray(np.log(params["floor"] + moving))

@@ -241,6 +241,8 @@ def _describe_call(call: Call) -> Work:
     elif op_class == "reduction":
         pattern, extra, results = _reduction(call)
         each = (results,)
+        if "batch_norm" in name and pattern == "mix":  # planes of places
+            each = (results, log2(max(prod(big[0].shape[2:]), 1)))
         name = "sum" if name == "mean" else name  # one kernel, and a factor at its end
     elif name == "embedding_dense_backward":
         n_indices = call.inputs[1].numel

@@ -17,6 +17,7 @@ from flopcast.roofline.smooth import Array
 THREADS, WARP, SM_THREADS = 512.0, 32.0, 2048.0
 UNROLLED = 4.0  # values that a thread loads at once
 MIN_VALUES, MAX_VALUES = 16.0, 256.0  # a thread, where the input is divided among blocks
+SPREAD_BLOCKS = 256.0 * 1024.0
 LOSS_ROWS, LOSS_THREADS = 16.0, 1024.0
 VECTOR_FROM = 128.0  # elements of a contiguous row from which on it is read by vectors
 
@@ -37,6 +38,33 @@ def plan(variant: str, results: Array, count: Array, sm_count: float) -> Plan:
     along = parts[-1].startswith(("row", "all"))
     found = (_along_rows if along else _down_columns)(results, count, sm_count)
     return found._replace(loads=np.where(count > 1, found.loads, 0.0))  # of one element: a copy
+
+
+class PlanesPlan(NamedTuple):
+    """One a call: rounds of blocks that add up, a block a channel; loads that a thread of one does one after another,
+    of all rounds; rounds of the blocks that then lay the result out, a block a plane."""
+
+    rounds: Array
+    loads: Array
+    spread: Array
+
+
+def planes(count: Array, channels: Array, places: Array, sm_count: float) -> PlanesPlan:
+    """Of a batch norm whose channels are not the last dimension, `count` elements a channel in planes of `places`
+    (Normalization.cuh: `getNumThreads`, blocks of 512 threads; `batch_norm_elemt` by blocks of 64 or more)."""
+    batch = np.maximum(np.round(count / places), 1.0)
+    wide = _threads(places)
+    high = np.maximum(np.floor(THREADS / wide), 1.0)
+    rounds = np.ceil(channels * THREADS / (sm_count * SM_THREADS))
+    loads = rounds * np.ceil(batch / high) * np.ceil(places / wide)
+    threads = np.maximum(_threads(np.floor(places / 4.0)), np.minimum(_threads(places), 64.0))
+    most = np.maximum(np.floor(SPREAD_BLOCKS / channels), 1.0)
+    blocks = channels * np.minimum(most, np.ceil(batch / np.maximum(np.floor(64.0 / threads), 1.0)))
+    return PlanesPlan(rounds, loads, blocks * threads / (sm_count * SM_THREADS))
+
+
+def _threads(count: Array) -> Array:
+    return np.asarray(np.exp2(np.ceil(np.log2(np.maximum(count, 1.0)))).clip(WARP, THREADS))
 
 
 def loss_turns(rows: Array) -> Array:

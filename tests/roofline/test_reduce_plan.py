@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flopcast.roofline.reduce_plan import loss_turns, plan
+from flopcast.roofline.reduce_plan import loss_turns, plan, planes
 
 
 def one(variant: str, results: int, count: int) -> tuple[float, float]:
@@ -50,3 +50,20 @@ def test_a_loss_takes_a_thread_to_sixteen_rows():
     """Cold 13.3 us for 768 rows and 20.9 for 640: 12 turns of 64 threads, 20 of 32."""
     rows = np.array([16.0, 128.0, 640.0, 768.0, 1024.0, 2560.0, 16384.0, 65536.0])
     assert loss_turns(rows).tolist() == [1.0, 4.0, 20.0, 12.0, 16.0, 20.0, 16.0, 64.0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "side", "rounds", "loads", "blocks"),
+    [
+        (32, 64, 56, 1, 32 * 7, 64 * 32 * 512),  # statistics 95 us: 224 loads of 0.42
+        (128, 2048, 7, 4, 4 * 16, 2048 * 128 * 64),  # 46 us: 4 rounds; the result, a block a plane, 159
+        (512, 2048, 7, 4, 4 * 64, 2048 * 128 * 64),  # 143; at most 256k blocks lay it out: 169, not 4 x 159
+        (64, 1024, 14, 2, 2 * 32, 1024 * 64 * 64),
+        (16, 512, 28, 1, 16 * 2, 512 * 16 * 256),
+    ],
+)
+def test_batch_norms_take_a_block_a_channel(batch, channels, side, rounds, loads, blocks):
+    places = float(side * side)
+    sizes = (np.array([value]) for value in (batch * places, float(channels), places))
+    found = planes(*sizes, 132.0)
+    assert [float(part[0]) for part in found] == [rounds, loads, pytest.approx(blocks / (132 * 2048))]
