@@ -43,7 +43,7 @@ def build_report(
 
     rows: list[dict[str, Any]] = []
     if steps is not None:
-        rows = validate.compare(validate.read_steps(steps), profile)
+        rows = validate.compare_runs(steps, profile)
         validate.write_csv(rows, out / "validation.csv")
     is_cpu = profile.device.get("type") == "cpu"
     parts = extra_parts(

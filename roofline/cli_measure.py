@@ -429,10 +429,12 @@ def machine_here(device: str | None) -> dict[str, Any]:
 def machine_of(folder: Path) -> dict[str, Any]:
     """The description of the device whose real steps `folder` holds. Raises UsageError when it holds none."""
     from flopcast.microbench import records
+    from flopcast.roofline.validate import step_folders
 
-    if not records.file_in(folder).is_file():
+    first = step_folders(folder)[0]
+    if not records.file_in(first).is_file():
         raise UsageError(f"{folder} holds no real steps: `flopcast validate --out {folder}` runs them")
-    found: dict[str, Any] = records.read_machine(folder)["device"]
+    found: dict[str, Any] = records.read_machine(first)["device"]
     return found
 
 
@@ -443,10 +445,10 @@ def compare_folder(
 
     Raises UsageError for another stack, unless `any_stack`, and for estimates of another kind of GPU.
     """
-    from flopcast.microbench import records
     from flopcast.roofline import validate as checks
     from flopcast.roofline.tables import progress
 
     with progress("comparing") as advance:
-        stack = None if any_stack else records.read_machine(folder)["stack"]
-        return checks.compare(checks.read_steps(folder, estimates), profile, stack=stack, progress=advance)
+        return checks.compare_runs(
+            folder, profile, estimates=estimates, any_stack=any_stack, progress=advance
+        )

@@ -88,6 +88,35 @@ def compare(
     return rows
 
 
+def compare_runs(
+    folder: Path,
+    profile: Profile,
+    *,
+    estimates: Path | None = None,
+    any_stack: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Row]:
+    """As `compare`, of a folder of steps, or of one with those of several machines in run0, run1, ...: each run's host
+    is its own. Raises what `read_steps` does, and UsageError for another stack unless `any_stack`."""
+    from flopcast.microbench import records
+
+    runs = step_folders(folder)
+    if estimates is None and records.file_in(folder / ESTIMATES).is_file():
+        estimates = folder / ESTIMATES
+    rows: list[Row] = []
+    for run in runs:
+        stack = None if any_stack else records.read_machine(run)["stack"]
+        rows += compare(read_steps(run, estimates), profile, stack=stack, progress=progress)
+    return rows
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """The folder itself, or the runs that lie in it."""
+    from flopcast.roofline.cards import run_folders
+
+    return list(run_folders(folder).values()) or [folder]
+
+
 def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
     """The rows of a folder of real steps, and those of torch's estimates that were made apart (`validate
     --only-estimates`): in `estimates`, else in the folder's own "estimates" where it has one.

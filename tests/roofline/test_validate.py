@@ -24,7 +24,16 @@ from flopcast.roofline.run_host import hosts_of_runs
 from flopcast.roofline.same_stack import check_device, check_stack, check_stream
 from flopcast.roofline.stream import Stream
 from flopcast.roofline.suite import PLANS
-from flopcast.roofline.validate import COLUMNS, GROUPS, compare, op_class, signed_error, summary, write_csv
+from flopcast.roofline.validate import (
+    COLUMNS,
+    GROUPS,
+    compare,
+    op_class,
+    signed_error,
+    step_folders,
+    summary,
+    write_csv,
+)
 
 Rows = list[dict[str, Any]]
 
@@ -316,3 +325,11 @@ def test_the_host_is_the_one_beside_the_step(tiny: dict[str, Any], profile: Prof
     first, second = compare([*steps, *calibration], profile)
     assert second["host_forecast"] == pytest.approx(2 * first["host_forecast"])
     assert first["host_calibrated"] == "in the same run"
+
+
+def test_steps_of_several_machines_are_read_together(tmp_path: Path) -> None:
+    for name in ("run0", "run1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "measurements.jsonl").write_text("")
+    assert step_folders(tmp_path) == [tmp_path / "run0", tmp_path / "run1"]
+    assert step_folders(tmp_path / "run0") == [tmp_path / "run0"]
