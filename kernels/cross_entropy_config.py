@@ -19,14 +19,14 @@ class VocabConfig:
     max_registers: int | None = None
 
 
-# One row a multiprocessor by 32 warps with 64 KB of loads in flight, whose second read should find it in the L2: on an
-# H200 some 40% of 132 x 304 KB were still there, and it took 1.3 times a copy.
+# For what cannot be shared. One row a multiprocessor by 32 warps with 64 KB of loads in flight, whose second read
+# should find it in the L2: on an H200 some 40% of 132 x 304 KB were still there, and it took 1.3 times a copy.
 WHOLE_ROWS = VocabConfig(32768, 32)
 
 
 def config_for(direction: str = "both") -> VocabConfig:
-    """ "both": a row of 151,936 by 19 programs of 64 registers a thread, half of them logits; "fwd" reads once: four
-    rows a multiprocessor; "bwd" is element-wise."""
+    """ "both": a row of 151,936 by 19 programs of 64 registers a thread, half of them logits (on an H200 1.1 times a
+    copy); "fwd" reads once: four rows a multiprocessor; "bwd" is element-wise."""
     return {
         "both": VocabConfig(8192, 4, split=True, max_registers=64),
         "fwd": VocabConfig(8192, 16, num_stages=3),
@@ -43,7 +43,8 @@ def candidates(direction: str) -> list[VocabConfig]:
             for warps in (4, 8, 16)
             if block >= 256 * warps
         ]
-    # 64 registers a thread, a quarter to a half of them logits: 64 or 128 KB of rows on a multiprocessor
+    # 64 registers a thread, a quarter to a half of them logits: 64 or 128 KB of rows on a multiprocessor (on an H200
+    # 0.75 and 0.91 of a copy)
     split = [
         VocabConfig(block, warps, split=True, max_registers=registers)
         for block, warps, registers in (

@@ -36,8 +36,8 @@ THETA = 1e6  # Qwen3's
 
 def config_for(head_dim: int, direction: str = "fwd") -> RowConfig:
     """Forward: tiles of 4096 elements by four warps, two 16-byte loads a thread of each half. Backward: of 2048, four
-    programs of 96 registers filling a multiprocessor. More of fewer registers took as long there, and copying the next
-    step's rows to shared memory meanwhile longer: 0.77 of copy for 0.89 on an H200."""
+    programs of 96 registers filling a multiprocessor. Six or eight of fewer registers took as long on an H200, and
+    copying the next step's rows to shared memory meanwhile longer: 0.77 of copy for 0.89."""
     rows = max(1, 2048 // (2 * (1 << max(0, head_dim // 2 - 1).bit_length())))
     return RowConfig(2 * rows, 4) if direction == "fwd" else RowConfig(rows, 4, programs_per_sm=4)
 

@@ -263,7 +263,7 @@ class SwiGlu:
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
     """Mean cross-entropy of logits [rows, vocab]. "fwd": the loss; "bwd": the gradient, from logits and saved
-    log-sum-exp; "both": loss and gradient in one kernel, whose second read of a row should hit the L2."""
+    log-sum-exp; "both": loss and gradient in one kernel, which may read the logits once."""
 
     rows: int
     vocab: int = 151936
