@@ -1,7 +1,7 @@
 """Traces the op stream of a training step on fake tensors, without a GPU: of a config, of a module, of a step function.
 
 The step runs as it would, on fake CPU tensors that have no values; `cuda_semantics` does what CUDA would do
-differently, `recorder` writes down what the dispatcher sees. A real step is recorded by the same `record_step`.
+differently, `step_recording` records it. A real step is recorded by the same `record_step`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from flopcast.microbench.steps import (
     use_fused,
 )
 from flopcast.roofline.cuda_semantics import FakeValues, Hosts, as_on_cuda, untraced
-from flopcast.roofline.recorder import flatten, record_step
+from flopcast.roofline.recorder import flatten
+from flopcast.roofline.step_recording import record_step
 from flopcast.roofline.stream import Stream
 
 __all__ = ["load_factory", "record_step", "sizes_of", "trace", "trace_module"]

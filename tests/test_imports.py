@@ -4,7 +4,7 @@
 - `microbench` imports kernels, errors and itself.
 - `roofline` imports the shapes of `kernels`, and the records and plans of `microbench`: plain data, no torch.
   What runs kernels it imports lazily, and only where a command does so. torch and transformers are for the
-  tracer alone: `trace.py`, `trace_lean.py`, `recorder.py`, `cuda_semantics.py`.
+  tracer alone: `TRACERS`.
 
 Read from the source, so that imports on branches no test takes are seen too; then checked on live processes.
 """
@@ -26,7 +26,13 @@ PARTS = ("kernels", "microbench", "roofline")
 TORCH = {"torch", "transformers", "triton"}
 HEAVY = TORCH | {"numpy", "pandas", "scipy", "matplotlib"}
 
-TRACERS = {f"flopcast.roofline.{name}" for name in ("trace", "trace_lean", "recorder", "cuda_semantics")}
+TRACERS = {
+    f"flopcast.roofline.{name}"
+    for name in (
+        "trace", "trace_lean", "step_recording", "recorder", "module_stack",
+        "cuda_semantics", "cuda_autocast", "cuda_operators",
+    )
+}  # fmt: skip
 TRACER = "flopcast.roofline.trace"
 # Commands that run kernels or steps on this machine; names begin so (cli.py, cli_bench.py).
 RUNNERS = ("flopcast.roofline.cli", "flopcast.roofline.validate")

@@ -1,0 +1,158 @@
+"""CUDA's autocast on the CPU's dispatch key: which operators cast to what, read from this torch's own dispatcher.
+
+The kernels that `kernels_for` gives go where the CPU's autocast has its own (`cuda_semantics.as_on_cuda`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+# Of the operators that have a kernel for CUDA's autocast (aten/src/ATen/autocast_mode.h): those cast to the low
+# precision, those whose result is asked for in fp32, those cast to their widest operand. The rest is cast to fp32.
+_LOW = {
+    "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "convolution", "cudnn_convolution", "cudnn_convolution_transpose", "prelu", "addmm",
+    "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm",
+    "chain_matmul", "linalg_multi_dot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+}  # fmt: skip
+_RESULT_IN_FP32 = {
+    "prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum", "norm",
+}  # fmt: skip
+_WIDEST = {
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add",
+}  # fmt: skip
+_NOT_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+class CastWeights:
+    """Autocast's cache: a leaf that learns is cast once, until the outermost autocast context ends."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if tensor.dtype == dtype or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+            return tensor
+        is_weight = tensor.dtype == torch.float32 and tensor.is_leaf and tensor.requires_grad
+        if not (
+            is_weight
+            and dtype != torch.float32
+            and torch.is_autocast_cache_enabled()
+            and not tensor._is_view()
+        ):
+            return tensor.to(dtype)
+        known = self._known.get(id(tensor))
+        if known is None:
+            known = self._known[id(tensor)] = tensor, tensor.to(dtype)
+        return known[1]
+
+
+def _kernel(function: Any, policy: str, weights: CastWeights) -> Callable[..., Any]:
+    """What CUDA's autocast does before it calls `function`; nothing by policy "none", but to what it is made of."""
+    if policy == "none":
+        return torch.library.fallthrough_kernel
+
+    def low(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
+            dtype = _autocast_dtype()
+            args = tuple(_map_tensors(a, lambda t: weights.cast(t, dtype)) for a in args)
+            kwargs = {k: _map_tensors(v, lambda t: weights.cast(t, dtype)) for k, v in kwargs.items()}
+            return function(*args, **kwargs)
+
+    def high(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
+            args = tuple(_map_tensors(a, _to_fp32) for a in args)
+            return function(*args, **{k: _map_tensors(v, _to_fp32) for k, v in kwargs.items()})
+
+    def result_in_fp32(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
+            names = [argument.name for argument in function._schema.arguments]
+            first = args[0]
+            is_eligible = first.is_floating_point() and first.dtype != torch.float64
+            given = dict(zip(names, args, strict=False)).get("dtype", kwargs.get("dtype"))
+            if not is_eligible or given is not None:
+                return function(*args, **kwargs)
+            if "dtype" in names:
+                return function(*args, **{**kwargs, "dtype": torch.float32})
+            return (
+                torch.ops.aten.norm.ScalarOpt_dtype(*args, dtype=torch.float32)
+                if len(args) < 3
+                else (
+                    torch.ops.aten.norm.ScalarOpt_dim_dtype(
+                        *args[:3], *(args[3:] or (False,)), dtype=torch.float32
+                    )
+                )
+            )
+
+    def widest(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
+            found = [t for a in (*args, *kwargs.values()) for t in _tensors(a) if t.is_floating_point()]
+            if any(t.dtype == torch.float32 for t in found):
+                args = tuple(_map_tensors(a, _to_fp32) for a in args)
+                kwargs = {k: _map_tensors(v, _to_fp32) for k, v in kwargs.items()}
+            return function(*args, **kwargs)
+
+    return {"low": low, "high": high, "result": result_in_fp32, "widest": widest}[policy]
+
+
+def _autocast_dtype() -> torch.dtype:
+    return torch.get_autocast_dtype("cpu")
+
+
+def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.float32) if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _policy(name: str, on_cuda: set[str]) -> str:
+    """What CUDA's autocast does to an operator that the CPU's or CUDA's casts."""
+    packet = name.split(".")[0]
+    if name not in on_cuda:
+        return "none"
+    if packet in _LOW:
+        return "low"
+    if packet in _RESULT_IN_FP32:
+        return "result"
+    return "widest" if packet in _WIDEST else "high"
+
+
+def _registered(key: str) -> set[str]:
+    """Names of ATen operators that have a kernel of their own for a dispatch key."""
+    found = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return {name.removeprefix("aten::") for name in found if name.startswith("aten::")}
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map_tensors(item, function) for item in value)
+    return value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def kernels_for(weights: CastWeights) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """(operator, kernel) for each that CUDA's or the CPU's autocast casts: what CUDA's does before it calls it."""
+    on_cuda = _registered("AutocastCUDA")
+    for name in sorted(on_cuda | _registered("AutocastCPU")):
+        yield name, _kernel(_operator(name), _policy(name, on_cuda), weights)

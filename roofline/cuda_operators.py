@@ -1,0 +1,176 @@
+"""Operators that CUDA makes of others by rules of its own, and those whose results are others there.
+
+`RULES` go where the CPU's autograd key has its composite operators; `RESULTS` are asked in place of fake CPU kernels
+(`cuda_semantics`). Attention is one operator of ours, `flopcast::attention`, whichever kernel the device picks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+@torch.library.custom_op("flopcast::attention", mutates_args=())
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    raise NotImplementedError("flopcast::attention exists for tracing only")
+
+
+@_attention.register_fake
+def _(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    # As flash and cuDNN lay it out: in the order of the query's dimensions in memory.
+    strides = query.stride()
+    order = sorted(range(4), key=lambda d: -strides[d])
+    shape = (*query.shape[:-1], value.shape[-1])
+    out = query.new_empty([shape[d] for d in order]).permute([order.index(d) for d in range(4)])
+    return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("flopcast::attention_backward", mutates_args=())
+def _attention_backward(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None, dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    raise NotImplementedError("flopcast::attention_backward exists for tracing only")
+
+
+@_attention_backward.register_fake
+def _(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+    lse: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None, dropout: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # else the unused log-sum-exp would get a gradient of zeros
+    ctx.mark_non_differentiable(output[1])
+    query, key, value, ctx.is_causal, ctx.mask, ctx.dropout = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _attention_gradient(ctx: Any, grad: torch.Tensor, _lse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    extra = () if ctx.mask is None and not ctx.dropout else (ctx.mask, ctx.dropout)
+    return *_attention_backward(grad, *ctx.saved_tensors, ctx.is_causal, *extra), None, None, None
+
+
+torch.library.register_autograd("flopcast::attention", _attention_gradient, setup_context=_save)
+
+
+def _scaled_dot_product_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """One operation, whichever kernel the device picks for it; by parts where none does (aten/src/ATen/native/
+    transformers: flash and cuDNN take 16-bit numbers alone, the memory-efficient one no grouped heads)."""
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    if query.ndim != 4 or (not is_half and query.shape[1] != key.shape[1]):
+        by_parts: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return by_parts
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # made one of numbers first
+        least = torch.ops.aten.scalar_tensor.default(
+            -65504.0 if is_half else float("-inf"), dtype=query.dtype
+        )
+        attn_mask = torch.ops.aten.where.ScalarSelf(attn_mask, 0.0, least)
+    extra = () if attn_mask is None and not dropout_p else (attn_mask, dropout_p)
+    out: torch.Tensor = _attention(query, key, value, is_causal, *extra)[0]
+    return out
+
+
+def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """aten/src/ATen/native/Dropout.cpp: one fused kernel on CUDA."""
+    if p == 0 or not train or input.numel() == 0:
+        return input
+    if p == 1:
+        return input * torch.zeros((), dtype=input.dtype, device=input.device)
+    out: torch.Tensor = torch.ops.aten.native_dropout.default(input, p, train)[0]
+    return out
+
+
+def _batch_norm(
+    input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool,
+) -> torch.Tensor:  # fmt: skip
+    """cuDNN's for fp32, torch's own for bf16 (aten/src/ATen/native/Normalization.cpp)."""
+    parts = (input, weight, bias, running_mean, running_var)
+    if (
+        input.dtype in (torch.float32, torch.float16)
+        and all(part is not None for part in parts)
+        and input.ndim >= 3
+        and training
+        and input.shape[0] <= 880_801
+        and cudnn_enabled
+    ):
+        arguments = (*parts, training, momentum, eps)
+        return torch.ops.aten.cudnn_batch_norm.default(*arguments)[0]  # type: ignore[no-any-return]
+    out: torch.Tensor = torch.ops.aten._batch_norm_impl_index.default(
+        *parts, training, momentum, eps, cudnn_enabled
+    )[0]
+    return out
+
+
+# Composite operators whose parts depend on the device: name -> CUDA's rule.
+RULES: dict[str, Callable[..., Any]] = {
+    "batch_norm": _batch_norm,
+    "scaled_dot_product_attention": _scaled_dot_product_attention,
+    "dropout": _dropout,
+}
+
+
+def _histc(tensor: torch.Tensor, bins: int = 100, *_: Any, **__: Any) -> torch.Tensor | None:
+    """Of whole numbers on CUDA alone."""
+    return None if tensor.is_floating_point() else tensor.new_empty(bins)
+
+
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, *_: Any, **__: Any
+) -> torch.Tensor | None:
+    """In other dtypes than bf16 torch's own shapes are refused, yet CUDA multiplies group by group."""
+    if a.dtype == torch.bfloat16 or offs is None:
+        return None
+    groups = () if a.ndim + b.ndim == 5 else (len(offs),)
+    return a.new_empty((*groups, a.shape[-2], b.shape[-1]))
+
+
+def _layer_norm(tensor: torch.Tensor, shape: Any, *_: Any) -> tuple[torch.Tensor, ...]:
+    """Mean and deviation are kept in fp32."""
+    rows = (*tensor.shape[: tensor.ndim - len(shape)], *[1] * len(shape))
+    out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return out, tensor.new_empty(rows, dtype=torch.float32), tensor.new_empty(rows, dtype=torch.float32)
+
+
+def _batch_norm_results(tensor: torch.Tensor, weight: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    """Mean and deviation of a channel are kept in fp32."""
+    channels = tensor.shape[1]
+    statistics = (tensor.new_empty(channels, dtype=torch.float32) for _ in range(2))
+    return torch.empty_like(tensor), *statistics
+
+
+def _cudnn_batch_norm(tensor: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    return *_batch_norm_results(tensor, *rest), tensor.new_empty(0, dtype=torch.uint8)
+
+
+def _cudnn_batch_norm_backward(
+    tensor: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, ...]:
+    return torch.empty_like(tensor), torch.empty_like(weight), torch.empty_like(weight)
+
+
+# Operators whose results on CUDA are not those of fake CPU tensors; None: they are.
+RESULTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.histc.default: _histc,
+    torch.ops.aten._grouped_mm.default: _grouped_mm,
+    torch.ops.aten.native_layer_norm.default: _layer_norm,
+    torch.ops.aten.native_batch_norm.default: _batch_norm_results,
+    torch.ops.aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+    torch.ops.aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
+}

@@ -1,0 +1,101 @@
+"""Which module of a model runs, and which one an autograd node comes from: the places that a step's ops belong to."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+class ModuleStack:
+    """Which module is running, and for each autograd node which module made it.
+
+    Nodes are numbered in the order of their making, so the numbers at module entries and exits are enough.
+    """
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        """Of several models each one's modules are named after its class."""
+        self.names: dict[torch.nn.Module, str] = {}
+        stacks: list[tuple[str, torch.nn.ModuleList]] = []
+        for model in models:
+            prefix = "" if len(models) == 1 else f"{type(model).__name__}."
+            found = {module: (prefix + name).removesuffix(".") for name, module in model.named_modules()}
+            self.names |= found
+            if (layers := find_layers(model)) is not None:
+                stacks.append((f"{found[layers]}." if found[layers] else "", layers))
+        self.prefix: str | None = None
+        self.layers: torch.nn.ModuleList | None = None
+        if stacks:
+            self.prefix, self.layers = max(stacks, key=lambda stack: len(stack[1]))
+        self._stack: list[str] = [""]
+        self._starts: list[int] = [0]
+        self._modules: list[str] = [""]
+
+    def layer_of(self, name: str) -> int | None:
+        if self.prefix is None or not name.startswith(self.prefix):
+            return None
+        number = name[len(self.prefix) :].split(".")[0]
+        return int(number) if number.isdecimal() else None
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a module is running."""
+        return len(self._stack) > 1
+
+    def current(self) -> tuple[str, int | None]:
+        return self._stack[-1], self.layer_of(self._stack[-1])
+
+    def of_node(self, number: int, previous: tuple[str, int | None]) -> tuple[str, int | None]:
+        if number >= 2**63:  # AccumulateGrad: follows the node that made the gradient
+            return previous
+        name = self._modules[bisect.bisect_right(self._starts, number) - 1]
+        return name, self.layer_of(name)
+
+    def _mark(self) -> None:
+        self._starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._modules.append(self._stack[-1])
+
+    @contextlib.contextmanager
+    def watching(self, entered: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Follows the modules of the models for as long as the context lasts; `entered` is called when one that no
+        other contains begins."""
+
+        def enter(module: torch.nn.Module, _args: Any) -> None:
+            if module in self.names:
+                if not self.is_inside:
+                    entered()
+                self._stack.append(self.names[module])
+                self._mark()
+
+        def leave(module: torch.nn.Module, _args: Any, _result: Any) -> None:
+            if module in self.names and self.is_inside:
+                self._stack.pop()
+                self._mark()
+
+        handles = [
+            torch.nn.modules.module.register_module_forward_pre_hook(enter),
+            # called also when the module is left by an exception, as checkpointing leaves what it runs again
+            torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:
+    """The stack of identical layers: the longest ModuleList of one class with equal parameter shapes."""
+
+    def signature(layer: torch.nn.Module) -> tuple[Any, ...]:
+        return (type(layer), *((name, tuple(p.shape)) for name, p in layer.named_parameters()))
+
+    stacks = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList) and len({signature(layer) for layer in module}) == 1
+    ]
+    return max(stacks, key=len, default=None)
