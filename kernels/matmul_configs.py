@@ -121,8 +121,10 @@ def _gluon(
     return MatmulConfig(m, n, 64, warps, stages, rate=rate, kind=kind, subtiles=subtiles)
 
 
-# Of the kernel in Gluon, untimed. Rates: a matrix instruction of n columns seems to take n / 2 cycles and 16 more to
-# fetch its 64 rows from shared memory (128x256, 128x128, 64x256 and 128 + 64 columns agree), which "regs" does ahead.
+# Of the kernel in Gluon. Rates are those guessed before it was timed, with which the H200's table was made: that a
+# matrix instruction takes n / 2 cycles for n columns and 16 to fetch its 64 rows from shared memory, which "regs" does
+# ahead. The timings since fit 0.97 to 1.02 to tiles of 128 and of 192 (as 128 + 64) columns, 0.91 to 0.94 to 160, 144
+# and 96, and 0.84 to 1.0 to "regs": a second block costs little beside a loading warp, registers for A save nothing.
 GLUON_SM90 = (
     _gluon(128, 256, 8, 4, 1.0, 2),
     _gluon(128, 256, 8, 3, 0.99),
@@ -161,8 +163,8 @@ GLUON_SM90 = (
     _gluon(192, 96, 12, 5, 0.85, 1, "regs"),
     _gluon(128, 96, 8, 6, 0.8, 1, "regs"),
 )
-# Tiles of two blocks. In one flattened loop, as they were timed, ptxas ran their products one after another (500
-# TFLOP/s); out of it they compile without that, and await the next tuning.
+# Tiles of two blocks: 0.7 to 0.8 of the rate of 128x256 out of the flattened loop, in which ptxas runs their products
+# one after another (500 TFLOP/s). The kernel in Gluon has them at full rate.
 NEW_SM90 = (
     _tma(128, 192, 64, 8, 5, 0.95, subtiles=2),
     _tma(128, 192, 64, 8, 4, 0.95),

@@ -16,7 +16,7 @@ from flopcast.microbench.tune import small_integers
 
 # One of each: two accumulators, three groups, groups apart, in turn, A in registers; a row of C in halves
 COMPILED = (
-    "nt/regs/128x192x64/w8s4/g8/k1/c1p1",
+    "nt/gluon/128x192x64/w8s4/g8/k1/c1p1",
     "tn/regs/192x192x64/w12s3/g8/k1/c1p1",
     "nn/drift/128x256x64/w8s4/g8/k1/c2p1",
     "tn/turns/128x192x64/w8s4/g8/k1/c2p1",
@@ -57,8 +57,14 @@ def test_its_tiles_fit_the_part_and_have_keys() -> None:
             config.kind, config.block_m, config.block_n, config.num_warps
         )  # fmt: skip
     assert len({config.key for config in GLUON_SM90}) == len(GLUON_SM90)
-    # where no table names them, none is chosen
+    # where no table names them, none is chosen; the H200's does
     assert not any(config.kind in GLUON for config in tiles_for("bf16", (9, 0), tma=True))
+    (table,) = matmul_table.tables()
+    chosen = {
+        (config.kind, config.block_m, config.block_n) for x in table.choices.values() for config in x.values()
+    }
+    assert {kind for kind, _, _ in chosen} >= set(GLUON)
+    assert {(m, n) for kind, m, n in chosen if kind in GLUON} <= {(x.block_m, x.block_n) for x in GLUON_SM90}
 
 
 @pytest.mark.gpu
