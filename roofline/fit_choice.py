@@ -17,23 +17,21 @@ from flopcast.roofline.gemm_choice import Candidates, Sizes, Tiles, candidates, 
 from flopcast.roofline.gemm_law import tile_params
 from flopcast.roofline.smooth import Array
 
-# cuBLAS computes the transpose (its matrices are column-major), so the first number of its tile lies along n.
-# nvjet_sm90_tst_128x160_64x5_1x2_h_bz_NTT; cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_64x3_nn_align2.
+# cuBLAS computes the transpose (its matrices are column-major), so the first number of its tile lies along n:
+# nvjet_sm90_tst_128x160_64x5_1x2_h_bz_NTT. Kernels for unaligned rows: `fit_unaligned.py`.
 _NVJET = re.compile(r"nvjet_\w+?_(\d+)x(\d+)_\d+x\d+_")
-_CUTLASS = re.compile(r"cutlass_\w+?gemm\w*?_(\d+)x(\d+)_.*?align(\d+)")
-_FAMILIES = {"nvjet": "aligned"}  # as gemm_law.FAMILIES; the others: `fit_unaligned.py`
-_SHARE_OF_PEAK = {"aligned": 0.75}
-LEAST_NAMES = 150  # of a family; fewer tell too little of a hundred tiles
+_FAMILY = "aligned"  # of gemm_law.FAMILIES
+_SHARE_OF_PEAK = 0.75
+LEAST_NAMES = 150  # fewer tell too little of a hundred tiles
 LEAST_SEEN = 2  # a tile seen once says nothing of when it is picked
 STEP_SD, BLOCK_SD, BIAS_SD = 0.2, 1.0, 1.5
 
 
 class Launched(NamedTuple):
-    """A kernel as its name has it: tile along m and n, the family, and whether its k is split."""
+    """A kernel as its name has it: tile along m and n, and whether its k is split."""
 
     rows: int
     columns: int
-    family: str
     is_split: bool
 
 
@@ -43,9 +41,7 @@ def launched(kernels: Sequence[Sequence[Any]]) -> Launched | None:
     is_split = any("splitKreduce" in name for name in names)
     for name in names:
         if found := _NVJET.search(name):
-            return Launched(int(found[2]), int(found[1]), "nvjet", is_split)
-        if found := _CUTLASS.search(name):
-            return Launched(int(found[2]), int(found[1]), f"align{found[3]}", is_split)
+            return Launched(int(found[2]), int(found[1]), is_split)
     return None
 
 
@@ -54,31 +50,29 @@ def learn_tiles(
 ) -> dict[tuple[int, str], dict[str, float]]:
     """What was learnt of the library's choices, as the law's parameters, by bytes of an item and layout; nothing where
     names tell too little. `rows`: (shape, kernel names); `peaks`: FLOP/s by dtype."""
-    families: dict[tuple[int, str], dict[Gemm, Launched]] = defaultdict(dict)
+    aligned: dict[int, dict[Gemm, Launched]] = defaultdict(dict)
     unaligned: dict[tuple[int, str], dict[Gemm, Ran]] = defaultdict(dict)
     for shape, kernels in rows:
         if not isinstance(shape, Gemm):
             continue
         item_bytes = DTYPE_BYTES[shape.dtype]
-        name = launched(kernels)
-        if name is not None and name.family in _FAMILIES:
-            families[item_bytes, _FAMILIES[name.family]][shape] = name
+        if (name := launched(kernels)) is not None:
+            aligned[item_bytes][shape] = name
         elif item_bytes == 2 and (one := fit_unaligned.ran(shape, kernels)) is not None:
             own = unaligned[item_bytes, shape.layout]
             if shape not in own or one.seconds > own[shape].seconds:  # of cold and hot operands the cold ones
                 own[shape] = one
     learnt: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
-    for (item_bytes, family), found in families.items():
+    for item_bytes, found in aligned.items():
         if len(found) < LEAST_NAMES:
             continue
         columns = np.array([(s.m, s.n, s.k, s.batch) for s in found], float)
         sizes = Sizes(*(columns[:, [i]] for i in range(4)))
         peak = max((peaks[s.dtype] for s in found if s.dtype in peaks), default=1e14)
         layouts = [shape.layout for shape in found]
-        rate = _SHARE_OF_PEAK[family] * peak
-        fitted = fit_tiles(sizes, list(found.values()), sm_count, item_bytes, rate, layouts)
+        fitted = fit_tiles(sizes, list(found.values()), sm_count, item_bytes, _SHARE_OF_PEAK * peak, layouts)
         for layout, tiles in fitted.items():
-            learnt[item_bytes, layout].update(tile_params(family, tiles))
+            learnt[item_bytes, layout].update(tile_params(_FAMILY, tiles))
     for kind, ones in unaligned.items():
         peak = max((peaks[s.dtype] for s in ones if s.dtype in peaks), default=1e14)
         learnt[kind].update(fit_unaligned.learn(list(ones.values()), sm_count, peak))

@@ -1,8 +1,9 @@
 """The law of matrix products: a tile's blocks in waves over the SMs, never faster than its bytes through memory. numpy.
 
 Which tile, and whether k is split, is learnt where the measured rows name their kernels (`gemm_choice.py`; parameters
-"tile/..."), and the law is the mean log time of the likeliest choices. Where they do not, it is the cheapest of tiles
-that libraries have.
+"tile/..."), and the law is the mean log time of the likeliest choices; of kernels for unaligned rows their times are
+learnt, too (`gemm_unaligned.py`; "unaligned/..."). Where rows name none, it is the cheapest of tiles that libraries
+have.
 """
 
 from __future__ import annotations
