@@ -15,12 +15,17 @@ those of its neighbourhood do. A penalty's standard error (`penalty_spread`) fol
 the step is a point. So errors are also given relative to the step (`time_error`): of a penalty of 100 to 200%, 1.5
 points are 0.5 to 0.75% of the time.
 
-2026-11-21, H200, torch 2.11, set 1, 32 unaligned widths, kernels: the 13 multiples of 8, 16 and 32 came within 0.9
-points (median 0.5), of 8 multiples of 2 and 4 three within 1.5 (the worst 18.6 points high, of 85), of 11 odd ones none
-(time 2.4% off at the median, penalties of 98 to 222%). What is off are products: they make 99% of the penalties, and
-element-wise kernels, norms, attention and the optimizer lose nothing at any width. Beside them the loss of
-vocabularies near 151,936 was 0.7 to 1.7 points short. Steps lose less than their kernels, since the host shows beside
-them: there by 1.3 ms a step more than the profile's host.
+H200, torch 2.11. Set 1 (2026-11-21, 32 unaligned widths, forecasts of before, at 6fba1b3): the 13 multiples of 8, 16
+and 32 came within 0.9 points, of 8 multiples of 2 and 4 three within 1.5 (the worst 18.6 points high, of 85), of 11 odd
+ones none. Products made 99% of the misses: element-wise kernels, norms, attention and the optimizer lose nothing at any
+width, and the loss of vocabularies near 151,936 was 0.7 to 1.7 points short. Set 2 (2026-11-22, 46 unaligned widths,
+forecasts of before, at f186338, by the law of unaligned products that set 1 asked for): 28 within 1.5 points, all 19
+multiples of 8 to 32 (median 0.14), 3 of 15 of 2 and 4 (median 2.0, the worst 7.1), 6 of 12 odd (median 2.3, the worst
+8.7; of the time 1.1%); signs 42 of 46 right, the four wrong ones of penalties under 0.7 points; 42 within their 90%
+interval; all six shapes ranked right. By the law of before set 1's lessons (648f0e9) 24 were within 1.5, 1 of 15 and 4
+of 12. The measured penalties' standard error is 0.07 points at the median, so it is the forecast that is off: products,
+87% of it, 1 to 3% of single odd ones and 2 to 7% of those of 2 and 4 (`widths_products.py`), half of which cancels in a
+step, and again the loss near 151,936. Steps lose less than their kernels, since the host shows beside them.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from flopcast.errors import UsageError
+from flopcast.errors import DataError, UsageError
+from flopcast.kernels.shapes import Gemm
 from flopcast.microbench import records
-from flopcast.roofline import widths, widths_check, widths_rules, widths_sets, widths_shapes
+from flopcast.roofline import widths, widths_check, widths_products, widths_rules, widths_sets, widths_shapes
 from flopcast.roofline.batch import write_rows
 from flopcast.roofline.forecast import Run
 from flopcast.roofline.lookup import find_profile
@@ -372,6 +373,52 @@ def test_forecasts_written_before_are_judged_as_they_stand(h200: Profile, tmp_pa
     said = widths_check.summary(list(after.values()))
     assert said["within_goal"] == 0.0
     assert said["spread_points"] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(("shape", "kind"), [
+    (Gemm(m=8192, n=3072, k=1024, layout="nt"), ("none", "aligned")),
+    (Gemm(m=8192, n=3071, k=1024, layout="nt"), ("result", "odd")),
+    (Gemm(m=8192, n=1024, k=3070, layout="nt"), ("both", "2, 4")),
+    (Gemm(m=8192, n=1024, k=3071, layout="nn"), ("a", "odd")),
+    (Gemm(m=8192, n=3071, k=1024, layout="nn"), ("b", "odd")),
+    (Gemm(m=3068, n=1024, k=8192, layout="tn"), ("a", "2, 4")),
+    (Gemm(m=3080, n=1024, k=8192, layout="tn"), ("none", "aligned")),
+])  # fmt: skip
+def test_which_rows_of_a_product_are_misaligned(shape: Gemm, kind: tuple[str, str]) -> None:
+    assert widths_products.kind_of(shape) == kind
+
+
+def test_a_split_product_is_one_with_its_fill_and_its_sum() -> None:
+    kernels = [
+        ["Memset (Device)", 1.0],
+        ["gemm_a", 2.0],
+        ["splitKreduce_kernel", 0.5],
+        ["gemm_b_splitK", 3.0],
+    ]
+    assert widths_products.joined(kernels) == [("gemm_a", 3.5), ("gemm_b_splitK", 3.0)]
+
+
+def test_the_products_of_real_steps_are_told_one_by_one(h200: Profile, root: Path) -> None:
+    """Equal products of a step repeat within 10% (the clock changes), so each has been given its own kernel."""
+    raw = list(records.read(root / "reports/nvidia-h200/width-steps/2").rows)
+    chosen = small(2, "ffn3072", unaligned=(3071,))
+    found = widths_products.products(chosen, h200, raw)
+    assert {row["step"] for row in found} == {"ffn3072-3008", "ffn3072-3071", "ffn3072-3072"}
+    alike: dict[tuple[Any, ...], list[float]] = {}
+    for row in found:
+        key = tuple(row[name] for name in ("step", "m", "n", "k", "layout"))
+        alike.setdefault(key, []).append(row["seconds"])
+    repeated = [times for times in alike.values() if len(times) > 2 and min(times) > 50e-6]
+    assert len(repeated) > 10
+    assert all(max(abs(t / median(times) - 1) for t in times) < 0.1 for times in repeated)
+    odd = [row for row in widths_products.summary(found) if row["rows"] == "odd"]
+    assert {(row["layout"], row["misaligned"]) for row in odd} == {
+        ("nt", "result"), ("nt", "both"), ("nn", "a"), ("nn", "b"), ("tn", "a"), ("tn", "b"),
+    }  # fmt: skip
+    assert all(abs(row["signed"]) < 0.25 for row in odd)
+    with pytest.raises(DataError, match="products were launched"):
+        widths_products.products(chosen, h200, [{**row, "products": row["products"][:5]} for row in raw
+                                                if row["key"].startswith("step_kernels/")])  # fmt: skip
 
 
 def test_the_figure_of_penalties_tells_each(committed: list[dict[str, str]]) -> None:
