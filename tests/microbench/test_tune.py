@@ -152,7 +152,8 @@ def test_the_benchmarks_rows_are_summed_up_and_drawn(tmp_path: Path) -> None:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     measured = module.read_rows(REPORTS / "kernels.csv")
-    assert len(measured) == len({row["key"] for row in measured}) == len(tune.grid())
+    products = [row["key"] for row in measured if row["kernel"] == "matmul"]
+    assert len(products) == len(set(products)) == len(tune.grid())
     text = "\n".join(module.summarise(measured))
     assert (
         "ok     matmul / cuBLAS, m, n, k >= 1024: 1.005 (to reach 1.00), least 0.879 (to reach 0.80)" in text
