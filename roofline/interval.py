@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any
 from flopcast.roofline.fallback import OTHER_CACHE
 from flopcast.roofline.op_groups import GROUPS, group_of
 from flopcast.roofline.profile import HostCosts, Profile
-from flopcast.roofline.project import common_sigma
 from flopcast.roofline.timeline import Item, Simulation
 
 if TYPE_CHECKING:
@@ -111,7 +110,11 @@ def device_log_sigma(items: Sequence[Item], profile: Profile, known: Spreads | N
     shared = sum(
         (seconds * known.classes.get(group, known.default)) ** 2 for group, seconds in groups.items()
     )
-    projected = sum(seconds * common_sigma(profile, name) for name, seconds in classes.items())
+    projected = 0.0
+    if profile.basis != "measured":
+        from flopcast.roofline.project import common_sigma
+
+        projected = sum(seconds * common_sigma(profile, name) for name, seconds in classes.items())
     cards = card_sigma(classes, profile)
     return sqrt((own + shared + projected**2) / total**2 + known.common**2 + cards**2)
 

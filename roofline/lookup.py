@@ -140,7 +140,12 @@ def published_record(name: str) -> dict[str, Any] | None:
 
 
 def names() -> list[str]:
-    return [entry.name for entry in known()]
+    """As `known`, which reads the profiles: shipped ones first, then the user's own, the refined ones last."""
+    shipped = known_profiles()
+    found = [*sorted(shipped), *sorted(name for name in known_profiles(user_folder()) if name not in shipped)]
+    specs = [name for name in load_specs() if name not in found] if SOURCE in shipped else []
+    refined = {path.stem for path in PUBLISHED.glob("*.json")}
+    return found + sorted(specs, key=lambda name: name in refined)
 
 
 def find_host(name_or_path: str | None) -> HostCosts | None:
