@@ -53,7 +53,10 @@ _STARTS = (0.25, 1.5)
 _FULL, _GOOD, _MOST_SPLITS = 0.8, 0.85, 128
 _SPLIT_ROWS = 64
 FEW_ROUNDS = 0.25  # below it places are empty, however many
-_DONE = 1e-9  # of a block's steps, what is no work left but a rounding
+_DONE = (
+    1e-9  # of a block's steps, what is no work left but a rounding; late in long calls clocks round by more
+)
+_ROUNDING = 1e-13
 
 
 def schedule_of(backend: str, direction: str, head_dim: int) -> dict[str, float]:
@@ -244,11 +247,12 @@ def _in_pairs(blocks: list[float], sm_count: int) -> float:
         old, young = older[sm], younger[sm]
         old -= passed * faster if young else passed
         young -= passed * slower if young else 0.0
-        if old <= _DONE:
+        done = _DONE if now * _ROUNDING < _DONE else now * _ROUNDING
+        if old <= done:
             old, young = young, 0.0
-        if old <= _DONE:
+        if old <= done:
             old = next(waiting, 0.0)
-        if young <= _DONE:
+        if young <= done:
             young = next(waiting, 0.0) if old else 0.0
         older[sm], younger[sm] = old, young
         if young:

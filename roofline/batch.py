@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Gemm
-from flopcast.roofline.forecast import Forecast, Run, forecast_stream, traced_of
+from flopcast.roofline.forecast import MOST, Forecast, Run, forecast_stream, traced_of
 from flopcast.roofline.garbage import no_garbage_collection as no_garbage_collection
 from flopcast.roofline.lower import Work, describe
 from flopcast.roofline.models import Config, check_config, depth_for, load_config, make_config, with_depth
@@ -258,7 +258,8 @@ def _work_of(row: Row) -> tuple[Work, str, str]:
         direction = row.get("direction") or "fwd"
         _one_of("backend", backend, ATTENTION_BACKENDS)
         _one_of("direction", direction, ("fwd", "bwd"))
-        sizes = {name: _size(row, name) for name in ("batch", "heads", "seq", "head_dim")}
+        sizes = {name: _size(row, name) for name in ("batch", "heads", "head_dim")}
+        sizes["seq"] = _size(row, "seq", MOST["seq"])  # its blocks are dealt out one by one
         sizes["kv_heads"] = _size(row, "kv_heads") if row.get("kv_heads") else sizes["heads"]
         if sizes["heads"] % sizes["kv_heads"]:
             raise UsageError(f"heads {sizes['heads']} is not divisible by kv_heads {sizes['kv_heads']}")
@@ -280,10 +281,10 @@ def _one_of(name: str, value: str, valid: Sequence[str]) -> None:
         raise UsageError(f"{name} {value!r}: valid are {', '.join(valid)}")
 
 
-def _size(row: Row, name: str) -> int:
+def _size(row: Row, name: str, most: int = MAX_SIZE) -> int:
     if not row.get(name):
         raise UsageError(f"{name} is missing: valid is an integer of at least 1")
     value = int(parse_cell(name, row[name], int))
-    if not 1 <= value <= MAX_SIZE:
-        raise UsageError(f"{name} is {value}: valid is an integer of at least 1, at most {MAX_SIZE}")
+    if not 1 <= value <= most:
+        raise UsageError(f"{name} is {value}: valid is an integer of at least 1, at most {most}")
     return value

@@ -215,9 +215,11 @@ def sweep(
     """Many steps, from CSV to CSV. A row that cannot be done keeps its place and says why."""
     from flopcast.roofline import batch, prepared, tables
     from flopcast.roofline.lookup import find_host, find_profile
+    from flopcast.roofline.text_files import check_writable
 
     columns, rows = batch.read_rows(source)
     batch.check_columns(source, columns, ("name", *batch.MODEL_COLUMNS, *batch.RUN_COLUMNS))
+    check_writable(out)
     profile = find_profile(gpu)
     book = price_book(prices, price, provider, on, gpus=[profile.gpu])
     with tables.progress("forecasting") as advance:
@@ -243,9 +245,11 @@ def kernels(
     """Single operations, from CSV to CSV: seconds of the kernel alone, with a range."""
     from flopcast.roofline import batch, prepared, tables
     from flopcast.roofline.lookup import find_profile
+    from flopcast.roofline.text_files import check_writable
 
     columns, rows = batch.read_rows(source)
     batch.check_columns(source, columns, ("name", *batch.KERNELS_IN))
+    check_writable(out)
     profile = find_profile(gpu)
     found = batch.kernels(rows, profile)
     prepared.keep(profile)

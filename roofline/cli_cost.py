@@ -58,6 +58,7 @@ def cost(
     from flopcast.roofline.lookup import find_host, find_profiles
     from flopcast.roofline.models import LADDER_WIDTHS, ladder
     from flopcast.roofline.rebatch import stream_of
+    from flopcast.roofline.text_files import check_writable
 
     if mode == "compile":
         raise UsageError(
@@ -72,6 +73,7 @@ def cost(
     )
     run = Run(batch=batch, seq=seq, optimizer=optimizer, mode=mode)
     run.check()
+    check_writable(out, is_folder=True)
     feeding = find_host(host)
     with tables.progress("forecasting the ladder") as advance:
         curves = cost_curves(

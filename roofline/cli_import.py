@@ -42,10 +42,12 @@ def import_table(
     """
     from flopcast.roofline import tables
     from flopcast.roofline.cli import emit
+    from flopcast.roofline.cli_measure import make_folder
     from flopcast.roofline.gpus import find_spec
     from flopcast.roofline.lookup import find_profile, user_folder
     from flopcast.roofline.published import read_table, refusal
     from flopcast.roofline.published_fit import errors, refine
+    from flopcast.roofline.text_files import check_writable
 
     if not source.strip():
         raise UsageError(
@@ -53,6 +55,9 @@ def import_table(
         )
     profile = find_profile(gpu)
     spec = find_spec(profile.gpu)
+    if out is None:
+        out = user_folder() / f"{profile.gpu}.json.gz"
+    check_writable(out)
     found = read_table(table, spec)
     if found.refused and not skip_refused:
         raise UsageError(f"{refusal(table, found)}; mend them, or give --skip-refused to leave them out")
@@ -62,9 +67,7 @@ def import_table(
         )
     refined, record = refine(profile, spec, found.rows, source.strip(), hold_out=hold_out)
     checked = errors(profile, refined, spec, record, found.rows, hold_out=hold_out)
-    if out is None:
-        out = user_folder() / f"{profile.gpu}.json.gz"
-        out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     refined.save(out)
     document = {
         "gpu": refined.gpu,

@@ -205,7 +205,9 @@ def fit(
     _one_blas_thread()
     from flopcast.roofline import cards, cli_bench, coverage, host_folder, repeatability, tables
     from flopcast.roofline.cli import emit
+    from flopcast.roofline.text_files import check_writable
 
+    check_writable(out)
     found = cards.read_folder(folder)
     if host_folder.is_host_only(found):
         host, path = cli_bench.fit_host_only(folder, found, out)
@@ -335,6 +337,7 @@ def validate(
     from flopcast.roofline.fit_device import gpu_name
     from flopcast.roofline.lookup import find_profile
     from flopcast.roofline.tables_validate import print_validation
+    from flopcast.roofline.text_files import check_writable
 
     check_suite(suite)
     folder = steps_from or out or Path("out/validate")
@@ -356,6 +359,7 @@ def validate(
     described = machine_here(device) if steps_from is None else machine_of(steps_from)
     profile = find_profile(gpu or gpu_name(described))  # before minutes of steps, not after
     same_stack.check_device(described, profile, any_gpu=any_gpu)
+    check_writable(out, is_folder=True)
     if steps_from is None:
         if not any_stack:
             from flopcast.microbench.device import describe_stack

@@ -33,7 +33,9 @@ def plan(
     widths: Annotated[str | None, typer.Option(
         help="The ladder of --budget-usd: comma-separated widths; default: 256 to 4096 by 256."
     )] = None,
-    tokens_per_param: Annotated[float, typer.Option(help="Tokens a parameter, where --tokens is not given.")] = 20.0,
+    tokens_per_param: Annotated[float | None, typer.Option(
+        help="Tokens a parameter, where --tokens is not given; default: 20."
+    )] = None,
     gpus: Annotated[str, typer.Option(help="Comma-separated GPUs.")] = GPUS,
     num_gpus: Annotated[int, typer.Option(help="1; several are not modelled yet.")] = 1,
     batch: Annotated[str, typer.Option(help="Sequences a micro-batch, or auto: the largest that fits.")] = "4",
@@ -50,10 +52,14 @@ def plan(
     from flopcast.roofline.cli import emit
     from flopcast.roofline.forecast import Run
     from flopcast.roofline.lookup import find_host, find_profiles
-    from flopcast.roofline.plan import check_devices, plans
+    from flopcast.roofline.plan import TOKENS_PER_PARAMETER, check_devices, plans
     from flopcast.roofline.tables_plan import plan_document, print_plans
 
     check_devices(num_gpus)
+    if tokens is not None and tokens_per_param is not None:
+        raise UsageError("--tokens with --tokens-per-param: give one of the two")
+    if tokens_per_param is None:
+        tokens_per_param = TOKENS_PER_PARAMETER
     if not 0 < tokens_per_param <= MOST_PER_PARAMETER:
         raise UsageError(
             f"--tokens-per-param is {tokens_per_param:g}: valid is a number above 0, at most {MOST_PER_PARAMETER:g}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -55,6 +54,7 @@ def widths(
     from flopcast.roofline.cli_explain import check_figure
     from flopcast.roofline.forecast import Run
     from flopcast.roofline.lookup import find_host, find_profile
+    from flopcast.roofline.text_files import check_writable
     from flopcast.roofline.widths import AXES, HEADS
 
     axes = tuple(dict.fromkeys(name.strip() for name in axis.split(",") if name.strip()))
@@ -64,8 +64,8 @@ def widths(
     if figure is not None and "hidden" not in axes:
         raise UsageError("--figure draws hidden sizes: valid with --axis hidden among the axes")
     check_figure(figure, theme, "--figure")
-    _check_file(out, "--out")
-    _check_file(figure, "--figure")
+    check_writable(out)
+    check_writable(figure, "--figure")
     if not 0.0 < tolerate < 100.0:
         raise UsageError(f"--tolerate is {tolerate:g}: valid are percent, above 0 and below 100")
     if not 64 <= span <= 1024:
@@ -112,14 +112,3 @@ def widths(
         emit(found.to_json())
     else:
         widths_tables.print_answer(found)
-
-
-def _check_file(path: Path | None, option: str) -> None:
-    """Raises UsageError for what cannot become a file, before the seconds of work that it is to hold."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UsageError(f"{option} {str(path)!r} is a folder: give a file in it")
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if not above.is_dir() or not os.access(path if path.exists() else above, os.W_OK):
-        raise UsageError(f"{option} {str(path)!r} cannot be written: choose another file")

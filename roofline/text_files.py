@@ -11,6 +11,7 @@ import codecs
 import csv
 import gzip
 import io
+import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from flopcast.errors import DataError
+from flopcast.errors import DataError, UsageError
 
 SHOWN = 10  # columns named in a message
 GZIP = b"\x1f\x8b"
@@ -101,6 +102,20 @@ def named(columns: Sequence[str]) -> str:
     """The names for a message, the first of very many."""
     more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
     return ", ".join(columns[:SHOWN]) + more
+
+
+def check_writable(path: Path | None, option: str = "--out", *, is_folder: bool = False) -> None:
+    """Raises UsageError for what cannot become a file (or a folder), before the seconds of work that it is to hold.
+    Nothing is made."""
+    if path is None:
+        return
+    if path.is_dir() and not is_folder:
+        raise UsageError(f"{option} {str(path)!r} cannot be written: it is a folder; give a file in it")
+    if path.exists() and is_folder and not path.is_dir():
+        raise UsageError(f"{option} {str(path)!r} cannot be written: it is a file; give a folder")
+    above = path if path.exists() else next(folder for folder in path.absolute().parents if folder.exists())
+    if (above != path and not above.is_dir()) or not os.access(above, os.W_OK):
+        raise UsageError(f"{option} {str(path)!r} cannot be written: choose another")
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:

@@ -96,6 +96,8 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
         f"predict --gpu {H200} --config qwen3-0.6b --depth-law ln", ("config and depth_law", "either", "depth")),
     "a plan of a config by a depth law": (
         "plan --config qwen3-0.6b --depth-law ln", ("config and depth_law", "either", "depth")),
+    "a plan of tokens said twice": (
+        "plan --config qwen3-0.6b --tokens 1B --tokens-per-param 5", ("--tokens with --tokens-per-param", "one of")),
     "a plan of a model and a ladder": ("plan --config qwen3-0.6b --widths 256,512", ("--widths", "--budget-usd")),
     "a ladder of one depth": ("plan --budget-usd 100 --depth 4", ("--depth 4", "--config or --width")),
     "zero width": (f"predict --gpu {H200} --width 0", ("width is 0", SIZES)),
@@ -196,6 +198,11 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "kernels with a misspelt column": (
         f"kernels --gpu {H200} --from kernels-typo.csv --out out.csv", ("layuot", "layout", "head_dim")),
     "sweep into a file": (f"sweep --gpu {H200} --from steps.csv --out plain/out.csv", ("plain/out.csv", "--out")),
+    "sweep into a folder": (f"sweep --gpu {H200} --from steps.csv --out .", ("--out '.'", "it is a folder")),
+    "cost into a file itself": (f"cost --gpus {H200} --widths 512 --out plain", ("--out 'plain'", "it is a file")),
+    "import into a folder": (
+        "import header.csv --gpu nvidia-l4 --source me --out .", ("--out '.'", "it is a folder")),
+    "fit into a folder": ("fit nowhere --out .", ("--out '.'", "it is a folder")),
     "kernels into /proc": (f"kernels --gpu {H200} --from shapes.csv --out /proc/no/out.csv", ("/proc/no", "--out")),
     "sweep on an unknown GPU": ("sweep --gpu h300 --from steps.csv --out out.csv", ("'h300'", *MEASURE)),
     "kernels on an unknown GPU": ("kernels --gpu h300 --from shapes.csv --out out.csv", ("'h300'", *MEASURE)),

@@ -131,3 +131,15 @@ def test_ten_thousand_operations_are_answered(flopcast: Command, tmp_path: Path)
     rows = rows_of(out)
     assert [(int(row["m"]), int(row["n"]), int(row["k"])) for row in rows] == shapes
     assert all(math.isfinite(float(row["seconds"])) and float(row["seconds"]) > 0 for row in rows)
+
+
+def test_attention_over_millions_of_tokens_is_timed_or_refused(flopcast: Command, tmp_path: Path) -> None:
+    """Late in a long schedule its clock rounds by more than a block's rest: the dealing must end all the same."""
+    source, out = tmp_path / "shapes.csv", tmp_path / "out.csv"
+    lengths = (2**21, 2**22, 2**24 + 1)
+    rows = "".join(f"attention,4,16,{seq},128,sdpa-flash\n" for seq in lengths)
+    source.write_text("op,batch,heads,seq,head_dim,backend\n" + rows)
+    assert flopcast("kernels", "--gpu", H200, "--from", source, "--out", out).code == 0
+    half, whole, beyond = rows_of(out)
+    assert float(whole["seconds"]) == pytest.approx(4 * float(half["seconds"]), rel=0.05)
+    assert "at most 16777216" in beyond["reason"]
