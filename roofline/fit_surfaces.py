@@ -112,16 +112,17 @@ def fit_surfaces(
         prior = priors.get(name) or _dense_prior(
             work, points, device, peaks, ceilings, tiles if group[0].backend == "torch" else {}
         )
-        if kin in donors and kinds[name] != "conv":
+        base = _base(name, kinds[name], fitted)
+        if base is not None and kinds[name] == "gemm":  # its own dtype's, not that of most points
+            prior = prior.learnt_from(base, 0.7)
+        elif kin in donors and kinds[name] != "conv":
             prior = prior.learnt_from(donors[kin], 0.7)
         if any(case.row.get("timer") == "wall" for case in group):
             prior = replace(prior, hyper=replace(prior.hyper, amplitude=WALL_AMPLITUDE, white=WALL_WHITE))
             fitted[name], count = regress.fit_doubtful(kinds[name], work.variant, points, prior)
             doubtful += count
         else:
-            fitted[name] = regress.fit_surface(
-                kinds[name], work.variant, points, prior, _base(name, kinds[name], fitted)
-            )
+            fitted[name] = regress.fit_surface(kinds[name], work.variant, points, prior, base)
         fitted_from[name] = points, prior
         if kinds[name] != "memory":
             donors.setdefault(kin, fitted[name])
