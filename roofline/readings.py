@@ -96,6 +96,8 @@ def with_taken(
 def _taken(row: Mapping[str, Any], gap: float, describe_shape: Callable[[Shape, str], Work]) -> float | None:
     if row["status"] != "ok" or not row.get("shape"):
         return None
+    if row.get("taken_seconds"):
+        return float(row["taken_seconds"])
     try:
         op_class = describe_shape(shape_from_json(row["shape"]), row.get("backend", "torch")).op_class
     except (KeyError, TypeError, ValueError, IndexError):
