@@ -31,7 +31,7 @@ def width_parts(profile: Profile, out: Path, may_trace: bool) -> Iterator[Sectio
     from flopcast.roofline.widths_sawtooth import sawtooth_points, sawtooth_widths
 
     rules = measured_rules(profile)
-    checks = [row for name in TABLES for row in rows_of(out / name)]
+    checks = [row for name in reversed(TABLES) for row in rows_of(out / name)]
     widths = [width for width in sawtooth_widths() if width % 64 == 0 or width // 512 % 2 == 0]
     points = sawtooth_points(profile, widths) if may_trace else []  # 61 steps
     drawn = (sawtooth_figure(points, profile), penalty_figure(checks, profile.gpu))
@@ -172,7 +172,7 @@ def check_summary(rows: Sequence[Mapping[str, Any]]) -> Table | None:
     """How near the forecasts came, by set and kind of size."""
     found = judged(rows)
     lines = []
-    for name in sorted({row["set"] for row in found}):
+    for name in sorted({row["set"] for row in found}, reverse=True):
         for kind, multiples in (("all", (1, 2, 4, 8, 16, 32)), *_KINDS):
             mine = [row for row in found if row["set"] == name and row["multiple"] in multiples]
             if not mine:
@@ -189,7 +189,7 @@ def check_summary(rows: Sequence[Mapping[str, Any]]) -> Table | None:
     if not lines:
         return None
     columns = [
-        text("set", "set"), text("kind", "sizes"), Column("count", "of them"),
+        text("kind", "sizes"), text("set", "set"), Column("count", "of them"),
         Column("near", f"within {GOAL_POINTS} points"),
         Column("sign", "right sign"), Column("within", "in 90% interval"), Column("median", "off by, points", _size),
         Column("worst", "worst, points", _size), Column("noise", "standard error, points", _size),
