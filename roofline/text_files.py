@@ -110,9 +110,9 @@ def check_writable(path: Path | None, option: str = "--out", *, is_folder: bool 
     if path is None:
         return
     if path.is_dir() and not is_folder:
-        raise UsageError(f"{option} {str(path)!r} cannot be written: it is a folder; give a file in it")
+        raise UsageError(f"{option} {str(path)!r} is a folder: give a file in it")
     if path.exists() and is_folder and not path.is_dir():
-        raise UsageError(f"{option} {str(path)!r} cannot be written: it is a file; give a folder")
+        raise UsageError(f"{option} {str(path)!r} is a file: give a folder")
     above = path if path.exists() else next(folder for folder in path.absolute().parents if folder.exists())
     if (above != path and not above.is_dir()) or not os.access(above, os.W_OK):
         raise UsageError(f"{option} {str(path)!r} cannot be written: choose another")

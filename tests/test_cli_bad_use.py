@@ -198,11 +198,11 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "kernels with a misspelt column": (
         f"kernels --gpu {H200} --from kernels-typo.csv --out out.csv", ("layuot", "layout", "head_dim")),
     "sweep into a file": (f"sweep --gpu {H200} --from steps.csv --out plain/out.csv", ("plain/out.csv", "--out")),
-    "sweep into a folder": (f"sweep --gpu {H200} --from steps.csv --out .", ("--out '.'", "it is a folder")),
-    "cost into a file itself": (f"cost --gpus {H200} --widths 512 --out plain", ("--out 'plain'", "it is a file")),
+    "sweep into a folder": (f"sweep --gpu {H200} --from steps.csv --out .", ("--out '.'", "is a folder")),
+    "cost into a file itself": (f"cost --gpus {H200} --widths 512 --out plain", ("--out 'plain'", "is a file")),
     "import into a folder": (
-        "import header.csv --gpu nvidia-l4 --source me --out .", ("--out '.'", "it is a folder")),
-    "fit into a folder": ("fit nowhere --out .", ("--out '.'", "it is a folder")),
+        "import header.csv --gpu nvidia-l4 --source me --out .", ("--out '.'", "is a folder")),
+    "fit into a folder": ("fit nowhere --out .", ("--out '.'", "is a folder")),
     "kernels into /proc": (f"kernels --gpu {H200} --from shapes.csv --out /proc/no/out.csv", ("/proc/no", "--out")),
     "sweep on an unknown GPU": ("sweep --gpu h300 --from steps.csv --out out.csv", ("'h300'", *MEASURE)),
     "kernels on an unknown GPU": ("kernels --gpu h300 --from shapes.csv --out out.csv", ("'h300'", *MEASURE)),
