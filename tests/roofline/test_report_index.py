@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flopcast.errors import UsageError
-from flopcast.roofline import report_index
+from flopcast.roofline import report_index, report_widths
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.report_data import Section
 from flopcast.roofline.report_extra import extra_parts
@@ -77,6 +77,38 @@ def test_the_multiple_to_keep_comes_from_this_gpus_own_products() -> None:
     assert "times as long; with a size divisible by 2 or 4 alone" in said
     assert "real steps say so. Of" in multiple_to_keep(rules, steps="As real steps say so.")
     assert multiple_to_keep([]) == ""
+
+
+def test_checks_of_widths_are_told_by_set_and_kind() -> None:
+    """The committed tables of both sets: counts of the summary from the rows again, and what steps lost in words."""
+    folder = Path(__file__).parents[2] / "reports/nvidia-h200"
+    rows = [row for name in report_widths.TABLES for row in report_widths.rows_of(folder / name)]
+    said = report_widths.check_summary(rows)
+    assert said is not None
+    counts = {(row["set"], row["kind"]): row for row in said.rows}
+    for name in ("1", "2"):
+        errors = [float(r["penalty_error"]) for r in rows if r["set"] == name and r["penalty_error"]]
+        assert counts[name, "all"]["count"] == len(errors) >= 32
+        assert counts[name, "all"]["near"] == sum(abs(error) <= 0.015 for error in errors)
+        kinds = [
+            counts[name, kind]["count"]
+            for kind in ("odd sizes", "multiples of 2 or 4", "multiples of 8 to 32")
+        ]
+        assert sum(kinds) == len(errors)
+    table = report_widths.check_table(rows)
+    assert table is not None
+    assert "before any of its steps ran" in table.note
+    shapes = report_widths.shape_table(rows)
+    assert shapes is not None
+    assert {row["rank_measured"] for row in shapes.rows} == {1, 2, 3, 4, 5, 6}
+    assert "odd sizes by" in report_widths.what_steps_lost(rows)
+    assert (
+        report_widths.check_summary([])
+        is report_widths.check_table([])
+        is report_widths.shape_table([])
+        is None
+    )
+    assert report_widths.what_steps_lost([]) == ""
 
 
 def test_extra_parts_are_there_or_say_why(tmp_path: Path) -> None:
