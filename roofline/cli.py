@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,9 +34,11 @@ INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 def main() -> None:
     """Entry point of the `flopcast` command."""
-    gc.set_threshold(
-        20_000, 20, 50
-    )  # a command makes objects and ends: the default looks through them fifty times
+    # a command makes objects and ends: the default looks through them fifty times
+    gc.set_threshold(20_000, 20, 50)
+    # closed by whoever started this: nobody reads
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:
         app()
     except FlopcastError as fault:
@@ -48,12 +51,18 @@ def main() -> None:
         raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except OSError as fault:
+        # a full disk behind stdout, as a rule: what commands read and write they check themselves
+        where = "" if fault.filename is None else f"{fault.filename}: "
+        print(f"flopcast: {where}{fault.strerror or fault}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 def emit(document: Any) -> None:
     """The one JSON document, whole or not at all."""
     text = json.dumps(document, indent=1, default=str, allow_nan=False)
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 @app.callback(invoke_without_command=True)

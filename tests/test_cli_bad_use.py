@@ -293,6 +293,17 @@ def test_a_reader_that_leaves_early_ends_it_quietly() -> None:
         assert running.wait(60) in (0, 1)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("arguments", [("gpus",), ("gpus", "--hosts", "--json"), ("predict", "--help")])
+def test_a_full_disk_behind_it_is_told_in_a_line(arguments: Sequence[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        left = subprocess.run(
+            [sys.executable, "-m", "flopcast", *arguments], stdout=full, stderr=subprocess.PIPE, text=True,
+            timeout=60,
+        )  # fmt: skip
+    assert (left.returncode, left.stderr) == (1, "flopcast: No space left on device\n")
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
