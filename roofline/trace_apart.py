@@ -93,6 +93,8 @@ def main() -> None:
             json.dump(answer, file)
     except KeyboardInterrupt:
         os._exit(_INTERRUPTED)
+    except Exception:  # whoever asked tries for himself, and tells
+        os._exit(1)
     sys.stderr.flush()
     os._exit(0)
 
