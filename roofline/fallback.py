@@ -10,7 +10,7 @@ bytes and FLOPs alone      0.50   kernel floor + bytes at copy bandwidth, or FLO
 Normalisations, convolutions and the fused kernels are unlike the relatives of their class (sums) or have none: where
 none of theirs was measured, they are costed by the passes that torch's, cuDNN's and Triton's kernels make over their
 tensors (`NORM_PASSES`, `CONV_PASSES`, `fused.FUSED_PASSES`), at copy bandwidth, with the deviation of bytes and FLOPs
-alone. A grouped product in other dtypes than bf16 is a product a group, and a matrix rate is that sustained in its
+alone. A matrix rate is that sustained in its
 dtype where one was measured.
 
 The added deviations are judgements until held-out variants tell: the spread among variants of one class
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flopcast.roofline.fused import FUSED_LAUNCHES, FUSED_PASSES
+from flopcast.roofline.smooth import median
 from flopcast.roofline.surface import Surface
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ CHANNEL_THREADS, LOAD_CYCLES, SM_THREADS = 512, 600, 2048
 DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT = 1700, 132
 # cuDNN's kernels for 16 bits want channels last: otherwise every tensor is laid out anew, a read and a write more.
 CONV_PASSES = {"nchw": 3, "nhwc": 1}
-GROUP_TILES = ((128, 128), (128, 64))  # of cuBLAS's fp32 kernels
 
 Answer = tuple[float, float, str]  # seconds, sigma, source
 
@@ -123,7 +123,7 @@ class Fallback:
                 if name.cache == "cold" and hot is not None and cold is not None:
                     of = np.array(cold.features), np.array(cold.bytes), np.array(cold.flops)
                     ratios.extend((hot.law(*of) - cold.law(*of)).tolist())
-            self._ratios[op_class] = float(np.median(ratios)) if ratios else 0.0
+            self._ratios[op_class] = float(median(np.array(ratios))) if ratios else 0.0
         return self._ratios[op_class]
 
     def estimate(self, requests: Sequence[Request]) -> list[Answer]:
@@ -153,8 +153,6 @@ class Fallback:
             return [self._fused(operation, work) for work in works]
         if wanted.op_class == "conv" and not known:
             return [self._convolution(wanted, work) for work in works]
-        if wanted.op_class == "gemm" and "grouped" in wanted.tokens and "bf16" not in wanted.tokens:
-            return [self._grouped(wanted, work) for work in works]
         # laws take any number of sizes of their class, but one that counts a third size has to be given it
         sizes = min(len(work.features) for work in works)
         relatives = [name for name in known if sizes > 2 or "each" not in self.surfaces[str(name)].params]
@@ -185,7 +183,7 @@ class Fallback:
         added = SAME_DTYPES if same_dtypes else SAME_CLASS
         if all(name.backend != wanted.backend for name in chosen):
             added = float(np.hypot(added, OTHER_BACKEND))
-        seconds, sigma = np.exp(np.median(logs, axis=0)), np.hypot(spread, added)
+        seconds, sigma = np.exp(median(logs)), np.hypot(spread, added)
         source = f"{wanted.op_class} like {chosen[0].backend} {chosen[0].variant}"
         return [(t, s, source) for t, s in zip(seconds.tolist(), sigma.tolist(), strict=True)]
 
@@ -238,18 +236,6 @@ class Fallback:
             NOTHING,
             "FLOPs and passes over its tensors",
         )
-
-    def _grouped(self, wanted: Name, work: WorkLike) -> Answer:
-        """A product a group, one after the other: FLOPs at the sustained rate over the last wave's idle
-        multiprocessors, of the tiles that leave fewest idle."""
-        dtype = wanted.tokens[2]
-        m, n = (round(2**size) for size in work.features[:2])
-        groups = max(1, round(2 ** work.features[3]))
-        waves = [ceil(m / rows) * ceil(n / columns) / self.sm_count for rows, columns in GROUP_TILES]
-        idle = min(ceil(wave) / wave for wave in waves)
-        computing = work.flops / self._matrix_rate(dtype) * idle
-        seconds = max(computing, work.bytes / self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH))
-        return groups * self._floor + seconds, SAME_CLASS, "FLOPs, a product a group"
 
     def _matrix_rate(self, dtype: str) -> float:
         """FLOP/s that products sustain: measured, else half the peak."""

@@ -1,4 +1,4 @@
-"""Smooth minimum and maximum of times, and the alignment of sizes: what several laws share. numpy only."""
+"""Smooth minimum and maximum of times, medians, the alignment of sizes: what several laws share. numpy only."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def soft_max(a: Array, b: Array, power: float = SOFT_MAX) -> Array:
     greater = np.maximum(a, b)
     lesser = np.minimum(a, b)
     return np.asarray(greater * (1.0 + (lesser / greater) ** power) ** (1.0 / power))
+
+
+def median(values: Array) -> Array:
+    """Over the first axis, as np.median, which imports masked arrays (10 ms) to look for what is not a number."""
+    ordered, half = np.sort(values, axis=0), len(values) // 2
+    return np.asarray(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2.0)
 
 
 def trailing_zeros(log2_size: Array) -> Array:

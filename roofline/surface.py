@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
 from flopcast.roofline import laws
 from flopcast.roofline.laws import Array
+from flopcast.roofline.smooth import median
 
 LOCAL_FROM, NEAREST = 256, 32  # of more points than that, the nearest ones tell how sure a prediction is
 LOCAL_CHUNK = 1024
@@ -169,7 +170,7 @@ class Surface:
     @cached_property
     def _state(self) -> _State:
         features, bytes_ = np.array(self.features, float), np.array(self.bytes, float)
-        own, noise = self._coordinates(features, bytes_), _median(self.noise)
+        own, noise = self._coordinates(features, bytes_), float(median(np.array(self.noise)))
         if self._solved:
             return _State(own, np.array(self._solved, float), noise)
         inverse = self._inverse_of(own)
@@ -406,12 +407,6 @@ def local_reduction(
             axis=1
         )
     return found
-
-
-def _median(values: tuple[float, ...]) -> float:
-    """As np.median, which for a short tuple takes 100 us and imports masked arrays."""
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2.0
 
 
 def numbered(inputs: Array) -> NDArray[np.intp]:
