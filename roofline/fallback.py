@@ -10,8 +10,7 @@ bytes and FLOPs alone      0.50   kernel floor + bytes at copy bandwidth, or FLO
 Normalisations, convolutions and the fused kernels are unlike the relatives of their class (sums) or have none: where
 none of theirs was measured, they are costed by the passes that torch's, cuDNN's and Triton's kernels make over their
 tensors (`NORM_PASSES`, `CONV_PASSES`, `fused.FUSED_PASSES`), at copy bandwidth, with the deviation of bytes and FLOPs
-alone. A matrix rate is that sustained in its
-dtype where one was measured.
+alone. A matrix rate is that sustained in its dtype where one was measured.
 
 The added deviations are judgements until held-out variants tell: the spread among variants of one class
 seen on an H200 is twofold in bandwidth, 0.3 in log seconds.

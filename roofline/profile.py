@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline.fallback import DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT, Fallback
+from flopcast.roofline.grouped import IMBALANCE, is_group_by_group, product_of
 from flopcast.roofline.surface import Surface
 
 SCHEMA = 1
@@ -177,10 +178,15 @@ class Profile:
         out: list[Estimate | None] = [None] * len(requests)
         groups: dict[str, list[int]] = {}
         missing: list[int] = []
+        one_by_one: list[int] = []
         for i, (work, backend, cache) in enumerate(requests):
             name = surface_name(self.aliases.get(backend, backend), work.op_class, work.variant, cache)
             surface = self.surfaces.get(name)
-            if surface is None or len(surface.features[0]) != len(work.features):
+            if is_group_by_group(work.op_class, work.variant) and (
+                surface is None or work.features not in surface.measured
+            ):
+                one_by_one.append(i)
+            elif surface is None or len(surface.features[0]) != len(work.features):
                 missing.append(i)
             else:
                 groups.setdefault(name, []).append(i)
@@ -206,6 +212,17 @@ class Profile:
                 missing, self._fallback.estimate([requests[i] for i in missing]), strict=True
             ):
                 out[i] = Estimate(seconds, sigma, "extrapolated", source)
+        products = [product_of(requests[i][0].variant, requests[i][0].features) for i in one_by_one]
+        if products:
+            each = self.estimate(
+                [
+                    (product, requests[i][1], "cold")
+                    for i, (product, _) in zip(one_by_one, products, strict=True)
+                ]
+            )
+            for i, one, (_, number) in zip(one_by_one, each, products, strict=True):
+                sigma = math.hypot(one.sigma, IMBALANCE)
+                out[i] = Estimate(number * one.seconds, sigma, one.basis, f"{number} of {one.source}")
         found_all = [estimate for estimate in out if estimate is not None]
         if not self._card_sigmas:
             return found_all

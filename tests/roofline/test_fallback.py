@@ -75,15 +75,6 @@ def test_convolutions_are_products_and_are_laid_out_anew() -> None:
     assert seconds(exact) == pytest.approx(10**12 / 5e13 + DEFAULT_FLOOR)
 
 
-def test_a_grouped_product_in_fp32_is_a_product_a_group() -> None:
-    """32 experts' 1024 x 1536 x 1024: 96 tiles of 128 x 128 leave 36 of 132 multiprocessors idle."""
-    flops = 32 * 2 * 1024 * 1536 * 1024
-    grouped = Piece("gemm", "grouped/nt/fp32", (10.0, log2(1536), 10.0, 5.0), 1 << 26, flops)
-    assert seconds(grouped) == pytest.approx(flops / 5e13 * 132 / 96 + 32 * DEFAULT_FLOOR, rel=1e-3)
-    wide = replace(grouped, features=(13.0, 13.0, 10.0, 2.0))
-    assert seconds(wide) < 1.05 * flops / 5e13 + 32 * DEFAULT_FLOOR
-
-
 def test_a_guess_is_one_error_for_all_shapes_of_a_class() -> None:
     """A hundred shapes costed by one rule are not known ten times better than one."""
     from flopcast.kernels.shapes import Gemm
