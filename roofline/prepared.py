@@ -25,7 +25,7 @@ import numpy as np
 from flopcast.roofline.profile import Profile
 from flopcast.roofline.stream_cache import cache_folder
 
-MOST_FILES = 24  # the least recently made go
+MOST_FILES = 12  # of some 5 MB; the least recently made go
 
 
 class _Known(NamedTuple):
