@@ -7,7 +7,8 @@ memory      floor + bytes / bandwidth; of operands meant to lie in L2, what does
             Where there is a third size (results of a reduction, indices of an embedding's gradient), a time for each
             of it; a reduction waits for its loads and partial sums besides, however few bytes it reads
             (`reduce_plan.py`), and a list of tensors takes a time a tensor
-gemm        `gemm_law.py`; tiles: `tile_law.py`, of GPUs before Hopper, from their datasheets
+gemm        `gemm_law.py`; of unaligned rows `gemm_unaligned.py`; tiles: `tile_law.py`, of GPUs before Hopper, from
+            their datasheets
 attention   `attention_law.py`
 conv        `conv_law.py`
 
