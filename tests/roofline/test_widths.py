@@ -142,8 +142,9 @@ def test_a_forward_that_the_host_bounds_is_slower_at_odd_widths(h200: Profile) -
     """The device catches up where it waits for nothing else: unaligned widths show then, and the words say so."""
     from flopcast.roofline.widths_answer import answer
 
-    run = Run(batch=4, seq=256, precision="bf16")
-    forward = answer(MODEL, run, h200, axes=("hidden",), with_shapes=False, forward=True)
+    model = make_config(width=4096, depth=4, vocab=32_768)
+    run = Run(batch=1, seq=1024, precision="bf16")
+    forward = answer(model, run, h200, axes=("hidden",), with_shapes=False, forward=True)
     assert max(p.step for p in forward.penalties["hidden"]) > forward.tolerated
     says = forward.host_words() or ""
     assert "the host bounds this forward" in says
