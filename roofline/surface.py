@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
+from flopcast.kernels.shapes import DTYPE_BYTES
 from flopcast.roofline import laws
 from flopcast.roofline.laws import Array
 from flopcast.roofline.smooth import median
 
+PART = 512  # points whose inputs are worked out at once
 LOCAL_FROM, NEAREST = 256, 32  # of more points than that, the nearest ones tell how sure a prediction is
 LOCAL_CHUNK = 1024
 CHUNK = 4096  # rows predicted at once: bounds memory at 4096 x points
@@ -170,7 +171,15 @@ class Surface:
     @cached_property
     def _state(self) -> _State:
         features, bytes_ = np.array(self.features, float), np.array(self.bytes, float)
-        own, noise = self._coordinates(features, bytes_), float(median(np.array(self.noise)))
+        # by parts, whose tables of tiles stay in the processor's cache: a third less time for two thousand products; a
+        # fit asks for all of them again and again, which is kept (`gemm_law`)
+        step = PART if self._solved else len(features)
+        parts = [
+            laws.inputs(self.kind, self.variant, self.params, features[i : i + step])
+            for i in range(0, len(features), step)
+        ]
+        own = Coordinates(np.concatenate(parts), laws.sensitivities(self.kind, self.params, bytes_))
+        noise = float(median(np.array(self.noise)))
         if self._solved:
             return _State(own, np.array(self._solved, float), noise)
         inverse = self._inverse_of(own)
@@ -313,11 +322,15 @@ class Surface:
         own = dict(fields.pop("residual"))
         for name in ("lengths", "levels"):
             own[name] = tuple(map(float, own[name]))
+        numbers = ["seconds", "noise", "own"]
+        fields.setdefault("own", ())
         if "sizes" in fields:
             fields |= _from_sizes(fields["variant"], fields.pop("sizes"))
-        fields["features"] = tuple(tuple(map(float, row)) for row in fields["features"])
-        for name in ("bytes", "flops", "seconds", "noise", "own"):
-            fields[name] = tuple(map(float, fields.get(name, ()) if name == "own" else fields[name]))
+        else:
+            fields["features"] = tuple([tuple(map(float, row)) for row in fields["features"]])
+            numbers += ["bytes", "flops"]
+        for name in numbers:
+            fields[name] = tuple(map(float, fields[name]))
         surface = cls(residual=Residual(**own), **fields)
         points = len(surface.features)
         if surface.kind not in laws.KINDS:
@@ -348,13 +361,13 @@ class Surface:
 def _from_sizes(variant: str, sizes: list[list[int]]) -> dict[str, Any]:
     """Features, bytes and FLOPs of products as `lower.describe` has them."""
     dtype = next((part for part in variant.split("/") if part in DTYPE_BYTES), "bf16")
-    shapes = [
-        Gemm(m=row[0], n=row[1], k=row[2], dtype=dtype, batch=row[3] if len(row) > 3 else 1) for row in sizes
-    ]
+    rows = [row if len(row) == 4 else (*row, 1) for row in sizes]
+    # as `Gemm` has them, which a third of a profile's reading would go to making thousands of
+    moved = [batch * (m * k + k * n + m * n) * DTYPE_BYTES[dtype] for m, n, k, batch in rows]
     return {
-        "features": tuple(tuple(log2(size) for size in row) for row in sizes),
-        "bytes": tuple(float(shape.bytes) for shape in shapes),
-        "flops": tuple(float(shape.flops) for shape in shapes),
+        "features": tuple([tuple([log2(size) for size in row]) for row in sizes]),
+        "bytes": tuple([float(count) for count in moved]),
+        "flops": tuple([float(2 * batch * m * n * k) for m, n, k, batch in rows]),
     }
 
 
