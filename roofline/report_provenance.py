@@ -35,9 +35,7 @@ def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
     said = ("from", "to", "suites", "rows", "rows_throttled", "rows_held_out")
     cards = (made.get("gpus") or {}).get("cards") or {}
     if cards:
-        names = ", ".join(
-            f"{name} ({card['factor']:.3f} of the median card's time)" for name, card in cards.items()
-        )
+        names = ", ".join(f"{name} ({_card(card)})" for name, card in cards.items())
         yield "cards", f"{len(cards)}: {names}; how far they lie apart by class is in a table above"
     rest = {
         name: value
@@ -53,6 +51,12 @@ def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
         yield "validation", f"{len(data.validation)} real steps{traced}"
     if profile.aliases:
         yield "backends", ", ".join(f"{name} is {meaning}" for name, meaning in profile.aliases.items())
+
+
+def _card(card: Mapping[str, Any]) -> str:
+    """A card of few rows has no factor of its own."""
+    factor = card.get("factor")
+    return "few rows" if factor is None else f"{factor:.3f} of the median card's time"
 
 
 def _device(device: Mapping[str, Any]) -> str:
