@@ -40,7 +40,8 @@ class Advice:
     """One alternative. `kind`: forecast, bound (a limit that nothing here promises to reach), or left out.
 
     `gain`: tokens a second against the step as it is, 0.1 for 10% more; `flops_gain`: counted FLOPs a second
-    likewise, which tells a faster step from a smaller model. Both None where it was not forecast (`reason` says why).
+    likewise, which tells a faster step from a smaller model; None of a step that counts no FLOPs. Both None where it
+    was not forecast (`reason` says why).
     """
 
     name: str
@@ -96,7 +97,9 @@ def _forecast(candidate: _Candidate, found: Forecast, profile: Profile, host: Ho
         return _left_out(candidate, str(fault))
     if other.step_seconds <= 0 or found.step_seconds <= 0:
         return _left_out(candidate, "a step of no time")
-    flops = (other.flops_counted / other.step_seconds) / (found.flops_counted / found.step_seconds)
+    flops = None  # of a step without products and attention
+    if found.flops_counted:
+        flops = (other.flops_counted / other.step_seconds) / (found.flops_counted / found.step_seconds) - 1
     return Advice(
         name=candidate.name,
         option=candidate.option,
@@ -107,7 +110,7 @@ def _forecast(candidate: _Candidate, found: Forecast, profile: Profile, host: Ho
         device_seconds=other.device_seconds,
         tokens_per_second=other.tokens_per_second,
         gain=other.tokens_per_second / found.tokens_per_second - 1,
-        flops_gain=flops - 1,
+        flops_gain=flops,
         peak_bytes=other.peak_bytes,
         fits=other.fits,
         reason=BOUND_OF if candidate.kind == "bound" else "" if other.fits else "does not fit into memory",

@@ -65,10 +65,13 @@ def module_stream(
     """The op stream of `source` on the device of `profile`. Raises UsageError."""
     from flopcast.roofline.trace import trace_module
 
-    return trace_module(
+    stream = trace_module(
         source, batch, loss_fn=loss_fn, sizes=sizes, precision=run.precision, optimizer=run.optimizer,
         device=profile.device["type"], accumulate=run.accumulate, checkpoint=run.checkpoint,
     )  # fmt: skip
+    if stream.meta["batch"] < 1 or stream.meta["seq"] < 1:
+        raise UsageError(f"{stream.meta['module']}: the batch is empty: valid is one sample at least")
+    return stream
 
 
 def check_sizes(module: str, sizes: Mapping[str, int]) -> None:

@@ -89,7 +89,7 @@ def format_cell(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.7g}" if isfinite(value) else ""
-    return "" if value is None else " ".join(str(value).splitlines())  # a row is a line: `text_files`
+    return "" if value is None else str(value)
 
 
 def parse_cell(name: str, text: str, kind: type) -> Any:

@@ -70,7 +70,8 @@ def _largest(stream_at: Callable[[int], Stream], seq: int, profile: Profile) -> 
         fits, used[too_many] = too_many, need
         too_many *= 4
     if too_many >= MOST:
-        raise UsageError(f"more than {fits} sequences of {seq} tokens fit: that is no limit to plan with")
+        what = f"sequences of {seq} tokens" if seq > 1 else "samples"
+        raise UsageError(f"more than {fits} {what} fit: that is no limit to plan with")
     used[too_many] = need
     if fits == 0:
         return 1 if needed(1) <= room else 0

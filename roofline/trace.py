@@ -204,7 +204,10 @@ def load_factory(name: str) -> Callable[..., Any]:
         raise UsageError(
             f"module {name!r}: {fault}; run from the folder that holds it, set PYTHONPATH, or install it"
         ) from fault
-    except Exception as fault:
+    except (
+        Exception,
+        SystemExit,
+    ) as fault:  # a script's own exit would end the command as if it had answered
         raise UsageError(f"module {name!r}: importing {module_name} failed: {_said(fault)}") from fault
     found = getattr(module, attribute, None)
     if not callable(found):
@@ -265,7 +268,7 @@ def _explained(name: str, values: FakeValues) -> Iterator[None]:
         yield
     except FlopcastError:
         raise
-    except Exception as fault:
+    except (Exception, SystemExit) as fault:
         where = f" in {values.failed}" if values.failed else ""
         advice = "make sure that one real step of it runs"
         if isinstance(fault, DynamicOutputShapeException):
@@ -284,7 +287,7 @@ def _explained(name: str, values: FakeValues) -> Iterator[None]:
         raise UsageError(f"{name} cannot be traced: {_said(fault)}{where}; {advice}") from fault
 
 
-def _said(fault: Exception) -> str:
+def _said(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}"
 
 

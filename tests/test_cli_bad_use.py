@@ -40,6 +40,8 @@ FILES: dict[str, str | bytes] = {
     "newer.json": '{"schema": 99, "surfaces": {}}',
     "plain": "a file, not a folder",
     "fixed.py": "import torch\ndef five():\n    return torch.nn.Linear(64, 8), torch.randn(5, 64)\n",
+    "leaves.py": "import sys\nsys.exit(0)\n",
+    "hollow.py": "import torch\ndef none():\n    return torch.nn.Linear(64, 8), torch.randn(0, 64)\n",
     "empty.csv": "",
     "typo.csv": "width,bach\n512,4\n",
     "twice.csv": "width,width\n512,256\n",
@@ -131,6 +133,9 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "a module with a width": (f"predict --gpu {H200} --module a.b:c --width 512", ("--module", "--width", "one of")),
     "explain of a module with a width": (
         f"explain --gpu {H200} --module a.b:c --width 512", ("--module", "--width", "one of")),
+    "a module that exits": (f"predict --gpu {H200} --module leaves:f", ("leaves", "failed", "SystemExit")),
+    "a module with an empty batch": (
+        f"predict --gpu {H200} --module hollow:none", ("hollow:none", "batch is empty", "one sample")),
     "a size that the factory does not take": (
         f"predict --gpu {H200} --module fixed:five --seq 7", ("--seq 7", "fixed:five", "no parameter 'seq'")),
     "explain of a size that the factory does not take": (

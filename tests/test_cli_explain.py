@@ -113,6 +113,24 @@ def wide(batch=4):
 """
 
 
+def test_a_step_without_products_is_explained(
+    flopcast: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("scaled.py").write_text(
+        "import torch\nclass Scaled(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.w = torch.nn.Parameter(torch.ones(64))\n    def forward(self, x):\n        return x * self.w\n"
+        "def scaled():\n    return Scaled(), torch.randn(8, 64)\n"
+    )
+    code, out, err = flopcast("explain", "--gpu", "nvidia-h200", "--module", "scaled:scaled", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["forecast"]["flops_counted"] == 0
+    gained = [a for a in found["alternatives"] if a["gain"] is not None]
+    assert gained
+    assert {a["flops_gain"] for a in gained} == {None}
+
+
 def test_a_module_is_explained_and_its_largest_batch_found(
     flopcast: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
