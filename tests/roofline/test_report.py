@@ -25,6 +25,7 @@ from flopcast.roofline.plots_anatomy import width_of
 from flopcast.roofline.prices import latest, load_prices
 from flopcast.roofline.profile import HostCosts, Number, Profile
 from flopcast.roofline.report import ReportData, how_wrong, render, who_leads
+from flopcast.roofline.report_provenance import provenance
 from flopcast.roofline.validate import GROUPS, compare
 
 WIDTHS = (256, 1024)  # their op streams are shipped
@@ -363,3 +364,10 @@ def test_in_a_browser_it_sorts_downloads_and_logs_nothing(page: Path, tmp_path: 
     rows = list(csv.DictReader(io.StringIO(found["csv"])))
     assert [row["status"] for row in rows] == ["ok", "ok", "oom"]
     assert float(rows[0]["step_error"]) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_a_card_of_few_rows_has_no_factor(profile: Profile) -> None:
+    cards = {"gpu0": {"factor": 1.0, "rows": 9000}, "gpu1": {"factor": None, "rows": 12}}
+    measured = replace(profile, provenance={**profile.provenance, "gpus": {"cards": cards, "classes": {}}})
+    said = dict(provenance(ReportData(measured)))["cards"]
+    assert "gpu0 (1.000 of the median card's time), gpu1 (few rows)" in said
