@@ -252,7 +252,7 @@ def test_what_cannot_be_patched_is_said(tmp_path: Any) -> None:
     from flopcast.roofline.stream_cache import Traced, get_stream
 
     config = {**load_config("gpt2"), "n_layer": 1, "n_embd": 64, "n_head": 2, "vocab_size": 64}
-    with pytest.raises(UsageError, match="no Qwen3 layers"):
+    with pytest.raises(UsageError, match="patched into Qwen3 alone"):
         get_stream(config, Traced(batch=1, seq=8, fused="triton"))
     with pytest.raises(UsageError, match="fused 'cuda': valid are none, triton"):
         Run(fused="cuda").check()
