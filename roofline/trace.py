@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import logging
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -264,6 +265,10 @@ def sizes_of(batch: Any) -> tuple[int, int]:
 @contextlib.contextmanager
 def _explained(name: str, values: FakeValues) -> Iterator[None]:
     """Faults of a step on fake tensors as UsageError: which op, and what to do."""
+    # torch logs the traceback of a shape that does not fit before it raises what is told here
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         yield
     except FlopcastError:
@@ -285,6 +290,8 @@ def _explained(name: str, values: FakeValues) -> Iterator[None]:
                 "give the operator a fake implementation (torch.library.register_fake)",
             )
         raise UsageError(f"{name} cannot be traced: {_said(fault)}{where}; {advice}") from fault
+    finally:
+        log.setLevel(level)
 
 
 def _said(fault: BaseException) -> str:

@@ -41,7 +41,8 @@ FILES: dict[str, str | bytes] = {
     "plain": "a file, not a folder",
     "fixed.py": "import torch\ndef five():\n    return torch.nn.Linear(64, 8), torch.randn(5, 64)\n",
     "leaves.py": "import sys\nsys.exit(0)\n",
-    "hollow.py": "import torch\ndef none():\n    return torch.nn.Linear(64, 8), torch.randn(0, 64)\n",
+    "hollow.py": "import torch\ndef none():\n    return torch.nn.Linear(64, 8), torch.randn(0, 64)\n"
+    "def odd():\n    return torch.nn.Linear(64, 8), torch.randn(4, 65)\n",
     "empty.csv": "",
     "typo.csv": "width,bach\n512,4\n",
     "twice.csv": "width,width\n512,256\n",
@@ -136,6 +137,8 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "a module that exits": (f"predict --gpu {H200} --module leaves:f", ("leaves", "failed", "SystemExit")),
     "a module with an empty batch": (
         f"predict --gpu {H200} --module hollow:none", ("hollow:none", "batch is empty", "one sample")),
+    "a module and a batch that do not fit": (
+        f"predict --gpu {H200} --module hollow:odd", ("hollow:odd cannot be traced", "[4, 65]", "aten.addmm")),
     "a size that the factory does not take": (
         f"predict --gpu {H200} --module fixed:five --seq 7", ("--seq 7", "fixed:five", "no parameter 'seq'")),
     "explain of a size that the factory does not take": (
