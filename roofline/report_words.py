@@ -56,10 +56,11 @@ def _what_it_is(profile: Profile) -> str:
     text = ", ".join(parts)
     if profile.basis == "projected":
         return f"{text}: not measured, projected from its datasheet and another GPU's measurements."
-    when = str(profile.provenance.get("from") or "")[:10]
+    first, last = (str(profile.provenance.get(name) or "")[:10] for name in ("from", "to"))
+    when = f"{first} to {last}" if last > first else first
     software = f" with torch {stack['torch']}" if stack.get("torch") else ""
     host = f", fed by {profile.host.name}" if profile.host is not None and device.get("type") != "cpu" else ""
-    return f"{text}; measured{f' on {when}' if when else ''}{software}{host}."
+    return f"{text}; measured{f' {when}' if when else ''}{software}{host}."
 
 
 def _what_it_reaches(profile: Profile) -> str:
@@ -125,7 +126,9 @@ def how_wrong(rows: Sequence[Row]) -> str:
         return f"No step could be compared.{rest}"
     errors = [row["step_error"] for row in done]
     worst = max(done, key=lambda row: abs(row["step_error"]))
-    inside = sum(bool(row["within_interval"]) for row in done)
+    judged = [row for row in done if not row.get("used_in_intervals")]  # the others told how wide it is to be
+    inside = sum(bool(row["within_interval"]) for row in judged)
+    told = f" ({len(done) - len(judged)} steps told its width)" if len(judged) < len(done) else ""
     bounds = (
         ("host", [r for r in done if r["bound"] == "host"]),
         ("device", [r for r in done if r["bound"] != "host"]),
@@ -139,7 +142,7 @@ def how_wrong(rows: Sequence[Row]) -> str:
         f"Over {len(done)} real steps, none used in fitting: median |error| {median(map(abs, errors)):.1%}"
         + (f" ({by_bound})" if by_bound else "")
         + f", median signed {median(errors):+.1%}, worst {worst['step_error']:+.1%} ({row_label(worst)}); "
-        f"{inside} of {len(done)} inside the 90% interval.{rest}"
+        f"{inside} of {len(judged)} inside the 90% interval{told}.{rest}"
     )
 
 
