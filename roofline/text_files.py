@@ -115,7 +115,8 @@ def check_writable(path: Path | None, option: str = "--out", *, is_folder: bool 
         raise UsageError(f"{option} {str(path)!r} is a file: give a folder")
     above = path if path.exists() else next(folder for folder in path.absolute().parents if folder.exists())
     if (above != path and not above.is_dir()) or not os.access(above, os.W_OK):
-        raise UsageError(f"{option} {str(path)!r} cannot be written: choose another")
+        why = "may not be written to" if above.is_dir() else "is no folder"
+        raise UsageError(f"{option} {str(path)!r} cannot be written, {above} {why}: choose another")
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:

@@ -159,7 +159,7 @@ def test_intervals_held_what_they_say() -> None:
 
 def test_intervals_hold_the_steps_of_the_ladder() -> None:
     """The same of forecasts as they are made now, for the steps whose streams are shipped."""
-    measured = records.read(HELD_OUT / "steps").rows
+    measured = records.read(HELD_OUT / "steps" / "run0").rows
     ladder = [
         row
         for row in measured
