@@ -1,10 +1,9 @@
-"""Products with a width 2 or 4 off a multiple of 64, and odd vocabularies: what the suites draw none of.
+"""Products with a width 2 or 4 off a multiple of 64, and odd vocabularies, to judge the law of unaligned products by.
 
     python benchmarks/width_gemms.py OUT [--budget 60] [--count 60]
 
-The suites draw unaligned widths at 1 and 8 beside a multiple of 64 (`roofline/suite_gemms.py`), so that a profile
-knows products whose rows start at multiples of 4 or 8 bytes from random ones alone, and steps of such widths were
-forecast 6 to 9% long. These rows, measured as a suite's, can be fitted beside them. Appends; run again to resume.
+The suites draw such products too (`roofline/suite_gemms.py`), by another seed and from other sizes; these are
+measured as a suite's rows and fitted by nothing. Appends; run again to resume.
 """
 
 from __future__ import annotations
