@@ -74,9 +74,9 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, A
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({name: format_cell(row.get(name)) for name in columns} for row in rows)
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([format_cell(row.get(name)) for name in columns] for row in rows)
     except OSError as fault:
         raise UsageError(
             f"{path} cannot be written: {fault.strerror}; choose another file with --out"
@@ -85,6 +85,8 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, A
 
 def format_cell(value: Any) -> str:
     """As `parse_cell` reads it; a number that is none, NaN or infinite, as nothing."""
+    if type(value) is str:  # most cells of a table that is carried through
+        return value
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -205,6 +207,7 @@ def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
     gap = profile.ceiling("graph_gap", 0.0)
     floor = profile.ceiling("kernel_floor", 0.0)
     bandwidth = profile.ceiling("hbm_copy", 0.0)
+    rates: dict[str, float] = {}
     estimates = profile.estimate([(work, backend, cache) for _, work, backend, cache in asked])
     for (index, work, backend, _cache), found in zip(asked, estimates, strict=True):
         if profile.device["type"] == "cpu" and backend == "triton":
@@ -212,24 +215,30 @@ def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
             continue
         seconds = found.seconds + gap * profile.launches(work)
         spread = exp(_Z * found.sigma)
+        dtype = getattr(work.shape, "dtype", "bf16")
+        if dtype not in rates:
+            rates[dtype] = _rate(dtype, profile)
         out[index] |= {
             "seconds": seconds,
             "seconds_low": seconds / spread,
             "seconds_high": seconds * spread,
             "tflops": work.flops / seconds / 1e12,
-            "bound": _bound(work, floor, bandwidth, profile),
+            "bound": _bound(work, floor, bandwidth, rates[dtype]),
             "basis": found.basis,
             "reason": "",
         }
     return out
 
 
-def _bound(work: Work, floor: float, bandwidth: float, profile: Profile) -> str:
-    """The longest of the three times that nothing could beat: launch floor, bytes, FLOPs."""
-    dtype = getattr(work.shape, "dtype", "bf16")
+def _rate(dtype: str, profile: Profile) -> float:
+    """The matrix rate that nothing of this dtype could beat; of one that was not measured the highest of the others,
+    which it hardly beats."""
     peaks = {name: number.value for name, number in profile.peaks.items()}
-    # of a dtype that was not measured: the highest of the others, which it hardly beats
-    rate = profile.ceiling(f"matrix_burst/{dtype}", peaks.get(dtype, max(peaks.values(), default=0.0)))
+    return profile.ceiling(f"matrix_burst/{dtype}", peaks.get(dtype, max(peaks.values(), default=0.0)))
+
+
+def _bound(work: Work, floor: float, bandwidth: float, rate: float) -> str:
+    """The longest of the three times that nothing could beat: launch floor, bytes, FLOPs."""
     limits = {
         "launch": floor,
         "memory": work.bytes / bandwidth if bandwidth else 0.0,

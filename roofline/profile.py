@@ -11,7 +11,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -190,7 +190,7 @@ class Profile:
                 missing.append(i)
             else:
                 groups.setdefault(name, []).append(i)
-        for (name, members), found in zip(groups.items(), self._predict(requests, groups), strict=True):
+        for name, members, found in self._predict(requests, groups):
             columns = zip(
                 members, found.seconds.tolist(), found.sigma.tolist(), found.likeness.tolist(), strict=True
             )
@@ -227,24 +227,32 @@ class Profile:
             for estimate, (work, _, cache) in zip(found_all, requests, strict=True)
         ]
 
-    def _predict(self, requests: Sequence[Request], groups: Mapping[str, Sequence[int]]) -> list[Prediction]:
-        """Of each group by its surface; of many requests in threads, since numpy's loops let others run."""
+    def _predict(
+        self, requests: Sequence[Request], groups: Mapping[str, Sequence[int]]
+    ) -> Iterator[tuple[str, Sequence[int], Prediction]]:
+        """(surface, requests, prediction), of many requests by parts in threads, since numpy's loops let others run."""
         import numpy as np
 
-        def predict(name: str) -> Prediction:
-            works = [requests[i][0] for i in groups[name]]
-            return self.surfaces[name].predict(
+        def predict(part: tuple[str, Sequence[int]]) -> tuple[str, Sequence[int], Prediction]:
+            name, members = part
+            works = [requests[i][0] for i in members]
+            found = self.surfaces[name].predict(
                 np.array([work.features for work in works], float),
                 np.array([work.bytes for work in works], float),
                 np.array([work.flops for work in works], float),
             )
+            return name, members, found
 
-        if len(groups) < 2 or sum(map(len, groups.values())) < THREADS_FROM:
-            return [predict(name) for name in groups]
+        total, processors = sum(map(len, groups.values())), os.cpu_count() or 1
+        if total < THREADS_FROM or processors == 1:
+            yield from map(predict, groups.items())
+            return
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(predict, groups))
+        size = total // (2 * processors)
+        parts = [(name, at[i : i + size]) for name, at in groups.items() for i in range(0, len(at), size)]
+        with ThreadPoolExecutor(processors) as pool:
+            yield from pool.map(predict, sorted(parts, key=lambda part: -len(part[1])))
 
     @cached_property
     def _refined(self) -> frozenset[str]:
