@@ -1,5 +1,5 @@
-"""The command line: options in, tables or one JSON document out. What measures a machine is in
-`cli_measure`, what says why in `cli_explain`, what costs how many dollars in `cli_cost`.
+"""The command line: options in, tables or one JSON document out. What measures a machine is in `cli_measure`, what runs
+real steps in `cli_validate`, what says why in `cli_explain`, what costs how many dollars in `cli_cost`.
 
 Exit codes: 0 done, 1 failed, 2 bad use. Nothing heavy is imported before a command needs it.
 """
@@ -291,6 +291,7 @@ def _add_commands() -> None:
         cli_plan,
         cli_report,
         cli_tune,
+        cli_validate,
         cli_widths,
     )
 
@@ -299,6 +300,7 @@ def _add_commands() -> None:
     cli_explain.register(app)
     cli_import.register(app)
     cli_measure.register(app)
+    cli_validate.register(app)
     cli_plan.register(app)
     cli_tune.register(app)
     cli_widths.register(app)

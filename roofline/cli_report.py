@@ -28,7 +28,7 @@ def report(
     device: Device = None, suite: Suite = "quick", as_json: Json = False,
 ) -> None:  # fmt: skip
     """The page a person reads: roofline, a step's anatomy, forecast against measured, dollars, memory, host."""
-    from flopcast.roofline import assemble, cli_measure, report_index
+    from flopcast.roofline import assemble, cli_measure, cli_validate, report_index
     from flopcast.roofline.cards import read_folder
     from flopcast.roofline.cli import emit
     from flopcast.roofline.lookup import find_profile
@@ -37,7 +37,7 @@ def report(
 
     if not measure and measurements is None and gpu is None:
         raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
-    ran_on = None if steps is None else cli_measure.machine_of(steps)
+    ran_on = None if steps is None else cli_validate.machine_of(steps)
     if gpu is not None:
         known = find_profile(gpu)
         if ran_on is not None:
@@ -53,7 +53,7 @@ def report(
         profile, quality = cli_measure.fit_folder(measurements, found)
         cli_measure.save_profile(profile, out / "profile.json.gz")
         say(f"3/4 running real Qwen3 training steps -> {steps}")
-        say(f"    {cli_measure.run_validation_steps(device, suite, steps)}")
+        say(f"    {cli_validate.run_validation_steps(device, suite, steps)}")
         say("4/4 comparing, drawing")
     elif measurements is not None:
         found = read_folder(measurements)
