@@ -306,10 +306,10 @@ def test_a_profile_that_cannot_be_written_is_named(
     Path("plain").write_text("")
     result = flopcast("fit", ".", "--out", out)
     assert (result.code, result.out) == (2, "")
-    assert (
-        f"--out {out!r} cannot be written" in result.err
-        or f"{Path(out).parent} cannot be written" in result.err
-    )
+    named = out if out.startswith("plain") else str(Path(out).parent)
+    assert named in result.err
+    assert "cannot be written" in result.err
+    assert "--out" in result.err
 
 
 def test_a_home_that_cannot_be_written_costs_the_name_alone(
