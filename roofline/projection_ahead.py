@@ -1,0 +1,106 @@
+"""What a projection says of a card before that card is measured: forecasts to be committed first, judged afterwards.
+
+    python -m flopcast.roofline.projection_ahead nvidia-h100-sxm --out reports/projection
+
+writes OUT/<gpu>/forecasts.csv.gz, a row a number: each kernel of the suites named in `SUITES`, each ceiling of the
+profile, and each real step of `validate`: the step on the host of the profile that was projected from, its device
+time, and that of each group of operations. `projection_measured.py` holds them against measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from flopcast.microbench.plans import StepPlan
+from flopcast.roofline import suite
+from flopcast.roofline.batch import format_cell
+from flopcast.roofline.ladders import validation_plans
+from flopcast.roofline.lookup import projection
+from flopcast.roofline.lower import describe
+from flopcast.roofline.op_groups import GROUPS
+from flopcast.roofline.profile import Profile
+from flopcast.roofline.suite_case import SuiteCase
+from flopcast.roofline.validate import compare
+
+SUITES = ("standard", "fused")
+Z90 = 1.645  # half-width of a 90% interval in standard deviations
+FILE = "forecasts.csv.gz"
+# `kind`: "kernel", "ceiling", "step", "device", or "device/<group of operations>". `value`: seconds, of a ceiling what
+# it counts; low and high are the ends of the 90% interval, empty where none is stated.
+COLUMNS = ("kind", "key", "backend", "cache", "value", "low", "high")
+Row = dict[str, Any]
+
+
+def forecast_rows(profile: Profile) -> Iterator[Row]:
+    """All that is said ahead, by one profile."""
+    for name in SUITES:
+        yield from kernel_rows(profile, suite.load(name))
+    for key, number in profile.ceilings.items():
+        yield {"kind": "ceiling", "key": key, "value": number.value, "low": number.low, "high": number.high}
+    yield from step_rows(profile, validation_plans("cuda"))
+
+
+def kernel_rows(profile: Profile, cases: Sequence[SuiteCase]) -> Iterator[Row]:
+    """Seconds of each case of a suite, whatever its role."""
+    works = [describe(case.shape, case.backend) for case in cases]
+    asked = [(work, case.backend, case.cache) for work, case in zip(works, cases, strict=True)]
+    for case, found in zip(cases, profile.estimate(asked), strict=True):
+        wide = exp(Z90 * found.sigma)
+        yield {
+            "kind": "kernel", "key": case.shape.key, "backend": case.backend, "cache": case.cache,
+            "value": found.seconds, "low": found.seconds / wide, "high": found.seconds * wide,
+        }  # fmt: skip
+
+
+def step_rows(profile: Profile, plans: Iterable[StepPlan]) -> Iterator[Row]:
+    """Steps that nobody has run. One that cannot be forecast is left out."""
+    unrun = [{"key": plan.key, "plan": asdict(plan), "status": "not run"} for plan in plans]
+    for made, row in zip(unrun, compare(unrun, profile), strict=True):
+        if row["step_forecast"] is None:
+            continue
+        whole = (("step", "step"), ("device", "device"))
+        for kind, name in (*whole, *((f"device/{group}", group) for group in GROUPS)):
+            ends = {end: row.get(f"{name}_{end}") for end in ("low", "high")}
+            yield {"kind": kind, "key": made["key"], "value": row[f"{name}_forecast"], **ends}
+
+
+def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Writes the rows, gzip, the same rows the same bytes; how many there were."""
+    text, count = io.StringIO(), 0
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for row in rows:
+        table.writerow([format_cell(row.get(name)) for name in COLUMNS])
+        count += 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.getvalue().encode(), 9, mtime=0))
+    return count
+
+
+def read(path: Path) -> list[Row]:
+    """What `write` wrote, numbers as numbers."""
+    rows = csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines())
+    numbers = ("value", "low", "high")
+    return [{**row, **{name: float(row[name]) if row[name] else None for name in numbers}} for row in rows]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Writes the forecasts of a GPU's projection."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("gpu")
+    parser.add_argument("--out", type=Path, default=Path("reports/projection"))
+    given = parser.parse_args(arguments)
+    path = given.out / given.gpu / FILE
+    print(f"{path}: {write(path, forecast_rows(projection(given.gpu)))} forecasts")
+
+
+if __name__ == "__main__":
+    main()
