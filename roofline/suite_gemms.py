@@ -128,7 +128,7 @@ def _with_hot(shapes: Iterable[Gemm], rng: random.Random, plan: GemmPlan, role: 
 def draw_like_stream(rng: random.Random, layout: str) -> Gemm:
     """Tokens and widths as steps have them: multiples of 64, the two widths in a ratio that models use."""
     while True:
-        shape = _layer(layout, _tokens(rng), *_widths(rng))
+        shape = layer(layout, _tokens(rng), *_widths(rng))
         if _is_affordable(shape):
             return shape
 
@@ -140,7 +140,7 @@ def draw_unaligned(rng: random.Random, layout: str) -> Gemm:
         for i in rng.choice(((0,), (1,), (0, 1))):
             anchor = rng.choice(ANCHORS)
             widths[i] = max(anchor, round(widths[i] / anchor) * anchor) + rng.choice(OFFSETS)
-        shape = _layer(layout, _tokens(rng), *widths)
+        shape = layer(layout, _tokens(rng), *widths)
         if _is_affordable(shape):
             return shape
 
@@ -156,7 +156,7 @@ def draw_half_aligned(rng: random.Random, layout: str) -> Gemm:
             widths[i] = max(anchor, round(widths[i] / anchor) * anchor) + rng.choice(HALF_OFFSETS)
         if rng.random() < ODD_VOCABULARY_SHARE:
             widths[1] = rng.choice(ODD_VOCABULARIES)
-        shape = _layer(layout, _tokens(rng), *widths)
+        shape = layer(layout, _tokens(rng), *widths)
         if _is_affordable(shape):
             return shape
 
@@ -204,7 +204,8 @@ def _widths(rng: random.Random) -> tuple[int, int]:
     return pair if rng.random() < 0.5 else pair[::-1]
 
 
-def _layer(layout: str, tokens: int, width_in: int, width_out: int) -> Gemm:
+def layer(layout: str, tokens: int, width_in: int, width_out: int) -> Gemm:
+    """The product of a linear layer that has this layout."""
     m, n, k = {
         "nt": (tokens, width_out, width_in),
         "nn": (tokens, width_in, width_out),

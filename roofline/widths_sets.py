@@ -3,7 +3,10 @@
 A set is chosen before anything of it has been run, its forecasts are written and committed first
 (`widths_check.py`), and once it has been looked at it cannot judge a law that was changed since: then the next is
 due. Set 1 is of 21 November 2026. Set 2 is of other sizes throughout, chosen the day after, before the law of products
-was changed: a neighbourhood lies between two multiples of 64, so that most of its widths share them.
+was changed: a neighbourhood lies between two multiples of 64, so that most of its widths share them. Set 3, of that
+day too, asks for issue 7's neighbourhoods and others at tokens and sides of their own. Between two multiples of 64 its
+sizes were drawn, not chosen: one odd, one each of 2, 4 and 8, one of 16 (`drawn`).
+`suite_widths.py`, made after it, draws none within 16 of them.
 
 Settings that the device bounds (thousands of tokens, fused AdamW, few layers): a step takes tens of milliseconds, and
 what it loses is the device's.
@@ -12,7 +15,7 @@ what it loses is the device's.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from flopcast.microbench.plans import StepPlan
@@ -87,6 +90,13 @@ class CheckSet:
         rest = len(found) - 1 - self.first
         evenly = (self.first + round(i * rest / (self.spread - 1)) for i in range(self.spread))
         return [found[i] for i in sorted({*range(self.first), *evenly})]
+
+
+def drawn(rng: random.Random, below: int, shown: Container[int] = ()) -> tuple[int, ...]:
+    """Sizes between `below` and the next multiple of 64 by set 3's rule: odd, of 2, 4, 8 and no higher power, of 16;
+    none that an earlier set has `shown`."""
+    ranges = [*(range(power, 64, 2 * power) for power in (1, 2, 4, 8)), (16, 32, 48)]
+    return tuple(rng.choice([below + o for o in offsets if below + o not in shown]) for offsets in ranges)
 
 
 def _model(
@@ -181,7 +191,55 @@ _SECOND = CheckSet(
     run=Run(batch=8, seq=1024, optimizer="adamw-fused"), constraint="params=300M±2%", first=3, spread=3,
 )  # fmt: skip
 
-SETS = {found.number: found for found in (_FIRST, _SECOND)}
+_THIRD = CheckSet(
+    number=3,
+    neighbourhoods=(
+        Neighbourhood(
+            name="hidden1024-3", axis="hidden", config=_model(1024, 4, 8, 4, 2816), batch=10, seq=1024,
+            unaligned=(975, 978, 992, 1004, 1016),
+        ),
+        Neighbourhood(
+            name="hidden1280-3", axis="hidden", config=_model(1280, 3, 10, 5, 3456), batch=32, seq=512,
+            unaligned=(1282, 1289, 1320, 1328, 1340),
+        ),
+        Neighbourhood(
+            name="hidden2048-3", axis="hidden", config=_model(2048, 2, 16, 4, 5632, 50_304), batch=6, seq=1024,
+            unaligned=(2065, 2074, 2096, 2100, 2104),
+        ),
+        Neighbourhood(
+            name="hidden3072-3", axis="hidden", config=_model(3072, 2, 24, 8, 8192), batch=3, seq=2048,
+            unaligned=(3090, 3096, 3100, 3120, 3123),
+        ),
+        Neighbourhood(
+            name="hidden4096-3", axis="hidden", config=_model(4096, 2, 32, 8, 11_008), batch=5, seq=1024,
+            unaligned=(4034, 4040, 4044, 4057, 4080),
+        ),
+        Neighbourhood(
+            name="ffn4864-3", axis="ffn", config=_model(896, 4, 7, 1, 4864), batch=14, seq=1024,
+            unaligned=(4880, 4913, 4916, 4918, 4920),
+        ),
+        Neighbourhood(
+            name="ffn8192-3", axis="ffn", config=_model(2560, 2, 20, 5, 8192), batch=4, seq=1024,
+            unaligned=(8131, 8132, 8152, 8160, 8166),
+        ),
+        Neighbourhood(
+            name="vocab50257-3", axis="vocab", config=_model(768, 2, 6, 6, 3072, 50_257), batch=12, seq=1024,
+            unaligned=(50_244, 50_248, 50_270, 50_272, 50_303),
+        ),
+        Neighbourhood(
+            name="vocab128256-3", axis="vocab", config=_model(2048, 2, 16, 4, 8192, 128_256), batch=3, seq=1024,
+            unaligned=(128_282, 128_292, 128_304, 128_312, 128_319),
+        ),
+        Neighbourhood(
+            name="vocab151936-3", axis="vocab", config=_model(896, 2, 7, 1, 4864, 151_936), batch=6, seq=1024,
+            unaligned=(151_911, 151_912, 151_920, 151_924, 151_926, 151_960, 151_968, 151_975, 151_980, 151_990),
+        ),
+    ),
+    base=make_config(width=1536, depth=6, heads=12, kv_heads=2, ffn=5376, vocab=65_536),
+    run=Run(batch=8, seq=1024, optimizer="adamw-fused"), constraint="params=300M±2%", first=3, spread=3,
+)  # fmt: skip
+
+SETS = {found.number: found for found in (_FIRST, _SECOND, _THIRD)}
 
 
 def all_neighbourhoods() -> dict[str, Neighbourhood]:
