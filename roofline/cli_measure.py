@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.profile import Profile
     from flopcast.roofline.suite_case import SuiteCase
 
-SUITES = ("quick", "standard", "full", "fused")
+SUITES = ("quick", "standard", "full", "fused", "attention")
 BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # of a suite's cases
 
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu; default: cuda where there is one.")]
@@ -44,8 +44,8 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     suite: Annotated[str | None, typer.Option(
-        help="quick (a minute; the default), standard (six minutes), full (twenty), fused: the fused kernels alone (a "
-        "minute), or host: what launches cost, alone."
+        help="quick (a minute; the default), standard (six minutes), full (twenty), fused, attention: Triton's "
+        "fused kernels or its attention alone (a minute each), or host: what launches cost, alone."
     )] = None,
     device: Device = None, out: Out = Path("out"), retry: Retry = False,
     all_gpus: Annotated[bool, typer.Option(
@@ -157,8 +157,8 @@ def run_bench(
     chosen = pick_device(device)
     cli_bench.check_out(out, all_gpus=False)
     host_only = suite == cli_bench.HOST_SUITE
-    is_fused = suite == suites.FUSED and model is None
-    if is_fused and chosen.type != "cuda":
+    of_triton = suite in suites.OF_TRITON and model is None
+    if of_triton and chosen.type != "cuda":
         raise UsageError(f"suite {suite!r} on {chosen.type}: Triton's kernels run on a CUDA GPU")
     # "full" takes the policy of "standard": 91% of an H200's rows end after 10 samples that agree to 0.5%, below
     # what two runs differ by, so that more of the same adds a quarter of the time and nothing else; shapes do.
@@ -182,8 +182,8 @@ def run_bench(
     found = engine.run_bench(
         chosen, out, suite=name, policy=policy, cases=cases,
         hosts=[calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry, host_only=host_only,
-        calibrate=not skip_host and not is_fused and backend is None,
-        operators=not skip_host and backend is None and (is_fused or host_only or suite == "full"),
+        calibrate=not skip_host and not of_triton and backend is None,
+        operators=not skip_host and backend is None and (host_only or suite in (suites.FUSED, "full")),
     )  # fmt: skip
     return {part: "; ".join([str(summary), *summary.warnings]) for part, summary in found.items()}
 

@@ -12,8 +12,8 @@ import json
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,11 @@ from flopcast.roofline.suite_attention import (
     CUDA_GRID_HOLDOUT,
     AttentionPlan,
     Grid,
+    and_hot,
     attention_cases,
 )
 from flopcast.roofline.suite_calls import CallPlan, call_cases
-from flopcast.roofline.suite_case import HOT_BYTES, SuiteCase
+from flopcast.roofline.suite_case import SuiteCase
 from flopcast.roofline.suite_gemms import GemmPlan, gemm_cases
 from flopcast.roofline.suite_size import describe_size, sizes
 
@@ -222,6 +223,9 @@ PLANS = {
 
 # Of the fused kernels alone (`suite_fused`): traced patched, and nothing but these calls measured.
 FUSED = "fused"
+# Of Triton's attention alone (`suite_attention.triton_cases`), drawn, not traced.
+ATTENTION = "attention"
+OF_TRITON = (FUSED, ATTENTION)
 FUSED_SOURCES = {
     role: tuple(
         Source(width=w, batch=b, seq=s, precision=p, optimizer="adamw-fused", fused="triton")
@@ -235,7 +239,7 @@ def load(name: str) -> list[SuiteCase]:
     """The cases of a shipped suite. Raises UsageError for an unknown name."""
     path = shipped_path(name)
     if not path.is_file():
-        raise UsageError(f"unknown suite {name!r}: valid are {', '.join(sorted([*PLANS, FUSED]))}")
+        raise UsageError(f"unknown suite {name!r}: valid are {', '.join(sorted([*PLANS, *OF_TRITON]))}")
     record = json.loads(gzip.decompress(path.read_bytes()))
     shapes = [shape_from_json(shape) for shape in record["shapes"]]
     return [SuiteCase(shapes[i], backend, cache, role) for i, backend, cache, role in record["cases"]]
@@ -279,7 +283,8 @@ def build(plan: Plan) -> list[SuiteCase]:
         plan.grid_holdout, plan.attention_holdout, "holdout", plan.attention_backends,
         {c.shape for c in fitted if isinstance(c.shape, Attention)},
     )  # fmt: skip
-    cases += [*_and_hot(fitted, plan), *_and_hot(held_out, plan)]
+    either = [*fitted, *held_out]
+    cases += and_hot(either) if "hot" in plan.caches else either
     aligned = [
         c.shape for c in cases if isinstance(c.shape, Gemm) and c.role == "fit" and c.shape.dtype == "bf16"
     ]
@@ -305,14 +310,6 @@ def _without_new(works: Sequence[Work], held: Sequence[Work]) -> list[Work]:
     judges it are the sizes between."""
     known = {(work.op_class, work.variant) for work in held}
     return [work for work in works if (work.op_class, work.variant) not in known]
-
-
-def _and_hot(cases: Sequence[SuiteCase], plan: Plan) -> Iterator[SuiteCase]:
-    """The cases, and again hot where their operands leave room in a cache: queries, keys and values come from it."""
-    for case in cases:
-        yield case
-        if "hot" in plan.caches and case.shape.bytes <= HOT_BYTES / 4:
-            yield replace(case, cache="hot")
 
 
 def _works(sources: Iterable[Source], device: str) -> list[Work]:
@@ -351,7 +348,7 @@ def shipped_path(name: str) -> Path:
 
 def main() -> None:
     """Remakes the shipped suites, or those named on the command line."""
-    remake(sys.argv[1:] or (*PLANS, FUSED))
+    remake(sys.argv[1:] or (*PLANS, *OF_TRITON))
 
 
 def remake(names: Iterable[str]) -> None:
@@ -363,6 +360,8 @@ def remake(names: Iterable[str]) -> None:
                 *(_works(FUSED_SOURCES[role], "cuda") for role in ("fit", "holdout"))
             )
             labels = {role: [source.label for source in own] for role, own in FUSED_SOURCES.items()}
+        elif name == ATTENTION:
+            cases, labels = suite_attention.triton_cases(), {}
         else:
             cases, labels = build(PLANS[name]), PLANS[name].labels
         save(cases, shipped_path(name), sources=labels)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from flopcast.kernels.shapes import Attention
-from flopcast.roofline.suite_case import SuiteCase
+from flopcast.roofline.suite_case import HOT_BYTES, SuiteCase
 
 Grid = Sequence[tuple[int, int, int, int, int]]  # batch, heads, kv_heads, seq, head_dim: causal
 
@@ -67,9 +67,53 @@ PLANS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """What configurations are drawn from, and the forward FLOPs that none may exceed."""
+
+    batches: Sequence[int] = BATCHES
+    kv_heads: Sequence[int] = KV_HEADS
+    groups: Sequence[int] = GROUPS
+    lengths: Sequence[int] = LENGTHS
+    max_flops: float = MAX_FLOPS
+
+
+# Triton's attention has a suite of its own, `bench --suite attention`, as the fused kernels have: about a minute, and
+# its kernels change more often than torch's. Each kernel's tile goes by the nearest length of a table, 256 to 16,384.
+TRITON_RANGE = Range(
+    batches=(1, 2, 3, 4, 6, 8, 12, 16),
+    kv_heads=(1, 2, 3, 4, 5, 6, 8, 10, 16),
+    groups=(1, 2, 2, 2, 3, 4, 4, 8),
+    lengths=(197, 256, 320, 384, 512, 640, 768, 1000, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384),
+    max_flops=4e11,
+)  # fmt: skip
+TRITON_PLANS = {
+    "fit": AttentionPlan(causal_128=100, full_128=20, causal_64=40, full_64=14),
+    "holdout": AttentionPlan(causal_128=24, full_128=5, causal_64=10, full_64=4),
+}
+
+
+def triton_cases() -> list[SuiteCase]:
+    """Of Triton's attention: random configurations of the fit and of the holdout, forward and backward, cold, and hot
+    where an L2 holds their operands. None is of the grids, which have the shapes of the ladder's steps."""
+    fit = attention_cases((), TRITON_PLANS["fit"], "fit", ["triton"], among=TRITON_RANGE)
+    known = [case.shape for case in fit if isinstance(case.shape, Attention)]
+    held = attention_cases((), TRITON_PLANS["holdout"], "holdout", ["triton"], known, among=TRITON_RANGE)
+    return list(and_hot([*fit, *held]))
+
+
+def and_hot(cases: Iterable[SuiteCase]) -> Iterator[SuiteCase]:
+    """The cases, and again hot where their operands leave room in a cache: queries, keys and values come from it."""
+    for case in cases:
+        yield case
+        if case.shape.bytes <= HOT_BYTES / 4:
+            yield replace(case, cache="hot")
+
+
 def attention_cases(
-    grid: Grid, plan: AttentionPlan, role: str, backends: Iterable[str], without: Collection[Attention] = ()
-) -> list[SuiteCase]:
+    grid: Grid, plan: AttentionPlan, role: str, backends: Iterable[str], without: Collection[Attention] = (),
+    *, among: Range = Range(),
+) -> list[SuiteCase]:  # fmt: skip
     """Every configuration of `grid` and those that `plan` draws, forward and backward, cold, for each of `backends`;
     none is drawn that is among `without` (forward) or in either grid. Draws depend on the plan and the role alone."""
     rng = random.Random(SEEDS[role])
@@ -78,7 +122,7 @@ def attention_cases(
     for count, causal, head_dim in plan.kinds():
         drawn: list[Attention] = []
         while len(drawn) < count:
-            shape = draw(rng, causal, head_dim)
+            shape = draw(rng, causal, head_dim, among)
             if shape not in taken:
                 taken.add(shape)
                 drawn.append(shape)
@@ -100,18 +144,18 @@ def directions(shape: Attention) -> tuple[Attention, Attention]:
     return replace(shape, direction="fwd"), replace(shape, direction="bwd")
 
 
-def draw(rng: random.Random, causal: bool, head_dim: int) -> Attention:
-    """A configuration of at most MAX_TOKENS and MAX_FLOPS; 197 and 577 are a vision transformer's lengths."""
+def draw(rng: random.Random, causal: bool, head_dim: int, among: Range) -> Attention:
+    """A configuration of at most MAX_TOKENS and `max_flops`; 197 and 577 are a vision transformer's lengths."""
     while True:
-        kv_heads, group = rng.choice(KV_HEADS), rng.choice(GROUPS)
+        kv_heads, group = rng.choice(among.kv_heads), rng.choice(among.groups)
         shape = Attention(
-            batch=rng.choice(BATCHES),
+            batch=rng.choice(among.batches),
             heads=kv_heads * group,
             kv_heads=kv_heads,
-            seq=rng.choice(LENGTHS),
+            seq=rng.choice(among.lengths),
             head_dim=head_dim,
             causal=causal,
         )
-        small = shape.batch * shape.seq <= MAX_TOKENS and shape.flops <= MAX_FLOPS
+        small = shape.batch * shape.seq <= MAX_TOKENS and shape.flops <= among.max_flops
         if small and shape.heads <= MOST_HEADS:
             return shape

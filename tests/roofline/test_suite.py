@@ -18,10 +18,10 @@ from flopcast.roofline import suite
 from flopcast.roofline.ladders import validation_plans
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.lower import describe
-from flopcast.roofline.suite import HOT_BYTES, PLANS, Plan, Source
+from flopcast.roofline.suite import PLANS, Plan, Source
 from flopcast.roofline.suite_attention import AttentionPlan
 from flopcast.roofline.suite_calls import CallPlan
-from flopcast.roofline.suite_case import SuiteCase
+from flopcast.roofline.suite_case import HOT_BYTES, SuiteCase
 from flopcast.roofline.suite_gemms import GemmPlan
 from flopcast.roofline.suite_size import FIXED_SECONDS, sizes
 
@@ -168,7 +168,7 @@ def test_hot_cases_fit_the_cache_and_none_is_too_large(name: str) -> None:
 
 def test_unknown_suites() -> None:
     with pytest.raises(
-        UsageError, match="unknown suite 'huge': valid are cpu-quick, full, fused, quick, standard"
+        UsageError, match="unknown suite 'huge': valid are attention, cpu-quick, full, fused, quick, standard"
     ):
         suite.load("huge")
 

@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 
 from flopcast.kernels.shapes import Attention
+from flopcast.roofline import suite
 from flopcast.roofline.suite_attention import (
     CUDA_GRID,
     CUDA_GRID_HOLDOUT,
@@ -13,8 +14,9 @@ from flopcast.roofline.suite_attention import (
     AttentionPlan,
     attention_cases,
     directions,
+    triton_cases,
 )
-from flopcast.roofline.suite_case import SuiteCase
+from flopcast.roofline.suite_case import HOT_BYTES, SuiteCase
 
 BACKENDS = ("sdpa-cudnn", "sdpa-flash")
 
@@ -59,3 +61,20 @@ def test_a_backward_is_its_forwards() -> None:
     first, second = directions(forward)
     assert first == forward
     assert (second.direction, second.causal, second.seq) == ("bwd", False, 197)
+
+
+def test_triton_has_a_suite_that_aims_at_no_step() -> None:
+    """Drawn from ranges, none of the ladder's own shapes; cold and hot; nothing of the fit judges it."""
+    cases = triton_cases()
+    assert suite.load(suite.ATTENTION) == cases
+    fit, held = ({c.shape for c in cases if c.role == role} for role in ("fit", "holdout"))
+    assert len(fit) > len(held) > 0
+    assert not fit & held
+    forward = {s for s in shapes(cases) if s.direction == "fwd"}
+    ladder = {(b, h, kv, s, d) for b, h, kv, s, d in (*CUDA_GRID, *CUDA_GRID_HOLDOUT)}
+    assert not ladder & {(s.batch, s.heads, s.kv_heads, s.seq, s.head_dim) for s in forward}
+    assert {(s.head_dim, s.causal) for s in forward} == {(64, True), (64, False), (128, True), (128, False)}
+    assert {2, 4, 8, 16, 32} <= {s.heads for s in forward}
+    assert {256, 16384} <= {s.seq for s in forward}
+    assert all(c.cache == "cold" or c.shape.bytes <= HOT_BYTES / 4 for c in cases)
+    assert len({(c.shape, c.cache) for c in cases if c.backend == "triton"}) == len(cases)
