@@ -1,6 +1,7 @@
 """Real training steps of aligned and unaligned widths, for the table of penalties: needs a GPU, three minutes.
 
     python benchmarks/width_steps.py OUT [--table reports/nvidia-h200/widths-2.csv] [--budget 190]
+    python benchmarks/width_steps.py OUT --part 1/2                             # of two GPUs, each its neighbourhoods
     python benchmarks/width_steps.py OUT --smoke                                # no GPU: does the script run?
     python -m flopcast.roofline.widths_check --forecasts TABLE --steps OUT --out TABLE      # here or elsewhere
 
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only-kernels", action="store_true", help="kernels again, in another folder: how they repeat"
     )
+    parser.add_argument(
+        "--part", type=part, default=(1, 1), help="I/N: every Nth neighbourhood, from the Ith on"
+    )
     parser.add_argument("--smoke", action="store_true", help="a few steps, tiny, on any machine")
     given = parser.parse_args(arguments)
 
@@ -57,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from flopcast.microbench.run_steps import run_steps
 
     with given.table.open(newline="", encoding="utf-8") as file:
-        wanted = plans(csv.DictReader(file), given.seed)
+        wanted = plans(rows_of_part(list(csv.DictReader(file)), *given.part), given.seed)
     if given.smoke:
         tiny = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128, "num_hidden_layers": 2,
                 "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}  # fmt: skip
@@ -77,6 +81,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left = time_kernels(with_kernels, device, recorder, start + given.budget)
     print(f"kernels: {left} left; {time.monotonic() - start:.0f} s in all", flush=True)
     return 1 if left or (times is not None and times.remaining) else 0
+
+
+def part(text: str) -> tuple[int, int]:
+    """From I/N. Raises ValueError, which argparse reports."""
+    index, count = map(int, text.split("/"))
+    if not 1 <= index <= count:
+        raise ValueError(text)
+    return index, count
+
+
+def rows_of_part(rows: Sequence[dict[str, str]], index: int, count: int) -> list[dict[str, str]]:
+    """Those of every `count`th neighbourhood, whole: a penalty is told by one card's steps."""
+    names = list(dict.fromkeys(row["neighbourhood"] for row in rows))
+    return [row for row in rows if names.index(row["neighbourhood"]) % count == index - 1]
 
 
 def time_kernels(plans: Sequence[StepPlan], device: torch.device, recorder: Recorder, until: float) -> int:
