@@ -1,4 +1,4 @@
-"""Products of unaligned widths, thousands in minutes, for `flopcast fit`: kernel times alone. Needs a GPU.
+"""Products of unaligned widths and losses over them, thousands in minutes, for `flopcast fit`: kernel times alone. Needs a GPU.
 
     python benchmarks/unaligned_products.py OUT [--budget 180]
     python benchmarks/unaligned_products.py OUT --smoke                # no GPU: does the script run?
@@ -23,8 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from flopcast.kernels.shapes import Gemm
-from flopcast.roofline.suite_widths import DRAWS, Drawn, products
+from flopcast.kernels.shapes import Call, Gemm
+from flopcast.roofline.suite_widths import DRAWS, log_softmax, losses, products
 
 if TYPE_CHECKING:
     import torch
@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 SUITE = "widths"
 ROUNDS = 5
 BATCH_SECONDS, BATCH_MOST = 2.0, 250  # of a profiler session, which takes 0.3 s besides
-SLOW_FLOPS = 1e14  # per second, of the slowest kernels: how many products fill a batch
+SLOW_FLOPS, SLOW_BYTES = 1e14, 3e12  # per second, of the slowest kernels: how many fill a batch
+BATCH_BYTES = 30 * 10**9  # of the losses' operands
 POOL_BYTES = 12 << 30
 MOST_CACHED = 32 << 30  # of the allocator, before what it holds is given back
 ALIGNMENT = 256  # items: where an allocator's tensors begin
 
+Wanted = tuple[Gemm | Call, str]  # and for what: "fit" or "holdout"
 Times = list[tuple[tuple[tuple[str, float], ...], list[float]] | None]  # (kernels, seconds of each round)
 
 
@@ -71,47 +73,58 @@ def operands(pool: Pool, shape: Gemm) -> tuple[Tensor, Tensor]:
     return pool.take(*a), pool.take(*b)
 
 
-def batches(todo: Sequence[Drawn]) -> list[list[Drawn]]:
-    """In order, each of BATCH_SECONDS at the slowest."""
-    found: list[list[Drawn]] = []
-    left = 0.0
+def bound(shape: Gemm | Call, pool: Pool) -> Callable[[], Any]:
+    """A call of it: of a product each time on other operands."""
+    from flopcast.kernels import aten
+    from flopcast.kernels.matmul import matmul_torch
+
+    if isinstance(shape, Call):
+        return aten.prepare(shape, "torch", aten.operands(shape, pool.items.device))
+    return lambda: matmul_torch(*operands(pool, shape), shape.layout)
+
+
+def batches(todo: Sequence[Wanted]) -> list[list[Wanted]]:
+    """In order, each of BATCH_SECONDS at the slowest, and of operands that the memory holds."""
+    found: list[list[Wanted]] = []
+    seconds = held = 0.0
     for one in todo:
-        if left <= 0.0 or len(found[-1]) >= BATCH_MOST:
+        if not found or seconds >= BATCH_SECONDS or held >= BATCH_BYTES or len(found[-1]) >= BATCH_MOST:
             found.append([])
-            left = BATCH_SECONDS
+            seconds = held = 0.0
         found[-1].append(one)
-        left -= ROUNDS * one.shape.flops / SLOW_FLOPS
+        shape, _ = one
+        seconds += ROUNDS * (shape.flops / SLOW_FLOPS + shape.bytes / SLOW_BYTES)
+        held += shape.bytes if isinstance(shape, Call) else 0.0
     return found
 
 
-def timed(shapes: Sequence[Gemm], pool: Pool, read: Read) -> tuple[Times, Reading]:
-    """The kernels of each product and the seconds of each round, None where the profiler lost records; and a reading
-    while they ran."""
+def timed(shapes: Sequence[Gemm | Call], pool: Pool, read: Read) -> tuple[Times, Reading]:
+    """The kernels of each and the seconds of each round, None where the profiler lost records; and a reading while they
+    ran."""
     import torch
 
-    from flopcast.kernels.matmul import matmul_torch
     from flopcast.microbench.cupti import record, split_at_markers, summarise
 
+    calls = [bound(shape, pool) for shape in shapes]
     readings = []
 
     def run() -> None:
         mark: Callable[[int], None] = torch.cuda._sleep  # type: ignore[attr-defined]
         for _ in range(ROUNDS):
-            for shape in shapes:
-                a, b = operands(pool, shape)
+            for call in calls:
                 mark(1)
-                matmul_torch(a, b, shape.layout)
+                call()
                 mark(1)
         readings.append(read())  # the host is ahead: the device is busy
 
-    for shape in shapes:  # kernels are loaded and chosen when first run
-        matmul_torch(*operands(pool, shape), shape.layout)
-    groups = split_at_markers(record(run, pool.items.device), ROUNDS * len(shapes))
+    for call in calls:  # kernels are loaded and chosen when first run
+        call()
+    groups = split_at_markers(record(run, pool.items.device), ROUNDS * len(calls))
     if groups is None:
-        return [None] * len(shapes), readings[0]
+        return [None] * len(calls), readings[0]
     found: Times = []
-    for i in range(len(shapes)):
-        rounds = groups[i :: len(shapes)]
+    for i in range(len(calls)):
+        rounds = groups[i :: len(calls)]
         if not all(rounds):
             found.append(None)
             continue
@@ -120,25 +133,32 @@ def timed(shapes: Sequence[Gemm], pool: Pool, read: Read) -> tuple[Times, Readin
     return found, readings[0]
 
 
-def timed_by_wall(shapes: Sequence[Gemm], pool: Pool, read: Read) -> tuple[Times, Reading]:
+def timed_by_wall(shapes: Sequence[Gemm | Call], pool: Pool, read: Read) -> tuple[Times, Reading]:
     """As `timed` where there is no profiler, to see that the script runs."""
-    from flopcast.kernels.matmul import matmul_torch
-
     found: Times = []
     for shape in shapes:
-        seconds = []
+        call, seconds = bound(shape, pool), []
         for _ in range(ROUNDS):
             start = time.perf_counter()
-            matmul_torch(*operands(pool, shape), shape.layout)
+            call()
             seconds.append(time.perf_counter() - start)
         found.append(((("wall", median(seconds)),), seconds))
     return found, read()
 
 
-def small(one: Drawn) -> Drawn:
+def small(shape: Gemm) -> Gemm:
     """The same product in small, unaligned as it was."""
-    m, n, k = (max(8, side // 128) + side % 8 for side in (one.shape.m, one.shape.n, one.shape.k))
-    return Drawn(Gemm(m=m, n=n, k=k, layout=one.shape.layout), one.role)
+    m, n, k = (max(8, side // 128) + side % 8 for side in (shape.m, shape.n, shape.k))
+    return Gemm(m=m, n=n, k=k, layout=shape.layout)
+
+
+def chosen(draws: int, is_smoke: bool) -> list[Wanted]:
+    """What is measured, in order."""
+    calls, drawn = (log_softmax(8, 129), products(5)) if is_smoke else (losses(), products(draws))
+    return [
+        *((call, "fit") for call in calls),
+        *((small(one.shape) if is_smoke else one.shape, one.role) for one in drawn),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -162,24 +182,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from flopcast.roofline.models import make_config
 
     device = pick_device(given.device)
-    wanted = [small(one) for one in products(5)] if given.smoke else products(given.draws)
+    wanted = chosen(given.draws, given.smoke)
     measure = timed_by_wall if given.smoke else timed
     read = telemetry(device)
     pool = Pool(device, (1 << 24) if given.smoke else POOL_BYTES // 2)
     with Recorder(given.out, describe(device)) as recorder:
         # a process that has trained, as those of the steps have (`microbench/bench.py`)
         steps.build(make_config(width=128, depth=2, vocab=512), device).run()
-        todo = [one for one in wanted if not recorder.is_done(one.shape.key)]
+        todo = [one for one in wanted if not recorder.is_done(one[0].key)]
         print(
-            f"{len(todo)} of {len(wanted)} products to measure, {time.monotonic() - begun:.0f} s in",
+            f"{len(todo)} of {len(wanted)} to measure, {time.monotonic() - begun:.0f} s in",
             flush=True,
         )
         done = lost = 0
         for batch in batches(todo):
             if time.monotonic() - begun >= given.budget:
                 break
-            found, reading = measure([one.shape for one in batch], pool, read)
-            for one, times in zip(batch, found, strict=True):
+            found, reading = measure([shape for shape, _ in batch], pool, read)
+            for (shape, role), times in zip(batch, found, strict=True):
                 if times is None:  # measured again by the next run
                     lost += 1
                     continue
@@ -187,9 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 fields: dict[str, Any] = {
                     "kernel_seconds": median(seconds), "kernels": [list(kernel) for kernel in kernels],
                     "samples": [float(f"{value:.6g}") for value in seconds], "n": len(seconds), "timer": "profiler",
-                    "note": "not checked: cuBLAS, timed in turn with others", **reading.as_row(),
+                    "note": "not checked; timed in turn with others", **reading.as_row(),
                 }  # fmt: skip
-                case = Case(shape=one.shape, backend="torch", cache="cold", role=one.role)
+                case = Case(shape=shape, backend="torch", cache="cold", role=role)
                 recorder.append(case_row(case, SUITE, fields))
                 done += 1
             if device.type == "cuda" and torch.cuda.memory_reserved(device) > MOST_CACHED:

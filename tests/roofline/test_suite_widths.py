@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from flopcast.roofline.suite_gemms import LAYOUTS, MAX_BYTES
-from flopcast.roofline.suite_widths import MAX_MACS, NEAR, POWERS, products
+from flopcast.roofline.suite_widths import MAX_MACS, NEAR, POWERS, losses, products
 from flopcast.roofline.widths import power_of_two
 from flopcast.roofline.widths_products import kind_of
 from flopcast.roofline.widths_sets import SETS, drawn
@@ -50,3 +50,15 @@ def test_the_third_sets_sizes_are_those_its_rule_draws() -> None:
     shown = {value for n in (1, 2) for place in SETS[n].neighbourhoods for value in place.unaligned}
     by_rule = [value for below in BELOW for value in drawn(rng, below, shown)]
     assert sorted(by_rule) == sorted(value for place in SETS[3].neighbourhoods for value in place.unaligned)
+
+
+def test_losses_are_forward_and_backward_of_sizes_off_the_blind_ones() -> None:
+    calls = losses()
+    vocabularies = {call.outputs[0].shape[1] for call in calls}
+    assert len({call.key for call in calls}) == len(calls)
+    assert Counter(call.op for call in calls) == {
+        "aten._log_softmax.default": len(calls) // 2, "aten._log_softmax_backward_data.default": len(calls) // 2,
+    }  # fmt: skip
+    blind = [value for place in SETS[3].neighbourhoods for value in place.unaligned]
+    assert min(abs(size - value) for size in vocabularies for value in blind) > NEAR
+    assert {power_of_two(size) for size in vocabularies} >= {1, 2, 4, 8, 16, 32}
