@@ -1,4 +1,4 @@
-"""Products of unaligned widths and losses over them, thousands in minutes, for `flopcast fit`: kernel times alone. Needs a GPU.
+"""Products of unaligned widths and losses over them, thousands in minutes, for `flopcast fit`. Needs a GPU.
 
     python benchmarks/unaligned_products.py OUT [--budget 180]
     python benchmarks/unaligned_products.py OUT --smoke                # no GPU: does the script run?
@@ -8,9 +8,9 @@ a row in OUT as a suite's are, that a profile is fitted with; a run that stops i
 
 How. A batch of products runs in turn, ROUNDS times over, under CUDA's profiler, each between two markers; a row's
 `kernel_seconds` is the median, its `samples` are the rounds. What a product finds in L2 is what the product before it
-left, as in a step; its operands lie elsewhere in a large pool each time. No graphs, no flushes, no reference: a row of
-6 ms for the 60 of a sweep. Of 6,311 unaligned products of over 50 us the sweep's two readings, this and the timer's,
-differ by 0.4% at the median.
+left, as in a step; its operands lie elsewhere in a large pool each time. No graphs, no flushes, no reference: a sweep
+takes 60 ms a row, a kernel of 1 ms here some 8. What is left out matters little: of 6,311 unaligned products of over
+50 us that sweeps timed twice, in graphs or by events and by the profiler, the two differ by 0.4% at the median.
 """
 
 from __future__ import annotations
