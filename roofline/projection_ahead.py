@@ -19,6 +19,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from flopcast.kernels.shapes import Shape
 from flopcast.microbench.plans import StepPlan
 from flopcast.roofline import suite
 from flopcast.roofline.batch import format_cell
@@ -27,7 +28,6 @@ from flopcast.roofline.lookup import projection
 from flopcast.roofline.lower import describe
 from flopcast.roofline.op_groups import GROUPS
 from flopcast.roofline.profile import Profile
-from flopcast.roofline.suite_case import SuiteCase
 from flopcast.roofline.validate import compare
 
 SUITES = ("standard", "fused")
@@ -39,30 +39,30 @@ COLUMNS = ("kind", "key", "backend", "cache", "value", "low", "high")
 Row = dict[str, Any]
 
 
-def forecast_rows(profile: Profile) -> Iterator[Row]:
-    """All that is said ahead, by one profile."""
-    for name in SUITES:
-        yield from kernel_rows(profile, suite.load(name))
+def forecast_rows(
+    profile: Profile, asked: Sequence[tuple[Shape, str, str]], plans: Iterable[Mapping[str, Any]]
+) -> Iterator[Row]:
+    """What a profile says of kernels (shape, backend, cache), of its ceilings and of steps (as their rows' `plan`)."""
+    yield from kernel_rows(profile, asked)
     for key, number in profile.ceilings.items():
         yield {"kind": "ceiling", "key": key, "value": number.value, "low": number.low, "high": number.high}
-    yield from step_rows(profile, validation_plans("cuda"))
+    yield from step_rows(profile, plans)
 
 
-def kernel_rows(profile: Profile, cases: Sequence[SuiteCase]) -> Iterator[Row]:
-    """Seconds of each case of a suite, whatever its role."""
-    works = [describe(case.shape, case.backend) for case in cases]
-    asked = [(work, case.backend, case.cache) for work, case in zip(works, cases, strict=True)]
-    for case, found in zip(cases, profile.estimate(asked), strict=True):
+def kernel_rows(profile: Profile, asked: Sequence[tuple[Shape, str, str]]) -> Iterator[Row]:
+    """Seconds of each shape."""
+    requests = [(describe(shape, backend), backend, cache) for shape, backend, cache in asked]
+    for (shape, backend, cache), found in zip(asked, profile.estimate(requests), strict=True):
         wide = exp(Z90 * found.sigma)
         yield {
-            "kind": "kernel", "key": case.shape.key, "backend": case.backend, "cache": case.cache,
+            "kind": "kernel", "key": shape.key, "backend": backend, "cache": cache,
             "value": found.seconds, "low": found.seconds / wide, "high": found.seconds * wide,
         }  # fmt: skip
 
 
-def step_rows(profile: Profile, plans: Iterable[StepPlan]) -> Iterator[Row]:
-    """Steps that nobody has run. One that cannot be forecast is left out."""
-    unrun = [{"key": plan.key, "plan": asdict(plan), "status": "not run"} for plan in plans]
+def step_rows(profile: Profile, plans: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """Steps as if nobody had run them. One that cannot be forecast is left out."""
+    unrun = [{"key": StepPlan(**plan).key, "plan": plan, "status": "not run"} for plan in plans]
     for made, row in zip(unrun, compare(unrun, profile), strict=True):
         if row["step_forecast"] is None:
             continue
@@ -70,6 +70,13 @@ def step_rows(profile: Profile, plans: Iterable[StepPlan]) -> Iterator[Row]:
         for kind, name in (*whole, *((f"device/{group}", group) for group in GROUPS)):
             ends = {end: row.get(f"{name}_{end}") for end in ("low", "high")}
             yield {"kind": kind, "key": made["key"], "value": row[f"{name}_forecast"], **ends}
+
+
+def ahead(profile: Profile) -> Iterator[Row]:
+    """All that is said before a card is measured: of the suites' cases whatever their role, of every step."""
+    cases = [case for name in SUITES for case in suite.load(name)]
+    asked = [(case.shape, case.backend, case.cache) for case in cases]
+    return forecast_rows(profile, asked, [asdict(plan) for plan in validation_plans("cuda")])
 
 
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -99,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("reports/projection"))
     given = parser.parse_args(arguments)
     path = given.out / given.gpu / FILE
-    print(f"{path}: {write(path, forecast_rows(projection(given.gpu)))} forecasts")
+    print(f"{path}: {write(path, ahead(projection(given.gpu)))} forecasts")
 
 
 if __name__ == "__main__":

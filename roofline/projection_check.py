@@ -11,7 +11,8 @@ Not zero-shot in the strictest sense: which effects are modelled was chosen with
 `project_tiles.py`, `power.py` and `LOOKED_AT`); no constant was fitted to them but the deviations `project.SIGMA`.
 
 Writes checks.csv (a row a GPU, class and stage), by_size.csv, op_efficiency.csv, steps.csv and
-steps_fp32.csv (`projection_steps.py`), and README.md, which shows them.
+steps_fp32.csv (`projection_steps.py`), and README.md, which shows them and
+what `projection_measured.py` left below OUT.
 """
 
 from __future__ import annotations
@@ -294,7 +295,8 @@ def write(
     write_rows(out / "op_efficiency.csv", EFFICIENCY_COLUMNS, efficiency)
     sizes = [row for check in checks for row in check.by_size()]
     fp32 = projection_steps.read(out / "steps_fp32.csv")
-    (out / "README.md").write_text(projection_report.page(rows, sizes, steps, fp32))
+    judged = {path.parent.name: read_csv(path) for path in sorted(out.glob("*/classes.csv"))}
+    (out / "README.md").write_text(projection_report.page(rows, sizes, steps, fp32, judged))
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:

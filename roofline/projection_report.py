@@ -19,7 +19,9 @@ def page(
     sizes: Sequence[Mapping[str, Any]],
     steps: Sequence[Mapping[str, Any]],
     fp32: Sequence[Mapping[str, Any]] = (),
+    judged: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
 ) -> str:
+    """`judged`: by GPU the rows of classes.csv that `projection_measured.py` made of a card measured since."""
     parts = [
         "# Projections against published times\n",
         "Made by `python -m flopcast.roofline.projection_check DATA_DIR --out reports/projection`; errors are "
@@ -47,6 +49,7 @@ def page(
         "`project.SIGMA`):\n",
         "\n".join(f"- {choice}" for choice in LOOKED_AT),
         "\n**What bounds them.** " + _bounds(rows, sizes),
+        *_judged(judged or {}),
         "\n## Training steps\n",
         *_steps(steps),
         *_fp32(fp32),
@@ -97,6 +100,33 @@ def _bounds(rows: Sequence[Mapping[str, Any]], sizes: Sequence[Mapping[str, Any]
         "average: one sustains what the power limit leaves, the other runs at full clock. One law cannot be right for "
         "both: " + "; ".join(said) + "."
     )
+
+
+def _judged(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
+    """What forecasts written down before a card was measured came to: a table, and where the rest is."""
+    if not found:
+        return []
+    kinds = {"device": "device time of real steps", "kernel": "kernels"}
+    cells = []
+    for gpu, rows in found.items():
+        for row in rows:
+            is_whole = row["kind"] == "device" and row["group"] == "all"
+            if row["stage"] == "ahead" and row["rows"] != "0" and (is_whole or row["kind"] == "kernel"):
+                what = kinds[row["kind"]] + (
+                    "" if is_whole else f": {row['group']} ({row['backend']}), {row['cache']}"
+                )
+                cells.append(
+                    [f"[{gpu}]({gpu}/README.md)", what, row["rows"], _signed(float(row["median_error"])),
+                     _percent(float(row["median_abs_error"])), _percent(float(row["p90_abs_error"])),
+                     f"{float(row['inside_90']):.0%}"]
+                )  # fmt: skip
+    head = ["GPU", "what", "rows", "median", "median abs.", "90th pct. abs.", "in 90% interval"]
+    return [
+        "\n## Against cards measured afterwards\n",
+        "Forecasts of the projection from the datasheet and the H200, written down before anything of the GPU had been "
+        "measured; made by `projection_measured.py`, whose folder has every number.\n",
+        _table(head, sorted(cells, key=lambda row: row[1] != kinds["device"])),
+    ]
 
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
