@@ -109,7 +109,7 @@ def timed(shapes: Sequence[Gemm | Call], pool: Pool, read: Read) -> tuple[Times,
     readings = []
 
     def run() -> None:
-        mark: Callable[[int], None] = torch.cuda._sleep  # type: ignore[attr-defined]
+        mark: Callable[[int], None] = torch.cuda._sleep
         for _ in range(ROUNDS):
             for call in calls:
                 mark(1)
