@@ -9,7 +9,8 @@ several query heads share a key head, two sums over them.
 
 What the kernels' schedules are is told by fixed parameters (`schedule_of`): flash's by its source (2.7, as torch
 builds it: flash_fwd_launch_template.h, flash_bwd_launch_template.h, flash_api.cpp), cuDNN's by the tiles in its
-kernels' names and by what fits 130 random shapes on an H200.
+kernels' names and by what fits 130 random shapes on an H200. Triton's on Hopper have a law of their own
+(`attention_tiles.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import random
 from collections.abc import Mapping
 from functools import lru_cache
 from math import ceil
+from typing import Any
 
 import numpy as np
 
+from flopcast.roofline import attention_tiles
+from flopcast.roofline.attention_tiles import FADE_FLOPS, OVERLAP, Sizes
 from flopcast.roofline.smooth import Array, soft_max
 
 Params = Mapping[str, float]
@@ -45,8 +49,6 @@ MASKED = 0.8
 AHEAD = 0.2
 # Blocks that are dealt out one by one, by place; of longer calls the rest counts by its mean.
 ROUNDS = 8
-FADE_FLOPS = 2.0**36  # 0.1 ms on a large part: above it the clock falls
-OVERLAP = 1.5  # exponent of the smooth maximum of matrix and memory time: they overlap in part only
 # Steps that a block's start is taken for while blocks are dealt out; the time is linear between and beyond.
 _STARTS = (0.25, 1.5)
 # Flash splits the keys where blocks of 64 rows fill less than this share of two blocks an SM.
@@ -59,8 +61,11 @@ _DONE = (
 _ROUNDING = 1e-13
 
 
-def schedule_of(backend: str, direction: str, head_dim: int) -> dict[str, float]:
-    """The fixed parameters of a backend's kernels, `SCHEDULE`. A backend not known gets blocks of 128 rows."""
+def schedule_of(
+    backend: str, direction: str, head_dim: int, causal: bool = True, device: Mapping[str, Any] | None = None
+) -> dict[str, float]:
+    """The fixed parameters of a backend's kernels, `SCHEDULE`; of Triton's on a Hopper part (`device`, as machine.json
+    has it) also their tiles. A backend not known gets blocks of 128 rows."""
     small = head_dim <= 64
     found = {"block": 128.0, "advance": 64.0, "resident": 1.0, "follows": 0.0, "splits": 0.0}
     if backend == "sdpa-cudnn":
@@ -70,6 +75,10 @@ def schedule_of(backend: str, direction: str, head_dim: int) -> dict[str, float]
         found |= (
             {"resident": 2.0, "splits": 1.0, "masked": MASKED} if direction == "fwd" else {"follows": 1.0}
         )
+    elif backend == "triton" and device and device.get("capability"):
+        major, minor = device["capability"]
+        name = str(device.get("name", ""))
+        found |= attention_tiles.parameters(name, (major, minor), direction, head_dim, causal)
     return found | {"rounds": 1.0}
 
 
@@ -77,6 +86,9 @@ def log_seconds(variant: str, params: Params, features: Array, bytes_: Array, fl
     """log of seconds. features: log2 of batch x heads, of query heads to a key head, of the length."""
     head_dim = _head_dim(variant)
     heads, group, seq = _sizes(features)
+    if attention_tiles.are_told(params):
+        sizes = Sizes(heads, seq, group)
+        return attention_tiles.log_seconds(variant, params, sizes, head_dim, bytes_, flops)
     steps, starts, splits = _dealt(variant, params, heads, seq, group)
     block, advance = params["block"], params["advance"]
     products = 5.0 if variant.startswith("bwd") else 2.0
@@ -109,7 +121,10 @@ def inputs(variant: str, params: Params, features: Array) -> Array:
 
     With "rounds" among the parameters (profiles of before have none) also whether the last block of a head is part
     empty, and log2 of the rounds of blocks: [rows, sizes + 4]."""
-    heads, _, seq = _sizes(features)
+    heads, group, seq = _sizes(features)
+    if attention_tiles.are_told(params):
+        told = attention_tiles.inputs(variant, params, Sizes(heads, seq, group), _head_dim(variant))
+        return np.column_stack([features, *told])
     steps, _, splits = _dealt(variant, params, heads, seq)
     lengths = [_lengths(variant, params, int(s)) for s in seq]
     places = params["sm_count"] * params["resident"]

@@ -348,5 +348,6 @@ def _dense_prior(
         if tokens[-1] == "unaligned":
             prior = replace(prior, hyper=replace(prior.hyper, white=UNALIGNED_WHITE))
         return prior
-    schedule = attention_law.schedule_of(work.backend, tokens[0], int(tokens[-1].removeprefix("d")))
+    head_dim = int(tokens[-1].removeprefix("d"))
+    schedule = attention_law.schedule_of(work.backend, tokens[0], head_dim, tokens[1] == "causal", device)
     return regress.attention_prior(peak, sm_count, floor, bandwidth, schedule)

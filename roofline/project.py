@@ -53,7 +53,7 @@ MMA_SYNC_BACKENDS = ("sdpa-flash",)
 # Parameters of laws that are so many clock cycles.
 LATENCIES = (
     "prologue", "epilogue", "split", "floor", "follow_floor", "merge", "merge_row", "wave", "load", "step", "each",
-    "element", "turn", "plane", "plane_load", "spread", "tensor", "large_tensor",
+    "element", "turn", "plane", "plane_load", "spread", "tensor", "large_tensor", "dq_prologue",
 )  # fmt: skip
 
 # --- memory

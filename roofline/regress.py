@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flopcast.roofline import attention_law, laws
+from flopcast.roofline import attention_law, attention_tiles, laws
 from flopcast.roofline.laws import Array
 from flopcast.roofline.surface import (
     Coordinates,
@@ -33,7 +33,9 @@ DOUBT_FACTOR = 3.0
 OFF = 2.0  # deviations from which on a product keeps what it is off to itself
 HYPER_POINTS = 500  # hyper-parameters are found on so many points at most: each step costs points^3
 # Bounded parameters and their greatest value. Parts boost above their datasheet's clock, by a few percent.
-_BOUNDED = {"quantised": 1.0, "absorbed": 1.0, "efficiency": 1.15} | dict.fromkeys(laws.TILE_NAMES, 1.15)
+_BOUNDED = {"quantised": 1.0, "absorbed": 1.0, "efficiency": 1.15, "dq_efficiency": 1.15} | dict.fromkeys(
+    laws.TILE_NAMES, 1.15
+)
 _LINEAR = frozenset(["misaligned_result", "uneven"])
 # Residuals beyond so many log seconds count linearly and no longer by their square.
 _ROBUST = {"memory": 0.05, "gemm": 0.08, "attention": 0.08, "conv": 0.15}
@@ -152,7 +154,12 @@ def attention_prior(
         law["sum_bandwidth"] = Belief(0.7 * bandwidth, 0.5)
     if schedule["splits"]:
         law |= {"merge": Belief(2.0 * floor, 0.5), "merge_row": Belief(8e-10, 0.7)}
-    jumps = 4 if schedule.get("rounds") else 2
+    if attention_tiles.are_told(schedule):  # a tile's own time takes the place of what ends late
+        law["prologue"] = Belief(2e-6, 1.0)
+        if "dq.0.below" in schedule:
+            law |= {"dq_efficiency": Belief(0.5, 0.9), "dq_prologue": Belief(2e-6, 1.0)}
+            law["follow_bandwidth"] = Belief(bandwidth, 0.3)
+    jumps = (4 if schedule.get("rounds") else 2) - ("forward.0.below" in schedule)
     hyper = Residual((3.0,) * 3 + (2.0,) * jumps, amplitude=0.05, white=0.015, levels=(0.05,))
     return Prior(law, {"peak": peak, "sm_count": sm_count, **schedule}, hyper)
 
