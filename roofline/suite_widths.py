@@ -25,7 +25,7 @@ from flopcast.roofline.suite_gemms import LAYOUTS, MAX_BYTES, layer
 from flopcast.roofline.widths_sets import SETS
 
 SEED = 5
-DRAWS = 1500  # about 9,000 products
+DRAWS = 1500  # 10,125 products
 HOLDOUT_EVERY = 12  # of draws, one is held out
 NEAR, BLIND_SET = 16, 3
 # How often which size is off; a hidden size is in 18 products, ffn in 6, a vocabulary in 3.
