@@ -1,14 +1,16 @@
 """Two helpers that need a process of their own: Triton's interpreter is chosen when triton is first imported,
-and a process that chose it can neither compile nor launch on a GPU."""
+and a process that chose it can neither compile nor launch on a GPU. One that makes many kernels at once."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,5 +61,19 @@ def run_script(tmp_path: Path) -> Callable[..., str]:
         return in_subprocess(
             [str(HERE / name), *arguments], TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0"
         )
+
+    return run
+
+
+@pytest.fixture
+def at_once() -> Callable[[Iterable[Callable[[], Any]]], list[Any]]:
+    """What calls on a GPU return, made on as many threads as there are cores: a kernel takes Triton a second to
+    compile, most of it outside Python's lock."""
+    import torch
+
+    def run(calls: Iterable[Callable[[], Any]]) -> list[Any]:
+        # the initializer makes the device's context the thread's own
+        with ThreadPoolExecutor(os.cpu_count(), initializer=torch.cuda.synchronize) as pool:
+            return [done.result() for done in [pool.submit(call) for call in calls]]
 
     return run

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -235,37 +236,42 @@ SIZES = [(1, 1, 1), (17, 129, 33), (128, 128, 64), (1024, 1024, 1024), (1024, 30
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 class TestOnDevice:
-    @pytest.mark.parametrize("backend", ["torch", "triton"])
     @pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32", "fp32"])
     @pytest.mark.parametrize("layout", matmul.LAYOUTS)
-    @pytest.mark.parametrize("size", SIZES)
     def test_agrees_with_the_reference(
-        self, backend: str, dtype: str, layout: str, size: tuple[int, int, int]
+        self, at_once: Callable[..., list[torch.Tensor]], dtype: str, layout: str
     ) -> None:
-        m, n, k = size
-        shape = Gemm(m=m, n=n, k=k, dtype=dtype, layout=layout)
-        pair = matmul.operands(shape, "cuda")
-        out = matmul.prepare(shape, backend, pair)()
-        error, tolerance = matmul.check(out, matmul.reference(pair, shape), pair, shape)
-        assert error <= tolerance
+        shapes = [Gemm(m=m, n=n, k=k, dtype=dtype, layout=layout) for m, n, k in SIZES]
+        pairs = [matmul.operands(shape, "cuda") for shape in shapes]
+        torch.cuda.synchronize()
+        tritons = at_once(matmul.prepare(shape, "triton", x) for shape, x in zip(shapes, pairs, strict=True))
+        for shape, pair, ours in zip(shapes, pairs, tritons, strict=True):
+            for out in (ours, matmul.prepare(shape, "torch", pair)()):
+                error, tolerance = matmul.check(out, matmul.reference(pair, shape), pair, shape)
+                assert error <= tolerance, shape.key
 
     @pytest.mark.parametrize("layout", matmul.LAYOUTS)
     @pytest.mark.parametrize("size", [(384, 512, 256), (392, 520, 264), (391, 517, 263)])
     def test_every_configuration_is_exact_on_small_integers(
-        self, layout: str, size: tuple[int, int, int]
+        self, at_once: Callable[..., list[torch.Tensor]], layout: str, size: tuple[int, int, int]
     ) -> None:
         m, n, k = size
         shape = Gemm(m=m, n=n, k=k, layout=layout)
         # 263 products of at most 1 stay within the 256 that bf16 counts exactly, by far
         a, b = (torch.randint_like(x, -1, 2) for x in matmul.operands(shape, "cuda"))
         exact = matmul.matmul_reference(a, b, layout)
-        for config in matmul.candidates("bf16", torch.cuda.get_device_capability()):
-            splits = [{}, {"split": 3}, {"split": 3, "reduce": True}, {"split": 0}]
-            for split in splits if config.kind == "tma" else splits[:2]:
-                if config.kind == "tma" and any(x.stride(0) % 8 for x in (a, b)):
-                    continue
-                out = matmul.matmul_triton(a, b, layout, config=replace(config, **split))  # type: ignore[arg-type]
-                assert torch.equal(out.double(), exact), (config, split)
+        copied = not any(x.stride(0) % 8 for x in (a, b))
+        splits = [{}, {"split": 3}, {"split": 3, "reduce": True}, {"split": 0}]
+        configs = [
+            replace(config, **split)  # type: ignore[arg-type]
+            for config in matmul.candidates("bf16", torch.cuda.get_device_capability())
+            if config.kind == "pointer" or copied
+            for split in (splits if config.kind == "tma" else splits[:2])
+        ]
+        torch.cuda.synchronize()
+        outs = at_once(partial(matmul.matmul_triton, a, b, layout, config=config) for config in configs)
+        for config, out in zip(configs, outs, strict=True):
+            assert torch.equal(out.double(), exact), config
 
     @pytest.mark.parametrize("n", [151936, 151937])  # the second is stored through pointers
     def test_offsets_beyond_two_to_the_31(self, n: int) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 
 from flopcast.kernels import matmul, matmul_table
-from flopcast.kernels.matmul_configs import GLUON, GLUON_SM90, shared_memory_limit, tiles_for
+from flopcast.kernels.matmul_configs import GLUON, GLUON_SM90, MatmulConfig, shared_memory_limit, tiles_for
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.tune import small_integers
 
@@ -75,14 +76,38 @@ class TestOnDevice:
     # fewer tiles than groups, k of less than a ring; odd ends; several tiles a program
     @pytest.mark.parametrize("size", [(64, 8, 8), (392, 520, 712), (4104, 3080, 136)])
     @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
-    def test_small_integers_multiply_exactly(self, layout: str, size: tuple[int, int, int]) -> None:
+    def test_small_integers_multiply_exactly(
+        self, at_once: Callable[..., list[torch.Tensor]], layout: str, size: tuple[int, int, int]
+    ) -> None:
+        self.exact(at_once, layout, size, torch.bfloat16, GLUON_SM90)
+
+    @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+    def test_fp16_multiplies_exactly(self, at_once: Callable[..., list[torch.Tensor]], layout: str) -> None:
+        of_each_kind = {config.kind: config for config in GLUON_SM90}
+        assert set(of_each_kind) == set(GLUON)
+        self.exact(at_once, layout, (392, 520, 712), torch.float16, tuple(of_each_kind.values()))
+
+    def exact(
+        self,
+        at_once: Callable[..., list[torch.Tensor]],
+        layout: str,
+        size: tuple[int, int, int],
+        dtype: torch.dtype,
+        configs: tuple[MatmulConfig, ...],
+    ) -> None:
         shape = Gemm(m=size[0], n=size[1], k=size[2], layout=layout)
-        a, b = small_integers(shape, "cuda")
-        exact = matmul.matmul_torch(a.float(), b.float(), layout).bfloat16()
-        for config in GLUON_SM90:
-            for _ in range(3):
-                out = matmul.matmul_triton(a, b, layout, config=config)
-                assert torch.equal(out, exact), config.key
+        a, b = (x.to(dtype) for x in small_integers(shape, "cuda"))
+        exact = matmul.matmul_torch(a.float(), b.float(), layout).to(dtype)
+        torch.cuda.synchronize()
+
+        def product(config: MatmulConfig) -> torch.Tensor:
+            return matmul.matmul_triton(a, b, layout, config=config)
+
+        first = at_once(partial(product, config) for config in configs)
+        for config, out in zip(configs, first, strict=True):
+            assert out.dtype == dtype
+            for again in (out, product(config), product(config)):
+                assert torch.equal(again, exact), config.key
 
     def test_a_result_that_copies_cannot_write_is_written(self) -> None:
         shape = Gemm(m=256, n=192, k=128)
