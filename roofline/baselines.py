@@ -15,6 +15,7 @@ from typing import Any
 from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.gpus import load_specs, spec_of_device
 from flopcast.roofline.lower import describe, lower
+from flopcast.roofline.micro_batches import times_run
 from flopcast.roofline.profile import Profile
 from flopcast.roofline.stream import Stream
 
@@ -42,7 +43,7 @@ def roofline(stream: Stream, profile: Profile) -> float | None:
     if rate is None:
         return None
     seconds = 0.0
-    for op in stream.ops:
+    for op, times in zip(stream.ops, times_run(stream), strict=True):
         lowered = lower(stream, op)
         if lowered is None:
             continue
@@ -50,7 +51,7 @@ def roofline(stream: Stream, profile: Profile) -> float | None:
         compute = 0.0
         if isinstance(work.shape, (Gemm, Attention)) and work.shape.dtype in profile.peaks:
             compute = work.flops / profile.peaks[work.shape.dtype].value
-        seconds += max(compute, work.bytes / rate)
+        seconds += times * max(compute, work.bytes / rate)
     return seconds
 
 

@@ -185,12 +185,12 @@ def matrix_rate(profile: Profile, dtype: str) -> float | None:
     return profile.peaks[dtype].value if dtype in profile.peaks else None
 
 
-def matrix_seconds(work: Work, profile: Profile) -> float:
+def matrix_seconds(item: Item, profile: Profile) -> float:
     """FLOPs of a product or of attention at the sustained rate; 0 of all else."""
-    if not isinstance(work.shape, Gemm | Attention):
+    if item.work is None or not isinstance(item.work.shape, Gemm | Attention):
         return 0.0
-    rate = matrix_rate(profile, work.shape.dtype)
-    return work.flops / rate if rate else 0.0
+    rate = matrix_rate(profile, item.work.shape.dtype)
+    return item.work.flops * item.count / rate if rate else 0.0
 
 
 def bound_of(item: Item, profile: Profile) -> str:
@@ -198,8 +198,8 @@ def bound_of(item: Item, profile: Profile) -> str:
     assert item.work is not None
     copy = profile.ceiling("hbm_copy", 0.0)
     limits = {
-        "matrix": matrix_seconds(item.work, profile),
-        "memory": item.work.bytes / copy if copy else 0.0,
+        "matrix": matrix_seconds(item, profile),
+        "memory": item.work.bytes * item.count / copy if copy else 0.0,
         "launch": profile.ceiling("kernel_floor", 0.0) * item.launches,
     }
     return max(BOUNDS, key=lambda name: limits[name])
@@ -219,12 +219,13 @@ def class_parts(stream: Stream, items: Sequence[Item], profile: Profile) -> tupl
             members[item.work.op_class].append(item)
     parts = []
     for op_class in (*OP_CLASSES, *sorted(set(members) - set(OP_CLASSES))):
-        mine = [(item, item.work) for item in members.get(op_class, ()) if item.work is not None]
+        mine = members.get(op_class, [])
         if not mine:
             continue
-        seconds = sum(item.seconds for item, _ in mine)
+        seconds = sum(item.seconds for item in mine)
+        moved = sum(item.work.bytes * item.count for item in mine if item.work is not None)
         bounds = dict.fromkeys(BOUNDS, 0.0)
-        for item, _ in mine:
+        for item in mine:
             bounds[bound_of(item, profile)] += item.seconds
         moving = needed.get(op_class, 0) / copy if copy else 0.0  # clipped below, as its bytes are
         parts.append(
@@ -234,14 +235,12 @@ def class_parts(stream: Stream, items: Sequence[Item], profile: Profile) -> tupl
                 share=seconds / total if total else 0.0,
                 bound=max(BOUNDS, key=lambda name: bounds[name]),
                 bound_seconds=bounds,
-                light_seconds=min(
-                    seconds, max(sum(matrix_seconds(work, profile) for _, work in mine), moving)
-                ),
-                calls=len(mine),
-                kernels=sum(item.launches for item, _ in mine),
-                flops=sum(work.flops for _, work in mine),
-                bytes=sum(work.bytes for _, work in mine),
-                needed_bytes=min(needed.get(op_class, 0), sum(work.bytes for _, work in mine)),
+                light_seconds=min(seconds, max(sum(matrix_seconds(item, profile) for item in mine), moving)),
+                calls=sum(item.count for item in mine),
+                kernels=sum(item.launches for item in mine),
+                flops=sum(item.work.flops * item.count for item in mine if item.work is not None),
+                bytes=moved,
+                needed_bytes=min(needed.get(op_class, 0), moved),
             )
         )
     return tuple(parts)
@@ -257,7 +256,7 @@ def fused_seconds(stream: Stream, items: Sequence[Item], profile: Profile) -> fl
         if item.work is not None:
             group = _matrix_or_rest(item.work.op_class)
             seconds[group] += item.seconds
-            matrix[group] += matrix_seconds(item.work, profile)
+            matrix[group] += matrix_seconds(item, profile)
     return sum(
         min(seconds[group], max(matrix[group], needed.get(group, 0) / copy if copy else 0.0))
         for group in seconds
@@ -289,11 +288,11 @@ def crossing_bytes(stream: Stream, items: Sequence[Item], group_of: Callable[[st
                 continue
             more = size - seen.get((storage, group), 0)
             if more > 0:
-                total[group] += more
+                total[group] += more * item.count
                 seen[storage, group] = size
                 readers[storage].append(group)
             if written.get(storage):
-                total[writer[storage]] += written.pop(storage)
+                total[writer[storage]] += written.pop(storage) * item.count
         tensors = (*op.outputs, *(op.inputs[i] for i in op.written))
         for storage, size in _touched(stream, tensors, item.work).items():
             for reader in readers.pop(storage, ()):
@@ -344,7 +343,8 @@ def module_parts(items: Sequence[Item], profile: Profile) -> tuple[ModulePart, .
         parts.append(
             ModulePart(
                 module, seconds, seconds / total if total else 0.0, phases["forward"], phases["backward"],
-                phases["optimizer"], max(BOUNDS, key=lambda name: bounds[name]), dict(classes), len(mine),
+                phases["optimizer"], max(BOUNDS, key=lambda name: bounds[name]), dict(classes),
+                sum(item.count for item in mine),
             )
         )  # fmt: skip
     return tuple(sorted(parts, key=lambda part: -part.seconds))
@@ -368,7 +368,8 @@ def syncs_of(stream: Stream, items: Sequence[Item], profile: Profile) -> tuple[S
     found = []
     for (name, module, phase), positions in places.items():
         saved = step - simulated(without_syncs(items, positions), profile)()
-        found.append(Sync(name, module, phase, len(positions), max(saved, 0.0)))
+        calls = sum(items[i].count for i in positions)
+        found.append(Sync(name, module, phase, calls, max(saved, 0.0)))
     return tuple(sorted(found, key=lambda sync: -sync.step_seconds))
 
 

@@ -28,7 +28,7 @@ NO_HOST = HostCosts(
 # The dtype whose peak a step is held against.
 _PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp32"}
 
-# Far above anything trained, below where sizes of tensors leave 64 bits. Micro-batches are traced one by one.
+# Far above anything trained, below where sizes of tensors leave 64 bits.
 MOST = {"batch": 2**20, "seq": 2**24, "accumulate": 1024}
 MOST_TOKENS = 2**30  # of a micro-batch
 MODES = ("eager", "compile")
@@ -232,7 +232,7 @@ def forecast_items(
     # model FLOPs, as MFU's convention has it: what checkpointing computes again is time but no work done
     again = recomputed(stream)
     counted = sum(
-        item.work.flops
+        item.work.flops * item.count
         for item, is_repeated in zip(items, again, strict=True)
         if item.work is not None and not is_repeated
     )
@@ -301,9 +301,9 @@ def by_class(items: Sequence[Item]) -> tuple[ClassShare, ...]:
         ClassShare(
             name,
             sum(item.seconds for item in found[name]),
-            sum(item.work.flops for item in found[name] if item.work is not None),
-            sum(item.work.bytes for item in found[name] if item.work is not None),
-            len(found[name]),
+            sum(item.work.flops * item.count for item in found[name] if item.work is not None),
+            sum(item.work.bytes * item.count for item in found[name] if item.work is not None),
+            sum(item.count for item in found[name]),
         )
         for name in OP_CLASSES
         if name in found

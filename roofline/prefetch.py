@@ -18,7 +18,7 @@ from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline import rebatch
 from flopcast.roofline.models import Config, depth_of, with_depth
 from flopcast.roofline.stream import FOLDED_DEPTH, Stream
-from flopcast.roofline.stream_cache import Traced, get_stream, is_at_hand
+from flopcast.roofline.stream_cache import Traced, as_traced, get_stream, is_at_hand
 
 LEAST_TRACES = 4  # fewer are made sooner than processes start
 LEAST_BATCHES = 3  # of one model, not at hand: fewer are traced as they are
@@ -81,7 +81,7 @@ def _folded(config: Mapping[str, Any]) -> Config:
 
 
 def _key(config: Mapping[str, Any], traced: Traced) -> str:
-    return canonical_json([_folded(config), asdict(traced)])
+    return canonical_json([_folded(config), asdict(as_traced(traced))])
 
 
 def _model(config: Mapping[str, Any], traced: Traced) -> str:

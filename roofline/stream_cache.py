@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import metadata
 from importlib.resources import files
@@ -19,6 +19,7 @@ from typing import Any
 
 from flopcast.errors import DataError, UsageError
 from flopcast.kernels.shapes import canonical_json
+from flopcast.roofline import micro_batches
 from flopcast.roofline import stream as streams
 from flopcast.roofline.fused import check_fused
 from flopcast.roofline.garbage import no_garbage_collection
@@ -103,6 +104,10 @@ def get_stream(config: Mapping[str, Any], traced: Traced, trace: Trace | None = 
         raise UsageError(
             f"seq is {traced.seq}: this model has {positions} positions (n_positions), use at most that"
         )
+    if traced.accumulate > micro_batches.TRACED:
+        some = get_stream(config, as_traced(traced), trace)
+        with contextlib.suppress(micro_batches.NotAlike):
+            return micro_batches.with_micro_batches(some, traced.accumulate)
     depth = depth_of(config)
     # A single layer is first and last at once; layers of several types are not one layer repeated.
     if depth < 2 or len(set(config.get("layer_types") or ())) > 1:
@@ -115,8 +120,14 @@ def get_stream(config: Mapping[str, Any], traced: Traced, trace: Trace | None = 
     return _find_or_trace(config, traced, trace)  # layers differ from one another: nothing to fold
 
 
+def as_traced(traced: Traced) -> Traced:
+    """With as many micro-batches as are traced for it."""
+    return replace(traced, accumulate=min(traced.accumulate, micro_batches.TRACED))
+
+
 def is_at_hand(config: Mapping[str, Any], traced: Traced) -> bool:
     """Whether `get_stream` finds the stream, folded or at the config's own depth, without tracing it."""
+    traced = as_traced(traced)
     folded = with_depth(config, FOLDED_DEPTH) if depth_of(config) >= 2 else config
     keys = {stream_key(folded, traced), stream_key(config, traced)}
     return any(shipped_path(key).is_file() or _cached_path(key).is_file() for key in keys)

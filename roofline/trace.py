@@ -37,6 +37,7 @@ from flopcast.microbench.steps import (
     use_fused,
 )
 from flopcast.roofline.cuda_semantics import FakeValues, Hosts, as_on_cuda, untraced
+from flopcast.roofline.micro_batches import TRACED, NotAlike, with_micro_batches
 from flopcast.roofline.recorder import flatten
 from flopcast.roofline.step_recording import record_step
 from flopcast.roofline.stream import Stream
@@ -145,29 +146,51 @@ def trace_module(
     - a factory, or its name "package.module:factory": a function without arguments that returns (module, batch),
       (module, batch, loss_fn) or a step function. Of `sizes` ("batch", "seq") it gets those it has parameters for;
     - a step function: it runs forward, backward and optimizer by itself, once a call. The run options are then its
-      own business: `precision`, `optimizer`, `accumulate` and `checkpoint` are not used.
+      own business: `precision` is not used, `optimizer`, `accumulate` and `checkpoint` have to be the defaults.
 
     Modules and optimizers that exist already are lent fake parameters and given their own back. `meta` says "batch" and
     "seq": samples a micro-batch, and tokens a sample where the first tensor of the batch holds ids, else 1; "unit" what
     they count: tokens, samples, or steps of a step function.
     Raises UsageError: not importable, wrong return, not traceable (which op, and what to do).
     """
-    name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
-    function = load_factory(source) if isinstance(source, str) else source
     options: dict[str, Any] = {
         "precision": precision,
         "optimizer": optimizer,
         "accumulate": accumulate,
         "checkpoint": checkpoint,
     }
+
+    def traced(micro_batches: int) -> Stream:
+        return _trace_module(source, batch, loss_fn, sizes or {}, device, options, micro_batches)
+
+    if accumulate > TRACED:
+        with contextlib.suppress(NotAlike):
+            return with_micro_batches(traced(TRACED), accumulate)
+    return traced(accumulate)
+
+
+def _trace_module(
+    source: Any,
+    batch: Any,
+    loss_fn: Callable[[Any], torch.Tensor] | None,
+    sizes: Mapping[str, int],
+    device: str,
+    options: Mapping[str, Any],
+    micro_batches: int,
+) -> Stream:
+    """As `trace_module`, of so many micro-batches in the place of those that `options` ask for."""
+    name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
+    function = load_factory(source) if isinstance(source, str) else source
     with _fake(device) as record, _lent_fakes(function), _explained(name, record.values):
         made: Any = (
-            (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes or {}, name)
+            (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes, name)
         )
         if not isinstance(made, tuple):
+            _refuse_unused(name, options)
             step: Any = FunctionStep(made, device)
             batch_sizes = (1, 1)
         else:
+            options = {**options, "accumulate": micro_batches}
             if isinstance(source, torch.nn.Module) and batch is None:
                 raise UsageError(f"{name}: a module needs a batch: a tensor, a tuple or a dict of tensors")
             module, batch, *given = made
@@ -185,6 +208,16 @@ def trace_module(
             "function that calls loss.backward() itself"
         )
     return stream
+
+
+def _refuse_unused(name: str, options: Mapping[str, Any]) -> None:
+    """Raises UsageError for what a step function was asked to do and does by itself."""
+    for option, usual in (("optimizer", "adamw"), ("accumulate", 1), ("checkpoint", "none")):
+        if options[option] != usual:
+            raise UsageError(
+                f"{option} {options[option]} of {name}, a step function: it does that by itself; leave {option} out, "
+                "or give a factory that returns (module, batch)"
+            )
 
 
 def load_factory(name: str) -> Callable[..., Any]:
