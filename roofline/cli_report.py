@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli_measure import Device, Json, Out, Suite
+from flopcast.roofline.cli_measure import Device, Json, Out
+
+SuiteAsked = Annotated[
+    str | None, typer.Option("--suite", help="Of --measure: quick (a minute; the default), standard.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,27 +30,42 @@ def report(
     index: Annotated[Path | None, typer.Option(
         help="Folder of such folders: its index.html is made over the pages there. One beside OUT is kept up to date."
     )] = None,
-    device: Device = None, suite: Suite = "quick", as_json: Json = False,
+    device: Device = None, suite: SuiteAsked = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """The page a person reads: roofline, a step's anatomy, forecast against measured, dollars, memory, host."""
     from flopcast.roofline import assemble, cli_measure, cli_validate, report_index
     from flopcast.roofline.cards import read_folder
     from flopcast.roofline.cli import emit
+    from flopcast.roofline.fit_device import gpu_name
     from flopcast.roofline.lookup import find_profile
     from flopcast.roofline.same_stack import check_device
     from flopcast.roofline.tables import say
 
     if not measure and measurements is None and gpu is None:
         raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
+    _check_together(measure, {"gpu": gpu, "measurements": measurements, "steps": steps},
+                    {"device": device, "suite": suite})  # fmt: skip
     ran_on = None if steps is None else cli_validate.machine_of(steps)
-    if gpu is not None:
-        known = find_profile(gpu)
-        if ran_on is not None:
-            check_device(ran_on, known)
+    known = None if gpu is None else find_profile(gpu)
+    found = None if measurements is None else read_folder(measurements)
+    of = None if found is None else found.machine["device"]
+    if of is not None and gpu not in (None, gpu_name(of)):
+        raise UsageError(
+            f"--gpu {gpu} with --measurements {measurements}, which are of {gpu_name(of)}: the page is of the profile "
+            "that they make; leave one of the two out"
+        )
+    if of is not None and ran_on is not None and ran_on["name"] != of["name"]:
+        raise UsageError(
+            f"the steps in {steps} ran on {ran_on['name']}, the measurements in {measurements} are of {of['name']}: "
+            "give those of one device"
+        )
+    if ran_on is not None and known is not None:
+        check_device(ran_on, known)
     cli_measure.make_folder(out)  # before minutes of measuring and drawing, not after
     if measure:
         measurements, steps = out / "measurements", out / "steps"
         say(f"1/4 measuring this machine -> {measurements}")
+        suite = suite or "quick"
         for part, text in cli_measure.run_bench(device, suite, measurements).items():
             say(f"    {part}: {text}")
         say("2/4 fitting a profile")
@@ -56,11 +76,10 @@ def report(
         say(f"    {cli_validate.run_validation_steps(device, suite, steps)}")
         say("4/4 comparing, drawing")
     elif measurements is not None:
-        found = read_folder(measurements)
         profile, quality = cli_measure.fit_folder(measurements, found)
         cli_measure.save_profile(profile, out / "profile.json.gz")
     else:
-        found, profile, quality = None, find_profile(gpu or ""), None
+        profile, quality = find_profile(gpu or ""), None
     page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), steps=steps)
     over = report_index.keep(out, index)
     if as_json:
@@ -70,3 +89,16 @@ def report(
         if over is not None:
             say(f"wrote {over}")
         say(f"open {page}")
+
+
+def _check_together(measure: bool, data: Mapping[str, object], measuring: Mapping[str, object]) -> None:
+    """Raises UsageError for options that have no effect beside the others."""
+    for name, value in data.items():
+        if measure and value is not None:
+            raise UsageError(
+                f"--measure with --{name} {value}: it reports on this machine and runs the steps itself; leave one of "
+                "the two out"
+            )
+    for name, value in measuring.items():
+        if not measure and value is not None:
+            raise UsageError(f"--{name} {value} without --measure: it says what to measure; leave it out")

@@ -39,7 +39,7 @@ class NotDimensional(ValueError):
 def dimensions(config: Mapping[str, Any]) -> dict[str, int]:
     """h, f, v, k, g, p of a config (see the module). Raises NotDimensional."""
     if config.get("model_type") not in MODEL_TYPES:
-        raise NotDimensional(f"model_type {config.get('model_type')!r}")
+        raise NotDimensional("not a dense decoder whose config says all six dimensions")
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         kv_heads = int(config.get("num_key_value_heads") or heads)

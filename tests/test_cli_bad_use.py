@@ -61,7 +61,9 @@ TABLES = (
     f"sweep --gpu {H200} --from {{}} --out out.csv", f"kernels --gpu {H200} --from {{}} --out out.csv",
     "import {} --gpu nvidia-l4 --source me --out out.json", "prices --prices {}", "prices --from {}",
 )  # fmt: skip
-STEPS = Path(__file__).resolve().parent.parent / "reports" / "nvidia-h200" / "steps"
+REPORTS = Path(__file__).resolve().parent.parent / "reports" / "nvidia-h200"
+STEPS = REPORTS / "steps"
+MEASURED = REPORTS / "measurements" / "gpu5" / "run2"
 SIZES = "valid is an integer of at least 1"
 MEASURE = ("flopcast bench", "flopcast fit")
 
@@ -234,6 +236,17 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "report into a file": (f"report --gpu {H200} --out plain/rep", ("plain/rep", "cannot be written", "--out")),
     "report of steps from nowhere": (f"report --gpu {H200} --steps nowhere", ("nowhere", "flopcast validate")),
     "report of missing measurements": ("report --measurements nowhere --out .", ("nowhere", "flopcast bench")),
+    "report of a GPU and another's measurements": (
+        f"report --gpu nvidia-l4 --measurements {MEASURED}", ("--gpu nvidia-l4", "are of nvidia-h200", "leave one")),
+    "report of this machine and of another": (
+        f"report --measure --gpu {H200}", ("--measure with --gpu nvidia-h200", "leave one")),
+    "report of this machine and of measurements": (
+        f"report --measure --measurements {MEASURED}", ("--measure with --measurements", "leave one")),
+    "report with a device of its own": (f"report --gpu {H200} --device cpu", ("--device cpu without --measure",)),
+    "report with a suite that is not run": (f"report --gpu {H200} --suite quick", ("--suite quick without",)),
+    "widths of another kind of model": (
+        f"widths --gpu {H200} --config gpt2",
+        ("model_type 'gpt2' (not a dense decoder whose config says all six dimensions)", "qwen3, llama, mistral")),
     "roofline of an unknown GPU": ("roofline --gpu h300", ("'h300'", *MEASURE)),
     "unknown command": ("forecast", ("forecast",)),
     "unknown option": (f"predict --gpu {H200} --widht 512", ("--widht",)),

@@ -491,3 +491,19 @@ def test_another_stack_is_refused_unless_told(flopcast: Command, profile: Path, 
     assert "--any-stack" in refused.err
     told = flopcast("validate", "--steps-from", steps, "--gpu", profile, "--any-stack", "--json")
     assert told.code == 0, told.err
+
+
+# --- report -------------------------------------------------------------------------------------------------
+
+
+def test_a_page_of_one_device_is_not_made_of_two(flopcast: Command, measured: Path, tmp_path: Path) -> None:
+    """Measurements of this processor, real steps of an H200: refused before the fit."""
+    steps = Path(__file__).resolve().parent.parent / "reports" / "nvidia-h200" / "steps"
+    refused = flopcast("report", "--measurements", measured, "--steps", steps, "--out", tmp_path / "page")
+    assert (refused.code, refused.out) == (2, "")
+    assert "ran on NVIDIA H200" in refused.err
+    assert "give those of one device" in refused.err
+    assert not (tmp_path / "page").exists()
+    same = flopcast("report", "--measurements", measured, "--gpu", "nvidia-h200", "--out", tmp_path / "page")
+    assert same.code == 2
+    assert "are of cpu" in same.err
