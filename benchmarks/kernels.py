@@ -263,7 +263,7 @@ class Bench:
 
 
 def matmul_shapes() -> list[Any]:
-    from flopcast.microbench.tune import grid
+    from flopcast.microbench.tune_shapes import grid
 
     return list(grid())
 

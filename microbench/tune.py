@@ -8,239 +8,45 @@
    their rounding.
 
 `matmul_tuning.jsonl` has one line for each check and each time, appended as it is made: a run that is stopped loses
-one line at most, and the next takes up where it stopped. `table` makes the table of what is there.
+one line at most, and the next takes up where it stopped (`tune_rows`). `tune_check` is the first stage, `tune_table`
+makes the table of what is there, `tune_shapes` lists what is tuned.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import random
-import statistics
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures import TimeoutError as FutureTimeout
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flopcast.errors import UsageError
-from flopcast.kernels import matmul, matmul_table
-from flopcast.kernels.matmul_configs import GLUON, STREAM, MatmulConfig, proposals
-from flopcast.kernels.references import largest, max_difference
+from flopcast.kernels import matmul
+from flopcast.kernels.matmul_configs import MatmulConfig, proposals
+from flopcast.kernels.references import max_difference
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.cuda_timer import CudaTimer
 from flopcast.microbench.interleave import calls_in_graph, contender, operand_sets, read
 from flopcast.microbench.timer import QUICK
+from flopcast.microbench.tune_check import (
+    BITWISE,
+    Say,
+    check_all,
+    exact_product,
+    kernel_of,
+    rounding,
+    small_integers,
+)
+from flopcast.microbench.tune_rows import RECORDS, Row, append, mend, rows
+from flopcast.microbench.tune_shapes import grid
+from flopcast.microbench.tune_table import again, configurations, ratios, summary, table, write_table
 
-RECORDS = "matmul_tuning.jsonl"
-TOKENS = (1024, 2048, 8192, 16384)
-WIDTHS = (256, 512, 1024, 1536, 2048, 3072, 4096, 5120, 8192)
-VOCABULARY, VOCABULARY_WIDTHS = 151_936, (1024, 2048, 4096)
-LAYOUTS = ("nt", "nn", "tn")
-SPILL_LIMIT = 64  # bytes a thread: a few values kept outside the loops do no harm
 PROPOSALS = 24
 FINALISTS = 3
-AGAIN = 14  # configurations tried where a record is at hand: of those that it does not have
-LARGE_SIZES = (4104, 3080, 1032)  # several tiles for each program
-ODD_SIZES = (392, 520, 712)  # divided by no tile, rows of whole 16 bytes
-EVEN_SIZES = (512, 768, 768)  # divided by every tile: the pointer kernel is another one there
-BITWISE = "differs from the exact product of small integers"
-
-Say = Callable[[str], None]
-Row = dict[str, Any]
-
-
-def layer(layout: str, tokens: int, n: int, k: int) -> Gemm:
-    """One of the three products of a linear layer [k -> n]: forward nt, dgrad nn, wgrad tn."""
-    sizes = {"nt": (tokens, n, k), "nn": (tokens, k, n), "tn": (n, k, tokens)}[layout]
-    return Gemm(m=sizes[0], n=sizes[1], k=sizes[2], layout=layout)
-
-
-def grid() -> list[Gemm]:
-    """What is tuned and benchmarked: every token count, width and layout, and the vocabulary."""
-    sizes = [nk for w in WIDTHS for nk in ((w, w), (3 * w, w), (w, 3 * w))]
-    sizes += [(VOCABULARY, k) for k in VOCABULARY_WIDTHS]
-    shapes = [layer(x, t, n, k) for t in TOKENS for n, k in sizes for x in LAYOUTS]
-    return list(dict.fromkeys(shapes))
-
-
-# --- records
-
-
-def append(path: Path, row: Row) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def mend(path: Path) -> None:
-    """Ends a last line cut short by a kill, so that the next one stands by itself."""
-    if path.is_file() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-        with open(path, "a", encoding="utf-8") as file:
-            file.write("\n")
-
-
-def rows(path: Path) -> list[Row]:
-    """All whole lines; a last one cut short by a kill is left out."""
-    found = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
-    return found
-
-
-# --- stage 1: compile and check
-
-
-def kernel_of(config: MatmulConfig) -> str:
-    """Names what is compiled: configurations that differ in their group or the number of parts share a kernel."""
-    share = config.split if config.split <= 1 else 3
-    return replace(config, group_m=4, split=share).key
-
-
-def small_integers(shape: Gemm, device: torch.device | str, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Operands of -2 ... 2: every partial sum is exact in fp32, so that any order of summation gives the same bits."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    pair = []
-    for x in (_size_of_a(shape), _size_of_b(shape)):
-        pair.append(torch.randint(-2, 3, x, generator=generator, device=device, dtype=torch.int8).bfloat16())
-    return pair[0], pair[1]
-
-
-def _size_of_a(shape: Gemm) -> tuple[int, int]:
-    return (shape.m, shape.k) if shape.layout[0] == "n" else (shape.k, shape.m)
-
-
-def _size_of_b(shape: Gemm) -> tuple[int, int]:
-    return (shape.k, shape.n) if shape.layout[1] == "n" else (shape.n, shape.k)
-
-
-def rounding(out: Tensor, ref: Tensor, torch_error: float) -> float:
-    """Error over what the FlashAttention criterion admits: 2 max|torch - ref| + an ulp of the largest. Right at 1 or
-    less."""
-    limit = 2 * torch_error + largest(ref) * 2.0**-8
-    return max_difference(out, ref) / limit
-
-
-def _checked_sizes(config: MatmulConfig, layout: str) -> list[tuple[int, int, int]]:
-    m, n, k = ODD_SIZES
-    if config.kind == "pointer":
-        return [EVEN_SIZES, (m - 1, n - 3, k - 5)]
-    if config.kind in GLUON:
-        return [(m, n, k), LARGE_SIZES]
-    # in nt, n is free: odd rows of C are stored through pointers
-    ragged = layout == "nt" and matmul_table.stores_ragged(config)
-    return [(m, n, k), (m, n - 3, k)] if ragged else [(m, n, k)]
-
-
-def check_kernel(key: str, layout: str) -> Row:
-    """Compiles one kernel and runs it on odd sizes, on both kinds of operands. Never raises: the row says what was."""
-    started = time.monotonic()
-    row: Row = {"kind": "check", "kernel": key, "layout": layout, "status": "ok"}
-    try:
-        from flopcast.kernels import triton_matmul, triton_matmul_tma
-
-        config = matmul_table.from_key(key)
-        kernels: Any = triton_matmul_tma
-        used: Any = triton_matmul_tma.matmul_tma_kernel
-        if config.kind == "pointer":
-            used = triton_matmul.matmul_kernel
-        elif config.kind in GLUON:
-            from flopcast.kernels import triton_matmul_gluon as kernels
-
-            used = kernels.matmul_gluon_kernel
-
-        def run(a: Tensor, b: Tensor, sm_count: int) -> Tensor:
-            if config.kind == "pointer":
-                return matmul.matmul_triton(a, b, layout, config=config)
-            sizes = (shape.m, shape.n, shape.k)
-            made: Tensor = kernels.launch(a, b, layout, *sizes, config, sm_count)
-            return made
-
-        for size in _checked_sizes(config, layout):
-            shape = Gemm(m=size[0], n=size[1], k=size[2], layout=layout)
-            tiles = math.ceil(shape.m / config.block_m) * math.ceil(shape.n / config.block_n)
-            # few multiprocessors: stream-K deals out some tiles and leaves others whole, and a program of the kernel in
-            # Gluon takes one after another; many: stream-K deals out all
-            few = max(1, tiles * 2 // (5 * config.per_sm))
-            for sm_count in (few, 132) if config.split == STREAM or config.kind in GLUON else (132,):
-                a, b = small_integers(shape, "cuda")
-                exact = matmul.matmul_torch(a.float(), b.float(), layout).bfloat16()
-                for _ in range(3):
-                    if not torch.equal(run(a, b, sm_count), exact):
-                        return row | {"status": "wrong", "reason": f"{BITWISE} ({shape.key})"}
-                pair = matmul.operands(shape, "cuda")
-                ref = matmul.reference(pair, shape)
-                library = max_difference(matmul.matmul_torch(*pair, layout), ref)
-                if (found := rounding(run(*pair, sm_count), ref, library)) > 1:
-                    return row | {"status": "wrong", "reason": f"error {found:.2f} times what is admitted"}
-        row |= compiled_facts(used)
-        if row["spills"] > SPILL_LIMIT:
-            row |= {"status": "dropped", "reason": f"spills {row['spills']} bytes a thread"}
-    except Exception as error:  # a compiler's, a launch's: the others go on
-        row |= {"status": "error", "reason": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
-    return row | {"seconds": round(time.monotonic() - started, 3)}
-
-
-def compiled_facts(kernel: Any) -> Row:
-    """Registers, spilled bytes and shared memory of what a kernel was last compiled to in this process."""
-    worst: Row = {"registers": 0, "spills": 0, "shared_bytes": 0}
-    cached = next(iter(kernel.device_caches.values()))[0]
-    for compiled in list(cached.values()):
-        if getattr(compiled, "n_regs", None) is None:  # not loaded: of a launch that failed
-            continue
-        worst["registers"] = max(worst["registers"], compiled.n_regs)
-        worst["spills"] = max(worst["spills"], 4 * (compiled.n_spills or 0))
-        worst["shared_bytes"] = max(worst["shared_bytes"], compiled.metadata.shared)
-    cached.clear()
-    return worst
-
-
-def _start_worker() -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.cuda.init()
-
-
-def check_all(wanted: Sequence[tuple[str, str]], path: Path, workers: int, deadline: float, say: Say) -> None:
-    """Checks (kernel, layout) pairs in `workers` processes; a row each. What is not done by the deadline is left, and
-    its processes are killed: a kernel that hangs holds no more than its own."""
-    if not wanted:
-        return
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker)
-    futures = {pool.submit(check_kernel, *item): item for item in wanted}
-    bad = number = 0
-    try:
-        for future in as_completed(futures, timeout=max(1.0, deadline - time.monotonic())):
-            row = future.result()
-            append(path, row)
-            number += 1
-            if row["status"] != "ok":
-                bad += 1
-                say(f"dropped {row['kernel']} {row['layout']}: {row['status']}, {row.get('reason')}")
-            if number % 50 == 0 or number == len(futures):
-                say(f"{number} of {len(futures)} kernels compiled and checked, {bad} dropped")
-    except FutureTimeout:
-        for process in list(pool._processes.values()):
-            process.kill()
-        say(f"{len(futures) - number} kernels were not checked in the time allowed")
-    except BrokenProcessPool:
-        say(f"a process that compiles died: {len(futures) - number} kernels are not checked")
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-# --- stage 2: time
 
 
 class Tuner:
@@ -264,7 +70,7 @@ class Tuner:
             return lambda: torch.mm(a, b, out=x[2])
 
         integers = small_integers(shape, device)
-        exact = _exact(integers, layout)
+        exact = exact_product(integers, layout)
         sound = []
         for config in configs:
             row = base | {"config": config.key, "round": 0}
@@ -317,24 +123,6 @@ class Tuner:
             row = {"config": config.key, "round": 2, "status": "ok", "seconds": found[config].seconds}
             append(self.path, base | row)
         append(self.path, base | {"config": "cublas", "round": 2, "status": "ok", "seconds": library.seconds})
-
-
-def _exact(integers: tuple[Tensor, Tensor], layout: str) -> Tensor:
-    """The product, rounded once to bf16. fp32 sums of integers below 2^24 are exact; by rows: it may be 10 GB."""
-    a, b = integers
-    wide = b.float()
-    m = a.shape[0] if layout[0] == "n" else a.shape[1]
-    out = torch.empty(
-        (m, b.shape[1] if layout[1] == "n" else b.shape[0]), dtype=torch.bfloat16, device=a.device
-    )
-    for start in range(0, m, 2048):
-        rows_ = slice(start, start + 2048)
-        part = a[rows_] if layout[0] == "n" else a[:, rows_]
-        out[rows_] = matmul.matmul_torch(part.float(), wide, layout)
-    return out
-
-
-# --- the whole
 
 
 def tune_matmul(
@@ -426,135 +214,3 @@ def tune_matmul(
         "dropped": sum(1 for value in status.values() if value != "ok"),
         "seconds": round(time.monotonic() - started, 1),
     }  # fmt: skip
-
-
-Place = tuple[str, int, int, int]
-
-
-def sessions(records: Iterable[Row]) -> dict[Place, tuple[dict[str, float], float]]:
-    """(layout, m, n, k) -> (finalists' seconds by configuration, cuBLAS's), of the last time that a shape was done.
-
-    cuBLAS's row ends a shape. Configurations that were wrong there are left out.
-    """
-    begun: dict[Place, dict[str, float]] = defaultdict(dict)
-    wrong: dict[Place, set[str]] = defaultdict(set)
-    ended = {}
-    for row in records:
-        if row["kind"] != "time":
-            continue
-        place = (row["layout"], row["m"], row["n"], row["k"])
-        if row["status"] == "wrong":
-            wrong[place].add(row["config"])
-        elif row["status"] == "ok" and row["round"] == 2:
-            if row["config"] == "cublas":
-                times, bad = begun.pop(place, {}), wrong.pop(place, set())
-                ended[place] = ({k: v for k, v in times.items() if k not in bad}, row["seconds"])
-            else:
-                begun[place][row["config"]] = row["seconds"]
-    return ended
-
-
-def configurations(records: Sequence[Row]) -> dict[Place, tuple[list[str], set[str]]]:
-    """(layout, m, n, k) -> (finalists of the last time that a shape was done, fastest first; all that was ever timed
-    there or was wrong)."""
-    timed: dict[Place, set[str]] = defaultdict(set)
-    for row in records:
-        if row["kind"] == "time":
-            timed[row["layout"], row["m"], row["n"], row["k"]].add(row["config"])
-    return {
-        place: (sorted(times, key=times.__getitem__), timed[place])
-        for place, (times, _) in sessions(records).items()
-        if times
-    }
-
-
-def again(options: Sequence[MatmulConfig], tried: tuple[list[str], set[str]]) -> list[MatmulConfig]:
-    """What is tried where there is a record: its finalists, then AGAIN of the options that it lacks, those of the
-    kernel in Gluon before others and no more than half of one kind, and the first of them with fewer and with more
-    rows to a group."""
-    finalists, timed = tried
-    found = [matmul_table.from_key(key) for key in finalists]
-    lacking: list[MatmulConfig] = []
-    kinds = Counter[str]()
-    options = [config for config in options if config.key not in timed]
-    for config in sorted(options, key=lambda config: config.kind not in GLUON):
-        if len(lacking) < AGAIN and kinds[config.kind] < AGAIN // 2:
-            kinds[config.kind] += 1
-            lacking.append(config)
-    grouped = [
-        replace(config, group_m=group)
-        for config in lacking[:1]
-        if config.split == 1
-        for group in (config.group_m // 4, config.group_m // 2, config.group_m * 2)
-        if group >= 1
-    ]
-    return [*found, *lacking, *(config for config in grouped if config.key not in timed)]
-
-
-def best(records: Iterable[Row]) -> dict[Place, tuple[str, float]]:
-    """(layout, m, n, k) -> (configuration, seconds): the fastest of each shape's last session."""
-    return {
-        place: min(times.items(), key=lambda item: item[1])
-        for place, (times, _) in sessions(records).items()
-        if times
-    }
-
-
-def table(records: Sequence[Row], device: str, sm_count: int, capability: tuple[int, int]) -> Row:
-    """The document that `matmul_table.Table.of` reads."""
-    chosen = best(records)
-    configs = sorted({config for config, _ in chosen.values()})
-    shapes: dict[str, list[list[int]]] = {layout: [] for layout in LAYOUTS}
-    for (layout, m, n, k), (config, _) in sorted(chosen.items()):
-        shapes.setdefault(layout, []).append([m, n, k, configs.index(config)])
-    return {
-        "format": matmul_table.FORMAT, "device": device, "sm_count": sm_count, "capability": list(capability),
-        "dtype": "bf16", "triton": matmul._triton_version(), "torch": torch.__version__,
-        "made": time.strftime("%Y-%m-%d", time.gmtime()), "configs": configs, "shapes": shapes,
-    }  # fmt: skip
-
-
-def write_table(document: Row, path: Path) -> None:
-    """JSON with a shape a line."""
-    head = {key: value for key, value in document.items() if key not in ("configs", "shapes")}
-    lines = json.dumps(head, indent=1)[:-2] + ',\n "configs": [\n'
-    lines += ",\n".join(f"  {json.dumps(key)}" for key in document["configs"]) + '\n ],\n "shapes": {\n'
-    layouts = []
-    for layout, entries in document["shapes"].items():
-        layouts.append(
-            f'  "{layout}": [\n' + ",\n".join(f"   {json.dumps(entry)}" for entry in entries) + "\n  ]"
-        )
-    path.write_text(lines + ",\n".join(layouts) + "\n }\n}\n", encoding="utf-8")
-
-
-def ratios(records: Iterable[Row]) -> dict[Place, float]:
-    """cuBLAS's time over the best configuration's, a shape."""
-    return {
-        place: library / min(times.values()) for place, (times, library) in sessions(records).items() if times
-    }
-
-
-def summary(records: Sequence[Row]) -> str:
-    found = ratios(records)
-    if not found:
-        return "no shape is timed yet"
-    large = [value for place, value in found.items() if min(place[1:]) >= 1024]
-    lines = [f"cuBLAS's time over ours: {_spread(list(found.values()))}"]
-    if large:
-        lines.append(f"  m, n, k >= 1024: {_spread(large)}")
-    lines += [
-        f"  {layout}: {_spread(values)}"
-        for layout in LAYOUTS
-        if (values := [value for place, value in found.items() if place[0] == layout])
-    ]
-    lines.append("  least: " + ", ".join(f"{place} {found[place]:.2f}" for place in _least(found, 8)))
-    return "\n".join(lines)
-
-
-def _least(found: dict[Place, float], count: int) -> Iterator[Place]:
-    yield from sorted(found, key=lambda place: found[place])[:count]
-
-
-def _spread(values: Sequence[float]) -> str:
-    mean = math.exp(statistics.fmean(math.log(value) for value in values))
-    return f"geometric mean {mean:.3f}, least {min(values):.3f}, {len(values)} shapes"

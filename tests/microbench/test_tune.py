@@ -17,7 +17,7 @@ from flopcast.errors import UsageError
 from flopcast.kernels import matmul, matmul_table
 from flopcast.kernels.matmul_configs import GLUON, proposals, shared_memory_limit
 from flopcast.kernels.shapes import Gemm
-from flopcast.microbench import tune
+from flopcast.microbench import tune, tune_check, tune_rows, tune_shapes, tune_table
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports" / "nvidia-h200"
 FAST, SLOW = "tma/128x128x64/w8s6/g8/k1/c1p1", "tma/64x64x64/w4s4/g8/stream/c1p3"
@@ -30,19 +30,21 @@ def timed(config: str, seconds: float, *, m: int = 1024, layout: str = "nt", **m
 
 
 def test_the_grid_is_the_three_products_of_every_layer() -> None:
-    grid = tune.grid()
+    grid = tune_shapes.grid()
     assert len(grid) == len(set(grid)) == 4 * (9 * 3 + 3) * 3
     for layout, expected in {
         "nt": (8192, 3072, 1024),
         "nn": (8192, 1024, 3072),
         "tn": (3072, 1024, 8192),
     }.items():
-        shape = tune.layer(layout, 8192, 3072, 1024)
+        shape = tune_shapes.layer(layout, 8192, 3072, 1024)
         assert (shape.m, shape.n, shape.k) == expected
         assert shape in grid
     assert {shape.flops for shape in grid} == {
-        2 * t * n * k for t in tune.TOKENS for w in tune.WIDTHS for n, k in ((w, w), (3 * w, w))
-    } | {2 * t * tune.VOCABULARY * k for t in tune.TOKENS for k in tune.VOCABULARY_WIDTHS}
+        2 * t * n * k for t in tune_shapes.TOKENS for w in tune_shapes.WIDTHS for n, k in ((w, w), (3 * w, w))
+    } | {
+        2 * t * tune_shapes.VOCABULARY * k for t in tune_shapes.TOKENS for k in tune_shapes.VOCABULARY_WIDTHS
+    }
 
 
 @pytest.mark.parametrize("size", [(1024, 256, 256), (256, 256, 16384), (16384, 8192, 8192), (17, 8, 24)])
@@ -52,19 +54,19 @@ def test_what_is_tried_fits_and_differs(size: tuple[int, int, int]) -> None:
     assert 8 <= len(found) <= tune.PROPOSALS
     assert len({config.key for config in found}) == len(found)
     assert all(config.shared_bytes(2) <= shared_memory_limit(H200) for config in found)
-    kernels = {tune.kernel_of(config) for config in found}
+    kernels = {tune_check.kernel_of(config) for config in found}
     assert all(matmul_table.from_key(key) for key in kernels)
 
 
 def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / tune.RECORDS
-    tune.append(path, timed(FAST, 1e-5))
-    tune.append(path, timed(SLOW, 2e-5))
+    path = tmp_path / tune_rows.RECORDS
+    tune_rows.append(path, timed(FAST, 1e-5))
+    tune_rows.append(path, timed(SLOW, 2e-5))
     path.write_text(path.read_text()[:-20])
-    tune.mend(path)
-    tune.append(path, timed("cublas", 3e-5))
-    assert [row["config"] for row in tune.rows(path)] == [FAST, "cublas"]
-    assert tune.rows(tmp_path / "none.jsonl") == []
+    tune_rows.mend(path)
+    tune_rows.append(path, timed("cublas", 3e-5))
+    assert [row["config"] for row in tune_rows.rows(path)] == [FAST, "cublas"]
+    assert tune_rows.rows(tmp_path / "none.jsonl") == []
 
 
 def test_the_table_holds_the_fastest_that_is_right(tmp_path: Path) -> None:
@@ -76,20 +78,20 @@ def test_the_table_holds_the_fastest_that_is_right(tmp_path: Path) -> None:
         timed(SLOW, 0.1e-5, m=8192),
         {"kind": "check", "kernel": FAST, "layout": "nt", "status": "ok"},
     ]  # fmt: skip
-    document = tune.table(records, "NVIDIA H200", 132, H200)
+    document = tune_table.table(records, "NVIDIA H200", 132, H200)
     path = tmp_path / "matmul_table.json"
-    tune.write_table(document, path)
+    tune_table.write_table(document, path)
     table = matmul_table.Table.of(json.loads(path.read_text()))
     chosen = {place: config.key for place, config in table.choices["nt"].items()}
     # 4096 got no second round, 8192 was cut short
     assert chosen == {(1024, 1024, 1024): FAST, (2048, 1024, 1024): SLOW}
-    assert math.isclose(tune.ratios(records)["nt", 1024, 1024, 1024], 0.9)
-    assert "least 0.500, 2 shapes" in tune.summary(records)
-    assert tune.summary([]) == "no shape is timed yet"
+    assert math.isclose(tune_table.ratios(records)["nt", 1024, 1024, 1024], 0.9)
+    assert "least 0.500, 2 shapes" in tune_table.summary(records)
+    assert tune_table.summary([]) == "no shape is timed yet"
     # done again: the later session counts, whole
     again = [*records, timed(SLOW, 1.5e-5), timed("cublas", 1.2e-5)]
-    assert tune.best(again)["nt", 1024, 1024, 1024] == (SLOW, 1.5e-5)
-    assert math.isclose(tune.ratios(again)["nt", 1024, 1024, 1024], 0.8)
+    assert tune_table.best(again)["nt", 1024, 1024, 1024] == (SLOW, 1.5e-5)
+    assert math.isclose(tune_table.ratios(again)["nt", 1024, 1024, 1024], 0.8)
 
 
 def test_a_shape_done_again_tries_what_its_record_lacks() -> None:
@@ -98,12 +100,13 @@ def test_a_shape_done_again_tries_what_its_record_lacks() -> None:
     first = next(config.key for config in options if config.kind in GLUON)
     records = [timed(FAST, 1e-5), timed(SLOW, 9e-6), timed("cublas", 8e-6), timed(first, 1.0, round=1)]
     found = [
-        config.key for config in tune.again(options, tune.configurations(records)["nt", 1024, 1024, 1024])
+        config.key
+        for config in tune_table.again(options, tune_table.configurations(records)["nt", 1024, 1024, 1024])
     ]
     assert found[:2] == [SLOW, FAST]  # the fastest of the last time compete again
     assert len(found) == len(set(found))
     assert first not in found
-    assert tune.AGAIN <= len(found) - 2 <= tune.AGAIN + 3
+    assert tune_table.AGAIN <= len(found) - 2 <= tune_table.AGAIN + 3
     untimed = [config for config in options if config.kind in GLUON and config.key != first]
     assert found[2] == untimed[0].key
 
@@ -126,21 +129,21 @@ def test_the_shipped_table_holds_what_was_right_on_its_device() -> None:
         for layout, choices in table.choices.items()
         for place, config in choices.items()
     }
-    assert len(chosen) == len(tune.grid())
+    assert len(chosen) == len(tune_shapes.grid())
     assert chosen <= seen
     assert not any(row["status"] == "wrong" for row in records)
 
 
 def test_small_integers_multiply_exactly() -> None:
     shape = Gemm(m=24, n=40, k=4096, layout="tn")
-    a, b = tune.small_integers(shape, "cpu")
+    a, b = tune_check.small_integers(shape, "cpu")
     exact = matmul.matmul_reference(a, b, "tn")
     assert torch.equal(matmul.matmul_torch(a.float(), b.float(), "tn").double(), exact)
-    assert torch.equal(tune._exact((a, b), "tn"), exact.bfloat16())
+    assert torch.equal(tune_check.exact_product((a, b), "tn"), exact.bfloat16())
     assert exact.abs().max() > 256  # beyond what bf16 counts: the rounding is checked too
-    assert tune.rounding(exact.bfloat16(), exact.float(), 0.0) <= 1
+    assert tune_check.rounding(exact.bfloat16(), exact.float(), 0.0) <= 1
     lost = exact - a[-1:].mT.double() @ b[-1:].double() * 64
-    assert tune.rounding(lost.bfloat16(), exact.float(), 0.0) > 1
+    assert tune_check.rounding(lost.bfloat16(), exact.float(), 0.0) > 1
 
 
 def test_the_benchmarks_rows_are_summed_up_and_drawn(tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_the_benchmarks_rows_are_summed_up_and_drawn(tmp_path: Path) -> None:
     spec.loader.exec_module(module)
     measured = module.read_rows(REPORTS / "kernels.csv")
     products = [row["key"] for row in measured if row["kernel"] == "matmul"]
-    assert len(products) == len(set(products)) == len(tune.grid())
+    assert len(products) == len(set(products)) == len(tune_shapes.grid())
     text = "\n".join(module.summarise(measured))
     assert (
         "ok     matmul / cuBLAS, m, n, k >= 1024: 1.005 (to reach 1.00), least 0.879 (to reach 0.80)" in text
