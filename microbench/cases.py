@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import Attention, Gemm, Shape, shape_to_json
 from flopcast.microbench.kernel_sources import kernels_of
 from flopcast.microbench.records import EMPTY_FIELDS, KERNELS
@@ -88,6 +89,16 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     signs = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def status_of(error: BaseException) -> str:
+    """What a row says of what a case raised: "oom", "unsupported" where this part or its Triton lacks what the case
+    needs (a kernel in Gluon on a release without it is an ImportError), else "error"."""
+    if is_out_of_memory(error):
+        return "oom"
+    is_lacking = isinstance(error, ImportError) and (error.name or "").split(".")[0] == "triton"
+    is_unsupported = is_lacking or isinstance(error, BackendUnavailable | NotImplementedError)
+    return "unsupported" if is_unsupported else "error"
 
 
 def first_line(error: BaseException) -> str:

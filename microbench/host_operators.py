@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flopcast.kernels.references import BackendUnavailable
-from flopcast.microbench.cases import first_line, is_out_of_memory
+from flopcast.microbench.cases import first_line, status_of
 from flopcast.microbench.patches import patched
 from flopcast.microbench.records import EMPTY_FIELDS, Recorder
 from flopcast.microbench.sweep import Summary
@@ -81,9 +80,7 @@ def operator_rows(
                     _sample(*made, device, clock)
             calls[name] = made
         except Exception as error:
-            unsupported = isinstance(error, BackendUnavailable | NotImplementedError)
-            status = "oom" if is_out_of_memory(error) else "unsupported" if unsupported else "error"
-            failed[name] = status, first_line(error)
+            failed[name] = status_of(error), first_line(error)
     with no_garbage_collection():
         for _ in range(rounds):
             for name, call in calls.items():

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from flopcast.kernels.references import BackendUnavailable
-from flopcast.microbench.cases import first_line, is_out_of_memory
+from flopcast.microbench.cases import first_line, status_of
 from flopcast.microbench.ceilings import (
     MATRIX_DTYPES,
     Scalar,
@@ -103,13 +103,7 @@ def _scalar_fields(measure: Measure, timer: Timer) -> dict[str, Any]:
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
             scalar = measure(timer)
     except Exception as error:  # an op that this part lacks must not cost the other ceilings
-        if is_out_of_memory(error):
-            status = "oom"
-        elif isinstance(error, BackendUnavailable | NotImplementedError):
-            status = "unsupported"
-        else:
-            status = "error"
-        return {**empty, "status": status, "reason": first_line(error)}
+        return {**empty, "status": status_of(error), "reason": first_line(error)}
     finally:
         if timer.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from flopcast.errors import RunError
-from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import Shape, shape_to_json
 from flopcast.microbench.cases import (
     Case,
@@ -30,6 +29,7 @@ from flopcast.microbench.cases import (
     first_line,
     is_out_of_memory,
     kernel_module,
+    status_of,
     timing_fields,
 )
 from flopcast.microbench.kernel_sources import BACKEND, OPERANDS, kernels_of
@@ -353,10 +353,10 @@ class _Guard:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None or not isinstance(error, Exception) or isinstance(error, _Failed):
             return
-        if is_out_of_memory(error):
+        status = status_of(error)
+        if status == "oom":
             self._sweep._release()
-            raise _Failed("oom", first_line(error)) from None
-        self._sweep._raise_if_lost(error, self._case)
-        if isinstance(error, BackendUnavailable | NotImplementedError):
-            raise _Failed("unsupported", first_line(error)) from None
-        raise _Failed("error", f"{type(error).__name__}: {first_line(error)}") from None
+        else:
+            self._sweep._raise_if_lost(error, self._case)
+        name = f"{type(error).__name__}: " if status == "error" else ""
+        raise _Failed(status, f"{name}{first_line(error)}") from None

@@ -45,6 +45,10 @@ class StandIn:
         a, b = operands
         if backend == "unsupported":
             raise BackendUnavailable("needs a part that is not here")
+        if backend == "no-gluon":
+            raise ImportError("cannot import name 'gluon'", name="triton.experimental")
+        if backend == "no-module":
+            raise ImportError("cannot import name 'blocks'", name="flopcast.kernels.matmul_configs")
         if backend == "broken":
             raise KeyError("what a bug\nsays over two lines")
         if backend == "oom-prepare":

@@ -43,6 +43,8 @@ def test_a_row_holds_all_that_the_contract_names(standin: ModuleType, tmp_path: 
     ("backend", "status", "reason"),
     [
         ("unsupported", "unsupported", "needs a part"),
+        ("no-gluon", "unsupported", "cannot import name 'gluon'"),
+        ("no-module", "error", "ImportError"),
         ("broken", "error", "KeyError"),
         ("oom-prepare", "oom", "Tried to allocate 1 TiB"),
         ("oom-call", "oom", "allocate memory"),
