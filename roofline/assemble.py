@@ -118,14 +118,18 @@ def curves(profile: Profile) -> list[CostCurve]:
 
 
 def _other(name: str, profile: Profile) -> Profile:
-    """The profile of `name`; projected from the one at hand where that is the one to project from."""
+    """The profile of `name`; projected from the one at hand where that is the one to project from, and `name` was not
+    measured."""
     from flopcast.roofline.gpus import find_spec
     from flopcast.roofline.lookup import SOURCE, find_profile
+    from flopcast.roofline.profile import known_profiles
     from flopcast.roofline.project import project
 
     if name == profile.gpu:
         return profile
-    return project(profile, find_spec(name)) if profile.gpu == SOURCE else find_profile(name)
+    if profile.gpu != SOURCE or name in known_profiles():
+        return find_profile(name)
+    return project(profile, find_spec(name))
 
 
 def print_summary(profile: Profile, out: Path) -> None:

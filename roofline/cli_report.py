@@ -37,7 +37,7 @@ def report(
     from flopcast.roofline.cards import read_folder
     from flopcast.roofline.cli import emit
     from flopcast.roofline.fit_device import gpu_name
-    from flopcast.roofline.lookup import find_profile
+    from flopcast.roofline.lookup import completed, find_profile
     from flopcast.roofline.same_stack import check_device
     from flopcast.roofline.tables import say
 
@@ -80,6 +80,7 @@ def report(
         cli_measure.save_profile(profile, out / "profile.json.gz")
     else:
         profile, quality = find_profile(gpu or ""), None
+    profile = completed(profile)
     page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), steps=steps)
     over = report_index.keep(out, index)
     if as_json:

@@ -182,7 +182,7 @@ def _estimated(a: Side, other: Profile) -> list[tuple[str, Reading, Reading]]:
     """The points of a profile with another's estimates of them."""
     assert a.profile is not None
     found = []
-    for name, surface in a.profile.surfaces.items():
+    for name, surface in a.profile.own_surfaces.items():
         backend, op_class, rest = name.split("/", 2)
         variant, _, cache = rest.rpartition("/")
         works = [

@@ -136,7 +136,7 @@ def _of_scalar(seconds: float) -> float:
 def profile_side(profile: Profile, label: str) -> Side:
     """Of a profile: its measured points, ceilings and host."""
     readings = {}
-    for name, surface in profile.surfaces.items():
+    for name, surface in profile.own_surfaces.items():
         backend, op_class, rest = name.split("/", 2)
         cache = rest.rpartition("/")[2]
         group = group_of(op_class, backend, cache)

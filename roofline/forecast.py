@@ -9,6 +9,7 @@ from math import exp
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline import sustained
 from flopcast.roofline.fused import FUSED
 from flopcast.roofline.garbage import no_garbage_collection
 from flopcast.roofline.interval import Z, device_log_sigma, is_synchronous, step_interval
@@ -32,6 +33,7 @@ _PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp
 MOST = {"batch": 2**20, "seq": 2**24, "accumulate": 1024}
 MOST_TOKENS = 2**30  # of a micro-batch
 MODES = ("eager", "compile")
+WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
 PRECISIONS = tuple(_PEAK_OF)
 OPTIMIZERS = ("adamw", "adamw-fused")
 MATMULS = ("torch", "triton", "best")
@@ -97,7 +99,11 @@ class ClassShare:
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What a training step is forecast to cost. Seconds, bytes, FLOPs; low and high bound a 90% interval. `unit`: what
-    `tokens_per_second` and 6N count, "samples" or "steps" for modules and step functions without token ids."""
+    `tokens_per_second` and 6N count, "samples" or "steps" for modules and step functions without token ids.
+
+    `power_watts`: the mean of steps one after the other, 0 where it is not known; `power_seconds`: what the part's power
+    limit adds to the step, whose kernels run at `clock_share` of the highest clock then. `device_seconds` are those of
+    the full clock, as a profiler reads them, with pauses between the steps."""
 
     gpu: str
     profile_basis: str
@@ -129,6 +135,9 @@ class Forecast:
     basis_shares: Mapping[str, float]
     warnings: tuple[str, ...] = ()
     unit: str = "tokens"
+    power_watts: float = 0.0
+    power_seconds: float = 0.0
+    clock_share: float = 1.0
 
     @property
     def usd_per_step(self) -> float | None:
@@ -228,6 +237,7 @@ def forecast_items(
     host_seconds = sum(item.host_seconds for item in items)
     device_sigma = device_log_sigma(items, profile)
     step, low, high = step_interval(items, profile, host, device_sigma)
+    power = sustained.power_of(items, profile, step)
     tokens = run.batch * run.seq * run.accumulate
     # model FLOPs, as MFU's convention has it: what checkpointing computes again is time but no work done
     again = recomputed(stream)
@@ -271,6 +281,9 @@ def forecast_items(
         breakdown=breakdown,
         price=price,
         unit=stream.meta.get("unit", "tokens"),
+        power_watts=power.watts,
+        power_seconds=power.seconds,
+        clock_share=power.clock_share,
         stack={
             "profile": dict(profile.stack),
             "stream": {name: stream.meta.get(name) for name in ("torch", "transformers")},
@@ -338,19 +351,29 @@ def what_bounds(
 
 def _warnings(items: Sequence[Item], stream: Stream, profile: Profile) -> tuple[str, ...]:
     """What the forecast does not know well: kernels of no measured kind that matter."""
+    if profile.basis != "measured":
+        return ()
+    lent_from = (profile.provenance.get("projected_kinds") or {}).get("from")
+    lent_kinds = {"/".join(name.split("/")[1:-1]) for name in profile.projected_kinds}
     total = sum(item.seconds for item in items) or 1.0
+    lent: dict[str, float] = defaultdict(float)
     unknown: dict[str, float] = defaultdict(float)
     for item in items:
         if item.work is not None and item.basis == "extrapolated":
-            unknown[f"{item.work.op_class} {item.work.variant}"] += item.seconds
-    found = []
-    share = sum(unknown.values()) / total
-    if share > 0.02 and profile.basis == "measured":
-        names = ", ".join(name for name, _ in sorted(unknown.items(), key=lambda pair: -pair[1])[:3])
-        found.append(
-            f"{share:.0%} of device time is in kernels of no measured kind, costed by bytes: {names}"
+            kind = f"{item.work.op_class}/{item.work.variant}"
+            (lent if kind in lent_kinds else unknown)[kind.replace("/", " ", 1)] += item.seconds
+    return tuple(
+        f"{share:.0%} of device time is in kernels {how}: {_largest(found)}"
+        for found, how in (
+            (unknown, "of no measured kind, costed by bytes"),
+            (lent, f"that were not measured on this GPU, projected from {lent_from}'s"),
         )
-    return tuple(found)
+        if (share := sum(found.values()) / total) > WORTH_A_WARNING
+    )
+
+
+def _largest(kinds: Mapping[str, float]) -> str:
+    return ", ".join(name for name, _ in sorted(kinds.items(), key=lambda pair: -pair[1])[:3])
 
 
 def _host_warnings(run: Run, host: HostCosts) -> tuple[str, ...]:

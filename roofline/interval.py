@@ -8,8 +8,9 @@ Errors are not independent, so that a step of a thousand kernels is not known a 
 - a class's bias: kernels measured alone and kernels among others in a step differ by something that all of a class
   share, whatever the shape (`Spreads.classes`);
 - what all kernels share, the clock and memory of the part (`Spreads.common`), and what the cards of a kind differ by,
-  where the profile was measured on several (`Profile.provenance["gpus"]`);
+  where that is known (`Profile.card_spread`);
 - a projection's error, of one datasheet figure for all classes (`project.common_sigma`);
+- the power that the step draws (`sustained.SIGMA`), where a little more of it meets the part's limit;
 - the gap between kernels, measured for tiny kernels and for wide ones: the truth of a step lies between;
 - what a step that the device bounds is off although its kernels' times are right (`Spreads.beyond`): gaps that are
   neither a tiny kernel's nor a wide one's, a host that falls behind for a while;
@@ -32,6 +33,7 @@ from math import exp, hypot, log, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flopcast.roofline import sustained
 from flopcast.roofline.fallback import OTHER_CACHE
 from flopcast.roofline.op_groups import GROUPS, group_of
 from flopcast.roofline.profile import HostCosts, Profile
@@ -90,9 +92,10 @@ def device_log_sigma(items: Sequence[Item], profile: Profile, known: Spreads | N
     shapes: list[float] = []
     guessed: dict[str, float] = defaultdict(float)
     classes: dict[str, float] = defaultdict(float)
+    least = 0.0 if profile.projected_kinds else OTHER_CACHE  # what is lent is off by one projection's error
     for item in items:
         if item.work is not None:
-            if item.basis == "extrapolated" and item.sigma >= OTHER_CACHE:
+            if item.basis == "extrapolated" and item.sigma >= least:
                 guessed[item.work.op_class] += item.seconds * item.sigma
             else:
                 number = known_as.get((id(item.work), item.sigma))
@@ -120,8 +123,8 @@ def device_log_sigma(items: Sequence[Item], profile: Profile, known: Spreads | N
 
 
 def card_sigma(classes: Mapping[str, float], profile: Profile) -> float:
-    """Deviation from card to card of a step of so many seconds a class; 0 where one card was measured."""
-    measured: Mapping[str, Any] = (profile.provenance.get("gpus") or {}).get("classes") or {}
+    """Deviation from card to card of a step of so many seconds a class; 0 where nothing is known of it."""
+    measured: Mapping[str, Any] = profile.card_spread.get("classes") or {}
     factors = {name: entry["factors"] for name, entry in measured.items() if entry.get("factors")}
     names = {name for entry in factors.values() for name in entry}
     if len(names) < 2:
@@ -133,7 +136,8 @@ def card_sigma(classes: Mapping[str, float], profile: Profile) -> float:
         )
         logs.append(log(seconds / sum(classes.values())))
     mean = sum(logs) / len(logs)
-    return sqrt(sum((value - mean) ** 2 for value in logs) / (len(logs) - 1))
+    times: float = profile.card_spread.get("times", 1.0)
+    return times * sqrt(sum((value - mean) ** 2 for value in logs) / (len(logs) - 1))
 
 
 def gap_log_sigma(profile: Profile) -> float:
@@ -145,26 +149,32 @@ def gap_log_sigma(profile: Profile) -> float:
 
 def simulated(items: Sequence[Item], profile: Profile) -> Callable[..., float]:
     """A function that gives the seconds of a steady step on the profile's part, `host_factor`, `device_factor` or
-    `gap_factor` times as slow."""
+    `gap_factor` times as slow, or of work that takes `power_factor` times the energy."""
     if is_synchronous(profile):
         host, device = sum(item.host_seconds for item in items), sum(item.seconds for item in items)
 
-        def added(*, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0) -> float:
-            del gap_factor
+        def added(
+            *, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0, power_factor: float = 1.0
+        ) -> float:
+            del gap_factor, power_factor
             return host * host_factor + device * device_factor
 
         return added
     prepared = Simulation(items, round(profile.ceiling("queue_depth", QUEUE_DEPTH)))
     gap = profile.ceiling("kernel_gap", GAP_SECONDS)
     sync = profile.ceiling("sync", SYNC_SECONDS)
+    draw = sustained.draw_of(items, profile)
 
-    def run(*, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0) -> float:
-        return prepared.run(
+    def run(
+        *, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0, power_factor: float = 1.0
+    ) -> float:
+        unlimited = prepared.run(
             gap_seconds=gap * gap_factor,
             sync_seconds=sync,
             host_factor=host_factor,
             device_factor=device_factor,
         )
+        return unlimited + draw.times(power_factor).added_seconds(unlimited)
 
     return run
 
@@ -177,8 +187,8 @@ def is_synchronous(profile: Profile) -> bool:
 def step_interval(
     items: Sequence[Item], profile: Profile, host: HostCosts, device_sigma: float
 ) -> tuple[float, float, float]:
-    """(step seconds, low, high): how far the step moves with the errors of device, host and gaps, independent; and, as
-    far as it follows the device, by what steps are off beyond their kernels."""
+    """(step seconds, low, high): how far the step moves with the errors of device, host, gaps and power, independent;
+    and, as far as it follows the device, by what steps are off beyond their kernels."""
     run = simulated(items, profile)
     step = run()
     if not step:
@@ -192,6 +202,7 @@ def step_interval(
         parts = (
             run(host_factor=exp(sign * Z * host.sigma)),
             run(gap_factor=exp(sign * Z * gap_sigma)),
+            run(power_factor=exp(sign * Z * sustained.SIGMA)),
         )
         return hypot(by_device, Z * beyond * follows, *(log(part / step) for part in parts))
 

@@ -64,7 +64,7 @@ def known_hosts() -> list[KnownHost]:
 def known() -> list[Known]:
     """All names, measured ones first."""
     shipped = known_profiles()
-    found = [Known(name, "measured", "shipped") for name in sorted(shipped)]
+    found = [Known(name, "measured", _shipped_source(name)) for name in sorted(shipped)]
     found += [
         Known(n, Profile.load(p).basis, str(p))
         for n, p in sorted(known_profiles(user_folder()).items())
@@ -74,6 +74,10 @@ def known() -> list[Known]:
     if SOURCE in shipped:
         found += [_projected_entry(name) for name in load_specs() if name not in names]
     return sorted(found, key=lambda entry: PROFILE_BASES.index(entry.basis))
+
+
+def _shipped_source(name: str) -> str:
+    return f"shipped; kinds not measured scaled from {SOURCE}" if lacks_kinds(name) else "shipped"
 
 
 def _projected_entry(name: str) -> Known:
@@ -94,6 +98,9 @@ def find_profile(name_or_path: str) -> Profile:
     """
     shipped, own = known_profiles(), known_profiles(user_folder())
     path = shipped.get(name_or_path) or own.get(name_or_path) or Path(name_or_path)
+    if name_or_path in shipped and lacks_kinds(name_or_path):
+        sources = [path, shipped[SOURCE], SPECS_FILE]
+        return prepared.load(name_or_path, sources, lambda: completed(Profile.load(path)))
     if name_or_path in {*shipped, *own} or (
         path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path
     ):
@@ -107,6 +114,22 @@ def find_profile(name_or_path: str) -> Profile:
             "and `flopcast fit DIR`"
         )
     raise UsageError(unknown_gpu_message(name_or_path, names()))
+
+
+def lacks_kinds(name: str) -> bool:
+    """Whether the shipped profile of this name is lent kinds of kernel by the one that others are projected from."""
+    return name != SOURCE and name in load_specs() and {name, SOURCE} <= known_profiles().keys()
+
+
+def completed(profile: Profile) -> Profile:
+    """A measured profile of a GPU whose profile ships, with the kinds of kernel that it did not measure projected; any
+    other as it is."""
+    from flopcast.roofline.complete import complete
+
+    if profile.basis != "measured" or not lacks_kinds(profile.gpu):
+        return profile
+    source = Profile.load(known_profiles()[SOURCE])
+    return complete(profile, source, find_spec(profile.gpu), find_spec(SOURCE))
 
 
 def _projected(name: str) -> Profile:

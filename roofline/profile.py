@@ -198,7 +198,7 @@ class Profile:
                 basis = "interpolated" if likeness > _FAR else "extrapolated"
                 if requests[i][0].features in self.surfaces[name].measured:
                     basis = "measured"
-                if self.basis != "measured":  # the points are another GPU's, scaled
+                if self.basis != "measured" or name in self.projected_kinds:  # another GPU's points, scaled
                     basis = "published" if name in self._refined else "extrapolated"
                 out[i] = Estimate(seconds, sigma, basis, name)
         if missing:
@@ -255,16 +255,33 @@ class Profile:
             yield from pool.map(predict, sorted(parts, key=lambda part: -len(part[1])))
 
     @cached_property
+    def projected_kinds(self) -> frozenset[str]:
+        """Of a measured profile, the surfaces that were not measured but lent by another GPU's (`complete.py`)."""
+        return frozenset((self.provenance.get("projected_kinds") or {}).get("surfaces") or ())
+
+    @property
+    def own_surfaces(self) -> dict[str, Surface]:
+        """The surfaces but for those lent."""
+        return {name: found for name, found in self.surfaces.items() if name not in self.projected_kinds}
+
+    @cached_property
     def _refined(self) -> frozenset[str]:
         """Surfaces whose parameters were fitted to published times of this GPU (`published_fit.py`)."""
         found = self.provenance.get("published") or {}
         return frozenset(found.get("rows") or ()) if self.basis == "published" else frozenset()
 
+    @property
+    def card_spread(self) -> Mapping[str, Any]:
+        """How far cards lie apart, {"classes": by "class/cache"} (`cards.spread`); of one card that of another GPU's
+        cards, "times" so much (`complete.py`); empty where neither is known."""
+        return self.provenance.get("gpus") or self.provenance.get("cards_lent") or {}
+
     @cached_property
     def _card_sigmas(self) -> dict[str, float]:
         """Deviation of log seconds from card to card by "class/cache", where several cards were measured."""
-        classes = (self.provenance.get("gpus") or {}).get("classes") or {}
-        return {name: float(found["sigma"]) for name, found in classes.items()}
+        times = self.card_spread.get("times", 1.0)
+        classes = self.card_spread.get("classes") or {}
+        return {name: times * float(found["sigma"]) for name, found in classes.items()}
 
     @cached_property
     def _fallback(self) -> Fallback:

@@ -37,6 +37,15 @@ def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
     if cards:
         names = ", ".join(f"{name} ({_card(card)})" for name, card in cards.items())
         yield "cards", f"{len(cards)}: {names}; how far they lie apart by class is in a table above"
+    lent = made.get("cards_lent")
+    if lent:
+        yield "cards", f"one; what cards differ by is taken from {lent['from']}'s"
+    kinds = made.get("projected_kinds")
+    if kinds:
+        yield (
+            "not measured here",
+            f"{len(kinds['surfaces'])} kinds of kernel, projected from {kinds['from']}'s",
+        )
     rest = {
         name: value
         for name, value in made.items()

@@ -215,7 +215,7 @@ def points_of(profile: Profile) -> list[Point]:
     """Every point of the profile's surfaces: measured kernels, or (projected) another part's, scaled."""
     basis = "measured" if profile.basis == "measured" else "extrapolated"
     points = []
-    for name, surface in profile.surfaces.items():
+    for name, surface in profile.own_surfaces.items():
         backend, op_class, rest = name.split("/", 2)
         variant, _, cache = rest.rpartition("/")
         rows = zip(surface.bytes, surface.flops, surface.seconds, surface.features, strict=True)

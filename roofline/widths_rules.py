@@ -147,7 +147,7 @@ def measured_rules(profile: Profile, found: Sequence[Comparison] | None = None) 
 
 def _measured(profile: Profile, dtype: str, cache: str) -> Iterator[tuple[Gemm, float]]:
     """(product, seconds) of the points of torch's surfaces, one product at a time."""
-    for name, surface in profile.surfaces.items():
+    for name, surface in profile.own_surfaces.items():
         parts = name.split("/")  # torch/gemm/nt/bf16[/unaligned]/cold
         if parts[:2] != ["torch", "gemm"] or parts[-1] != cache or parts[3:4] != [dtype]:
             continue

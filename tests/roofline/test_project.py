@@ -1,4 +1,7 @@
+import csv
+import gzip
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from math import log2
@@ -15,7 +18,7 @@ from flopcast.roofline import attention_law, laws, regress
 from flopcast.roofline.gpus import GpuSpec, find_spec, load_specs
 from flopcast.roofline.power import burst_rate, matrix_rate, sustained_clock, sustained_fraction
 from flopcast.roofline.profile import HostCosts, Number, Profile
-from flopcast.roofline.project import SIGMA, common_sigma, memory_rate, project
+from flopcast.roofline.project import SAME_CHIP_SIGMA, SIGMA, common_sigma, memory_rate, project, sigmas
 from flopcast.roofline.surface import Residual, Surface
 
 H200 = find_spec("nvidia-h200")
@@ -176,7 +179,8 @@ def test_what_is_projected_says_so(source: Profile, name: str, tmp_path: Path) -
     for ceiling in there.ceilings.values():
         assert ceiling.basis == "extrapolated"
         assert ceiling.low < ceiling.value < ceiling.high
-        assert ceiling.high / ceiling.low > 1.5  # wider than any measurement
+        least = 1.2 if (spec.arch, spec.sm_count) == (H200.arch, H200.sm_count) else 1.5
+        assert ceiling.high / ceiling.low > least  # wider than any measurement
     assert there.host is not None
     assert (there.host.name, there.host.basis) == ("that host", "extrapolated")
     assert there.host.forward == source.host.forward if source.host else False
@@ -208,11 +212,12 @@ def test_times_follow_the_datasheets(source: Profile, name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_error_bars_are_at_least_the_projections_own(source: Profile, name: str) -> None:
     there = project(source, find_spec(name))
+    own = sigmas(H200, find_spec(name))
     asked = [
-        (gemm(1024, 1024, 1024), "torch", "cold", SIGMA["gemm"]),
-        (call("pointwise", "add", 2**20), "torch", "cold", SIGMA["memory"]),
-        (call("pointwise", "add", 2**20), "torch", "hot", SIGMA["hot"]),
-        (attention(1024), "sdpa-flash", "cold", SIGMA["attention"]),
+        (gemm(1024, 1024, 1024), "torch", "cold", own["gemm"]),
+        (call("pointwise", "add", 2**20), "torch", "cold", own["memory"]),
+        (call("pointwise", "add", 2**20), "torch", "hot", own["hot"]),
+        (attention(1024), "sdpa-flash", "cold", own["attention"]),
     ]
     for work, backend, cache, sigma in asked:
         (estimate,) = there.estimate([(work, backend, cache)])
@@ -231,6 +236,25 @@ def test_the_part_of_the_error_that_does_not_average_out_is_told(source: Profile
     assert common_sigma(there, "gemm") == SIGMA["gemm"]
     assert common_sigma(there, "softmax") == SIGMA["memory"]
     assert common_sigma(source, "gemm") == 0.0
+
+
+def test_the_same_chip_is_known_better_and_by_what_a_card_showed() -> None:
+    """The deviations between parts of one chip are those that would have held nine in ten of what was foretold of an
+    H100 before one was measured, of each kind, and no wider than half as much again."""
+    h100, pcie = find_spec("nvidia-h100-sxm"), find_spec("nvidia-h100-pcie")
+    assert sigmas(H200, h100) == sigmas(h100, H200) == SAME_CHIP_SIGMA
+    assert sigmas(H200, pcie) == SIGMA  # fewer multiprocessors
+    path = Path(__file__).parents[2] / "reports/projection/nvidia-h100-sxm/rows.csv.gz"
+    logs: dict[str, list[float]] = {}
+    for row in csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()):
+        if row["kind"] == "kernel":
+            kind = row["group"] if row["group"] in ("gemm", "attention") else "memory"
+            kind = "hot" if row["cache"] == "hot" else kind
+            logs.setdefault(kind, []).append(abs(math.log(float(row["ahead"]) / float(row["measured"]))))
+    assert logs.keys() == {"gemm", "attention", "memory", "hot"}
+    for kind, found in logs.items():
+        needed = float(np.quantile(found, 0.9)) / 1.645
+        assert needed <= SAME_CHIP_SIGMA[kind] < 1.5 * needed
 
 
 def test_waves_are_counted_anew(source: Profile) -> None:
