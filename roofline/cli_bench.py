@@ -125,8 +125,13 @@ def print_hosts(found: Sequence[Any]) -> None:
     if not found:
         return
     rows = [[entry.name, *hosts.summary(entry.costs), entry.source] for entry in found]
-    columns = ("--host", "forward", "backward", "optimizer", "deviation", "basis", "day", "source")
-    tables.console().print(tables.table("Known hosts, ms a layer of Qwen3 in eager mode", columns, rows))
+    columns = ("--host", "forward", "backward", "optimizer", "machines", "deviation", "day", "source")
+    caption = (
+        "machines: how many of this CPU model were measured, with their ms a layer of a whole step; the host is their "
+        "mean, and yours may be any of them: `flopcast bench --suite host` measures it in half a minute"
+    )
+    title = "Known hosts, ms a layer of Qwen3 in eager mode"
+    tables.console().print(tables.table(title, columns, rows, caption))
 
 
 def fit_host_only(folder: Path, found: cards.Found, out: Path | None) -> tuple[HostCosts, Path]:

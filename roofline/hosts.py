@@ -181,12 +181,18 @@ def layer_rows(host: HostCosts) -> list[list[str]]:
     return rows
 
 
+def machines_of(host: HostCosts) -> str:
+    """How many machines a host is the mean of, and from what to what a step's ms a layer went among them."""
+    each = [seconds * 1e3 for seconds in host.layers.get("step", {}).get("machines", ())]
+    return f"{len(each)}: {min(each):.1f} to {max(each):.1f}" if each else "1"
+
+
 def summary(host: HostCosts) -> list[str]:
-    """Cells of one line: ms a layer of forward, backward and optimizer, deviation, basis, day."""
+    """Cells of one line: ms a layer of forward, backward and optimizer, machines, deviation, day."""
     layers = [
         f"{host.layers[phase]['seconds'] * 1e3:.3f}" if phase in host.layers else "-" for phase in PHASES
     ]
-    return [*layers, f"{host.sigma:.0%}", host.basis, host.date or "-"]
+    return [*layers, machines_of(host), f"{host.sigma:.0%}", host.date or "-"]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flopcast.errors import DataError, UsageError
-from flopcast.roofline import hosts
+from flopcast.roofline import cli_bench, hosts, lookup
 from flopcast.roofline.fit_host import fit_host, host_name, layer_costs, warm_value
 from flopcast.roofline.hosts import combine, known_hosts, layer_rows
 from flopcast.roofline.profile import HostCosts
@@ -181,6 +181,22 @@ def test_the_shipped_hosts_are_measured_and_named_after_their_processor() -> Non
         assert (
             host.layers["forward"]["low"] < host.layers["forward"]["seconds"] < host.layers["forward"]["high"]
         )
+
+
+def test_a_listing_says_of_how_many_machines_a_host_is(
+    host: HostCosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hosts.summary(host)[3] == "1"
+    several = combine([host, slower(host, 2.0), slower(host, 1.5)])
+    step = host.layers["step"]["seconds"] * 1e3
+    assert hosts.summary(several)[3] == f"3: {step:.1f} to {2 * step:.1f}"
+    cli_bench.print_hosts(lookup.known_hosts())
+    shown = capsys.readouterr().out
+    for name, path in known_hosts().items():
+        assert name in shown  # whole, to be copied
+        machines = hosts.load(path).layers["step"]["machines"]
+        assert f"{len(machines)}: {min(machines) * 1e3:.1f} to {max(machines) * 1e3:.1f}" in shown
+    assert "of this CPU model" in shown
 
 
 # --- several machines ---------------------------------------------------------------------------------------
