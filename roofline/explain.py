@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flopcast.kernels.shapes import Attention, Gemm
-from flopcast.roofline.forecast import NO_HOST, Run, forecast_stream
+from flopcast.roofline.forecast import NO_HOST, Run, forecast_items
 from flopcast.roofline.interval import GAP_SECONDS, is_synchronous, simulated
 from flopcast.roofline.lower import OP_CLASSES, Work, packet
 from flopcast.roofline.stream import PHASES, Stream
@@ -95,9 +94,9 @@ class Sync:
 class Explanation:
     """A forecast and what it is made of.
 
-    `gap_seconds` pass between kernels, `idle_seconds` is what else the device waits for the host; both with
-    `device_seconds` add up to the step. `light_seconds`: speed of light by class; `fused_seconds`: the same
-    with everything but products and attention as one class.
+    `gap_seconds` pass between kernels, `idle_seconds` is what else the device waits for the host; both with the
+    forecast's `device_seconds` and `power_seconds` add up to the step. `light_seconds`: speed of light by class;
+    `fused_seconds`: the same with everything but products, convolutions and attention as one class.
     """
 
     forecast: Forecast
@@ -118,6 +117,7 @@ class Explanation:
             "step": {
                 "seconds": found.step_seconds,
                 "device_seconds": found.device_seconds,
+                "power_seconds": found.power_seconds,
                 "gap_seconds": self.gap_seconds,
                 "idle_seconds": self.idle_seconds,
                 "host_seconds": found.host_seconds,
@@ -148,13 +148,13 @@ def _ratio(part: float, whole: float) -> float | None:
 def explain_stream(
     stream: Stream, run: Run, profile: Profile, *, host: HostCosts | None = None, price: Price | None = None
 ) -> Explanation:
-    """Forecasts one step and takes it apart. Raises as `forecast_stream` does."""
-    found = forecast_stream(stream, run, profile, host=host, price=price)
+    """Forecasts one step and takes it apart. Raises as `forecast_items` does."""
     costs = host or profile.host or NO_HOST
     items = device_work(stream, profile, costs, Backends(matmul=run.matmul, attention=run.attention))
+    found = forecast_items(items, stream, run, profile, host=costs, price=price)
     classes = class_parts(stream, items, profile)
     kernels = sum(item.launches for item in items)
-    step, device = found.step_seconds, found.device_seconds
+    step, device = found.step_seconds, found.device_seconds + found.power_seconds
     if is_synchronous(profile):
         gap, alone = 0.0, device
     else:
@@ -186,11 +186,10 @@ def matrix_rate(profile: Profile, dtype: str) -> float | None:
 
 
 def matrix_seconds(item: Item, profile: Profile) -> float:
-    """FLOPs of a product or of attention at the sustained rate; 0 of all else."""
-    if item.work is None or not isinstance(item.work.shape, Gemm | Attention):
-        return 0.0
-    rate = matrix_rate(profile, item.work.shape.dtype)
-    return item.work.flops * item.count / rate if rate else 0.0
+    """FLOPs of a product, a convolution or attention at the sustained rate; 0 of all else."""
+    dtype = None if item.work is None else item.work.matrix_dtype
+    rate = None if dtype is None else matrix_rate(profile, dtype)
+    return item.work.flops * item.count / rate if rate and item.work is not None else 0.0
 
 
 def bound_of(item: Item, profile: Profile) -> str:
@@ -247,7 +246,7 @@ def class_parts(stream: Stream, items: Sequence[Item], profile: Profile) -> tupl
 
 
 def fused_seconds(stream: Stream, items: Sequence[Item], profile: Profile) -> float:
-    """The speed of light where all that is neither product nor attention is one kernel."""
+    """The speed of light where all that is neither product, convolution nor attention is one kernel."""
     copy = profile.ceiling("hbm_copy", 0.0)
     needed = crossing_bytes(stream, items, _matrix_or_rest)
     seconds: dict[str, float] = defaultdict(float)
@@ -264,7 +263,7 @@ def fused_seconds(stream: Stream, items: Sequence[Item], profile: Profile) -> fl
 
 
 def _matrix_or_rest(op_class: str) -> str:
-    return op_class if op_class in ("gemm", "attention") else "rest"
+    return op_class if op_class in ("gemm", "attention", "conv") else "rest"
 
 
 def crossing_bytes(stream: Stream, items: Sequence[Item], group_of: Callable[[str], str]) -> dict[str, int]:

@@ -101,9 +101,9 @@ class Forecast:
     """What a training step is forecast to cost. Seconds, bytes, FLOPs; low and high bound a 90% interval. `unit`: what
     `tokens_per_second` and 6N count, "samples" or "steps" for modules and step functions without token ids.
 
-    `power_watts`: the mean of steps one after the other, 0 where it is not known; `power_seconds`: what the part's power
-    limit adds to the step, whose kernels run at `clock_share` of the highest clock then. `device_seconds` are those of
-    the full clock, as a profiler reads them, with pauses between the steps."""
+    `power_watts`: the mean of steps one after the other, 0 where it is not known; `power_seconds`: what the part's
+    power limit adds to the step, whose kernels run at `clock_share` of the highest clock then. `device_seconds` are
+    those of the full clock, as a profiler reads them with pauses between the steps."""
 
     gpu: str
     profile_basis: str

@@ -23,7 +23,7 @@ from flopcast.roofline.tables import (
 if TYPE_CHECKING:
     from flopcast.roofline.advice import Advice
     from flopcast.roofline.explain import Explanation
-    from flopcast.roofline.forecast import Run
+    from flopcast.roofline.forecast import Forecast, Run
 
 MODULES_SHOWN = 16
 WORDS = {"matrix": "matrix units", "memory": "memory", "launch": "launch floor"}
@@ -43,6 +43,7 @@ def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) ->
     rows = [
         ["step", ms(step.step_seconds), "100%", f"90%: {ms(step.step_seconds_low)} to {ms(step.step_seconds_high)}"],
         ["- kernels run", ms(step.device_seconds), share(step.device_seconds / total), f"{step.kernels:,} kernels"],
+        *_power_row(step),
         ["- gaps between kernels", ms(found.gap_seconds), share(found.gap_seconds / total), ""],
         [_idle_words(step.gpu), ms(found.idle_seconds), share(found.idle_seconds / total),
          f"host: {ms(step.host_seconds)} ms to enqueue a step, {step.host}"],
@@ -75,6 +76,21 @@ def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) ->
     _print_advice(advice, step.unit)
     for warning in step.warnings:
         say(f"warning: {warning}")
+
+
+def _power_row(step: Forecast) -> list[list[str]]:
+    """What the power limit costs, where it does."""
+    if not step.power_seconds:
+        return []
+    said = f"{step.power_watts:.0f} W: the clock falls to {step.clock_share:.0%} of the highest"
+    return [
+        [
+            "- slower at the power limit",
+            ms(step.power_seconds),
+            share(step.power_seconds / step.step_seconds),
+            said,
+        ]
+    ]
 
 
 def _idle_words(gpu: str) -> str:
