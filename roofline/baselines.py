@@ -1,6 +1,6 @@
 """What others would say of the same steps: the comparison that a forecast has to stand.
 
-- `roofline`: each call takes the longer of FLOPs / datasheet peak (matrix products and attention) and bytes /
+- `roofline`: each call takes the longer of FLOPs / datasheet peak (products, convolutions, attention) and bytes /
   datasheet bandwidth; the calls add up. No host, no efficiency.
 - `six_n`: 6 x parameters x tokens at 40% of the datasheet peak, the rule of thumb of training budgets.
 - `torch`: torch's own RuntimeEstimator, as `microbench.torch_estimate` ran it on the machine of the steps.
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.gpus import load_specs, spec_of_device
 from flopcast.roofline.lower import describe, lower
 from flopcast.roofline.micro_batches import times_run
@@ -48,9 +47,8 @@ def roofline(stream: Stream, profile: Profile) -> float | None:
         if lowered is None:
             continue
         work = describe(*lowered)
-        compute = 0.0
-        if isinstance(work.shape, (Gemm, Attention)) and work.shape.dtype in profile.peaks:
-            compute = work.flops / profile.peaks[work.shape.dtype].value
+        peak = profile.peaks.get(work.matrix_dtype or "")
+        compute = 0.0 if peak is None else work.flops / peak.value
         seconds += times * max(compute, work.bytes / rate)
     return seconds
 

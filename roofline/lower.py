@@ -82,6 +82,13 @@ class Work:
     flops: int
     backend: str = "torch"
 
+    @property
+    def matrix_dtype(self) -> str | None:
+        """The dtype at whose matrix rate its FLOPs run; None of what multiplies no matrices."""
+        if not self.flops:
+            return None
+        return self.shape.inputs[0].dtype if isinstance(self.shape, Call) else self.shape.dtype
+
 
 def packet(name: str) -> str:
     """aten.add.Tensor -> aten.add"""

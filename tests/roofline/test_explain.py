@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flopcast.roofline.advice import advise, nearest_multiples, with_fused_adamw
+from flopcast.roofline.baselines import roofline
 from flopcast.roofline.explain import (
     OPTIMIZER,
     Explanation,
@@ -28,6 +30,7 @@ from flopcast.roofline.rebatch import BATCHES
 from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import Traced, get_stream
 from flopcast.roofline.timeline import Backends, device_work
+from flopcast.roofline.trace import trace_module
 
 RUN = Run(batch=2, seq=32)
 FAST = settings(max_examples=5, deadline=None, derandomize=True, database=None,
@@ -113,6 +116,32 @@ def test_the_optimizer_cannot_avoid_what_it_reads_and_writes_once(stream: Stream
         items = device_work(made, profile, NO_HOST, Backends())
         needed = crossing_bytes(made, items, lambda op_class: op_class)["optimizer"]
         assert needed == pytest.approx(28 * stream.n_params, rel=0.01)
+
+
+def test_convolutions_and_grouped_products_cost_their_flops(profile: Profile) -> None:
+    """They are calls, with no shape of their own: a part of endless bandwidth still has to multiply. The roofline that
+    others would draw counts them, too."""
+    rate = 1e12
+    fast = Number(1e30, 1e30, 1e30, "measured")
+    slow = Number(rate, rate, rate, "measured")
+    ceilings = {
+        "hbm_copy": fast,
+        "matrix_sustained/bf16": slow,
+        "kernel_floor": Number(0.0, 0.0, 0.0, "measured"),
+    }
+    part = replace(profile, ceilings={**profile.ceilings, **ceilings})
+    conv = trace_module(torch.nn.Conv2d(64, 64, 3), torch.randn(8, 64, 32, 32))
+    config = {**load_config("qwen3-moe"), "hidden_size": 64, "moe_intermediate_size": 32, "vocab_size": 512}
+    moe = get_stream(with_depth(config, 2), Traced(batch=2, seq=32))
+    for stream, name in ((conv, "conv"), (moe, "gemm")):
+        found = explain_stream(stream, Run(batch=8, seq=1), part)
+        one = next(share for share in found.classes if share.op_class == name)
+        assert one.flops > 0
+        assert one.light_seconds == pytest.approx(min(one.flops / rate, one.seconds), rel=0.1)  # some in fp32
+        assert one.bound == "matrix"
+        assert found.fused_seconds >= one.light_seconds
+        h200 = find_profile("nvidia-h200")
+        assert (roofline(stream, h200) or 0.0) > one.flops / h200.peaks["bf16"].value
 
 
 def test_merging_classes_never_adds_bytes(stream: Stream, profile: Profile) -> None:
