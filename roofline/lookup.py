@@ -141,13 +141,14 @@ def _projected(name: str) -> Profile:
     return plain if record is None else apply(plain, record)
 
 
-def projection(name: str) -> Profile:
-    """The profile of a GPU from its datasheet and the shipped measurements alone, without any published times of it.
+def projection(name: str, source: str = SOURCE) -> Profile:
+    """The profile of a GPU from its datasheet and the shipped measurements of `source` alone, without any published or
+    measured times of it.
 
     Raises UsageError for a GPU that is not known."""
     from flopcast.roofline.project import project
 
-    return project(Profile.load(known_profiles()[SOURCE]), find_spec(name))
+    return project(find_profile(source), find_spec(name))
 
 
 def published_record(name: str) -> dict[str, Any] | None:

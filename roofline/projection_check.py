@@ -3,7 +3,8 @@
     python -m flopcast.roofline.projection_check DATA_DIR --out reports/projection [--ship] [--no-steps]
 
 DATA_DIR holds the tables (data/README.md there names their sources; none of them ships). "zero-shot" is the projection
-from the datasheet and the H200's measurements alone (`lookup.projection`), over every row; "refined" is fitted to one
+from the datasheet and the H200's measurements alone (`lookup.projection`), over every row, and again from those of
+another measured GPU, `OTHER`, which says what the choice of the source is worth; "refined" is fitted to one
 half of the shapes (`published.Timed.is_held_out` says which) and shown on the other half, beside the zero-shot error of
 that half. `--ship` writes the fitted parameters to roofline/data/published, from which the shipped profiles are made.
 
@@ -39,6 +40,8 @@ from flopcast.roofline.published_fit import apply, estimates, refine
 from flopcast.roofline.smooth import Array
 
 Z90 = 1.645
+OTHER = "nvidia-h100-sxm"  # of the measured GPUs that projections could be made from
+FROM_OTHER = f"zero-shot, from {OTHER}"
 SOURCE = "ai-dynamo/aiconfigurator (Apache-2.0), sglang 0.5.10 and vllm 0.14.0"
 GEMM_TABLES = {
     "nvidia-a100-80gb-sxm": "gemm_bf16_a100_sxm.csv.gz",
@@ -139,6 +142,7 @@ def check_tables(gpu: str, data: Path) -> tuple[list[Checked], dict[str, Any]]:
         held = [row for row in rows if row.is_held_out]
         fitted: tuple[tuple[str, Profile, Mapping[str, Any] | None, list[Timed], str], ...] = (
             ("zero-shot", plain, None, rows, "every row"),
+            (FROM_OTHER, projection(gpu, OTHER), None, rows, "every row"),
             ("zero-shot, held out", plain, None, held, "the half of the shapes that refining does not see"),
             ("refined", shipped, record, held, "the half of the shapes that was not fitted"),
         )
@@ -164,18 +168,22 @@ def _groups(op_class: str, rows: Sequence[Timed]) -> dict[str, list[Any]]:
 # --- element-wise calls on an L4 ----------------------------------------------------------------------------
 
 
-def check_pointwise(data: Path) -> Checked:
+def check_pointwise(data: Path) -> list[Checked]:
     gpu, rows = "nvidia-l4", read_csv(data / POINTWISE_TABLE)
     works = [describe(pointwise_call(row["op"], int(row["rows"]), int(row["cols"]))) for row in rows]
-    found = projection(gpu).estimate([(work, "torch", "cold") for work in works])
     actual = np.array([float(row["latency_ms"]) * 1e-3 for row in rows])
-    seconds, sigma = np.array([f.seconds for f in found]), np.array([f.sigma for f in found])
     what = (
         "single eager calls, fp32; norm and softmax are not measured on the source: costed by passes and kin"
     )
-    return Checked(
-        gpu, "memory-bound", "zero-shot", what, np.log(seconds / actual), sigma, {"op": [row["op"] for row in rows]}
-    )  # fmt: skip
+    ops = {"op": [row["op"] for row in rows]}
+    checks = []
+    for stage, profile in (("zero-shot", projection(gpu)), (FROM_OTHER, projection(gpu, OTHER))):
+        found = profile.estimate([(work, "torch", "cold") for work in works])
+        logs = np.log(np.array([f.seconds for f in found]) / actual)
+        checks.append(
+            Checked(gpu, "memory-bound", stage, what, logs, np.array([f.sigma for f in found]), ops)
+        )
+    return checks
 
 
 def pointwise_call(op: str, rows: int, columns: int) -> Call:
@@ -212,7 +220,10 @@ def check_efficiency(data: Path) -> tuple[list[Checked], list[dict[str, Any]]]:
     rows = [row for row in read_csv(data / EFFICIENCY_TABLE) if _training_shape(row) is not None]
     plain = projection(gpu)
     checks, out = [], []
-    for stage, profile in (("zero-shot", plain), ("by the A100 SXM's table", _shipped(plain))):
+    stages = (
+        ("zero-shot", plain), (FROM_OTHER, projection(gpu, OTHER)), ("by the A100 SXM's table", _shipped(plain))
+    )  # fmt: skip
+    for stage, profile in stages:
         works = [describe(s, _backend(s)) for row in rows if (s := _training_shape(row)) is not None]
         found = profile.estimate([(work, work.backend, "cold") for work in works])
         for row, work, estimate in zip(rows, works, found, strict=True):
@@ -316,7 +327,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
         if given.ship:
             PUBLISHED.mkdir(exist_ok=True)
             (PUBLISHED / f"{gpu}.json").write_text(json.dumps(record, indent=1) + "\n")
-    checks.append(check_pointwise(given.data))
+    checks += check_pointwise(given.data)
     more, efficiency = check_efficiency(given.data)
     checks += more
     given.out.mkdir(parents=True, exist_ok=True)

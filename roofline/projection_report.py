@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flopcast.roofline.projection_check import LOOKED_AT, SOURCE, TARGETS
+from flopcast.roofline.projection_check import FROM_OTHER, LOOKED_AT, SOURCE, TARGETS
 from flopcast.roofline.projection_steps import __doc__ as STEPS
 from flopcast.roofline.projection_steps import fp32_rows
 
@@ -25,7 +25,9 @@ def page(
     parts = [
         "# Projections against published times\n",
         "Made by `python -m flopcast.roofline.projection_check DATA_DIR --out reports/projection`; errors are "
-        "forecast / published - 1. *zero-shot*: from the datasheet and the H200's measurements alone. *refined*: the "
+        "forecast / published - 1. *zero-shot*: from the datasheet and the H200's measurements alone. "
+        f"*{FROM_OTHER}*: the same with the measurements of that GPU, one card, in the H200's place; the H200 stays "
+        "the source, having more cards and kinds of kernel. *refined*: the "
         "tile law's and the attention law's parameters fitted to one half of the shapes, shown on the other half (the "
         "SHA-256 of a shape's key tells the halves: `published.Timed.is_held_out`). The half that was fitted gives the "
         "parameters that ship (`roofline/data/published`).\n",
@@ -57,7 +59,7 @@ def page(
     ]
     for gpu, op_class, stage in sorted({(s["gpu"], s["class"], s["stage"]) for s in sizes}):
         some = [s for s in sizes if (s["gpu"], s["class"], s["stage"]) == (gpu, op_class, stage)]
-        if (gpu, op_class, stage) in TARGETS or op_class == "attention forward":
+        if stage != FROM_OTHER and ((gpu, op_class, stage) in TARGETS or op_class == "attention forward"):
             parts.append(f"\n{gpu}, {op_class}, {stage}\n")
             parts.append(
                 _table(
