@@ -33,13 +33,15 @@ def compare(
     from flopcast.roofline.compare_sides import side_of
     from flopcast.roofline.compare_steps import step_changes
     from flopcast.roofline.tables_compare import print_comparison
+    from flopcast.roofline.waiting import waiting
 
     if not 0 <= tolerance < 10:
         raise UsageError(f"--tolerance is {tolerance:g}: valid is a share from 0 on, such as 0.03 for 3%")
-    sides = side_of(a), side_of(b)
-    found = comparing.compare(*sides, tolerance)
-    one, two = (side.profile for side in sides)
-    steps = step_changes(one, two) if one is not None and two is not None else []
+    with waiting("comparing"):
+        sides = side_of(a), side_of(b)
+        found = comparing.compare(*sides, tolerance)
+        one, two = (side.profile for side in sides)
+        steps = step_changes(one, two) if one is not None and two is not None else []
     if as_json:
         emit({**found.to_json(), "steps": [step.to_json() for step in steps]})
     else:

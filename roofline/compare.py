@@ -117,16 +117,12 @@ def compare(a: Side, b: Side, tolerance: float = TOLERANCE) -> Comparison:
     if a.kind != b.kind:
         a, b = as_points(a), as_points(b)
     pairs = [(key, one, b.readings[key]) for key, one in a.readings.items() if key in b.readings]
-    only = len(a.readings) - len(pairs), len(b.readings) - len(pairs)
+    matched_b = len(pairs)
     warnings = []
-    if (
-        not any(not _is_scalar(one) for _, one, _ in pairs)
-        and a.profile is not None
-        and b.profile is not None
-    ):
+    if a.profile is not None and b.profile is not None and all(_is_scalar(one) for _, one, _ in pairs):
         pairs += _estimated(a, b.profile)
-        only = (0, len(b.readings))
         warnings.append("no shape was measured for both: the second's times are estimates")
+    only = len(a.readings) - len(pairs), len(b.readings) - matched_b
     if not pairs:
         raise DataError(
             f"{a.label} and {b.label} have no measurement in common: compare two runs of one suite, or two profiles"
@@ -151,7 +147,7 @@ def compare(a: Side, b: Side, tolerance: float = TOLERANCE) -> Comparison:
         differences(a, b),
         changes,
         rows,
-        (max(only[0], 0), max(only[1], 0)),
+        only,
         warnings,
     )
 
@@ -164,9 +160,9 @@ def _cards_apart(side: Side) -> dict[str, float]:
     found = {}
     for name, entry in classes.items():
         op_class, _, cache = name.partition("/")
-        found[group_of(op_class, "torch", cache)] = float(
-            np.std(np.log(list(entry["factors"].values())), ddof=1)
-        )
+        factors = list((entry.get("factors") or {}).values())
+        if len(factors) > 1:  # one card lies apart from none
+            found[group_of(op_class, "torch", cache)] = float(np.std(np.log(factors), ddof=1))
     return found
 
 

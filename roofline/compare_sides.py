@@ -88,7 +88,7 @@ def _row_reading(row: Mapping[str, Any], gap: float) -> Reading | None:
         seconds = taken_seconds(row, op_class, gap)
         return Reading(group_of(op_class, backend, cache), seconds, own, name=row["key"]) if seconds else None
     value = row.get("value")
-    return _scalar(row["key"].removeprefix("scalar/"), value, own) if value else None
+    return _scalar(row["key"].removeprefix("scalar/"), value, own) if value and value > 0 else None
 
 
 def _own_noise(samples: Sequence[float]) -> float:
@@ -145,7 +145,7 @@ def profile_side(profile: Profile, label: str) -> Side:
             readings[f"{name}/{features}"] = Reading(group, seconds, noise, None, f"{name}: {sizes}")
     for name, number in profile.ceilings.items():
         own = math.log(number.high / number.low) / 2 / 1.645 if 0 < number.low <= number.high else 0.0
-        made = _scalar(name, number.value, own) if number.value else None
+        made = _scalar(name, number.value, own) if number.value > 0 else None
         if made is not None:
             readings[f"scalar/{name}"] = made
     if profile.host is not None:

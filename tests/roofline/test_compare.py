@@ -129,6 +129,35 @@ def test_profiles_say_what_a_step_costs_and_how_the_stacks_differ() -> None:
     assert [change.group for change in found.regressed] == ["ceiling, matrix burst"]  # one dtype of several
 
 
+def test_one_card_lies_apart_from_none_and_a_gap_below_zero_is_no_time() -> None:
+    """A profile of one card has one factor a class, whose deviation is no number."""
+    ours = find_profile("nvidia-h200")
+    gap = Number(-1e-7, -2e-7, 0.0, "measured")
+    alone = replace(
+        ours,
+        device={**ours.device, "uuid": "another"},
+        ceilings={**ours.ceilings, "kernel_gap": gap},
+        provenance={"gpus": {"classes": {"gemm/cold": {"factors": {"gpu0": 1.0}}, "copy/cold": {}}}},
+    )
+    found = compare(profile_side(alone, "alone"), profile_side(ours, "ours"))
+    assert all(change.noise > 0 for change in found.changes)
+    assert {change.verdict for change in found.changes} == {"same"}
+    assert found.unmatched == (0, 1)  # the gap
+
+
+def test_what_was_measured_for_one_alone_is_counted_though_it_is_estimated_for_the_other() -> None:
+    ours, other = find_profile("nvidia-h200"), find_profile("nvidia-l4")
+    copies = {name: surface for name, surface in ours.surfaces.items() if "/copy/" in name}
+    a = profile_side(replace(ours, surfaces=copies), "copies")
+    b = profile_side(other, "l4")
+    scalars = {key: one for key, one in b.readings.items() if key.startswith(("scalar/", "host/"))}
+    found = compare(a, replace(b, readings={**scalars, "its own": next(iter(a.readings.values()))}))
+    assert "estimates" in found.warnings[0]
+    assert sum(change.rows for change in found.changes) == len(a.readings) - found.unmatched[0]
+    assert found.unmatched == (len([k for k in a.readings if k.startswith(("scalar/", "host/")) and k not in scalars]),
+                               1 + len(scalars.keys() - a.readings.keys()))  # fmt: skip
+
+
 def test_another_gpu_is_compared_and_its_doubt_is_noise(flopcast: Command) -> None:
     said = flopcast("compare", "nvidia-h200", "nvidia-l4", "--json")
     assert said.code == 3
