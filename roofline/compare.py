@@ -93,6 +93,11 @@ class Comparison:
     warnings: Sequence[str] = field(default_factory=tuple)
 
     @property
+    def of_one_kind(self) -> bool:
+        """Whether both are of GPUs of one name: of two kinds the slower has not regressed."""
+        return all(what != "name" for what, _, _ in self.differences)
+
+    @property
     def regressed(self) -> list[Change]:
         return [change for change in self.changes if change.has_regressed]
 
@@ -177,7 +182,7 @@ def _order(group: str) -> int:
 def _estimated(a: Side, other: Profile) -> list[tuple[str, Reading, Reading]]:
     """The points of a profile with another's estimates of them."""
     assert a.profile is not None
-    found = []
+    found = {}  # of points with the same features the last counts, as in the readings
     for name, surface in a.profile.own_surfaces.items():
         backend, op_class, rest = name.split("/", 2)
         variant, _, cache = rest.rpartition("/")
@@ -191,8 +196,8 @@ def _estimated(a: Side, other: Profile) -> list[tuple[str, Reading, Reading]]:
         ):
             key = f"{name}/{work.features}"
             one = a.readings[key]
-            found.append((key, one, Reading(one.group, estimate.seconds, 0.0, estimate.sigma, one.name)))
-    return found
+            found[key] = key, one, Reading(one.group, estimate.seconds, 0.0, estimate.sigma, one.name)
+    return list(found.values())
 
 
 @dataclass(frozen=True)
