@@ -48,5 +48,6 @@ def compare(
         print_comparison(found, steps)
     if found.regressed:
         names = "; ".join(change.group for change in found.regressed)
-        tables.say(f"regressed beyond {tolerance:.1%}: {names}")
+        word = "regressed" if found.of_one_kind else "slower on the other GPU"
+        tables.say(f"{word} beyond {tolerance:.1%}: {names}")
         raise typer.Exit(REGRESSED)

@@ -23,7 +23,8 @@ def print_comparison(found: Comparison, steps: Sequence[StepChange] = ()) -> Non
         out.print("Device and software are the same.")
     rows = [
         [change.group, f"{change.rows:,}", ratio(change.change), f"\u00b1{change.noise * 100:.1f}%",
-         f"{ratio(change.low)} to {ratio(change.high)}", f"{change.slower} / {change.faster}", _verdict(change)]
+         f"{ratio(change.low)} to {ratio(change.high)}", f"{change.slower} / {change.faster}",
+         _verdict(change, found.of_one_kind)]
         for change in found.changes
     ]  # fmt: skip
     columns = ("class", "rows", "time, B over A", "noise", "8 of 10 rows", "rows slower / faster", "")
@@ -67,8 +68,10 @@ def _time(seconds: float) -> str:
     return duration(seconds) if seconds > 1e-9 else f"{duration(seconds * 1e9)} a G"
 
 
-def _verdict(change: Change) -> str:
-    return "REGRESSED" if change.has_regressed else "" if change.verdict == "same" else change.verdict
+def _verdict(change: Change, of_one_kind: bool) -> str:
+    if change.has_regressed:
+        return "REGRESSED" if of_one_kind else "SLOWER"
+    return "" if change.verdict == "same" else change.verdict
 
 
 def _shown(value: Any) -> str:

@@ -108,6 +108,21 @@ def test_the_exit_code_of_a_regression_is_3(flopcast: Command, first_card: Path,
     assert {"a", "b", "tolerance", "differences", "rows", "steps", "unmatched"} <= set(document)
 
 
+def test_of_two_gpus_the_slower_has_not_regressed(flopcast: Command) -> None:
+    """Their kinds of kernel are compared as measured on both: what was lent to one is no measurement of it."""
+    said = flopcast("compare", "nvidia-h200", "nvidia-h100-sxm")
+    assert said.code == 3
+    assert "SLOWER" in said.out
+    assert "REGRESSED" not in said.out
+    assert "slower on the other GPU beyond 3.0%" in said.err
+    groups = {
+        c["group"]
+        for c in flopcast("compare", "nvidia-h100-sxm", "nvidia-h200", "--json").document["classes"]
+    }
+    assert "softmax" in groups
+    assert not any(group.startswith(("conv", "fused")) for group in groups)
+
+
 def test_a_part_of_a_class_is_found_though_the_median_stays(runs: tuple[Side, Side]) -> None:
     found = compare(runs[0], slowed(runs[1], "attention", 1.3, every=8))
     assert found.regressed
