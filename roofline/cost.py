@@ -33,9 +33,9 @@ class Crossover:
     `status`: "crossover", "leads" (one gives more throughout), "not separable at these prices", "no common
     size". At a crossover `below` gives more for models smaller than `n_params` and `above` for larger ones;
     it lies between `low` and `high` parameters, where None means that it may lie beyond the sizes compared.
-    For "leads" both name the leader, and `low` and `high` bound the sizes at which the intervals decide it, None where
-    they do at every size compared. When not separable, `n_params` is where the middle estimates cross, if
-    they do.
+    For "leads" both name the leader, and `low` and `high` bound the widest stretch of sizes at which the intervals
+    decide it, None where they do at every size compared. When not separable, `n_params` is where the middle estimates
+    cross, if they do.
     """
 
     gpu_a: str
@@ -105,14 +105,9 @@ def _compare(a: CostCurve, b: CostCurve) -> list[Crossover]:
     if found:
         return found
     leader = a.gpu if next(gap.sign for gap in gaps if gap.sign) > 0 else b.gpu
-    decided = [i for i, gap in enumerate(gaps) if gap.sign]
-    if len(decided) == len(gaps):
-        ends: tuple[float | None, float | None] = (None, None)
-    else:  # beside the outermost decided sizes lie those where an end of the interval is zero
-        ends = (
-            exp(gaps[max(decided[0] - 1, 0)].size),
-            exp(gaps[min(decided[-1] + 1, len(gaps) - 1)].size),
-        )
+    ends: tuple[float | None, float | None] = (None, None)
+    if not all(gap.sign for gap in gaps):
+        ends = max(_decided_stretches(gaps), key=lambda pair: pair[1] / pair[0])
     return [replace(base, status="leads", below=leader, above=leader, low=ends[0], high=ends[1])]
 
 
@@ -124,6 +119,16 @@ def _open_stretches(gaps: Sequence[_Gap]) -> Iterator[Sequence[_Gap]]:
         if open_:
             yield gaps[max(start - 1, 0) : stop + 1]
         start = stop
+
+
+def _decided_stretches(gaps: Sequence[_Gap]) -> Iterator[tuple[float, float]]:
+    """(from, to) of each run of sizes at which the order is decided, in parameters: to the neighbours on either side,
+    where an end of the interval is zero."""
+    for decided, run in groupby(range(len(gaps)), key=lambda i: gaps[i].sign != 0):
+        if decided:
+            inside = list(run)
+            last = min(inside[-1] + 1, len(gaps) - 1)
+            yield exp(gaps[max(inside[0] - 1, 0)].size), exp(gaps[last].size)
 
 
 def _gaps(a: CostCurve, b: CostCurve) -> list[_Gap]:

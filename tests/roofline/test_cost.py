@@ -247,6 +247,17 @@ def test_a_lead_that_is_decided_in_part_says_where() -> None:
     assert "beyond the intervals from 100M to" in sentence(row)
 
 
+def test_a_lead_that_is_open_in_the_middle_is_not_said_to_be_decided_there() -> None:
+    a = curve("a", [1.0, 2.0, 4.0, 8.0, 16.0], error=0.1)
+    b = curve("b", [0.7, 1.4, 3.9, 5.0, 8.0], error=0.1)
+    (row,) = crossovers([a, b])
+    assert (row.status, row.below) == ("leads", "b")
+    assert row.low is not None
+    assert row.high is not None
+    assert 4e8 < row.low < 8e8  # from there up, two doublings; from 100 M it is less than one and a half
+    assert row.high == pytest.approx(16e8)
+
+
 def test_a_pair_may_cross_twice() -> None:
     rows = crossovers([curve("a", FLAT), curve("b", [0.05, 0.2, 0.2, 0.2, 0.05])])
     assert [(row.below, row.above) for row in rows] == [("b", "a"), ("a", "b")]
