@@ -50,8 +50,8 @@ SUSTAINED_RANGE = 1.2  # 90% range: a factor either way, which covers each of th
 
 # Joules a byte that a kernel moves, of the bytes that are counted (each operand once): what the six longest steps of
 # group "intervals" on an H200 (50 to 110 ms, 545 to 680 W as they ran) draw beyond the static share and their products,
-# 1.09 to 1.26e-10.
-BYTE_JOULES = 1.15e-10
+# 1.14 to 1.30e-10. Copies without a pause say 1.14 (601 W at 4.24 TB/s), bf16 silu 1.59.
+BYTE_JOULES = 1.2e-10
 
 # fp32 on the CUDA cores, torch.mm with TF32 off, of the datasheet's peak: dual issue is seldom full (H200 0.77,
 # A100 0.98, RTX A6000 0.62, RTX 3090 0.70, L4 and L40S 0.51, RTX 4090 0.68, B200 0.83).

@@ -15,7 +15,8 @@ them fall to 664, at 690 W.
 
 Energies of a FLOP are told by the rates that large products reach in bursts and sustain at the limit, dtype by dtype;
 that of a byte is `power.BYTE_JOULES`. Convolutions and grouped products, whose FLOPs are not counted, draw nothing
-here. On an H200 this gives the power of seven steps of group "intervals", 266 to 681 W, within 5%.
+here. On an H200 this gives the power of seven steps of group "intervals", 273 to 680 W as read, within 4%, and the time
+of products with one, two and four copies of 2 GiB after each, without a pause, 1.6 to 2.4% high.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from flopcast.kernels.shapes import Attention, Gemm
+from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Gemm
 from flopcast.roofline.power import BYTE_JOULES, STATIC_SHARE
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # By how much the power that is worked out may be off, standard deviation of its logarithm.
 SIGMA = 0.05
+SIDE = 8192  # of the square products that bursts and sustained rates are measured with
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,8 @@ def power_of(items: Sequence[Item], profile: Profile, step_seconds: float) -> Po
 def energies(profile: Profile) -> Mapping[str, float]:
     """Joules a FLOP at full clock, by dtype; {} where they cannot be told.
 
-    At the limit large products run at a share c of their bursts' rate, and so of the clock: what is left of the limit
-    is c energy rate."""
+    At the limit large products run at a share c of their bursts' rate, and so of the clock: what the limit leaves
+    beside their bytes is c energy rate."""
     limit = float(profile.device.get("power_limit_w") or 0.0)
     if not limit or any(surface.kind == "tiles" for surface in profile.surfaces.values()):
         return {}
@@ -131,5 +133,7 @@ def energies(profile: Profile) -> Mapping[str, float]:
         burst = profile.ceiling(f"matrix_burst/{dtype}", 0.0)
         if kind == "matrix_sustained" and burst > 0.0 and sustained.value > 0.0:
             share = min(sustained.value / burst, 1.0)
-            found[dtype] = (1.0 - STATIC_SHARE) * limit / (share * sustained.value)
+            watts = (1.0 - STATIC_SHARE) * limit
+            moved = 3.0 * DTYPE_BYTES.get(dtype, 1) / (2.0 * SIDE)  # bytes a FLOP
+            found[dtype] = max(watts / sustained.value - moved * BYTE_JOULES, 0.0) / share
     return found

@@ -62,11 +62,11 @@ def test_products_without_a_pause_run_at_the_sustained_rate(h200: Profile) -> No
     burst = h200.ceilings["matrix_burst/bf16"].value
     item = Item("forward", "mm", "", 0.0, work=work, seconds=work.flops / burst, launches=1)
     draw = sustained.draw_of([item], h200)
-    seconds = item.seconds + replace(draw, byte_joules=0.0).added_seconds(item.seconds)
+    seconds = item.seconds + draw.added_seconds(item.seconds)
     assert work.flops / seconds == pytest.approx(h200.ceilings["matrix_sustained/bf16"].value, rel=1e-6)
     # `power.ENERGY` is the same constant, from the same part
     energy = sustained.energies(h200)["bf16"]
-    assert energy == pytest.approx(power.ENERGY["Hopper"] * 1.98, rel=0.03)
+    assert energy == pytest.approx(power.ENERGY["Hopper"] * 1.98, rel=0.05)
 
 
 def test_a_step_of_products_is_slower_at_the_limit_and_says_so(h200: Profile) -> None:
