@@ -1,7 +1,8 @@
 """The host as it was while real steps ran: from the tiny models that were run between them.
 
 One process differs from the next by 10 to 40%, and drifts within: a step that came out 10.7% slow had the tiny models
-beside it 6 to 9% slow.
+beside it 6 to 9% slow. How well neighbours tell what lies between them, the tiny models say themselves: each time that
+they were run, against the times before and after (`RunHost.sigma`; 6 to 15% in five runs).
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import hypot, log
-from statistics import median, pstdev
+from functools import cached_property
+from math import log, sqrt
+from statistics import fmean, median
 from typing import Any
 
 from flopcast.microbench.plans import HostPlan
@@ -20,8 +22,10 @@ from flopcast.roofline.interval import simulated, spreads
 from flopcast.roofline.profile import HostCosts, Profile
 from flopcast.roofline.timeline import Backends, device_work
 
-# Samples of the host on either side of a step that say how fast it was then: two are taken before each step.
+# Samples of the host on either side of a step that say how fast it was then: two are taken before each step, by phase;
+# of steps in a row, which `pace` goes by, it is one, written twice.
 NEAR = 2
+LEAST_VISITS = 8  # of fewer, how far they lie apart is not told
 
 
 def scaled(host: HostCosts, factor: float) -> HostCosts:
@@ -46,16 +50,28 @@ class RunHost:
     costs: HostCosts
     pace: tuple[float, ...]
 
+    @cached_property
+    def sigma(self) -> float:
+        """How far the host at one time lies from what those before and after it say: of the run's own samples, root
+        mean square in logs, as a step between two of them is told. `Spreads.host_same_run` of few, and at least."""
+        least = spreads().host_same_run
+        visits = [fmean(map(log, self.pace[i : i + NEAR])) for i in range(0, len(self.pace), NEAR)]
+        if len(visits) < LEAST_VISITS:
+            return least
+        off = [
+            (here - (before + after) / 2) ** 2
+            for before, here, after in zip(visits, visits[1:], visits[2:], strict=False)
+        ]
+        return max(least, sqrt(fmean(off)))
+
     def at(self, samples_before: int | None) -> HostCosts:
-        """The costs at a step: by the samples just before and just after it. Their deviation is what is left then, and
-        how far these samples lie apart: the step ran at a speed between them, or near."""
+        """The costs at a step: by the samples just before and just after it."""
         if samples_before is None or not self.pace:
             return self.costs
         near = self.pace[max(0, samples_before - NEAR) : samples_before + NEAR]
         if not near:
             return self.costs
-        apart = pstdev(map(log, near))
-        return replace(scaled(self.costs, median(near)), sigma=hypot(spreads().host_same_run, apart))
+        return replace(scaled(self.costs, median(near)), sigma=self.sigma)
 
 
 def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> dict[str | None, RunHost]:
