@@ -19,6 +19,7 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Shape
 from flopcast.microbench.plans import StepPlan
 from flopcast.roofline import suite
@@ -106,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("reports/projection"))
     given = parser.parse_args(arguments)
     path = given.out / given.gpu / FILE
+    if path.exists():
+        raise UsageError(f"{path} exists: what was said ahead stays as it was said; take another --out")
     print(f"{path}: {write(path, ahead(projection(given.gpu)))} forecasts")
 
 

@@ -103,6 +103,13 @@ def test_a_gpu_of_which_nothing_was_said_ahead_is_refused(tmp_path: Path) -> Non
         projection_measured.main(["nvidia-l4", "--out", str(tmp_path)])
 
 
+def test_what_was_said_ahead_is_not_said_again() -> None:
+    before = (FOLDER / projection_ahead.FILE).read_bytes()
+    with pytest.raises(UsageError, match="stays as it was said"):
+        projection_ahead.main([GPU, "--out", str(FOLDER.parent)])
+    assert (FOLDER / projection_ahead.FILE).read_bytes() == before
+
+
 def test_the_committed_page_is_of_the_committed_rows() -> None:
     with (FOLDER / "classes.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
