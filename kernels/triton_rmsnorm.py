@@ -5,7 +5,7 @@ A program holds whole rows in registers: ROWS rows of BLOCK columns and REST fur
 that hold n (`rmsnorm.blocks_of`: 5,120 in 8,192 would leave three threads of eight idle). The forward takes one tile a
 program. The backward is persistent: each program walks over tiles, keeps its share of the weight's gradient in
 registers, and leaves one row of partial sums; a second kernel adds these up in a fixed order. No atomics:
-bit-identical runs.
+bit-identical runs. The forward is launched ahead of the end of the kernel before it (`triton_ahead`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.triton_ahead import launched_ahead
 from flopcast.kernels.triton_common import column_sums
 
 
@@ -36,14 +37,31 @@ def _with_residual(x, residual, sum_ptr, row, n, column, mask):
 @triton.jit
 def rms_norm_forward_kernel(
     x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rstd_ptr, rows, n, stride_x, stride_residual, eps,
-    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, WHOLE: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
+    """WHOLE: n is BLOCK, every operand contiguous and the last tile full, so that nothing is masked."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    exists = row < rows
     column = tl.arange(0, BLOCK)
-    mask = exists[:, None] & (column < n)[None, :]
+    if WHOLE:
+        n = BLOCK
+        stride_x = BLOCK
+        stride_residual = BLOCK
+        exists = tl.full((ROWS,), True, tl.int1)
+        inside = tl.full((BLOCK,), True, tl.int1)
+        mask = tl.full((ROWS, BLOCK), True, tl.int1)
+    else:
+        exists = row < rows
+        inside = column < n
+        mask = exists[:, None] & inside[None, :]
+    if AHEAD:
+        # before any access: x may be what the kernel before writes, y lie where that one reads
+        tl.extra.cuda.gdc_wait()
     # before the reduction, whose barrier no load is moved across: one latency, not two
-    weight = tl.load(weight_ptr + column, mask=column < n, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if AHEAD:
+        # after the wait. Here, not a line before: ptxas leaves the weight's load ahead of it, and so of the rows'
+        tl.extra.cuda.gdc_launch_dependents()
     x = _load(x_ptr, row, stride_x, column, mask)
     if RESIDUAL:
         x = _with_residual(
@@ -131,12 +149,15 @@ def launch_forward(
 ) -> None:  # fmt: skip
     """Writes y, rstd and, with a residual, total = x + residual. x, residual [rows, n]; the rest contiguous."""
     rows, n = x.shape
+    whole = n == blocks[0] and rows % config.rows == 0 and x.is_contiguous()
+    ahead = launched_ahead(x.device)
     with torch.cuda.device_of(x):
         rms_norm_forward_kernel[(triton.cdiv(rows, config.rows),)](
             x, x if residual is None else residual, weight, y, y if total is None else total, rstd, rows, n,
             x.stride(0), x.stride(0) if residual is None else residual.stride(0), eps,
             RESIDUAL=residual is not None, ROWS=config.rows, BLOCK=blocks[0], REST=blocks[1],
-            num_warps=config.num_warps,
+            WHOLE=whole and (residual is None or residual.is_contiguous()), AHEAD=bool(ahead),
+            num_warps=config.num_warps, **ahead,
         )  # fmt: skip
 
 

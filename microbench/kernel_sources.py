@@ -38,8 +38,8 @@ _SOURCES = {
     "attention": (
         "attention.py", "attention_config.py", "triton_attention*.py", "data/attention_*.json",
     ),
-    "rms_norm": (*_ROWWISE, "rmsnorm.py", "triton_rmsnorm.py"),
-    "rope_qk_norm": (*_ROWWISE, "rope.py", "triton_rope.py"),
+    "rms_norm": (*_ROWWISE, "rmsnorm.py", "triton_rmsnorm.py", "triton_ahead.py"),
+    "rope_qk_norm": (*_ROWWISE, "rope.py", "triton_rope.py", "triton_ahead.py"),
     "swiglu": (*_ROWWISE, "swiglu.py", "triton_swiglu.py"),
     "cross_entropy": (*_ROWWISE, "cross_entropy*.py", "triton_cross_entropy*.py", "data/cross_entropy_*.json"),
     "adamw": (*_ROWWISE, "adamw.py", "triton_adamw.py"),

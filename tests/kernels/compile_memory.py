@@ -64,7 +64,7 @@ def rms_norm_cases(every: bool, part: tuple[int, int]) -> Iterator[Case]:
             block, rest = rmsnorm.blocks_of(n)
             constants: dict[str, Any] = {"ROWS": config.rows, "BLOCK": block, "REST": rest}
             if direction == "fwd":
-                constants["RESIDUAL"] = True
+                constants |= {"RESIDUAL": True, "WHOLE": n == block, "AHEAD": part[0] == 9}
             else:
                 constants |= {"DSUM": True, "SECOND": False, "STAGES": config.num_stages}
             options = {"num_warps": config.num_warps}
@@ -73,24 +73,27 @@ def rms_norm_cases(every: bool, part: tuple[int, int]) -> Iterator[Case]:
             yield f"n{n} {dtype}", kernel, pointers(kernel, dtype, **others), constants, options
 
 
-def rope_cases(every: bool) -> Iterator[Case]:
+def rope_cases(every: bool, part: tuple[int, int]) -> Iterator[Case]:
+    """The backward of 16-bit rows in pairs, from tensors as they are made and from any strides; fp32 element by
+    element."""
     fp32 = {"cos_ptr": "*fp32", "sin_ptr": "*fp32", "partial_ptr": "*fp32", "eps": "fp32"}
+    ahead = part[0] == 9
     for dim in (64, 128) if every else (128,):
-        for kernel, direction in (
-            (triton_rope.rope_forward_kernel, "fwd"),
-            (triton_rope.rope_backward_kernel, "bwd"),
-        ):
-            config = rope.config_for(dim, direction)
-            constants = {"HEADS": 16, "KV_HEADS": 8, "D": dim, "HALF": dim // 2, "ROWS": config.rows}
-            if direction == "bwd":
-                constants["STAGES"] = config.num_stages
-            yield (
-                f"d{dim}",
-                kernel,
-                pointers(kernel, "bf16", **fp32),
-                constants,
-                {"num_warps": config.num_warps},
-            )
+        heads: dict[str, Any] = {"HEADS": 16, "KV_HEADS": 8, "D": dim, "HALF": dim // 2}
+        kernel, config = triton_rope.rope_forward_kernel, rope.config_for(dim)
+        constants = heads | {"ROWS": config.rows}
+        yield f"d{dim}", kernel, pointers(kernel, "bf16", **fp32), constants, {"num_warps": config.num_warps}
+        kernel, config = triton_rope.rope_backward_kernel, rope.config_for(dim, "bwd")
+        options = {"num_warps": config.num_warps, "maxnreg": config.max_registers or 255}
+        for dtype in ("bf16", "fp16", "fp32"):
+            paired = dtype != "fp32"
+            rows = dict.fromkeys(("dq_out_ptr", "dk_out_ptr", "q_ptr", "k_ptr"), "*i32") if paired else {}
+            for flat in (True, False):
+                constants = heads | {"ROWS": config.rows, "FLAT": flat, "PAIRED": paired, "AHEAD": ahead}
+                yield f"d{dim} {dtype}", kernel, pointers(kernel, dtype, **fp32, **rows), constants, options
+    kernel = triton_rope.share_sum_kernel
+    constants = {"BLOCK_P": 1024, "BLOCK_C": 8, "AHEAD": ahead}
+    yield "shares", kernel, pointers(kernel, "fp32"), constants, {"num_warps": 16}
 
 
 def other_cases() -> Iterator[Case]:
@@ -166,9 +169,10 @@ def compile_one(case: Case, sm: int) -> dict[str, Any]:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         every = argument == "90"  # the others at the ends of the range
+        part = (int(argument) // 10, int(argument) % 10)
         for case in (
-            *rms_norm_cases(every, (int(argument) // 10, int(argument) % 10)),
-            *rope_cases(every),
+            *rms_norm_cases(every, part),
+            *rope_cases(every, part),
             *other_cases(),
         ):
             print(json.dumps(compile_one(case, int(argument))), flush=True)

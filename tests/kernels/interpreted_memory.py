@@ -66,6 +66,32 @@ def test_any_configuration_gives_the_same(config: RowConfig) -> None:
         assert error <= tolerance
 
 
+def test_rope_reads_gradients_where_they_lie() -> None:
+    """In pairs: from tensors as they are made, and from attention's [B, H, S, D], whose batches do not follow one
+    another as tokens do. One by one: at odd strides, and of another dtype. All alike, to the bit."""
+    shape = RopeQkNorm(batch=2, seq=23, heads=3, kv_heads=1, head_dim=20, direction="bwd", dtype="fp16")
+    *rows, dq, dk = rope.operands(shape, "cpu")
+    want = rope.backward(dq, dk, *rows)
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (dq, dk)]
+    odd = [torch.cat((x, x[..., :1]), -1)[..., :-1] for x in (dq, dk)]
+    late = [torch.cat((x.new_zeros(1), x.reshape(-1)))[1:].view(x.shape) for x in (dq, dk)]
+    for other in (turned, odd, late, [dq.float(), dk.float()], [dq, odd[1]]):
+        assert all(map(torch.equal, rope.backward(*other, *rows), want))
+
+
+def test_a_norm_of_whole_blocks_is_that_of_masked_ones() -> None:
+    for residual in (False, True):
+        x, *others = rmsnorm.operands(RmsNorm(rows=32, n=128, residual=residual, dtype="fp16"), "cpu")
+        total, weight = others if residual else (None, others[0])
+        apart = torch.cat((x, x), -1)[:, :128]
+        want = rmsnorm.forward(x, weight, residual=total)
+        few = rmsnorm.forward(x[:31], weight, residual=None if total is None else total[:31])
+        for got, full in zip(
+            (*rmsnorm.forward(apart, weight, residual=total), *few), (*want, *want), strict=True
+        ):
+            assert got is full is None or torch.equal(got, full[: len(got)])
+
+
 def test_rows_read_once_give_the_same() -> None:
     """Pairs of 16-bit numbers in pieces; every row its target, ignored ones and one beyond the vocabulary."""
     for vocab, config in ((1000, cross_entropy.VocabConfig(1024, 1, split=True)),

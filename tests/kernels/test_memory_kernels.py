@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flopcast.kernels import adamw, cross_entropy, patch_qwen3, rmsnorm, rope, swiglu
+from flopcast.kernels import adamw, cross_entropy, matmul, patch_qwen3, rmsnorm, rope, swiglu
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import (
     AdamW,
@@ -373,6 +373,47 @@ class TestOnDevice:
         torch.cuda.synchronize()
         error, tolerance = module.check(captured, ref, operands, shape)
         assert error <= tolerance
+
+    @pytest.mark.parametrize("rows", [8, 20000])
+    def test_kernels_launched_ahead_keep_the_order(self, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+        """A chain in which each reads what the one before writes, and writes where others, freed, were just read: as
+        without, to the bit, in a stream and from a graph."""
+        from flopcast.kernels.triton_ahead import launched_ahead
+
+        torch.manual_seed(0)
+        start, weight = (torch.randn(*n, 1024, device="cuda").bfloat16() for n in ((rows,), ()))
+        square = torch.randn(1024, 1024, device="cuda").bfloat16()
+        tables = rope.tables(rows, 128, "cuda")
+
+        def chain(x: Tensor) -> Tensor:
+            for _ in range(30):
+                y, total, _ = rmsnorm.forward(x, weight, residual=x)
+                y = matmul.matmul_triton(rmsnorm.forward(y, weight)[0], square, "nt")
+                heads = y.view(1, rows, 8, 128)
+                turned, few, norms = rope.backward(
+                    heads, heads[:, :, :2], heads, heads[:, :, 2:4], weight[:128], weight[128:256], *tables
+                )
+                x = rmsnorm.forward(turned.view(rows, 1024), weight, residual=total)[0].clone()
+                x[:, :256] += few.view(rows, 256)
+                x[:, :128] += norms[0]
+            return x
+
+        results = []
+        for switch in ("0", "1"):
+            monkeypatch.setenv("FLOPCAST_PDL", switch)
+            launched_ahead.cache_clear()
+            results.append(chain(start))
+            torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = chain(start)
+        launched_ahead.cache_clear()
+        assert results[0].isfinite().all()
+        assert torch.equal(*results)
+        for _ in range(3):
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(captured, results[0])
 
     @pytest.mark.parametrize("compiled", [False, True])
     @pytest.mark.parametrize("autocast", [True, False])
