@@ -180,6 +180,10 @@ def read_machine(folder: Path | str) -> dict[str, Any]:
         machine = json.loads(path.read_text())
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: `flopcast bench --out {folder}` makes it") from None
+    except NotADirectoryError:
+        raise DataError(
+            f"{folder} is a file: give the folder that `flopcast bench` wrote its measurements to"
+        ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a machine description: {error}") from None
     if (

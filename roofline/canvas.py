@@ -276,11 +276,14 @@ def plain(value: float) -> str:
 
 def byte_size(n: float) -> str:
     """1e6 -> 1 MB"""
-    for power, unit in ((9, "GB"), (6, "MB"), (3, "kB")):
-        if n >= 10**power:
+    for power, unit in ((15, "PB"), (12, "TB"), (9, "GB"), (6, "MB"), (3, "kB")):
+        if n >= 0.9995 * 10**power:  # which three digits make 1000 of the smaller unit
             return f"{n / 10**power:.3g} {unit}"
     return f"{n:.3g} B"
 
 
 def duration(seconds: float) -> str:
-    return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+    """2e-5 -> 20 µs"""
+    if seconds >= 0.9995:
+        return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+    return f"{seconds * 1e6:.3g} µs" if seconds < 0.9995e-3 else f"{seconds * 1e3:.3g} ms"

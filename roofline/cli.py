@@ -18,7 +18,7 @@ import typer
 
 from flopcast.errors import FlopcastError, UsageError
 from flopcast.roofline import cli_options as shared
-from flopcast.roofline.cli_cost import price_book
+from flopcast.roofline.cli_cost import price_of
 
 app = typer.Typer(
     name="flopcast",
@@ -142,12 +142,8 @@ def predict(
             # another process imports torch while this one looks the profile up
             trace = stack.enter_context(tracing_apart(model, likely))
         profile = find_profile(gpu)
-        book = price_book(prices, price, provider, on, gpus=[profile.gpu])
-        if profile.gpu not in book and (on is not None or provider or prices is not None):
-            from flopcast.roofline import tables  # and rich with it, 25 ms, where there is something to say
-
-            tables.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
-        own: dict[str, Any] = {"host": find_host(host), "price": book.get(profile.gpu)}
+        priced = price_of(profile, prices, price, provider, on)
+        own: dict[str, Any] = {"host": find_host(host), "price": priced}
         largest: int | None = None
         stack.enter_context(waiting("forecasting"))
         if module is None:
@@ -230,9 +226,9 @@ def sweep(
     batch.check_columns(source, columns, ("name", *batch.MODEL_COLUMNS, *batch.RUN_COLUMNS))
     check_writable(out)
     profile = find_profile(gpu)
-    book = price_book(prices, price, provider, on, gpus=[profile.gpu])
+    priced = price_of(profile, prices, price, provider, on)
     with tables.progress("forecasting") as advance:
-        found = batch.sweep(rows, profile, book.get, host=find_host(host), progress=advance)
+        found = batch.sweep(rows, profile, lambda gpu: priced, host=find_host(host), progress=advance)
     prepared.keep(profile)
     batch.write_rows(out, list(dict.fromkeys([*columns, "depth", *batch.SWEEP_OUT])), found)
     done = sum(1 for row in found if row.get("step_seconds"))
@@ -240,6 +236,7 @@ def sweep(
         emit({"out": str(out), "rows": len(found), "forecast": done, "failed": len(found) - done})
     else:
         tables.say(f"{done} of {len(found)} steps forecast for {profile.gpu} ({profile.basis}) -> {out}")
+        _say_reasons(len(found) - done)
 
 
 @app.command()
@@ -268,6 +265,14 @@ def kernels(
         emit({"out": str(out), "rows": len(found), "timed": done, "failed": len(found) - done})
     else:
         tables.say(f"{done} of {len(found)} operations timed for {profile.gpu} ({profile.basis}) -> {out}")
+        _say_reasons(len(found) - done)
+
+
+def _say_reasons(failed: int) -> None:
+    if failed:
+        from flopcast.roofline import tables
+
+        tables.say(f"{failed} could not be done: column `reason` says why")
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli_options import AsJson, PriceDate, PriceFile, PriceGiven, PriceKind, Provider
+from flopcast.roofline.cli_options import (
+    AsJson,
+    PriceDate,
+    PriceFile,
+    PriceGiven,
+    PriceKind,
+    Provider,
+    refuse_unused,
+)
 
 if TYPE_CHECKING:
     from flopcast.roofline.price_sources import Collected
     from flopcast.roofline.prices import Price
+    from flopcast.roofline.profile import Profile
 
 GPUS = "nvidia-l4,nvidia-a100-80gb-pcie,nvidia-h100-sxm,nvidia-h200"
 
@@ -120,6 +129,7 @@ def prices(
     from flopcast.roofline.cli import emit
     from flopcast.roofline.price_sources import GPUHUNT_PROVIDERS, load_any, read_skypilot, refresh_gpuhunt
     from flopcast.roofline.prices import newest, write_prices
+    from flopcast.roofline.text_files import check_writable
 
     if refresh not in (None, "gpuhunt"):
         raise UsageError(
@@ -129,6 +139,9 @@ def prices(
         raise UsageError("--prices, --from and --refresh each name a source: give one of them")
     if day is not None and source is None:
         raise UsageError("--date says of which day the file of --from is: give --from")
+    if source is None and refresh is None:
+        refuse_unused("without --from or --refresh: it is of a catalogue's names", {"alias": alias})
+    check_writable(out)
     aliases = _aliases(alias)
     if refresh is not None:
         wanted = [name.strip() for name in (provider or "").split(",") if name.strip()]
@@ -237,6 +250,22 @@ def price_book(
         return {gpu: require(book, gpu, asked.get(gpu), kind, on=day) for gpu in gpus}
     found = {gpu: latest(book, gpu, asked.get(gpu), kind, on=day) for gpu in gpus}
     return {gpu: price for gpu, price in found.items() if price is not None}
+
+
+def price_of(
+    profile: Profile,
+    path: Path | None,
+    given: list[str] | None,
+    provider: Sequence[str] | None,
+    on: str | None,
+) -> Price | None:
+    """The price of one GPU, as `price_book` finds it; where one was asked for and there is none, stderr is told."""
+    found = price_book(path, given, provider, on, gpus=[profile.gpu]).get(profile.gpu)
+    if found is None and (on is not None or provider or path is not None):
+        from flopcast.roofline import tables  # and rich with it, 25 ms, where there is something to say
+
+        tables.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
+    return found
 
 
 def _providers(given: Sequence[str] | None, gpus: Sequence[str]) -> dict[str, str]:

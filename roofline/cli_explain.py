@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli_options import AsJson, Gpu
+from flopcast.roofline.cli_options import AsJson, Gpu, refuse_unused
 
 if TYPE_CHECKING:
     from flopcast.roofline.profile import Profile
@@ -43,10 +43,10 @@ def _explain_options(
 
 def explain(**options: Any) -> None:
     """Where a step's time goes, what bounds it, how far it is from the speed of light, and what would help."""
-    from flopcast.roofline import advice, tables_explain
+    from flopcast.roofline import advice, prepared, tables_explain
     from flopcast.roofline.batch import model_from
     from flopcast.roofline.cli import emit, module_sizes
-    from flopcast.roofline.cli_cost import price_book
+    from flopcast.roofline.cli_cost import price_of
     from flopcast.roofline.explain import explain_stream
     from flopcast.roofline.forecast import run_from
     from flopcast.roofline.lookup import find_host, find_profile
@@ -59,8 +59,7 @@ def explain(**options: Any) -> None:
     run = run_from(options)
     run.check()
     profile = find_profile(options["gpu"])
-    priced = (options.get(name) for name in ("prices", "price", "provider", "on"))
-    book = price_book(*priced, gpus=[profile.gpu])
+    priced = price_of(profile, *(options.get(name) for name in ("prices", "price", "provider", "on")))
     host = find_host(options.get("host"))
     with waiting("forecasting"):
         if model is None:
@@ -74,8 +73,9 @@ def explain(**options: Any) -> None:
             # where the step itself has to be traced, torch is there for the alternatives too
             trace = options.get("what_if", False) or not is_at_hand(model, traced)
             stream = get_stream(model, traced)
-        found = explain_stream(stream, run, profile, host=host, price=book.get(profile.gpu))
+        found = explain_stream(stream, run, profile, host=host, price=priced)
         would_help = advice.advise(stream, run, profile, found.forecast, config=model, host=host, trace=trace)
+    prepared.keep(profile)
     if options["as_json"]:
         emit({**found.to_json(), "alternatives": [a.to_json() for a in would_help]})
     else:
@@ -88,22 +88,26 @@ def roofline(
     dtype: Annotated[
         str | None, typer.Option(help="Whose points the figure shows; default: the dtype with most.")
     ] = None,
-    theme: Annotated[str, typer.Option(help="Ground of the figure: light or dark.")] = "light",
+    theme: Annotated[str | None, typer.Option(help="Ground of the figure: light (default) or dark.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """What this GPU can do: its roofs, the measured points below them, where they meet; and the figure."""
     from flopcast.roofline import roofs, tables, tables_roofs
     from flopcast.roofline.cli import emit
     from flopcast.roofline.lookup import find_profile
+    from flopcast.roofline.text_files import check_writable
 
-    check_figure(out, theme)
+    check_figure(out, theme or "light")
+    check_writable(out)
     profile = find_profile(gpu)
     found = roofs.roofs_of(profile)
     if dtype is not None and found.of(dtype) is None:
         known = ", ".join(roof.dtype for roof in found.matrix) or "none"
         raise UsageError(f"--dtype {dtype!r}: {profile.gpu} has no such matrix roof; valid are {known}")
+    if out is None:
+        refuse_unused("without --out: it says how the figure is drawn", {"dtype": dtype, "theme": theme})
     if out is not None:
-        write_figure(profile, out, dtype=dtype, theme=theme)
+        write_figure(profile, out, dtype=dtype, theme=theme or "light")
         tables.say(f"wrote {out}")
     if as_json:
         emit(

@@ -29,7 +29,10 @@ BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # of a suite's cases
 
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu; default: cuda where there is one.")]
 Suite = Annotated[
-    str, typer.Option(help="quick (a minute), standard, or fused: patched with the fused kernels alone.")
+    str | None,
+    typer.Option(
+        help="quick (a minute; the default), standard, or fused: patched with the fused kernels alone."
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder to write to; what it holds already is not done again.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Measure again what failed or ran out of memory.")]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from flopcast.errors import UsageError
 
 Gpu = Annotated[str, typer.Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")]
 AsJson = Annotated[
@@ -72,3 +75,12 @@ Provider = Annotated[
 ]
 PriceDate = Annotated[str | None, typer.Option("--on", help="Newest prices up to this day, YYYY-MM-DD.")]
 PriceKind = Annotated[str, typer.Option("--kind", help="on-demand or spot.")]
+
+
+def refuse_unused(why: str, given: Mapping[str, object]) -> None:
+    """Raises UsageError for the first option, by its name, that was given and has no effect beside the others: `why`
+    continues "--name value" in words."""
+    for name, value in given.items():
+        if value not in (None, False) and value != []:
+            said = f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+            raise UsageError(f"{said} {why}; leave it out")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli_measure import Device, Json, Out
-
-SuiteAsked = Annotated[
-    str | None, typer.Option("--suite", help="Of --measure: quick (a minute; the default), standard.")
-]
+from flopcast.roofline.cli_measure import Device, Json, Out, Suite
+from flopcast.roofline.cli_options import refuse_unused
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +26,7 @@ def report(
     index: Annotated[Path | None, typer.Option(
         help="Folder of such folders: its index.html is made over the pages there. One beside OUT is kept up to date."
     )] = None,
-    device: Device = None, suite: SuiteAsked = None, as_json: Json = False,
+    device: Device = None, suite: Suite = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """The page a person reads: roofline, a step's anatomy, forecast against measured, dollars, memory, host."""
     from flopcast.roofline import assemble, cli_measure, cli_validate, report_index
@@ -43,8 +39,11 @@ def report(
 
     if not measure and measurements is None and gpu is None:
         raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
-    _check_together(measure, {"gpu": gpu, "measurements": measurements, "steps": steps},
-                    {"device": device, "suite": suite})  # fmt: skip
+    if measure:
+        why = "with --measure, which reports on this machine and runs the steps itself"
+        refuse_unused(why, {"gpu": gpu, "measurements": measurements, "steps": steps})
+    else:
+        refuse_unused("without --measure: it says what is measured", {"device": device, "suite": suite})
     ran_on = None if steps is None else cli_validate.machine_of(steps)
     known = None if gpu is None else find_profile(gpu)
     found = None if measurements is None else read_folder(measurements)
@@ -90,16 +89,3 @@ def report(
         if over is not None:
             say(f"wrote {over}")
         say(f"open {page}")
-
-
-def _check_together(measure: bool, data: Mapping[str, object], measuring: Mapping[str, object]) -> None:
-    """Raises UsageError for options that have no effect beside the others."""
-    for name, value in data.items():
-        if measure and value is not None:
-            raise UsageError(
-                f"--measure with --{name} {value}: it reports on this machine and runs the steps itself; leave one of "
-                "the two out"
-            )
-    for name, value in measuring.items():
-        if not measure and value is not None:
-            raise UsageError(f"--{name} {value} without --measure: it says what to measure; leave it out")

@@ -12,6 +12,7 @@ import typer
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli_measure import Device, Json, Retry, Suite, check_suite
+from flopcast.roofline.cli_options import refuse_unused
 
 if TYPE_CHECKING:
     from flopcast.roofline.profile import Profile
@@ -26,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 def validate(
     gpu: Annotated[str | None, typer.Option("--gpu", help="Profile to check; default: this device's own.")] = None,
-    device: Device = None, suite: Suite = "quick",
+    device: Device = None, suite: Suite = None,
     out: Annotated[Path | None, typer.Option(
         help="Folder to write to; what it holds already is not done again. Default: out/validate, or --steps-from."
     )] = None,
@@ -57,6 +58,17 @@ def validate(
     from flopcast.roofline.tables_validate import print_validation
     from flopcast.roofline.text_files import check_writable
 
+    if steps_from is not None:
+        refuse_unused(
+            "with --steps-from: those steps have run",
+            {"device": device, "suite": suite, "retry": retry, "budget": budget},
+        )
+    if run_only or only_estimates:
+        refuse_unused(
+            "with --run-only or --only-estimates: nothing is compared",
+            {"gpu": gpu, "any_stack": any_stack, "any_gpu": any_gpu},
+        )
+    suite = suite or "quick"
     check_suite(suite)
     folder = steps_from or out or Path("out/validate")
     retried = ("oom", "error") if retry else ()

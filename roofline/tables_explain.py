@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.forecast import Forecast, Run
 
 MODULES_SHOWN = 16
+NAME_SHOWN = 50  # characters of a module's path
 WORDS = {"matrix": "matrix units", "memory": "memory", "launch": "launch floor"}
 
 
@@ -120,7 +121,7 @@ def _print_modules(found: Explanation) -> None:
     shown, rest = found.modules[:MODULES_SHOWN], found.modules[MODULES_SHOWN:]
     rows = [
         [
-            m.module,
+            _end_of(m.module),
             ms(m.seconds),
             share(m.share),
             _some(m.forward),
@@ -140,6 +141,11 @@ def _print_modules(found: Explanation) -> None:
         )
     columns = ("module, layers together", "ms", "share", "forward", "backward", "optimizer", "bound by")
     console().print(table("Device time by module", columns, rows))
+
+
+def _end_of(module: str) -> str:
+    """A path that fits into its column: the end tells modules apart."""
+    return module if len(module) <= NAME_SHOWN else f"\u2026{module[1 - NAME_SHOWN :]}"
 
 
 def _some(seconds: float) -> str:

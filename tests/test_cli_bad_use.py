@@ -239,14 +239,31 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "report of a GPU and another's measurements": (
         f"report --gpu nvidia-l4 --measurements {MEASURED}", ("--gpu nvidia-l4", "are of nvidia-h200", "leave one")),
     "report of this machine and of another": (
-        f"report --measure --gpu {H200}", ("--measure with --gpu nvidia-h200", "leave one")),
+        f"report --measure --gpu {H200}", ("--gpu nvidia-h200 with --measure", "leave it out")),
     "report of this machine and of measurements": (
-        f"report --measure --measurements {MEASURED}", ("--measure with --measurements", "leave one")),
+        f"report --measure --measurements {MEASURED}", ("--measurements", "with --measure", "leave it out")),
     "report with a device of its own": (f"report --gpu {H200} --device cpu", ("--device cpu without --measure",)),
     "report with a suite that is not run": (f"report --gpu {H200} --suite quick", ("--suite quick without",)),
     "widths of another kind of model": (
         f"widths --gpu {H200} --config gpt2",
         ("model_type 'gpt2' (not a dense decoder whose config says all six dimensions)", "qwen3, llama, mistral")),
+    "roofline of a dtype without a figure": (f"roofline --gpu {H200} --dtype fp32", ("--dtype fp32 without --out",)),
+    "roofline of a ground without a figure": (f"roofline --gpu {H200} --theme dark", ("--theme dark without --out",)),
+    "roofline into a folder": (f"roofline --gpu {H200} --out folder.png", ("'folder.png'", "is a folder")),
+    "roofline below a file": (f"roofline --gpu {H200} --out plain/new.png", ("'plain/new.png'", "is no folder")),
+    "fit of a file": ("fit plain", ("plain is a file", "flopcast bench")),
+    "prices of an alias in no catalogue": (
+        "prices --alias A100=nvidia-a100-80gb-pcie", ("--alias", "without --from or --refresh")),
+    **{
+        f"validate of steps that have run with {option}": (
+            f"validate --steps-from {STEPS} --gpu {H200} {option}", (f"{option} with --steps-from",))
+        for option in ("--device cpu", "--suite quick", "--retry", "--budget 3.0")
+    },
+    **{
+        f"validate without comparing with {option}": (
+            f"validate --run-only {option}", (f"{option} with --run-only", "nothing is compared"))
+        for option in (f"--gpu {H200}", "--any-stack", "--any-gpu")
+    },
     "roofline of an unknown GPU": ("roofline --gpu h300", ("'h300'", *MEASURE)),
     "unknown command": ("forecast", ("forecast",)),
     "unknown option": (f"predict --gpu {H200} --widht 512", ("--widht",)),
@@ -259,6 +276,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, holding FILES; nobody's cache."""
     for name, text in FILES.items():
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "folder.png").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lookup, "user_folder", lambda: tmp_path / "no-profiles")
     return tmp_path

@@ -129,10 +129,25 @@ def test_no_kernel_beats_its_memory_many_times(flopcast: Command) -> None:
     assert [row for row in cold if row["share"] > 3] == []
 
 
-def test_a_day_without_a_price_is_told(flopcast: Command) -> None:
-    result = flopcast("predict", "--gpu", H200, "--width", 512, "--on", "1999-01-01")
-    assert result.code == 0
-    assert f"no price of {H200}" in result.err
+def test_a_day_without_a_price_is_told(flopcast: Command, tmp_path: Path) -> None:
+    (tmp_path / "steps.csv").write_text("width,batch\n512,4\n512,0\n")
+    for command, *options in (
+        ("predict", "--width", 512),
+        ("explain", "--width", 512),
+        ("sweep", "--from", tmp_path / "steps.csv", "--out", tmp_path / "out.csv"),
+    ):
+        result = flopcast(command, "--gpu", H200, *options, "--on", "1999-01-01")
+        assert result.code == 0
+        assert f"no price of {H200}" in result.err
+    assert "1 could not be done: column `reason` says why" in result.err
+
+
+def test_long_names_of_modules_keep_their_end(flopcast: Command) -> None:
+    found = flopcast("explain", "--gpu", H200, "--module", "flopcast.microbench.zoo:resnet50", "--batch", 2)
+    shown = [line.split("\u2502")[1].strip() for line in found.out.splitlines() if "\u2502 \u2026" in line]
+    assert any(name.endswith(".normalization") for name in shown)
+    assert any(name.endswith(".shortcut.convolution") for name in shown)
+    assert len(set(shown)) == len(shown)
 
 
 def test_a_table_of_another_kind_is_refused_at_once(flopcast: Command, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from flopcast.roofline.canvas import (
     DARK,
     DARK_COLOURS,
     apart,
+    byte_size,
     count,
     duration,
     finish,
@@ -87,6 +88,14 @@ def test_units_follow_the_size() -> None:
     assert rate(2.5e10, "B/s") == "25 GB/s"
     assert duration(1.11e-6) == "1.11 µs"
     assert duration(0.0335) == "33.5 ms"
+    assert [duration(s) for s in (0.9996e-3, 0.9996, 33.5, 5000.0)] == ["1 ms", "1 s", "33.5 s", "5,000 s"]
+    assert [byte_size(n) for n in (4, 999.6e6, 2.5e9, 3.71e13, 2e15)] == [
+        "4 B",
+        "1 GB",
+        "2.5 GB",
+        "37.1 TB",
+        "2 PB",
+    ]
 
 
 def test_nothing_to_draw_gives_no_figure(profile: Profile) -> None:
