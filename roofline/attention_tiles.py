@@ -78,7 +78,7 @@ def parameters(
             if tile.kind != "hopper" or not tile.persistent:
                 return {}
             step = tile.block_m if kernel == "dkdv" else tile.block_n
-            entry = float(step), float(tile.pack), float(tile.l2_mib)
+            entry: tuple[float, ...] = (float(step), float(tile.pack), float(tile.l2_mib))
             if entry != last:
                 # the nearest length in log2 decides: halfway between two
                 entries.append((seq / 2**0.5, entry))
@@ -131,7 +131,7 @@ def loads(
 
 
 def _table(kernel: str, params: Mapping[str, float]) -> tuple[tuple[float, ...], ...]:
-    table = []
+    table: list[tuple[float, ...]] = []
     while f"{kernel}.{len(table)}.below" in params:
         table.append(tuple(params[f"{kernel}.{len(table)}.{name}"] for name in FIELDS))
     return tuple(table)

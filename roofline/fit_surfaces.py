@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Call
-from flopcast.roofline import attention_law, gemm_law, laws, reduce_plan, regress
+from flopcast.roofline import attention_law, gemm_law, laws, reduce_plan, regress, tuned_law
 from flopcast.roofline.fit_choice import learn_tiles
 from flopcast.roofline.fit_conv import conv_priors
 from flopcast.roofline.lower import Work
@@ -49,6 +49,9 @@ PLANES = {"plane": Belief(2.5e-6, 0.5), "plane_load": Belief(4e-7, 0.5), "spread
 BEYOND_SD = 0.1
 # What a tensor of a list takes, as launches hold so many of them, and where it is large as its last blocks run alone.
 TENSOR, LARGE_TENSOR = Belief(2e-8, 1.0), Belief(7e-8, 1.0)
+# Log-softmax reads long rows, faster where they start at multiples of 128 bytes and not just of 32: fp32 near 151,936,
+# forward 2.03 and 2.10 TB/s, backward 2.8 and 3.0. log2 of so many items.
+ROW_ALIGNMENTS = 5.0
 # The loss's forward is one block, which reads rows by the thousand: 40 GB/s of the sectors it needs.
 ONE_BLOCK = Belief(4e10, 0.5)
 
@@ -79,7 +82,7 @@ def fit_surfaces(
     groups: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         groups[case.surface].append(case)
-    kinds = {name: laws.kind_of(group[0].work.op_class) for name, group in groups.items()}
+    kinds = {name: _kind(group[0], device) for name, group in groups.items()}
     fitted: dict[str, Surface] = {}
     doubtful = 0
     small = {name: group for name, group in groups.items() if kinds[name] == "memory"}
@@ -104,13 +107,22 @@ def fit_surfaces(
         groups.items(), key=lambda item: (item[1][0].cache != "cold", -len(item[1]), item[0])
     ):
         work, points = group[0].work, _points(group)
+        if kinds[name] == tuned_law.KIND:
+            own = tuned_law.PARTIAL_NOISE * tuned_law.partial(work.variant, points.features)
+            points = replace(points, noise=np.hypot(points.noise, own))
         kin = (
             group[0].backend,
             work.op_class,
             work.variant.endswith("unaligned") or work.variant.startswith("bwd/"),
         )
         prior = priors.get(name) or _dense_prior(
-            work, points, device, peaks, ceilings, tiles if group[0].backend == "torch" else {}
+            group[0].backend,
+            work,
+            points,
+            device,
+            peaks,
+            ceilings,
+            tiles if group[0].backend == "torch" else {},
         )
         base = _base(name, kinds[name], fitted)
         if base is not None and kinds[name] == "gemm":  # its own dtype's, not that of most points
@@ -129,6 +141,13 @@ def fit_surfaces(
     for name, scale in _pooled_scales(fitted, fitted_from, groups).items():
         fitted[name] = replace(fitted[name], residual=replace(fitted[name].residual, sigma_scale=scale))
     return {name: fitted[name] for name in sorted(fitted)}, doubtful
+
+
+def _kind(case: Case, device: Mapping[str, Any]) -> str:
+    work = case.work
+    if tuned_law.is_for(case.backend, work.op_class, work.variant) and tuned_law.table_of(device) is not None:
+        return tuned_law.KIND
+    return laws.kind_of(work.op_class)
 
 
 def _base(name: str, kind: str, fitted: Mapping[str, Surface]) -> Surface | None:
@@ -265,6 +284,8 @@ def _memory_prior(
     inputs = laws.inputs("memory", work.variant, {}, points.features).shape[1]
     prior = regress.memory_prior(floor, bandwidth, inputs)
     law, fixed = dict(prior.law), dict(prior.fixed)
+    if work.variant.startswith("_log_softmax"):
+        fixed["row_alignments"] = ROW_ALIGNMENTS
     if spill is not None:
         law["beyond"], fixed["l2_bytes"] = spill
     if spill is None and (element := widened_bytes(work)) and device.get("sm_count"):
@@ -324,6 +345,7 @@ def widened_bytes(work: Work) -> float:
 
 
 def _dense_prior(
+    backend: str,
     work: Work,
     points: Points,
     device: Mapping[str, Any],
@@ -337,6 +359,10 @@ def _dense_prior(
         peak = min((number.value for number in peaks.values()), default=1e12)
     sm_count = float(device.get("sm_count") or 1)
     floor, bandwidth = _floor(ceilings), _bandwidth(ceilings, "cold")
+    if tuned_law.is_for(backend, work.op_class, work.variant):
+        table = tuned_law.table_of(device)
+        if table is not None:
+            return regress.tuned_prior(peak, sm_count, table)
     if work.op_class == "gemm":
         learnt = gemm_law.learnt_for(work.variant, tiles)
         known = {"sm_count": sm_count, **learnt}

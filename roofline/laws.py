@@ -9,6 +9,7 @@ memory      floor + bytes / bandwidth; of operands meant to lie in L2, what does
             (`reduce_plan.py`), and a list of tensors takes a time a tensor
 gemm        `gemm_law.py`; of unaligned rows `gemm_unaligned.py`; tiles: `tile_law.py`, of GPUs before Hopper, from
             their datasheets
+tuned       `tuned_law.py`: products of Triton's kernels, by the configurations that they pick
 attention   `attention_law.py`
 conv        `conv_law.py`
 
@@ -22,14 +23,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flopcast.roofline import attention_law, conv_law, gemm_law, reduce_plan, tile_law
+from flopcast.roofline import attention_law, conv_law, gemm_law, reduce_plan, tile_law, tuned_law
 from flopcast.roofline.gemm_law import TILE_NAMES as TILE_NAMES
 from flopcast.roofline.smooth import Array as Array
 from flopcast.roofline.smooth import soft_max, trailing_zeros
 
 Params = Mapping[str, float]
 
-KINDS = ("memory", "gemm", "tiles", "attention", "conv")
+KINDS = ("memory", "gemm", "tiles", tuned_law.KIND, "attention", "conv")
 
 # Of the L2 that operands may fill before they are fetched from memory again, and how suddenly that begins: on an H200
 # (60 MiB) nothing is lost at 36 MiB, 0.3 of the gain at 40, 0.6 at 48 and all of it at 64.
@@ -45,6 +46,7 @@ PARAMETERS = {
     "memory": {"floor", "bandwidth"},
     "gemm": gemm_law.PARAMETERS,
     "tiles": tile_law.PARAMETERS,
+    tuned_law.KIND: tuned_law.PARAMETERS,
     "attention": attention_law.PARAMETERS,
     "conv": conv_law.PARAMETERS,
 }
@@ -63,6 +65,8 @@ def log_seconds(
         return gemm_law.log_seconds(variant, params, features, bytes_)
     if kind == "tiles":
         return tile_law.log_seconds(variant, params, features, bytes_)
+    if kind == tuned_law.KIND:
+        return tuned_law.log_seconds(variant, params, features)
     if kind == "attention":
         return attention_law.log_seconds(variant, params, features, bytes_, flops)
     if kind == "conv":
@@ -75,12 +79,15 @@ def inputs(kind: str, variant: str, params: Params, features: Array) -> Array:
     each."""
     if kind == "gemm":
         return gemm_law.inputs(variant, params, features)
+    if kind == tuned_law.KIND:
+        return tuned_law.inputs(variant, params, features)
     if kind == "attention":
         return attention_law.inputs(variant, params, features)
     if kind == "conv":
         return conv_law.inputs(params, features)
-    if features.shape[1] > 1:  # rows that cannot be read 16 bytes at a time
-        return np.column_stack([features, 3.0 - trailing_zeros(features[:, 1]).clip(0.0, 3.0)])
+    if features.shape[1] > 1:  # rows that cannot be read 16 bytes at a time, or do not start with a line
+        most = params.get("row_alignments", 3.0)
+        return np.column_stack([features, most - trailing_zeros(features[:, 1]).clip(0.0, most)])
     return features
 
 

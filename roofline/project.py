@@ -24,7 +24,7 @@ from math import exp, hypot, log
 import numpy as np
 
 from flopcast.errors import UsageError
-from flopcast.roofline import project_tiles
+from flopcast.roofline import project_tiles, tuned_law
 from flopcast.roofline.gpus import GpuSpec, find_spec, load_specs, spec_of_device
 from flopcast.roofline.laws import kind_of
 from flopcast.roofline.power import burst_rate, matrix_rate, sustained_fraction
@@ -120,7 +120,7 @@ def project_surface(name: str, surface: Surface, source: GpuSpec, target: GpuSpe
         scaled = _matrix_params(name, surface, source, target)
         if scaled is None:
             return None
-        params, sigma = scaled, doubt[surface.kind]
+        params, sigma = scaled, doubt["gemm" if surface.kind == tuned_law.KIND else surface.kind]
     if name.endswith("/hot"):
         sigma = max(sigma, doubt["hot"])
     features = np.array(surface.features, float)
@@ -153,6 +153,7 @@ def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec
     factors = {
         "peak": compute,
         "rate": compute,
+        "scale": 1.0 / compute,
         "bandwidth": memory,
         "split_bandwidth": memory,
         "follow_bandwidth": memory,

@@ -36,9 +36,9 @@ HYPER_POINTS = 500  # hyper-parameters are found on so many points at most: each
 _BOUNDED = {"quantised": 1.0, "absorbed": 1.0, "efficiency": 1.15, "dq_efficiency": 1.15} | dict.fromkeys(
     laws.TILE_NAMES, 1.15
 )
-_LINEAR = frozenset(["misaligned_result", "uneven"])
+_LINEAR = frozenset(["misaligned_result", "uneven", "partial"])
 # Residuals beyond so many log seconds count linearly and no longer by their square.
-_ROBUST = {"memory": 0.05, "gemm": 0.08, "attention": 0.08, "conv": 0.15}
+_ROBUST = {"memory": 0.05, "gemm": 0.08, "tuned": 0.08, "attention": 0.08, "conv": 0.15}
 
 
 class Belief(NamedTuple):
@@ -129,6 +129,13 @@ def gemm_prior(
     lengths = (3.0,) * sizes + (2.0,) * (inputs - sizes)
     hyper = Residual(lengths, amplitude=0.12, white=0.03, levels=(0.1,))
     return Prior(law, {"peak": peak, "sm_count": sm_count, "l2_bytes": max(l2_bytes, 1.0)}, hyper)
+
+
+def tuned_prior(peak: float, sm_count: float, table: int) -> Prior:
+    """Products of Triton's kernels (`tuned_law.py`): their cost model ranks configurations, within some percent."""
+    law = {"scale": Belief(1.0, 0.15), "partial": Belief(0.2, 0.15)}
+    hyper = Residual((3.0,) * 3 + (2.0,) * 2, amplitude=0.05, white=0.03, levels=(0.05,))
+    return Prior(law, {"peak": peak, "sm_count": sm_count, "table": float(table)}, hyper)
 
 
 def attention_prior(

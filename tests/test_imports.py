@@ -37,9 +37,11 @@ TRACER = "flopcast.roofline.trace"
 # Commands that run kernels or steps on this machine; names begin so (cli.py, cli_bench.py).
 RUNNERS = ("flopcast.roofline.cli", "flopcast.roofline.validate")
 # What of the other parts is plain data; `test_importing_roofline_does_not_load_torch` holds them to it.
-PLAIN = {"flopcast.kernels.shapes", "flopcast.kernels.attention_config"} | {
-    f"flopcast.microbench.{name}" for name in ("records", "plans", "kernel_sources")
-}
+PLAIN = (
+    {"flopcast.kernels.shapes"}
+    | {f"flopcast.kernels.{name}" for name in ("attention_config", "matmul_configs", "matmul_table")}
+    | {f"flopcast.microbench.{name}" for name in ("records", "plans", "kernel_sources")}
+)
 SHARED = {"flopcast", "flopcast.errors"}
 
 
