@@ -211,7 +211,7 @@ def _sizes_and_alignment(variant: str, features: Array) -> gemm_unaligned.Sizes:
     layout, sides = _layout(variant), np.column_stack(_gemm_sizes(features))
     along = [2 if layout[0] == "n" else 0, 2 if layout[1] == "t" else 1, 1]  # rows of a, b and the result
     row_bytes = np.minimum(sides[:, along], 2.0**50).astype(np.int64) * _item_bytes(variant)
-    return gemm_unaligned.sizes_of(sides, gemm_unaligned.row_kind(row_bytes))
+    return gemm_unaligned.sizes_of(sides, row_bytes)
 
 
 def _choice_inputs(variant: str, params: Params, features: Array) -> Array:

@@ -16,7 +16,7 @@ softmax of -sharpness x log(time), and what else speaks for a kernel by the size
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,6 +37,12 @@ MODES = ("whole", "serial", "reduced")
 _BYTES = (2, 4, 8, 16, 32, 64, 128)
 ROWS = (*(str(power) for power in _BYTES), *(f"{power}_apart" for power in _BYTES[:3]))
 LINE, SHIFT = 128, 8
+# What a tile's rows take besides, by how far they are from multiples of PITCH, in steps of two bytes: nt whose rows of 4
+# bytes are within 24 of one takes 6% less than the mean, of multiples of 256 1 to 4%, and 0 beside others of 128.
+PITCH = 512
+SHIFTS = PITCH // 4 + 1
+OPERANDS = "abc"
+LEAST_BESIDES = 0.002  # log seconds that are kept
 SLOPES = ("", "_m", "_n", "_k")  # what speaks for a tile's mode: a constant, and by log2 of the sizes
 CENTER = np.array([11.0, 11.0, 10.0])  # log2 of m, n and k that the constants are for
 OF_TILE = ("step", "fixed", *(f"{mode}{slope}" for mode in MODES for slope in SLOPES))
@@ -52,19 +58,30 @@ PARTS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)  # that k is divided into
 
 
 class Sizes(NamedTuple):
-    """Of products, [rows, 1]: m, n, k, batch, and indices into ROWS of operands and result, [rows]."""
+    """Of products, [rows, 1]: m, n, k, batch, and of operands and result, [rows], indices into ROWS and shifts, as
+    `row_shift` has them."""
 
     m: Array
     n: Array
     k: Array
     batch: Array
-    aligned: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
+    aligned: tuple[NDArray[np.intp], ...]
+    shifted: tuple[NDArray[np.intp], ...]
 
 
-def sizes_of(sides: Array, aligned: NDArray[np.intp]) -> Sizes:
-    """From m, n, k and batch, [rows, 4], and the alignments of both operands and the result, [rows, 3]."""
+def sizes_of(sides: Array, row_bytes: NDArray[np.int64]) -> Sizes:
+    """From m, n, k and batch, [rows, 4], and the bytes of a row of both operands and the result, [rows, 3]."""
+    return _sizes(sides, row_kind(row_bytes), row_shift(row_bytes))
+
+
+def _sizes(sides: Array, aligned: NDArray[np.intp], shifted: NDArray[np.intp]) -> Sizes:
     m, n, k, batch = (sides[:, [i]] for i in range(4))
-    return Sizes(m, n, k, batch, (aligned[:, 0], aligned[:, 1], aligned[:, 2]))
+    return Sizes(m, n, k, batch, tuple(aligned.T), tuple(shifted.T))
+
+
+def row_shift(row_bytes: NDArray[np.int64]) -> NDArray[np.intp]:
+    """How far rows of so many bytes, an even number, are from the nearest multiple of PITCH, in two bytes."""
+    return np.asarray(np.minimum(row_bytes % PITCH, -row_bytes % PITCH) // 2, np.intp)
 
 
 def row_kind(row_bytes: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -78,13 +95,15 @@ def row_kind(row_bytes: NDArray[np.int64]) -> NDArray[np.intp]:
 @dataclass(frozen=True)
 class Kernels:
     """A family of kernels for one layout. `rows`, `columns`: of the tile; `depth`: of k, that a step of the inner loop
-    takes. `values`: by the names of OF_TILE ([tiles]) and COMMON; times are logs."""
+    takes. `of_tile`, `common`: by the names of OF_TILE ([tiles]) and COMMON; times are logs. `shifted`: by operand what
+    rows take besides, [tiles, SHIFTS]; none of an operand without."""
 
     rows: Array
     columns: Array
     depth: Array
     of_tile: dict[str, Array]
     common: dict[str, float]
+    shifted: dict[str, Array] = field(default_factory=dict)
 
 
 class Waves(NamedTuple):
@@ -123,7 +142,8 @@ def log_times(kernels: Kernels, sizes: Sizes, at: Waves, pace: float, sm_count: 
         np.array([common[f"{operand}{aligned}"] for aligned in ROWS])[index][:, None]
         for operand, index in zip("abc", sizes.aligned, strict=True)
     )
-    step = 2.0 * area * sm_count / pace * np.exp(own["step"] + a + b)  # seconds an element of k
+    besides = sum((of[:, at_].T for of, at_ in _shifts(kernels, sizes)), np.zeros(1))
+    step = 2.0 * area * sm_count / pace * np.exp(own["step"] + a + b + besides)  # seconds an element of k
     fixed = np.exp(own["fixed"] + c)
     # two blocks of an SM hide one another's loads: an odd one at the end is longer alone
     odd = at.busiest + np.expm1(common["alone"]) * (at.busiest % 2.0)
@@ -148,6 +168,11 @@ def log_times(kernels: Kernels, sizes: Sizes, at: Waves, pace: float, sm_count: 
     work = 2.0 * sizes.m * sizes.n * sizes.k * sizes.batch
     slower = np.maximum(1.0 + common["fade"] * np.log2(1.0 + work / FADE_FLOPS), LEAST_SLOWER)
     return np.asarray(np.log(np.stack([whole, serial, reduced], axis=-1) * slower[..., None]))
+
+
+def _shifts(kernels: Kernels, sizes: Sizes) -> list[tuple[Array, NDArray[np.intp]]]:
+    of = zip(OPERANDS, sizes.shifted, strict=True)
+    return [(kernels.shifted[name], index) for name, index in of if name in kernels.shifted]
 
 
 def log_sizes(sizes: Sizes) -> Array:
@@ -191,6 +216,9 @@ def to_params(family: str, kernels: Kernels) -> dict[str, float]:
         of = "x".join(f"{size:.0f}" for size in tile)
         for name in OF_TILE:
             found[f"{start}{of}/{name}"] = round(float(kernels.of_tile[name][i]), 3)
+        for operand, table in kernels.shifted.items():
+            for shift in np.flatnonzero(np.abs(table[i]) >= LEAST_BESIDES).tolist():
+                found[f"{start}{of}/{operand}+{2 * shift}"] = round(float(table[i, shift]), 3)
     return found
 
 
@@ -202,7 +230,14 @@ def _kernels(given: tuple[tuple[str, float], ...]) -> Kernels:
     of_tile = {name: np.array([values[f"{tile}/{name}"] for tile in tiles]) for name in OF_TILE}
     # profiles of before kept no rows apart
     common = {name: values.get(name, values.get(name.removesuffix("_apart"), 0.0)) for name in COMMON}
-    return Kernels(rows, columns, depth, of_tile, common)
+    shifted = {operand: np.zeros((len(tiles), SHIFTS)) for operand in OPERANDS}
+    for i, tile in enumerate(tiles):
+        for name, value in values.items():
+            if name.startswith(f"{tile}/") and "+" in name:
+                operand, shift = name.split("/")[1].split("+")
+                shifted[operand][i, int(shift) // 2] = value
+    shifted = {operand: table for operand, table in shifted.items() if table.any()}
+    return Kernels(rows, columns, depth, of_tile, common, shifted)
 
 
 def _given(params: Params, family: str) -> tuple[tuple[str, float], ...]:
@@ -231,7 +266,7 @@ INPUTS = 8
 
 def _means(params: Params, family: str, sizes: Sizes, item_bytes: int) -> tuple[Array, Array]:
     """Kept between calls: a fit asks for the same products hundreds of times."""
-    columns = np.concatenate([*sizes[:4], np.array(sizes.aligned, float).T], axis=1)
+    columns = np.concatenate([*sizes[:4], np.array([*sizes.aligned, *sizes.shifted], float).T], axis=1)
     pace = SHARE[family] * params["peak"] if "peak" in params else 0.0
     return _means_of(_given(params, family), columns.tobytes(), pace, params["sm_count"], item_bytes)
 
@@ -240,8 +275,8 @@ def _means(params: Params, family: str, sizes: Sizes, item_bytes: int) -> tuple[
 def _means_of(
     given: tuple[tuple[str, float], ...], packed: bytes, pace: float, sm_count: float, item_bytes: int
 ) -> tuple[Array, Array]:
-    columns = np.frombuffer(packed).reshape(-1, 7)
-    sizes = sizes_of(columns[:, :4], columns[:, 4:].astype(np.intp))
+    columns = np.frombuffer(packed).reshape(-1, 10)
+    sizes = _sizes(columns[:, :4], columns[:, 4:7].astype(np.intp), columns[:, 7:].astype(np.intp))
     kernels = _kernels(given)
     at = waves(kernels, sizes, sm_count)
     times = log_times(kernels, sizes, at, pace or 1e14, sm_count)
