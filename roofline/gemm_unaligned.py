@@ -37,8 +37,8 @@ MODES = ("whole", "serial", "reduced")
 _BYTES = (2, 4, 8, 16, 32, 64, 128)
 ROWS = (*(str(power) for power in _BYTES), *(f"{power}_apart" for power in _BYTES[:3]))
 LINE, SHIFT = 128, 8
-# What a tile's rows take besides, by how far they are from multiples of PITCH, in steps of two bytes: nt whose rows of 4
-# bytes are within 24 of one takes 6% less than the mean, of multiples of 256 1 to 4%, and 0 beside others of 128.
+# What a tile's rows take besides, by how far they are from multiples of PITCH, in steps of two bytes: nt whose rows of
+# 4 or 8 bytes are within 24 of a multiple takes 6% less than the mean of its kind.
 PITCH = 512
 SHIFTS = PITCH // 4 + 1
 OPERANDS = "abc"
