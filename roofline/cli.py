@@ -10,15 +10,19 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flopcast.errors import FlopcastError, UsageError
 from flopcast.roofline import cli_options as shared
 from flopcast.roofline.cli_cost import price_of
+
+if TYPE_CHECKING:
+    from flopcast.roofline.profile import Profile
 
 app = typer.Typer(
     name="flopcast",
@@ -231,12 +235,7 @@ def sweep(
         found = batch.sweep(rows, profile, lambda gpu: priced, host=find_host(host), progress=advance)
     prepared.keep(profile)
     batch.write_rows(out, list(dict.fromkeys([*columns, "depth", *batch.SWEEP_OUT])), found)
-    done = sum(1 for row in found if row.get("step_seconds"))
-    if as_json:
-        emit({"out": str(out), "rows": len(found), "forecast": done, "failed": len(found) - done})
-    else:
-        tables.say(f"{done} of {len(found)} steps forecast for {profile.gpu} ({profile.basis}) -> {out}")
-        _say_reasons(len(found) - done)
+    _say_done([row.get("step_seconds") for row in found], ("steps", "forecast"), profile, out, as_json)
 
 
 @app.command()
@@ -249,7 +248,7 @@ def kernels(
     as_json: shared.AsJson = False,
 ) -> None:
     """Single operations, from CSV to CSV: seconds of the kernel alone, with a range."""
-    from flopcast.roofline import batch, prepared, tables
+    from flopcast.roofline import batch, prepared
     from flopcast.roofline.lookup import find_profile
     from flopcast.roofline.text_files import check_writable
 
@@ -260,19 +259,23 @@ def kernels(
     found = batch.kernels(rows, profile)
     prepared.keep(profile)
     batch.write_rows(out, list(dict.fromkeys([*columns, *batch.KERNELS_OUT])), found)
-    done = sum(1 for row in found if row.get("seconds"))
+    _say_done([row.get("seconds") for row in found], ("operations", "timed"), profile, out, as_json)
+
+
+def _say_done(
+    seconds: Sequence[Any], words: tuple[str, str], profile: Profile, out: Path, as_json: bool
+) -> None:
+    """How many rows of a table were done. `words`: what they are, and what was done."""
+    from flopcast.roofline import tables
+
+    count, done = len(seconds), sum(1 for value in seconds if value)
+    what, verb = words
     if as_json:
-        emit({"out": str(out), "rows": len(found), "timed": done, "failed": len(found) - done})
-    else:
-        tables.say(f"{done} of {len(found)} operations timed for {profile.gpu} ({profile.basis}) -> {out}")
-        _say_reasons(len(found) - done)
-
-
-def _say_reasons(failed: int) -> None:
-    if failed:
-        from flopcast.roofline import tables
-
-        tables.say(f"{failed} could not be done: column `reason` says why")
+        emit({"out": str(out), "rows": count, verb: done, "failed": count - done})
+        return
+    tables.say(f"{done} of {count} {what} {verb} for {profile.gpu} ({profile.basis}) -> {out}")
+    if done < count:
+        tables.say(f"{count - done} could not be done: column `reason` says why")
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,6 +41,24 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def root() -> Path:
     """The repository's root."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def load_module() -> Callable[[Path], ModuleType]:
+    """A file as a module, by its path: folders of tests and of benchmarks are no packages."""
+
+    @functools.cache
+    def load(path: Path) -> ModuleType:
+        name = "_".join(("loaded", path.parent.name, path.stem))
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 def _no_constant(name: str) -> None:

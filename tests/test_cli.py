@@ -156,9 +156,31 @@ def shipped_file() -> Path:
 
 
 def test_a_profile_file_answers_as_its_name_does(flopcast: Command, tmp_path: Path) -> None:
+    """But for the last digits: a kernel asked in other company, as by the steps of other tests, is summed up in another
+    order."""
     file = tmp_path / shipped_file().name
     shutil.copy(shipped_file(), file)
-    assert predict(flopcast, command=("predict", "--gpu", file, "--width", 512)) == predict(flopcast)
+    predict(flopcast, "--optimizer", "adamw-fused")
+    one, other = predict(flopcast, command=("predict", "--gpu", file, "--width", 512)), predict(flopcast)
+    assert numbers(one) == pytest.approx(numbers(other), rel=1e-9)
+    assert words(one) == words(other)
+
+
+def numbers(document: Any) -> list[float]:
+    """All numbers of a document with a fraction, in order."""
+    if isinstance(document, dict | list):
+        inner = document.values() if isinstance(document, dict) else document
+        return [number for value in inner for number in numbers(value)]
+    return [document] if isinstance(document, float) else []
+
+
+def words(document: Any) -> Any:
+    """The document with these left out."""
+    if isinstance(document, dict):
+        return {name: words(value) for name, value in document.items()}
+    if isinstance(document, list):
+        return [words(value) for value in document]
+    return None if isinstance(document, float) else document
 
 
 def test_a_gpu_known_by_its_file_alone_may_be_given_a_price(flopcast: Command, tmp_path: Path) -> None:

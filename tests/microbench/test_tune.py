@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import math
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -146,14 +146,10 @@ def test_small_integers_multiply_exactly() -> None:
     assert tune_check.rounding(lost.bfloat16(), exact.float(), 0.0) > 1
 
 
-def test_the_benchmarks_rows_are_summed_up_and_drawn(tmp_path: Path) -> None:
-    script = REPORTS.parents[1] / "benchmarks" / "kernels.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_kernels", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+def test_the_benchmarks_rows_are_summed_up_and_drawn(
+    tmp_path: Path, load_module: Callable[[Path], ModuleType]
+) -> None:
+    module = load_module(REPORTS.parents[1] / "benchmarks" / "kernels.py")
     measured = module.read_rows(REPORTS / "kernels.csv")
     products = [row["key"] for row in measured if row["kernel"] == "matmul"]
     assert len(products) == len(set(products)) == len(tune_shapes.grid())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -82,12 +80,6 @@ def traced() -> Tracing:
 
 
 @pytest.fixture(scope="session")
-def golden() -> ModuleType:
-    """tests/roofline/golden.py, loaded by path: test folders are no packages."""
-    spec = importlib.util.spec_from_file_location("roofline_golden", Path(__file__).with_name("golden.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def golden(load_module: Callable[[Path], ModuleType]) -> ModuleType:
+    """tests/roofline/golden.py."""
+    return load_module(Path(__file__).with_name("golden.py"))
