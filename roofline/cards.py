@@ -11,7 +11,7 @@ run0, run1, ... in the card's folder: what was measured in more than one is the 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -213,9 +213,15 @@ def _median_samples(samples: Sequence[Sequence[float]]) -> list[float]:
 
 
 def counted(cards: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
-    """The cards that tell how far cards lie apart: those with `LEAST_SHARE` of the median card's rows and more. One of
-    a few kernels measured again would leave the spread to the few rows that all cards have."""
-    measured = {name: sum(row["status"] == "ok" for row in rows) for name, rows in cards.items()}
+    """The cards that tell how far cards lie apart: of the rows that another card has, too, those with `LEAST_SHARE` of
+    the median card's and more. One of a few kernels measured again, or of thousands that no other has, would leave the
+    spread to the few rows that all cards have."""
+    done = {
+        name: {(row["key"], row.get("backend"), row.get("cache")) for row in rows if row["status"] == "ok"}
+        for name, rows in cards.items()
+    }
+    having = Counter(key for keys in done.values() for key in keys)
+    measured = {name: sum(having[key] > 1 for key in keys) for name, keys in done.items()}
     least = LEAST_SHARE * float(np.median(list(measured.values()))) if measured else 0.0
     return {name: rows for name, rows in cards.items() if measured[name] >= least}
 

@@ -266,6 +266,16 @@ def test_a_file_pasted_together_from_two_machines_is_refused(tmp_path: Path) -> 
         cards.read_folder(first)
 
 
+def test_a_card_of_rows_that_no_other_has_is_not_of_the_spread(tmp_path: Path) -> None:
+    """Products of unaligned widths on a fourth card, more than any of the others measured, and one that they did."""
+    out = make_cards(tmp_path, {"gpu0": 1.00, "gpu1": 1.10, "gpu2": 1.02})
+    others = [Gemm(m=129 + i, n=131, k=67) for i in range(3 * len(SHAPES))]
+    measure(out / "gpu3", 3, [row(shape, 1e-4) for shape in [*others, SHAPES[0]]])
+    gpus = fit(out)[0].provenance["gpus"]
+    assert gpus["classes"]["gemm/cold"]["rows"] == len(SHAPES)
+    assert gpus["cards"]["gpu3"]["factor"] is None
+
+
 def test_a_card_of_a_few_rows_makes_the_median_and_not_the_spread(tmp_path: Path) -> None:
     """Triton's kernels measured again on a fourth card: theirs alone, of the sources that lie here."""
     out = make_cards(tmp_path, {"gpu0": 1.00, "gpu1": 1.10, "gpu2": 1.02})
