@@ -122,6 +122,7 @@ def run_words(run: Run, unit: str = "tokens") -> str:
 
 
 def print_forecast(found: Forecast, run: Run) -> None:
+    from flopcast.roofline.canvas import byte_size
     from flopcast.roofline.memory import CONTEXT_BYTES, FRAGMENTATION
 
     out = console()
@@ -163,7 +164,7 @@ def print_forecast(found: Forecast, run: Run) -> None:
             ms(s.seconds),
             share(s.seconds / total),
             f"{s.calls:,}",
-            gigabytes(s.bytes),
+            byte_size(s.bytes),
             f"{s.flops:.3g}",
         ]
         for s in sorted(found.breakdown, key=lambda s: -s.seconds)

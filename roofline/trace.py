@@ -12,6 +12,7 @@ import importlib
 import inspect
 import logging
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -61,7 +62,9 @@ class _Recording:
 def _fake(device: str) -> Iterator[_Recording]:
     """Fake tensors that behave as those of `device` ("cuda" or "cpu"); gives what records a step on them."""
     values = FakeValues()
-    with untraced(), FakeTensorMode(allow_non_fake_inputs=True), values:
+    with untraced(), FakeTensorMode(allow_non_fake_inputs=True), values, warnings.catch_warnings():
+        # of torch about its own code: a copy of a module, as nn.TransformerEncoder makes of its layer
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         if device == "cpu":
             yield _Recording(values)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -113,6 +114,23 @@ def test_experts_count_as_many_rows_as_they_are_given() -> None:
     one_pass = 2 * rows * (64 * 64 + 32 * 64)  # gate and up together, and down
     assert sum(w.flops for w in grouped) == 2 * 3 * one_pass
     assert all(w.op_class == "gemm" and w.features[-1] == math.log2(8) for w in grouped)
+
+
+def test_what_torch_says_of_its_own_copies_is_not_passed_on(recwarn: pytest.WarningsRecorder) -> None:
+    class Copied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            warnings.warn(
+                "Accessing the data pointer of FakeTensor is deprecated", stacklevel=1
+            )  # torch's, once a process
+            warnings.warn("mine", stacklevel=1)
+            return self.layer(x)  # type: ignore[no-any-return]
+
+    trace_module(Copied(), torch.randn(2, 4))
+    assert {str(warning.message) for warning in recwarn} == {"mine"}
 
 
 def test_micro_batches_and_checkpointing(tiny: dict[str, Any], profile: Profile) -> None:
