@@ -14,7 +14,8 @@ Errors are not independent, so that a step of a thousand kernels is not known a 
 - the gap between kernels, measured for tiny kernels and for wide ones: the truth of a step lies between;
 - what a step that the device bounds is off although its kernels' times are right (`Spreads.beyond`): gaps that are
   neither a tiny kernel's nor a wide one's, a host that falls behind for a while;
-- the host: `HostCosts.sigma`, which says how far processes lie apart, or, calibrated in the same run, less.
+- the host: `HostCosts.sigma`, which says how far processes lie apart, or, calibrated in the same run, how far the host
+  moved between its samples (`run_host.RunHost.sigma`) and what steps were off besides (`Spreads.host_same_run`).
 
 `Spreads` are estimated from real steps that are neither fitted nor validated: those of group "intervals" that
 `flopcast validate` runs (`ladders.py`). This remakes data/intervals.json from a folder of steps:
@@ -37,7 +38,7 @@ from flopcast.roofline import sustained
 from flopcast.roofline.fallback import OTHER_CACHE
 from flopcast.roofline.op_groups import GROUPS, group_of
 from flopcast.roofline.profile import HostCosts, Profile
-from flopcast.roofline.timeline import Item, Simulation
+from flopcast.roofline.simulation import Item, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -154,7 +155,11 @@ def simulated(items: Sequence[Item], profile: Profile) -> Callable[..., float]:
         host, device = sum(item.host_seconds for item in items), sum(item.seconds for item in items)
 
         def added(
-            *, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0, power_factor: float = 1.0
+            *,
+            host_factor: float = 1.0,
+            device_factor: float = 1.0,
+            gap_factor: float = 1.0,
+            power_factor: float = 1.0,
         ) -> float:
             del gap_factor, power_factor
             return host * host_factor + device * device_factor
@@ -166,7 +171,11 @@ def simulated(items: Sequence[Item], profile: Profile) -> Callable[..., float]:
     draw = sustained.draw_of(items, profile)
 
     def run(
-        *, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0, power_factor: float = 1.0
+        *,
+        host_factor: float = 1.0,
+        device_factor: float = 1.0,
+        gap_factor: float = 1.0,
+        power_factor: float = 1.0,
     ) -> float:
         unlimited = prepared.run(
             gap_seconds=gap * gap_factor,

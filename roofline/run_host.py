@@ -2,7 +2,7 @@
 
 One process differs from the next by 10 to 40%, and drifts within: a step that came out 10.7% slow had the tiny models
 beside it 6 to 9% slow. How well neighbours tell what lies between them, the tiny models say themselves: each time that
-they were run, against the times before and after (`RunHost.sigma`; 6 to 15% in five runs).
+they were run, against the times before and after (`RunHost.sigma`; 5 to 12% in five runs).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import log, sqrt
-from statistics import fmean, median
+from math import exp, hypot, log, sqrt
+from statistics import fmean, median, variance
 from typing import Any
 
 from flopcast.microbench.plans import HostPlan
@@ -25,7 +25,10 @@ from flopcast.roofline.timeline import Backends, device_work
 # Samples of the host on either side of a step that say how fast it was then: two are taken before each step, by phase;
 # of steps in a row, which `pace` goes by, it is one, written twice.
 NEAR = 2
-LEAST_VISITS = 8  # of fewer, how far they lie apart is not told
+LEAST_VISITS = (
+    8  # of fewer, how far they lie apart is not told, and taken to be as in five runs of three machines
+)
+RESTLESS = 0.1
 
 
 def scaled(host: HostCosts, factor: float) -> HostCosts:
@@ -44,34 +47,37 @@ def scaled(host: HostCosts, factor: float) -> HostCosts:
 class RunHost:
     """The host as one run of steps had it: its costs, and how its speed moved, sample by sample.
 
-    `pace[i]` is sample i of the tiny models over their median, mean of depths and phases.
+    `pace[i]` is sample i of the tiny models over their median, mean of depths and phases. `noise`: standard deviation
+    of its logarithm, as the depths, one after the other, differ.
     """
 
     costs: HostCosts
     pace: tuple[float, ...]
+    noise: float = 0.0
 
     @cached_property
     def sigma(self) -> float:
         """How far the host at one time lies from what those before and after it say: of the run's own samples, root
-        mean square in logs, as a step between two of them is told. `Spreads.host_same_run` of few, and at least."""
-        least = spreads().host_same_run
+        mean square in logs, as a step between two of them is told. Less `noise`: a sample is of tenths of a second, a
+        step is timed for seconds."""
         visits = [fmean(map(log, self.pace[i : i + NEAR])) for i in range(0, len(self.pace), NEAR)]
         if len(visits) < LEAST_VISITS:
-            return least
+            return RESTLESS
         off = [
             (here - (before + after) / 2) ** 2
             for before, here, after in zip(visits, visits[1:], visits[2:], strict=False)
         ]
-        return max(least, sqrt(fmean(off)))
+        return sqrt(max(fmean(off) - self.noise**2, 0.0))
 
     def at(self, samples_before: int | None) -> HostCosts:
-        """The costs at a step: by the samples just before and just after it."""
+        """The costs at a step: by the samples just before and just after it. Their deviation is `sigma`, and what steps
+        were off besides."""
         if samples_before is None or not self.pace:
             return self.costs
         near = self.pace[max(0, samples_before - NEAR) : samples_before + NEAR]
         if not near:
             return self.costs
-        return replace(scaled(self.costs, median(near)), sigma=self.sigma)
+        return replace(scaled(self.costs, median(near)), sigma=hypot(spreads().host_same_run, self.sigma))
 
 
 def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> dict[str | None, RunHost]:
@@ -105,7 +111,7 @@ def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> di
                 depth: by_key.get(plan.row_key(depth, "steady"), {}).get("value") for depth in plan.configs
             }
             steady = {depth: seconds for depth, seconds in values.items() if seconds}
-            found[session] = RunHost(scaled(costs, steady_ratio(steady, plan, costs, profile)), _pace(rows))
+            found[session] = RunHost(scaled(costs, steady_ratio(steady, plan, costs, profile)), *_pace(rows))
     return found
 
 
@@ -125,11 +131,17 @@ def steady_ratio(steady: Mapping[int, float], plan: HostPlan, costs: HostCosts, 
     return min(max(median(ratios), 0.8), 1.25)
 
 
-def _pace(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """Each sample over its row's median, the median over rows: of steps among others, as the steps beside were timed,
-    or, in files of older versions, of forward and backward on an idle device (the most of a step)."""
+def _pace(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, ...], float]:
+    """(pace, noise) as `RunHost` has them. Each sample over its row's median, the geometric mean over rows: of steps
+    among others, as the steps beside were timed, or, in files of older versions, of forward and backward on an idle
+    device (the most of a step)."""
     measured = [row for row in rows if row.get("value")]
     chosen = [row for row in measured if row["key"].endswith("/steady")]
     chosen = chosen or [row for row in measured if row["key"].endswith(("/forward", "/backward"))]
-    ratios = [[sample / row["value"] for sample in row["samples"]] for row in chosen]
-    return tuple(median(values) for values in zip(*ratios, strict=False))
+    logs = list(
+        zip(*([log(sample / row["value"]) for sample in row["samples"]] for row in chosen), strict=False)
+    )
+    if not logs or len(chosen) < 2:
+        return tuple(exp(values[0]) for values in logs), 0.0
+    noise = sqrt(fmean(variance(values) for values in logs) / len(chosen))
+    return tuple(exp(fmean(values)) for values in logs), noise

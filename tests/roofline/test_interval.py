@@ -169,4 +169,4 @@ def test_intervals_hold_the_steps_of_the_ladder() -> None:
     inside = [row["within_interval"] for row in found]
     assert len(inside) >= 9
     assert sum(inside) >= 0.75 * len(inside)
-    assert all(row["interval_width"] < 0.3 for row in found)
+    assert all(row["interval_width"] < 0.45 for row in found)  # a host known to 13%

@@ -89,6 +89,21 @@ def test_without_a_limit_no_step_is_slower(h200: Profile) -> None:
     assert bound.device_seconds == free.device_seconds  # as a profiler reads it, with pauses
 
 
+def test_a_step_near_the_limit_may_meet_it(h200: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How uncertain the power is widens the interval of a step that draws nearly the limit upwards alone."""
+
+    def ends(width: int) -> tuple[float, float]:
+        found = step(h200, width)
+        return found.step_seconds / found.step_seconds_low, found.step_seconds_high / found.step_seconds
+
+    near, far = ends(2560), ends(512)
+    monkeypatch.setattr(sustained, "SIGMA", 0.0)
+    sure, also_sure = ends(2560), ends(512)
+    assert near[1] > sure[1] * 1.001
+    assert near[0] == pytest.approx(sure[0])
+    assert far == pytest.approx(also_sure)
+
+
 def test_older_parts_products_are_at_their_clock_already() -> None:
     projected = find_profile("nvidia-a100-80gb-sxm")
     assert sustained.energies(projected) == {}
