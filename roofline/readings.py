@@ -78,8 +78,10 @@ def with_taken(
     rows: Sequence[dict[str, Any]], describe_shape: Callable[[Shape, str], Work]
 ) -> list[dict[str, Any]]:
     """The rows of one card, those of shapes with the `taken_seconds` of each, by the gap between kernels of the process
-    that wrote it. Products that were not timed but profiled in turn with others, at the power limit, are brought to the
-    highest clock, as all others ran: at 1,600 to 1,900 MHz of 1,980 they took 2 to 5% longer (H200, unaligned rows).
+    that wrote it. Unaligned products that were not timed but profiled in turn with others, at the power limit, are
+    brought to the highest clock, as all others ran: of batches at 1,500 to 1,850 MHz of 1,980 those of 2 and 4 were
+    3.2% off an older H200 profile, odd ones 5.4%, at 1,980 MHz 0.9 and 0.3%; aligned ones, which take less, 0.0 and
+    -0.3%.
 
     Graphs leave 0.2 us more between kernels in a process that has trained than in one that has not, which two runs'
     bare timers would differ by in every short row."""
@@ -105,10 +107,11 @@ def _taken(
     if row.get("taken_seconds"):
         return float(row["taken_seconds"])
     try:
-        op_class = describe_shape(shape_from_json(row["shape"]), row.get("backend", "torch")).op_class
+        work = describe_shape(shape_from_json(row["shape"]), row.get("backend", "torch"))
     except (KeyError, TypeError, ValueError, IndexError):
         return None  # the fit warns of it
-    seconds = taken_seconds(row, op_class, gap)
-    if seconds and op_class == "gemm" and not row.get("seconds") and row.get("clock_mhz"):
+    seconds = taken_seconds(row, work.op_class, gap)
+    is_unaligned = work.op_class == "gemm" and work.variant.endswith("unaligned")
+    if seconds and is_unaligned and not row.get("seconds") and row.get("clock_mhz"):
         return seconds * float(row["clock_mhz"]) / highest
     return seconds
