@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # By how much the power that is worked out may be off, standard deviation of its logarithm.
 SIGMA = 0.05
+# Of products that are projected from an H200's bursts by the ratio of what both sustain (`project.py`): the H200's own.
+PROJECTED_SHARE = 0.835
 SIDE = 8192  # of the square products that bursts and sustained rates are measured with
 
 
@@ -132,7 +134,7 @@ def energies(profile: Profile) -> Mapping[str, float]:
         kind, _, dtype = name.partition("/")
         burst = profile.ceiling(f"matrix_burst/{dtype}", 0.0)
         if kind == "matrix_sustained" and burst > 0.0 and sustained.value > 0.0:
-            share = min(sustained.value / burst, 1.0)
+            share = min(sustained.value / burst, 1.0) if profile.basis == "measured" else PROJECTED_SHARE
             watts = (1.0 - STATIC_SHARE) * limit
             moved = 3.0 * DTYPE_BYTES.get(dtype, 1) / (2.0 * SIDE)  # bytes a FLOP
             found[dtype] = max(watts / sustained.value - moved * BYTE_JOULES, 0.0) / share

@@ -104,6 +104,24 @@ def test_a_step_near_the_limit_may_meet_it(h200: Profile, monkeypatch: pytest.Mo
     assert far == pytest.approx(also_sure)
 
 
+def test_a_projected_part_sustains_what_its_datasheet_says() -> None:
+    """Products without a pause end at the sustained rate that the projection has, not below it."""
+    projected = find_profile("nvidia-h100-pcie")
+    work = describe(Gemm(m=8192, n=8192, k=8192, dtype="bf16", layout="nt"))
+    sustained_rate = projected.ceilings["matrix_sustained/bf16"].value
+    item = Item(
+        "forward",
+        "mm",
+        "",
+        0.0,
+        work=work,
+        seconds=work.flops * sustained.PROJECTED_SHARE / sustained_rate,
+        launches=1,
+    )
+    seconds = item.seconds + sustained.draw_of([item], projected).added_seconds(item.seconds)
+    assert work.flops / seconds == pytest.approx(sustained_rate, rel=1e-6)
+
+
 def test_older_parts_products_are_at_their_clock_already() -> None:
     projected = find_profile("nvidia-a100-80gb-sxm")
     assert sustained.energies(projected) == {}
