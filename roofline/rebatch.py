@@ -16,8 +16,9 @@ from typing import Any
 
 from flopcast.kernels.shapes import Operand, canonical_json
 from flopcast.roofline.models import depth_of, with_depth
-from flopcast.roofline.stream import FOLDED_DEPTH, Storage, Stream, TensorRef, at_depth
+from flopcast.roofline.stream import FOLDED_DEPTH, Storage, Stream, TensorRef
 from flopcast.roofline.stream_cache import Traced, get_stream, is_at_hand
+from flopcast.roofline.unfolding import at_depth
 
 # Not 1: strides of a dimension of one element say nothing, and calls take other paths there.
 BATCHES = (2, 3)

@@ -19,8 +19,9 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import DTYPE_BYTES, Operand, canonical_json
 from flopcast.roofline.models import Config, check_config, depth_of, with_depth
-from flopcast.roofline.stream import FOLDED_DEPTH, Op, Storage, Stream, TensorRef, at_depth
+from flopcast.roofline.stream import FOLDED_DEPTH, Op, Storage, Stream, TensorRef
 from flopcast.roofline.stream_cache import Traced, get_stream, is_at_hand
+from flopcast.roofline.unfolding import at_depth
 
 # Dense decoders of transformers whose config says all six dimensions.
 MODEL_TYPES = ("qwen3", "llama", "mistral")

@@ -25,6 +25,7 @@ from flopcast.roofline.fused import check_fused
 from flopcast.roofline.garbage import no_garbage_collection
 from flopcast.roofline.models import check_config, depth_of, with_depth
 from flopcast.roofline.stream import FOLDED_DEPTH, Stream
+from flopcast.roofline.unfolding import at_depth
 
 # Raised when the tracer gives another stream for the same model: what was cached before is traced again.
 TRACER = 2
@@ -116,7 +117,7 @@ def get_stream(config: Mapping[str, Any], traced: Traced, trace: Trace | None = 
     if folded.depth == depth:
         return folded
     if folded.depth == FOLDED_DEPTH:
-        return streams.at_depth(folded, depth)
+        return at_depth(folded, depth)
     return _find_or_trace(config, traced, trace)  # layers differ from one another: nothing to fold
 
 

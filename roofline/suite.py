@@ -25,7 +25,7 @@ from flopcast.roofline.lookup import SOURCE as MEASURED_GPU
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.lower import Work, describe, lower
 from flopcast.roofline.models import load_config, make_config, with_depth
-from flopcast.roofline.stream import FOLDED_DEPTH, Stream, at_depth
+from flopcast.roofline.stream import FOLDED_DEPTH, Stream
 from flopcast.roofline.stream_cache import Traced, trace_now
 from flopcast.roofline.suite_attention import (
     CUDA_GRID,
@@ -39,6 +39,7 @@ from flopcast.roofline.suite_calls import CallPlan, call_cases
 from flopcast.roofline.suite_case import SuiteCase
 from flopcast.roofline.suite_gemms import GemmPlan, gemm_cases
 from flopcast.roofline.suite_size import describe_size, sizes
+from flopcast.roofline.unfolding import at_depth
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.memory import needed_bytes, peak_bytes, rounded, workspace_bytes
 from flopcast.roofline.models import make_config
-from flopcast.roofline.stream import Op, Storage, Stream, TensorRef, at_depth
+from flopcast.roofline.stream import Op, Storage, Stream, TensorRef
+from flopcast.roofline.unfolding import at_depth
 
 Tracing = Callable[..., Stream]
 MIB = 1024**2

@@ -23,9 +23,9 @@ from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.micro_batches import TRACED, NotAlike, times_run, with_micro_batches
 from flopcast.roofline.profile import Profile
 from flopcast.roofline.rebatch import stream_of
+from flopcast.roofline.simulation import Item, Simulation
 from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import get_stream, trace_now
-from flopcast.roofline.timeline import Item, Simulation
 
 Tracing = Callable[..., Stream]
 RUN = Run(batch=2, seq=32)

@@ -22,9 +22,10 @@ from flopcast.roofline.redimension import (
     redimensioned,
     reference_of,
 )
-from flopcast.roofline.stream import Stream, at_depth
+from flopcast.roofline.stream import Stream
 from flopcast.roofline.stream_cache import Traced, get_stream, trace_now
 from flopcast.roofline.trace import record_step
+from flopcast.roofline.unfolding import at_depth
 from flopcast.roofline.widths_forward import forward_only
 
 LLAMA = {

@@ -16,7 +16,8 @@ from flopcast.errors import DataError
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline import stream as streams
 from flopcast.roofline.models import with_depth
-from flopcast.roofline.stream import Op, Storage, Stream, TensorRef, at_depth
+from flopcast.roofline.stream import Op, Storage, Stream, TensorRef
+from flopcast.roofline.unfolding import at_depth
 
 Tracing = Callable[..., Stream]
 RUNS = [(device, optimizer) for device in ("cuda", "cpu") for optimizer in ("adamw", "adamw-fused")]

@@ -15,15 +15,10 @@ from flopcast.kernels.shapes import Operand
 from flopcast.roofline import calibration
 from flopcast.roofline.lower import describe, lower
 from flopcast.roofline.profile import HostCosts, Profile
-from flopcast.roofline.stream import Op, Storage, Stream, TensorRef, at_depth
-from flopcast.roofline.timeline import (
-    LAUNCH_LATENCY_SECONDS,
-    Backends,
-    Item,
-    device_work,
-    l2_shares,
-    simulate,
-)
+from flopcast.roofline.simulation import LAUNCH_LATENCY_SECONDS, Item, simulate
+from flopcast.roofline.stream import Op, Storage, Stream, TensorRef
+from flopcast.roofline.timeline import Backends, device_work, l2_shares
+from flopcast.roofline.unfolding import at_depth
 
 Tracing = Callable[..., Stream]
 
