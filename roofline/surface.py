@@ -30,7 +30,7 @@ PART = 512  # points whose inputs are worked out at once
 LOCAL_FROM, NEAREST = 256, 32  # of more points than that, the nearest ones tell how sure a prediction is
 LOCAL_CHUNK = 1024
 MANY = 256  # rows from which to number them all costs less than to compare them input by input
-CHUNK = 4096  # rows predicted at once: bounds memory at 4096 x points
+CHUNK, CELLS = 4096, 1 << 21  # rows, and rows x points, predicted at once: 16 MiB an array
 GRID_PER_OCTAVE = 8
 GRID_MARGIN = 12  # octaves beyond the fitted range over which the residual fades
 
@@ -118,9 +118,10 @@ class Surface:
             raise ValueError(
                 f"a surface over {width} sizes was asked with an array of shape {features.shape}"
             )
+        step = min(CHUNK, max(CELLS // len(self.features), 1))
         parts = [
-            self._predict(features[i : i + CHUNK], bytes_[i : i + CHUNK], flops[i : i + CHUNK])
-            for i in range(0, len(features), CHUNK)
+            self._predict(features[i : i + step], bytes_[i : i + step], flops[i : i + step])
+            for i in range(0, len(features), step)
         ]
         if not parts:
             return Prediction(*(np.empty(0) for _ in range(3)))
