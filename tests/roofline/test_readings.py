@@ -46,6 +46,17 @@ def test_a_few_rows_are_read_by_the_gap_of_all() -> None:
     assert taken < [row["seconds"] - 0.05e-6 for row in few]
 
 
+def test_unaligned_products_profiled_at_a_lower_clock_are_brought_to_the_highest() -> None:
+    sides = [(2048, 2, 1980), (2050, 1, 1650), (2056, 1, 1650), (2050, 3, 1980)]  # n, seconds, MHz
+    rows = [
+        {**EMPTY_FIELDS, "key": str(i), "backend": "torch", "cache": "cold", "kernel_seconds": seconds * 1e-3,
+         "shape": shape_to_json(Gemm(m=1024, n=n, k=1024)), "clock_mhz": clock}
+        for i, (n, seconds, clock) in enumerate(sides)
+    ]  # fmt: skip
+    taken = [row["taken_seconds"] for row in with_taken(rows, describe)]
+    assert taken == pytest.approx([2e-3, 1e-3 * 1650 / 1980, 1e-3, 3e-3])
+
+
 def test_a_gap_is_never_below_none() -> None:
     gap = graph_gap_of(rows_of(None, -0.2e-6))
     assert gap is not None
