@@ -96,6 +96,7 @@ def roofline(
     from flopcast.roofline.cli import emit
     from flopcast.roofline.lookup import find_profile
     from flopcast.roofline.text_files import check_writable
+    from flopcast.roofline.waiting import waiting
 
     check_figure(out, theme or "light")
     check_writable(out)
@@ -107,7 +108,8 @@ def roofline(
     if out is None:
         refuse_unused("without --out: it says how the figure is drawn", {"dtype": dtype, "theme": theme})
     if out is not None:
-        write_figure(profile, out, dtype=dtype, theme=theme or "light")
+        with waiting("drawing"):
+            write_figure(profile, out, dtype=dtype, theme=theme or "light")
         tables.say(f"wrote {out}")
     if as_json:
         emit(

@@ -48,6 +48,7 @@ def import_table(
     from flopcast.roofline.published import read_table, refusal
     from flopcast.roofline.published_fit import errors, refine
     from flopcast.roofline.text_files import check_writable
+    from flopcast.roofline.waiting import waiting
 
     if not source.strip():
         raise UsageError(
@@ -65,8 +66,9 @@ def import_table(
         raise UsageError(
             f"{table}: none of its {found.others} rows is of {spec.name}; give --gpu as the table has it"
         )
-    refined, record = refine(profile, spec, found.rows, source.strip(), hold_out=hold_out)
-    checked = errors(profile, refined, spec, record, found.rows, hold_out=hold_out)
+    with waiting("refining"):
+        refined, record = refine(profile, spec, found.rows, source.strip(), hold_out=hold_out)
+        checked = errors(profile, refined, spec, record, found.rows, hold_out=hold_out)
     make_folder(out.parent)
     refined.save(out)
     document = {

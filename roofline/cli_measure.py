@@ -208,9 +208,11 @@ def fit(
     from flopcast.roofline import cards, cli_bench, coverage, host_folder, repeatability, tables
     from flopcast.roofline.cli import emit
     from flopcast.roofline.text_files import check_writable
+    from flopcast.roofline.waiting import waiting
 
     check_writable(out)
-    found = cards.read_folder(folder)
+    with waiting("reading"):
+        found = cards.read_folder(folder)
     if host_folder.is_host_only(found):
         host, path = cli_bench.fit_host_only(folder, found, out)
         if as_json:
@@ -220,8 +222,9 @@ def fit(
             kept = f", or as --host {host.name} unless that ships" if host.basis == "measured" else ""
             tables.say(f"wrote {path}; use it as --host {path}{kept}")
         return
-    repeated = None if repeat is None else repeatability.compare_folders(folder, repeat)
-    profile, quality = fit_folder(folder, found)
+    with waiting("fitting"):
+        repeated = None if repeat is None else repeatability.compare_folders(folder, repeat)
+        profile, quality = fit_folder(folder, found)
     path = out or folder / "profile.json.gz"
     save_profile(profile, path)
     host_file = cli_bench.save_host(profile.host, cli_bench.host_path(path, is_default=out is None))

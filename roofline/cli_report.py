@@ -36,6 +36,7 @@ def report(
     from flopcast.roofline.lookup import completed, find_profile
     from flopcast.roofline.same_stack import check_device
     from flopcast.roofline.tables import say
+    from flopcast.roofline.waiting import waiting
 
     if not measure and measurements is None and gpu is None:
         raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
@@ -46,7 +47,8 @@ def report(
         refuse_unused("without --measure: it says what is measured", {"device": device, "suite": suite})
     ran_on = None if steps is None else cli_validate.machine_of(steps)
     known = None if gpu is None else find_profile(gpu)
-    found = None if measurements is None else read_folder(measurements)
+    with waiting("reading"):
+        found = None if measurements is None else read_folder(measurements)
     of = None if found is None else found.machine["device"]
     if of is not None and gpu not in (None, gpu_name(of)):
         raise UsageError(
@@ -69,18 +71,21 @@ def report(
             say(f"    {part}: {text}")
         say("2/4 fitting a profile")
         found = read_folder(measurements)
-        profile, quality = cli_measure.fit_folder(measurements, found)
+        with waiting("fitting"):
+            profile, quality = cli_measure.fit_folder(measurements, found)
         cli_measure.save_profile(profile, out / "profile.json.gz")
         say(f"3/4 running real Qwen3 training steps -> {steps}")
         say(f"    {cli_validate.run_validation_steps(device, suite, steps)}")
         say("4/4 comparing, drawing")
     elif measurements is not None:
-        profile, quality = cli_measure.fit_folder(measurements, found)
+        with waiting("fitting"):
+            profile, quality = cli_measure.fit_folder(measurements, found)
         cli_measure.save_profile(profile, out / "profile.json.gz")
     else:
         profile, quality = find_profile(gpu or ""), None
     profile = completed(profile)
-    page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), steps=steps)
+    with waiting("comparing, drawing"):
+        page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), steps=steps)
     over = report_index.keep(out, index)
     if as_json:
         emit({"gpu": profile.gpu, "page": str(page), "index": over and str(over)})

@@ -7,14 +7,15 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flopcast.roofline import tables
+from flopcast.roofline import assemble, lookup, tables, waiting
 from flopcast.roofline.forecast import Run, forecast
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.models import make_config
@@ -161,3 +162,52 @@ def test_a_table_of_another_kind_is_refused_at_once(flopcast: Command, tmp_path:
     assert (result.code, result.out) == (2, "")
     assert "latency_ms" in result.err
     assert len(result.err) < 1500
+
+
+def test_what_takes_seconds_says_so(
+    flopcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal, that is: here it is written down what would be shown."""
+    shown: list[str] = []
+
+    @contextmanager
+    def written_down(label: str) -> Iterator[None]:
+        shown.append(label)
+        yield
+
+    monkeypatch.setattr(waiting, "waiting", written_down)
+    monkeypatch.setattr(lookup, "user_folder", lambda: tmp_path / "profiles")
+    monkeypatch.setattr(assemble, "build_report", lambda *a, **k: tmp_path / "page.html")
+    monkeypatch.setattr(assemble, "print_summary", lambda *a: None)
+    measured = (
+        Path(__file__).resolve().parent.parent / "reports" / "nvidia-h200" / "measurements" / "gpu5" / "run2"
+    )
+    table = tmp_path / "table.csv"
+    rows = [f"gemm,{256 * i},1024,1024,nt,bf16,{0.01 * i}" for i in range(1, 25)]
+    table.write_text("\n".join(["op,m,n,k,layout,dtype,latency_ms", *rows, ""]))
+    for wanted, command in {
+        ("drawing",): ("roofline", "--gpu", "nvidia-l4", "--out", tmp_path / "roofs.png"),
+        ("reading", "fitting"): ("fit", measured, "--out", tmp_path / "profile.json.gz"),
+        ("reading", "fitting", "comparing, drawing"): (
+            "report",
+            "--measurements",
+            measured,
+            "--out",
+            tmp_path / "page",
+        ),
+        ("refining",): (
+            "import",
+            table,
+            "--gpu",
+            "nvidia-l4",
+            "--source",
+            "me",
+            "--out",
+            tmp_path / "l4.json.gz",
+        ),
+        ("comparing",): ("compare", H200, H200),
+    }.items():
+        shown.clear()
+        result = flopcast(*command)
+        assert result.code == 0, result.err
+        assert set(wanted) <= set(shown), command
