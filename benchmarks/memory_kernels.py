@@ -117,7 +117,8 @@ def candidates(shape: Fused) -> list[Any]:
 def default_config(shape: Fused, device: torch.device) -> Any:
     if isinstance(shape, RmsNorm):
         operands = (2, 2, 2) if shape.residual else (2, 2)
-        return rmsnorm.config_for(shape.n, shape.direction, operands, capability(device))
+        part = capability(device)
+        return rmsnorm.config_for(shape.n, shape.direction, operands, part, residual=shape.residual)
     if isinstance(shape, RopeQkNorm):
         return rope.config_for(shape.head_dim, shape.direction)
     if isinstance(shape, AdamW):

@@ -60,7 +60,7 @@ def rms_norm_cases(every: bool, part: tuple[int, int]) -> Iterator[Case]:
             (triton_rmsnorm.rms_norm_forward_kernel, "fwd"),
             (triton_rmsnorm.rms_norm_backward_kernel, "bwd"),
         ):
-            config = rmsnorm.config_for(n, direction, (size,) * 3, part)
+            config = rmsnorm.config_for(n, direction, (size,) * 3, part, residual=True)
             block, rest = rmsnorm.blocks_of(n)
             constants: dict[str, Any] = {"ROWS": config.rows, "BLOCK": block, "REST": rest}
             if direction == "fwd":
