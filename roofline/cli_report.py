@@ -62,6 +62,8 @@ def report(
         )
     if ran_on is not None and known is not None:
         check_device(ran_on, known)
+    if index is not None and not index.is_dir():
+        raise UsageError(f"--index {str(index)!r} is no folder: give the one that holds the pages' folders")
     cli_measure.make_folder(out)  # before minutes of measuring and drawing, not after
     if measure:
         measurements, steps = out / "measurements", out / "steps"

@@ -44,7 +44,7 @@ def widths(
     tolerate: Annotated[float, typer.Option(help="Median penalty in percent that a multiple may cost.")] = 1.0,
     out: Annotated[Path | None, typer.Option(help="CSV to write: one forecast a row.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Figure to write: FILE.png or FILE.svg.")] = None,
-    theme: Annotated[str, typer.Option(help="Ground of the figure: light or dark.")] = "light",
+    theme: Annotated[str | None, typer.Option(help="Ground of the figure: light (default) or dark.")] = None,
     as_json: shared.AsJson = False,
 ) -> None:  # fmt: skip
     """Which multiple to keep each width to, what ignoring it costs, and the best shapes of equal parameters."""
@@ -63,7 +63,9 @@ def widths(
         raise UsageError(f"--axis is {axis!r}: valid are {', '.join(valid)}, with commas between")
     if figure is not None and "hidden" not in axes:
         raise UsageError("--figure draws hidden sizes: valid with --axis hidden among the axes")
-    check_figure(figure, theme, "--figure")
+    check_figure(figure, theme or "light", "--figure")
+    if figure is None:
+        shared.refuse_unused("without --figure: it says how the figure is drawn", {"theme": theme})
     check_writable(out)
     check_writable(figure, "--figure")
     if not 0.0 < tolerate < 100.0:
@@ -97,7 +99,7 @@ def widths(
         from flopcast.roofline.canvas import THEMES
         from flopcast.roofline.plots_widths import sawtooth_figure
 
-        drawn = sawtooth_figure(found.points["hidden"], profile, theme=THEMES[theme])
+        drawn = sawtooth_figure(found.points["hidden"], profile, theme=THEMES[theme or "light"])
         if drawn is None:
             raise UsageError(f"--figure: no hidden size near {model['hidden_size']} to draw")
         try:

@@ -244,6 +244,9 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
         f"report --measure --measurements {MEASURED}", ("--measurements", "with --measure", "leave it out")),
     "report with a device of its own": (f"report --gpu {H200} --device cpu", ("--device cpu without --measure",)),
     "report with a suite that is not run": (f"report --gpu {H200} --suite quick", ("--suite quick without",)),
+    "report with an index in a file": (f"report --gpu {H200} --index plain", ("--index 'plain'", "no folder")),
+    "widths on a ground without a figure": (
+        f"widths --gpu {H200} --around 512 --theme dark", ("--theme dark without --figure",)),
     "widths of another kind of model": (
         f"widths --gpu {H200} --config gpt2",
         ("model_type 'gpt2' (not a dense decoder whose config says all six dimensions)", "qwen3, llama, mistral")),
