@@ -70,12 +70,8 @@ def plan(
     run = Run(batch=1 if sequences is None else sequences, seq=seq, accumulate=accumulate, checkpoint=checkpoint,
               precision=precision, optimizer=optimizer, mode=mode)  # fmt: skip
     run.check()
-    profiles = find_profiles(gpu_names(gpus))
-    book = price_book(
-        prices, price, provider, on, gpus=[profile.gpu for profile in profiles], required=True, kind=kind
-    )
-    feeding: dict[str, Any] = {"host": find_host(host), "hosts": hosts}
-    if config is None and width is None:
+    is_ladder = config is None and width is None
+    if is_ladder:
         if budget_usd is None:
             raise UsageError(
                 "which model? give --config or --width, or --budget-usd for the largest of the ladder"
@@ -86,12 +82,21 @@ def plan(
         if depth is not None:
             raise UsageError(f"--depth {depth} of which model? Give --config or --width")
         models = _ladder(widths, depth_law or "printed")
+    else:
+        if widths is not None:
+            raise UsageError(
+                "--widths is the ladder of --budget-usd without a model: leave it or the model out"
+            )
+        model = model_from({"config": config, "width": width, "depth": depth, "depth_law": depth_law})
+        wanted = None if tokens is None else token_count(tokens)
+    profiles = find_profiles(gpu_names(gpus))
+    book = price_book(
+        prices, price, provider, on, gpus=[profile.gpu for profile in profiles], required=True, kind=kind
+    )
+    feeding: dict[str, Any] = {"host": find_host(host), "hosts": hosts}
+    if is_ladder and budget_usd is not None:
         _budget(run, profiles, book, budget_usd, tokens_per_param, models, feeding, as_json)
         return
-    if widths is not None:
-        raise UsageError("--widths is the ladder of --budget-usd without a model: leave it or the model out")
-    model = model_from({"config": config, "width": width, "depth": depth, "depth_law": depth_law})
-    wanted = None if tokens is None else token_count(tokens)
     with tables.progress("forecasting") as advance:
         found = plans(
             model, run, profiles, book, tokens=wanted, auto_batch=sequences is None, progress=advance, **feeding,

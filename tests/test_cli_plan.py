@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flopcast.errors import UsageError
+from flopcast.roofline import lookup
 from flopcast.roofline.cli_plan import token_count
 
 H200 = "nvidia-h200"
@@ -185,3 +186,13 @@ def test_bad_use_of_prices_says_what_is_valid(
     assert (found.code, found.out) == (2, "")
     for part in parts:
         assert part in found.err
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "--config qwen3-0.6b --tokens nan", "--config no-such", "--budget-usd 5 --widths x"]
+)
+def test_what_is_asked_wrong_is_told_before_a_profile_is_read(
+    flopcast: Command, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    monkeypatch.setattr(lookup, "find_profiles", lambda gpus: pytest.fail("a profile was read"))
+    assert flopcast("plan", *arguments.split()).code == 2
