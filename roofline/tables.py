@@ -69,7 +69,8 @@ def ms(seconds: float | None) -> str:
 
 
 def percent(error: float | None) -> str:
-    return NONE if error is None else f"{error * 100:+.1f}%"
+    """+1.5%; 0.0% has no sign"""
+    return NONE if error is None else f"{error * 100:+.1f}%" if abs(error) >= 0.0005 else "0.0%"
 
 
 def share(value: float | None) -> str:

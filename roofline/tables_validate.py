@@ -7,6 +7,7 @@ from typing import Any
 
 from flopcast.roofline import baselines
 from flopcast.roofline.tables import NONE, console, ms, percent, say, share, table
+from flopcast.roofline.tables_cost import lean
 
 Row = Mapping[str, Any]
 
@@ -20,15 +21,16 @@ def print_validation(rows: Sequence[Row], summary: Sequence[Row]) -> None:
          percent(r["peak_error"]), share(r["measured_share"]), r["bound"] or NONE, r["status"]]
         for r in rows
     ]  # fmt: skip
-    columns = ("step", "ms", "forecast", "error", "device ms", "error", "host ms", "error", "memory", "shapes measured",
+    columns = ("step", "ms", "forecast", "error", "device ms", "error", "host ms", "error", "memory", "measured",
                "bound", "status")  # fmt: skip
-    out.print(table("Forecast against real steps (none used in fitting)", columns, shown))
+    title = "Forecast against real steps (none used in fitting)"
+    out.print(lean(title, columns, shown, "measured: share of the kernel time in shapes that were"))
     for row in rows:
         if row["reason"]:
             say(f"{row_label(row)}: {row['reason']}")
     parts = ("step", "device", "host", "peak")
     totals = [
-        [s["rows"], str(s["n"]), *(f"{share(s[f'{p}_median'])} / {share(s[f'{p}_worst'])}" for p in parts),
+        [s["rows"], str(s["n"]), *(_pair(s, p) for p in parts),
          share(s["coverage"]), share(s["interval_width"])]
         for s in summary
     ]  # fmt: skip
@@ -36,12 +38,15 @@ def print_validation(rows: Sequence[Row], summary: Sequence[Row]) -> None:
     methods = baselines.compare_methods(rows)
     if len(methods) > 1:
         sets = ("all", "device-bound", "host-bound")
-        lines = [
-            [m["label"], *(f"{share(m[f'{name}_median'])} / {share(m[f'{name}_worst'])}" for name in sets)]
-            for m in methods
-        ]
+        lines = [[m["label"], *(_pair(m, name) for name in sets)] for m in methods]
         title = f"|error| of the step, median / worst, on the same {methods[0]['n']} steps"
         out.print(table(title, ("forecast by", *sets), lines))
+
+
+def _pair(found: Row, name: str) -> str:
+    """median / worst"""
+    median, worst = found[f"{name}_median"], found[f"{name}_worst"]
+    return NONE if median is None else f"{share(median)} / {share(worst)}"
 
 
 def row_label(row: Row) -> str:

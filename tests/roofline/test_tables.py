@@ -106,6 +106,20 @@ def test_steps_that_failed_are_rows_of_dashes_with_their_reasons(capsys: Capture
     assert err == "wide 4x256: can't allocate memory\n"
 
 
+def test_a_step_is_one_line_and_nothing_has_no_sign(capsys: Captured) -> None:
+    row = dict.fromkeys(validate.COLUMNS) | {
+        "name": "w1024-d17", "batch": 8, "seq": 1024, "status": "ok", "optimizer": "adamw-fused", "bound": "memory",
+        "step_seconds": 0.1175, "step_forecast": 0.1178, "step_error": 0.0021, "device_seconds": 0.1153,
+        "device_error": 0.0031, "host_seconds": 0.02488, "host_error": -0.121, "peak_error": -0.0002,
+        "measured_share": 0.155,
+    }  # fmt: skip
+    print_validation([row], [])
+    (shown,) = [line for line in capsys.readouterr().out.splitlines() if "w1024-d17 8x1024 fused" in line]
+    assert "117.5     117.8" in shown
+    assert " 0.0% " in shown
+    assert shown.rstrip().endswith("ok")
+
+
 def test_no_steps_at_all_is_an_empty_table(capsys: Captured) -> None:
     print_validation([], [])
     assert "Forecast against real steps" in capsys.readouterr().out
