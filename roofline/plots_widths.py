@@ -1,7 +1,7 @@
 """Figures of widths: the sawtooth of throughput over hidden sizes, and forecast penalties against measured ones.
 
 `sawtooth_figure(points, profile)` takes what `widths_sawtooth.sawtooth_points` or `widths.survey` give;
-`penalty_figure(rows, gpu)` the rows of a table of `widths_check` (reports/<gpu>/widths.csv). Both return a
+`penalty_figure(rows, gpu)` the rows of a table of `widths_check` (reports/<gpu>/widths-3.csv). Both return a
 `canvas.Figure`, or None where there is nothing to draw.
 """
 
@@ -185,8 +185,8 @@ def _shade(ax: Axes, points: Sequence[Point], *, is_named: bool) -> None:
 @styled
 def penalty_figure(rows: Sequence[Mapping[str, Any]], gpu: str, *, theme: Theme = LIGHT) -> Figure | None:
     """Forecast against measured penalty of each unaligned width (percent, symmetric logs), and below how far apart they
-    are (points, 1.5 shaded); None without measured ones. Bars: 90% intervals of the forecast. Faint: set 1, whose steps
-    were looked at before the law of today was made, where there is another.
+    are (points, 1.5 shaded); None without measured ones. Bars: 90% intervals of the forecast. Faint: all sets but the
+    newest.
 
     `rows`: of `widths_check`, numbers or the words of its CSV."""
     wanted = ("penalty_forecast", "penalty_measured", "penalty_low", "penalty_high")
@@ -207,7 +207,7 @@ def penalty_figure(rows: Sequence[Mapping[str, Any]], gpu: str, *, theme: Theme 
         for name in sets:
             mine = [row for row in known if int(row["multiple"]) == multiple and _set(row) == name]
             if mine:
-                _penalty_marks(sheet, mine, multiple, theme, is_faint=name == "1" and len(sets) > 1)
+                _penalty_marks(sheet, mine, multiple, theme, is_faint=name != sets[-1])
     ticks = [t for t in (-5, -2, 0, 2, 5, 10, 20, 50, 100, 200, 500) if least <= t <= most]
     for axis in (upper.xaxis, upper.yaxis):
         axis.set_ticks(ticks, [f"{t:+d}%" if t else "0" for t in ticks])
@@ -223,12 +223,13 @@ def penalty_figure(rows: Sequence[Mapping[str, Any]], gpu: str, *, theme: Theme 
     caption = (
         f"What unaligned sizes cost the device against the line between their neighbours that are multiples of 64, in "
         f"real steps on {gpu}. {' '.join(words)} Bars: 90% intervals of the forecast; shaded below: {NEAR} points."
-        + (" Faint: set 1." if len(sets) > 1 else "")
+        + (f" Faint: {_named(sets[:-1])}." if sets[1:] else "")
     )
     alt = f"Forecast against measured penalties of {len(known)} widths, with the differences below; {caption}"
+    before = [name for name in sets if name != "1"]  # the first was judged by later profiles, too
     basis = "measured across; forecast up" + (
-        ", set 2 before its steps ran, set 1 by the profile of now"
-        if "2" in sets
+        f", {_named(before)} before any step ran" + (", set 1 by the profile of now" if "1" in sets else "")
+        if before
         else ", by the profile of now"
     )
     return finish(sheet, "penalties", "Penalties of widths, forecast and measured", caption, alt, basis)
@@ -239,6 +240,10 @@ NEAR = 1.5  # points; what a forecast penalty may be off by
 
 def _set(row: Mapping[str, Any]) -> str:
     return str(row.get("set") or "1")
+
+
+def _named(sets: Sequence[str]) -> str:
+    return f"set{'s' if sets[1:] else ''} {' and '.join(sets)}"
 
 
 def _mark(multiple: int) -> Any:

@@ -12,7 +12,7 @@ from flopcast.roofline.report import NUMBERS, asset, template
 
 INDEX = "index.html"
 MARK = '<meta name="generator" content="flopcast index">'
-FILES = ("validation.csv", "widths.csv", "widths-2.csv", "kernels.csv")  # beside a page
+FILES = ("validation.csv", "widths-3.csv", "widths-2.csv", "widths.csv", "kernels.csv")  # beside a page
 LOCAL = "local"  # `make report`'s folder: this machine's own page, of no one else's interest
 
 

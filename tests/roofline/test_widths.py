@@ -15,13 +15,22 @@ import pytest
 from flopcast.errors import DataError, UsageError
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench import records
-from flopcast.roofline import widths, widths_check, widths_products, widths_rules, widths_sets, widths_shapes
+from flopcast.roofline import (
+    widths,
+    widths_check,
+    widths_hindsight,
+    widths_products,
+    widths_rules,
+    widths_sets,
+    widths_shapes,
+)
 from flopcast.roofline.batch import write_rows
 from flopcast.roofline.forecast import Run
 from flopcast.roofline.lookup import find_profile
 from flopcast.roofline.models import load_config, make_config, n_params
 from flopcast.roofline.plots_widths import penalty_figure, sawtooth_figure
 from flopcast.roofline.profile import Profile
+from flopcast.roofline.report_widths import TABLES, rows_of
 from flopcast.roofline.widths import Penalty, Point, anchor_of, penalty, power_of_two, rule_of
 from flopcast.roofline.widths_sawtooth import sawtooth_points, sawtooth_widths, wave_ends
 from flopcast.roofline.widths_sets import SETS
@@ -244,7 +253,7 @@ def test_the_committed_table_says_what_was_measured(root: Path, number: int) -> 
     folder = root / f"reports/nvidia-h200/width-steps/{number}"
     if not folder.is_dir():
         pytest.skip(f"the steps of set {number} have not been run yet")
-    run = widths_check.measured_of(records.read(folder).rows)
+    runs = [widths_check.measured_of(rows) for rows in widths_check.rows_in(folder)]
     table = root / "reports/nvidia-h200" / ("widths.csv" if number == 1 else f"widths-{number}.csv")
     with table.open(newline="", encoding="utf-8") as file:
         rows = {(row["neighbourhood"], row["value"]): row for row in csv.DictReader(file)}
@@ -257,13 +266,67 @@ def test_the_committed_table_says_what_was_measured(root: Path, number: int) -> 
             below, above = int(row["below"]), int(row["above"])
             share = (value - below) / (above - below)
             own, *ends = (
-                mean(median(samples) for samples in run.device[f"{place.name}-{v}"])
+                mean(median(samples) for run in runs for samples in run.device.get(f"{place.name}-{v}", ()))
                 for v in (value, below, above)
             )
             measured = own / (ends[0] * (1 - share) + ends[1] * share) - 1
             assert float(row["penalty_measured"]) == pytest.approx(measured, abs=1e-6)
             error = float(row["penalty_forecast"]) - float(row["penalty_measured"])
             assert float(row["penalty_error"]) == pytest.approx(error, abs=1e-6)
+
+
+def test_the_newest_forecasts_committed_before_their_steps_reach_the_goals(root: Path) -> None:
+    """Set 3 by the laws of today: signs, multiples of 8 to 32, medians by kind, the recommended shape."""
+    with (root / "reports/nvidia-h200/widths-3.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    judged = [row for row in rows if row["penalty_error"]]
+    assert len(judged) == sum(len(place.unaligned) for place in SETS[3].neighbourhoods) == 55
+    assert mean(row["right_sign"] == "true" for row in judged) >= widths_check.GOAL_SIGN
+    for kind, multiples in widths_check.KINDS.items():
+        errors = [abs(float(row["penalty_error"])) for row in judged if int(row["multiple"]) in multiples]
+        assert len(errors) >= 11
+        assert median(errors) <= widths_check.GOAL_POINTS, kind
+        if kind == "8, 16, 32":
+            assert max(errors) <= widths_check.GOAL_POINTS
+    best = [float(row["slower_than_best"]) for row in rows if row["rank_forecast"] == "1"]
+    assert len(best) == 1
+    assert best[0] <= widths_check.GOAL_SHAPE
+
+
+def test_hindsight_is_of_every_width_that_was_run(h200: Profile, root: Path) -> None:
+    """Of one neighbourhood a set: penalties measured as in the tables, forecasts those of the profile given."""
+    steps = root / "reports/nvidia-h200/width-steps"
+    found = widths_hindsight.hindsight(
+        h200, steps, {2: small(2, "ffn3072"), 3: small(3, "ffn8192-3"), 4: small(3, "vocab50257-3")}
+    )
+    assert {number: [row["value"] for row in rows] for number, rows in found.items()} == {
+        2: [3048, 3068, 3070, 3071],
+        3: [8131, 8132, 8152, 8160, 8166],
+    }
+    with (root / "reports/nvidia-h200/widths-3.csv").open(newline="", encoding="utf-8") as file:
+        table = {(row["neighbourhood"], row["value"]): row for row in csv.DictReader(file)}
+    for row in found[3]:
+        before = table[row["neighbourhood"], str(row["value"])]
+        assert row["penalty_measured"] == pytest.approx(float(before["penalty_measured"]), abs=1e-6)
+        assert row["profile"].endswith(h200.provenance["to"])
+    said = widths_hindsight.lines(found)
+    assert len(said) == 5
+    assert "of 4 (" in said[2]
+    assert said[-1].startswith("| all | ")
+    assert "of 9 (" in said[-1]
+    with pytest.raises(UsageError, match="has no steps of a set: valid are folders 1, 2, 3"):
+        widths_hindsight.hindsight(h200, root / "tests")
+
+
+def test_steps_of_several_cards_lie_in_a_folder_of_folders(root: Path, tmp_path: Path) -> None:
+    steps = root / "reports/nvidia-h200/width-steps"
+    assert len(widths_check.rows_in(steps / "2")) == 1
+    runs = [widths_check.measured_of(rows) for rows in widths_check.rows_in(steps / "3")]
+    assert len(runs) == 4  # two cards, twice
+    assert len(widths_check.shapes_of(runs)) == 6
+    assert widths_check.shapes_of([]) == ()
+    with pytest.raises(DataError, match="does not exist"):
+        widths_check.rows_in(tmp_path)
 
 
 def test_the_steps_of_the_table_are_run_aligned_ones_twice(committed: list[dict[str, str]]) -> None:
@@ -422,12 +485,43 @@ def test_the_products_of_real_steps_are_told_one_by_one(h200: Profile, root: Pat
                                                 if row["key"].startswith("step_kernels/")])  # fmt: skip
 
 
+def test_products_profiled_twice_are_means_with_their_spread(h200: Profile, root: Path) -> None:
+    """Set 3's kernels were profiled twice: what one product took lies well within 5% of the mean."""
+    chosen = small(3, "ffn8192-3", unaligned=(8131,))
+    runs = widths_check.rows_in(root / "reports/nvidia-h200/width-steps/3")
+    found = widths_products.products(chosen, h200, [row for rows in runs for row in rows])
+    once = widths_products.products(chosen, h200, runs[0])
+    again = widths_products.products(chosen, h200, runs[1])
+    assert len(found) == len(once) == len(again) > 30
+    odd = [i for i, row in enumerate(found) if row["step"] == "ffn8192-3-8131"]  # built once a run
+    assert odd
+    for i in odd:
+        both = (once[i]["seconds"], again[i]["seconds"])
+        assert found[i]["seconds"] == pytest.approx(mean(both))
+        assert found[i]["spread"] == pytest.approx(abs(both[0] - both[1]) / 2**0.5 / mean(both))
+        assert once[i]["spread"] is None
+    assert median(row["spread"] for row in found) < 0.02
+    assert all(row["spread"] is not None for row in widths_products.summary(found))
+
+
 def test_the_figure_of_penalties_tells_each(committed: list[dict[str, str]]) -> None:
     figure = penalty_figure(committed, "nvidia-h200")
     assert figure is not None
     judged = [row for row in committed if row["penalty_measured"]]
     assert figure.svg.count("): measured ") == 2 * len(judged)  # in either panel
     assert penalty_figure([{**row, "penalty_measured": ""} for row in committed], "nvidia-h200") is None
+
+
+def test_the_figure_of_all_sets_shows_the_newest_plainly(root: Path) -> None:
+    folder = root / "reports/nvidia-h200"
+    figure = penalty_figure([row for name in TABLES for row in rows_of(folder / name)], "nvidia-h200")
+    assert figure is not None
+    assert figure.alt.startswith("Forecast against measured penalties of 133 widths")
+    assert (
+        figure.caption.index("Of set 3") < figure.caption.index("Of set 2") < figure.caption.index("Of set 1")
+    )
+    assert "Faint: sets 1 and 2." in figure.caption
+    assert "sets 2 and 3 before any step ran, set 1 by the profile of now" in figure.basis
 
 
 # --- the command
