@@ -1,6 +1,6 @@
 """Real training steps of aligned and unaligned widths, for the table of penalties: needs a GPU, three minutes.
 
-    python benchmarks/width_steps.py OUT [--table reports/nvidia-h200/widths-2.csv] [--budget 190]
+    python benchmarks/width_steps.py OUT [--table reports/nvidia-h200/widths-3.csv] [--budget 190]
     python benchmarks/width_steps.py OUT --part 1/2                             # of two GPUs, each its neighbourhoods
     python benchmarks/width_steps.py OUT --smoke                                # no GPU: does the script run?
     python -m flopcast.roofline.widths_check --forecasts TABLE --steps OUT --out TABLE      # here or elsewhere
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--table", type=Path, default=Path("reports/nvidia-h200/widths-2.csv"))
+    parser.add_argument("--table", type=Path, default=Path("reports/nvidia-h200/widths-3.csv"))
     parser.add_argument("--budget", type=float, default=190.0, help="seconds, start of the process included")
     parser.add_argument("--seed", type=int, default=SEED, help="of the order: another for a second run")
     parser.add_argument("--device")
