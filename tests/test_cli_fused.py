@@ -24,7 +24,7 @@ def test_fused_kernels_are_composed_into_the_step(flopcast: Command, tmp_path: P
     assert "softmax" not in classes
     assert "fused" not in {share["class"] for share in plain["breakdown"]}
     assert fused["kernels"] < plain["kernels"]
-    assert fused["step_seconds"] < plain["step_seconds"]
+    assert fused["device_seconds"] < plain["device_seconds"]
     assert fused["n_params"] == plain["n_params"]
     rows = tmp_path / "rows.csv"
     rows.write_text(f"config,batch,seq,fused\n{path},2,32,triton\n{path},2,32,none\n{path},2,32,cuda\n")
