@@ -169,7 +169,7 @@ class Sheet:
         self.late.append(spread)
 
 
-CELL = 0.02  # decades, about half a mark's width: what lies nearer than this hides under one mark
+CELL = 0.025  # decades, about half a mark's width: what lies nearer than this hides under one mark
 
 
 def apart(xs: Sequence[float], ys: Sequence[float]) -> list[int]:
