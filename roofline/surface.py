@@ -26,6 +26,8 @@ from flopcast.roofline import laws
 from flopcast.roofline.laws import Array
 from flopcast.roofline.smooth import median
 
+Numbers = dict[bytes, int]  # rows of inputs, as bytes, by number
+
 PART = 512  # points whose inputs are worked out at once
 LOCAL_FROM, NEAREST = 256, 32  # of more points than that, the nearest ones tell how sure a prediction is
 LOCAL_CHUNK = 1024
@@ -164,7 +166,11 @@ class Surface:
     def _covariance(self, features: Array, bytes_: Array) -> tuple[Array, Array, Array]:
         """(covariance with the points, correlation of the smooth parts, variance of one's own beyond white)."""
         at, points = self._coordinates(features, bytes_), self._state.coordinates
-        total, smooth, same = covariance(at, points, self.residual)
+        same = None
+        if len(points.inputs) >= MANY:  # 7,000 points are numbered once, not for each few rows
+            mine = numbered(at.inputs, dict(self._numbers))
+            same = mine[:, None] == self._kinds
+        total, smooth, same = covariance(at, points, self.residual, same)
         if not self.own:
             return total, smooth, np.zeros(len(features))
         extra = same * np.array(self.own) ** 2
@@ -206,7 +212,14 @@ class Surface:
     @cached_property
     def _kinds(self) -> NDArray[np.intp]:
         """A number for each point, the same for the same inputs."""
-        return numbered(self._state.coordinates.inputs)
+        return numbered(self._state.coordinates.inputs, self._numbers)
+
+    @cached_property
+    def _numbers(self) -> Numbers:
+        """The points' inputs by the numbers of `_kinds`."""
+        known: Numbers = {}
+        numbered(self._state.coordinates.inputs, known)
+        return known
 
     @cached_property
     def _inverse(self) -> Array:
@@ -388,14 +401,19 @@ class _State:
     noise: float  # median over the points
 
 
-def covariance(a: Coordinates, b: Coordinates, residual: Residual) -> tuple[Array, Array, NDArray[np.bool_]]:
+def covariance(
+    a: Coordinates, b: Coordinates, residual: Residual, same: NDArray[np.bool_] | None = None
+) -> tuple[Array, Array, NDArray[np.bool_]]:
     """(covariance of the residuals at a (rows) and b (columns), measurement noise not included;
     correlation of their smooth parts; which are the same point)."""
-    same = same_inputs(a.inputs, b.inputs)
-    squared = np.where(same, 0.0, squared_distances(a.inputs, b.inputs, np.array(residual.lengths)))
-    smooth = matern(np.sqrt(squared))
-    total = (a.terms * np.array(residual.levels) ** 2) @ b.terms.T + residual.amplitude**2 * smooth
-    total += residual.white**2 * same
+    same = same_inputs(a.inputs, b.inputs) if same is None else same
+    # in place: arrays of rows x points are what a long table of shapes takes its time for
+    distance = squared_distances(a.inputs, b.inputs, np.array(residual.lengths))
+    distance[same] = 0.0
+    smooth = matern(np.sqrt(distance, out=distance))
+    total = (a.terms * np.array(residual.levels) ** 2) @ b.terms.T
+    total += np.multiply(smooth, residual.amplitude**2, out=distance)
+    total[same] += residual.white**2
     return total, smooth, same
 
 
@@ -424,10 +442,9 @@ def local_reduction(
     return found
 
 
-def numbered(inputs: Array) -> NDArray[np.intp]:
-    """A number for each row of `inputs`[rows, inputs], equal for equal rows. To sort two thousand takes 14 ms,
-    to look their bytes up 1."""
-    known: dict[bytes, int] = {}
+def numbered(inputs: Array, known: Numbers) -> NDArray[np.intp]:
+    """A number for each row of `inputs`[rows, inputs], equal for equal rows, those in `known` theirs; new ones are put
+    there. To sort two thousand takes 14 ms, to look their bytes up 1."""
     plain = np.ascontiguousarray(inputs) + 0.0  # -0.0 and 0.0 are equal, and their bytes then, too
     return np.array([known.setdefault(row.tobytes(), len(known)) for row in plain], np.intp)
 
@@ -448,14 +465,15 @@ def lower_inverse(factor: Array) -> Array:
 def squared_distances(a: Array, b: Array, lengths: Array) -> Array:
     """[rows of a, rows of b]; as a product, which is ten times as fast as differences of each input."""
     a, b = a / lengths, b / lengths
-    squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2.0 * (a @ b.T)
-    return np.asarray(np.maximum(squared, 0.0))
+    squared = np.add.outer((a**2).sum(axis=1), (b**2).sum(axis=1))
+    squared -= np.multiply(both := a @ b.T, 2.0, out=both)
+    return np.asarray(np.maximum(squared, 0.0, out=squared))
 
 
 def same_inputs(a: Array, b: Array) -> NDArray[np.bool_]:
     """[rows of a, rows of b]: which are identical. Exact, where a distance from a product is not."""
     if len(a) >= MANY:
-        numbers = numbered(np.concatenate([a, b]))
+        numbers = numbered(np.concatenate([a, b]), {})
         return np.asarray(numbers[: len(a), None] == numbers[len(a) :])
     same = np.ones((len(a), len(b)), bool)
     for own, its in zip(a.T, b.T, strict=True):
@@ -467,4 +485,6 @@ def matern(distance: NDArray[np.float64]) -> Array:
     """Matern 3/2: continuous with a continuous slope, no smoother, as kernels' times are between their
     steps."""
     scaled = np.sqrt(3.0) * distance
-    return np.asarray((1.0 + scaled) * np.exp(-scaled))
+    falling = np.exp(-scaled)
+    falling *= np.add(scaled, 1.0, out=scaled)
+    return np.asarray(falling)
