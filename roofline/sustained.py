@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 SIGMA = 0.05
 # Of products that are projected from an H200's bursts by the ratio of what both sustain (`project.py`): the H200's own.
 PROJECTED_SHARE = 0.835
+# No clock is told below this share: bytes that never leave the cache draw less than they are counted with, and a few
+# products among many of those would stand still. By the law a part of half an H200's power holds 0.6 under products alone.
+LEAST_CLOCK = 0.5
 SIDE = 8192  # of the square products that bursts and sustained rates are measured with
 
 
@@ -62,12 +65,12 @@ class Draw:
         # E c^2 + (B - left (T - M)) c - left M = 0
         linear = self.byte_joules - left * max(seconds - self.matrix_seconds, 0.0)
         root = sqrt(linear**2 + 4.0 * self.matrix_joules * left * self.matrix_seconds)
-        return min((root - linear) / (2.0 * self.matrix_joules), 1.0)
+        return min(max((root - linear) / (2.0 * self.matrix_joules), LEAST_CLOCK), 1.0)
 
     def clock_held(self, seconds: float) -> float:
         """The same of a step that takes `seconds` with what the limit adds: what draws the limit in that time."""
         left = (self.limit_watts - self.static_watts) * seconds - self.byte_joules
-        return min(max(left, 0.0) / self.matrix_joules, 1.0) if self.matrix_joules else 1.0
+        return min(max(left / self.matrix_joules, LEAST_CLOCK), 1.0) if self.matrix_joules else 1.0
 
     def added_seconds(self, seconds: float) -> float:
         """What the limit adds to a step that takes `seconds` at full clock."""
