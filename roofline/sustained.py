@@ -38,7 +38,7 @@ SIGMA = 0.05
 # Of products that are projected from an H200's bursts by the ratio of what both sustain (`project.py`): the H200's own.
 PROJECTED_SHARE = 0.835
 # No clock is told below this share: bytes that never leave the cache draw less than they are counted with, and a few
-# products among many of those would stand still. By the law a part of half an H200's power holds 0.6 under products alone.
+# products among many of those would stand still. By the law a part of half an H200's power holds 0.6 under products.
 LEAST_CLOCK = 0.5
 SIDE = 8192  # of the square products that bursts and sustained rates are measured with
 
