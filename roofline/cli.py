@@ -242,7 +242,7 @@ def sweep(
 def kernels(
     gpu: shared.Gpu,
     source: Annotated[
-        Path, typer.Option("--from", help="CSV: op,m,n,k,layout or batch,heads,...; see the README.")
+        Path, typer.Option("--from", help="CSV: op,m,n,k,layout or batch,heads,...; see docs/files.md.")
     ],
     out: Annotated[Path, typer.Option(help="CSV to write.")],
     as_json: shared.AsJson = False,

@@ -7,7 +7,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -20,6 +22,9 @@ PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTR
 EXAMPLES = sorted((ROOT / "docs" / "examples").iterdir())
 
 
+FRAMES = re.compile("[\u2500-\u257f]")  # what tables are drawn with on a terminal
+
+
 def commands_in(text: str) -> list[list[str]]:
     """The words after `flopcast` of each command that a text shows, in a block or between backticks."""
     blocks = re.findall(r"^ {4,}(.*)$", text, re.M)
@@ -29,7 +34,7 @@ def commands_in(text: str) -> list[list[str]]:
         for part in re.split(r"&&|\|\||;", line.split(" #")[0]):
             words = shlex.split(part, posix=True) if part.count("'") % 2 == 0 else part.split()
             names = [i for i, word in enumerate(words) if word == "flopcast" or word.endswith("/flopcast")]
-            if names and words[: names[0]] in ([], ["exec"]) and len(words) > names[0] + 1:
+            if names and words[: names[0]] in ([], ["exec"], ["$"]) and len(words) > names[0] + 1:
                 found.append(words[names[0] + 1 :])
     return found
 
@@ -69,6 +74,38 @@ def test_the_guide_shows_commands() -> None:
     """The test above looks at something."""
     shown = {words[0] for page in PAGES for words in commands_in(page.read_text(encoding="utf-8"))}
     assert {"bench", "fit", "predict", "widths", "compare", "cost", "plan", "report", "validate"} <= shown
+
+
+def outputs_in(text: str) -> list[tuple[list[str], list[str]]]:
+    """Each command after a `$` with the output shown below it, as pieces between the `...` of what is left out."""
+    blocks = re.findall(r"^ {4}\$ flopcast (.*)\n((?: {4}.*\n)+)", text, re.M)
+    return [
+        (shlex.split(command), [piece for piece in re.split(r"\.{3}", output) if piece.strip()])
+        for command, output in blocks
+    ]
+
+
+README_OUTPUTS = outputs_in((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+QUICK = [(words, pieces) for words, pieces in README_OUTPUTS if words[0] != "widths"]  # that one takes 20 s
+
+
+@pytest.mark.parametrize(("words", "pieces"), QUICK, ids=[words[0] for words, _ in QUICK])
+def test_the_outputs_of_the_readme_are_what_the_commands_print(
+    words: list[str], pieces: list[str], flopcast: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = flopcast(*words)
+    assert done.code == 0, done.err
+    printed = " ".join(FRAMES.sub(" ", done.out).split())
+    for piece in pieces:
+        assert " ".join(piece.split()) in printed
+
+
+def test_the_readme_is_short_and_answers_three_questions() -> None:
+    assert (ROOT / "README.md").stat().st_size <= 9000
+    assert [words[0] for words, _ in README_OUTPUTS] == ["roofline", "predict", "widths"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
