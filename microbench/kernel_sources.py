@@ -5,17 +5,13 @@ another. So rows of backend "triton" carry the fingerprint of what ran (`KERNELS
 source was measured of, and a profile is made of rows of the present ones alone. So it is with the few calls of torch
 whose time hangs on what is in their operands (`OPERANDS`).
 
-A fingerprint is over the code of an operation's modules and its tables of configurations; comments, docstrings, blank
-lines and the Python that runs them change nothing.
+A fingerprint is over the code that an operation's operators reach and its tables of configurations, not over where
+they lie or how they are written down: `kernel_code.py`.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import io
-import json
-import tokenize
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -23,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.kernels import shapes
-from flopcast.microbench.records import KERNELS
+from flopcast.microbench import kernel_code
+from flopcast.microbench.records import kernels_in
 
 BACKEND = "triton"
 
@@ -31,59 +28,30 @@ BACKEND = "triton"
 # products: groups as even as a router's (1 cut the rows anywhere: a Qwen3-MoE step was forecast 19% long).
 OPERANDS = {"_grouped_mm": "operands-2"}
 
-_ROWWISE = ("rowwise.py", "triton_common.py")
-# What an operation's kernels are made of, below `kernels`.
-_SOURCES = {
-    "gemm": ("matmul.py", "matmul_*.py", "triton_matmul*.py", "data/matmul_*.json"),
-    "attention": (
-        "attention.py", "attention_config.py", "triton_attention*.py", "data/attention_*.json",
-    ),
-    "rms_norm": (*_ROWWISE, "rmsnorm.py", "triton_rmsnorm.py", "triton_ahead.py"),
-    "rope_qk_norm": (*_ROWWISE, "rope.py", "triton_rope.py", "triton_ahead.py"),
-    "swiglu": (*_ROWWISE, "swiglu.py", "triton_swiglu.py"),
-    "cross_entropy": (*_ROWWISE, "cross_entropy*.py", "triton_cross_entropy*.py", "data/cross_entropy_*.json"),
-    "adamw": (*_ROWWISE, "adamw.py", "triton_adamw.py"),
+# The operations of the operators, or calls, that are not named as these.
+_OPERATION = {
+    "triton_matmul": "gemm", "triton_attention": "attention", "triton_attention_forward": "attention",
+    "add_rms_norm": "rms_norm", "scale_": "cross_entropy",
 }  # fmt: skip
-_OPERATION = {"add_rms_norm": "rms_norm", "scale_": "cross_entropy"}
 
 
 def operation_of(shape: Mapping[str, Any]) -> str:
     """The operation that a shape, as a row has it, is of; of a call not known its own name."""
     if shape.get("kind") != "call":
         return str(shape.get("kind"))
-    name = str(shape.get("op")).split(".")[1]
+    return _operation_of_operator(str(shape.get("op")).split(".")[1])
+
+
+def _operation_of_operator(name: str) -> str:
     name = name.removesuffix("_backward").removesuffix("_with_gradient")
     return _OPERATION.get(name, name)
 
 
 @lru_cache
 def fingerprint(operation: str, folder: Path = Path(shapes.__file__).parent) -> str:
-    """12 hex digits over the sources of an operation's kernels as they lie in `folder`."""
-    digest = hashlib.sha256()
-    for pattern in _SOURCES.get(operation, ()):
-        for path in sorted(folder.glob(pattern)):
-            text = path.read_text()
-            code = json.dumps(json.loads(text), sort_keys=True) if path.suffix == ".json" else code_of(text)
-            digest.update(f"{path.name}\0{code}\0".encode())
-    return digest.hexdigest()[:12]
-
-
-def code_of(source: str) -> str:
-    """A module's lines without comments, docstrings, blank lines and trailing blanks."""
-    lines: list[str] = source.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-            and ast.get_docstring(node) is not None
-        ):
-            text = node.body[0]
-            for row in range(text.lineno, (text.end_lineno or text.lineno) + 1):
-                lines[row - 1] = ""
-    return "\n".join(line.rstrip() for line in lines if line.strip())
+    """12 hex digits over what the operators of an operation reach in `folder`."""
+    code = kernel_code.parts(folder, lambda name: _operation_of_operator(name) == operation)
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()[:12]
 
 
 def kernels_of(shape: Mapping[str, Any], backend: str) -> str | None:
@@ -99,7 +67,7 @@ def present(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], Count
     kept, others = [], Counter[str]()
     for row in rows:
         now = kernels_of(row.get("shape") or {}, row.get("backend", "torch"))
-        if now is None or row.get(KERNELS) == now:
+        if now is None or kernels_in(row) == now:
             kept.append(row)
         else:
             others[operation_of(row["shape"])] += 1

@@ -40,6 +40,17 @@ EMPTY_FIELDS: dict[str, Any] = {
     "throttle_reasons": [],
 }  # fmt: skip
 KERNELS = "kernels_of"  # the sources, or the operands, that were measured (`kernel_sources.py`)
+# What rows that were measured earlier say of kernels that are still the present ones, and what these are called now.
+# Made at commit bbe66647b3c6, where fingerprints of files' names and lines gave way to those of an operation's code:
+# the left are of that commit's kernels, unchanged since 427e2051eeb0. A line goes when its kernels do.
+EARLIER = {
+    "b74df834181b": "12ece3ebb2e9",  # gemm
+    "dcd8d4b1357f": "f5eb006da9ef",  # attention
+    "612da963ebde": "a45411996e02",  # rms_norm
+    "c44a3c5f1233": "0b6753ef7af4",  # rope_qk_norm
+    "77ebb4dfc0db": "8f737f637d18",  # swiglu
+    "db8fc63faa1b": "de554812951d",  # cross_entropy
+}
 _REQUIRED = ("key", "status", "machine", "method")
 
 # What "no room" looks like: disk full, quota, file-size limit (RLIMIT_FSIZE).
@@ -64,6 +75,12 @@ def identity(row: Mapping[str, Any]) -> Identity:
     return Identity(
         row["key"], row.get("backend", "torch"), row.get("cache", "cold"), row["method"], row["machine"]
     )
+
+
+def kernels_in(row: Mapping[str, Any]) -> str | None:
+    """Which kernels, or operands, a row is of, as they are told now; None where it does not say."""
+    told = row.get(KERNELS)
+    return EARLIER.get(told, told) if told else None
 
 
 def encode(row: Mapping[str, Any]) -> bytes:
@@ -277,7 +294,7 @@ class Recorder:
         self.rows: list[Row] = found.rows
         self.warnings: list[str] = found.warnings
         self._status: dict[Identity, str] = {identity(row): row["status"] for row in found.rows}
-        self._kernels: dict[Identity, str | None] = {identity(row): row.get(KERNELS) for row in found.rows}
+        self._kernels: dict[Identity, str | None] = {identity(row): kernels_in(row) for row in found.rows}
         if not (self.folder / MACHINE).exists():
             write_atomically(self.folder / MACHINE, json.dumps(dict(machine), indent=1) + "\n")
         try:
@@ -335,7 +352,7 @@ class Recorder:
         write_line(self._descriptor, encode(full), self.path)
         self.rows.append(full)
         self._status[identity(full)] = full["status"]
-        self._kernels[identity(full)] = full.get(KERNELS)
+        self._kernels[identity(full)] = kernels_in(full)
         if time.monotonic() - self._synced > self._fsync_seconds:  # at most 2 s of rows lost to a power cut
             self._sync(self._descriptor)
 

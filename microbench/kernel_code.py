@@ -1,0 +1,253 @@
+"""What an operator compiles, launches and is configured by, read as syntax wherever it lies. Imports none of it.
+
+`parts` begins at the registered operators (`torch.library.custom_op`), follows the names they use from definition to
+definition through the modules of a folder, and takes the JSON tables whose pattern ("matmul_*.json") is in one of
+them. Of these as text nothing is left of
+
+- files' names, places and order, imports and their aliases;
+- layout, comments, docstrings, annotations but those that Triton reads;
+- what is raised, and what no operator reaches: torch's twins, references, registrations.
+
+Names are followed as Python does. A module that is handed about as a value counts in full, as who uses what of it
+cannot be told.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = "flopcast.kernels."
+_DESCRIPTIONS = ("shapes", "references")  # modules that say what is computed, nothing of how: not followed
+_LOADER = "load_triton"  # load_triton("rope") is the module triton_rope
+# What Triton reads of annotations: constexpr, const and the types of machine words.
+_READ_BY_TRITON = re.compile(r"const(?:expr)?|\*?k?(?:[iu]|u?int|fp|bf|b?float)\d+")
+_SILENT = ("ctx", "kind", "type_comment")  # fields that follow from others or say nothing at run time
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_SCOPES = (*_FUNCTIONS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+Form = str | list["Form | None"]  # a node of syntax as JSON holds it: the same under every Python
+
+
+def parts(folder: Path, is_meant: Callable[[str], bool]) -> list[str]:
+    """Definitions and tables of the operators `flopcast::<name>` whose name `is_meant`, as texts in an order of their
+    own."""
+    modules = _modules(folder)
+    reached: set[tuple[str, str]] = set()
+    tables: set[str] = set()
+    readers = {name: _Reader(name, modules, reached, tables) for name in modules}
+    found = {
+        json.dumps(readers[name].function(function))
+        for name, module in modules.items()
+        for operator, function in module.operators.items()
+        if is_meant(operator)
+    }
+    done: set[tuple[str, str]] = set()
+    while todo := reached - done:
+        done |= todo
+        found |= {json.dumps(readers[m].form(s)) for m, name in todo for s in modules[m].definitions[name]}
+    files = {file for pattern in tables for file in folder.rglob(pattern)}
+    return sorted(found | {_table(file.read_text(encoding="utf-8")) for file in files})
+
+
+def _table(text: str) -> str:
+    """A table without its layout, the order of its keys and the form of its numbers (1, 1.0, 1e0)."""
+
+    def number(digits: str) -> float:
+        value = float(digits)
+        return int(value) if value.is_integer() else value
+
+    return json.dumps(json.loads(text, parse_float=number), sort_keys=True)
+
+
+# --- which definition a name is of
+
+
+@dataclass(frozen=True)
+class _Module:
+    definitions: Mapping[
+        str, list[ast.stmt]
+    ]  # by the names that a statement binds or changes; none that say where files lie
+    imports: Mapping[str, str]  # what a name imported anywhere in the module stands for, dotted
+    operators: Mapping[str, ast.FunctionDef]
+
+
+@lru_cache
+def _modules(folder: Path) -> dict[str, _Module]:
+    """All modules below a folder, by dotted name."""
+    return {
+        ".".join(path.relative_to(folder).with_suffix("").parts): _module(path.read_text(encoding="utf-8"))
+        for path in folder.rglob("*.py")
+    }
+
+
+def _module(source: str) -> _Module:
+    tree = ast.parse(source)
+    definitions: dict[str, list[ast.stmt]] = defaultdict(list)
+    operators: dict[str, ast.FunctionDef] = {}
+    imports: dict[str, str] = {}
+    for statement in tree.body:
+        nodes = list(ast.walk(statement))
+        if not any(isinstance(node, ast.Name) and node.id == "__file__" for node in nodes):
+            for name in _bound(statement) | _changed(statement):
+                definitions[name].append(statement)
+        if isinstance(statement, ast.FunctionDef):
+            operators |= dict.fromkeys(_registered_as(statement), statement)
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                imports |= dict(_imported(alias) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                imports |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return _Module(dict(definitions), imports, operators)
+
+
+def _imported(alias: ast.alias) -> tuple[str, str]:
+    """What `import a.b` or `import a.b as c` binds, and to what."""
+    root = alias.name.partition(".")[0]
+    return (alias.asname, alias.name) if alias.asname else (root, root)
+
+
+def _registered_as(function: ast.FunctionDef) -> Iterator[str]:
+    for decorator in function.decorator_list:
+        match decorator:
+            case ast.Call(func=ast.Attribute(attr="custom_op"), args=[ast.Constant(value=str(name)), *_]):
+                yield name.partition("::")[2]
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """The names that a node binds in the scope it is in."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Name(id=name, ctx=ast.Store()):
+            return {name}
+    return set() if isinstance(node, _SCOPES) else _bound_within(node)
+
+
+def _bound_within(node: ast.AST) -> set[str]:
+    return {name for child in ast.iter_child_nodes(node) for name in _bound(child)}
+
+
+def _changed(statement: ast.stmt) -> set[str]:
+    """The names whose values a statement of a module changes: TABLE["a"] = 1, TABLE.update(...)."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return set()
+    changed = [
+        node.func if isinstance(node, ast.Call) else node.value
+        for node in ast.walk(statement)
+        if (isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store))
+        or (isinstance(node, ast.Call) and isinstance(statement, ast.Expr))
+    ]
+    return {node.id for value in changed for node in ast.walk(value) if isinstance(node, ast.Name)}
+
+
+# --- a definition as a form
+
+
+@dataclass
+class _Reader:
+    """Reads the syntax of one module; what that uses is added to `reached` (module, name) and `tables` (patterns)."""
+
+    name: str
+    modules: Mapping[str, _Module]
+    reached: set[tuple[str, str]]
+    tables: set[str]
+    scopes: list[set[str]] = field(default_factory=list)  # the names bound in those being read
+
+    def form(self, node: Any) -> Form | None:
+        """None for what does not count."""
+        match node:
+            case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(value=ast.Constant()):
+                return None
+            case ast.Raise():
+                return "raise"
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                return [node.name, self.form(node.decorator_list), self.function(node)]
+            case ast.Lambda():
+                return self.function(node)
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                with self.scope(_bound_within(node)):
+                    return self.fields(node)
+            case ast.AnnAssign(value=None) if self.scopes:
+                return None  # of a class it is a field
+            case ast.AnnAssign(target=target, value=value, annotation=annotation):
+                return ["=", self.form([target]), self.form(value), self.annotation(annotation)]
+            case ast.Assign(targets=targets, value=value):
+                return ["=", self.form(targets), self.form(value), None]
+            case ast.arg():
+                return [node.arg, self.annotation(node.annotation)]
+            case ast.Constant(value=str(text)) if text.endswith(".json"):
+                self.tables.add(text)
+                return "table"
+            case ast.Name() | ast.Attribute() | ast.Call() if path := self.path(node):
+                return ["name", self.follow(path)]
+            case ast.AST():
+                return self.fields(node)
+            case list():
+                return [form for form in map(self.form, node) if form is not None]
+            case _:
+                return repr(node)
+
+    def fields(self, node: ast.AST) -> Form:
+        """A node by its fields; of empty ones, which Python's versions differ in, nothing."""
+        filled = {
+            name: value
+            for name, value in ast.iter_fields(node)
+            if name not in _SILENT and value is not None and value != []
+        }
+        return [type(node).__name__, *([name, self.form(value)] for name, value in filled.items())]
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Form:
+        """Its arguments, whose defaults are of the scope around it, and its body."""
+        arguments = self.form(node.args)
+        names = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+        body = node.body if isinstance(node.body, list) else [node.body]
+        with self.scope(names.union(*map(_bound, body))):
+            return [arguments, self.form(body)]
+
+    @contextmanager
+    def scope(self, names: set[str]) -> Iterator[None]:
+        self.scopes.append(names)
+        yield
+        self.scopes.pop()
+
+    def annotation(self, node: ast.expr | None) -> Form | None:
+        """What Triton reads of it."""
+        read = None if node is None else _READ_BY_TRITON.search(ast.unparse(node))
+        return read and read[0]
+
+    def path(self, node: ast.AST) -> str | None:
+        """What a name or an attribute stands for, dotted; None for what is not of a module."""
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()) if not any(name in scope for scope in self.scopes):
+                mine = self.modules[self.name]
+                return f"{_PACKAGE}{self.name}.{name}" if name in mine.definitions else mine.imports.get(name)
+            case ast.Attribute(value=value, attr=name):
+                path = self.path(value)
+                return path and f"{path}.{name}"
+            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+                path = self.path(function)
+                return f"{_PACKAGE}triton_{name}" if path and path.endswith(f".{_LOADER}") else None
+        return None
+
+    def follow(self, path: str) -> str:
+        """The path without the modules of ours that it goes through; what it ends at is reached."""
+        names = path.removeprefix(_PACKAGE).split(".")
+        places = (".".join(names[:cut]) for cut in range(len(names), 0, -1))
+        module = next((place for place in places if place in self.modules), None)
+        if module is None or not path.startswith(_PACKAGE):
+            return path
+        there, rest = self.modules[module], names[module.count(".") + 1 :]
+        if rest and rest[0] in there.imports:
+            return self.follow(".".join([there.imports[rest[0]], *rest[1:]]))
+        if module not in _DESCRIPTIONS:
+            self.reached |= {(module, name) for name in there.definitions if name in rest[:1] or not rest}
+        return ".".join(rest)
