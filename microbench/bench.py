@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 
-from flopcast.microbench import steps
-from flopcast.microbench.device import describe
-from flopcast.microbench.host import run_host
-from flopcast.microbench.host_operators import run_operators
-from flopcast.microbench.plans import HostPlan
-from flopcast.microbench.records import HOST_SCALARS, Recorder
-from flopcast.microbench.scalars import run_scalars
-from flopcast.microbench.sweep import Case, Summary, run_sweep
-from flopcast.microbench.timer import POLICIES, make_timer
+from flopcast.microbench.hosts.host import run_host
+from flopcast.microbench.hosts.operators import run_operators
+from flopcast.microbench.recipe import training_step
+from flopcast.microbench.recipe.plans import HostPlan
+from flopcast.microbench.records.records import HOST_SCALARS, Recorder
+from flopcast.microbench.sweep.cases import Case
+from flopcast.microbench.sweep.scalars import run_scalars
+from flopcast.microbench.sweep.sweep import Summary, run_sweep
+from flopcast.microbench.timing.device import describe
+from flopcast.microbench.timing.make_timer import make_timer
+from flopcast.microbench.timing.timer import POLICIES
 
 
 def run_bench(
@@ -48,8 +50,10 @@ def run_bench(
     with Recorder(folder, describe(device)) as recorder:
         for plan in hosts:  # first: CUDA's profiler, once used, may leave launches dearer
 
-            def build(config: dict[str, Any], plan: HostPlan = plan) -> steps.TrainingStep:
-                return steps.build(config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)
+            def build(config: dict[str, Any], plan: HostPlan = plan) -> training_step.TrainingStep:
+                return training_step.build(
+                    config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer
+                )
 
             def train_once(plan: HostPlan = plan) -> None:
                 if device.type == "cuda":

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flopcast.errors import UsageError
-from flopcast.roofline.forecast import Forecast, Run, forecast_stream
-from flopcast.roofline.lookup import find_host, find_profile
-from flopcast.roofline.prices import Price
-from flopcast.roofline.profile import HostCosts, Profile
-from flopcast.roofline.stream import Stream
+from flopcast.roofline.gpu.catalogue.prices import Price
+from flopcast.roofline.gpu.library.profiles import find_host, find_profile
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.forecast import Forecast, forecast_stream
+from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     import torch
+from flopcast.roofline.stream.library.modules import module_stream, run_of_stream
 
 
 def forecast(
@@ -49,48 +48,5 @@ def forecast(
     run.check()
     profile = gpu if isinstance(gpu, Profile) else find_profile(str(gpu))
     fed_by = find_host(host) if isinstance(host, str) else host
-    stream = module_stream(step_fn_or_module, batch, run, profile, loss_fn=loss_fn)
+    stream = module_stream(step_fn_or_module, batch, run, profile.device["type"], loss_fn=loss_fn)
     return forecast_stream(stream, run_of_stream(stream, run), profile, host=fed_by, price=price)
-
-
-def module_stream(
-    source: Any,
-    batch: Any,
-    run: Run,
-    profile: Profile,
-    *,
-    loss_fn: Callable[[Any], torch.Tensor] | None = None,
-    sizes: Mapping[str, int] | None = None,
-) -> Stream:
-    """The op stream of `source` on the device of `profile`. Raises UsageError."""
-    from flopcast.roofline.trace import trace_module
-
-    stream = trace_module(
-        source, batch, loss_fn=loss_fn, sizes=sizes, precision=run.precision, optimizer=run.optimizer,
-        device=profile.device["type"], accumulate=run.accumulate, checkpoint=run.checkpoint,
-    )  # fmt: skip
-    if stream.meta["batch"] < 1 or stream.meta["seq"] < 1:
-        raise UsageError(f"{stream.meta['module']}: the batch is empty: valid is one sample at least")
-    return stream
-
-
-def check_sizes(module: str, sizes: Mapping[str, int]) -> None:
-    """Raises UsageError for a size that was given and that the factory has no parameter for."""
-    import inspect
-
-    from flopcast.roofline.trace import load_factory
-
-    factory = load_factory(module)
-    with suppress(TypeError, ValueError):  # built in: tracing it says more
-        parameters = inspect.signature(factory).parameters
-        for name, value in sizes.items():
-            if name not in parameters:
-                raise UsageError(
-                    f"--{name} {value} with --module {module}: the factory has no parameter {name!r}; leave the option "
-                    "out, or give it one"
-                )
-
-
-def run_of_stream(stream: Stream, run: Run) -> Run:
-    """`run` with the batch and the sequence length that were traced."""
-    return replace(run, batch=stream.meta["batch"], seq=stream.meta["seq"])

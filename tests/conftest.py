@@ -89,11 +89,12 @@ def flopcast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
     What ships is loaded once a run, which halves the time of these tests.
     """
-    from flopcast.roofline import cli, lookup
+    from flopcast.roofline.cli import app
+    from flopcast.roofline.gpu.library import profiles
 
-    find = lookup.find_profile
+    find = profiles.find_profile
     monkeypatch.setattr(
-        lookup, "find_profile", lambda name: _once(find, name) if name in SHIPPED else find(name)
+        profiles, "find_profile", lambda name: _once(find, name) if name in SHIPPED else find(name)
     )
 
     def run(*arguments: object) -> Result:
@@ -101,7 +102,7 @@ def flopcast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         capsys.readouterr()
         code: Any = 0
         try:
-            cli.main()
+            app.main()
         except SystemExit as left:
             code = left.code or 0
         return Result(code, *capsys.readouterr())

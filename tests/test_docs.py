@@ -15,7 +15,7 @@ import pytest
 import typer.main
 import yaml  # type: ignore[import-untyped]
 
-from flopcast.roofline import cli
+from flopcast.roofline.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -42,8 +42,8 @@ def commands_in(text: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def options() -> dict[str, set[str]]:
     """The options of each command."""
-    cli._add_commands()
-    group = typer.main.get_command(cli.app)
+    app._add_commands()
+    group = typer.main.get_command(app.app)
     commands = group.commands  # type: ignore[attr-defined]
     return {
         name: {

@@ -1,5 +1,5 @@
 """`python -m flopcast` is the `flopcast` command."""
 
-from flopcast.roofline.cli import main
+from flopcast.roofline.cli.app import main
 
 main()

@@ -13,7 +13,7 @@ import torch
 from flopcast.kernels import matmul, matmul_table
 from flopcast.kernels.matmul_configs import GLUON, GLUON_SM90, MatmulConfig, shared_memory_limit, tiles_for
 from flopcast.kernels.shapes import Gemm
-from flopcast.microbench.tune_check import small_integers
+from flopcast.microbench.tuning.check import small_integers
 
 # One of each: two accumulators, three groups, groups apart, in turn, A in registers; a row of C in halves
 COMPILED = (

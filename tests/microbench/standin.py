@@ -16,7 +16,10 @@ from torch import Tensor
 
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import Gemm
-from flopcast.microbench import device, records, sweep, timer
+from flopcast.microbench.records import records
+from flopcast.microbench.sweep import cases as sweep_cases
+from flopcast.microbench.sweep import sweep
+from flopcast.microbench.timing import device, timer
 
 POLICY = timer.TimingPolicy(
     min_samples=3, max_samples=5, timeout_seconds=0.02, timeout_samples=2, warm_up_seconds=0.0,
@@ -72,12 +75,14 @@ class StandIn:
         return float((out - ref).abs().max() / ref.abs().max()), 1e-4
 
 
-def cases(count: int, backend: str = "torch") -> list[sweep.Case]:
-    return [sweep.Case(shape=Gemm(m=8, n=8, k=8 + i, dtype="fp32"), backend=backend) for i in range(count)]
+def cases(count: int, backend: str = "torch") -> list[sweep_cases.Case]:
+    return [
+        sweep_cases.Case(shape=Gemm(m=8, n=8, k=8 + i, dtype="fp32"), backend=backend) for i in range(count)
+    ]
 
 
 def run(
-    out: Path, wanted: Sequence[sweep.Case], module: StandIn | None = None, **options: Any
+    out: Path, wanted: Sequence[sweep_cases.Case], module: StandIn | None = None, **options: Any
 ) -> sweep.Summary:
     stand_in = module or StandIn()
     with records.Recorder(out, device.describe(torch.device("cpu"))) as recorder:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from flopcast.errors import DataError
-from flopcast.microbench import bench, records
-from flopcast.microbench.sweep import Summary
+from flopcast.microbench import bench
+from flopcast.microbench.records import records
+from flopcast.microbench.sweep.sweep import Summary
 
 CPU = torch.device("cpu")
 

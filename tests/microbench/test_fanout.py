@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from flopcast.microbench import fanout, records
+from flopcast.microbench import fanout
 from flopcast.microbench.fanout import Job, run_side_by_side
+from flopcast.microbench.records import records
 
 # A bench of rows that take 20 ms each: "bench --device cpu --out DIR [--rows N] [--die-at N] --json".
 SLOW_BENCH = """

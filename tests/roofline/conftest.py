@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from flopcast.roofline.models import make_config
-from flopcast.roofline.profile import HostCosts, Number, Profile
-from flopcast.roofline.stream import FOLDED_DEPTH, Stream
-from flopcast.roofline.stream_cache import Traced, get_stream, stream_key, trace_now
+from flopcast.roofline.base.numbers import Number
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.library.streams import get_stream, stream_key, trace_now
+from flopcast.roofline.stream.model.models import make_config
+from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream
 
 TINY = make_config(width=64, depth=3, heads=4, kv_heads=2, head_dim=16, vocab=512)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.kernels.shapes import Operand
-from flopcast.roofline.models import make_config
-from flopcast.roofline.stream import Op, Stream
+from flopcast.roofline.stream.model.models import make_config
+from flopcast.roofline.stream.ops.op_stream import Op, Stream
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
@@ -194,25 +194,25 @@ def record(name: str, device: str) -> tuple[Stream, dict[str, Any]]:
     """A real step of FAMILIES[name] or STEPS[name]: its stream, and the golden record of it."""
     import torch
 
-    from flopcast.microbench import steps
-    from flopcast.microbench.measure_step import profile_kernels
-    from flopcast.roofline.trace import record_step
+    from flopcast.microbench.recipe import training_step
+    from flopcast.microbench.steps.measure import profile_kernels
+    from flopcast.roofline.stream.tracer.record_step import record_step
 
     entry = {**STEPS, **FAMILIES}[name]
     run = run_of(entry)
     step: Any
     if "config" in entry:
         sizes = {"batch": entry.get("batch", 4), "seq": entry.get("seq", 256)}
-        step = steps.build(entry["config"], device, **sizes, **run)
+        step = training_step.build(entry["config"], device, **sizes, **run)
         meta = {"config": entry["config"], **sizes}
     else:
         with torch.device(device):
             made = factory_of(entry)()
         loss_fn = made[2] if isinstance(made, tuple) and len(made) > 2 else None
         step = (
-            steps.build_module(made[0], made[1], device, loss_fn=loss_fn, **run)
+            training_step.build_module(made[0], made[1], device, loss_fn=loss_fn, **run)
             if isinstance(made, tuple)
-            else steps.FunctionStep(made, device)
+            else training_step.FunctionStep(made, device)
         )
         meta = {"factory": entry["factory"], "sizes": _ZOO[entry["factory"]]}
     is_cuda = device == "cuda"
@@ -238,7 +238,7 @@ def record(name: str, device: str) -> tuple[Stream, dict[str, Any]]:
 def main() -> None:
     import torch
 
-    from flopcast.roofline import stream as streams
+    from flopcast.roofline.stream.ops import op_stream as streams
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("out", type=Path)

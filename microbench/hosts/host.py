@@ -1,0 +1,130 @@
+"""Host cost of a training step: seconds to enqueue forward, backward, optimizer and zero_grad, by depth.
+
+Host cost does not depend on width and is linear in depth (H200, Qwen3 eager: 12 layers 57.8 ms at width 256,
+57.2 at 1024), so models of tiny width at a few depths calibrate all. Single runs spread by 10-40%: depths are
+interleaved in rounds, and every sample is kept. Device work at tiny width is small but not nothing: the
+synchronisation inside transformers' Qwen3 forward waits for what was enqueued before it, a few kernels.
+
+Rows: key host/<model>/depth<D>/<phase>, phases forward, backward, optimizer, zero_grad, and step (all of
+them). On the CPU device an op runs when it is called, so the rows hold op time too.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from flopcast.microbench.progress import progress
+from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
+from flopcast.microbench.sweep.cases import first_line, is_out_of_memory
+from flopcast.microbench.sweep.sweep import Summary
+from flopcast.microbench.timing.timer import no_garbage_collection, synchronise
+
+PHASES = ("zero_grad", "forward", "backward", "optimizer")
+
+
+class Step(Protocol):
+    """A training step whose phases can be run one by one (steps.TrainingStep)."""
+
+    def zero_grad(self) -> None: ...
+    def forward(self) -> Any: ...
+    def backward(self, loss: Any) -> None: ...
+    def optimizer_step(self) -> None: ...
+
+
+def host_key(model: str, depth: int, phase: str) -> str:
+    return f"host/{model}/depth{depth}/{phase}"
+
+
+def run_host(
+    builders: Mapping[int, Callable[[], Step]],
+    *,
+    model: str,
+    recorder: Recorder,
+    device: torch.device,
+    suite: str,
+    rounds: int = 5,
+    steps_per_round: int = 4,
+    warm_up_steps: int = 2,
+    retry: Collection[str] = (),
+    clock: Callable[[], float] = time.perf_counter,
+) -> Summary:
+    """Measure and record the host seconds of each phase at each depth of `builders` (depth -> how to build).
+
+    `model` names the family and whatever else changes what is launched ("qwen3-adamw-fused"). All depths are
+    alive at once, since rounds go over all of them: give tiny widths. Depths are skipped only when all
+    are done. A depth that does not fit or fails gets rows that say so.
+    """
+    start = clock()
+    wanted = [host_key(model, depth, phase) for depth in builders for phase in (*PHASES, "step")]
+    todo = [key for key in wanted if not recorder.is_done(key, retry=retry)]
+    if not todo:
+        return Summary(skipped=len(wanted))
+    summary = Summary(skipped=0)
+    steps: dict[int, Step] = {}
+    failed: dict[int, tuple[str, str]] = {}
+    samples: dict[int, list[dict[str, float]]] = {depth: [] for depth in builders}
+    with progress(rounds * len(builders) + len(builders), f"host cost, {model}") as advance:
+        for depth, build in builders.items():
+            try:
+                steps[depth] = build()
+                for _ in range(warm_up_steps):
+                    host_phases(steps[depth], device, clock)
+            except Exception as error:
+                steps.pop(depth, None)
+                failed[depth] = ("oom" if is_out_of_memory(error) else "error", first_line(error))
+            advance(f"building depth {depth}")
+        for _ in range(rounds):
+            for depth, step in steps.items():
+                gc.collect()
+                with no_garbage_collection():
+                    samples[depth] += [host_phases(step, device, clock) for _ in range(steps_per_round)]
+                advance(f"depth {depth}")
+    for depth in builders:
+        status, reason = failed.get(depth, ("ok", None))
+        for phase in (*PHASES, "step"):
+            values = [sample[phase] for sample in samples[depth]]
+            row = {
+                **EMPTY_FIELDS,
+                "key": host_key(model, depth, phase),
+                "backend": "torch",
+                "cache": "cold",
+                "shape": None,
+                "suite": suite,
+                "role": "fit",
+                "status": status,
+                "reason": reason,
+                "value": statistics.median(values) if values else None,
+                "unit": "seconds",
+                "samples": [float(f"{value:.6g}") for value in values[:100]],
+                "n": len(values),
+                "rounds": rounds,  # the first sample of each comes after a pause and is dearer
+                "timer": "wall",
+            }
+            recorder.append(row)
+            summary.statuses[status] += 1
+    return Summary(summary.statuses, 0, 0, clock() - start)
+
+
+def host_phases(
+    step: Step, device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Host seconds of each phase of one step on an idle device, not waiting for it; "step" is the whole."""
+    synchronise(device)
+    stamps = [clock()]
+    step.zero_grad()
+    stamps.append(clock())
+    loss = step.forward()
+    stamps.append(clock())
+    step.backward(loss)
+    stamps.append(clock())
+    step.optimizer_step()
+    stamps.append(clock())
+    synchronise(device)
+    phases = {phase: stamps[i + 1] - stamps[i] for i, phase in enumerate(PHASES)}
+    return {**phases, "step": stamps[-1] - stamps[0]}

@@ -1,0 +1,198 @@
+"""Host cost of the operators whose kernels are Triton's: what a call takes to enqueue, forward and backward.
+
+An ATen call passes the dispatcher in C++; a torch custom operator runs Python on the way there and back (autograd's
+formula, the choice of a configuration, Triton's launcher), so that it costs the host several times as much. Small
+operands, calls in a row on an idle device, fewer than its queue holds: the device keeps up, and what is timed is the
+host.
+
+Rows: key host_op/<operator>, value seconds a call; `base_seconds` those of an ATen call that launches as much, timed
+in between: F.silu and its backward for what moves bytes, torch's own matrix product and attention for these.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flopcast.microbench.recipe.patches import patched
+from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
+from flopcast.microbench.sweep.cases import first_line, status_of
+from flopcast.microbench.sweep.sweep import Summary
+from flopcast.microbench.timing.timer import no_garbage_collection, synchronise
+
+PREFIX = "host_op/"
+CALLS = 20  # in a row: each launches at most three kernels, the queue holds about 1,024
+ROUNDS = 15
+WARM_UP = 2
+
+Forward = Callable[[], Any]
+Backward = Callable[[Any], Any] | None
+
+# Of each pair: forward operator, backward operator.
+PAIRS = {
+    "rms_norm": "rms_norm_backward",
+    "add_rms_norm": "add_rms_norm_backward",
+    "rope_qk_norm": "rope_qk_norm_backward",
+    "swiglu": "swiglu_backward",
+    "cross_entropy_with_gradient": "scale_",
+    "attention": "attention_backward",
+    "mm": "",
+}
+BASE = {"attention": "sdpa", "mm": "torch_mm"}  # the others': "silu"
+
+
+def run_operators(
+    *, recorder: Recorder, device: torch.device, suite: str, retry: Collection[str] = (),
+    rounds: int = ROUNDS, clock: Callable[[], float] = time.perf_counter,
+) -> Summary:  # fmt: skip
+    """Measures and records what the folder lacks; an operator that does not run here is a row that says so."""
+    start = clock()
+    wanted = [name for pair in PAIRS.items() for name in pair if name]
+    if all(recorder.is_done(PREFIX + name, retry=retry) for name in wanted):
+        return Summary(skipped=len(wanted))
+    summary = Summary()
+    for row in operator_rows(device, rounds=rounds, clock=clock):
+        recorder.append({**row, "suite": suite})
+        summary.statuses[row["status"]] += 1
+    return Summary(summary.statuses, 0, 0, clock() - start)
+
+
+def operator_rows(
+    device: torch.device, *, rounds: int = ROUNDS, clock: Callable[[], float] = time.perf_counter
+) -> list[dict[str, Any]]:
+    """A row an operator. All are timed in turn, round by round, so that a host that slows down slows all of them."""
+    samples: dict[str, list[float]] = defaultdict(list)
+    failed: dict[str, tuple[str, str]] = {}
+    calls: dict[str, tuple[Forward, Backward]] = {}
+    for name, make in _makers(device).items():
+        try:
+            made = make()
+            for _ in range(WARM_UP):
+                with _kernels(name, device):
+                    _sample(*made, device, clock)
+            calls[name] = made
+        except Exception as error:
+            failed[name] = status_of(error), first_line(error)
+    with no_garbage_collection():
+        for _ in range(rounds):
+            for name, call in calls.items():
+                with _kernels(name, device):
+                    forward, backward = _sample(*call, device, clock)
+                samples[name].append(forward)
+                samples[f"{name}/backward"].append(backward)
+    rows = []
+    for name, reverse in PAIRS.items():
+        base = BASE.get(name, "silu")
+        for operator, part in ((name, ""), (reverse, "/backward")):
+            if operator:
+                status, reason = failed.get(name) or failed.get(base) or ("ok", None)
+                rows.append(
+                    _row(operator, samples[name + part], samples[base + part], status, reason, rounds)
+                )
+    return rows
+
+
+def _kernels(name: str, device: torch.device) -> AbstractContextManager[Any]:
+    """aten::mm with Triton's kernel in its place, as `patches` runs a step."""
+    return patched("triton", "sdpa", device.type) if name == "mm" else nullcontext()
+
+
+def _row(
+    operator: str,
+    values: Sequence[float],
+    base: Sequence[float],
+    status: str,
+    reason: str | None,
+    rounds: int,
+) -> dict[str, Any]:
+    done = status == "ok"
+    return {
+        **EMPTY_FIELDS, "key": PREFIX + operator, "backend": "triton", "cache": "cold", "shape": None, "role": "fit",
+        "status": status, "reason": reason, "value": statistics.median(values) if done else None, "unit": "seconds",
+        "base_seconds": statistics.median(base) if done else None,
+        "samples": [float(f"{value:.6g}") for value in values] if done else [], "n": len(values) if done else 0,
+        "rounds": rounds, "timer": "wall",
+    }  # fmt: skip
+
+
+def _sample(
+    forward: Forward, backward: Backward, device: torch.device, clock: Callable[[], float]
+) -> tuple[float, float]:
+    """Host seconds a call of forward and of backward; 0 where there is no backward."""
+    synchronise(device)
+    start = clock()
+    results = [forward() for _ in range(CALLS)]
+    middle = clock()
+    synchronise(device)
+    if backward is None:
+        return (middle - start) / CALLS, 0.0
+    again = clock()
+    for result in results:
+        backward(result)
+    end = clock()
+    synchronise(device)
+    return (middle - start) / CALLS, (end - again) / CALLS
+
+
+def _makers(device: torch.device) -> dict[str, Callable[[], tuple[Forward, Backward]]]:
+    """What makes (forward, backward of what it returned) of every operator and of the bases, on their own operands."""
+    from flopcast.kernels import attention, cross_entropy, rmsnorm, rope, swiglu
+
+    half = torch.float16 if device.type == "cpu" else torch.bfloat16  # Triton's interpreter has no bf16
+
+    def leaf(*size: int, dtype: torch.dtype = half) -> Tensor:
+        return torch.randn(size, dtype=dtype, device=device).requires_grad_()
+
+    def differentiated(function: Callable[..., Any], *inputs: Tensor) -> tuple[Forward, Backward]:
+        """As in training: the loss's gradient is there, every leaf that learns gets one."""
+        first = function(*inputs)
+        outputs = first if isinstance(first, tuple) else (first,)
+        seeds = [torch.ones_like(x) for x in outputs]
+        leaves = [x for x in inputs if x.requires_grad]
+
+        def backward(found: Any) -> Any:
+            return torch.autograd.grad(found if isinstance(found, tuple) else (found,), leaves, seeds)
+
+        return lambda: function(*inputs), backward
+
+    tables = rope.tables(16, 128, device)
+    target = torch.zeros(16, dtype=torch.int64, device=device)
+    weight = leaf(256, dtype=torch.float32)
+    head = leaf(128, dtype=torch.float32)
+    makers: dict[str, Callable[[], tuple[Forward, Backward]]] = {
+        "silu": lambda: differentiated(F.silu, leaf(16, 256)),
+        "rms_norm": lambda: differentiated(rmsnorm.rms_norm, leaf(16, 256, dtype=torch.float32), weight),
+        "add_rms_norm": lambda: differentiated(
+            rmsnorm.add_rms_norm, leaf(16, 256), leaf(16, 256, dtype=torch.float32), weight
+        ),
+        "rope_qk_norm": lambda: differentiated(
+            rope.rope_qk_norm, leaf(1, 16, 2, 128), leaf(1, 16, 1, 128), head, head, *tables
+        ),
+        "swiglu": lambda: differentiated(swiglu.swiglu, leaf(16, 768), leaf(16, 768)),
+        "cross_entropy_with_gradient": lambda: differentiated(
+            lambda logits: cross_entropy.cross_entropy(logits, target), leaf(16, 1024)
+        ),
+        "attention": lambda: differentiated(attention.attention, *_heads(leaf)),
+        "sdpa": lambda: differentiated(
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), *_heads(leaf)
+        ),
+        "torch_mm": lambda: _product(leaf(64, 64).detach()),
+        "mm": lambda: _product(leaf(64, 64).detach()),
+    }  # fmt: skip
+    return makers
+
+
+def _heads(leaf: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    return leaf(1, 2, 64, 128), leaf(1, 1, 64, 128), leaf(1, 1, 64, 128)
+
+
+def _product(a: Tensor) -> tuple[Forward, Backward]:
+    return lambda: torch.mm(a, a), None

@@ -1,0 +1,86 @@
+"""Which Triton kernels a row is of: a fingerprint of their sources. No torch.
+
+Torch's kernels are told by the stack in machine.json; these change with every commit, and a row of one is no time of
+another. So rows of backend "triton" carry the fingerprint of what ran (`KERNELS`), a bench measures again what another
+source was measured of, and a profile is made of rows of the present ones alone. So it is with the few calls of torch
+whose time hangs on what is in their operands (`OPERANDS`).
+
+A fingerprint is over the code that an operation's operators reach and its tables of configurations, not over where
+they lie or how they are written down: `kernel_code.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flopcast.kernels import shapes
+from flopcast.microbench.records import kernel_code
+from flopcast.microbench.records.records import kernels_in
+
+BACKEND = "triton"
+
+# Calls of torch whose operands the sizes of their kernels follow: of how these are made, which version. 2 of grouped
+# products: groups as even as a router's (1 cut the rows anywhere: a Qwen3-MoE step was forecast 19% long).
+OPERANDS = {"_grouped_mm": "operands-2"}
+
+# The operations of the operators, or calls, that are not named as these.
+_OPERATION = {
+    "triton_matmul": "gemm", "triton_attention": "attention", "triton_attention_forward": "attention",
+    "add_rms_norm": "rms_norm", "scale_": "cross_entropy",
+}  # fmt: skip
+
+
+def operation_of(shape: Mapping[str, Any]) -> str:
+    """The operation that a shape, as a row has it, is of; of a call not known its own name."""
+    if shape.get("kind") != "call":
+        return str(shape.get("kind"))
+    return _operation_of_operator(str(shape.get("op")).split(".")[1])
+
+
+def _operation_of_operator(name: str) -> str:
+    name = name.removesuffix("_backward").removesuffix("_with_gradient")
+    return _OPERATION.get(name, name)
+
+
+@lru_cache
+def fingerprint(operation: str, folder: Path = Path(shapes.__file__).parent) -> str:
+    """12 hex digits over what the operators of an operation reach in `folder`."""
+    code = kernel_code.parts(folder, lambda name: _operation_of_operator(name) == operation)
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()[:12]
+
+
+def kernels_of(shape: Mapping[str, Any], backend: str) -> str | None:
+    """The fingerprint of what a row of this shape runs now; None where torch's version says all of it."""
+    if not shape:
+        return None
+    operation = operation_of(shape)
+    return fingerprint(operation) if backend == BACKEND else OPERANDS.get(operation)
+
+
+def present(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """(rows without those of other kernels or operands than the present ones, how many were left out by operation)."""
+    kept, others = [], Counter[str]()
+    for row in rows:
+        now = kernels_of(row.get("shape") or {}, row.get("backend", "torch"))
+        if now is None or kernels_in(row) == now:
+            kept.append(row)
+        else:
+            others[operation_of(row["shape"])] += 1
+    return kept, others
+
+
+def warning(others: Mapping[str, int]) -> Sequence[str]:
+    """What is said of the rows left out; nothing where there are none."""
+    if not others:
+        return ()
+    count = sum(others.values())
+    by_operation = ", ".join(f"{name} {number}" for name, number in sorted(others.items()))
+    return (
+        f"{count} rows were left out ({by_operation}): they are of other kernels, or other operands, than the present"
+        " ones; bench measures these (Triton's alone: --backend triton)",
+    )

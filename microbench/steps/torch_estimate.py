@@ -1,0 +1,209 @@
+"""What torch's own estimator says of a step: `RuntimeEstimator`, "operator-level-cost-model", as a baseline.
+
+It runs a step on fake tensors of the device and adds up, call by call, the larger of FLOPs over a share of the
+datasheet peak and bytes over the datasheet bandwidth, both as torch and Triton read them off the device. It needs
+CUDA, but neither the device's time nor its memory: processes of their own do it, after all measuring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flopcast.microbench.recipe import training_step
+from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.records.records import EMPTY_FIELDS
+from flopcast.microbench.sweep.cases import first_line
+
+# The estimate is a sum over calls, so that it is linear in the number of equal layers: two shallow models give any.
+SHALLOW = (2, 3)
+PROCESSES = 12  # each holds torch and transformers, about 1 GB
+
+Row = dict[str, Any]
+
+
+@contextlib.contextmanager
+def estimate_plans(
+    plans: Sequence[StepPlan], device: torch.device, *, budget_seconds: float | None = None
+) -> Iterator[Callable[[StepPlan], Row]]:
+    """A function that gives the fields of a plan's row, while processes work through `plans`.
+
+    What cannot be estimated, or not in time, is a row of status "error" with a reason.
+    """
+    end = None if budget_seconds is None else time.monotonic() + max(budget_seconds, 0.0)
+    processes = max(1, min(PROCESSES, len(plans), len(os.sched_getaffinity(0)) - 1))
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting: dict[str, Future[Row]] = {
+            plan.key: pool.submit(estimate_row, plan, device.type) for plan in plans
+        }
+
+        def row(plan: StepPlan) -> Row:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                found: Row = waiting[plan.key].result(left)
+            except Exception as fault:  # a process that died, or no time left
+                return {**_empty(plan), "status": "error", "reason": first_line(fault)}
+            return found
+
+        try:
+            yield row
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def estimate_row(plan: StepPlan, device_type: str) -> Row:
+    """The fields of one plan's row, whatever happens."""
+    try:
+        seconds = estimate(plan, device_type)
+    except Exception as fault:
+        return {**_empty(plan), "status": "error", "reason": first_line(fault)}
+    return {**_empty(plan), "value": seconds, "seconds": seconds}
+
+
+def _empty(plan: StepPlan) -> Row:
+    return {**EMPTY_FIELDS, "role": "baseline", "plan": asdict(plan), "unit": "seconds", "value": None,
+            "timer": "torch RuntimeEstimator"}  # fmt: skip
+
+
+def estimate(plan: StepPlan, device_type: str = "cuda") -> float:
+    """Seconds of one step. Raises what torch raises, AssertionError without CUDA among it."""
+    depth = plan.config.get("num_hidden_layers")
+    if plan.module or depth is None or depth <= SHALLOW[1]:
+        return _estimate(plan, device_type)
+    low, high = (
+        _estimate(replace(plan, config={**plan.config, "num_hidden_layers": layers}), device_type)
+        for layers in SHALLOW
+    )
+    return low + (int(depth) - SHALLOW[0]) * (high - low)
+
+
+def _estimate(plan: StepPlan, device_type: str) -> float:
+    from torch.distributed._tools.runtime_estimator import RuntimeEstimator
+
+    with untraced(), _mixed_results(), FakeTensorMode(), _FakeResults():  # type: ignore[no-untyped-call]
+        step = build(plan, device_type)
+        step.run()  # makes the optimizer's state
+        estimator = RuntimeEstimator()
+        # with an encoding: Triton decodes what nvidia-smi answers by that of stdout, and a StringIO has none
+        silence = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        with contextlib.redirect_stdout(silence), estimator("operator-level-cost-model"):
+            step.run()
+        seconds: float = estimator.total_runtime * 1e-3
+    return seconds
+
+
+def build(plan: StepPlan, device_type: str) -> training_step.TrainingStep:
+    """The step on fake tensors. Foreach has to be asked for: it is no default for fake tensors."""
+    from flopcast.microbench.steps.build import build_plan
+
+    step = build_plan(replace(plan, attention="sdpa"), torch.device(device_type))
+    step.optimizer = training_step.make_optimizer(step.model, plan.optimizer, foreach=True)
+    return step
+
+
+class _FakeResults(TorchDispatchMode):
+    """What fake tensors have no answer for. They have no value to read back: checks are taken to pass, numbers to be 1.
+    A grouped product in other dtypes than bf16 is refused, yet CUDA multiplies group by group (2.11)."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            dtype = args[0].dtype
+            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+            a, b, offsets = args[0], args[1], (args[2] if len(args) > 2 else (kwargs or {})["offs"])
+            groups = () if a.ndim + b.ndim == 5 else (len(offsets),)
+            return a.new_empty((*groups, a.shape[-2], b.shape[-1]))
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Libraries that treat fake tensors apart treat them as others, and nothing is drawn or moved.
+
+    transformers takes them for a compiler's and leaves the causal SDPA; torch's truncated normal draws until the
+    numbers fit; its `Module.to` swaps them, also where they stay as they are, which a weak reference forbids.
+    """
+    import transformers.utils.import_utils as utils
+
+    to = torch.nn.Module.to
+
+    def stay(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        if len(args) == 1 and not kwargs and isinstance(args[0], (str, torch.device)):
+            kind = torch.device(args[0]).type
+            if all(t.device.type == kind for t in (*module.parameters(), *module.buffers())):
+                return module
+        return to(module, *args, **kwargs)
+
+    replaced: tuple[tuple[Any, str, Any], ...] = (
+        (utils, "is_fake_tensor", lambda x: False),
+        (torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_args, **_kwargs: tensor),
+        (torch.nn.Module, "to", stay),
+    )
+    originals = [getattr(owner, name) for owner, name, _ in replaced]
+    try:
+        for owner, name, value in replaced:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), original in zip(replaced, originals, strict=True):
+            setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def _mixed_results() -> Iterator[None]:
+    """Lets the estimator take calls with results of several dtypes, by the first of them (attention's bf16, not its
+    fp32 log-sum-exp): as it stands (torch 2.11 and 2.13) it stops with an assertion there, and (2.11) at attention
+    whose keys have fewer heads than its queries."""
+    module: Any = importlib.import_module("torch.distributed._tools.runtime_estimator")
+    original = module.get_compute_time
+
+    def by_first(packet: Any, args: Any, kwargs: Any, out: Any, out_dtypes: Any, *rest: Any) -> float:
+        if len(out_dtypes) > 1:
+            first = next(t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor))
+            out_dtypes = {first.dtype}
+        try:
+            try:
+                return float(
+                    original(packet, args, kwargs, out, set(out_dtypes), *rest)
+                )  # it empties the set
+            except (
+                AssertionError
+            ) as refused:  # of torch before 2.13, where keys have fewer heads than queries
+                if "sdpa" not in str(refused):
+                    raise
+                return float(original(packet, with_equal_heads(args), kwargs, out, out_dtypes, *rest))
+        except TypeError as error:  # torch's operators would hide it: "unsupported operand type(s) for @"
+            raise RuntimeError(f"{packet}: {error}") from error
+
+    module.get_compute_time = by_first
+    try:
+        yield
+    finally:
+        module.get_compute_time = original
+
+
+def with_equal_heads(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Attention's operands, [batch, heads, seq, head_dim], with keys and values repeated to the queries' heads: the
+    FLOPs that torch 2.13 counts for fewer of them. All else stays as it is."""
+    heads = max((a.shape[1] for a in args if isinstance(a, torch.Tensor) and a.dim() == 4), default=0)
+
+    def repeated(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.shape[1] == heads:
+            return value
+        return value.repeat_interleave(heads // value.shape[1], dim=1)
+
+    return tuple(repeated(value) for value in args)

@@ -1,0 +1,107 @@
+"""What a sweep measures and how a result becomes a row."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from flopcast.kernels.references import BackendUnavailable
+from flopcast.kernels.shapes import Attention, Gemm, Shape, shape_to_json
+from flopcast.microbench.records.kernel_sources import kernels_of
+from flopcast.microbench.records.records import EMPTY_FIELDS, KERNELS
+from flopcast.microbench.timing.timer import Timing
+
+
+class KernelModule(Protocol):
+    """What a module of `kernels` offers for its shapes. `reference` leaves the operands as they are."""
+
+    def operands(self, shape: Any, device: Any, seed: int = 0) -> Sequence[Tensor]: ...
+    def prepare(self, shape: Any, backend: str, operands: Any) -> Callable[[], Any]: ...
+    def reference(self, operands: Any, shape: Any) -> Any: ...
+    def check(self, out: Any, ref: Any, operands: Any, shape: Any) -> tuple[float, float]: ...
+
+
+def kernel_module(shape: Shape) -> KernelModule:
+    """The module that runs this kind of shape, imported when first needed."""
+    name = "matmul" if isinstance(shape, Gemm) else "attention" if isinstance(shape, Attention) else "aten"
+    module: Any = importlib.import_module(f"flopcast.kernels.{name}")
+    return module  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One thing to measure. role "holdout": never used in fitting, to judge the fit."""
+
+    shape: Shape
+    backend: str = "torch"
+    cache: str = "cold"
+    role: str = "fit"
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape.key} {self.backend} {self.cache}"
+
+
+def timing_fields(timing: Timing) -> dict[str, Any]:
+    """A timing as the fields of a row."""
+    return {
+        "seconds": timing.seconds,
+        "samples": [float(f"{sample:.6g}") for sample in timing.samples],
+        "n": len(timing.samples),
+        "timer": timing.timer,
+        "sets": timing.sets,
+        "calls_per_sample": timing.calls_per_sample,
+        **timing.reading.as_row(),
+    }
+
+
+def case_row(case: Case, suite: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """A row with every field of the contract; what was not measured is null. Of Triton's kernels it says which."""
+    shape = shape_to_json(case.shape)
+    kernels = kernels_of(shape, case.backend)
+    return {
+        "key": case.shape.key,
+        "backend": case.backend,
+        "cache": case.cache,
+        "shape": shape,
+        "suite": suite,
+        "role": case.role,
+        **({} if kernels is None else {KERNELS: kernels}),
+        **EMPTY_FIELDS,
+        **fields,
+    }
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """NaN and infinities are not JSON."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """CUDA's, the processor's allocator's and cuBLAS's ways of saying so."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def status_of(error: BaseException) -> str:
+    """What a row says of what a case raised: "oom", "unsupported" where this part or its Triton lacks what the case
+    needs (a kernel in Gluon on a release without it is an ImportError), else "error"."""
+    if is_out_of_memory(error):
+        return "oom"
+    is_lacking = isinstance(error, ImportError) and (error.name or "").split(".")[0] == "triton"
+    is_unsupported = is_lacking or isinstance(error, BackendUnavailable | NotImplementedError)
+    return "unsupported" if is_unsupported else "error"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of its message, at most 300 characters; its type where there is none."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,362 @@
+"""A sweep: cases in shuffled order, each checked for correctness, profiled, timed, and written as one row.
+
+Nothing that a case does ends the sweep: out of memory, an unsupported backend, a wrong result, any exception
+becomes a row with a status and a reason. Only a lost CUDA context (an illegal memory access) stops it,
+because everything after would fail: that case gets its row, and a re-run goes on behind it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flopcast.errors import RunError
+from flopcast.kernels.shapes import Shape, shape_to_json
+from flopcast.microbench.progress import progress
+from flopcast.microbench.records.kernel_sources import BACKEND, OPERANDS, kernels_of
+from flopcast.microbench.records.records import Recorder
+from flopcast.microbench.sweep.cases import (
+    Case,
+    KernelModule,
+    case_row,
+    finite_or_none,
+    first_line,
+    is_out_of_memory,
+    kernel_module,
+    status_of,
+    timing_fields,
+)
+from flopcast.microbench.timing.timer import Call, Timer, free_bytes, storage_bytes
+
+__all__ = ["Case", "Summary", "kernel_module", "run_sweep"]
+
+# A batch holds one operand set of each of its cases between profiling and timing: this part of the memory.
+BATCH_MEMORY_SHARE = 1 / 16
+UNSETTLED = (
+    "the clock or the time of a reference still moved by more than the tolerance when warm-up was cut off"
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a sweep did. `remaining`: left over when the time budget was spent, for the next run."""
+
+    statuses: Counter[str] = field(default_factory=Counter)  # of the rows written
+    skipped: int = 0  # done before
+    remaining: int = 0
+    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def measured(self) -> int:
+        return sum(self.statuses.values())
+
+    def __str__(self) -> str:
+        parts = [f"{count} {status}" for status, count in sorted(self.statuses.items())]
+        text = f"{self.measured} measured in {self.seconds:.0f} s"
+        text += f" ({', '.join(parts)})" if parts else ""
+        text += f", {self.skipped} done before" if self.skipped else ""
+        text += (
+            f", {self.remaining} left over (time budget spent: run again to continue)"
+            if self.remaining
+            else ""
+        )
+        return text
+
+
+@dataclass
+class _Ready:
+    """A case whose result was found right and which can be timed."""
+
+    case: Case
+    module: KernelModule
+    operands: Sequence[Tensor]
+    call: Call
+    row: dict[str, Any]
+
+
+class _Failed(Exception):
+    """The case ends here, with this status and reason."""
+
+    def __init__(self, status: str, reason: str, **fields: Any) -> None:
+        super().__init__(reason)
+        self.row: dict[str, Any] = {"status": status, "reason": reason, **fields}
+
+
+def run_sweep(
+    cases: Iterable[Case],
+    *,
+    recorder: Recorder,
+    timer: Timer,
+    suite: str,
+    seed: int = 0,
+    budget_seconds: float | None = None,
+    retry: Collection[str] = (),
+    module_for: Callable[[Shape], KernelModule] = kernel_module,
+    label: str = "measuring",
+    clock: Callable[[], float] = time.monotonic,
+) -> Summary:
+    """Measure what the recorder's folder lacks.
+
+    Order: shuffled by `seed`, so that drift (heat, neighbours) is spread over all shapes. `budget_seconds`:
+    no case is begun after it. `retry`: statuses ("oom", "error") that are measured again.
+    Raises RunError when the CUDA context is lost or the disk is full; all finished rows are in the file.
+    """
+    start = clock()
+    wanted = list(dict.fromkeys(cases))
+    todo = [c for c in wanted if not _is_done(c, recorder, retry)]
+    random.Random(seed).shuffle(todo)
+    sweep = _Sweep(recorder, timer, suite, seed, module_for)
+
+    def spent() -> bool:
+        return budget_seconds is not None and clock() - start >= budget_seconds
+
+    if todo and not spent() and not timer.warm_up():
+        sweep.warn(UNSETTLED)
+    with progress(len(todo), label) as advance, sweep.context():
+        pending = list(reversed(todo))
+        while pending and not spent():
+            sweep.run_batch(pending, spent, advance)
+    return Summary(
+        statuses=sweep.statuses,
+        skipped=len(wanted) - len(todo),
+        remaining=len(todo) - sum(sweep.statuses.values()),
+        seconds=clock() - start,
+        warnings=sweep.warnings,
+    )
+
+
+def _is_done(case: Case, recorder: Recorder, retry: Collection[str]) -> bool:
+    is_told = case.backend == BACKEND or not OPERANDS.keys().isdisjoint(
+        case.shape.key.split("/")[1].split(".")
+    )
+    kernels = kernels_of(shape_to_json(case.shape), case.backend) if is_told else None
+    return recorder.is_done(case.shape.key, case.backend, case.cache, retry=retry, kernels=kernels)
+
+
+class _Sweep:
+    def __init__(
+        self,
+        recorder: Recorder,
+        timer: Timer,
+        suite: str,
+        seed: int,
+        module_for: Callable[[Shape], KernelModule],
+    ) -> None:
+        self.recorder = recorder
+        self.timer = timer
+        self.suite = suite
+        self.seed = seed
+        self.module_for = module_for
+        self.statuses: Counter[str] = Counter()
+        self.warnings: list[str] = []
+        self._checked: dict[tuple[str, str], tuple[float | None, float | None]] = {}
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.timer.device.type == "cuda"
+
+    def context(self) -> AbstractContextManager[Any]:
+        """On CUDA everything runs on the timer's stream."""
+        return torch.cuda.stream(getattr(self.timer, "stream", None)) if self.on_cuda else nullcontext()
+
+    def run_batch(
+        self, pending: list[Case], spent: Callable[[], bool], advance: Callable[[str], None]
+    ) -> None:
+        """Take a batch of cases off the end of `pending`: set up, profile together, time one by one.
+
+        Profiling comes before timing so that each row is whole when it is timed, and is written at once.
+        """
+        ready: list[_Ready] = []
+        held = 0
+        limit = free_bytes(self.timer.device) * BATCH_MEMORY_SHARE
+        size = self.timer.policy.profile_batch if self.on_cuda else 1  # no profiler, so no reason to batch
+        while pending and len(ready) < size and held < limit and not spent():
+            case = pending.pop()
+            try:
+                one = self._set_up(case)
+            except _Failed as failed:
+                if (
+                    failed.row["status"] == "oom" and ready
+                ):  # the batch may be what fills the memory: try it alone
+                    pending.append(case)
+                    self._release()
+                    break
+                self._write(case, failed.row, advance)
+            else:
+                held += storage_bytes(list(one.operands))
+                ready.append(one)
+            self._release_if_large()
+        profiles = self._profile(ready)
+        for i in range(len(ready)):
+            if i and spent():  # but the first, so that any budget gets on
+                break
+            one, ready[i] = ready[i], None  # type: ignore[call-overload]
+            self._write(one.case, self._time(one, profiles[i]), advance)
+            del one
+            self._release_if_large()
+
+    # --- the steps of one case
+
+    def _set_up(self, case: Case) -> _Ready:
+        """Operands, call and correctness. Raises _Failed."""
+        with self._guard(case):
+            module = self.module_for(case.shape)
+            operands = module.operands(
+                case.shape, self.timer.device, zlib.crc32(case.shape.key.encode()) + self.seed
+            )
+            call = module.prepare(case.shape, case.backend, operands)
+            error, tolerance, note = self._check(case, module, operands, call)
+            row = {"relative_error": finite_or_none(error), "tolerance": tolerance, "note": note}
+            return _Ready(case, module, operands, call, row)
+        raise AssertionError("unreachable")
+
+    def _check(
+        self, case: Case, module: KernelModule, operands: Sequence[Tensor], call: Call
+    ) -> tuple[float | None, float | None, str | None]:
+        known = (case.shape.key, case.backend)  # cold and hot run the same kernel: checked once
+        if known in self._checked:
+            return (*self._checked[known], None)
+        try:
+            reference = module.reference(operands, case.shape)  # first: the call may write its operands
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._release()
+            call()
+            return None, None, "not checked: the reference does not fit in memory"
+        error_, tolerance = module.check(call(), reference, operands, case.shape)
+        error_, tolerance = float(error_), float(tolerance)
+        if not error_ <= tolerance:
+            reason = f"relative error {error_:.3g} is above the tolerance {tolerance:.3g}"
+            raise _Failed("incorrect", reason, relative_error=finite_or_none(error_), tolerance=tolerance)
+        self._checked[known] = (error_, tolerance)
+        return error_, tolerance, None
+
+    def _profile(self, ready: Sequence[_Ready]) -> Sequence[Any]:
+        if not self.on_cuda or not ready:
+            return [None] * len(ready)
+        from flopcast.microbench.timing.cuda_timer import CudaTimer
+        from flopcast.microbench.timing.cupti import profile_calls
+
+        assert isinstance(self.timer, CudaTimer)
+        current = ready[0].case
+
+        def tracked(one: _Ready) -> Call:
+            def call() -> Any:
+                nonlocal current
+                current = one.case
+                return one.call()
+
+            return call
+
+        try:
+            profiles = profile_calls(
+                [(tracked(one), one.case.cache == "cold") for one in ready],
+                flush=self.timer.flush,
+                device=self.timer.device,
+                stream=self.timer.stream,
+                repeats=self.timer.policy.profile_repeats,
+            )
+        except RuntimeError as error:  # no permission, another tool holds CUPTI: kernel times stay empty
+            self._raise_if_lost(error, current)
+            self.warn(f"no kernel times from CUDA's profiler: {first_line(error)}")
+            return [None] * len(ready)
+        if any(times is None for times in profiles):
+            missing = sum(times is None for times in profiles)
+            self.warn(f"{missing} of {len(ready)} cases of a batch got no kernel times from CUDA's profiler")
+        return profiles
+
+    def _time(self, one: _Ready, profile: Any) -> dict[str, Any]:
+        """The row of one case, whatever happens."""
+
+        def prepare(operands: Sequence[Tensor]) -> Call:
+            if operands is one.operands:
+                return one.call
+            return one.module.prepare(one.case.shape, one.case.backend, operands)
+
+        try:
+            with self._guard(one.case):
+                timing = self.timer.time(prepare, one.operands, one.case.cache)
+        except _Failed as failed:
+            return {**one.row, **failed.row}
+        row = {**one.row, **timing_fields(timing)}
+        if timing.warnings:
+            row["note"] = "; ".join([*([one.row["note"]] if one.row["note"] else []), *timing.warnings])
+        if profile is not None:
+            row["kernel_seconds"] = profile.seconds
+            row["kernels"] = [list(kernel) for kernel in profile.kernels]
+        elif not self.on_cuda:
+            row["kernel_seconds"] = timing.seconds
+        return row
+
+    def _guard(self, case: Case) -> _Guard:
+        return _Guard(self, case)
+
+    def _write(self, case: Case, row: dict[str, Any], advance: Callable[[str], None]) -> None:
+        self.recorder.append(case_row(case, self.suite, row))
+        self.statuses[row.get("status", "ok")] += 1
+        advance(case.name)
+
+    def warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    # --- memory and lost devices
+
+    def _release(self) -> None:
+        if self.on_cuda:
+            torch.cuda.empty_cache()
+
+    def _release_if_large(self) -> None:
+        """Graphs leave their private pools behind: give them back once they are a quarter of the memory."""
+        if not self.on_cuda:
+            return
+        device = self.timer.device
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        if cached > torch.cuda.get_device_properties(device).total_memory // 4:
+            torch.cuda.empty_cache()
+
+    def _raise_if_lost(self, error: BaseException, case: Case) -> None:
+        """After an illegal access every CUDA call fails: write the culprit's row and raise RunError."""
+        if not self.on_cuda:
+            return
+        try:
+            torch.cuda.synchronize(self.timer.device)
+        except RuntimeError as sticky:
+            reason = f"lost the CUDA context: {first_line(sticky)}"
+            self.recorder.append(case_row(case, self.suite, {"status": "error", "reason": reason}))
+            raise RunError(
+                f"{case.name}: {reason}. All finished rows are in {self.recorder.path};"
+                " run the same command again, it continues behind this case"
+            ) from error
+
+
+class _Guard:
+    """Turns whatever a case raises into _Failed, or RunError when the device is lost."""
+
+    def __init__(self, sweep: _Sweep, case: Case) -> None:
+        self._sweep, self._case = sweep, case
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or not isinstance(error, Exception) or isinstance(error, _Failed):
+            return
+        status = status_of(error)
+        if status == "oom":
+            self._sweep._release()
+        else:
+            self._sweep._raise_if_lost(error, self._case)
+        name = f"{type(error).__name__}: " if status == "error" else ""
+        raise _Failed(status, f"{name}{first_line(error)}") from None

@@ -1,0 +1,88 @@
+"""Several ways to do the same thing, timed side by side: A B C A B C ..., each a CUDA graph over rotating operands.
+
+A ratio of two kernels is wanted to a percent, while the chip's clock wanders by more in a second: readings that
+alternate see the same clock. Long calls are graphs too, so that both sides pay the same launch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flopcast.microbench.timing.cuda_timer import CudaTimer, event
+from flopcast.microbench.timing.timer import Call, clone_operands
+
+SAMPLE_SECONDS = 0.4e-3  # device time of one graph, from which the event pair's own few us stay near 0.5%
+MAX_CALLS = 128
+LEAD_SECONDS = 300e-6  # put before a round, so that the host is ahead of the device
+
+
+@dataclass
+class Contender:
+    """One way: its graph, of `count` calls, and the readings, seconds a call."""
+
+    graph: torch.cuda.CUDAGraph
+    count: int
+    readings: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.readings)
+
+
+def calls_in_graph(estimate_seconds: float) -> int:
+    return max(1, min(MAX_CALLS, math.ceil(SAMPLE_SECONDS / max(estimate_seconds, 1e-7))))
+
+
+def operand_sets(
+    operands: Sequence[Tensor], cache_bytes: int, count: int, factor: float = 3.0
+) -> list[tuple[Tensor, ...]]:
+    """The operands (an output may be among them) and copies: together `factor` times the cache, at most `count`."""
+    footprint = sum(x.numel() * x.element_size() for x in operands)
+    wanted = min(count, math.ceil(factor * cache_bytes / footprint))
+    return [tuple(operands), *(clone_operands(operands) for _ in range(wanted - 1))]
+
+
+def contender(timer: CudaTimer, calls: Sequence[Call], count: int) -> Contender:
+    """Captures `count` calls, taken round-robin, and replays them once. Raises RuntimeError where that fails."""
+    graph = timer.capture(calls, count)
+    if isinstance(graph, str):
+        raise RuntimeError(graph)
+    graph.replay()
+    return Contender(graph, count)
+
+
+def read(timer: CudaTimer, contenders: Sequence[Contender], rounds: int) -> None:
+    """Adds `rounds` readings to each, in turn."""
+    pairs: list[tuple[Contender, Any, Any]] = []
+    timer.spin(LEAD_SECONDS)
+    for _ in range(rounds):
+        for each in contenders:
+            start, end = event(), event()
+            start.record()
+            each.graph.replay()
+            end.record()
+            pairs.append((each, start, end))
+    torch.cuda.synchronize(timer.device)
+    for each, start, end in pairs:
+        each.readings.append(float(start.elapsed_time(end)) * 1e-3 / each.count)
+
+
+def interleaved(
+    timer: CudaTimer,
+    ways: Mapping[str, Callable[[Sequence[Tensor]], Call]],
+    sets: Sequence[Sequence[Tensor]],
+    count: int,
+    rounds: int,
+) -> dict[str, Contender]:
+    """Times each way over the operand sets, `rounds` readings of `count` calls, on the timer's stream."""
+    with torch.cuda.stream(timer.stream):
+        found = {name: contender(timer, [way(x) for x in sets], count) for name, way in ways.items()}
+        read(timer, list(found.values()), rounds)
+    return found

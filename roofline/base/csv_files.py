@@ -1,0 +1,220 @@
+"""Text and CSV files that people give, read whole and with the line of every row. No torch, no pandas.
+
+A quote that is opened and never closed makes the lines below it one cell: rows would be missing in silence. No table
+read here has a cell of several lines, so a cell that runs over the end of its line is refused, with the line on which
+it begins.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flopcast.errors import DataError, UsageError
+
+SHOWN = 10  # columns named in a message
+GZIP = b"\x1f\x8b"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+class Sheet(NamedTuple):
+    """A table as it stands in its file: the header with its line, and of each row the line and the cells."""
+
+    header_line: int
+    columns: list[str]
+    rows: list[tuple[int, list[str]]]
+
+
+def read_text(path: Path, give: str = "give a CSV file with a header") -> str:
+    """The text of a file in UTF-8, plain or gzipped, a byte order mark taken off. `give`: the end of the message.
+
+    Raises DataError where it cannot be read or is in another encoding, with the line.
+    """
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data.startswith(GZIP) else data
+    except FileNotFoundError:
+        raise DataError(f"{path} cannot be read: it does not exist; {give}") from None
+    except (OSError, EOFError, zlib.error) as fault:
+        raise DataError(
+            f"{path} cannot be read: {getattr(fault, 'strerror', None) or fault}; {give}"
+        ) from None
+    if data.startswith(_UTF16) or b"\0" in data[:4]:
+        raise DataError(f"{path} is in UTF-16 or UTF-32: save it as UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as fault:
+        line = data.count(b"\n", 0, fault.start) + 1
+        raise DataError(
+            f"{path} line {line}: byte 0x{data[fault.start]:02x} is not UTF-8: save the file as UTF-8; {give}"
+        ) from None
+
+
+def parse_csv(path: Path, text: str, *, comments: bool = False) -> Sheet:
+    """`text`, which is that of `path`, as a table; blanks around cells taken off, empty lines left out, and with
+    `comments` also lines that begin with #. Rows may have more or fewer cells than there are columns.
+
+    Raises DataError, with the line, where there is no header, no row below it, a column named twice, a quote that is
+    not closed on its line, or text behind a closed one.
+    """
+    if text.lstrip()[:1] in ("{", "["):
+        raise DataError(f"{path} is JSON: give a CSV file with a header")
+    lines = [
+        (line, cells)
+        for line, cells in _lines(path, text)
+        if cells not in ([], [""]) and not (comments and cells[0].startswith("#"))
+    ]
+    if not lines:
+        raise DataError(f"{path} is empty; give a CSV file with a header")
+    (first, columns), *rows = lines
+    twice = sorted(name for name, count in Counter(columns).items() if count > 1)[:SHOWN]
+    if twice:
+        raise DataError(
+            f"{path} line {first}: columns {', '.join(map(repr, twice))} are named twice; name each once"
+        )
+    if len(columns) == 1 and ";" in columns[0]:
+        raise DataError(f"{path} line {first}: cells are separated by semicolons; separate them by commas")
+    if not rows:
+        raise DataError(f"{path} holds a header and no rows; give one row at least")
+    return Sheet(first, columns, rows)
+
+
+def read_csv(path: Path) -> Sheet:
+    """`parse_csv` of a file, plain or gzipped. Raises DataError as `read_text` and `parse_csv` do."""
+    return parse_csv(path, read_text(path))
+
+
+def as_row(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
+    """The cells by column: none where the row ends early, without what is beyond the last column."""
+    return dict(zip_longest(columns, cells[: len(columns)], fillvalue=""))
+
+
+def named(columns: Sequence[str]) -> str:
+    """The names for a message, the first of very many."""
+    more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
+    return ", ".join(columns[:SHOWN]) + more
+
+
+def check_writable(path: Path | None, option: str = "--out", *, is_folder: bool = False) -> None:
+    """Raises UsageError for what cannot become a file (or a folder), before the seconds of work that it is to hold.
+    Nothing is made."""
+    if path is None:
+        return
+    if path.is_dir() and not is_folder:
+        raise UsageError(f"{option} {str(path)!r} is a folder: give a file in it")
+    if path.exists() and is_folder and not path.is_dir():
+        raise UsageError(f"{option} {str(path)!r} is a file: give a folder")
+    above = path if path.exists() else next(folder for folder in path.absolute().parents if folder.exists())
+    if (above != path and not above.is_dir()) or not os.access(above, os.W_OK):
+        why = "may not be written to" if above.is_dir() else "is no folder"
+        raise UsageError(f"{option} {str(path)!r} cannot be written, {above} {why}: choose another")
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Each line that has something, with its number."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as fault:
+            if reader.line_num == line and "end of data" not in str(fault):
+                raise DataError(
+                    f"{path} line {line}: not CSV ({fault}); inside a quoted cell write a quote twice"
+                ) from None
+            raise _unclosed(path, line, reader.line_num) from None
+        if cells is None:
+            return
+        if reader.line_num > line:
+            raise _unclosed(path, line, reader.line_num)
+        yield line, [cell.strip() for cell in cells]
+
+
+def _unclosed(path: Path, line: int, end: int) -> DataError:
+    over = f" (read as one cell down to line {end})" if end > line else ""
+    return DataError(
+        f"{path} line {line}: a quote is opened and not closed on that line{over}; close it, or leave it out"
+    )
+
+
+Row = dict[str, str]
+EXTRA = "\0extra"  # cells of a row beyond the header's columns; no column can have this name
+
+
+def read_rows(path: Path) -> tuple[list[str], list[Row]]:
+    """(columns, rows) of a CSV file, plain or gzipped; blanks around cells taken off.
+
+    Cells beyond the header's columns are kept as EXTRA: such a row may be shifted, so it is not answered.
+    Raises DataError as `text_files.read_csv` does.
+    """
+    _, columns, lines = read_csv(path)
+    rows = []
+    for _, cells in lines:
+        row = as_row(columns, cells)
+        if any(cells[len(columns) :]):
+            row[EXTRA] = ", ".join(cells[len(columns) :])
+        rows.append(row)
+    return columns, rows
+
+
+def check_columns(path: Path, columns: Sequence[str], valid: Sequence[str]) -> None:
+    """Raises UsageError for a column that is not valid: a misspelt one would silently take its default."""
+    unknown = [name for name in columns if name not in valid]
+    if unknown:
+        raise UsageError(f"{path}: unknown columns {named(unknown)}; valid are {', '.join(valid)}")
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Booleans as true and false, floats to 7 digits, None as nothing. Raises UsageError when it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([format_cell(row.get(name)) for name in columns] for row in rows)
+    except OSError as fault:
+        raise UsageError(
+            f"{path} cannot be written: {fault.strerror}; choose another file with --out"
+        ) from fault
+
+
+def format_cell(value: Any) -> str:
+    """As `parse_cell` reads it; a number that is none, NaN or infinite, as nothing."""
+    if type(value) is str:  # most cells of a table that is carried through
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.7g}" if isfinite(value) else ""
+    return "" if value is None else str(value)
+
+
+def parse_cell(name: str, text: str, kind: type) -> Any:
+    """Raises UsageError when `text` is not of `kind`. 8.0 is an integer: so pandas writes a column with gaps."""
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"{name} is {text!r}: valid are true and false")
+        return text.lower() == "true"
+    if kind is int:
+        try:
+            return int(text.removesuffix(".0"))
+        except ValueError:
+            raise UsageError(f"{name} is {text!r}: valid is an integer") from None
+    return text
+
+
+def check_length(row: Row) -> None:
+    if EXTRA in row:
+        raise UsageError(
+            f"the row has cells beyond the last column: {row[EXTRA]}; quote a cell with commas in it"
+        )

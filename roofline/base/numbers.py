@@ -1,0 +1,19 @@
+"""A number with its deviation and how it came about, and the quantile of a 90% interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value with its 90% interval and where it comes from. `source` names the file, page or measurement."""
+
+    value: float
+    low: float
+    high: float
+    basis: str
+    source: str = ""
+
+
+Z = 1.6449  # standard normal quantile of a two-sided 90% interval

@@ -1,0 +1,105 @@
+"""The command line: options in, tables or one JSON document out. One file a command, in rooms by the question.
+
+Exit codes: 0 done, 1 failed, 2 bad use. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from flopcast.errors import FlopcastError
+from flopcast.roofline.cli.choose.cost import cost
+from flopcast.roofline.cli.choose.plan import plan
+from flopcast.roofline.cli.choose.prices import prices
+from flopcast.roofline.cli.choose.widths import widths
+from flopcast.roofline.cli.gpu.bench import bench
+from flopcast.roofline.cli.gpu.compare import compare
+from flopcast.roofline.cli.gpu.fit import fit
+from flopcast.roofline.cli.gpu.gpus import gpus
+from flopcast.roofline.cli.gpu.import_table import import_table
+from flopcast.roofline.cli.gpu.kernels import kernels
+from flopcast.roofline.cli.gpu.report import report
+from flopcast.roofline.cli.gpu.roofline import roofline
+from flopcast.roofline.cli.gpu.tune import tune_kernels
+from flopcast.roofline.cli.step.explain import explain
+from flopcast.roofline.cli.step.predict import predict
+from flopcast.roofline.cli.step.sweep import sweep
+from flopcast.roofline.cli.step.validate import validate
+
+app = typer.Typer(
+    name="flopcast",
+    help="What a training step costs on a GPU: milliseconds, dollars, memory. Measured on one, forecast without.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+INTERRUPTED = 130  # what typer makes of Ctrl-C
+
+
+def main() -> None:
+    """Entry point of the `flopcast` command."""
+    # a command makes objects and ends: the default looks through them fifty times
+    gc.set_threshold(20_000, 20, 50)
+    # closed by whoever started this: nobody reads
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    try:
+        app()
+    except FlopcastError as fault:
+        print(f"flopcast: {fault}", file=sys.stderr)
+        raise SystemExit(fault.exit_code) from None
+    except SystemExit as left:
+        if left.code != INTERRUPTED:
+            raise
+        print("flopcast: stopped; finished measurements are kept", file=sys.stderr)
+        raise SystemExit(1) from None
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+    except OSError as fault:
+        # a full disk behind stdout, as a rule: what commands read and write they check themselves
+        where = "" if fault.filename is None else f"{fault.filename}: "
+        print(f"flopcast: {where}{fault.strerror or fault}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        import flopcast
+
+        print(f"flopcast {flopcast.__version__}")
+        raise typer.Exit
+
+
+# In the order of `flopcast --help`: what a GPU does, what a step costs, what to choose.
+for command in (
+    gpus,
+    bench,
+    fit,
+    roofline,
+    kernels,
+    compare,
+    report,
+    predict,
+    explain,
+    sweep,
+    validate,
+    widths,
+    cost,
+    prices,
+    plan,
+):
+    app.command()(command)
+app.command("import")(import_table)
+app.command("tune-kernels")(tune_kernels)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""`flopcast prices`: the price book, and how to refresh it from published catalogues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flopcast.errors import UsageError
+from flopcast.roofline.cli.shared.options import (
+    AsJson,
+    PriceDate,
+    PriceFile,
+    refuse_unused,
+)
+from flopcast.roofline.cli.shared.price_options import checked_day, tell
+
+
+def prices(
+    gpu: Annotated[str | None, typer.Option("--gpu", help="This GPU's prices alone.")] = None,
+    book: PriceFile = None,
+    source: Annotated[Path | None, typer.Option("--from", help="A vms.csv of SkyPilot's catalogue.")] = None,
+    refresh: Annotated[str | None, typer.Option(
+        help="gpuhunt: today's prices from its catalogue (an extra: pip install 'flopcast\\[prices]')."
+    )] = None,
+    provider: Annotated[str | None, typer.Option(
+        help="Of the book: this provider's prices; with --from: whose file it is; with --refresh: comma-separated."
+    )] = None,
+    day: Annotated[str | None, typer.Option(
+        "--date", help="Day of the file of --from; default: the file's own."
+    )] = None,
+    alias: Annotated[list[str] | None, typer.Option(
+        help="NAME=GPU: what an ambiguous name in a catalogue means, e.g. A100-80GB=nvidia-a100-80gb-pcie."
+    )] = None,
+    on: PriceDate = None,
+    out: Annotated[Path | None, typer.Option(help="CSV to write, for --prices.")] = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """The price book: newest price of each GPU, provider and kind; or a catalogue's, checked row by row."""
+    from flopcast.roofline.base.csv_files import check_writable
+    from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.gpu.catalogue.price_catalogues import (
+        GPUHUNT_PROVIDERS,
+        load_any,
+        read_skypilot,
+        refresh_gpuhunt,
+    )
+    from flopcast.roofline.gpu.catalogue.prices import newest, write_prices
+    from flopcast.roofline.views.terminal import console, dollars
+
+    if refresh not in (None, "gpuhunt"):
+        raise UsageError(
+            f"--refresh {refresh!r}: valid is gpuhunt; --from reads a CSV of SkyPilot's catalogue"
+        )
+    if sum(chosen is not None for chosen in (book, source, refresh)) > 1:
+        raise UsageError("--prices, --from and --refresh each name a source: give one of them")
+    if day is not None and source is None:
+        raise UsageError("--date says of which day the file of --from is: give --from")
+    if source is None and refresh is None:
+        refuse_unused("without --from or --refresh: it is of a catalogue's names", {"alias": alias})
+    check_writable(out)
+    aliases = _aliases(alias)
+    if refresh is not None:
+        wanted = [name.strip() for name in (provider or "").split(",") if name.strip()]
+        found = refresh_gpuhunt(wanted or GPUHUNT_PROVIDERS, aliases=aliases)
+    elif source is not None:
+        found = read_skypilot(source, provider=provider, day=checked_day("--date", day), aliases=aliases)
+    else:
+        found = load_any(book)
+    tell(found)
+    until = checked_day("--on", on)
+    rows = [p for p in newest(found.prices, on=until) if gpu in (None, p.gpu)]
+    if source is None and refresh is None and provider is not None:
+        rows = [p for p in rows if p.provider == provider]
+    if not rows:
+        asked = {
+            "--gpu": gpu,
+            "--provider": provider if source is None and refresh is None else None,
+            "--on": on,
+        }
+        given = ", ".join(f"{option} {value}" for option, value in asked.items() if value is not None)
+        raise UsageError(f"no price for {given or 'any GPU'}; `flopcast prices` without options lists all")
+    if out is not None:
+        write_prices(rows, out)
+        console.say(f"wrote {out}: {len(rows)} prices")
+    if as_json:
+        emit(
+            {"prices": [vars(price) for price in rows], "refused": found.refused, "other_rows": found.others}
+        )
+    else:
+        dollars.print_prices(rows)
+
+
+def _aliases(given: list[str] | None) -> dict[str, str]:
+    from flopcast.roofline.gpu.catalogue.datasheets import find_spec
+
+    found = {}
+    for text in given or []:
+        name, equals, gpu = text.rpartition("=")
+        if not equals or not name:
+            raise UsageError(f"--alias {text!r}: valid is NAME=GPU, as in A100-80GB=nvidia-a100-80gb-pcie")
+        found[name.strip()] = find_spec(gpu.strip()).name
+    return found

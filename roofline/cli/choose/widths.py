@@ -1,0 +1,114 @@
+"""The command that says which widths to choose: `flopcast widths`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flopcast.errors import UsageError
+from flopcast.roofline.cli.shared import options as shared
+
+
+def widths(
+    gpu: shared.Gpu,
+    around: Annotated[int | None, typer.Option(help="Hidden size; the rest follows the ladder's shape.")] = None,
+    config: shared.ConfigName = None,
+    depth: shared.Depth = None, depth_law: shared.DepthLaw = None, heads: shared.Heads = None,
+    kv_heads: shared.KvHeads = None, head_dim: shared.HeadDim = None, ffn: shared.Ffn = None,
+    vocab: shared.Vocab = None, tied: shared.Tied = None,
+    batch: shared.Batch = 4, seq: shared.Seq = 256, accumulate: shared.Accumulate = 1,
+    checkpoint: shared.Checkpoint = "none",
+    precision: Annotated[str | None, typer.Option(
+        help="autocast-bf16 (default), bf16 (default of --forward-only), tf32 or fp32."
+    )] = None,
+    optimizer: shared.Optimizer = "adamw", matmul: shared.Matmul = "torch", attention: shared.Attention = "sdpa",
+    host: shared.Host = None,
+    axis: Annotated[str, typer.Option(help="Comma-separated: hidden, ffn, vocab, heads.")] = "hidden,ffn,vocab,heads",
+    span: Annotated[int, typer.Option(help="How far from a size its multiples of 64 are tried.")] = 128,
+    constraint: Annotated[str | None, typer.Option(
+        help="Shapes of so many parameters: 'params=600M±2%' (or +-2%). Default: the model's own, 2%."
+    )] = None,
+    shapes: Annotated[bool, typer.Option(
+        "--shapes/--no-shapes", help="Whether to try shapes of equal parameters."
+    )] = True,
+    forward_only: Annotated[bool, typer.Option(
+        "--forward-only", help="The forward alone, as inference runs it."
+    )] = False,
+    tolerate: Annotated[float, typer.Option(help="Median penalty in percent that a multiple may cost.")] = 1.0,
+    out: Annotated[Path | None, typer.Option(help="CSV to write: one forecast a row.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Figure to write: FILE.png or FILE.svg.")] = None,
+    theme: Annotated[str | None, typer.Option(help="Ground of the figure: light (default) or dark.")] = None,
+    as_json: shared.AsJson = False,
+) -> None:  # fmt: skip
+    """Which multiple to keep each width to, what ignoring it costs, and the best shapes of equal parameters."""
+    from flopcast.roofline.base.csv_files import check_writable, write_rows
+    from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.gpu.library.profiles import find_host, find_profile
+    from flopcast.roofline.stream.model.models import model_from
+    from flopcast.roofline.stream.model.run import Run
+    from flopcast.roofline.views.figures.file import check_figure
+    from flopcast.roofline.views.terminal import console
+    from flopcast.roofline.views.terminal import widths as terminal_widths
+    from flopcast.roofline.widths import answer
+    from flopcast.roofline.widths import shapes as widths_shapes
+    from flopcast.roofline.widths.penalties import AXES, HEADS
+
+    axes = tuple(dict.fromkeys(name.strip() for name in axis.split(",") if name.strip()))
+    valid = (*AXES, HEADS)
+    if not axes or set(axes) - set(valid):
+        raise UsageError(f"--axis is {axis!r}: valid are {', '.join(valid)}, with commas between")
+    if figure is not None and "hidden" not in axes:
+        raise UsageError("--figure draws hidden sizes: valid with --axis hidden among the axes")
+    check_figure(figure, theme or "light", "--figure")
+    if figure is None:
+        shared.refuse_unused("without --figure: it says how the figure is drawn", {"theme": theme})
+    check_writable(out)
+    check_writable(figure, "--figure")
+    if not 0.0 < tolerate < 100.0:
+        raise UsageError(f"--tolerate is {tolerate:g}: valid are percent, above 0 and below 100")
+    if not 64 <= span <= 1024:
+        raise UsageError(f"--span is {span}: valid is 64 to 1024")
+    if constraint is not None and not shapes:
+        raise UsageError("--constraint with --no-shapes: the constraint is on shapes, leave one of the two")
+    asked = None if constraint is None else widths_shapes.parse_constraint(constraint)
+    described = {
+        "config": config, "width": around, "depth": depth, "depth_law": depth_law, "heads": heads,
+        "kv_heads": kv_heads, "head_dim": head_dim, "ffn": ffn, "vocab": vocab, "tied": tied,
+    }  # fmt: skip
+    if config is None and around is None:
+        raise UsageError("no model: give --around with a hidden size, or --config (a name or a config.json)")
+    model = model_from(described)
+    run = Run(batch=batch, seq=seq, accumulate=accumulate, checkpoint=checkpoint,
+              precision=precision or ("bf16" if forward_only else "autocast-bf16"), optimizer=optimizer,
+              matmul=matmul, attention=attention)  # fmt: skip
+    run.check()
+    profile = find_profile(gpu)
+    with console.progress("forecasting widths") as advance:
+        found = answer.answer(
+            model, run, profile, axes=axes, span=span, forward=forward_only, constraint=asked, with_shapes=shapes,
+            tolerated=tolerate / 100.0, host=find_host(host), progress=advance,
+        )  # fmt: skip
+    if out is not None:
+        write_rows(out, answer.CSV_COLUMNS, found.csv_rows())
+        console.say(f"wrote {out}")
+    if figure is not None:
+        from flopcast.roofline.views.figures.canvas import THEMES
+        from flopcast.roofline.views.figures.widths import sawtooth_figure
+
+        drawn = sawtooth_figure(found.points["hidden"], profile, theme=THEMES[theme or "light"])
+        if drawn is None:
+            raise UsageError(f"--figure: no hidden size near {model['hidden_size']} to draw")
+        try:
+            figure.parent.mkdir(parents=True, exist_ok=True)
+            figure.write_bytes(drawn.png if figure.suffix.lower() == ".png" else drawn.svg_file.encode())
+        except OSError as fault:
+            raise UsageError(
+                f"{figure} cannot be written: {fault.strerror}; choose another --figure"
+            ) from fault
+        console.say(f"wrote {figure}")
+    if as_json:
+        emit(found.to_json())
+    else:
+        terminal_widths.print_answer(found)

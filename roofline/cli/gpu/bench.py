@@ -1,0 +1,166 @@
+"""The commands that measure this machine and digest its measurements: bench and fit.
+
+They import `microbench`, and with it torch, only when they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flopcast.errors import UsageError
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.suites.suite import SuiteCase
+    from flopcast.roofline.step.one_model import Asked
+from flopcast.roofline.cli.shared.options import BACKENDS, Device, Json, Out, Retry
+from flopcast.roofline.gpu.suites.names import FUSED, OF_TRITON, SUITES, check_suite
+
+
+def bench(
+    suite: Annotated[str | None, typer.Option(
+        help="quick (a minute; the default), standard (six minutes), full (twenty), fused, attention: Triton's "
+        "fused kernels or its attention alone (a minute each), or host: what launches cost, alone."
+    )] = None,
+    device: Device = None, out: Out = Path("out"), retry: Retry = False,
+    all_gpus: Annotated[bool, typer.Option(
+        "--all-gpus", help="Each GPU of this host, side by side, into OUT/gpu0, OUT/gpu1, ..."
+    )] = False,
+    budget: Annotated[float | None, typer.Option(help="Seconds for the sweep; the next run continues.")] = None,
+    backend: Annotated[str | None, typer.Option(
+        help="Of a suite only the cases of this backend, without the host: triton after its kernels were changed."
+    )] = None,
+    config: Annotated[str | None, typer.Option(
+        help="Instead of a suite, exactly what a step of this model launches: a config.json, or a shipped name."
+    )] = None,
+    module: Annotated[str | None, typer.Option(
+        help="As --config, for any module: package.module:factory, which returns (module, batch)."
+    )] = None,
+    depth: Annotated[int | None, typer.Option(help="Layers of --config.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Of the model: sequences a step.")] = None,
+    seq: Annotated[int | None, typer.Option(help="Of the model: tokens a sequence.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Of the model: micro-batches a step.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Of the model: none or full.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
+    matmul: Annotated[str | None, typer.Option(help="Of the model: torch or triton.")] = None,
+    attention: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
+    fused: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
+    skip_host: Annotated[bool, typer.Option("--skip-host", hidden=True)] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Measures this machine: ceilings, host cost, kernels. Appends as it goes; run again to resume."""
+    from flopcast.microbench import fanout
+    from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
+    from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.step import one_model
+    from flopcast.roofline.views.terminal import hosts
+    from flopcast.roofline.views.terminal.console import say
+
+    model = one_model.asked({
+        "config": config, "module": module, "depth": depth, "batch": batch, "seq": seq, "accumulate": accumulate,
+        "checkpoint": checkpoint, "precision": precision, "optimizer": optimizer, "matmul": matmul,
+        "attention": attention, "fused": fused,
+    })  # fmt: skip
+    if model is not None and backend is not None:
+        raise UsageError(
+            f"--backend {backend} is of a suite: which a step of a model runs, --matmul and --attention say"
+        )
+    if model is not None and suite is not None:
+        raise UsageError(f"--suite and a model are two sweeps: run one, then the other, into --out {out}")
+    if all_gpus:
+        if device is not None:
+            raise UsageError(f"--device {device} with --all-gpus: one GPU or all of them")
+        _check_bench(suite, budget, backend)
+        limits = () if budget is None else ("--budget", str(budget))
+        of_backend = () if backend is None else ("--backend", backend)
+        arguments = (
+            *limits,
+            *of_backend,
+            *(("--retry",) if retry else ()),
+            *(model.arguments if model else ()),
+        )
+        found = gpu_all_gpus.bench_all_gpus(out, suite, arguments)
+        if as_json:
+            emit(found)
+        elif found["spread"]:
+            hosts.print_spread(found["spread"])
+        gpu_all_gpus.raise_if_failed(found)
+        say(f"`flopcast fit {out}` makes a profile of them")
+        return
+    fanout.end_with_parent()
+    summaries = run_bench(
+        device, suite or "quick", out, model=model, budget=budget, retry=("oom", "error") if retry else (),
+        skip_host=skip_host, backend=backend,
+    )  # fmt: skip
+    for part, text in summaries.items():
+        say(f"{part}: {text}")
+    if as_json:
+        emit({"out": str(out), "parts": summaries})
+    else:
+        say(f"`flopcast fit {out}` makes a profile of it")
+
+
+def _check_bench(suite: str | None, budget: float | None, backend: str | None = None) -> None:
+    check_suite(suite or "quick", (*SUITES, "host"))
+    if backend is not None and backend not in BACKENDS:
+        raise UsageError(f"--backend {backend!r}: valid are {', '.join(BACKENDS)}")
+    if backend is not None and suite == "host":
+        raise UsageError(
+            f"--backend {backend} with --suite host, which has no cases: leave one of the two out"
+        )
+    if budget is not None and not budget >= 0:
+        raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
+
+
+def run_bench(
+    device: str | None, suite: str, out: Path, *, model: Asked | None = None, budget: float | None = None,
+    retry: tuple[str, ...] = (), skip_host: bool = False, backend: str | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """Measures what `out` lacks of a suite (with `backend`, of its cases), or of what a step of `model` launches; a
+    line for each part."""
+    _check_bench(suite, budget, backend)
+    from flopcast.microbench import bench as engine
+    from flopcast.microbench.sweep.cases import Case
+    from flopcast.microbench.timing.device import describe, pick_device
+    from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
+    from flopcast.roofline.cli.shared import options
+    from flopcast.roofline.gpu.fit import host_calibration
+    from flopcast.roofline.gpu.suites import library
+    from flopcast.roofline.step import one_model
+
+    chosen = pick_device(device)
+    gpu_all_gpus.check_out(out, all_gpus=False)
+    host_only = suite == options.HOST_SUITE
+    of_triton = suite in OF_TRITON and model is None
+    if of_triton and chosen.type != "cuda":
+        raise UsageError(f"suite {suite!r} on {chosen.type}: Triton's kernels run on a CUDA GPU")
+    # "full" takes the policy of "standard": 91% of an H200's rows end after 10 samples that agree to 0.5%, below
+    # what two runs differ by, so that more of the same adds a quarter of the time and nothing else; shapes do.
+    brief = chosen.type == "cpu" or host_only or (suite == "quick" and model is None)
+    policy = "quick" if brief else "standard"
+    name = "cpu-quick" if chosen.type == "cpu" and not host_only else suite
+    if host_only:
+        listed: Iterable[SuiteCase] = ()
+    elif model is None:
+        listed = [case for case in library.load(name) if backend in (None, case.backend)]
+        if not listed and backend is not None:
+            raise UsageError(f"--backend {backend}: suite {name!r} has no case of it; standard and full have")
+    else:
+        source = model.source(chosen.type)
+        machine = describe(chosen)
+        name = source.label
+        listed = one_model.cases_kept(
+            out, source, one_model.step_cases(source, machine["device"], machine["stack"])
+        )
+    cases = (Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in listed)
+    found = engine.run_bench(
+        chosen, out, suite=name, policy=policy, cases=cases,
+        hosts=[host_calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry, host_only=host_only,
+        calibrate=not skip_host and not of_triton and backend is None,
+        operators=not skip_host and backend is None and (host_only or suite in (FUSED, "full")),
+    )  # fmt: skip
+    return {part: "; ".join([str(summary), *summary.warnings]) for part, summary in found.items()}

@@ -1,0 +1,48 @@
+"""The command that compares two profiles or two folders of measurements: compare. Exit 3 where something regressed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flopcast.errors import UsageError
+
+REGRESSED = 3
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="Before: a folder of `flopcast bench`, a profile file or a known GPU.")],
+    b: Annotated[str, typer.Argument(help="After, or another GPU: likewise.")],
+    tolerance: Annotated[float, typer.Option(
+        help="Share by which a class may become slower before it counts as regressed."
+    )] = 0.03,
+    as_json: Annotated[bool, typer.Option(
+        "--json", help="One JSON document on stdout, everything else on stderr."
+    )] = False,
+) -> None:  # fmt: skip
+    """What got faster and what slower from A to B, by class and beyond noise. Exit 3 where something regressed."""
+    from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.validation import compare as comparing
+    from flopcast.roofline.validation.compare import step_changes
+    from flopcast.roofline.validation.compare_sides import side_of
+    from flopcast.roofline.views.terminal import console
+    from flopcast.roofline.views.terminal.validation import print_comparison
+    from flopcast.roofline.views.terminal.waiting import waiting
+
+    if not 0 <= tolerance < 10:
+        raise UsageError(f"--tolerance is {tolerance:g}: valid is a share from 0 on, such as 0.03 for 3%")
+    with waiting("comparing"):
+        sides = side_of(a), side_of(b)
+        found = comparing.compare(*sides, tolerance)
+        one, two = (side.profile for side in sides)
+        steps = step_changes(one, two) if one is not None and two is not None else []
+    if as_json:
+        emit({**found.to_json(), "steps": [step.to_json() for step in steps]})
+    else:
+        print_comparison(found, steps)
+    if found.regressed:
+        names = "; ".join(change.group for change in found.regressed)
+        word = "regressed" if found.of_one_kind else "slower on the other GPU"
+        console.say(f"{word} beyond {tolerance:.1%}: {names}")
+        raise typer.Exit(REGRESSED)

@@ -1,0 +1,96 @@
+"""`flopcast fit`: from a folder of measurements to a profile."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flopcast.roofline.cli.shared.options import Json
+
+
+def fit(
+    folder: Annotated[Path, typer.Argument(help="Folder that `flopcast bench` wrote.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Profile to write; default: FOLDER/profile.json.gz.")
+    ] = None,
+    repeat: Annotated[
+        Path | None, typer.Option(help="A second run of the suite: compared row by row -> repeatability.csv.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Turns measurements into a profile and prints how well it fits, on rows it never saw too."""
+    from dataclasses import asdict
+
+    _one_blas_thread()
+    from flopcast.roofline.base.csv_files import check_writable
+    from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.gpu.fit import cards
+    from flopcast.roofline.gpu.fit import folder as fitted
+    from flopcast.roofline.step import coverage
+    from flopcast.roofline.step.profile_of_folder import fit_folder
+    from flopcast.roofline.validation import repeatability
+    from flopcast.roofline.views.terminal import console, hosts
+    from flopcast.roofline.views.terminal import fit as terminal_fit
+    from flopcast.roofline.views.terminal import repeatability as terminal_repeatability
+    from flopcast.roofline.views.terminal.waiting import waiting
+
+    check_writable(out)
+    with waiting("reading"):
+        found = cards.read_folder(folder)
+    if fitted.is_host_only(found):
+        host, path = fitted.fit_host_only(folder, found, out)
+        if as_json:
+            emit({"profile": None, "host_file": str(path), "host": asdict(host)})
+        else:
+            hosts.print_host(host)
+            kept = f", or as --host {host.name} unless that ships" if host.basis == "measured" else ""
+            console.say(f"wrote {path}; use it as --host {path}{kept}")
+        return
+    with waiting("fitting"):
+        repeated = None if repeat is None else repeatability.compare_folders(folder, repeat)
+        profile, quality = fit_folder(folder, found)
+    path = out or folder / "profile.json.gz"
+    fitted.save_profile(profile, path)
+    host_file = fitted.save_host(profile.host, fitted.host_path(path, is_default=out is None))
+    if repeated is not None:
+        repeatability.write_csv(repeated, path.with_name("repeatability.csv"))
+    gpus = profile.provenance.get("gpus")
+    if as_json:
+        holds = {name: profile.provenance[name] for name in ("shapes", "sources")}
+        host_name = None if profile.host is None else profile.host.name
+        emit({
+            "profile": str(path), "gpu": profile.gpu, "host_file": host_file and str(host_file), "host": host_name,
+            "gpus": gpus, "repeatability": repeated and repeated.to_json(), **holds, **quality.to_json(),
+        })  # fmt: skip
+    else:
+        terminal_fit.print_fit(quality)
+        if gpus:
+            hosts.print_spread(gpus)
+        if profile.host is not None and profile.host.layers:
+            hosts.print_host(profile.host)
+        if repeated is not None:
+            terminal_repeatability.show(repeated, console.say)
+        console.say(coverage.holdings(profile))
+        if host_file is not None:
+            console.say(f"wrote {host_file}: this host, for --host")
+        console.say(f"wrote {path}; use it as --gpu {path}, or as --gpu {profile.gpu} unless that ships")
+
+
+def _one_blas_thread() -> None:
+    """Loads numpy and scipy with one thread of BLAS each, unless the caller said how many or they are there.
+
+    A fit is thousands of products and factorisations of tens of points, between which OpenBLAS's threads spin: with two
+    on two cores, 194 surfaces took 63 s of processor time, with one 11 s."""
+    name = "OPENBLAS_NUM_THREADS"
+    if "numpy" in sys.modules or name in os.environ or "OMP_NUM_THREADS" in os.environ:
+        return
+    os.environ[name] = "1"
+    try:
+        importlib.import_module("scipy.optimize")
+    finally:
+        del os.environ[name]  # what a process started from here does is its own

@@ -1,0 +1,31 @@
+"""`flopcast gpus`: the profiles and hosts that are known, and how each came about."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flopcast.roofline.cli.shared import options as shared
+from flopcast.roofline.cli.shared.output import emit
+
+
+def gpus(
+    hosts: Annotated[bool, typer.Option("--hosts", help="The hosts alone, for --host.")] = False,
+    as_json: shared.AsJson = False,
+) -> None:
+    """Profiles and hosts known, and how each came about."""
+    from flopcast.roofline.gpu.library.profiles import known, known_hosts
+    from flopcast.roofline.views.terminal import (
+        gpus as terminal_gpus,
+    )
+    from flopcast.roofline.views.terminal import (
+        hosts as terminal_hosts,
+    )
+
+    if as_json:
+        emit([entry.to_json() for entry in known_hosts()] if hosts else [entry.__dict__ for entry in known()])
+        return
+    if not hosts:
+        terminal_gpus.print_known(known())
+    terminal_hosts.print_hosts(known_hosts())

@@ -1,0 +1,98 @@
+"""The command that makes the page of a GPU, and the index over several: report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flopcast.errors import UsageError
+from flopcast.roofline.cli.shared.options import Device, Json, Out, Suite, refuse_unused
+
+
+def report(
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Known GPU or profile file.")] = None,
+    out: Out = Path("reports/local"),
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine first and run real steps.")] = False,
+    measurements: Annotated[Path | None, typer.Option(help="Folder of `flopcast bench`.")] = None,
+    steps: Annotated[Path | None, typer.Option(help="Folder of real steps from `flopcast validate`.")] = None,
+    index: Annotated[Path | None, typer.Option(
+        help="Folder of such folders: its index.html is made over the pages there. One beside OUT is kept up to date."
+    )] = None,
+    device: Device = None, suite: Suite = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """The page a person reads: roofline, a step's anatomy, forecast against measured, dollars, memory, host."""
+    from flopcast import files
+    from flopcast.roofline.cli.gpu import bench
+    from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.gpu.catalogue.device import gpu_name
+    from flopcast.roofline.gpu.fit import folder
+    from flopcast.roofline.gpu.fit.cards import read_folder
+    from flopcast.roofline.gpu.library.profiles import completed, find_profile
+    from flopcast.roofline.step import profile_of_folder
+    from flopcast.roofline.validation import run
+    from flopcast.roofline.validation.comparable import check_device
+    from flopcast.roofline.views.page import assemble
+    from flopcast.roofline.views.page import index as page_index
+    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.waiting import waiting
+
+    if not measure and measurements is None and gpu is None:
+        raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
+    if measure:
+        why = "with --measure, which reports on this machine and runs the steps itself"
+        refuse_unused(why, {"gpu": gpu, "measurements": measurements, "steps": steps})
+    else:
+        refuse_unused("without --measure: it says what is measured", {"device": device, "suite": suite})
+    ran_on = None if steps is None else run.machine_of(steps)
+    known = None if gpu is None else find_profile(gpu)
+    with waiting("reading"):
+        found = None if measurements is None else read_folder(measurements)
+    of = None if found is None else found.machine["device"]
+    if of is not None and gpu not in (None, gpu_name(of)):
+        raise UsageError(
+            f"--gpu {gpu} with --measurements {measurements}, which are of {gpu_name(of)}: the page is of the profile "
+            "that they make; leave one of the two out"
+        )
+    if of is not None and ran_on is not None and ran_on["name"] != of["name"]:
+        raise UsageError(
+            f"the steps in {steps} ran on {ran_on['name']}, the measurements in {measurements} are of {of['name']}: "
+            "give those of one device"
+        )
+    if ran_on is not None and known is not None:
+        check_device(ran_on, known)
+    if index is not None and not index.is_dir():
+        raise UsageError(f"--index {str(index)!r} is no folder: give the one that holds the pages' folders")
+    files.make_folder(out)  # before minutes of measuring and drawing, not after
+    if measure:
+        measurements, steps = out / "measurements", out / "steps"
+        say(f"1/4 measuring this machine -> {measurements}")
+        suite = suite or "quick"
+        for part, text in bench.run_bench(device, suite, measurements).items():
+            say(f"    {part}: {text}")
+        say("2/4 fitting a profile")
+        found = read_folder(measurements)
+        with waiting("fitting"):
+            profile, quality = profile_of_folder.fit_folder(measurements, found)
+        folder.save_profile(profile, out / "profile.json.gz")
+        say(f"3/4 running real Qwen3 training steps -> {steps}")
+        say(f"    {run.run_validation_steps(device, suite, steps)}")
+        say("4/4 comparing, drawing")
+    elif measurements is not None:
+        with waiting("fitting"):
+            profile, quality = profile_of_folder.fit_folder(measurements, found)
+        folder.save_profile(profile, out / "profile.json.gz")
+    else:
+        profile, quality = find_profile(gpu or ""), None
+    profile = completed(profile)
+    with waiting("comparing, drawing"):
+        page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), steps=steps)
+    over = page_index.keep(out, index)
+    if as_json:
+        emit({"gpu": profile.gpu, "page": str(page), "index": over and str(over)})
+    else:
+        assemble.print_summary(profile, out)
+        if over is not None:
+            say(f"wrote {over}")
+        say(f"open {page}")

@@ -1,0 +1,37 @@
+"""What a command leaves on stdout: one JSON document, or a line that says what was done."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.profile.profile import Profile
+
+
+def emit(document: Any) -> None:
+    """The one JSON document, whole or not at all."""
+    text = json.dumps(document, indent=1, default=str, allow_nan=False)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def say_done(
+    seconds: Sequence[Any], words: tuple[str, str], profile: Profile, out: Path, as_json: bool
+) -> None:
+    """How many rows of a table were done. `words`: what they are, and what was done."""
+    from flopcast.roofline.views.terminal import (
+        console,
+    )
+
+    count, done = len(seconds), sum(1 for value in seconds if value)
+    what, verb = words
+    if as_json:
+        emit({"out": str(out), "rows": count, verb: done, "failed": count - done})
+        return
+    console.say(f"{done} of {count} {what} {verb} for {profile.gpu} ({profile.basis}) -> {out}")
+    if done < count:
+        console.say(f"{count - done} could not be done: column `reason` says why")

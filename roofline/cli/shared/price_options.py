@@ -1,0 +1,125 @@
+"""From the options about prices to a price book and the price of one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flopcast.errors import UsageError
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.catalogue.price_catalogues import Collected
+    from flopcast.roofline.gpu.catalogue.prices import Price
+    from flopcast.roofline.gpu.profile.profile import Profile
+
+
+GPUS = "nvidia-l4,nvidia-a100-80gb-pcie,nvidia-h100-sxm,nvidia-h200"
+
+
+def tell(found: Collected) -> None:
+    if not found.refused:
+        return
+    from flopcast.roofline.views.terminal import console
+
+    for text in found.refused[:8]:
+        console.say(f"refused {text}")
+    if len(found.refused) > 8:
+        console.say(f"refused {len(found.refused) - 8} more kinds of rows")
+
+
+def checked_day(option: str, text: str | None) -> date | None:
+    if text is None:
+        return None
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}: valid is a day as YYYY-MM-DD") from None
+
+
+def gpu_names(text: str) -> list[str]:
+    """Comma-separated GPUs, each once. Raises UsageError where there is none."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise UsageError("--gpus names no GPU; `flopcast gpus` lists them")
+    return names
+
+
+def price_book(
+    path: Path | None,
+    given: list[str] | None,
+    provider: Sequence[str] | None,
+    on: str | None,
+    *,
+    gpus: Sequence[str],
+    required: bool = False,
+    kind: str = "on-demand",
+) -> Mapping[str, Price]:
+    """GPU -> the price to use: given on the command line, else the provider's newest; of `gpus` alone.
+
+    `provider`: one for all, or "GPU=PROVIDER" for one GPU, repeated. A GPU of a profile file need not be known by name.
+    What a catalogue's rows were refused for is told on stderr. Raises UsageError, if `required` also for a GPU of no
+    price.
+    """
+    from flopcast.roofline.gpu.catalogue.price_catalogues import load_any
+    from flopcast.roofline.gpu.catalogue.prices import (
+        latest,
+        parse_override,
+        require,
+        with_overrides,
+    )
+    from flopcast.roofline.gpu.library.profiles import names
+
+    day = checked_day("--on", on)
+    known = [*names(), *gpus]
+    overrides = [parse_override(text, known_gpus=known) for text in given or []]
+    for text, override in zip(given or [], overrides, strict=True):
+        if override.gpu not in gpus:
+            raise UsageError(
+                f"--price {text!r}: {override.gpu} is none of the GPUs asked for ({', '.join(gpus)})"
+            )
+    collected = load_any(path, known_gpus=known)
+    tell(collected)
+    book = with_overrides(collected.prices, overrides)
+    asked = _providers(provider, gpus)
+    if required:
+        return {gpu: require(book, gpu, asked.get(gpu), kind, on=day) for gpu in gpus}
+    found = {gpu: latest(book, gpu, asked.get(gpu), kind, on=day) for gpu in gpus}
+    return {gpu: price for gpu, price in found.items() if price is not None}
+
+
+def price_of(
+    profile: Profile,
+    path: Path | None,
+    given: list[str] | None,
+    provider: Sequence[str] | None,
+    on: str | None,
+) -> Price | None:
+    """The price of one GPU, as `price_book` finds it; where one was asked for and there is none, stderr is told."""
+    found = price_book(path, given, provider, on, gpus=[profile.gpu]).get(profile.gpu)
+    if found is None and (on is not None or provider or path is not None):
+        from flopcast.roofline.views.terminal import (
+            console,  # and rich with it, 25 ms, where there is something to say
+        )
+
+        console.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
+    return found
+
+
+def _providers(given: Sequence[str] | None, gpus: Sequence[str]) -> dict[str, str]:
+    """GPU -> the provider asked for. Raises UsageError for a GPU that is not among `gpus`."""
+    found: dict[str, str] = {}
+    for text in sorted(
+        given or [], key=lambda text: "=" in text
+    ):  # one for all first, so that a GPU's own wins
+        gpu, equals, name = (part.strip() for part in text.partition("="))
+        if not equals:
+            found |= dict.fromkeys(gpus, gpu)
+        elif gpu not in gpus:
+            raise UsageError(
+                f"--provider {text!r}: {gpu!r} is none of the GPUs asked for ({', '.join(gpus)})"
+            )
+        else:
+            found[gpu] = name
+    return found

@@ -1,0 +1,42 @@
+"""`flopcast sweep`: many steps, from CSV to CSV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flopcast.roofline.cli.shared import options as shared
+from flopcast.roofline.cli.shared.output import say_done
+from flopcast.roofline.cli.shared.price_options import price_of
+
+
+def sweep(
+    gpu: shared.Gpu,
+    source: Annotated[Path, typer.Option("--from", help="CSV: one step a row, columns as predict's options.")],
+    out: Annotated[Path, typer.Option(help="CSV to write.")],
+    host: shared.Host = None, prices: shared.PriceFile = None, price: shared.PriceGiven = None,
+    provider: shared.Provider = None, on: shared.PriceDate = None, as_json: shared.AsJson = False,
+) -> None:  # fmt: skip
+    """Many steps, from CSV to CSV. A row that cannot be done keeps its place and says why."""
+    from flopcast.roofline.base import csv_files
+    from flopcast.roofline.base.csv_files import check_writable
+    from flopcast.roofline.gpu.library import profile_cache
+    from flopcast.roofline.gpu.library.profiles import find_host, find_profile
+    from flopcast.roofline.step import sweep as step_sweep
+    from flopcast.roofline.stream.model import models
+    from flopcast.roofline.views.terminal import (
+        console,
+    )
+
+    columns, rows = csv_files.read_rows(source)
+    csv_files.check_columns(source, columns, ("name", *models.MODEL_COLUMNS, *step_sweep.RUN_COLUMNS))
+    check_writable(out)
+    profile = find_profile(gpu)
+    priced = price_of(profile, prices, price, provider, on)
+    with console.progress("forecasting") as advance:
+        found = step_sweep.sweep(rows, profile, lambda gpu: priced, host=find_host(host), progress=advance)
+    profile_cache.keep(profile)
+    csv_files.write_rows(out, list(dict.fromkeys([*columns, "depth", *step_sweep.SWEEP_OUT])), found)
+    say_done([row.get("step_seconds") for row in found], ("steps", "forecast"), profile, out, as_json)

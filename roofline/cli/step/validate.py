@@ -1,0 +1,122 @@
+"""`flopcast validate`: runs real training steps, or takes those of a folder, and compares them with their forecasts.
+
+It imports `microbench`, and with it torch, only when it runs steps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flopcast.errors import UsageError
+from flopcast.roofline.cli.shared.options import Device, Json, Retry, Suite, refuse_unused
+from flopcast.roofline.gpu.suites.names import check_suite
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.profile.profile import Profile
+
+
+def validate(
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Profile to check; default: this device's own.")] = None,
+    device: Device = None, suite: Suite = None,
+    out: Annotated[Path | None, typer.Option(
+        help="Folder to write to; what it holds already is not done again. Default: out/validate, or --steps-from."
+    )] = None,
+    retry: Retry = False,
+    budget: Annotated[float | None, typer.Option(help="Seconds for the steps; the next run continues.")] = None,
+    steps_from: Annotated[Path | None, typer.Option(help="Folder of steps already run, instead of running.")] = None,
+    run_only: Annotated[bool, typer.Option("--run-only", help="Run the steps, compare later: --steps-from.")] = False,
+    only_estimates: Annotated[bool, typer.Option(
+        "--only-estimates", help="Of these steps only what torch's RuntimeEstimator says (a GPU, none of its time)."
+    )] = False,
+    estimates_from: Annotated[Path | None, typer.Option(
+        help="Folder of --only-estimates, of any card of this kind; default: STEPS/estimates where there is one."
+    )] = None,
+    any_stack: Annotated[bool, typer.Option(
+        "--any-stack", help="Compare though the steps ran with other versions than the profile or the streams."
+    )] = False,
+    any_gpu: Annotated[bool, typer.Option(
+        "--any-gpu", help="Compare though the steps ran on another GPU than the profile's."
+    )] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Runs real training steps here and compares them with their forecasts, part by part."""
+    from flopcast.roofline.base.csv_files import check_writable
+    from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.gpu.catalogue.device import gpu_name
+    from flopcast.roofline.gpu.library.profiles import find_profile
+    from flopcast.roofline.validation import baselines, comparable
+    from flopcast.roofline.validation import validate as checks
+    from flopcast.roofline.validation.run import ESTIMATES, machine_here, machine_of, run_validation_steps
+    from flopcast.roofline.views.terminal import console
+    from flopcast.roofline.views.terminal.validation import print_validation
+
+    if steps_from is not None:
+        refuse_unused(
+            "with --steps-from: those steps have run",
+            {"device": device, "suite": suite, "retry": retry, "budget": budget},
+        )
+    if run_only or only_estimates:
+        refuse_unused(
+            "with --run-only or --only-estimates: nothing is compared",
+            {"gpu": gpu, "any_stack": any_stack, "any_gpu": any_gpu},
+        )
+    suite = suite or "quick"
+    check_suite(suite)
+    folder = steps_from or out or Path("out/validate")
+    retried = ("oom", "error") if retry else ()
+    if only_estimates and run_only:
+        raise UsageError("--only-estimates runs no steps and --run-only runs them: leave one of the two out")
+    if run_only or only_estimates:
+        flag = "--run-only" if run_only else "--only-estimates"
+        if steps_from is not None or estimates_from is not None:
+            raise UsageError(f"{flag} with folders to compare: it compares nothing; give --out alone")
+        parts = ESTIMATES if only_estimates else None
+        done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, parts=parts)
+        console.say(f"steps: {done}" if run_only else f"estimates: {done}")
+        given = f"--steps-from {folder}" if run_only else f"--steps-from STEPS --estimates-from {folder}"
+        console.say(f"`flopcast validate {given}` compares them, here or elsewhere")
+        if as_json:
+            emit({"steps": str(folder)})
+        return
+    described = machine_here(device) if steps_from is None else machine_of(steps_from)
+    profile = find_profile(gpu or gpu_name(described))  # before minutes of steps, not after
+    comparable.check_device(described, profile, any_gpu=any_gpu)
+    check_writable(out, is_folder=True)
+    if steps_from is None:
+        if not any_stack:
+            from flopcast.microbench.timing.device import describe_stack
+
+            comparable.check_stack(describe_stack(), profile)
+        console.say(f"steps: {run_validation_steps(device, suite, folder, retry=retried, budget=budget)}")
+    rows = compare_folder(folder, profile, any_stack=any_stack, estimates=estimates_from)
+    if not rows:
+        raise UsageError(f"{folder} holds no real steps: `flopcast validate --out STEPS` runs them")
+    table = (out or folder) / "validation.csv"
+    checks.write_csv(rows, table)
+    if as_json:
+        emit({
+            "gpu": profile.gpu, "rows": rows, "summary": checks.summary(rows),
+            "methods": baselines.compare_methods(rows),
+        })  # fmt: skip
+    else:
+        print_validation(rows, checks.summary(rows))
+        console.say(f"wrote {table}")
+
+
+def compare_folder(
+    folder: Path, profile: Profile, *, any_stack: bool = False, estimates: Path | None = None
+) -> list[dict[str, Any]]:
+    """The rows of `validate` for a folder of real steps; with `estimates`, torch's of that folder count for them.
+
+    Raises UsageError for another stack, unless `any_stack`, and for estimates of another kind of GPU.
+    """
+    from flopcast.roofline.validation import validate as checks
+    from flopcast.roofline.views.terminal.console import progress
+
+    with progress("comparing") as advance:
+        return checks.compare_runs(
+            folder, profile, estimates=estimates, any_stack=any_stack, progress=advance
+        )

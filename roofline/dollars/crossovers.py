@@ -1,0 +1,333 @@
+"""FLOPs per dollar of several GPUs compared: crossovers, break-even prices, the best at a size; rows of all.
+
+Pure arithmetic over the curves of `cost_points`, which says what the intervals of ratios take as shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, groupby, pairwise
+from math import exp, log
+from typing import Any
+
+from flopcast.roofline.dollars.points import CostCurve, CostPoint, Ranged, StepPoint, cost_curve
+
+__all__ = [
+    "NOT_SEPARABLE", "NO_COMMON_SIZE", "Best", "BreakEven", "CostCurve", "CostPoint", "Crossover", "Ranged",
+    "StepPoint", "best_gpu", "best_rows", "break_even_price_ratio", "break_even_rows", "cost_curve", "cost_rows",
+    "crossover_rows", "crossovers", "memory_rows", "sentence",
+]  # fmt: skip
+
+NOT_SEPARABLE = "not separable at these prices"
+NO_COMMON_SIZE = "no common size"
+
+
+# --- crossovers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossover:
+    """How two GPUs' FLOPs per dollar compare over the sizes that both can train.
+
+    `status`: "crossover", "leads" (one gives more throughout), "not separable at these prices", "no common
+    size". At a crossover `below` gives more for models smaller than `n_params` and `above` for larger ones;
+    it lies between `low` and `high` parameters, where None means that it may lie beyond the sizes compared.
+    For "leads" both name the leader, and `low` and `high` bound the widest stretch of sizes at which the intervals
+    decide it, None where they do at every size compared. When not separable, `n_params` is where the middle estimates
+    cross, if they do.
+    """
+
+    gpu_a: str
+    gpu_b: str
+    status: str
+    below: str | None = None
+    above: str | None = None
+    n_params: float | None = None
+    low: float | None = None
+    high: float | None = None
+    compared_from: float | None = None
+    compared_to: float | None = None
+
+
+def crossovers(curves: Sequence[CostCurve]) -> list[Crossover]:
+    """Every pair of curves compared; a pair that crosses several times gives a row for each crossing."""
+    return [row for a, b in combinations(curves, 2) for row in _compare(a, b)]
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """log(FLOPs/$ of a / FLOPs/$ of b) at a size (log parameters), and its interval."""
+
+    size: float
+    value: float
+    low: float
+    high: float
+
+    @property
+    def sign(self) -> int:
+        """1: a gives more for certain, -1: b does, 0: open."""
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+
+def _compare(a: CostCurve, b: CostCurve) -> list[Crossover]:
+    gaps = _gaps(a, b)
+    if not gaps:
+        return [Crossover(gpu_a=a.gpu, gpu_b=b.gpu, status=NO_COMMON_SIZE)]
+    base = Crossover(
+        gpu_a=a.gpu,
+        gpu_b=b.gpu,
+        status=NOT_SEPARABLE,
+        compared_from=exp(gaps[0].size),
+        compared_to=exp(gaps[-1].size),
+    )
+    crossings = [gap.size for gap in gaps if gap.value == 0.0]
+    if not any(gap.sign for gap in gaps):
+        middle = exp(crossings[len(crossings) // 2]) if crossings else None
+        return [replace(base, n_params=middle)]
+    found: list[Crossover] = []
+    for stretch in _open_stretches(gaps):
+        signs = [gap.value > 0 for gap in stretch if gap.value]
+        if signs and signs[0] != signs[-1]:
+            inside = [gap.size for gap in stretch if gap.value == 0.0]
+            found.append(
+                replace(
+                    base,
+                    status="crossover",
+                    below=a.gpu if signs[0] else b.gpu,
+                    above=b.gpu if signs[0] else a.gpu,
+                    n_params=exp(inside[len(inside) // 2]),
+                    # the outermost open sizes: there an end of the interval is zero
+                    low=exp(stretch[1].size) if stretch[0].sign else None,
+                    high=exp(stretch[-2].size) if stretch[-1].sign else None,
+                )
+            )
+    if found:
+        return found
+    leader = a.gpu if next(gap.sign for gap in gaps if gap.sign) > 0 else b.gpu
+    ends: tuple[float | None, float | None] = (None, None)
+    if not all(gap.sign for gap in gaps):
+        ends = max(_decided_stretches(gaps), key=lambda pair: pair[1] / pair[0])
+    return [replace(base, status="leads", below=leader, above=leader, low=ends[0], high=ends[1])]
+
+
+def _open_stretches(gaps: Sequence[_Gap]) -> Iterator[Sequence[_Gap]]:
+    """Runs of sizes at which the order is open, each with the decided neighbour on either side, if any."""
+    start = 0
+    for open_, run in groupby(range(len(gaps)), key=lambda i: gaps[i].sign == 0):
+        stop = start + len(list(run))
+        if open_:
+            yield gaps[max(start - 1, 0) : stop + 1]
+        start = stop
+
+
+def _decided_stretches(gaps: Sequence[_Gap]) -> Iterator[tuple[float, float]]:
+    """(from, to) of each run of sizes at which the order is decided, in parameters: to the neighbours on either side,
+    where an end of the interval is zero."""
+    for decided, run in groupby(range(len(gaps)), key=lambda i: gaps[i].sign != 0):
+        if decided:
+            inside = list(run)
+            last = min(inside[-1] + 1, len(gaps) - 1)
+            yield exp(gaps[max(inside[0] - 1, 0)].size), exp(gaps[last].size)
+
+
+def _gaps(a: CostCurve, b: CostCurve) -> list[_Gap]:
+    """At every size of either curve that both reach, and in between (linear in log parameters) wherever the
+    gap or an end of its interval is zero: so nothing changes sign between neighbours."""
+    nodes = []
+    for size in sorted({point.step.n_params for curve in (a, b) for point in curve.fitting}):
+        one, two = a.flops_per_usd_at(size), b.flops_per_usd_at(size)
+        if one is not None and two is not None:
+            ratio = one.over(two)
+            nodes.append(_Gap(log(size), log(ratio.value), log(ratio.low), log(ratio.high)))
+    gaps: list[_Gap] = []
+    for left, right in pairwise(nodes):
+        gaps.append(left)
+        ends = ((left.value, right.value), (left.low, right.low), (left.high, right.high))
+        zeros = sorted((x / (x - y), which) for which, (x, y) in enumerate(ends) if x < 0 < y or y < 0 < x)
+        for share, which in zeros:
+            value, low, high = (0.0 if i == which else x + share * (y - x) for i, (x, y) in enumerate(ends))
+            if which == 1:  # rounding must not turn the order low <= value <= high
+                value = max(value, 0.0)
+            elif which == 2:
+                value = min(value, 0.0)
+            at = left.size + share * (right.size - left.size)
+            gaps.append(_Gap(at, value, min(low, value), max(high, value)))
+    return gaps + nodes[-1:]
+
+
+# --- at one size --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEven:
+    """The ratio price(a) / price(b) at which both GPUs give the same FLOPs per dollar at one size.
+
+    It depends on speed alone, so it outlives any price list: below it a is the better buy, above it b.
+    `price_ratio` is today's; `better` names the better buy, or None while the interval holds today's ratio.
+    """
+
+    gpu_a: str
+    gpu_b: str
+    n_params: float
+    ratio: float
+    low: float
+    high: float
+    price_ratio: float
+
+    @property
+    def better(self) -> str | None:
+        if self.price_ratio < self.low:
+            return self.gpu_a
+        return self.gpu_b if self.price_ratio > self.high else None
+
+
+def break_even_price_ratio(a: CostCurve, b: CostCurve, n_params: float) -> BreakEven | None:
+    """None where one of the two has no value at this size: out of memory, or outside its ladder."""
+    one, two = a.flops_per_second_at(n_params), b.flops_per_second_at(n_params)
+    if one is None or two is None:
+        return None
+    ratio = one.over(two)
+    return BreakEven(
+        gpu_a=a.gpu,
+        gpu_b=b.gpu,
+        n_params=n_params,
+        ratio=ratio.value,
+        low=ratio.low,
+        high=ratio.high,
+        price_ratio=a.price.usd_per_hour / b.price.usd_per_hour,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The GPU of most FLOPs per dollar at one size. `contenders`: others that might be, by the intervals."""
+
+    n_params: float
+    gpu: str
+    flops_per_usd: Ranged
+    contenders: tuple[str, ...]
+
+    @property
+    def separable(self) -> bool:
+        return not self.contenders
+
+
+def best_gpu(curves: Sequence[CostCurve], n_params: float) -> Best | None:
+    """None where no curve has a value at this size."""
+    candidates = ((curve.gpu, curve.flops_per_usd_at(n_params)) for curve in curves)
+    values = [(gpu, value) for gpu, value in candidates if value is not None]
+    if not values:
+        return None
+    gpu, best = max(values, key=lambda pair: pair[1].value)
+    rivals = [(name, value) for name, value in values if name != gpu and best.over(value).low <= 1.0]
+    rivals.sort(key=lambda pair: -pair[1].value)
+    return Best(n_params=n_params, gpu=gpu, flops_per_usd=best, contenders=tuple(name for name, _ in rivals))
+
+
+# --- rows for CSV and JSON ----------------------------------------------------------------------------------
+
+
+def cost_rows(curves: Sequence[CostCurve]) -> list[dict[str, Any]]:
+    """One row a point, those that do not fit too: their figures are empty and `reason` says why."""
+    return [_cost_row(curve, point) for curve in curves for point in curve.points]
+
+
+def _cost_row(curve: CostCurve, point: CostPoint) -> dict[str, Any]:
+    step, price = point.step, point.price
+    figures: dict[str, float | None] = {
+        "step_seconds": step.step_seconds,
+        "step_seconds_low": step.low,
+        "step_seconds_high": step.high,
+    }
+    for name in ("flops_per_second", "flops_per_usd", "usd_per_million_tokens", "tokens_per_second"):
+        ranged: Ranged = getattr(point, name)
+        figures |= {name: ranged.value, f"{name}_low": ranged.low, f"{name}_high": ranged.high}
+    figures["usd_per_step"] = point.usd_per_step
+    figures |= {"device_seconds": step.device_seconds, "host_seconds": step.host_seconds}
+    return {
+        "gpu": curve.gpu,
+        "profile_basis": curve.basis,
+        "n_params": step.n_params,
+        "width": step.width,
+        "depth": step.depth,
+        "tokens": step.tokens,
+        "flops_counted": step.flops_counted,
+        "fits": step.fits,
+        **(figures if step.fits else dict.fromkeys(figures)),
+        "bound": (step.bound or None) if step.fits else None,
+        "needed_bytes": step.needed_bytes,
+        "price_usd_per_hour": price.usd_per_hour,
+        "price_provider": price.provider,
+        "price_kind": price.kind,
+        "price_date": price.date.isoformat(),
+        "price_date_inferred": price.date_inferred,
+        "reason": None if step.fits else "out of memory",
+    }
+
+
+def memory_rows(curves: Sequence[CostCurve]) -> list[dict[str, Any]]:
+    """Where each GPU runs out of memory, in parameters; `memory_limit` lies between the two models beside it."""
+    return [
+        {
+            "gpu": curve.gpu,
+            "largest_that_fits": curve.largest_fitting,
+            "first_that_does_not": curve.smallest_failing,
+            "memory_limit": curve.memory_limit,
+        }
+        for curve in curves
+    ]
+
+
+def crossover_rows(curves: Sequence[CostCurve]) -> list[dict[str, Any]]:
+    """`crossovers` with a sentence each."""
+    return [{**vars(row), "sentence": sentence(row)} for row in crossovers(curves)]
+
+
+def sentence(row: Crossover) -> str:
+    """A comparison in words."""
+    pair = f"{row.gpu_a} and {row.gpu_b}"
+    if row.status == NO_COMMON_SIZE:
+        return f"{pair}: no common size"
+    span = f"{_millions(row.compared_from)} to {_millions(row.compared_to)} parameters"
+    if row.status == NOT_SEPARABLE:
+        where = f" (the middle estimates cross at {_millions(row.n_params)})" if row.n_params else ""
+        return f"{pair}: {NOT_SEPARABLE}, {span}{where}"
+    if row.status == "leads":
+        other = row.gpu_b if row.below == row.gpu_a else row.gpu_a
+        part = f"; beyond the intervals from {_millions(row.low)} to {_millions(row.high)}" if row.low else ""
+        return f"{row.below} gives more FLOPs per dollar than {other}, {span}{part}"
+    low = _millions(row.low) if row.low else f"below {_millions(row.compared_from)}"
+    high = _millions(row.high) if row.high else f"above {_millions(row.compared_to)}"
+    size = _millions(row.n_params)
+    return f"{row.below} gives more below {size} parameters, {row.above} above ({low} to {high})"
+
+
+def _millions(n_params: float | None) -> str:
+    if n_params is None:
+        return "?"
+    return f"{n_params / 1e9:.3g}B" if n_params >= 0.9995e9 else f"{n_params / 1e6:.3g}M"
+
+
+def break_even_rows(curves: Sequence[CostCurve], sizes: Iterable[float]) -> list[dict[str, Any]]:
+    """The break-even price ratio of each pair at each size, where both have a value."""
+    found = (break_even_price_ratio(a, b, size) for size in sizes for a, b in combinations(curves, 2))
+    return [{**vars(row), "better": row.better} for row in found if row is not None]
+
+
+def best_rows(curves: Sequence[CostCurve], sizes: Iterable[float]) -> list[dict[str, Any]]:
+    """The best GPU at each size that any curve reaches."""
+    found = (best_gpu(curves, size) for size in sizes)
+    return [
+        {
+            "n_params": row.n_params,
+            "gpu": row.gpu,
+            "flops_per_usd": row.flops_per_usd.value,
+            "flops_per_usd_low": row.flops_per_usd.low,
+            "flops_per_usd_high": row.flops_per_usd.high,
+            "separable": row.separable,
+            "contenders": " ".join(row.contenders),
+        }
+        for row in found
+        if row is not None
+    ]

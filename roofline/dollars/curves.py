@@ -1,0 +1,195 @@
+"""FLOPs-per-dollar curves: the ladder forecast on several GPUs, with their prices.
+
+What two GPUs' forecasts share, and so cancels in their ratio as far as both feel it (`cost_points.Ranged.over`):
+
+- the bias of an operation class (`interval.Spreads.classes`: kernels measured alone and kernels among others), where
+  both profiles stem from one measured profile, by name. It was estimated on one H200; that it is the same on another
+  part is an assumption, which moves a ratio's interval by a point or two.
+- the host, only when one host is said to feed both (`hosts` "same", or a host given by name). By default each GPU
+  stands in a machine of its own, and nothing of that cancels: one rented machine alone went at between 0.76 and 1.64
+  of its usual cost within minutes. One machine for all is the one that their host costs were measured in.
+
+Not shared, though in truth partly so: what a projection to another part is wrong by, and the fit's own errors. The
+interval of a ratio is then too wide, never too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import exp, log
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.roofline.base.numbers import Z
+from flopcast.roofline.dollars.crossovers import (
+    best_rows,
+)
+from flopcast.roofline.dollars.points import HOST, CostCurve, Moves, StepPoint, cost_curve
+from flopcast.roofline.gpu.catalogue.prices import Price
+from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.device_work import Backends, device_work
+from flopcast.roofline.step.forecast import forecast_items, traced_of
+from flopcast.roofline.step.simulation import Item
+from flopcast.roofline.step.uncertainty import device_log_sigma, simulated, spreads
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.lowering.classes import group_of
+from flopcast.roofline.stream.model.models import Config
+from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.stream.ops.op_stream import Stream
+
+HOST_FACTORS = (0.0, 0.5, 2.0)  # forecast besides: no host at all, half and twice its cost
+OWN, SAME = "own", "same"  # whose host feeds each GPU: one of its own, or one for all
+HOSTS = (OWN, SAME)
+
+
+def cost_curves(
+    profiles: Sequence[Profile],
+    models: Sequence[Config],
+    run: Run,
+    prices: Mapping[str, Price],
+    *,
+    host: HostCosts | None = None,
+    hosts: str = OWN,
+    what_if: bool = False,
+    streams: Callable[[Config, Traced], Stream] = get_stream,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[CostCurve]:
+    """One curve a profile over `models`; `prices` must hold each profile's GPU.
+
+    `host` feeds all GPUs; without it each is fed by its profile's, and `hosts` "same" says that these are one machine.
+    `what_if` forecasts the steps of other hosts too (`HOST_FACTORS`). `streams` says where op streams come from.
+    Raises UsageError for models that cannot be, and for "same" where the profiles' hosts are not one.
+    """
+    feeding = feeding_hosts(profiles, host, hosts)
+    points: list[list[StepPoint]] = [[] for _ in profiles]
+    total = len(profiles) * len(models)
+    done = 0
+    for model in models:
+        at_hand: dict[Traced, Stream] = {}  # a stream serves every GPU of its kind
+        for found, profile, (own, is_shared) in zip(points, profiles, feeding, strict=True):
+            traced = traced_of(run, profile)
+            if traced not in at_hand:
+                at_hand[traced] = streams(model, traced)
+            point = step_point(
+                at_hand[traced], model, run, profile, own, shares_host=is_shared, what_if=what_if
+            )
+            found.append(point)
+            done += 1
+            progress(done, total)
+    return [
+        cost_curve(profile.gpu, found, prices[profile.gpu], profile.basis)
+        for profile, found in zip(profiles, points, strict=True)
+    ]
+
+
+def feeding_hosts(
+    profiles: Sequence[Profile], host: HostCosts | None, hosts: str
+) -> list[tuple[HostCosts, bool]]:
+    """For each profile the host that feeds it, and whether that one feeds the others too."""
+    if hosts not in HOSTS:
+        raise UsageError(f"hosts {hosts!r}: valid are {', '.join(HOSTS)}")
+    if host is not None:
+        return [(host, True)] * len(profiles)
+    own = [profile.host or NO_HOST for profile in profiles]
+    if hosts == OWN:
+        return [(one, False) for one in own]
+    if len({one.name for one in own}) > 1:
+        names = ", ".join(sorted({one.name for one in own}))
+        raise UsageError(
+            f"hosts 'same': these GPUs were measured in several hosts ({names}); name one with --host"
+        )
+    measured = min(own, key=lambda one: one.sigma)  # a projection widens it, for a machine that is not known
+    return [(measured, True)] * len(profiles)
+
+
+def step_point(
+    stream: Stream,
+    model: Config,
+    run: Run,
+    profile: Profile,
+    host: HostCosts,
+    *,
+    shares_host: bool = False,
+    what_if: bool = False,
+) -> StepPoint:
+    """A step's forecast as a point of a curve, with what moves it."""
+    items = device_work(stream, profile, host, Backends(matmul=run.matmul, attention=run.attention))
+    found = forecast_items(items, stream, run, profile, host=host)
+    steps = simulated(items, profile)
+    base = found.step_seconds
+    device_sigma = device_log_sigma(items, profile)
+
+    def moved(**factors: float) -> float:
+        return log(steps(**factors) / base)
+
+    shared: dict[str, Moves] = {}
+    if device_sigma:
+        slope = (
+            -moved(device_factor=exp(-Z * device_sigma)) / (Z * device_sigma),
+            moved(device_factor=exp(Z * device_sigma)) / (Z * device_sigma),
+        )
+        for cause, sigma in class_sigmas(items, profile).items():
+            shared[cause] = (-slope[0] * Z * sigma, slope[1] * Z * sigma)
+    if shares_host and host.sigma:
+        shared[HOST] = (moved(host_factor=exp(-Z * host.sigma)), moved(host_factor=exp(Z * host.sigma)))
+    others = {}
+    for factor in HOST_FACTORS if what_if else ():
+        seconds = steps(host_factor=factor)
+        down, up = base / found.step_seconds_low, found.step_seconds_high / base
+        if not factor:  # the kernels' interval is left; with a host the width stays
+            down = up = exp(Z * device_sigma)
+        others[factor] = (seconds, seconds / down, seconds * up)
+    return StepPoint(
+        n_params=found.n_params,
+        width=model.get("hidden_size") or model.get("n_embd"),
+        depth=found.depth,
+        step_seconds=base,
+        low=found.step_seconds_low,
+        high=found.step_seconds_high,
+        flops_counted=found.flops_counted,
+        tokens=run.batch * run.seq * run.accumulate,
+        fits=found.fits,
+        shared=shared,
+        bound=found.bound,
+        device_seconds=found.device_seconds,
+        host_seconds=found.host_seconds,
+        needed_bytes=found.needed_bytes,
+        memory_bytes=int(profile.device.get("memory_bytes") or 0),
+        with_host=others,
+    )
+
+
+def class_sigmas(items: Sequence[Item], profile: Profile) -> dict[str, float]:
+    """Deviation of the log device time by the bias of each group of classes; named after the profile it stems from."""
+    known = spreads()
+    origin = profile.provenance.get("projected_from") or profile.gpu
+    total = sum(item.seconds for item in items)
+    seconds: dict[str, float] = {}
+    for item in items:
+        if item.work is not None:
+            group = group_of(item.work.op_class)
+            seconds[group] = seconds.get(group, 0.0) + item.seconds
+    return {
+        f"{origin}/{group}": value / total * known.classes.get(group, known.default)
+        for group, value in seconds.items()
+        if total
+    }
+
+
+def what_if_rows(
+    curves: Sequence[CostCurve], larger: Mapping[int, Sequence[CostCurve]], batch: int
+) -> list[dict[str, Any]]:
+    """The best GPU at each size as things stand, on other hosts (where `curves` hold them), and with the batch
+    multiplied (`larger`: factor -> curves). `host_factor` 0 is no host: the bound for compiled steps of these kernels.
+    """
+    others = [f for f in HOST_FACTORS if all(f in p.step.with_host for c in curves for p in c.points)]
+    changed = [(1.0, batch, curves)]
+    changed += [(f, batch, [curve.with_host(f) for curve in curves]) for f in others]
+    changed += [(1.0, batch * factor, found) for factor, found in larger.items()]
+    sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
+    return [
+        {"host_factor": factor, "batch": sequences, **row}
+        for factor, sequences, found in changed
+        for row in best_rows(found, sizes)
+    ]

@@ -1,0 +1,237 @@
+"""Budget questions: how long and how dear is training on T tokens, and how large a model does a budget train.
+
+One device, at the forecast's pace from the first step to the last: no evaluation, no checkpoints, no restarts, data
+always ready. Intervals are the step's: a pace that is 10% wrong is so in every step, so nothing averages out over a
+run. Several GPUs need communication and sharded memory, neither of which is modelled: nothing here divides by N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil, exp, log
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.roofline.dollars.curves import OWN, feeding_hosts, step_point
+from flopcast.roofline.dollars.points import CostCurve, CostPoint, Ranged
+from flopcast.roofline.gpu.catalogue.prices import Price
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.forecast import peak_for, traced_of
+from flopcast.roofline.step.largest_batch import largest_batch
+from flopcast.roofline.stream.library.by_batch import stream_of
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.model.models import Config
+from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.stream.ops.op_stream import Stream
+
+# Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models" (arXiv 2203.15556), table 3: about 20 tokens a
+# parameter at every size.
+TOKENS_PER_PARAMETER = 20.0
+DAY = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Training one model on `tokens` on one GPU; `point` is None, and `reason` says why, where it cannot be done."""
+
+    gpu: str
+    basis: str
+    run: Run
+    tokens: float
+    price: Price
+    point: CostPoint | None = None
+    mfu: float | None = None
+    reason: str | None = None
+
+    @property
+    def steps(self) -> int | None:
+        return None if self.point is None else ceil(self.tokens / self.point.step.tokens)
+
+    @property
+    def seconds(self) -> Ranged | None:
+        if self.point is None or self.steps is None:
+            return None
+        step = self.point.step
+        return Ranged(step.step_seconds, step.low, step.high, step.shared).scaled(self.steps)
+
+    @property
+    def usd(self) -> Ranged | None:
+        seconds = self.seconds
+        return None if seconds is None else seconds.scaled(self.price.usd_per_hour / 3600.0)
+
+    def tokens_for(self, usd: float) -> Ranged | None:
+        """Tokens that a budget buys."""
+        if self.point is None:
+            return None
+        per_million = self.point.usd_per_million_tokens
+        return Ranged(
+            usd / per_million.value * 1e6, usd / per_million.high * 1e6, usd / per_million.low * 1e6
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Seconds and dollars with the ends of their 90% interval; None where it cannot be done."""
+        seconds, usd, step = self.seconds, self.usd, None if self.point is None else self.point.step
+        return {
+            "gpu": self.gpu,
+            "profile_basis": self.basis,
+            "batch": self.run.batch or None,
+            "seq": self.run.seq,
+            "accumulate": self.run.accumulate,
+            "tokens": self.tokens,
+            "tokens_per_step": None if step is None else step.tokens,
+            "steps": self.steps,
+            "step_seconds": None if step is None else step.step_seconds,
+            "bound": None if step is None else step.bound,
+            "tokens_per_second": None if self.point is None else self.point.tokens_per_second.value,
+            "mfu": self.mfu,
+            "needed_bytes": None if step is None else step.needed_bytes,
+            **_ends("seconds", seconds),
+            **_ends("days", None if seconds is None else seconds.scaled(1 / DAY)),
+            **_ends("usd", usd),
+            "usd_per_million_tokens": None if self.point is None else self.point.usd_per_million_tokens.value,
+            "price_usd_per_hour": self.price.usd_per_hour,
+            "price_provider": self.price.provider,
+            "price_kind": self.price.kind,
+            "price_date": self.price.date.isoformat(),
+            "reason": self.reason,
+        }
+
+
+def _ends(name: str, found: Ranged | None) -> dict[str, float | None]:
+    if found is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def check_devices(count: int) -> None:
+    """Raises UsageError for more than one GPU."""
+    if count < 1:
+        raise UsageError(f"--num-gpus is {count}: valid is 1")
+    if count > 1:
+        raise UsageError(
+            f"--num-gpus {count} is not modelled yet: communication and sharded memory are not forecast, and dividing "
+            "one GPU's time by their number would leave both out; plan for one GPU"
+        )
+
+
+def plans(
+    model: Config,
+    run: Run,
+    profiles: Sequence[Profile],
+    prices: Mapping[str, Price],
+    *,
+    tokens: float | None = None,
+    tokens_per_parameter: float = TOKENS_PER_PARAMETER,
+    auto_batch: bool = False,
+    host: HostCosts | None = None,
+    hosts: str = OWN,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Plan]:
+    """One plan a GPU. `tokens` defaults to `tokens_per_parameter` of them; `auto_batch`: the largest micro-batch that
+    fits on each. Raises UsageError as `forecast` does."""
+    run.check()
+    if tokens is not None and not tokens >= 1:
+        raise UsageError(f"tokens is {tokens:g}: valid is a number of at least 1")
+    found = []
+    for index, (profile, (own, is_shared)) in enumerate(
+        zip(profiles, feeding_hosts(profiles, host, hosts), strict=True)
+    ):
+        batch = largest_batch(model, run, profile) if auto_batch else run.batch
+        stream = _stream(model, traced_of(replace(run, batch=max(batch, 1)), profile), auto_batch)
+        wanted = tokens_per_parameter * stream.n_params if tokens is None else tokens
+        own_run = replace(run, batch=batch)
+        plan = Plan(
+            gpu=profile.gpu, basis=profile.basis, run=own_run, tokens=wanted, price=prices[profile.gpu],
+            reason="out of memory",
+        )  # fmt: skip
+        if batch:
+            step = step_point(stream, model, own_run, profile, own, shares_host=is_shared)
+            if step.fits:
+                point = CostPoint(profile.gpu, step, plan.price)
+                mfu = point.flops_per_second.value / peak_for(profile, run.precision)
+                plan = replace(plan, point=point, mfu=mfu, reason=None)
+        found.append(plan)
+        progress(index + 1, len(profiles))
+    return found
+
+
+def _stream(model: Config, traced: Traced, is_searched: bool) -> Stream:
+    """The search for the largest batch has traced two, from which any other follows."""
+    return stream_of(model, traced) if is_searched else get_stream(model, traced)
+
+
+def cheapest(found: Sequence[Plan]) -> tuple[Plan, tuple[str, ...]] | None:
+    """The plan of least dollars, and the GPUs that may be cheaper by the intervals; None where none can be done."""
+    done = [(plan, usd) for plan in found if (usd := plan.usd) is not None]
+    if not done:
+        return None
+    best, usd = min(done, key=lambda pair: pair[1].value)
+    rivals = [plan.gpu for plan, other in done if plan is not best and usd.over(other).high >= 1.0]
+    return best, tuple(rivals)
+
+
+# --- the largest model that a budget trains ------------------------------------------------------------------
+
+BUDGET, MEMORY, LADDER, NOTHING = "budget", "memory", "ladder", "nothing fits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest:
+    """The largest model of the ladder that `usd` trains on a GPU at so many tokens a parameter.
+
+    `limited_by`: budget; memory (the largest that fits costs `cost_usd`, less than the budget); ladder (so does its
+    largest model); nothing fits (not even the smallest is within budget and memory; n_params is None). `low` and
+    `high`: by the interval of the step, cut at memory's and the ladder's end; low is None where even the smallest model
+    might cost more.
+    """
+
+    gpu: str
+    usd: float
+    limited_by: str
+    n_params: float | None = None
+    low: float | None = None
+    high: float | None = None
+    cost_usd: float | None = None
+    days: float | None = None
+
+
+def largest_models(
+    curves: Sequence[CostCurve], usd: float, tokens_per_parameter: float = TOKENS_PER_PARAMETER
+) -> list[Largest]:
+    """One row a curve. Between models logarithms are interpolated. Raises UsageError for a budget that is none."""
+    if not usd > 0:
+        raise UsageError(f"--budget-usd is {usd:g}: valid is a number above 0")
+    return [_largest(curve, usd, tokens_per_parameter) for curve in curves]
+
+
+def _largest(curve: CostCurve, usd: float, tokens_per_parameter: float) -> Largest:
+    sizes = [float(point.step.n_params) for point in curve.fitting]
+    rates = [point.usd_per_million_tokens for point in curve.fitting]
+    costs = {
+        end: [
+            n * tokens_per_parameter / 1e6 * getattr(rate, end) for n, rate in zip(sizes, rates, strict=True)
+        ]
+        for end in ("value", "low", "high")
+    }
+    if not sizes or costs["value"][0] > usd:
+        return Largest(gpu=curve.gpu, usd=usd, limited_by=NOTHING)
+    size = _reach(sizes, costs["value"], usd) or sizes[0]
+    cost = min(usd, costs["value"][-1])
+    limited = BUDGET if costs["value"][-1] > usd else MEMORY if curve.smallest_failing else LADDER
+    return Largest(
+        gpu=curve.gpu, usd=usd, limited_by=limited, n_params=size, low=_reach(sizes, costs["high"], usd),
+        high=_reach(sizes, costs["low"], usd), cost_usd=cost, days=cost / curve.price.usd_per_hour / 24,
+    )  # fmt: skip
+
+
+def _reach(sizes: Sequence[float], costs: Sequence[float], usd: float) -> float | None:
+    """The largest size up to which everything costs at most `usd`; None if the smallest costs more."""
+    if costs[0] > usd:
+        return None
+    for (n, a), (m, b) in pairwise(zip(sizes, costs, strict=True)):
+        if b > usd:
+            return exp(log(n) + log(m / n) * log(usd / a) / log(b / a))
+    return sizes[-1]

@@ -1,0 +1,141 @@
+"""GPUs as their makers describe them: `data/gpus.csv`, one row a GPU, with the source of each.
+
+Peaks are dense (no sparsity), bf16 and fp16 with fp32 accumulation, at the clock of the datasheet; cards may
+boost above it, so a measured rate above 100% is a warning and not an error. `memory_bytes` is what a program
+sees, not the gigabytes of the name: reserved and ECC memory are taken off.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+from flopcast.errors import DataError, UsageError
+from flopcast.roofline.base.shipped import DATA
+
+SPECS_FILE = DATA / "gpus.csv"
+INLINE_ECC_SHARE = 15 / 16
+PEAK_DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8")
+HOW_TO_MEASURE = (
+    "to measure the GPU of a machine, run there: flopcast bench --out DIR, then flopcast fit DIR --out "
+    "PROFILE.json, and give --gpu PROFILE.json"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSpec:
+    """One GPU's datasheet. Rates are per second, sizes in bytes, `boost_mhz` in MHz as drivers report clocks.
+
+    `name_match`: the device names (as torch and NVML report them) of this GPU. A peak that the GPU lacks is
+    None. `max_clock_mhz`: what cards run at while power allows, above the clock of the peaks where `notes` say so.
+    `inline_ecc`: whether check bits are kept in the memory itself, as programs see by what is missing of it (an L4
+    shows 22.0 of 24 GiB, an RTX 4090 all but what the driver takes).
+    """
+
+    name: str
+    name_match: tuple[str, ...]
+    arch: str
+    capability: tuple[int, int]
+    sm_count: int
+    boost_mhz: float
+    max_clock_mhz: float
+    bf16_flops_per_second: float
+    fp16_flops_per_second: float
+    tf32_flops_per_second: float
+    fp32_flops_per_second: float
+    fp8_flops_per_second: float | None
+    memory_bytes: int
+    bandwidth_bytes_per_second: float
+    l2_bytes: int
+    tdp_w: float
+    inline_ecc: bool
+    source: str
+    notes: str
+
+    @property
+    def usable_bytes_per_second(self) -> float:
+        """Bandwidth left for data: of a board with inline ECC the share of its memory that is left, 15/16."""
+        return self.bandwidth_bytes_per_second * (INLINE_ECC_SHARE if self.inline_ecc else 1.0)
+
+    @property
+    def peaks(self) -> dict[str, float]:
+        """Dense peak FLOP/s by dtype, those that the GPU has."""
+        peaks = {dtype: getattr(self, f"{dtype}_flops_per_second") for dtype in PEAK_DTYPES}
+        return {dtype: peak for dtype, peak in peaks.items() if peak is not None}
+
+
+@cache
+def _shipped() -> MappingProxyType[str, GpuSpec]:
+    specs: dict[str, GpuSpec] = {}
+    with SPECS_FILE.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        for row in reader:
+            try:
+                spec = _parse(row)
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(f"{SPECS_FILE.name} line {reader.line_num}: {error!r}") from error
+            specs[spec.name] = spec
+    return MappingProxyType(specs)
+
+
+def _parse(row: dict[str, str]) -> GpuSpec:
+    major, minor = row["capability"].split(".")
+    return GpuSpec(
+        name=row["gpu"],
+        name_match=tuple(row["name_match"].split("|")),
+        arch=row["arch"],
+        capability=(int(major), int(minor)),
+        sm_count=int(row["sm_count"]),
+        boost_mhz=float(row["boost_mhz"]),
+        max_clock_mhz=float(row["max_clock_mhz"]),
+        bf16_flops_per_second=float(row["bf16_flops_per_second"]),
+        fp16_flops_per_second=float(row["fp16_flops_per_second"]),
+        tf32_flops_per_second=float(row["tf32_flops_per_second"]),
+        fp32_flops_per_second=float(row["fp32_flops_per_second"]),
+        fp8_flops_per_second=float(row["fp8_flops_per_second"]) if row["fp8_flops_per_second"] else None,
+        memory_bytes=int(row["memory_bytes"]),
+        bandwidth_bytes_per_second=float(row["bandwidth_bytes_per_second"]),
+        l2_bytes=int(row["l2_bytes"]),
+        tdp_w=float(row["tdp_w"]),
+        inline_ecc={"true": True, "false": False}[row["inline_ecc"]],
+        source=row["source"],
+        notes=row["notes"],
+    )
+
+
+def load_specs() -> dict[str, GpuSpec]:
+    """All shipped GPUs by name, in the file's order."""
+    return dict(_shipped())
+
+
+def find_spec(name: str) -> GpuSpec:
+    """The spec of a GPU by its flopcast name. Raises UsageError, naming the known ones, for any other."""
+    specs = _shipped()
+    if name not in specs:
+        raise UsageError(unknown_gpu_message(name, specs))
+    return specs[name]
+
+
+def spec_of_device(device_name: str) -> GpuSpec | None:
+    """The spec of a device by the name that torch or NVML reports; None for one that is not known.
+
+    The whole name must match: "NVIDIA L4" must not find the L40S, nor "NVIDIA H100 NVL" the H100 SXM.
+    """
+    wanted = device_name.strip().casefold()
+    for spec in _shipped().values():
+        if any(wanted == match.casefold() for match in spec.name_match):
+            return spec
+    return None
+
+
+def unknown_gpu_message(name: str, known: Iterable[str]) -> str:
+    """What to say of a GPU name that is not among `known`: near names, all names, how to measure one."""
+    names = sorted(known)
+    bare = name.strip().casefold().replace("_", "-").replace(" ", "-")
+    near = [n for n in names if bare and bare in n] or difflib.get_close_matches(bare, names, n=3, cutoff=0.6)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"unknown GPU {name!r}.{hint} Known: {', '.join(names)}; {HOW_TO_MEASURE}"

@@ -1,0 +1,325 @@
+"""What a GPU costs to rent: a dated, sourced price book, read from CSV or TOML and checked row by row.
+
+Rented prices move by tens of percent within a year, so a `Price` never travels without its provider and date.
+The shipped book (`data/prices.csv`) holds list prices collected from public catalogues. Where a catalogue
+carries no date, its era was inferred from the versions around it: `date` is then a day that stands for the
+era, `date_inferred` is true and `source` says which era. Prices are per GPU; "per GPU of 8" in a source means
+that the provider sells eight together.
+
+A book of one's own is refused whole at its first bad row, with the line: whoever wrote it can mend it. Catalogues
+that others publish are read by `price_sources`, which leaves out bad rows and says which.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import DataError, UsageError
+from flopcast.roofline.base.csv_files import named, parse_csv, read_text
+from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.gpu.catalogue.datasheets import load_specs, unknown_gpu_message
+
+PRICES_FILE = DATA / "prices.csv"
+DEFAULT_PROVIDER = "RunPod Secure Cloud"
+OVERRIDE_PROVIDER = "given"  # a price from the command line
+# Hundreds of times below the cheapest and above the dearest GPU of the book: beyond them a row is garbled.
+LEAST_USD_PER_HOUR, MOST_USD_PER_HOUR = 1e-4, 10_000.0
+KINDS = ("on-demand", "spot")
+GIVE_BOOK = "give a price book, CSV or TOML"
+REQUIRED = ("gpu", "provider", "kind", "usd_per_hour", "date")
+OPTIONAL = ("date_inferred", "source")
+# The article whose question this project answers used the prices of late 2025: `latest(..., on=ARTICLE_DATE)`
+# gives L4 0.39, A100 PCIe 1.64, H100 SXM 2.69, H200 3.59.
+ARTICLE_DATE = date(2025, 11, 15)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """USD for one hour of one GPU, at one provider, on one day. `kind`: on-demand or spot."""
+
+    gpu: str
+    provider: str
+    kind: str
+    usd_per_hour: float
+    date: date
+    date_inferred: bool
+    source: str
+
+    @property
+    def label(self) -> str:
+        """As figures and tables print it: "$2.69/h RunPod Secure Cloud on-demand, about 2025-11-15"."""
+        if self.provider == OVERRIDE_PROVIDER:
+            return f"${self.usd_per_hour:g}/h as given"
+        about = "about " if self.date_inferred else ""
+        return f"${self.usd_per_hour:.2f}/h {self.provider} {self.kind}, {about}{self.date.isoformat()}"
+
+
+def load_prices(
+    path: str | Path | None = None, *, known_gpus: Iterable[str] = (), today: date | None = None
+) -> list[Price]:
+    """The shipped price book (`path` None), or one in CSV or TOML (by the file's suffix) of the same columns.
+
+    `known_gpus` adds names (of the caller's own profiles) to the shipped GPUs and "cpu". `today` bounds the
+    dates of a file given by path (default: the clock, plus a day for time zones); the shipped book is not
+    held against the clock of the machine that reads it.
+
+    Raises DataError with the line number: missing column, unknown GPU, one whose form factor is left out ("H100": PCIe
+    or SXM?), unknown kind, a price that is not a positive finite number, an unreadable or future date, a row given
+    twice, a spot price that is above the on-demand price of the same GPU, provider and day (the two columns of a
+    catalogue swapped) or equal to it (one column copied to the other).
+    """
+    file = PRICES_FILE if path is None else Path(path)
+    text = read_text(file, GIVE_BOOK)
+    known = {*load_specs(), "cpu", *known_gpus}
+    last = date.max if path is None else (today or date.today()) + timedelta(days=1)
+    rows = _toml_rows(file, text) if file.suffix.lower() == ".toml" else _csv_rows(file, text)
+    prices: list[tuple[int, Price]] = []
+    for line, row in rows:
+        try:
+            prices.append((line, _parse(row, known, last, file.name)))
+        except ValueError as error:
+            raise DataError(f"{file} line {line}: {error}") from error
+    if not prices:
+        raise DataError(f"{file} holds no prices; its columns are {','.join((*REQUIRED, *OPTIONAL))}")
+    _check_pairs(file, prices)
+    return [price for _, price in prices]
+
+
+def _csv_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    first, header, rows = parse_csv(file, text, comments=True)
+    _check_columns(f"{file} line {first}", header)
+    for line, cells in rows:
+        if not any(cells):
+            continue
+        if len(cells) != len(header):
+            raise DataError(f"{file} line {line}: {len(cells)} fields where the header names {len(header)}")
+        yield line, dict(zip(header, cells, strict=True))
+
+
+def _toml_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of `[[price]]` tables; a row's line is that of its header, since the parser keeps none."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"{file} is not TOML: {error}") from error
+    rows = document.get("price")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(
+            f"{file} holds no [[price]] tables; the keys of each: {', '.join((*REQUIRED, *OPTIONAL))}"
+        )
+    headers = re.compile(r"\s*\[\[\s*[\"']?price[\"']?\s*\]\]")
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if headers.match(line)]
+    for index, row in enumerate(rows):
+        line = lines[index] if len(lines) == len(rows) else 1
+        _check_columns(f"{file} line {line}", list(row))
+        yield line, row
+
+
+def _check_columns(where: str, columns: Sequence[str]) -> None:
+    missing = [column for column in REQUIRED if column not in columns]
+    if missing:
+        raise DataError(
+            f"{where}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+            f"needed are {','.join(REQUIRED)} (optional: {','.join(OPTIONAL)}), given {named(columns)}"
+        )
+
+
+def _parse(row: dict[str, Any], known: set[str], last: date, file_name: str) -> Price:
+    """Raises ValueError saying what is wrong with a row."""
+    gpu = str(row["gpu"])
+    if gpu not in known:
+        raise ValueError(unknown_gpu(gpu, known))
+    provider = str(row["provider"])
+    if not provider:
+        raise ValueError("no provider")
+    kind = str(row["kind"])
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}; valid are {', '.join(KINDS)}")
+    inferred = row.get("date_inferred", False)
+    if not isinstance(inferred, bool):
+        texts = {"true": True, "false": False, "": False}
+        if str(inferred).lower() not in texts:
+            raise ValueError(f"date_inferred is {inferred!r}; valid are true and false")
+        inferred = texts[str(inferred).lower()]
+    return Price(
+        gpu=gpu,
+        provider=provider,
+        kind=kind,
+        usd_per_hour=_positive(row["usd_per_hour"]),
+        date=_date(row["date"], last),
+        date_inferred=inferred,
+        source=str(row.get("source") or file_name),
+    )
+
+
+def unknown_gpu(name: str, known: Iterable[str]) -> str:
+    """What is wrong with a GPU's name: it is not known, or it leaves open which of several boards it means."""
+    bare = name.strip().casefold().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
+    boards = sorted(gpu for gpu in known if bare and gpu.removeprefix("nvidia-").startswith(f"{bare}-"))
+    if len(boards) > 1:
+        return f"GPU {name!r} is ambiguous: {' or '.join(boards)}? Their speeds and prices differ; name the board"
+    return unknown_gpu_message(name, known)
+
+
+def _positive(value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not LEAST_USD_PER_HOUR <= number <= MOST_USD_PER_HOUR:
+        raise ValueError(
+            f"usd_per_hour is {value!r}; it must be a number above zero, in dollars for one GPU, "
+            f"{LEAST_USD_PER_HOUR:g} to {MOST_USD_PER_HOUR:,.0f}"
+        )
+    return number
+
+
+def _date(value: Any, last: date) -> date:
+    try:
+        if isinstance(value, datetime):
+            day = value.date()
+        else:
+            day = value if isinstance(value, date) else date.fromisoformat(str(value))
+    except ValueError as error:
+        raise ValueError(f"date is {value!r}; it must be of the form 2026-11-09") from error
+    if day > last:
+        raise ValueError(f"date {day.isoformat()} lies in the future")
+    return day
+
+
+def _check_pairs(file: Path, prices: Sequence[tuple[int, Price]]) -> None:
+    seen: dict[tuple[str, str, date, str], tuple[int, Price]] = {}
+    for line, price in prices:
+        key = (price.gpu, price.provider, price.date, price.kind)
+        if key in seen:
+            raise DataError(
+                f"{file} line {line}: {price.gpu} from {price.provider} ({price.kind}, {price.date}) "
+                f"was given on line {seen[key][0]} already"
+            )
+        seen[key] = (line, price)
+    for (gpu, provider, day, kind), (line, spot) in seen.items():
+        pair = seen.get((gpu, provider, day, "on-demand")) if kind == "spot" else None
+        if pair and spot.usd_per_hour >= pair[1].usd_per_hour:
+            wrong = "equals" if spot.usd_per_hour == pair[1].usd_per_hour else "is above"
+            doubt = "copied, no spot price" if wrong == "equals" else "swapped"
+            raise DataError(
+                f"{file} line {line}: spot price {spot.usd_per_hour:g} of {gpu} from {provider} on {day} "
+                f"{wrong} its on-demand price {pair[1].usd_per_hour:g} on line {pair[0]}: {doubt}?"
+            )
+
+
+def latest(
+    prices: Sequence[Price],
+    gpu: str,
+    provider: str | None = None,
+    kind: str = "on-demand",
+    on: date | None = None,
+) -> Price | None:
+    """The newest price of a GPU, or the newest not after the day `on`; None if there is none.
+
+    A price given on the command line (`with_overrides`) always wins. Without `provider`: RunPod Secure Cloud,
+    the one provider that lists most of the GPUs, so that a comparison is not between providers. Only in a
+    book without any row of it may another stand in, if it is the only one with this GPU. Raises UsageError
+    for a provider or a kind that the book does not have.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"price kind {kind!r} is unknown; valid are {', '.join(KINDS)}")
+    given = [p for p in prices if p.gpu == gpu and p.provider == OVERRIDE_PROVIDER]
+    if given:
+        return given[-1]
+    providers = {p.provider for p in prices if p.provider != OVERRIDE_PROVIDER}
+    if provider is not None and provider not in providers:
+        raise UsageError(
+            f"no prices from provider {provider!r}; known: {', '.join(sorted(providers)) or 'none'}"
+        )
+    rows = [p for p in prices if p.gpu == gpu and p.kind == kind and (on is None or p.date <= on)]
+    if provider is None:
+        provider = DEFAULT_PROVIDER
+        offers = {p.provider for p in rows}
+        if DEFAULT_PROVIDER not in providers and len(offers) == 1:
+            provider = offers.pop()
+    return max((p for p in rows if p.provider == provider), key=lambda p: p.date, default=None)
+
+
+def newest(prices: Iterable[Price], on: date | None = None) -> list[Price]:
+    """The newest price of each GPU, provider and kind (not after the day `on`), by GPU and price."""
+    found: dict[tuple[str, str, str], Price] = {}
+    for price in prices:
+        key = (price.gpu, price.provider, price.kind)
+        if (on is None or price.date <= on) and (key not in found or found[key].date < price.date):
+            found[key] = price
+    return sorted(found.values(), key=lambda price: (price.gpu, price.kind, price.usd_per_hour))
+
+
+def require(
+    prices: Sequence[Price],
+    gpu: str,
+    provider: str | None = None,
+    kind: str = "on-demand",
+    on: date | None = None,
+) -> Price:
+    """`latest`, or a UsageError that lists who else offers this GPU and how to give a price."""
+    price = latest(prices, gpu, provider, kind, on)
+    if price is not None:
+        return price
+    offers = "; ".join(p.label for p in newest(p for p in prices if p.gpu == gpu))
+    until = f" up to {on.isoformat()}" if on else ""
+    raise UsageError(
+        f"no {kind} price of {gpu} from {provider or DEFAULT_PROVIDER}{until}. "
+        + (f"Others in the book: {offers} (choose with --provider). " if offers else "")
+        + f"To give one: --price {gpu}=USD_PER_HOUR"
+    )
+
+
+def parse_override(text: str, *, known_gpus: Iterable[str] = (), today: date | None = None) -> Price:
+    """A price from the command line: "nvidia-h100-sxm=2.49". Raises UsageError."""
+    gpu, equals, amount = text.partition("=")
+    gpu, known = gpu.strip(), {*load_specs(), "cpu", *known_gpus}
+    if not equals or not gpu:
+        raise UsageError(f"price {text!r} is not of the form GPU=USD_PER_HOUR, as in nvidia-h100-sxm=2.49")
+    if gpu not in known:
+        raise UsageError(f"price {text!r}: {unknown_gpu(gpu, known)}")
+    try:
+        usd_per_hour = _positive(amount.strip())
+    except ValueError as error:
+        raise UsageError(f"price {text!r}: {error}") from error
+    return Price(
+        gpu=gpu,
+        provider=OVERRIDE_PROVIDER,
+        kind="on-demand",
+        usd_per_hour=usd_per_hour,
+        date=today or date.today(),
+        date_inferred=False,
+        source="command line",
+    )
+
+
+def write_prices(prices: Iterable[Price], path: Path) -> None:
+    """A price book in CSV, which `load_prices` reads back. Raises UsageError when it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow((*REQUIRED, *OPTIONAL))
+            for price in prices:
+                writer.writerow(
+                    (price.gpu, price.provider, price.kind, f"{price.usd_per_hour:.6g}", price.date.isoformat(),
+                     str(price.date_inferred).lower(), price.source)
+                )  # fmt: skip
+    except OSError as fault:
+        raise UsageError(
+            f"{path} cannot be written: {fault.strerror}; choose another file with --out"
+        ) from fault
+
+
+def with_overrides(prices: Sequence[Price], overrides: Iterable[Price]) -> list[Price]:
+    """The book with prices of `parse_override` added; of several for one GPU the last counts."""
+    return [*prices, *overrides]

@@ -1,0 +1,57 @@
+"""What is believed of convolutions before their own points speak: those of their direction and layout. At fit time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from flopcast.roofline.gpu.fit import surface
+from flopcast.roofline.gpu.fit.priors import Belief, Prior
+from flopcast.roofline.gpu.fit.surface import Points
+from flopcast.roofline.gpu.profile.gaussian_process import Residual
+
+# A few kernels; products at 0.4 of the peak; tensors read and written once, or three times where laid out anew.
+KERNELS, SHARE_OF_PEAK = 3.0, 0.4
+PASSES = {"nchw": 3.0, "nhwc": 1.0}
+WIDE, LEAST = 0.8, 0.25
+AMPLITUDE, WHITE, LEVEL = 0.15, 0.05, 0.1
+
+
+def conv_priors(
+    groups: Mapping[str, tuple[str, Points]],
+    floor: float,
+    bandwidth: float,
+    peaks: Mapping[str, float],
+    sm_count: float,
+) -> dict[str, Prior]:
+    """Of surfaces by name, from their variants and points. Each law is fitted once from the ceilings; what the laws of
+    a direction, dtype and layout came out as is what is believed of each of them."""
+    first: dict[str, tuple[Prior, dict[str, float]]] = {}
+    kin: dict[tuple[str, ...], list[dict[str, float]]] = defaultdict(list)
+    for name, (variant, points) in groups.items():
+        _, dtype, layout, *_ = variant.split("/")
+        peak = peaks.get("tf32" if dtype == "fp32" else dtype) or min(peaks.values(), default=1e12)
+        law = {
+            "floor": Belief(KERNELS * floor, WIDE),
+            "rate": Belief(SHARE_OF_PEAK * peak, WIDE),
+            "bandwidth": Belief(bandwidth / PASSES.get(layout, 1.0), WIDE),
+        }
+        hyper = Residual((3.0, 3.0, 3.0, 2.0), AMPLITUDE, WHITE, (LEVEL,))
+        prior = Prior(law, {"sm_count": sm_count}, hyper)
+        params = surface.fit_law("conv", variant, points, prior)
+        first[name] = prior, params
+        kin[tuple(variant.split("/")[:3])].append(params)
+    priors = {}
+    for name, (variant, _) in groups.items():
+        prior, _ = first[name]
+        alike = kin[tuple(variant.split("/")[:3])]
+        priors[name] = replace(prior, law={term: _typical(alike, term) for term in prior.law})
+    return priors
+
+
+def _typical(laws: list[dict[str, float]], term: str) -> Belief:
+    values = np.log([params[term] for params in laws])
+    return Belief(float(np.exp(np.median(values))), float(np.clip(values.std(), LEAST, WIDE)))

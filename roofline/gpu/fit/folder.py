@@ -1,0 +1,98 @@
+"""The host of a folder of measurements, without its GPU: what `flopcast bench --suite host` leaves is enough."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flopcast.errors import DataError, UsageError
+from flopcast.roofline.gpu.fit import cards
+from flopcast.roofline.gpu.profile import host as profile_host
+from flopcast.roofline.gpu.profile.host import HostCosts
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.fit.cards import Found
+    from flopcast.roofline.gpu.profile.profile import Profile
+
+
+from dataclasses import replace
+
+from flopcast.files import make_folder
+from flopcast.roofline.gpu.fit import host_calibration
+from flopcast.roofline.gpu.fit.cards import Found, read_folder
+from flopcast.roofline.gpu.fit.host import fit_host, with_origin
+from flopcast.roofline.gpu.fit.rows import ceilings_of
+
+WITH_OPERATORS = 0.4  # deviation of costs that hold the time of the operators themselves
+
+
+def is_host_only(found: Found) -> bool:
+    """Whether nothing of the device was measured."""
+    return bool(found.rows) and not any(row.get("shape") for row in found.rows)
+
+
+def fit_host_folder(folder: Path, found: Found | None = None) -> HostCosts:
+    """The host costs of the machine whose measurements lie in `folder`. Raises DataError where it holds no host."""
+    found = found or read_folder(folder)
+    kind = found.machine["device"]["type"]
+    usable = [row for row in found.rows if row["status"] == "ok"]
+    counts = host_calibration.host_counts(host_calibration.host_plan(kind), kind)
+    host = fit_host(usable, counts, ceilings_of(usable), found.machine.get("host", {}), [])
+    if host is None:
+        raise DataError(
+            f"{folder} holds no host costs: `flopcast bench --suite host --out {folder}` measures them"
+        )
+    described = with_origin(host, found.machine, usable)
+    assert described is not None
+    if kind == "cpu":  # an op runs when it is called: its own time is in the phases
+        described = replace(described, basis="extrapolated", sigma=max(described.sigma, WITH_OPERATORS))
+    return described
+
+
+# --- hosts
+
+
+def save_host(host: HostCosts | None, path: Path) -> Path | None:
+    """Writes a measured host to `path`, and a copy where `--host NAME` finds it; None where none was measured.
+
+    The processor as a device leaves no copy: its host has no launches, `--host cpu` is its profile's.
+    """
+    from flopcast.roofline.gpu.library.profiles import user_hosts
+
+    if host is None or host.basis != "measured":
+        return None
+    profile_host.save(host, path)
+    if host.device and host.device != host.cpu:
+        with suppress(UsageError):  # a read-only home: the file asked for is written
+            profile_host.save(host, user_hosts() / f"{host.name}.json")
+    return path
+
+
+def host_path(profile: Path, is_default: bool) -> Path:
+    """Beside the profile: host.json, or after the profile's own name where that was chosen."""
+    if is_default:
+        return profile.with_name("host.json")
+    return profile.with_name(f"{profile.name.removesuffix('.gz').removesuffix('.json')}.host.json")
+
+
+def fit_host_only(folder: Path, found: cards.Found, out: Path | None) -> tuple[HostCosts, Path]:
+    """The host of a folder that holds nothing else, written to `out`, default FOLDER/host.json."""
+    host = fit_host_folder(folder, found)
+    path = out or folder / "host.json"
+    profile_host.save(host, path)
+    save_host(host, path)
+    return host, path
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Writes the profile, and a copy where `--gpu NAME` finds it. Raises UsageError when it cannot be written."""
+    from flopcast.roofline.gpu.library.profiles import user_folder
+
+    make_folder(path.parent)
+    profile.save(path)
+    try:
+        user_folder().mkdir(parents=True, exist_ok=True)
+        profile.save(user_folder() / f"{profile.gpu}.json.gz")
+    except (OSError, UsageError):  # a read-only home: the profile asked for is written
+        pass

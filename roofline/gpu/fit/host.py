@@ -1,0 +1,244 @@
+"""Host costs per op from the calibration rows `host/<model>/depth<D>/<phase>`.
+
+A phase's seconds are fixed + per op x ops, over depths. Launches, views and tensors grow together with
+depth, so that their costs cannot be told apart by regression: a view is taken as a constant share of a
+launch, and in the optimizer a launch as the scalar `launch` measured it.
+
+The first step after a pause is dearer (H200: forward of 2 layers 4.0 ms, then 2.8), and in training there is no
+pause: where a row tells its rounds, the first sample of each is left out of the cost, not out of the spread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from flopcast.roofline.base.numbers import Number
+from flopcast.roofline.gpu.profile.host import HostCosts
+
+# Host cost of a view over that of an op that launches a kernel: both pass the dispatcher and autograd, the
+# view neither allocates nor launches.
+VIEW_WEIGHT = 0.4
+# Where nothing but `launch` was measured: in a model's forward, Python, autograd and autocast come on top.
+FORWARD_OVER_LAUNCH, BACKWARD_OVER_LAUNCH = 2.0, 1.3
+LEAST_SIGMA = 0.05  # from one process to the next, even where the samples of one agree
+PHASES = ("forward", "backward", "optimizer")
+OPERATORS = "host_op/"  # rows of `microbench.host_operators`
+ROUNDS = 5  # into which samples are split where their row does not tell
+
+
+def fit_host(
+    rows: Iterable[Mapping[str, Any]],
+    counts: Mapping[str, Mapping[str, float]],
+    ceilings: Mapping[str, Number],
+    machine_host: Mapping[str, Any],
+    warnings: list[str],
+) -> HostCosts | None:
+    """Costs from rows of status ok; `counts` by row key, where the rows themselves carry none.
+
+    Without calibration rows, or without counts: from the scalar `launch`, basis "extrapolated"; None
+    without that."""
+    launch = ceilings["launch"].value if "launch" in ceilings else None
+    cpu = str(machine_host.get("cpu", ""))
+    by_phase: dict[str, list[tuple[Mapping[str, Any], Mapping[str, float]]]] = {}
+    rows = list(rows)
+    uncounted = 0
+    for row in rows:
+        if row["key"].startswith("host/") and row.get("value"):
+            row = {**row, "value": warm_value(row)}
+            phase = row["key"].rsplit("/", 1)[1]
+            own = row.get("counts") or counts.get(row["key"]) or {}
+            if phase in PHASES and not own:
+                uncounted += 1
+                continue
+            by_phase.setdefault(phase, []).append((row, own))
+    if uncounted:
+        warnings.append(f"{uncounted} host rows have no counts of ops and were left out")
+    triton = operator_costs(rows)
+    if not all(phase in by_phase for phase in PHASES):
+        return None if launch is None else replace(_from_launch(launch, cpu), triton=triton)
+    sigmas: list[float] = []
+    forward, backward = (_phase(by_phase[phase], sigmas) for phase in ("forward", "backward"))
+    optimizer = _optimizer(by_phase["optimizer"], launch or 0.5 * forward["launch"], sigmas)
+    zero = [row["value"] for row, _ in by_phase.get("zero_grad", [])]
+    return HostCosts(
+        name=host_name(cpu),
+        forward=forward,
+        backward=backward,
+        optimizer=optimizer,
+        step_fixed=float(np.median(zero)) if zero else 0.0,
+        sigma=float(max(LEAST_SIGMA, np.median(sigmas))),
+        basis="measured",
+        cpu=cpu,
+        layers=layer_costs([row for found in by_phase.values() for row, _ in found]),
+        triton=triton,
+    )
+
+
+def operator_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """By operator of Triton's kernels the host seconds of a call beyond those of the ATen call beside it."""
+    return {
+        row["key"].removeprefix(OPERATORS): max(0.0, row["value"] - row["base_seconds"])
+        for row in rows
+        if row["key"].startswith(OPERATORS) and row.get("value") and row.get("base_seconds")
+    }
+
+
+def host_name(cpu: str) -> str:
+    """flopcast's name of a host, by its processor: "Intel(R) Xeon(R) Processor (family 6 model 207)" is
+    "intel-xeon-family-6-model-207"."""
+    text = re.sub(r"\((r|tm|c)\)|\bprocessor\b|\bcpu\b", " ", cpu.lower())
+    return "-".join(re.findall(r"[a-z0-9]+", text)) or "host"
+
+
+def with_origin(
+    host: HostCosts | None, machine: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]
+) -> HostCosts | None:
+    """The costs with the machine, the software and the day that they were measured with."""
+    if host is None:
+        return None
+    days = [
+        row["time"] for row in rows if row.get("time") and row["key"].startswith(("host/", "scalar/launch"))
+    ]
+    described = machine.get("host", {})
+    return replace(
+        host, cores=described.get("cores"), device=str(machine.get("device", {}).get("name") or ""),
+        date=max(days, default="")[:10], stack=dict(machine.get("stack", {})),
+    )  # fmt: skip
+
+
+# --- by layer
+
+
+def layer_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What one layer of the calibrated model costs the host, eager: {"model", "depths", and by phase (and "step", all
+    of them) {"seconds", "fixed", "low", "high", "between"}}.
+
+    `seconds` is the slope over depths, `fixed` what it leaves at depth 0; `low` and `high` the least and the greatest
+    slope of a single round; `between` the slope from each depth to the next ("2-6"). Of several models the one of
+    most depths; empty with fewer than two depths.
+    """
+    found: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        parsed = re.fullmatch(r"host/(.+)/depth(\d+)/(\w+)", row["key"])
+        if parsed and row.get("value"):
+            found[parsed[1]][parsed[3]][int(parsed[2])] = row
+    models = {
+        model: phases for model, phases in found.items() if all(len(phases[phase]) > 1 for phase in PHASES)
+    }
+    if not models:
+        return {}
+    model, phases = max(models.items(), key=lambda item: len(item[1]["forward"]))
+    depths = sorted(phases["forward"])
+    by_round = {
+        phase: {depth: round_medians(row) for depth, row in phases[phase].items()} for phase in PHASES
+    }
+    values = {phase: [warm_value(phases[phase][depth]) for depth in depths] for phase in PHASES}
+    values["step"] = [sum(parts) for parts in zip(*(values[phase] for phase in PHASES), strict=True)]
+    count = min(len(medians) for own in by_round.values() for medians in own.values())
+    rounds = {
+        phase: [[by_round[phase][depth][i] for depth in depths] for i in range(count)] for phase in PHASES
+    }
+    rounds["step"] = [
+        [sum(parts) for parts in zip(*(rounds[phase][i] for phase in PHASES), strict=True)]
+        for i in range(count)
+    ]
+    layers: dict[str, Any] = {"model": model, "mode": "eager", "depths": depths}
+    for phase, seconds in values.items():
+        slope, fixed = (float(value) for value in np.polyfit(depths, seconds, 1))
+        slopes = [float(np.polyfit(depths, own, 1)[0]) for own in rounds[phase]]
+        steps = pairwise(zip(depths, seconds, strict=True))
+        layers[phase] = {
+            "seconds": slope,
+            "fixed": fixed,
+            "low": min(slopes),
+            "high": max(slopes),
+            "between": {f"{a}-{b}": float((t - s) / (b - a)) for (a, s), (b, t) in steps},
+        }
+    return layers
+
+
+def round_medians(row: Mapping[str, Any]) -> list[float]:
+    """The median of each round's warm samples; of ROUNDS stretches where the row does not tell its rounds."""
+    samples = [float(sample) for sample in row.get("samples") or [row["value"]]]
+    told = row.get("rounds")
+    parts = np.array_split(np.array(samples), min(told or ROUNDS, len(samples)))
+    return [float(np.median(part[1:] if told and len(part) > 1 else part)) for part in parts]
+
+
+def warm_value(row: Mapping[str, Any]) -> float:
+    """A row's seconds without the first sample of each round, where it tells its rounds; else its value."""
+    told, samples = row.get("rounds"), row.get("samples") or []
+    if not told or len(samples) != row.get("n") or len(samples) < 2 * told:
+        return float(row["value"])
+    parts = np.array_split(np.array(samples, float), told)
+    return float(np.median(np.concatenate([part[1:] for part in parts])))
+
+
+def _from_launch(launch: float, cpu: str) -> HostCosts:
+    forward, backward = FORWARD_OVER_LAUNCH * launch, BACKWARD_OVER_LAUNCH * launch
+    return HostCosts(
+        name=host_name(cpu),
+        forward={"launch": forward, "view": VIEW_WEIGHT * forward, "fixed": 0.0},
+        backward={"launch": backward, "view": VIEW_WEIGHT * backward, "fixed": 0.0},
+        optimizer={"launch": launch, "per_tensor": 0.2 * launch, "host_op": launch, "fixed": 0.0},
+        step_fixed=0.0,
+        sigma=0.4,
+        basis="extrapolated",
+        cpu=cpu,
+    )
+
+
+def _phase(
+    rows: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], sigmas: list[float]
+) -> dict[str, float]:
+    ops = np.array([c.get("launch", 0.0) + VIEW_WEIGHT * c.get("view", 0.0) for _, c in rows])
+    fixed, per_op = _solve(np.column_stack([np.ones(len(ops)), ops]), rows, np.zeros(len(ops)), sigmas)
+    return {"launch": per_op, "view": VIEW_WEIGHT * per_op, "fixed": fixed}
+
+
+def _optimizer(
+    rows: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], launch: float, sigmas: list[float]
+) -> dict[str, float]:
+    """A foreach step touches its step counters on the host, tensor by tensor; a fused one does not: with
+    both measured their costs are told apart, with one of them they share."""
+    launched = launch * np.array([c.get("launch", 0.0) for _, c in rows])
+    tensors = np.array([c.get("tensors", 0.0) for _, c in rows])
+    host = np.array([c.get("host", 0.0) for _, c in rows])
+    ones = np.ones(len(rows))
+    told_apart = np.linalg.matrix_rank(np.column_stack([ones, tensors, host])) == 3
+    if told_apart:
+        fixed, per_tensor, host_op = _solve(np.column_stack([ones, tensors, host]), rows, launched, sigmas)
+    else:
+        fixed, per_tensor = _solve(np.column_stack([ones, tensors + host]), rows, launched, sigmas)
+        host_op = per_tensor
+    return {"launch": launch, "per_tensor": per_tensor, "host_op": host_op, "fixed": fixed}
+
+
+def _solve(
+    columns: np.ndarray,
+    rows: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]],
+    known: np.ndarray,
+    sigmas: list[float],
+) -> list[float]:
+    """Non-negative least squares of relative errors; adds the rows' spread and the misfit to `sigmas`."""
+    from scipy.optimize import nnls
+
+    seconds = np.array([float(row["value"]) for row, _ in rows])
+    found, _ = nnls(columns / seconds[:, None], np.maximum(seconds - known, 0.0) / seconds)
+    misfit = np.log(np.maximum(columns @ found + known, 1e-9) / seconds)
+    for (row, _), off in zip(rows, misfit, strict=True):
+        samples = np.array([s for s in row.get("samples") or [] if s > 0])
+        spread = (
+            float(np.subtract(*np.quantile(np.log(samples), [0.75, 0.25]))) / 1.349
+            if len(samples) > 3
+            else 0.0
+        )
+        sigmas.append(float(np.hypot(spread, off)))
+    return [float(value) for value in found]

@@ -1,0 +1,108 @@
+"""The host's share: which tiny models calibrate it, and what their op streams count."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from flopcast.microbench.recipe.plans import PHASES, HostPlan
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.lower import launches, lower
+from flopcast.roofline.stream.model.models import CPU_BATCH, CPU_SEQ, CPU_VOCABULARY, make_config
+from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.ops.op_stream import Stream
+
+
+def host_plan(device_type: str) -> HostPlan:
+    """Depths 2, 6 and 12 at width 256 on a GPU; 2 and 4 at width 64 on the processor."""
+    if device_type == "cpu":
+        configs = {depth: make_config(width=64, depth=depth, vocab=CPU_VOCABULARY) for depth in (2, 4)}
+        return HostPlan(
+            model="qwen3-adamw", configs=configs, batch=CPU_BATCH, seq=CPU_SEQ, rounds=2, steps_per_round=2
+        )
+    configs = {depth: make_config(width=256, depth=depth) for depth in (2, 6, 12)}
+    return HostPlan(model="qwen3-adamw", configs=configs, batch=4, seq=256)
+
+
+def plan_streams(plan: HostPlan, device_type: str) -> dict[int, Stream]:
+    """The op stream of each model of the plan, by depth."""
+    traced = Traced(batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer, device=device_type)
+    return {depth: get_stream(config, traced) for depth, config in plan.configs.items()}
+
+
+def count_ops(stream: Stream) -> dict[str, dict[str, float]]:
+    """Ops by kind of each phase: {"launch", "view", "host", "tensors"}.
+
+    Forward and backward count calls, the optimizer kernels: its calls launch many, and their lists are what
+    costs.
+    """
+    counts: dict[str, dict[str, float]] = {phase: defaultdict(float) for phase in PHASES}
+    for op in stream.ops:
+        kind = "launch" if op.kind == "sync" else op.kind
+        amount = 1
+        if op.phase == "optimizer":
+            counts[op.phase]["tensors"] += len(op.inputs) if '"ts"' in op.args else 0
+        if op.phase == "optimizer" and kind == "launch":
+            lowered = lower(stream, op)
+            amount = launches(lowered[0]) if lowered is not None else 0
+        counts[op.phase][kind] += amount
+    return {phase: dict(kinds) for phase, kinds in counts.items()}
+
+
+def host_counts(plan: HostPlan, device_type: str) -> dict[str, dict[str, float]]:
+    """`count_ops` by the key of the plan's measurement rows, as `fit` takes them."""
+    return {
+        plan.row_key(depth, phase): counts
+        for depth, stream in plan_streams(plan, device_type).items()
+        for phase, counts in count_ops(stream).items()
+    }
+
+
+def synchronous_host(profile: Profile, plan: HostPlan, rows: Iterable[Mapping[str, Any]]) -> HostCosts | None:
+    """Host costs where every op runs when it is called (the CPU as a device).
+
+    There a phase's seconds hold its operators' own time: what remains after the forecast of those is Python,
+    dispatcher and autograd, here spread evenly over the ops. None without calibration rows.
+    """
+    values = {row["key"]: row for row in rows if row["key"].startswith("host/") and row.get("value")}
+    per_op: dict[str, list[float]] = defaultdict(list)
+    spreads: list[float] = []
+    for depth, stream in plan_streams(plan, "cpu").items():
+        for phase in PHASES:
+            row = values.get(plan.row_key(depth, phase))
+            if row is None:
+                continue
+            ops = [op for op in stream.ops if op.phase == phase]
+            works = [describe(*lowered) for op in ops if (lowered := lower(stream, op)) is not None]
+            own = sum(e.seconds for e in profile.estimate([(w, w.backend, "cold") for w in works]))
+            per_op[phase].append(max(0.0, row["value"] - own) / max(len(ops), 1))
+            samples = row.get("samples") or [row["value"]]
+            spreads.append((max(samples) - min(samples)) / 3 / row["value"])
+    if not all(phase in per_op for phase in PHASES):
+        return None
+    costs = {
+        phase: {
+            "launch": median(per_op[phase]),
+            "view": median(per_op[phase]),
+            "host_op": median(per_op[phase]),
+        }
+        for phase in PHASES
+    }
+    base = profile.host
+    name = base.name if base is not None else "cpu"
+    found = HostCosts(
+        name=name, step_fixed=0.0, sigma=max(0.1, median(spreads)), basis="measured", cpu=name,
+        forward=costs["forward"], backward=costs["backward"], optimizer=costs["optimizer"],
+    )  # fmt: skip
+    if base is None:
+        return found
+    return replace(
+        found, cpu=base.cpu, cores=base.cores, device=base.device, date=base.date, stack=base.stack,
+        layers=base.layers,
+    )  # fmt: skip

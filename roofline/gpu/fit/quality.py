@@ -1,0 +1,109 @@
+"""How well a profile fits what it was made from, and what it never saw. Plain data; the command line
+prints it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flopcast.roofline.gpu.fit.surfaces import Case
+from flopcast.roofline.gpu.laws.smooth import Array
+from flopcast.roofline.gpu.profile.profile import Profile
+
+WORST_ROWS = 5
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Errors of one surface or class: |predicted / measured - 1|. Left out: each point from the others;
+    held out: rows that the fit never saw. None where there are none. `worst`: (row key, signed error,
+    role)."""
+
+    name: str
+    n: int
+    n_holdout: int
+    left_out_median: float | None
+    left_out_p90: float | None
+    holdout_median: float | None
+    holdout_p90: float | None
+    holdout_coverage: float | None  # share of the held-out rows within their 90% interval
+    worst: tuple[tuple[str, float, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """How well a profile fits. `unused`: rows by status that carry no time."""
+
+    surfaces: list[Quality]
+    classes: list[Quality]
+    n: int
+    n_holdout: int
+    n_throttled: int
+    unused: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def quality_report(
+    profile: Profile, fitted: Sequence[Case], held: Sequence[Case], n_throttled: int,
+    unused: dict[str, int], warnings: list[str],
+) -> FitReport:  # fmt: skip
+    left_out: dict[str, list[tuple[Case, float, float]]] = defaultdict(list)
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for case in fitted:
+        groups[case.surface].append(case)
+    for name, group in groups.items():
+        errors, sigmas = profile.surfaces[name].leave_one_out
+        left_out[name] = list(zip(group, np.expm1(errors).tolist(), sigmas.tolist(), strict=True))
+    out_of_sample: dict[str, list[tuple[Case, float, float]]] = defaultdict(list)
+    for case, found in zip(
+        held, profile.estimate([(case.work, case.backend, case.cache) for case in held]), strict=True
+    ):
+        out_of_sample[case.surface].append((case, found.seconds / case.seconds - 1.0, found.sigma))
+    names = sorted({*left_out, *out_of_sample})
+    surfaces = [_quality(name, left_out[name], out_of_sample[name]) for name in names]
+    by_class: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        backend, op_class, *_, cache = name.split("/")
+        by_class[f"{backend}/{op_class}/{cache}"].append(name)
+    classes = [
+        _quality(
+            name, [e for n in members for e in left_out[n]], [e for n in members for e in out_of_sample[n]]
+        )
+        for name, members in sorted(by_class.items())
+    ]
+    missing = [name for name in names if name not in profile.surfaces]
+    if missing:
+        warnings.append(
+            f"{len(missing)} held-out variants have no surface of their own, the first {missing[0]}"
+        )
+    return FitReport(surfaces, classes, len(fitted), len(held), n_throttled, unused, warnings)
+
+
+def _quality(
+    name: str, left_out: Sequence[tuple[Case, float, float]], held: Sequence[tuple[Case, float, float]]
+) -> Quality:
+    """Points left out count only where there are others: a surface of one point has nothing to be told
+    from."""
+    inner = np.abs([error for _, error, _ in left_out]) if len(left_out) > 1 else np.empty(0)
+    outer = np.abs([error for _, error, _ in held])
+    within = [
+        abs(np.log1p(error)) <= 1.645 * float(np.hypot(sigma, case.noise)) for case, error, sigma in held
+    ]
+    everything = [(case.row["key"], error, "fit") for case, error, _ in left_out if len(left_out) > 1]
+    everything += [(case.row["key"], error, "holdout") for case, error, _ in held]
+    worst = tuple(sorted(everything, key=lambda item: -abs(item[1]))[:WORST_ROWS])
+    return Quality(
+        name, len(left_out), len(held), _quantile(inner, 0.5), _quantile(inner, 0.9), _quantile(outer, 0.5),
+        _quantile(outer, 0.9), float(np.mean(within)) if within else None, worst,
+    )  # fmt: skip
+
+
+def _quantile(values: Array, q: float) -> float | None:
+    return float(np.quantile(values, q)) if len(values) else None

@@ -1,0 +1,349 @@
+"""How long an attention call takes: its thread blocks dealt out to the SMs, and what runs before and after. numpy only.
+
+A kernel of attention gives some rows to each thread block, which walks over the other side in steps: forward queries
+over keys, backward keys over queries. Under a causal mask blocks are of different lengths, so the time is that of a
+schedule: blocks in launch order, each to the place that is free first (`dealt`). A block of n steps takes
+prologue + n steps, and a length that leaves a block part empty runs a slower kernel. Backward other kernels follow,
+which only move bytes: a dot product for each row of the output, the queries' gradient rounded from fp32 and, where
+several query heads share a key head, two sums over them.
+
+What the kernels' schedules are is told by fixed parameters (`schedule_of`): flash's by its source (2.7, as torch
+builds it: flash_fwd_launch_template.h, flash_bwd_launch_template.h, flash_api.cpp), cuDNN's by the tiles in its
+kernels' names and by what fits 130 random shapes on an H200. Triton's on Hopper have a law of their own
+(`attention_tiles.py`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Mapping
+from functools import lru_cache
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from flopcast.roofline.gpu.laws import attention_triton
+from flopcast.roofline.gpu.laws.attention_triton import FADE_FLOPS, OVERLAP, Sizes
+from flopcast.roofline.gpu.laws.smooth import Array, soft_max
+
+Params = Mapping[str, float]
+
+# Rows of a block and of a step, blocks at once on an SM, whether other kernels follow (backward), whether few blocks
+# are split along the keys (flash forward).
+SCHEDULE = ("block", "advance", "resident", "follows", "splits")
+# Which profiles of before have not: `MASKED`, and whether the residual is told of rounds and part empty blocks.
+LATER = ("masked", "rounds")
+PARAMETERS = {
+    "peak", "sm_count", "efficiency", "prologue", "floor", "bandwidth", "fade", "uneven", *SCHEDULE,
+}  # fmt: skip
+
+# Two blocks on one SM each run at 1 / (1 + CROWDING) of a lone one's pace.
+CROWDING = 0.5
+# What a step whose scores are masked takes besides one that is not, in flash's forward: on an H200 blocks of short
+# causal calls run as if each of their two or three masked steps were nearly two. With it, `LATER`'s inputs and the cold
+# surface as base, 666 calls of flash, cross-validated, 90th percentile: forward cold 10.3 to 8.9%, hot 13.4 to 10.6%,
+# backward 4.2 to 3.7 and 5.8 to 4.5%.
+MASKED = 0.8
+AHEAD = 0.2
+# Blocks that are dealt out one by one, by place; of longer calls the rest counts by its mean.
+ROUNDS = 8
+# Steps that a block's start is taken for while blocks are dealt out; the time is linear between and beyond.
+_STARTS = (0.25, 1.5)
+# Flash splits the keys where blocks of 64 rows fill less than this share of two blocks an SM.
+_FULL, _GOOD, _MOST_SPLITS = 0.8, 0.85, 128
+_SPLIT_ROWS = 64
+FEW_ROUNDS = 0.25  # below it places are empty, however many
+_DONE = (
+    1e-9  # of a block's steps, what is no work left but a rounding; late in long calls clocks round by more
+)
+_ROUNDING = 1e-13
+
+
+def schedule_of(
+    backend: str, direction: str, head_dim: int, causal: bool = True, device: Mapping[str, Any] | None = None
+) -> dict[str, float]:
+    """The fixed parameters of a backend's kernels, `SCHEDULE`; of Triton's on a Hopper part (`device`, as machine.json
+    has it) also their tiles. A backend not known gets blocks of 128 rows."""
+    small = head_dim <= 64
+    found = {"block": 128.0, "advance": 64.0, "resident": 1.0, "follows": 0.0, "splits": 0.0}
+    if backend == "sdpa-cudnn":
+        found |= {"advance": 128.0} if direction == "fwd" else {"follows": 1.0}
+    elif backend == "sdpa-flash":
+        found["advance"] = 128.0 if small else 64.0
+        found |= (
+            {"resident": 2.0, "splits": 1.0, "masked": MASKED} if direction == "fwd" else {"follows": 1.0}
+        )
+    elif backend == "triton" and device and device.get("capability"):
+        major, minor = device["capability"]
+        name = str(device.get("name", ""))
+        found |= attention_triton.parameters(name, (major, minor), direction, head_dim, causal)
+    return found | {"rounds": 1.0}
+
+
+def log_seconds(variant: str, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
+    """log of seconds. features: log2 of batch x heads, of query heads to a key head, of the length."""
+    head_dim = _head_dim(variant)
+    heads, group, seq = _sizes(features)
+    if attention_triton.are_told(params):
+        sizes = Sizes(heads, seq, group)
+        return attention_triton.log_seconds(variant, params, sizes, head_dim, bytes_, flops)
+    steps, starts, splits = _dealt(variant, params, heads, seq, group)
+    block, advance = params["block"], params["advance"]
+    products = 5.0 if variant.startswith("bwd") else 2.0
+    step = (
+        2.0
+        * products
+        * block
+        * advance
+        * head_dim
+        * params["sm_count"]
+        / (params["peak"] * params["efficiency"])
+    )
+    rows = seq * group if params.get("packs") else seq
+    matrix = (steps * step + starts * params["prologue"]) * np.where(
+        (rows % block != 0) & (splits == 1), np.exp(params["uneven"]), 1.0
+    )
+    matrix = matrix * (1.0 + params["fade"] * np.log2(1.0 + flops / FADE_FLOPS))
+    seconds = params["floor"] + soft_max(matrix, bytes_ / params["bandwidth"], OVERLAP)
+    if params["follows"]:
+        seconds = seconds + _following(params, heads * seq * head_dim, group)
+    if params["splits"]:  # partial sums in fp32, of which rows are added up
+        seconds = seconds + np.where(
+            splits > 1, params["merge"] + params["merge_row"] * heads * seq * (5.0 + splits) / 7.0, 0.0
+        )
+    return np.asarray(np.log(seconds))
+
+
+def inputs(variant: str, params: Params, features: Array) -> Array:
+    """The features, by how much the longest place outlasts the mean, and whether keys are split: [rows, sizes + 2].
+
+    With "rounds" among the parameters (profiles of before have none) also whether the last block of a head is part
+    empty, and log2 of the rounds of blocks: [rows, sizes + 4]."""
+    heads, group, seq = _sizes(features)
+    if attention_triton.are_told(params):
+        told = attention_triton.inputs(variant, params, Sizes(heads, seq, group), _head_dim(variant))
+        return np.column_stack([features, *told])
+    steps, _, splits = _dealt(variant, params, heads, seq)
+    lengths = [_lengths(variant, params, int(s)) for s in seq]
+    places = params["sm_count"] * params["resident"]
+    even = heads * np.array([sum(each) for each in lengths]) / places * _pace(int(params["resident"]))
+    waiting = np.log2(np.maximum(steps / np.maximum(even, 1e-9), 1.0)).clip(0.0, 3.0) * 2.0
+    columns = [features, waiting, np.where(splits > 1, 2.0, 0.0)]
+    if params.get("rounds"):
+        blocks = heads * np.ceil(seq / params["block"])
+        columns += [
+            np.where(seq % params["block"] != 0, 2.0, 0.0),
+            np.log2((blocks / places).clip(FEW_ROUNDS)),
+        ]
+    return np.column_stack(columns)
+
+
+def _following(params: Params, numel: Array, group: Array) -> Array:
+    """Seconds of the kernels after a backward: 8 bytes an element of the dot products and the cleared fp32 sum, 6 of
+    its rounding; of each sum over a group its bf16 elements in, and one in `group` out."""
+    seconds = 2.0 * params["follow_floor"] + 14.0 * numel / params["follow_bandwidth"]
+    sums = 2.0 * params["follow_floor"] + 4.0 * numel * (1.0 + 1.0 / group) / params["sum_bandwidth"]
+    return np.asarray(seconds + np.where(group > 1.0, sums, 0.0))
+
+
+def _head_dim(variant: str) -> int:
+    return next((int(part[1:]) for part in variant.split("/") if part[0] == "d" and part[1:].isdigit()), 128)
+
+
+def _sizes(features: Array) -> tuple[Array, Array, Array]:
+    heads, group, seq = (np.asarray(np.exp2(features[:, i]), np.float64) for i in range(3))
+    return np.round(heads).clip(1.0), group, np.round(seq).clip(1.0)
+
+
+# --- the schedule -------------------------------------------------------------------------------------------
+
+
+def _dealt(
+    variant: str, params: Params, heads: Array, seq: Array, group: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """(steps, blocks) that the place which is done last has run, one after the other, and splits of the keys."""
+    if params.get("packs") and group is not None:
+        return _dealt_packed(variant, params, heads, seq, group)
+    found = np.empty((3, len(heads)))
+    sm_count, resident = int(params["sm_count"]), int(params["resident"])
+    for row, (count, length) in enumerate(
+        zip(heads.astype(int).tolist(), seq.astype(int).tolist(), strict=True)
+    ):
+        splits = 1
+        if params["splits"]:
+            splits = flash_splits(count, length, _head_dim(variant), sm_count)
+        lengths = _lengths(variant, params, length) if splits == 1 else _split(variant, length, splits)
+        low, high = (dealt(lengths, count, sm_count, resident, start) for start in _STARTS)
+        blocks = (high - low) / (_STARTS[1] - _STARTS[0])
+        found[:, row] = low - _STARTS[0] * blocks, blocks, splits
+    return found[0], found[1], found[2]
+
+
+@lru_cache(maxsize=4096)
+def _steps(direction: str, causal: bool, block: int, advance: int, seq: int) -> tuple[int, ...]:
+    whole, blocks = ceil(seq / advance), range(ceil(seq / block))
+    if not causal:
+        return (whole,) * len(blocks)
+    if direction == "fwd":
+        return tuple(ceil(min((i + 1) * block, seq) / advance) for i in blocks)
+    return tuple(whole - i * block // advance for i in blocks)
+
+
+def _lengths(variant: str, params: Params, seq: int) -> tuple[float, ...]:
+    """Steps of each block of one head, in launch order."""
+    direction = "bwd" if variant.startswith("bwd") else "fwd"
+    block, advance, is_causal = int(params["block"]), int(params["advance"]), "causal" in variant
+    steps = _steps(direction, is_causal, block, advance, seq)
+    if not (is_causal and params.get("masked")):
+        return steps
+    most = ceil(block / advance) + (seq % block != 0)  # flash_fwd_kernel.h, n_masking_steps
+    return tuple(count + params["masked"] * min(most, count) for count in steps)
+
+
+def dealt(lengths: tuple[float, ...], heads: int, sm_count: int, resident: int, start: float) -> float:
+    """Steps until the last block of `heads` heads is done; blocks take their `lengths` and `start` each.
+
+    Blocks go to SMs in launch order, `resident` (one or two) to each, the next to where one ends; the hardware's order
+    of SMs is taken to be random from the second round on (by number, the longest of a head would never meet on an SM:
+    20% less than measured for 256 causal blocks)."""
+    most = max(1, ROUNDS * sm_count * resident // len(lengths))
+    rest = max(heads - most, 0)
+    beyond = rest * (sum(lengths) + start * len(lengths)) / (sm_count * resident) * _pace(resident)
+    return beyond + _one_by_one(lengths, heads - rest, sm_count, resident, start)
+
+
+@lru_cache(maxsize=65536)
+def _one_by_one(lengths: tuple[float, ...], heads: int, sm_count: int, resident: int, start: float) -> float:
+    """As `dealt`, with no block left to the mean; of many heads always as many, so that most calls are known."""
+    count = len(lengths) * heads
+    if len(set(lengths)) == 1:  # all SMs do the same, the first has most to do
+        lengths, heads, sm_count = lengths[:1], ceil(count / sm_count), 1
+    blocks = [length + start for length in lengths] * heads
+    if resident > 1:
+        return _in_pairs(blocks, sm_count)
+    ends = [0.0] * min(sm_count, len(blocks))
+    for length in blocks:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
+
+
+def _pace(resident: int) -> float:
+    """How much longer a block takes with all places of its SM taken."""
+    return 1.0 + (resident - 1) * CROWDING
+
+
+def _in_pairs(blocks: list[float], sm_count: int) -> float:
+    """Steps until all `blocks` are done, two on an SM: they share it, the older one ahead. 0: no block is there.
+
+    Two lists of numbers and no calls: a schedule has up to two thousand turns, and a table of shapes many schedules.
+    """
+    faster, slower = _paces(2)
+    order = list(range(sm_count))
+    random.Random(1).shuffle(order)
+    older = [0.0] * sm_count
+    older[: len(blocks)] = blocks[:sm_count]
+    younger = [0.0] * sm_count
+    for sm, block in zip(order, blocks[sm_count : 2 * sm_count], strict=False):
+        younger[sm] = block
+    waiting = iter(blocks[2 * sm_count :])
+    begun = [0.0] * sm_count
+    events = [
+        (min(old / faster, young / slower) if young else old, sm)
+        for sm, (old, young) in enumerate(zip(older, younger, strict=True))
+        if old
+    ]
+    heapq.heapify(events)
+    now = 0.0
+    while events:
+        now, sm = events[0]
+        passed, begun[sm] = now - begun[sm], now
+        old, young = older[sm], younger[sm]
+        old -= passed * faster if young else passed
+        young -= passed * slower if young else 0.0
+        done = _DONE if now * _ROUNDING < _DONE else now * _ROUNDING
+        if old <= done:
+            old, young = young, 0.0
+        if old <= done:
+            old = next(waiting, 0.0)
+        if young <= done:
+            young = next(waiting, 0.0) if old else 0.0
+        older[sm], younger[sm] = old, young
+        if young:
+            ends, other = old / faster, young / slower
+            heapq.heapreplace(events, (now + (ends if ends < other else other), sm))
+        elif old:
+            heapq.heapreplace(events, (now + old, sm))
+        else:
+            heapq.heappop(events)
+    return now
+
+
+@lru_cache(maxsize=16)
+def _paces(count: int) -> tuple[float, ...]:
+    """Of the blocks on an SM, oldest first, against a lone one's; together those of `_pace`."""
+    mean = 1.0 / _pace(count)
+    lean = np.linspace(1.0 + AHEAD, 1.0 - AHEAD, count) if count > 1 else [1.0]
+    return tuple(float(mean * part) for part in lean)
+
+
+def _dealt_packed(
+    variant: str, params: Params, heads: Array, seq: Array, group: Array
+) -> tuple[Array, Array, Array]:
+    """As `_dealt`, for forward kernels whose blocks take their rows from all query heads of a key head ("packs"), as
+    FlashAttention 3 does before Hopper."""
+    found = np.empty((3, len(heads)))
+    block, advance = int(params["block"]), int(params["advance"])
+    sizes = zip(*(np.round(x).astype(int).tolist() for x in (heads, seq, group)), strict=True)
+    for row, (count, length, each) in enumerate(sizes):
+        lengths = _packed_steps("causal" in variant, block, advance, length, each)
+        low, high = (
+            dealt(lengths, max(count // each, 1), int(params["sm_count"]), int(params["resident"]), start)
+            for start in _STARTS
+        )
+        blocks = (high - low) / (_STARTS[1] - _STARTS[0])
+        found[:, row] = low - _STARTS[0] * blocks, blocks, 1
+    return found[0], found[1], found[2]
+
+
+@lru_cache(maxsize=4096)
+def _packed_steps(causal: bool, block: int, advance: int, seq: int, group: int) -> tuple[int, ...]:
+    blocks = range(ceil(seq * group / block))
+    if not causal:
+        return (ceil(seq / advance),) * len(blocks)
+    return tuple(ceil(min(ceil((i + 1) * block / group), seq) / advance) for i in blocks)
+
+
+# --- flash's splits of the keys -----------------------------------------------------------------------------
+
+
+def _split_columns(head_dim: int) -> int:
+    return 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+
+
+@lru_cache(maxsize=65536)
+def flash_splits(heads: int, seq: int, head_dim: int, sm_count: int) -> int:
+    """Into how many parts flash's forward cuts the keys (`num_splits_heuristic`): the least number that fills the
+    last wave nearly as well as the best does."""
+    blocks, columns = heads * ceil(seq / _SPLIT_ROWS), ceil(seq / _split_columns(head_dim))
+    places = 2 * sm_count
+    if blocks >= _FULL * places:
+        return 1
+    share = {}
+    for splits in range(1, min(_MOST_SPLITS, places, columns) + 1):
+        if splits == 1 or ceil(columns / splits) != ceil(columns / (splits - 1)):
+            waves = blocks * splits / places
+            share[splits] = waves / ceil(waves)
+    best = max(share.values())
+    return min(splits for splits, reached in share.items() if reached >= _GOOD * best)
+
+
+def _split(variant: str, seq: int, splits: int) -> tuple[int, ...]:
+    """Steps of each block of one head whose keys are split, in those of 128 rows by 64 (d128) or 128 (d64): a step
+    of 64 rows by twice as many keys is as much work."""
+    columns = _split_columns(_head_dim(variant))
+    each = ceil(ceil(seq / columns) / splits)
+    whole = _steps("fwd", "causal" in variant, _SPLIT_ROWS, columns, seq)
+    parts = (min(steps - part * each, each) for part in range(splits) for steps in whole)
+    return tuple(steps for steps in parts if steps > 0)  # the others end at once

@@ -1,0 +1,38 @@
+"""How long a convolution takes: the products that it amounts to, and its tensors through memory. numpy only.
+
+cuDNN multiplies matrices (implicit GEMM) and, of tensors that are not channels last, or have channels that are no
+multiple of 8, lays every one out anew before and after, kernel by kernel. Nothing of that overlaps, so times add up:
+floor + FLOPs at a rate that rounds of thread blocks lower + bytes at a bandwidth, each of a variant's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from flopcast.roofline.gpu.laws.smooth import Array
+
+Params = Mapping[str, float]
+
+PARAMETERS = {"floor", "rate", "bandwidth", "sm_count"}
+TILE = 128.0  # of results that a thread block computes, either way; smaller where there are fewer
+
+
+def log_seconds(params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
+    """log of seconds. features: log2 of m (images x places), n (channels out) and k (channels in x window)."""
+    idle = 2.0 ** (_waiting(params, features))
+    return np.asarray(np.log(params["floor"] + flops * idle / params["rate"] + bytes_ / params["bandwidth"]))
+
+
+def inputs(params: Params, features: Array) -> Array:
+    """The sizes, and by how much the last round of blocks is idle."""
+    return np.column_stack([features[:, :3], 2.0 * _waiting(params, features)])
+
+
+def _waiting(params: Params, features: Array) -> Array:
+    """log2 of what rounds of whole blocks compute over what is asked for; at most 3."""
+    m, n = np.exp2(features[:, 0]), np.exp2(features[:, 1])
+    rows, columns = np.minimum(m, TILE), np.minimum(n, TILE)
+    rounds = np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / params["sm_count"])
+    return np.asarray(np.log2(rounds * params["sm_count"] * rows * columns / (m * n)).clip(0.0, 3.0))

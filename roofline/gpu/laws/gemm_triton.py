@@ -1,0 +1,89 @@
+"""How long a Triton product takes: the kernels' own cost of the configuration that they pick for its sizes. numpy only.
+
+Which tile, split and kernel a call takes is not learnt but known: by the table of measured choices, and the rule for
+the rest (kernels/matmul_table.py). What that takes is the cost model that the rule itself ranks by
+(`matmul_configs.cost`), times a factor. Rows that do not start at whole 128 bytes take longer, which the cost leaves
+out: up to 1.8 times where k or the columns are multiples of 8 alone.
+
+Of 44 products of whole lines on an H200, each told by the others (median / 90th percentile and mean of the error): 6.5
+/ 23.0 and +4.2% by the law of cuBLAS's kernels, 4.9 / 18.0 and -0.5% by this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
+from flopcast.roofline.gpu.laws.smooth import Array
+
+KIND = "tuned"
+PARAMETERS = {"scale", "partial", "sm_count", "peak", "table"}
+HOPPER = (9, 0)
+# By how much of their own such rows are off (log seconds): 0 to 1.8 times, and they say little of one another.
+PARTIAL_NOISE = 0.2
+_LINE_ELEMENTS = 64  # of 16 bits: rows of the operands start at whole 128 bytes
+
+
+def table_of(device: Mapping[str, Any]) -> int | None:
+    """The number of the device's table among those shipped, from 1; 0 where it has none and the rule decides; None
+    where the kernels are others, on parts before Hopper. A new table changes the kernels' fingerprint: surfaces are
+    fitted anew then."""
+    from flopcast.kernels import matmul_table
+
+    if tuple(device.get("capability") or ()) != HOPPER:
+        return None
+    found = matmul_table.find(str(device.get("name", "")), "")
+    return 0 if found is None else matmul_table.tables().index(found) + 1
+
+
+def is_for(backend: str, op_class: str, variant: str) -> bool:
+    """Whether a surface is of products that the tensor-memory kernels run: of 16 bits, rows of whole 16 bytes."""
+    parts = variant.split("/")
+    return (
+        (backend, op_class) == ("triton", "gemm")
+        and len(parts) == 2
+        and parts[0] in ("nt", "nn", "tn")
+        and DTYPE_BYTES.get(parts[1]) == 2
+    )
+
+
+def log_seconds(variant: str, params: Mapping[str, float], features: Array) -> Array:
+    """log of seconds. features: log2 of m, n and k."""
+    found = _costs(variant, params, features)
+    return np.asarray(np.log(params["scale"] * found) + params["partial"] * partial(variant, features))
+
+
+def inputs(variant: str, params: Mapping[str, float], features: Array) -> Array:
+    """The features, whether rows start within 128 bytes, and how far the cost is above that of the peak, in log2."""
+    m, n, k = features.T
+    ideal = 2.0 ** (m + n + k + 1.0) / params["peak"]
+    waste = np.log2(_costs(variant, params, features) / ideal).clip(0.0, 4.0)
+    return np.column_stack([features, 2.0 * partial(variant, features), 2.0 * waste])
+
+
+def partial(variant: str, features: Array) -> Array:
+    """[rows], 1 where rows of an operand, or of the result, are no whole lines of 128 bytes."""
+    m, n, k = np.exp2(features.T).round()
+    rows = {"nt": (k, n), "nn": (k, n), "tn": (m, n)}[variant.split("/")[0]]
+    return np.asarray(np.any([size % _LINE_ELEMENTS != 0 for size in rows], axis=0), np.float64)
+
+
+def _costs(variant: str, params: Mapping[str, float], features: Array) -> Array:
+    layout, dtype = variant.split("/")[:2]
+    sizes = np.exp2(features).round().astype(int).tolist()
+    sm_count, table = int(params["sm_count"]), int(params["table"])
+    return np.array([_cost(layout, dtype, m, n, k, sm_count, table) for m, n, k in sizes])
+
+
+@lru_cache(maxsize=65536)
+def _cost(layout: str, dtype: str, m: int, n: int, k: int, sm_count: int, table: int) -> float:
+    from flopcast.kernels import matmul_configs, matmul_table
+
+    shape = Gemm(m=m, n=n, k=k, dtype=dtype, layout=layout)
+    known = matmul_table.tables()[table - 1] if table else None
+    config = matmul_table.choose(shape, sm_count, HOPPER, tma=True, table=known)
+    return matmul_configs.cost(config, shape, sm_count)

@@ -1,0 +1,123 @@
+"""Profiles as they were last used, kept beside the streams in the user's cache: read, projected, and with what their
+surfaces were asked for worked out (where the points lie in the laws' terms, the inverses of their covariances).
+
+To read the H200's profile takes 75 ms and to work out what a Qwen3 asks of it 150; of a projected GPU, whose surfaces
+are solved anew, up to 3 s; from here 10 ms. A file is a pickle, as its objects are, named after the content of
+everything that it follows from: the profile's files, this package's sources, the versions of Python and numpy. The
+folder is the user's own; a file that cannot be read is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flopcast.files import cache_folder
+from flopcast.roofline.gpu.profile.profile import Profile
+
+MOST_FILES = 12  # of some 5 MB; the least recently made go
+
+
+class _Known(NamedTuple):
+    profile: Profile
+    path: Path
+    worked_out: int
+
+
+_loaded: list[_Known] = []  # what `keep` may be asked for; few
+_MOST_LOADED = 16
+
+
+def folder() -> Path:
+    return cache_folder().parent / "prepared"
+
+
+def load(name: str, sources: Sequence[Path], make: Callable[[], Profile]) -> Profile:
+    """The profile that `make` makes of the files `sources`, as it was last kept, else made now.
+
+    Raises what `make` raises.
+    """
+    try:
+        path = folder() / f"{_key(name, sources)}.pickle"
+    except OSError:  # `make` says what is missing
+        return make()
+    profile = _read(path)
+    count = 0
+    if profile is None:
+        profile = make()
+    else:
+        count = _worked_out(profile)
+    _loaded.append(_Known(profile, path, count))
+    del _loaded[:-_MOST_LOADED]
+    return profile
+
+
+def keep(profile: Profile) -> None:
+    """Keeps a profile that `load` gave for the next process, if more of it is worked out than is kept already."""
+    for i, known in enumerate(_loaded):
+        if known.profile is profile and (count := _worked_out(profile)) > known.worked_out:
+            with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not the answer
+                _write(profile, known.path)
+            _loaded[i] = known._replace(worked_out=count)
+
+
+def _worked_out(profile: Profile) -> int:
+    return sum(surface.worked_out for surface in profile.surfaces.values())
+
+
+def _read(path: Path) -> Profile | None:
+    try:
+        found = pickle.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except Exception:  # torn, or of what is no more: whatever it raises, it is of no use
+        return None
+    return found if isinstance(found, Profile) else None
+
+
+def _write(profile: Profile, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")  # for the user alone
+    try:
+        with os.fdopen(handle, "wb") as file:
+            pickle.dump(profile, file, protocol=5)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    files = sorted(path.parent.glob("*.pickle"), key=lambda file: file.stat().st_mtime)
+    for old in files[:-MOST_FILES]:
+        old.unlink(missing_ok=True)
+
+
+def _key(name: str, sources: Sequence[Path]) -> str:
+    digest = hashlib.sha256(f"{name}\n{_code()}\n".encode())
+    for source in sources:
+        content = source.read_bytes()
+        digest.update(f"{source.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:32]
+
+
+@cache
+def _code() -> str:
+    """What tells this package's sources and what they run on from others: names, sizes and times of the files."""
+    found = [f"{sys.version_info[:3]} numpy{np.__version__}"]
+    package = Path(__file__).resolve().parents[2]
+    for part in (package, package.parent / "kernels"):
+        for folder, _, names in os.walk(part):
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    status = os.stat(os.path.join(folder, name))
+                    found.append(f"{folder}/{name} {status.st_size} {status.st_mtime_ns}")
+    return "\n".join(found)

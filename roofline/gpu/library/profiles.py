@@ -1,0 +1,226 @@
+"""Which profile a name means: shipped, measured by this user, projected from a datasheet (and refined by published
+times, where such ship), or a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.gpu.catalogue.datasheets import (
+    SPECS_FILE,
+    find_spec,
+    load_specs,
+    unknown_gpu_message,
+)
+from flopcast.roofline.gpu.library import profile_cache
+from flopcast.roofline.gpu.profile import host as profile_host
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.profile import PROFILE_BASES, PROFILES, Profile
+
+# The measured profile that the others are projected from.
+SOURCE = "nvidia-h200"
+# Parameters fitted to published times, a file a GPU.
+PUBLISHED = DATA / "published"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A name that `--gpu` takes, and how its profile comes about."""
+
+    name: str
+    basis: str
+    source: str
+
+
+def user_folder() -> Path:
+    """Where `flopcast fit` keeps the profiles of this user's machines."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "flopcast" / "profiles"
+
+
+def user_hosts() -> Path:
+    """Where `flopcast fit` keeps the hosts that this user measured."""
+    return user_folder().parent / "hosts"
+
+
+@dataclass(frozen=True)
+class KnownHost:
+    """A name that `--host` takes besides the profiles' own."""
+
+    name: str
+    source: str
+    costs: HostCosts
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self.costs), "name": self.name, "source": self.source}
+
+
+def known_hosts() -> list[KnownHost]:
+    """The hosts that ship, then this user's own; a shipped one wins over the user's of the same name."""
+    shipped = profile_host.known_hosts()
+    found = [KnownHost(name, "shipped", profile_host.load(path)) for name, path in shipped.items()]
+    own = {name: path for name, path in profile_host.known_hosts(user_hosts()).items() if name not in shipped}
+    return found + [KnownHost(name, str(path), profile_host.load(path)) for name, path in own.items()]
+
+
+def known() -> list[Known]:
+    """All names, measured ones first."""
+    shipped = known_profiles()
+    found = [Known(name, "measured", _shipped_source(name)) for name in sorted(shipped)]
+    found += [
+        Known(n, Profile.load(p).basis, str(p))
+        for n, p in sorted(known_profiles(user_folder()).items())
+        if n not in shipped
+    ]
+    names = {entry.name for entry in found}
+    if SOURCE in shipped:
+        found += [_projected_entry(name) for name in load_specs() if name not in names]
+    return sorted(found, key=lambda entry: PROFILE_BASES.index(entry.basis))
+
+
+def _shipped_source(name: str) -> str:
+    return f"shipped; kinds not measured scaled from {SOURCE}" if lacks_kinds(name) else "shipped"
+
+
+def _projected_entry(name: str) -> Known:
+    record = published_record(name)
+    plain = f"datasheet, scaled from {SOURCE}"
+    if record is None:
+        return Known(name, "projected", plain)
+    if record["gpu"] != name:
+        return Known(name, "projected", f"{plain}, and by the published times of {record['gpu']}")
+    return Known(name, "published", f"{plain}, and refined by {record['source']}")
+
+
+def find_profile(name_or_path: str) -> Profile:
+    """The profile by a known name, or of a profile file.
+
+    Raises UsageError for a name that is neither, naming the known ones and how to measure one; DataError for a file
+    that is no profile.
+    """
+    shipped, own = known_profiles(), known_profiles(user_folder())
+    path = shipped.get(name_or_path) or own.get(name_or_path) or Path(name_or_path)
+    if name_or_path in shipped and lacks_kinds(name_or_path):
+        sources = [path, shipped[SOURCE], SPECS_FILE]
+        return profile_cache.load(name_or_path, sources, lambda: completed(Profile.load(path)))
+    if name_or_path in {*shipped, *own} or (
+        path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path
+    ):
+        return profile_cache.load("file", [path], lambda: Profile.load(path))
+    if name_or_path in load_specs() and SOURCE in shipped:
+        sources = [shipped[SOURCE], SPECS_FILE, *sorted(PUBLISHED.glob("*.json"))]
+        return profile_cache.load(name_or_path, sources, lambda: _projected(name_or_path))
+    if name_or_path == "cpu":
+        raise UsageError(
+            "no profile of this machine's processor yet: measure it with `flopcast bench --device cpu --out DIR` "
+            "and `flopcast fit DIR`"
+        )
+    raise UsageError(unknown_gpu_message(name_or_path, names()))
+
+
+def lacks_kinds(name: str) -> bool:
+    """Whether the shipped profile of this name is lent kinds of kernel by the one that others are projected from."""
+    return name != SOURCE and name in load_specs() and {name, SOURCE} <= known_profiles().keys()
+
+
+def completed(profile: Profile) -> Profile:
+    """A measured profile of a GPU whose profile ships, with the kinds of kernel that it did not measure projected; any
+    other as it is."""
+    from flopcast.roofline.gpu.projection.complete import complete
+
+    if profile.basis != "measured" or not lacks_kinds(profile.gpu):
+        return profile
+    source = Profile.load(known_profiles()[SOURCE])
+    return complete(profile, source, find_spec(profile.gpu), find_spec(SOURCE))
+
+
+def _projected(name: str) -> Profile:
+    """`projection`, refined by published times where such ship."""
+    from flopcast.roofline.gpu.projection.published_fit import apply
+
+    record = published_record(name)
+    plain = projection(name)
+    return plain if record is None else apply(plain, record)
+
+
+def projection(name: str, source: str = SOURCE) -> Profile:
+    """The profile of a GPU from its datasheet and the shipped measurements of `source` alone, without any published or
+    measured times of it.
+
+    Raises UsageError for a GPU that is not known."""
+    from flopcast.roofline.gpu.projection.project import project
+
+    return project(find_profile(source), find_spec(name))
+
+
+def published_record(name: str) -> dict[str, Any] | None:
+    """What ships of published times for a GPU (`published_fit.refine` made it): its own, else that of the same chip on
+    another board; None where there is none."""
+    spec = load_specs()[name]
+    for path in sorted(PUBLISHED.glob("*.json"), key=lambda path: path.stem != name):
+        board = load_specs()[path.stem]
+        if path.stem == name or (board.arch, board.sm_count) == (spec.arch, spec.sm_count):
+            record: dict[str, Any] = json.loads(path.read_text())
+            return record
+    return None
+
+
+def names() -> list[str]:
+    """As `known`, which reads the profiles: shipped ones first, then the user's own, the refined ones last."""
+    shipped = known_profiles()
+    found = [*sorted(shipped), *sorted(name for name in known_profiles(user_folder()) if name not in shipped)]
+    specs = [name for name in load_specs() if name not in found] if SOURCE in shipped else []
+    refined = {path.stem for path in PUBLISHED.glob("*.json")}
+    return found + sorted(specs, key=lambda name: name in refined)
+
+
+def find_host(name_or_path: str | None) -> HostCosts | None:
+    """Host costs by a host's name or file, or by the name or file of a GPU's profile, whose host is meant; None stands
+    for the profile's own, "none" for no host at all.
+
+    Raises UsageError for a name that is none of these, or a profile without a host; DataError for a malformed file.
+    """
+    from flopcast.roofline.gpu.profile.host import NO_HOST
+
+    if name_or_path is None:
+        return None
+    if name_or_path == "none":
+        return NO_HOST
+    kept = {**profile_host.known_hosts(user_hosts()), **profile_host.known_hosts()}
+    if name_or_path in kept:
+        return profile_host.load(kept[name_or_path])
+    if Path(name_or_path).is_file() and (found := profile_host.host_in(Path(name_or_path))) is not None:
+        return found
+    try:
+        host = find_profile(name_or_path).host
+    except UsageError as fault:
+        if name_or_path == "cpu":
+            raise
+        raise UsageError(
+            f"unknown host {name_or_path!r}: neither a host ({', '.join(sorted(kept)) or 'none is known'}) nor a GPU's "
+            f"profile ({fault}); `flopcast bench --suite host --out DIR` and `flopcast fit DIR` measure this host"
+        ) from None
+    if host is None:
+        raise UsageError(f"profile {name_or_path!r} has no host costs: choose another --host, or `none`")
+    return host
+
+
+def find_profiles(gpus: Iterable[str]) -> list[Profile]:
+    return [find_profile(name) for name in gpus]
+
+
+def known_profiles(folder: Path = PROFILES) -> dict[str, Path]:
+    """The shipped profiles, name -> file."""
+    found: dict[str, Path] = {}
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            for suffix in (".json", ".json.gz"):
+                if path.name.endswith(suffix) and not path.name.startswith("."):
+                    found[path.name.removesuffix(suffix)] = path
+    return found

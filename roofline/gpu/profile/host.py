@@ -1,0 +1,221 @@
+"""Host profiles: what the host spends on a step, in a small file of its own, apart from any GPU's.
+
+A step needs both; `--host` combines one machine's host with another's GPU. Files are JSON, {"schema", "kind": "host",
+...} with the fields of `HostCosts`; those of the machines that the shipped GPUs were measured in lie in
+`data/hosts`, and
+
+    python -m studies.shipped.hosts OUT FOLDER ...
+
+makes one from the measurements of several machines of one processor.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import DataError, UsageError
+from flopcast.roofline.base.shipped import DATA
+
+SCHEMA = 1
+KIND = "host"
+HOSTS = DATA / "hosts"
+PHASES = ("forward", "backward", "optimizer")
+_NUMBERS = ("step_fixed", "sigma")
+
+
+@dataclass(frozen=True)
+class HostCosts:
+    """Seconds of host time that an op costs, by phase.
+
+    forward, backward: {"launch", "view", "fixed"}; optimizer: {"launch", "per_tensor", "host_op",
+    "fixed"}; `fixed` is once a phase, `step_fixed` once a step besides (zero_grad). `sigma`: standard
+    deviation of log seconds from run to run.
+
+    `triton`: what a call of an operator with Triton's kernels costs beyond an ATen call beside it, by operator
+    ("rms_norm", "swiglu_backward", "mm", "attention"; `microbench.host_operators`). Empty where it was not measured, as
+    in files of older versions: such a call then counts as an ATen call, which is too little.
+
+    `layers`: what a layer of the calibrated model costs, by phase (`fit_host.layer_costs`); for people, no
+    forecast reads it. `stack`, `date`, `cores`, `device`: what it was measured with.
+    """
+
+    name: str
+    forward: dict[str, float]
+    backward: dict[str, float]
+    optimizer: dict[str, float]
+    step_fixed: float
+    sigma: float
+    basis: str
+    cpu: str = ""
+    cores: int | None = None
+    device: str = ""
+    date: str = ""
+    stack: dict[str, Any] = field(default_factory=dict)
+    layers: dict[str, Any] = field(default_factory=dict)
+    triton: dict[str, float] = field(default_factory=dict)
+
+    def seconds(self, phase: str, kind: str, *, launches: int = 1, tensors: int = 0) -> float:
+        """Host seconds of one op. `kind` as in `stream.Op`; `launches` kernels it launches, `tensors` it
+        takes in lists (foreach and fused optimizers check each)."""
+        costs: dict[str, float] = getattr(self, phase)
+        if kind == "view":
+            return costs.get("view", 0.0)
+        if kind == "host":
+            return costs.get("host_op", costs.get("view", 0.0)) + costs.get("per_tensor", 0.0) * tensors
+        return costs.get("launch", 0.0) * max(launches, 1) + costs.get("per_tensor", 0.0) * tensors
+
+    @property
+    def fixed_seconds(self) -> float:
+        """Once a step: the fixed parts of the three phases and what lies outside them."""
+        return self.step_fixed + sum(
+            c.get("fixed", 0.0) for c in (self.forward, self.backward, self.optimizer)
+        )
+
+
+NO_HOST = HostCosts(
+    name="none", forward={}, backward={}, optimizer={}, step_fixed=0.0, sigma=0.0, basis="measured"
+)
+
+
+def to_json(host: HostCosts) -> dict[str, Any]:
+    return {"schema": SCHEMA, "kind": KIND, **asdict(host)}
+
+
+def save(host: HostCosts, path: Path | str) -> None:
+    """Writes the host whole or not at all. Raises UsageError when it cannot be written."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(to_json(host), indent=1, allow_nan=False) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}: give another --out") from error
+
+
+def load(path: Path | str) -> HostCosts:
+    """Raises DataError when the file is missing, malformed, of a newer schema, or no host."""
+    record = _read(Path(path))
+    if not is_host(record):
+        raise DataError(
+            f'{path} is no host: an object with "kind": "{KIND}" is expected; `flopcast fit` makes it'
+        )
+    return from_json(record, str(path))
+
+
+def from_json(record: Mapping[str, Any], name: str = "host") -> HostCosts:
+    """Raises DataError, naming what is wrong."""
+    if not isinstance(record.get("schema"), int) or record["schema"] > SCHEMA:
+        raise DataError(
+            f"{name}: schema {record.get('schema')!r} is not one that this flopcast reads ({SCHEMA}): upgrade flopcast"
+        )
+    known = {field.name for field in fields(HostCosts)}
+    try:
+        host = HostCosts(**{key: value for key, value in record.items() if key in known})
+    except TypeError as error:
+        raise DataError(f"{name} is a malformed host: {error}") from None
+    costs = [value for phase in PHASES for value in _values(getattr(host, phase), f"{name}: {phase}")]
+    costs += _values(host.triton, f"{name}: triton")
+    for value in (*costs, *(getattr(host, number) for number in _NUMBERS)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise DataError(f"{name} is a malformed host: {value!r} is no cost: valid are seconds, 0 or more")
+    return host
+
+
+def _values(costs: Any, name: str) -> Iterable[Any]:
+    if not isinstance(costs, dict):
+        raise DataError(f"{name} is {costs!r}: an object of seconds by kind of op is expected")
+    return costs.values()
+
+
+def is_host(record: Any) -> bool:
+    return isinstance(record, dict) and record.get("kind") == KIND
+
+
+def host_in(path: Path) -> HostCosts | None:
+    """The host of a host file; None for a file of another kind (a GPU's profile). Raises DataError as `load`."""
+    record = _read(path)
+    return from_json(record, str(path)) if is_host(record) else None
+
+
+def _read(path: Path) -> Any:
+    try:
+        data = path.read_bytes()
+        return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} does not exist: `flopcast bench --suite host` and `flopcast fit` make a host"
+        ) from None
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        raise DataError(f"{path} is not JSON: {error}; `flopcast fit DIR` makes hosts and profiles") from None
+
+
+def known_hosts(folder: Path = HOSTS) -> dict[str, Path]:
+    """The hosts kept in a folder, name -> file."""
+    if not folder.is_dir():
+        return {}
+    return {path.stem: path for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")}
+
+
+def combine(hosts: Sequence[HostCosts]) -> HostCosts:
+    """One host for several machines of a processor: each cost the geometric mean, `sigma` widened by what their layers
+    differ by. Raises ValueError for hosts of different processors, or none."""
+    import numpy as np
+
+    if len({host.cpu for host in hosts}) != 1:
+        raise ValueError(
+            f"hosts of one processor are combined, not of {sorted({host.cpu for host in hosts})}"
+        )
+    first, *others = hosts
+    if not others:
+        return first
+
+    def mean(values: Sequence[float]) -> float:
+        return float(np.exp(np.mean(np.log(values)))) if min(values) > 0 else float(np.mean(values))
+
+    costs: dict[str, Any] = {
+        phase: {
+            kind: mean([getattr(h, phase).get(kind, 0.0) for h in hosts]) for kind in getattr(first, phase)
+        }
+        for phase in PHASES
+    }
+    layers = [host.layers["step"]["seconds"] for host in hosts if host.layers]
+    between = float(np.log(layers).std(ddof=1)) if len(layers) > 1 else 0.0
+    merged: dict[str, Any] = {
+        key: first.layers[key] for key in ("model", "mode", "depths") if key in first.layers
+    }
+    for phase in (*PHASES, "step"):
+        own = [host.layers[phase] for host in hosts if phase in host.layers]
+        if own:
+            merged[phase] = {
+                "seconds": mean([one["seconds"] for one in own]),
+                "fixed": mean([one["fixed"] for one in own]),
+                "low": min(one["low"] for one in own),
+                "high": max(one["high"] for one in own),
+                "machines": [one["seconds"] for one in own],
+            }
+    operators = {name for host in hosts for name in host.triton}
+    triton = {
+        name: mean([host.triton[name] for host in hosts if name in host.triton]) for name in sorted(operators)
+    }
+    return replace(
+        first, **costs, triton=triton, step_fixed=mean([host.step_fixed for host in hosts]),
+        sigma=float(np.hypot(np.median([host.sigma for host in hosts]), between)),
+        date=max(host.date for host in hosts), layers=merged,
+    )  # fmt: skip
+
+
+def machines_of(host: HostCosts) -> str:
+    """How many machines a host is the mean of, and from what to what a step's ms a layer went among them."""
+    each = [seconds * 1e3 for seconds in host.layers.get("step", {}).get("machines", ())]
+    return f"{len(each)}: {min(each):.1f} to {max(each):.1f}" if each else "1"
+
+
+# `--host none`: the device alone.

@@ -1,0 +1,306 @@
+"""A profile: what one GPU does, as measured (or projected), and with which software. One JSON file.
+
+Read without torch, pandas or scipy. `Profile.estimate` times pieces of device work; where nothing alike was
+measured it answers from what comes nearest, says so ("extrapolated") and widens the error bar.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import DataError, UsageError
+from flopcast.roofline.base.numbers import Number
+from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.request import Estimate, Request, WorkLike
+from flopcast.roofline.gpu.profile.surface import Prediction, Surface
+from flopcast.roofline.gpu.profile.unmeasured import DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT, Fallback
+from flopcast.roofline.stream.lowering.grouped import IMBALANCE, is_group_by_group, product_of
+
+SCHEMA = 1
+PROFILES = DATA / "profiles"
+BASES = ("measured", "interpolated", "extrapolated", "published", "datasheet")
+PROFILE_BASES = ("measured", "projected", "published")
+
+# A prediction is "measured" where that very shape was, and "extrapolated" where the most alike of the
+# measured points has a residual correlated less than this with its own: there the law alone speaks.
+_FAR = 0.1
+THREADS_FROM = 2000  # requests: 10,000 products take 1.4 s of a processor, all ops of a step 20 ms
+
+
+def surface_name(backend: str, op_class: str, variant: str, cache: str) -> str:
+    return f"{backend}/{op_class}/{variant}/{cache}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is known of one GPU (or processor) and its host.
+
+    `peaks`: dense FLOP/s by dtype. `ceilings`: what was reached (see `fit.py` for the names).
+    `launch_counts`: kernels a call launches, by "class/variant". `aliases`: backend names that stand for
+    another ("sdpa": the one torch picks).
+    """
+
+    gpu: str
+    basis: str
+    device: dict[str, Any]
+    peaks: dict[str, Number]
+    ceilings: dict[str, Number]
+    surfaces: dict[str, Surface]
+    launch_counts: dict[str, float] = field(default_factory=dict)
+    host: HostCosts | None = None
+    stack: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def ceiling(self, name: str, default: float) -> float:
+        number = self.ceilings.get(name)
+        return default if number is None else number.value
+
+    @property
+    def default_attention(self) -> str:
+        """The backend that torch's SDPA picks by itself on this device."""
+        return self.aliases.get("sdpa", "sdpa-flash" if self.device.get("type") != "cpu" else "sdpa-cpu")
+
+    @property
+    def l2_bytes(self) -> float:
+        """Size of the last-level cache, 0 where unknown."""
+        return float(self.device.get("l2_bytes") or 0.0)
+
+    def launches(self, work: WorkLike, default: int = 1) -> int:
+        """Kernels that one call launches: as measured for its variant; an optimizer's call grows with its
+        tensors, so that `default` (torch's own rules) counts there if it is greater."""
+        count = self.launch_counts.get(f"{work.op_class}/{work.variant}")
+        if count is None:
+            return default
+        return max(round(count), default) if work.op_class == "optimizer" else round(count)
+
+    # --- time of device work
+
+    def estimate(self, requests: Sequence[Request]) -> list[Estimate]:
+        """One estimate a request, in order. Kernel time only: a launch on the host, and the gap between
+        kernels, is not in it. Never raises for a work that was not measured: it falls back
+        (`fallback.py`)."""
+        out: list[Estimate | None] = [None] * len(requests)
+        groups: dict[str, list[int]] = {}
+        missing: list[int] = []
+        one_by_one: list[int] = []
+        for i, (work, backend, cache) in enumerate(requests):
+            name = surface_name(self.aliases.get(backend, backend), work.op_class, work.variant, cache)
+            surface = self.surfaces.get(name)
+            if is_group_by_group(work.op_class, work.variant) and (
+                surface is None or work.features not in surface.measured
+            ):
+                one_by_one.append(i)
+            elif surface is None or len(surface.features[0]) != len(work.features):
+                missing.append(i)
+            else:
+                groups.setdefault(name, []).append(i)
+        for name, members, found in self._predict(requests, groups):
+            columns = zip(
+                members, found.seconds.tolist(), found.sigma.tolist(), found.likeness.tolist(), strict=True
+            )
+            for i, seconds, sigma, likeness in columns:
+                basis = "interpolated" if likeness > _FAR else "extrapolated"
+                if requests[i][0].features in self.surfaces[name].measured:
+                    basis = "measured"
+                if self.basis != "measured" or name in self.projected_kinds:  # another GPU's points, scaled
+                    basis = "published" if name in self._refined else "extrapolated"
+                out[i] = Estimate(seconds, sigma, basis, name)
+        if missing:
+            for i, (seconds, sigma, source) in zip(
+                missing, self._fallback.estimate([requests[i] for i in missing]), strict=True
+            ):
+                out[i] = Estimate(seconds, sigma, "extrapolated", source)
+        products = [product_of(requests[i][0].variant, requests[i][0].features) for i in one_by_one]
+        if products:
+            each = self.estimate(
+                [
+                    (product, requests[i][1], "cold")
+                    for i, (product, _) in zip(one_by_one, products, strict=True)
+                ]
+            )
+            for i, one, (_, number) in zip(one_by_one, each, products, strict=True):
+                sigma = math.hypot(one.sigma, IMBALANCE)
+                out[i] = Estimate(number * one.seconds, sigma, one.basis, f"{number} of {one.source}")
+        found_all = [estimate for estimate in out if estimate is not None]
+        if not self._card_sigmas:
+            return found_all
+        return [
+            estimate._replace(
+                sigma=math.hypot(estimate.sigma, self._card_sigmas.get(f"{work.op_class}/{cache}", 0.0))
+            )
+            for estimate, (work, _, cache) in zip(found_all, requests, strict=True)
+        ]
+
+    def _predict(
+        self, requests: Sequence[Request], groups: Mapping[str, Sequence[int]]
+    ) -> Iterator[tuple[str, Sequence[int], Prediction]]:
+        """(surface, requests, prediction), of many requests by parts in threads, since numpy's loops let others run."""
+        import numpy as np
+
+        def predict(part: tuple[str, Sequence[int]]) -> tuple[str, Sequence[int], Prediction]:
+            name, members = part
+            works = [requests[i][0] for i in members]
+            found = self.surfaces[name].predict(
+                np.array([work.features for work in works], float),
+                np.array([work.bytes for work in works], float),
+                np.array([work.flops for work in works], float),
+            )
+            return name, members, found
+
+        total, processors = sum(map(len, groups.values())), os.cpu_count() or 1
+        if total < THREADS_FROM or processors == 1:
+            yield from map(predict, groups.items())
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        size = total // (2 * processors)
+        parts = [(name, at[i : i + size]) for name, at in groups.items() for i in range(0, len(at), size)]
+        with ThreadPoolExecutor(processors) as pool:
+            yield from pool.map(predict, sorted(parts, key=lambda part: -len(part[1])))
+
+    @cached_property
+    def projected_kinds(self) -> frozenset[str]:
+        """Of a measured profile, the surfaces that were not measured but lent by another GPU's (`complete.py`)."""
+        return frozenset((self.provenance.get("projected_kinds") or {}).get("surfaces") or ())
+
+    @property
+    def own_surfaces(self) -> dict[str, Surface]:
+        """The surfaces but for those lent."""
+        return {name: found for name, found in self.surfaces.items() if name not in self.projected_kinds}
+
+    @cached_property
+    def _refined(self) -> frozenset[str]:
+        """Surfaces whose parameters were fitted to published times of this GPU (`published_fit.py`)."""
+        found = self.provenance.get("published") or {}
+        return frozenset(found.get("rows") or ()) if self.basis == "published" else frozenset()
+
+    @property
+    def card_spread(self) -> Mapping[str, Any]:
+        """How far cards lie apart, {"classes": by "class/cache"} (`cards.spread`); of one card that of another GPU's
+        cards, "times" so much (`complete.py`); empty where neither is known."""
+        return self.provenance.get("gpus") or self.provenance.get("cards_lent") or {}
+
+    @cached_property
+    def _card_sigmas(self) -> dict[str, float]:
+        """Deviation of log seconds from card to card by "class/cache", where several cards were measured."""
+        times = self.card_spread.get("times", 1.0)
+        classes = self.card_spread.get("classes") or {}
+        return {name: times * float(found["sigma"]) for name, found in classes.items()}
+
+    @cached_property
+    def _fallback(self) -> Fallback:
+        return Fallback(
+            surfaces=self.surfaces,
+            peaks={dtype: number.value for dtype, number in self.peaks.items()},
+            ceilings={name: number.value for name, number in self.ceilings.items()},
+            aliases=self.aliases,
+            clock_mhz=self.device.get("clock_mhz") or DEFAULT_CLOCK_MHZ,
+            sm_count=self.device.get("sm_count") or DEFAULT_SM_COUNT,
+        )
+
+    # --- files
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: the fields."""
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
+    def to_json(self) -> dict[str, Any]:
+        surfaces = {name: surface.to_json() for name, surface in self.surfaces.items()}
+        shallow = {name: getattr(self, name) for name in _PLAIN}
+        return {
+            "schema": SCHEMA,
+            **shallow,
+            "peaks": {name: asdict(number) for name, number in self.peaks.items()},
+            "ceilings": {name: asdict(number) for name, number in self.ceilings.items()},
+            "host": None if self.host is None else asdict(self.host),
+            "surfaces": surfaces,
+        }
+
+    def save(self, path: Path | str) -> None:
+        """Write the profile whole or not at all; gzip where the name ends in .gz. Raises UsageError."""
+        path = Path(path)
+        # a fixed date in the gzip header: the same profile gives the same bytes
+        text = json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
+        data = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            raise UsageError(f"{path} cannot be written: {error.strerror}: give another --out") from error
+
+    @classmethod
+    def load(cls, path: Path | str) -> Profile:
+        """Raises DataError when the file is missing, malformed, or of a newer schema."""
+        path = Path(path)
+        try:
+            data = path.read_bytes()
+            record = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        except FileNotFoundError:
+            raise DataError(f"{path} does not exist: `flopcast fit DIR --out {path}` makes it") from None
+        except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+            raise DataError(f"{path} is not a profile: {error}; `flopcast fit DIR` makes one") from None
+        return cls.from_json(record, str(path))
+
+    @classmethod
+    def from_json(cls, record: Any, name: str = "profile") -> Profile:
+        """Raises DataError, naming what is wrong."""
+        if (
+            not isinstance(record, dict)
+            or not isinstance(record.get("schema"), int)
+            or "surfaces" not in record
+        ):
+            raise DataError(f"{name} is not a profile: an object with `schema` and `surfaces` is expected")
+        if record["schema"] > SCHEMA:
+            raise DataError(
+                f"{name}: schema {record['schema']} is newer than this flopcast reads ({SCHEMA}):"
+                " upgrade flopcast"
+            )
+        try:
+            profile = cls(
+                **{field_: record[field_] for field_ in _PLAIN},
+                peaks={key: Number(**value) for key, value in record["peaks"].items()},
+                ceilings={key: Number(**value) for key, value in record["ceilings"].items()},
+                host=None if record["host"] is None else HostCosts(**record["host"]),
+                surfaces=_with_bases(
+                    {key: Surface.from_json(value) for key, value in record["surfaces"].items()}
+                ),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{name} is a malformed profile: {type(error).__name__}: {error}") from None
+        if profile.basis not in PROFILE_BASES:
+            raise DataError(f"{name}: basis {profile.basis!r}: valid are {', '.join(PROFILE_BASES)}")
+        return profile
+
+    def with_host(self, host: HostCosts | None) -> Profile:
+        """This GPU fed by another host."""
+        return replace(self, host=host)
+
+
+def base_name(name: str) -> str:
+    """The surface of the same kernel with cold operands."""
+    return f"{name.rsplit('/', 1)[0]}/cold"
+
+
+def _with_bases(surfaces: dict[str, Surface]) -> dict[str, Surface]:
+    return {
+        name: replace(s, base=surfaces[base_name(name)]).solved(s.weights) if s.has_base else s
+        for name, s in surfaces.items()
+    }
+
+
+_PLAIN = ("gpu", "basis", "device", "launch_counts", "stack", "provenance", "aliases")

@@ -1,0 +1,382 @@
+"""A surface: how long one kind of kernel takes, as a function of its sizes, with an error bar. numpy only.
+
+log seconds = law(sizes) + residual(sizes): the law is physics (`laws.py`), the residual a Gaussian process
+over the measured points, which says what it does not know. A residual is three things: the law's own
+uncertainty (its level; for a memory-bound call its floor and its bandwidth), a smooth part (Matern 3/2,
+one length scale an input), and a part of each shape alone ("white": cuBLAS picks another kernel for a
+neighbour), which is known where that very shape was measured and unknown elsewhere. So a measured shape
+comes back as measured, a new one as the law plus what its neighbours say, one far away as the law.
+
+A kernel whose operands lie in the L2 is the same kernel as with cold ones, off its law for the same reasons: its
+residual is that of the cold surface (`base`) and one of its own, Kennedy and O'Hagan's autoregressive model (2000).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from math import log2
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flopcast.kernels.shapes import DTYPE_BYTES
+from flopcast.roofline.gpu.laws import laws
+from flopcast.roofline.gpu.laws.smooth import Array, median
+from flopcast.roofline.gpu.profile.gaussian_process import (
+    MANY,
+    Coordinates,
+    Numbers,
+    Residual,
+    covariance,
+    local_reduction,
+    lower_inverse,
+    numbered,
+)
+
+PART = 512  # points whose inputs are worked out at once
+LOCAL_FROM = 256  # of more points than that, the NEAREST ones tell how sure a prediction is
+CHUNK, CELLS = 4096, 1 << 21  # rows, and rows x points, predicted at once: 16 MiB an array
+GRID_PER_OCTAVE = 8
+GRID_MARGIN = 12  # octaves beyond the fitted range over which the residual fades
+
+
+class Prediction(NamedTuple):
+    """seconds[rows]; sigma[rows], standard deviation of log seconds; likeness[rows], of the measured point
+    most alike: 1 for that very shape, 0 for one that the points say nothing of (their residual's
+    correlation)."""
+
+    seconds: Array
+    sigma: Array
+    likeness: Array
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Measured points of one kind of kernel, the law's parameters and the residual's.
+
+    `features[points][sizes]` in log2, `bytes`, `flops`, `seconds` (medians) and `noise` (standard
+    deviation of log seconds from run to run), one a point. `own`: by how much more than the residual's white part a
+    point is off what its neighbours say, standard deviation of log seconds; empty where none is. `base`: the surface
+    whose residual is a part of this one's; a file only says that there is one (`has_base`), and names tell which.
+    """
+
+    kind: str
+    variant: str
+    params: dict[str, float]
+    features: tuple[tuple[float, ...], ...]
+    bytes: tuple[float, ...]
+    flops: tuple[float, ...]
+    seconds: tuple[float, ...]
+    noise: tuple[float, ...]
+    residual: Residual
+    own: tuple[float, ...] = ()
+    has_base: bool = False
+    base: Surface | None = field(default=None, repr=False, compare=False)
+    # What the residual's mean is made of, as a file holds it; any other surface made from this one solves for its own.
+    _solved: tuple[float, ...] = field(default=(), init=False, repr=False, compare=False)
+
+    @cached_property
+    def measured(self) -> frozenset[tuple[float, ...]]:
+        """The features of the measured points."""
+        return frozenset(self.features)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Those it was read with; empty where it has to be solved for."""
+        return self._solved
+
+    @property
+    def worked_out(self) -> int:
+        """How much is: grows with what the surface was asked."""
+        return ("_state" in self.__dict__) + len(self.__dict__.get("_curves", ()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: the fields, and what was worked out of them but for what is large and rarely asked."""
+        large = {"leave_one_out"} | ({"_inverse"} if len(self.features) > LOCAL_FROM else set())
+        return {name: value for name, value in self.__dict__.items() if name not in large}
+
+    def law(self, features: Array, bytes_: Array, flops: Array) -> Array:
+        """log seconds by the law alone."""
+        return laws.log_seconds(self.kind, self.variant, self.params, features, bytes_, flops)
+
+    def predict(self, features: Array, bytes_: Array, flops: Array) -> Prediction:
+        """features[rows, sizes] in log2, bytes[rows], flops[rows]. Raises ValueError when the sizes are of
+        another number."""
+        width = len(self.features[0])
+        if features.ndim != 2 or features.shape[1] != width:
+            raise ValueError(
+                f"a surface over {width} sizes was asked with an array of shape {features.shape}"
+            )
+        step = min(CHUNK, max(CELLS // len(self.features), 1))
+        parts = [
+            self._predict(features[i : i + step], bytes_[i : i + step], flops[i : i + step])
+            for i in range(0, len(features), step)
+        ]
+        if not parts:
+            return Prediction(*(np.empty(0) for _ in range(3)))
+        return Prediction(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def _predict(self, features: Array, bytes_: Array, flops: Array) -> Prediction:
+        mean, variance, likeness = self.residual_at(features, bytes_)
+        log_seconds = self.law(features, bytes_, flops) + mean
+        # but a loss of more rows has more threads, and waits less
+        if self.kind == "memory" and "turn" not in self.params:
+            log_seconds = self._monotone(features, log_seconds)
+        sigma = self.residual.sigma_scale * np.sqrt(variance + self._state.noise**2)
+        return Prediction(np.exp(log_seconds), sigma, likeness)
+
+    def residual_at(self, features: Array, bytes_: Array) -> tuple[Array, Array, Array]:
+        """(mean, variance, likeness) of the residual, that of the base included; `sigma_scale` is not."""
+        state, own = self._state, self.residual
+        cross, smooth, extra = self._covariance(features, bytes_)
+        terms = laws.sensitivities(self.kind, self.params, bytes_) * np.array(own.levels)
+        prior = (terms**2).sum(axis=1) + own.amplitude**2 + own.white**2 + extra
+        mean = cross @ state.weights
+        if len(state.weights) > LOCAL_FROM:
+            told = local_reduction(state.coordinates, own, self._apart, cross, self._kinds)
+        else:
+            told = ((cross @ self._inverse.T) ** 2).sum(axis=1)
+        left = np.maximum(prior - told, 0.0)
+        if self.base is not None:
+            lent, doubt, _ = self.base.residual_at(features, bytes_)
+            mean, left = mean + lent, left + doubt
+        return mean, left, smooth.max(axis=1)
+
+    # --- the Gaussian process
+
+    def _coordinates(self, features: Array, bytes_: Array) -> Coordinates:
+        return Coordinates(
+            laws.inputs(self.kind, self.variant, self.params, features),
+            laws.sensitivities(self.kind, self.params, bytes_),
+        )
+
+    def _covariance(self, features: Array, bytes_: Array) -> tuple[Array, Array, Array]:
+        """(covariance with the points, correlation of the smooth parts, variance of one's own beyond white)."""
+        at, points = self._coordinates(features, bytes_), self._state.coordinates
+        same = None
+        if len(points.inputs) >= MANY:  # 7,000 points are numbered once, not for each few rows
+            mine = numbered(at.inputs, dict(self._numbers))
+            same = mine[:, None] == self._kinds
+        total, smooth, same = covariance(at, points, self.residual, same)
+        if not self.own:
+            return total, smooth, np.zeros(len(features))
+        extra = same * np.array(self.own) ** 2
+        return total + extra, smooth, extra.max(axis=1)
+
+    @cached_property
+    def _state(self) -> _State:
+        features, bytes_ = np.array(self.features, float), np.array(self.bytes, float)
+        # by parts, whose tables of tiles stay in the processor's cache: a third less time for two thousand products; a
+        # fit asks for all of them again and again, which is kept (`gemm_law`)
+        step = PART if self._solved else len(features)
+        parts = [
+            laws.inputs(self.kind, self.variant, self.params, features[i : i + step])
+            for i in range(0, len(features), step)
+        ]
+        own = Coordinates(np.concatenate(parts), laws.sensitivities(self.kind, self.params, bytes_))
+        noise = float(median(np.array(self.noise)))
+        if self._solved:
+            return _State(own, np.array(self._solved, float), noise)
+        inverse = self._inverse_of(own)
+        weights = inverse.T @ (inverse @ self._off_law(features, bytes_))
+        # to what a file keeps, so that what was fitted and what is read are the same
+        return _State(own, np.array([float(f"{weight:.7g}") for weight in weights.tolist()]), noise)
+
+    def _off_law(self, features: Array, bytes_: Array) -> Array:
+        """By how much the points' log seconds are off the law, and off what they share with the base."""
+        law = self.law(features, bytes_, np.array(self.flops, float))
+        residual = np.log(np.array(self.seconds, float)) - law
+        if self.base is not None:
+            residual = residual - self.base.residual_at(features, bytes_)[0]
+        return np.asarray(residual)
+
+    @cached_property
+    def _apart(self) -> Array:
+        """Variance that each point has of its own: noise, and what it is off its neighbours."""
+        noise = np.array(self.noise, float)
+        return np.asarray(noise**2 + np.array(self.own or np.zeros(len(noise))) ** 2)
+
+    @cached_property
+    def _kinds(self) -> NDArray[np.intp]:
+        """A number for each point, the same for the same inputs."""
+        return numbered(self._state.coordinates.inputs, self._numbers)
+
+    @cached_property
+    def _numbers(self) -> Numbers:
+        """The points' inputs by the numbers of `_kinds`."""
+        known: Numbers = {}
+        numbered(self._state.coordinates.inputs, known)
+        return known
+
+    @cached_property
+    def _inverse(self) -> Array:
+        """Of the Cholesky factor of the points' covariance."""
+        return self._inverse_of(self._state.coordinates)
+
+    def _inverse_of(self, own: Coordinates) -> Array:
+        matrix: Array = covariance(own, own, self.residual)[0] + np.diag(self._apart)
+        inverse: Array = lower_inverse(np.asarray(np.linalg.cholesky(matrix), np.float64))
+        self.__dict__.setdefault("_inverse", inverse)  # of two that ask for it the first pays
+        return inverse
+
+    @cached_property
+    def leave_one_out(self) -> tuple[Array, Array]:
+        """(error, sigma)[points]: predicted minus measured log seconds of each point from the others, law and
+        hyper-parameters held; in closed form from the inverse covariance. Where there is a base, the same sizes are
+        left out of it, too."""
+        state = self._state
+        precision = (self._inverse**2).sum(axis=0)
+        error, variance = -state.weights / precision, 1.0 / precision
+        if self.base is not None:
+            lent, doubt = self.base.leave_one_out
+            place = {row: i for i, row in enumerate(self.base.features)}
+            own = [i for i, row in enumerate(self.features) if row in place]
+            twin = [place[self.features[i]] for i in own]
+            error[own] += lent[twin]
+            variance[own] += (doubt[twin] / self.base.residual.sigma_scale) ** 2
+        return error, self.residual.sigma_scale * np.sqrt(variance)
+
+    def without(self, features: Array) -> Surface:
+        """This surface with no point of these sizes, all else held; itself where that leaves none."""
+        gone = {tuple(row) for row in features.tolist()}
+        kept = [i for i, row in enumerate(self.features) if row not in gone]
+        if not kept or len(kept) == len(self.features):
+            return self
+
+        def rest(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(values[i] for i in kept) if values else values
+
+        return replace(
+            self,
+            features=rest(self.features),
+            bytes=rest(self.bytes),
+            flops=rest(self.flops),
+            seconds=rest(self.seconds),
+            noise=rest(self.noise),
+            own=rest(self.own),
+        )
+
+    # --- more bytes never take less time
+
+    def _monotone(self, features: Array, log_seconds: Array) -> Array:
+        """Time along bytes (the first feature), made monotone: the mean of the running maximum and the
+        running minimum from above, which leaves a rising curve as it is. On a fixed grid, so that an
+        answer does not depend on what else is asked; beyond the grid the residual has faded and the law is
+        monotone."""
+        grid = self._grid
+        is_within = (features[:, 0] >= grid[0]) & (features[:, 0] <= grid[-1])
+        rows_of: dict[tuple[float, ...], list[int]] = {}
+        for row in np.flatnonzero(is_within).tolist():
+            rows_of.setdefault(tuple(features[row, 1:].tolist()), []).append(row)
+        out = log_seconds.copy()
+        for sizes, rows in rows_of.items():
+            if sizes not in self._curves:
+                self._curves[sizes] = self._curve(sizes)
+            out[rows] = np.interp(features[rows, 0], grid, self._curves[sizes])
+        return out
+
+    def _curve(self, sizes: tuple[float, ...]) -> Array:
+        """Log seconds along `_grid`, never falling, with all other sizes as given."""
+        grid = self._grid
+        points = np.column_stack([grid, np.tile(np.array(sizes), (len(grid), 1))])
+        curve = self.law(points, np.exp2(grid), np.zeros(len(grid)))
+        curve = curve + self._covariance(points, np.exp2(grid))[0] @ self._state.weights
+        rising = np.maximum.accumulate(curve)
+        falling = np.minimum.accumulate(curve[::-1])[::-1]
+        return np.asarray((rising + falling) / 2.0)
+
+    @cached_property
+    def _grid(self) -> Array:
+        sizes = np.array(self.features, float)[:, 0]
+        low, high = sizes.min() - GRID_MARGIN, sizes.max() + GRID_MARGIN
+        return np.unique(
+            np.concatenate([np.linspace(low, high, int((high - low) * GRID_PER_OCTAVE) + 1), sizes])
+        )
+
+    @cached_property
+    def _curves(self) -> dict[tuple[float, ...], Array]:
+        """What `_curve` gave: most kinds have one size, and one curve for all that is asked of them."""
+        return {}
+
+    # --- JSON
+
+    def to_json(self) -> dict[str, Any]:
+        """Of products the sizes themselves where features, bytes and FLOPs follow from them: thousands are kept."""
+        record = asdict(replace(self, base=None))
+        del record["base"], record["_solved"]
+        record["weights"] = self._state.weights.tolist()
+        if not self.has_base:
+            del record["has_base"]
+        if self.kind == "gemm":
+            sizes = [[round(2.0**size) for size in row] for row in self.features]
+            same = _from_sizes(self.variant, sizes)
+            if all(same[name] == record[name] for name in same):
+                record = {name: value for name, value in record.items() if name not in same} | {
+                    "sizes": sizes
+                }
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Surface:
+        """Raises ValueError, TypeError or KeyError on what is not a surface."""
+        fields = dict(record)
+        solved = tuple(map(float, fields.pop("weights", ())))
+        own = dict(fields.pop("residual"))
+        for name in ("lengths", "levels"):
+            own[name] = tuple(map(float, own[name]))
+        numbers = ["seconds", "noise", "own"]
+        fields.setdefault("own", ())
+        if "sizes" in fields:
+            fields |= _from_sizes(fields["variant"], fields.pop("sizes"))
+        else:
+            fields["features"] = tuple([tuple(map(float, row)) for row in fields["features"]])
+            numbers += ["bytes", "flops"]
+        for name in numbers:
+            fields[name] = tuple(map(float, fields[name]))
+        surface = cls(residual=Residual(**own), **fields)
+        points = len(surface.features)
+        if surface.kind not in laws.KINDS:
+            raise ValueError(f"unknown kind {surface.kind!r}: known are {', '.join(laws.KINDS)}")
+        lacking = sorted(laws.PARAMETERS[surface.kind] - surface.params.keys())
+        if lacking:
+            raise ValueError(
+                f"a {surface.kind} surface lacks {', '.join(lacking)}: an older version fitted it, fit it anew"
+            )
+        if not points or any(
+            len(x) != points for x in (surface.bytes, surface.flops, surface.seconds, surface.noise)
+        ):
+            raise ValueError(
+                "a surface needs as many bytes, flops, seconds and noise as features, and one at least"
+            )
+        if not all(0 < t < float("inf") for t in surface.seconds):
+            raise ValueError("a surface's seconds must be positive and finite")
+        if solved and len(solved) != points:
+            raise ValueError("a surface needs as many weights as features")
+        return surface.solved(solved)
+
+    def solved(self, weights: tuple[float, ...]) -> Surface:
+        """This surface, which need not be solved for: of weights that were found for it."""
+        object.__setattr__(self, "_solved", weights)
+        return self
+
+
+def _from_sizes(variant: str, sizes: list[list[int]]) -> dict[str, Any]:
+    """Features, bytes and FLOPs of products as `lower.describe` has them."""
+    dtype = next((part for part in variant.split("/") if part in DTYPE_BYTES), "bf16")
+    rows = [row if len(row) == 4 else (*row, 1) for row in sizes]
+    # as `Gemm` has them, which a third of a profile's reading would go to making thousands of
+    moved = [batch * (m * k + k * n + m * n) * DTYPE_BYTES[dtype] for m, n, k, batch in rows]
+    return {
+        "features": tuple([tuple([log2(size) for size in row]) for row in sizes]),
+        "bytes": tuple([float(count) for count in moved]),
+        "flops": tuple([float(2 * batch * m * n * k) for m, n, k, batch in rows]),
+    }
+
+
+@dataclass(frozen=True)
+class _State:
+    coordinates: Coordinates
+    weights: Array  # covariance^-1 (log seconds - law)
+    noise: float  # median over the points

@@ -1,0 +1,58 @@
+"""What a measured profile did not measure, projected from another GPU's: better than bytes at copy bandwidth.
+
+A short suite measures what Qwen3 steps launch and no convolution, no other precision, no fused kernel. Where the GPU's
+datasheet is known, those kinds come from a measured profile that has them (`project.py`), and say so: "extrapolated",
+with the projection's deviation, in `Profile.projected_kinds`. What was measured is never replaced, and a kind measured
+cold keeps its own answer for hot operands (`fallback.py`). On an H100, a step of ResNet-50 is forecast 27% low without
+its convolutions, and 5% high with the H200's, projected.
+
+Nor does one card tell what cards of its kind differ by: where one was measured, the spread is that of the source's
+cards (`Profile.card_spread`), and since another card is as far from this one as it is from any, root two of it.
+
+A host is no part of a GPU: where the source's, of more machines, has the same processor, it stands for this one's too.
+Else two GPUs would be told apart by what two rented machines differ by: with the host of its own machine the narrowest
+step takes 12% longer on an H100 than with the H200's, the median of five machines with the same processor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
+from flopcast.roofline.gpu.profile.profile import Profile, base_name
+from flopcast.roofline.gpu.projection.project import project, sigmas
+
+
+def complete(measured: Profile, source: Profile, spec: GpuSpec, own: GpuSpec) -> Profile:
+    """The measured profile of the GPU of `spec` with the kinds of kernel that only `source` (of the GPU `own`) has,
+    the spread of its cards, and its host where that has the same processor.
+
+    Raises UsageError as `project` does."""
+    there = project(source, spec)
+    lent = {
+        name: surface
+        for name, surface in there.surfaces.items()
+        if name not in measured.surfaces and base_name(name) not in measured.surfaces
+    }
+    notes: dict[str, Any] = {}
+    if lent:
+        notes["projected_kinds"] = {"from": source.gpu, "sigma": sigmas(own, spec), "surfaces": sorted(lent)}
+    if not measured.card_spread and source.card_spread:
+        kept = {
+            name: {"sigma": found["sigma"], "factors": found["factors"]}
+            for name, found in source.card_spread["classes"].items()
+        }
+        notes["cards_lent"] = {"from": source.gpu, "classes": kept, "times": sqrt(2.0)}
+    host = measured.host
+    if host is not None and source.host is not None and host.name == source.host.name:
+        host = source.host
+        notes["host"] = f"{host.name} as measured with {source.gpu}"
+    return replace(
+        measured,
+        host=host,
+        surfaces={**measured.surfaces, **lent},
+        launch_counts={**there.launch_counts, **measured.launch_counts},
+        provenance={**measured.provenance, **notes},
+    )

@@ -1,0 +1,157 @@
+"""Matrix products of cuBLAS on a GPU before Hopper, from its datasheet and an H200's latencies (`tile_law.py`).
+
+A Hopper's measured surface knows tiles and kernels that older GPUs do not have, so nothing of its shape is kept:
+only latencies, in clock cycles, the share of memory bandwidth that products reach, and what unaligned rows cost.
+
+What each parameter comes from: rates and sizes from the datasheet at its highest clock; `reach` so that 8192 cubed
+runs at `power.reached`, a published rate; L2 bandwidth as published for the architecture; prologue, epilogue, split,
+floor, `quantised` and the share of bandwidth from the source's surface; `sharpness` from its choice of kernels;
+`absorbed` the belief that `regress.gemm_prior` starts from, a half.
+
+Looking at the errors informed three choices, none of them a value: that the power limit acts through the busy share
+and not on the largest products alone, that floors are counted in clock cycles, and that `absorbed` is the belief and
+not what an H200 shows, which rotates its results too (L40S 23% with the latter, 18% with the former).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from math import log2
+
+import numpy as np
+
+from flopcast.roofline.gpu.catalogue import power
+from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
+from flopcast.roofline.gpu.laws import gemm_before_hopper
+from flopcast.roofline.gpu.laws.gemm import FAMILIES, TILE_PREFIX
+from flopcast.roofline.gpu.profile.gaussian_process import Residual
+from flopcast.roofline.gpu.profile.surface import Surface
+
+# L2 read bandwidth per clock and SM at the datasheet's clock (gpu-benches): H200 9775 GB/s, A100 5437, L40 5262. GA102
+# and Blackwell are guesses by kinship. The H100 PCIe's 7040 GB/s were passed over until an H100 SXM had been measured:
+# its L2 reads 7.66 TB/s where an H200's reads 8.88 (16 MiB), the same share less.
+L2_BYTES_PER_CLOCK = {
+    "Hopper": 40.0,
+    "Ampere GA100": 35.7,
+    "Ada": 14.9,
+    "Ampere GA102": 15.0,
+    "Blackwell": 40.0,
+}
+L2_OF_H100 = 35.2  # 7040 GB/s / (114 SMs x 1.755 GHz)
+L2_BY_GPU = {"nvidia-h100-sxm": L2_OF_H100, "nvidia-h100-pcie": L2_OF_H100}
+SHARED_BYTES_PER_CLOCK = 128.0  # of an SM, every architecture since Volta
+CUDA_CORE_SHARED = 4.0  # fp32 on CUDA cores keeps larger tiles in registers: shared memory does not bind
+ABSORBED = 0.5
+SHARPNESS = 12.0  # of a source whose choice of kernels was not learnt: an H200's is 10 to 14
+LARGE = 8192  # of the square product that `reach` is set by
+POINTS = 40  # that the surface keeps, for figures: they say nothing that the law does not
+FAINT = 1e-3  # deviation of a residual that is none
+
+BEFORE_HOPPER = (9, 0)
+
+
+def applies(name: str, surface: Surface, source: GpuSpec, target: GpuSpec) -> bool:
+    """Whether the surface is of cuBLAS's products and the target has other kernels than the source."""
+    is_older = target.capability < BEFORE_HOPPER <= source.capability
+    return is_older and surface.kind == "gemm" and name.startswith("torch/")
+
+
+def l2_rate(spec: GpuSpec) -> float:
+    """bytes/s that all SMs together read from L2."""
+    per_clock = L2_BY_GPU.get(spec.name, L2_BYTES_PER_CLOCK[spec.arch])
+    return spec.sm_count * spec.boost_mhz * 1e6 * per_clock
+
+
+def cycles(source: GpuSpec, target: GpuSpec) -> float:
+    """How much longer the target takes for what takes the same clock cycles."""
+    return source.max_clock_mhz / target.max_clock_mhz
+
+
+def tile_surface(
+    surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec, sigma: float
+) -> Surface | None:
+    """The target's surface, of deviation `sigma`; None when it lacks the dtype."""
+    found = tile_params(surface, dtype, source, target)
+    return None if found is None else with_law(surface, found, sigma)
+
+
+def with_law(surface: Surface, params: dict[str, float], sigma: float) -> Surface:
+    """A surface that is the tile law alone, at shapes of `surface`."""
+    every = slice(None, None, max(1, len(surface.seconds) // POINTS))
+    features = np.array(surface.features[every], float)
+    bytes_ = np.array(surface.bytes[every], float)
+    return replace(
+        surface,
+        kind="tiles",
+        params=params,
+        features=surface.features[every],
+        bytes=surface.bytes[every],
+        flops=surface.flops[every],
+        seconds=tuple(
+            np.exp(gemm_before_hopper.log_seconds(surface.variant, params, features, bytes_)).tolist()
+        ),
+        noise=(sigma,) * len(features),
+        # the inputs of `laws.inputs`: the sizes and one more
+        residual=Residual((3.0,) * (features.shape[1] + 1), FAINT, FAINT, (FAINT,)),
+        own=(),
+        has_base=False,
+        base=None,
+    )
+
+
+def tile_params(surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec) -> dict[str, float] | None:
+    """Parameters of `tile_law` on the target; None when it lacks the dtype."""
+    peak = power.peak_at_max_clock(target, dtype)
+    burst = power.burst_rate(target, dtype)
+    if peak is None or burst is None:
+        return None
+    own, slower = surface.params, cycles(source, target)
+    l2 = l2_rate(target) * target.max_clock_mhz / target.boost_mhz
+    l2_ratio = l2_rate(target) / l2_rate(source)
+    shared = target.sm_count * target.max_clock_mhz * 1e6 * SHARED_BYTES_PER_CLOCK
+    params = {
+        "peak": peak,
+        "reach": 1.0,
+        "sm_count": float(target.sm_count),
+        "l2_bytes": float(target.l2_bytes),
+        "shared_bandwidth": shared * (CUDA_CORE_SHARED if dtype == "fp32" else 1.0),
+        "l2_bandwidth": l2,
+        "bandwidth": own["bandwidth"] * target.usable_bytes_per_second / source.usable_bytes_per_second,
+        "prologue": own["prologue"] * slower,
+        "epilogue": own["epilogue"] * slower,
+        "floor": own["floor"] * slower,
+        "split": own["split"] * slower,
+        "split_bandwidth": own["split_bandwidth"] * l2_ratio,
+        "sharpness": _sharpness(own),
+        "quantised": own["quantised"],
+        "absorbed": ABSORBED,
+        "align4": min(1.0, own["tile_aligned_4"] / own["tile_common"]),
+        "align2": min(1.0, own["tile_aligned_2"] / own["tile_common"]),
+        "throttle": power.throttle(target, dtype),
+        **dict.fromkeys(gemm_before_hopper.TILE_NAMES, 0.0),
+    }
+    return {**params, "reach": reach(surface.variant, tuple(params.items()), burst)}
+
+
+@lru_cache(maxsize=256)
+def reach(variant: str, given: tuple[tuple[str, float], ...], rate: float) -> float:
+    """The share of the peak that the inner loop has to reach for 8192 cubed to run at `rate` FLOP/s with power to
+    spare; the bound of the search, where nothing does."""
+    params = {**dict(given), "throttle": 2.0}
+    features = np.full((1, 3), log2(LARGE))
+    bytes_ = np.array([6.0 * LARGE**2])
+    low, high = 0.3, 1.3
+    for _ in range(20):
+        params["reach"] = (low + high) / 2.0
+        seconds = float(np.exp(gemm_before_hopper.log_seconds(variant, params, features, bytes_))[0])
+        if 2.0 * LARGE**3 / seconds < rate:
+            low = params["reach"]
+        else:
+            high = params["reach"]
+    return params["reach"]
+
+
+def _sharpness(params: dict[str, float]) -> float:
+    """Of the source's choice among aligned kernels, where that was learnt."""
+    return params.get(f"{TILE_PREFIX}{FAMILIES[0]}/sharpness", SHARPNESS)

@@ -1,0 +1,339 @@
+"""A profile for a GPU that was not measured: another's measured profile, moved by what the datasheets say.
+
+What is moved, and by what (everything else is kept as measured on the source):
+
+cuBLAS's products            on a GPU before Hopper: `tile_law.py`, from the datasheet (`project_tiles.py`); else SM
+                             count as the target's (waves anew), peak by the rates that power lets a GPU sustain
+attention                    the same with the rates at full clock: its products keep matrix units less busy, so power
+                             binds less; its bytes as memory-bound kernels'; flash's schedule by architecture
+memory-bound kernels         bandwidth, with the SMs' share in what limits a kernel (`memory_rate`)
+the same out of L2 ("hot")   SMs x clock x bytes per clock and SM (`gemm_before_hopper.L2_BYTES_PER_CLOCK`)
+latencies                    the launch floor too: so many clock cycles
+host costs                   kept: the host is another machine's anyway
+
+Every time is labelled "extrapolated" and its deviation widened by `sigmas`, which is common to all shapes of a
+surface: in a sum over kernels it does not average out. Where published tables of the GPU's own times exist, its
+parameters are refined by them (`published.py`). How far both are off: reports/projection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, hypot, log
+
+import numpy as np
+
+from flopcast.errors import UsageError
+from flopcast.roofline.base.numbers import Number
+from flopcast.roofline.gpu.catalogue.datasheets import (
+    GpuSpec,
+    find_spec,
+    load_specs,
+    spec_of_device,
+)
+from flopcast.roofline.gpu.catalogue.power import burst_rate, matrix_rate, sustained_fraction
+from flopcast.roofline.gpu.laws import gemm_triton
+from flopcast.roofline.gpu.laws.laws import kind_of
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.gpu.projection import gemm_before_hopper
+from flopcast.roofline.gpu.projection.ceilings import sweep_rate
+from flopcast.roofline.gpu.projection.gemm_before_hopper import cycles, l2_rate
+
+# Standard deviations of log seconds, added to what the source's surfaces say of themselves. They alone are set by the
+# published rows that reports/projection checks:
+# gemm, attention: 90% intervals hold nine in ten rows on the GPU where they hold fewest, the L40S (0.23 and 0.20; on
+#   an A100 0.17 and 0.11 would do).
+# memory: element-wise calls of an L4 are 9% off, norms and softmax 30%; published copy kernels elsewhere reach 84 to
+#   98% of the datasheet's bandwidth.
+# hot: nothing to check it with, and what fits into one L2 does not fit into another.
+# host: single runs differ by 10 to 40%, and hosts differ besides.
+SIGMA = {"gemm": 0.25, "attention": 0.21, "conv": 0.30, "memory": 0.15, "hot": 0.30, "host": 0.25}
+# Between parts of the same chip (H200 and H100 SXM): so that 90% intervals hold nine in ten of the 5,839 kernels that
+# were foretold of an H100 before one was measured (reports/projection/nvidia-h100-sxm; 0.07, 0.04, 0.09 and 0.10).
+# Convolutions were not among them.
+SAME_CHIP_SIGMA = {**SIGMA, "gemm": 0.07, "attention": 0.05, "memory": 0.10, "hot": 0.10}
+Z90 = 1.645  # half-width of a 90% interval in standard deviations
+
+# Attention kernels written for Ampere (torch's flash) issue mma.sync, which on Hopper reaches 0.63 of the
+# peak that wgmma reaches (Luo et al. 2024, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture",
+# arXiv 2402.13499), elsewhere all of it.
+MMA_SYNC_FRACTION = 0.63
+MMA_SYNC_BACKENDS = ("sdpa-flash",)
+
+# Parameters of laws that are so many clock cycles.
+LATENCIES = (
+    "prologue", "epilogue", "split", "floor", "follow_floor", "merge", "merge_row", "wave", "load", "step", "each",
+    "element", "turn", "plane", "plane_load", "spread", "tensor", "large_tensor", "dq_prologue",
+)  # fmt: skip
+
+# --- memory
+
+ROOF = 0.92  # of the datasheet's bandwidth, what streaming kernels reach at best: 84 to 98% published
+SHARPNESS = 4.0  # exponent of the smooth minimum of memory's roof and the SMs' limit
+# Kernels that read each byte once: if they stay under the roof, the SMs hold them back. In the others a low
+# rate may as well be traffic that is not counted (rows read twice), which goes with bandwidth.
+SINGLE_PASS = ("pointwise", "copy", "cat", "fill", "embedding", "optimizer")
+
+
+def memory_rate(rate: float, source: GpuSpec, target: GpuSpec) -> float:
+    """bytes/s on `target` of a kernel that moves `rate` on `source`.
+
+    rate = smooth minimum of memory's roof and of what the SMs can issue. Solved for the latter on the source,
+    which is then scaled by SMs and clock. A kernel at the roof tells nothing of its SM limit: it is put at
+    twice the roof, so such a kernel goes nearly with bandwidth.
+
+    An H100, measured since, has the H200's SMs and 0.7 of its bandwidth: kernels from 50 us on are forecast -0.9%
+    (element-wise) and -0.3% (casts) at the median, by bandwidth alone they would be 15 and 16% high; the optimizer
+    (-6%) and softmax (-10%) lie between the two.
+    """
+    roof = ROOF * source.usable_bytes_per_second
+    left = rate**-SHARPNESS - roof**-SHARPNESS
+    issue = max(left, (2.0 * roof) ** -SHARPNESS) ** (-1.0 / SHARPNESS)
+    there = issue * _sm_clocks(target) / _sm_clocks(source)
+    target_roof = ROOF * target.usable_bytes_per_second
+    return rate * _smooth_min(there, target_roof) / _smooth_min(issue, roof)
+
+
+def _smooth_min(a: float, b: float) -> float:
+    return float((a**-SHARPNESS + b**-SHARPNESS) ** (-1.0 / SHARPNESS))
+
+
+def _sm_clocks(spec: GpuSpec) -> float:
+    return spec.sm_count * spec.boost_mhz * 1e6
+
+
+# --- surfaces -----------------------------------------------------------------------------------------------
+
+
+def sigmas(source: GpuSpec, target: GpuSpec) -> dict[str, float]:
+    """Deviations of log seconds, by kind, of what is projected from one to the other."""
+    is_same_chip = (source.arch, source.sm_count) == (target.arch, target.sm_count)
+    return dict(SAME_CHIP_SIGMA if is_same_chip else SIGMA)
+
+
+def project_surface(name: str, surface: Surface, source: GpuSpec, target: GpuSpec) -> Surface | None:
+    """A surface of `source` (`name`: backend/class/variant/cache) as it should be on `target`.
+
+    The law's parameters are scaled; each point keeps its distance from the law, as an observation that is as
+    uncertain as the projection. None when the target lacks the dtype."""
+    doubt = sigmas(source, target)
+    if gemm_before_hopper.applies(name, surface, source, target):
+        sigma = max(doubt["gemm"], doubt["hot"] if name.endswith("/hot") else 0.0)
+        return gemm_before_hopper.tile_surface(surface, _dtype(surface.variant), source, target, sigma)
+    if surface.kind == "memory":
+        params, sigma = _memory_params(name, surface, source, target)
+    else:
+        scaled = _matrix_params(name, surface, source, target)
+        if scaled is None:
+            return None
+        params, sigma = scaled, doubt["gemm" if surface.kind == gemm_triton.KIND else surface.kind]
+    if name.endswith("/hot"):
+        sigma = max(sigma, doubt["hot"])
+    features = np.array(surface.features, float)
+    sizes = np.array(surface.bytes, float), np.array(surface.flops, float)
+    moved = replace(surface, params=params)
+    change = np.exp(moved.law(features, *sizes) - surface.law(features, *sizes))
+    return replace(
+        moved,
+        seconds=tuple((np.array(surface.seconds) * change).tolist()),
+        noise=tuple(hypot(noise, sigma) for noise in surface.noise),
+        residual=replace(surface.residual, sigma_scale=max(1.0, surface.residual.sigma_scale)),
+    )
+
+
+def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec) -> dict[str, float] | None:
+    backend = name.split("/", 1)[0]
+    rate = burst_rate if surface.kind == "attention" else _sustained_rate
+    rates = [rate(spec, _dtype(surface.variant)) for spec in (source, target)]
+    if rates[0] is None or rates[1] is None:
+        return None
+    compute = rates[1] / rates[0]
+    if backend in MMA_SYNC_BACKENDS:
+        compute *= _mma_sync(target) / _mma_sync(source)
+    memory = target.usable_bytes_per_second / source.usable_bytes_per_second
+    if surface.kind == "attention" and name.endswith("/hot"):
+        memory = l2_rate(target) / l2_rate(source)
+    elif surface.kind == "attention":
+        memory = memory_rate(surface.params["bandwidth"], source, target) / surface.params["bandwidth"]
+    slower = cycles(source, target)
+    factors = {
+        "peak": compute,
+        "rate": compute,
+        "scale": 1.0 / compute,
+        "bandwidth": memory,
+        "split_bandwidth": memory,
+        "follow_bandwidth": memory,
+        "sum_bandwidth": memory,
+        "l2_bandwidth": compute,  # tiles are chosen so that loads keep up
+        **dict.fromkeys(LATENCIES, slower),
+    }
+    # exact, not by a factor: 108 blocks are one wave on 108 SMs
+    given = {"sm_count": float(target.sm_count), "l2_bytes": float(target.l2_bytes)}
+    if surface.kind == "attention":
+        given |= flash_schedule(backend, surface.variant, target)
+    return {
+        key: given[key] if key in given else value * factors.get(key, 1.0)
+        for key, value in surface.params.items()
+    }
+
+
+def _sustained_rate(spec: GpuSpec, dtype: str) -> float | None:
+    return matrix_rate(dtype, spec)
+
+
+def flash_schedule(backend: str, variant: str, target: GpuSpec) -> dict[str, float]:
+    """What torch's flash does otherwise on GA102 and Ada, which have less shared memory: forward of head_dim 128 runs
+    blocks of 64 rows by 64 keys under a causal mask, of 128 by 32 without (2.7, run_mha_fwd_hdim128)."""
+    is_small = target.capability in ((8, 6), (8, 9))
+    if not (is_small and backend == "sdpa-flash" and variant.startswith("fwd") and "/d128" in variant):
+        return {}
+    return {"block": 64.0, "advance": 64.0} if "causal" in variant else {"block": 128.0, "advance": 32.0}
+
+
+def _memory_params(
+    name: str, surface: Surface, source: GpuSpec, target: GpuSpec
+) -> tuple[dict[str, float], float]:
+    """(parameters, standard deviation); of a kernel that may read twice, halfway between the two cases."""
+    rate = surface.params["bandwidth"]
+    if name.endswith("/hot"):
+        there, doubt = rate * l2_rate(target) / l2_rate(source), 0.0
+    else:
+        there, doubt = memory_rate(rate, source, target), 0.0
+        if name.split("/")[1] not in SINGLE_PASS:
+            plain = rate * target.usable_bytes_per_second / source.usable_bytes_per_second
+            there, doubt = (there * plain) ** 0.5, abs(log(there / plain)) / 2.0
+    slower = cycles(source, target)
+    params = {key: value * (slower if key in LATENCIES else 1.0) for key, value in surface.params.items()}
+    params["bandwidth"] = there
+    if "wave_bytes" in params:
+        params["wave_bytes"] *= target.sm_count / source.sm_count
+    if "sm_count" in params:  # among which a reduction is divided
+        params["sm_count"] = float(target.sm_count)
+    if "beyond" in params:  # where the target's L2 ends, its memory begins
+        params["beyond"] = memory_rate(params["beyond"], source, target)
+        params["l2_bytes"] = float(target.l2_bytes)
+    return params, hypot(sigmas(source, target)["memory"], doubt)
+
+
+def _dtype(variant: str) -> str:
+    """The dtype in a variant of gemm or attention ("nt/bf16", "fwd/causal/bf16/d128")."""
+    known = ("bf16", "fp16", "tf32", "fp32", "fp8")
+    return next((part for part in variant.split("/") if part in known), "bf16")
+
+
+def _mma_sync(spec: GpuSpec) -> float:
+    return MMA_SYNC_FRACTION if spec.capability >= (9, 0) else 1.0
+
+
+def common_sigma(profile: Profile, op_class: str) -> float:
+    """The part of the deviation of log seconds that all kernels of a class share because the profile is
+    projected (or published times refine it), 0 for a measured one. It does not average out over the kernels of a
+    step."""
+    if profile.basis == "measured":
+        return 0.0
+    sigma: dict[str, float] = profile.provenance.get("sigma", SIGMA)
+    return sigma[kind_of(op_class)]
+
+
+# --- the profile --------------------------------------------------------------------------------------------
+
+
+def project(source: Profile, spec: GpuSpec) -> Profile:
+    """A profile for the GPU of `spec` from a measured one.
+
+    Raises UsageError when the source was not measured, or when its own datasheet is not known."""
+    if source.basis != "measured":
+        raise UsageError(f"cannot project from {source.gpu}: its profile is {source.basis}, not measured")
+    own = _spec_of(source)
+    note = f"projected from {source.gpu}"
+    surfaces = {name: project_surface(name, surface, own, spec) for name, surface in source.surfaces.items()}
+    ceilings = {
+        name: _ceiling(name, number, own, spec, source, note) for name, number in source.ceilings.items()
+    }
+    compute = sustained_fraction(spec)
+    return replace(
+        source,
+        gpu=spec.name,
+        basis="projected",
+        device={
+            "type": "cuda",
+            "name": spec.name_match[0],
+            "sm_count": spec.sm_count,
+            "clock_mhz": spec.boost_mhz,
+            "memory_bytes": spec.memory_bytes,
+            "l2_bytes": spec.l2_bytes,
+            "capability": list(spec.capability),
+            "power_limit_w": spec.tdp_w,
+        },
+        peaks={
+            dtype: Number(peak, peak, peak, "datasheet", spec.source) for dtype, peak in spec.peaks.items()
+        },
+        ceilings={name: number for name, number in ceilings.items() if number is not None},
+        surfaces={name: surface for name, surface in surfaces.items() if surface is not None},
+        host=None if source.host is None else _host(source.host),
+        provenance={
+            "projected_from": source.gpu,
+            "source": dict(source.provenance),
+            "specs": {"source": own.source, "target": spec.source, "notes": spec.notes},
+            "sustained_fraction": [compute.value, compute.low, compute.high],
+            "sigma": sigmas(own, spec),
+            "host": "as measured on the source's host",
+        },
+        aliases=_aliases(source, spec),
+    )
+
+
+def _spec_of(profile: Profile) -> GpuSpec:
+    found = spec_of_device(str(profile.device.get("name", "")))
+    if found is not None:
+        return found
+    if profile.gpu in load_specs():
+        return find_spec(profile.gpu)
+    known = ", ".join(sorted(load_specs()))
+    raise UsageError(f"cannot project from {profile.gpu}: its datasheet is not known; known are {known}")
+
+
+def _ceiling(
+    name: str, number: Number, source: GpuSpec, target: GpuSpec, measured: Profile, note: str
+) -> Number | None:
+    """A ceiling on the target; None when it lacks the dtype. What the host does keeps, with the interval of a guess."""
+    source_note = f"{note} ({number.source})"
+    if number.value <= 0:  # a gap too small to be measured
+        return replace(number, basis="extrapolated", source=source_note)
+    doubt = sigmas(source, target)
+    factor, sigma = 1.0, doubt["memory"]
+    if name.startswith("matrix_"):
+        dtype = name.rsplit("/", 1)[-1]
+        rate = burst_rate if name.startswith("matrix_burst") else _sustained_rate
+        rates = [rate(spec, dtype) for spec in (source, target)]
+        if rates[0] is None or rates[1] is None:
+            return None
+        factor, sigma = rates[1] / rates[0], doubt["gemm"]
+    elif name.startswith("hbm_"):
+        factor = memory_rate(number.value, source, target) / number.value
+    elif name.startswith(("copy/", "l2_read/")):
+        factor, sigma = sweep_rate(name, measured, source, target, memory_rate) / number.value, doubt["hot"]
+    elif name.startswith("l2_"):
+        factor, sigma = l2_rate(target) / l2_rate(source), doubt["hot"]
+    elif name.startswith("kernel_floor"):
+        factor = cycles(source, target)
+    value = number.value * factor
+    down = hypot(log(number.value / number.low), Z90 * sigma) if number.low > 0 else Z90 * sigma
+    up = hypot(log(number.high / number.value), Z90 * sigma)
+    return Number(value, value * exp(-down), value * exp(up), "extrapolated", source_note)
+
+
+def _host(host: HostCosts) -> HostCosts:
+    """The source's host, which is not the one that the target GPU will stand in."""
+    return replace(host, sigma=hypot(host.sigma, SIGMA["host"]), basis="extrapolated")
+
+
+def _aliases(source: Profile, spec: GpuSpec) -> dict[str, str]:
+    """cuDNN's attention is what torch may prefer from Hopper on; before, "sdpa" is flash."""
+    aliases = dict(source.aliases)
+    flash = any(name.startswith("sdpa-flash/") for name in source.surfaces)
+    if spec.capability < (9, 0) and flash:
+        aliases = {key: "sdpa-flash" if to == "sdpa-cudnn" else to for key, to in aliases.items()}
+    return aliases

@@ -1,0 +1,161 @@
+"""Which attention calls a suite measures: a grid like the Qwen3 ladder's, and random ones for every mask and head size.
+
+Time goes in rounds of thread blocks over the SMs, so what has to vary is the number of blocks: heads, batch and length
+at random, not powers of two alone. Learning curves on an H200 (of 100 random configurations, judged by 38 others;
+90th percentile of the error): 15 configurations cuDNN 6.6 and flash 10.4%, 25: 4.2 and 7.7%, 40: 4.0 and 7.2%,
+60: 3.0 and 6.9%, 100: 2.9 and 7.1%.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from flopcast.kernels.shapes import Attention
+from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase
+
+Grid = Sequence[tuple[int, int, int, int, int]]  # batch, heads, kv_heads, seq, head_dim: causal
+
+# heads by kv_heads: the ladder's and the published Qwen3's; (batch, seq): from 1,024 tokens to 16,384
+CUDA_GRID: Grid = tuple(
+    (batch, heads, kv_heads, seq, 128)
+    for heads, kv_heads in ((2, 1), (8, 4), (16, 8), (32, 8))
+    for batch, seq in ((4, 256), (8, 512), (1, 1024), (8, 1024), (2, 2048), (4, 4096), (1, 8192))
+)
+CUDA_GRID_HOLDOUT: Grid = (
+    (4, 12, 6, 256, 128), (2, 24, 8, 512, 128), (4, 16, 8, 768, 128), (8, 20, 10, 1024, 128),
+    (2, 32, 16, 1536, 128), (1, 16, 8, 3072, 128), (2, 40, 8, 2048, 128), (1, 4, 2, 6144, 128),
+)  # fmt: skip
+
+KV_HEADS, GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16), (1, 2, 2, 2, 3, 4, 5, 7, 8)
+MOST_HEADS = 64
+LENGTHS = (64, 128, 197, 256, 320, 384, 512, 577, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
+BATCHES = (1, 2, 4, 8, 16, 32)
+MAX_TOKENS, MAX_FLOPS = 32_768, 1e12  # 2 ms forward at 500 TFLOP/s
+SEEDS = {"fit": 11, "holdout": 12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPlan:
+    """How many random configurations, by mask and head size; each is measured forward and backward."""
+
+    causal_128: int = 0
+    full_128: int = 0
+    causal_64: int = 0
+    full_64: int = 0
+
+    def kinds(self) -> Iterator[tuple[int, bool, int]]:
+        """(how many, causal, head_dim)"""
+        yield from (
+            (self.causal_128, True, 128),
+            (self.full_128, False, 128),
+            (self.causal_64, True, 64),
+            (self.full_64, False, 64),
+        )
+
+
+# Beside the grid, of which `standard` and `full` take all. The holdout has of each kind what a 90th percentile over all
+# of them needs, half of it of the kind that a Qwen3 step runs.
+PLANS = {
+    ("quick", "fit"): AttentionPlan(causal_128=6),
+    ("quick", "holdout"): AttentionPlan(),
+    ("standard", "fit"): AttentionPlan(causal_128=24, full_128=10, causal_64=14, full_64=10),
+    ("standard", "holdout"): AttentionPlan(causal_128=10, full_128=4, causal_64=5, full_64=3),
+    ("full", "fit"): AttentionPlan(causal_128=60, full_128=30, causal_64=40, full_64=30),
+    ("full", "holdout"): AttentionPlan(causal_128=24, full_128=10, causal_64=12, full_64=10),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """What configurations are drawn from, and the forward FLOPs that none may exceed."""
+
+    batches: Sequence[int] = BATCHES
+    kv_heads: Sequence[int] = KV_HEADS
+    groups: Sequence[int] = GROUPS
+    lengths: Sequence[int] = LENGTHS
+    max_flops: float = MAX_FLOPS
+
+
+# Triton's attention has a suite of its own, `bench --suite attention`, as the fused kernels have: about a minute, and
+# its kernels change more often than torch's. Each kernel's tile goes by the nearest length of a table, 256 to 16,384.
+TRITON_RANGE = Range(
+    batches=(1, 2, 3, 4, 6, 8, 12, 16),
+    kv_heads=(1, 2, 3, 4, 5, 6, 8, 10, 16),
+    groups=(1, 2, 2, 2, 3, 4, 4, 8),
+    lengths=(197, 256, 320, 384, 512, 640, 768, 1000, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384),
+    max_flops=4e11,
+)  # fmt: skip
+TRITON_PLANS = {
+    "fit": AttentionPlan(causal_128=100, full_128=20, causal_64=40, full_64=14),
+    "holdout": AttentionPlan(causal_128=24, full_128=5, causal_64=10, full_64=4),
+}
+
+
+def triton_cases() -> list[SuiteCase]:
+    """Of Triton's attention: random configurations of the fit and of the holdout, forward and backward, cold, and hot
+    where an L2 holds their operands. None is of the grids, which have the shapes of the ladder's steps."""
+    fit = attention_cases((), TRITON_PLANS["fit"], "fit", ["triton"], among=TRITON_RANGE)
+    known = [case.shape for case in fit if isinstance(case.shape, Attention)]
+    held = attention_cases((), TRITON_PLANS["holdout"], "holdout", ["triton"], known, among=TRITON_RANGE)
+    return list(and_hot([*fit, *held]))
+
+
+def and_hot(cases: Iterable[SuiteCase]) -> Iterator[SuiteCase]:
+    """The cases, and again hot where their operands leave room in a cache: queries, keys and values come from it."""
+    for case in cases:
+        yield case
+        if case.shape.bytes <= HOT_BYTES / 4:
+            yield replace(case, cache="hot")
+
+
+def attention_cases(
+    grid: Grid, plan: AttentionPlan, role: str, backends: Iterable[str], without: Collection[Attention] = (),
+    *, among: Range = Range(),
+) -> list[SuiteCase]:  # fmt: skip
+    """Every configuration of `grid` and those that `plan` draws, forward and backward, cold, for each of `backends`;
+    none is drawn that is among `without` (forward) or in either grid. Draws depend on the plan and the role alone."""
+    rng = random.Random(SEEDS[role])
+    shapes = _grid_shapes(grid)
+    taken = {*without, *shapes, *_grid_shapes(CUDA_GRID), *_grid_shapes(CUDA_GRID_HOLDOUT)}
+    for count, causal, head_dim in plan.kinds():
+        drawn: list[Attention] = []
+        while len(drawn) < count:
+            shape = draw(rng, causal, head_dim, among)
+            if shape not in taken:
+                taken.add(shape)
+                drawn.append(shape)
+        shapes += drawn
+    return [
+        SuiteCase(both, backend, "cold", role)
+        for backend in backends
+        for shape in shapes
+        for both in directions(shape)
+    ]
+
+
+def _grid_shapes(grid: Grid) -> list[Attention]:
+    return [Attention(batch=b, heads=h, kv_heads=kv, seq=s, head_dim=d) for b, h, kv, s, d in grid]
+
+
+def directions(shape: Attention) -> tuple[Attention, Attention]:
+    """A forward and its backward."""
+    return replace(shape, direction="fwd"), replace(shape, direction="bwd")
+
+
+def draw(rng: random.Random, causal: bool, head_dim: int, among: Range) -> Attention:
+    """A configuration of at most MAX_TOKENS and `max_flops`; 197 and 577 are a vision transformer's lengths."""
+    while True:
+        kv_heads, group = rng.choice(among.kv_heads), rng.choice(among.groups)
+        shape = Attention(
+            batch=rng.choice(among.batches),
+            heads=kv_heads * group,
+            kv_heads=kv_heads,
+            seq=rng.choice(among.lengths),
+            head_dim=head_dim,
+            causal=causal,
+        )
+        small = shape.batch * shape.seq <= MAX_TOKENS and shape.flops <= among.max_flops
+        if small and shape.heads <= MOST_HEADS:
+            return shape

@@ -1,0 +1,267 @@
+"""What would make a step faster: each alternative forecast as the step itself is, none guessed.
+
+An alternative is another op stream, another backend, or no host. Streams that do not ship and are not cached have to be
+traced, which takes torch and transformers and seconds; they are left for those who ask (`trace=True`), and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flopcast.errors import FlopcastError
+from flopcast.kernels.shapes import Operand
+from flopcast.roofline.gpu.profile.host import NO_HOST
+from flopcast.roofline.step.forecast import forecast_stream
+from flopcast.roofline.stream.library.by_batch import stream_of
+from flopcast.roofline.stream.library.streams import is_at_hand
+from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef, packet
+from flopcast.roofline.stream.ops.to_batch import BATCHES
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.profile.host import HostCosts
+    from flopcast.roofline.gpu.profile.profile import Profile
+    from flopcast.roofline.step.forecast import Forecast
+
+
+Config = Mapping[str, Any]
+BATCH_FACTOR = 4
+BOUND_OF = (
+    "a bound of CUDA graphs and of what compile saves on the host; no forecast of compile, which also fuses"
+)
+MULTIPLES = (64, 128, 256)
+_SIZES = {"hidden_size": "--width", "intermediate_size": "--ffn", "vocab_size": "--vocab"}
+_FUSED_KWARGS = (
+    '{"lr":0.001,"beta1":0.9,"beta2":0.999,"weight_decay":0.01,"eps":1e-08,"amsgrad":false,"maximize":false}'
+)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One alternative. `kind`: forecast, bound (a limit that nothing here promises to reach), or left out.
+
+    `gain`: tokens a second against the step as it is, 0.1 for 10% more; `flops_gain`: counted FLOPs a second
+    likewise, which tells a faster step from a smaller model; None of a step that counts no FLOPs. Both None where it
+    was not forecast (`reason` says why).
+    """
+
+    name: str
+    option: str
+    kind: str
+    step_seconds: float | None
+    step_seconds_low: float | None
+    step_seconds_high: float | None
+    device_seconds: float | None
+    tokens_per_second: float | None
+    gain: float | None
+    flops_gain: float | None
+    peak_bytes: int | None
+    fits: bool | None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    name: str
+    option: str
+    run: Run
+    make: Callable[[], Stream] | None  # None: it has to be traced first
+    host: HostCosts | None = None
+    kind: str = "forecast"
+
+
+def advise(
+    stream: Stream, run: Run, profile: Profile, found: Forecast, *, config: Config | None = None,
+    host: HostCosts | None = None, trace: bool = False,
+) -> list[Advice]:  # fmt: skip
+    """Alternatives to a step and what they gain, best first; those that were not forecast last.
+
+    `found`: the forecast of the step as it is. Without `config` (a module of the user's) only alternatives that the
+    stream itself gives. Raises nothing for an alternative that cannot be: it says why.
+    """
+    advice = []
+    for candidate in _candidates(stream, run, profile, found, config, host, trace):
+        advice.append(_forecast(candidate, found, profile, host))
+    return sorted(advice, key=lambda a: (a.gain is None, a.kind != "forecast", -(a.gain or 0.0)))
+
+
+def _forecast(candidate: _Candidate, found: Forecast, profile: Profile, host: HostCosts | None) -> Advice:
+    try:
+        if candidate.make is None:
+            return _left_out(candidate, "its op stream has to be traced first: --what-if")
+        candidate.run.check()
+        other = forecast_stream(candidate.make(), candidate.run, profile, host=candidate.host or host)
+    except FlopcastError as fault:
+        return _left_out(candidate, str(fault))
+    if other.step_seconds <= 0 or found.step_seconds <= 0:
+        return _left_out(candidate, "a step of no time")
+    flops = None  # of a step without products and attention
+    if found.flops_counted:
+        flops = (other.flops_counted / other.step_seconds) / (found.flops_counted / found.step_seconds) - 1
+    return Advice(
+        name=candidate.name,
+        option=candidate.option,
+        kind=candidate.kind,
+        step_seconds=other.step_seconds,
+        step_seconds_low=other.step_seconds_low,
+        step_seconds_high=other.step_seconds_high,
+        device_seconds=other.device_seconds,
+        tokens_per_second=other.tokens_per_second,
+        gain=other.tokens_per_second / found.tokens_per_second - 1,
+        flops_gain=flops,
+        peak_bytes=other.peak_bytes,
+        fits=other.fits,
+        reason=BOUND_OF if candidate.kind == "bound" else "" if other.fits else "does not fit into memory",
+    )
+
+
+def _left_out(candidate: _Candidate, reason: str) -> Advice:
+    return Advice(
+        candidate.name,
+        candidate.option,
+        "left out",
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        reason,
+    )
+
+
+def _candidates(
+    stream: Stream, run: Run, profile: Profile, found: Forecast, config: Config | None, host: HostCosts | None,
+    trace: bool,
+) -> Iterator[_Candidate]:  # fmt: skip
+    def own() -> Stream:
+        return stream
+
+    is_cpu = profile.device.get("type") == "cpu"
+    if not is_cpu and found.host != NO_HOST.name:
+        yield _Candidate("no host", "--host none", run, own, NO_HOST, "bound")
+    if run.optimizer == "adamw" and not is_cpu and (fused := with_fused_adamw(stream)) is not None:
+        yield _Candidate(
+            "fused optimizer", "--optimizer adamw-fused", replace(run, optimizer="adamw-fused"), lambda: fused
+        )
+    for backend in measured_backends(profile, stream, run):
+        yield _Candidate(
+            f"attention by {backend}", f"--attention {backend}", replace(run, attention=backend), own
+        )
+    if run.matmul != "triton" and any(name.startswith("triton/gemm/") for name in profile.surfaces):
+        yield _Candidate("matmul by Triton", "--matmul triton", replace(run, matmul="triton"), own)
+    if config is None:
+        return
+    for name, option, other, changed in _traced_candidates(run, config):
+        traced = traced_of(changed, profile)
+        is_ready = trace or is_known(other, traced)
+        yield _Candidate(name, option, changed, partial(stream_of, other, traced) if is_ready else None)
+
+
+def _traced_candidates(run: Run, config: Config) -> Iterator[tuple[str, str, Config, Run]]:
+    """(name, option, config, run) of those whose op stream is another."""
+    batch = run.batch * BATCH_FACTOR
+    yield f"batch {batch}", f"--batch {batch}", config, replace(run, batch=batch)
+    accumulate = run.accumulate * BATCH_FACTOR
+    yield (
+        f"accumulate {accumulate}",
+        f"--accumulate {accumulate}",
+        config,
+        replace(run, accumulate=accumulate),
+    )
+    faster = {
+        "fp32": ("tf32", "autocast-bf16"),
+        "tf32": ("autocast-bf16",),
+        "autocast-bf16": ("bf16",),
+        "bf16": (),
+    }
+    for precision in faster.get(run.precision, ()):
+        yield f"precision {precision}", f"--precision {precision}", config, replace(run, precision=precision)
+    for field, option in _SIZES.items():
+        for size in nearest_multiples(int(config.get(field) or 0), is_vocabulary=field == "vocab_size"):
+            yield f"{field} {config[field]} to {size}", f"{option} {size}", {**config, field: size}, run
+
+
+def traced_of(run: Run, profile: Profile) -> Traced:
+    """What of a run decides its op stream."""
+    fields = {name: getattr(run, name) for name in Traced.__dataclass_fields__ if hasattr(run, name)}
+    return Traced(**fields, device=profile.device["type"])
+
+
+def is_known(config: Config, traced: Traced) -> bool:
+    """Whether `stream_of` answers without a trace: the stream is at hand, or the two that every batch follows from."""
+    return is_at_hand(config, traced) or all(is_at_hand(config, replace(traced, batch=b)) for b in BATCHES)
+
+
+def nearest_multiples(size: int, *, is_vocabulary: bool = False) -> list[int]:
+    """The multiples of 64, 128 and 256 nearest to `size` (a vocabulary's from it on: it cannot shrink), without
+    itself."""
+    if size <= 0:
+        return []
+    found = []
+    for step in MULTIPLES:
+        below, above = size // step * step, -(-size // step) * step
+        nearest = above if is_vocabulary or below == 0 or above - size <= size - below else below
+        if nearest != size and nearest not in found:
+            found.append(nearest)
+    return found
+
+
+def measured_backends(profile: Profile, stream: Stream, run: Run) -> list[str]:
+    """Attention backends that the profile measured besides the one in use; none where the step has no attention."""
+    if not any("attention" in packet(op.name) for op in stream.ops):
+        return []
+    current = profile.default_attention if run.attention == "sdpa" else run.attention
+    names = {name.split("/", 1)[0] for name in profile.surfaces if "/attention/" in name}
+    return sorted(names - {current, "torch"})
+
+
+def with_fused_adamw(stream: Stream) -> Stream | None:
+    """The same step with torch's fused AdamW in the place of its foreach one: what a trace of it gives.
+
+    None where the optimizer is no foreach AdamW whose lists can be told.
+    """
+    ops = [op for op in stream.ops if op.phase == "optimizer"]
+
+    def named(name: str) -> list[Op]:
+        return [op for op in ops if packet(op.name) == f"aten.{name}"]
+
+    averages, squares, updates = (
+        named("_foreach_lerp_"),
+        named("_foreach_addcmul_"),
+        named("_foreach_addcdiv_"),
+    )
+    if not averages or not len(averages) == len(squares) == len(updates):
+        return None
+    tensors, storages = list(stream.tensors), list(stream.storages)
+    made: list[Op] = []
+    for average, square, update in zip(averages, squares, updates, strict=True):
+        n = len(average.inputs) // 2
+        if len(average.inputs) != 2 * n or len(square.inputs) != 2 * n or len(update.inputs) != 3 * n:
+            return None
+        steps = range(len(tensors), len(tensors) + n)
+        for _ in steps:
+            tensors.append(TensorRef(Operand((), (), "fp32"), len(storages)))
+            storages.append(Storage(4, "state"))
+        gradients, parameters = average.inputs[n:], update.inputs[:n]
+        inputs = (*parameters, *gradients, *average.inputs[:n], *square.inputs[:n], *steps)
+        lists = ",".join(f'{{"ts":[{i * n},{n}]}}' for i in range(4))
+        made += [
+            Op("aten._foreach_add_.Scalar", "optimizer", tuple(steps), (), tuple(range(n)), f'[{{"ts":[0,{n}]}},1]'),
+            Op("aten._fused_adamw_.default", "optimizer", inputs, (), tuple(range(4 * n)),
+               f'[{lists},[],{{"ts":[{4 * n},{n}]}}]', _FUSED_KWARGS),
+        ]  # fmt: skip
+    freed = tuple(storage for op in ops for storage in op.freed)
+    made[0] = replace(made[0], freed=freed)
+    rest = tuple(op for op in stream.ops if op.phase != "optimizer")
+    return replace(stream, ops=rest + tuple(made), tensors=tuple(tensors), storages=tuple(storages),
+                   meta={**stream.meta, "optimizer": "adamw-fused"})  # fmt: skip

@@ -1,0 +1,113 @@
+"""How much of a step's device time a profile has measured: by basis, and what it lacks.
+
+    python -m studies.shipped.coverage [GPU]
+
+A share is "measured" where that very operation was, "interpolated" where operations of its kind and about its size
+were, "extrapolated" where only something else was.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flopcast.roofline.gpu.profile.host import NO_HOST
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.device_work import device_work
+from flopcast.roofline.step.forecast import basis_shares
+from flopcast.roofline.step.memory import needed_bytes, peak_bytes, workspace_bytes
+from flopcast.roofline.step.one_model import Source, kept
+
+WORST_KINDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """Device seconds of one step and their shares by basis.
+
+    `in_measured_kinds`: the share in kinds of operation that were measured at or about that size, in whichever cache
+    state. `lacking`: the kinds of most time that are extrapolated, with their shares. `fits`: into the device's memory.
+    """
+
+    label: str
+    device_seconds: float
+    shares: Mapping[str, float]
+    in_measured_kinds: float
+    lacking: tuple[tuple[str, float], ...]
+    fits: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "source": self.label,
+            "device_seconds": self.device_seconds,
+            "basis_shares": dict(self.shares),
+        }
+
+
+def coverage(profile: Profile, source: Source) -> Coverage:
+    """The coverage of one step by one profile."""
+    items = device_work(source.stream, profile, NO_HOST, source.backends)
+    total = sum(item.seconds for item in items) or 1.0
+    lacking: dict[str, float] = defaultdict(float)
+    for item in items:
+        if item.work is not None:
+            kind = f"{item.work.op_class} {item.work.variant}"
+            lacking[kind] += (item.seconds - item.hot_seconds) / total * (item.basis == "extrapolated")
+            lacking[kind] += item.hot_seconds / total * (item.hot_basis == "extrapolated")
+    worst = sorted(((kind, share) for kind, share in lacking.items() if share), key=lambda pair: -pair[1])
+    capability = profile.device.get("capability")
+    needed = needed_bytes(peak_bytes(source.stream, workspace_bytes(capability and tuple(capability))))
+    return Coverage(
+        label=source.label,
+        device_seconds=sum(item.seconds for item in items),
+        shares=basis_shares(items),
+        in_measured_kinds=sum(item.seconds for item in items if item.basis != "extrapolated") / total,
+        lacking=tuple(worst[:WORST_KINDS]),
+        fits=needed <= profile.device["memory_bytes"],
+    )
+
+
+# --- what a profile holds directly
+
+
+def held_shapes(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Distinct operations that were measured and are not held out."""
+    return len(
+        {r["key"] for r in rows if r["status"] == "ok" and r.get("shape") and r.get("role") != "holdout"}
+    )
+
+
+def with_sources(profile: Profile, folder: Path, rows: Iterable[Mapping[str, Any]]) -> Profile:
+    """The profile with what it was measured for in its provenance: `shapes` held directly, `sources` and how much of
+    each one's device time is measured."""
+    found = [coverage(profile, source).to_json() for source in kept(folder)]
+    return replace(profile, provenance={**profile.provenance, "shapes": held_shapes(rows), "sources": found})
+
+
+def holdings(profile: Profile) -> str:
+    """One sentence: how many shapes a profile holds directly, and what share of its sources' steps they are."""
+    parts = [f"holds {profile.provenance.get('shapes', 0):,} shapes directly"]
+    for source in profile.provenance.get("sources", ()):
+        measured = source["basis_shares"]["measured"]
+        parts.append(f"{floor_percent(measured)} of the device time of {source['source']} measured")
+    return "; ".join(parts)
+
+
+def floor_percent(share: float) -> str:
+    """Never rounded up: 99.996% is not 100%."""
+    return f"{int(share * 10_000 + 1e-6) / 100:g}%"
+
+
+def rows_of(found: Sequence[Coverage]) -> list[list[str]]:
+    """Cells of the table that `main` prints."""
+    return [
+        [
+            c.label, f"{c.device_seconds * 1e3:.1f}", *(f"{c.shares[b]:.1%}" for b in c.shares),
+            f"{c.in_measured_kinds:.2%}", "yes" if c.fits else "no",
+            "; ".join(f"{kind} {share:.1%}" for kind, share in c.lacking if share > 1e-3),
+        ]
+        for c in found
+    ]  # fmt: skip

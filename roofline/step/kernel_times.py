@@ -1,0 +1,121 @@
+"""The times of single operations, from rows of a table: what `flopcast kernels` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.kernels.shapes import Attention, Gemm
+from flopcast.roofline.base.csv_files import Row, check_length, parse_cell
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.lowering.describe import Work, describe
+from flopcast.roofline.stream.model.run import MOST
+
+MAX_SIZE = 2**40  # of one dimension in `kernels`: beyond it products leave the range of a float
+
+_Z = 1.6449
+GEMM_BACKENDS = ("torch", "triton")
+ATTENTION_BACKENDS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
+KERNEL_DTYPES = ("bf16", "fp16", "tf32", "fp32")
+KERNELS_IN = ("op", "m", "n", "k", "layout", "batch", "heads", "kv_heads", "seq", "head_dim", "causal", "direction",
+              "dtype", "backend", "cache")  # fmt: skip
+KERNELS_OUT = ("seconds", "seconds_low", "seconds_high", "tflops", "bound", "basis", "reason")
+
+
+def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
+    """Times each row's operation alone, launch cost excluded, as graph replay over rotating operands times it."""
+    out: list[dict[str, Any]] = [dict(row) for row in rows]
+    asked: list[tuple[int, Work, str, str]] = []
+    for index, row in enumerate(rows):
+        try:
+            asked.append((index, *_work_of(row)))
+        except UsageError as fault:
+            out[index]["reason"] = str(fault)
+    gap = profile.ceiling("graph_gap", 0.0)
+    floor = profile.ceiling("kernel_floor", 0.0)
+    bandwidth = profile.ceiling("hbm_copy", 0.0)
+    rates: dict[str, float] = {}
+    estimates = profile.estimate([(work, backend, cache) for _, work, backend, cache in asked])
+    for (index, work, backend, _cache), found in zip(asked, estimates, strict=True):
+        if profile.device["type"] == "cpu" and backend == "triton":
+            out[index]["reason"] = "backend triton needs a GPU"
+            continue
+        seconds = found.seconds + gap * profile.launches(work)
+        spread = exp(_Z * found.sigma)
+        dtype = getattr(work.shape, "dtype", "bf16")
+        if dtype not in rates:
+            rates[dtype] = _rate(dtype, profile)
+        out[index] |= {
+            "seconds": seconds,
+            "seconds_low": seconds / spread,
+            "seconds_high": seconds * spread,
+            "tflops": work.flops / seconds / 1e12,
+            "bound": _bound(work, floor, bandwidth, rates[dtype]),
+            "basis": found.basis,
+            "reason": "",
+        }
+    return out
+
+
+def _rate(dtype: str, profile: Profile) -> float:
+    """The matrix rate that nothing of this dtype could beat; of one that was not measured the highest of the others,
+    which it hardly beats."""
+    peaks = {name: number.value for name, number in profile.peaks.items()}
+    return profile.ceiling(f"matrix_burst/{dtype}", peaks.get(dtype, max(peaks.values(), default=0.0)))
+
+
+def _bound(work: Work, floor: float, bandwidth: float, rate: float) -> str:
+    """The longest of the three times that nothing could beat: launch floor, bytes, FLOPs."""
+    limits = {
+        "launch": floor,
+        "memory": work.bytes / bandwidth if bandwidth else 0.0,
+        "matrix": work.flops / rate if rate else 0.0,
+    }
+    return max(limits, key=lambda name: limits[name])
+
+
+def _work_of(row: Row) -> tuple[Work, str, str]:
+    """(work, backend, cache) of a row of `kernels`. Raises UsageError."""
+    check_length(row)
+    op = row.get("op") or "gemm"
+    cache = row.get("cache") or "cold"
+    dtype = row.get("dtype") or "bf16"
+    _one_of("cache", cache, ("cold", "hot"))
+    _one_of("dtype", dtype, KERNEL_DTYPES)
+    if op == "gemm":
+        backend = row.get("backend") or "torch"
+        layout = row.get("layout") or "nt"
+        _one_of("backend", backend, GEMM_BACKENDS)
+        _one_of("layout", layout, ("nt", "nn", "tn"))
+        m, n, k = (_size(row, name) for name in ("m", "n", "k"))
+        return describe(Gemm(m=m, n=n, k=k, dtype=dtype, layout=layout), backend), backend, cache
+    if op == "attention":
+        backend = row.get("backend") or "sdpa"
+        direction = row.get("direction") or "fwd"
+        _one_of("backend", backend, ATTENTION_BACKENDS)
+        _one_of("direction", direction, ("fwd", "bwd"))
+        sizes = {name: _size(row, name) for name in ("batch", "heads", "head_dim")}
+        sizes["seq"] = _size(row, "seq", MOST["seq"])  # its blocks are dealt out one by one
+        sizes["kv_heads"] = _size(row, "kv_heads") if row.get("kv_heads") else sizes["heads"]
+        if sizes["heads"] % sizes["kv_heads"]:
+            raise UsageError(f"heads {sizes['heads']} is not divisible by kv_heads {sizes['kv_heads']}")
+        causal = parse_cell("causal", row.get("causal") or "true", bool)
+        shape = Attention(**sizes, causal=causal, direction=direction, dtype=dtype)
+        return describe(shape, backend), backend, cache
+    raise UsageError(f"op {op!r}: valid are gemm, attention")
+
+
+def _one_of(name: str, value: str, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise UsageError(f"{name} {value!r}: valid are {', '.join(valid)}")
+
+
+def _size(row: Row, name: str, most: int = MAX_SIZE) -> int:
+    if not row.get(name):
+        raise UsageError(f"{name} is missing: valid is an integer of at least 1")
+    value = int(parse_cell(name, row[name], int))
+    if not 1 <= value <= most:
+        raise UsageError(f"{name} is {value}: valid is an integer of at least 1, at most {most}")
+    return value

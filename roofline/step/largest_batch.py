@@ -1,0 +1,91 @@
+"""The largest micro-batch that a GPU's memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.forecast import traced_of
+from flopcast.roofline.step.memory import needed_bytes, peak_bytes, workspace_bytes
+from flopcast.roofline.stream.library.by_batch import stream_of
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.to_batch import BATCHES, NotLinear, rebatched
+
+MOST = 2**20  # sequences: beyond it nothing is asked
+
+
+def largest_batch(config: Mapping[str, Any], run: Run, profile: Profile) -> int:
+    """Sequences of the largest micro-batch for which `Forecast.fits` holds, all else as in `run`; 0 if not even one.
+
+    Raises UsageError as `forecast` does."""
+    run.check()
+    return _largest(
+        lambda batch: stream_of(config, traced_of(replace(run, batch=batch), profile)), run.seq, profile
+    )
+
+
+def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping[str, int]) -> int:
+    """As `largest_batch`, of what the factory "package.module:factory" makes. `sizes`: what else it is asked for.
+
+    Raises UsageError as `api.forecast` does, and where the factory takes no batch."""
+    from flopcast.roofline.stream.library import modules
+
+    @cache
+    def traced(batch: int) -> Stream:
+        stream = modules.module_stream(
+            module, None, run, profile.device["type"], sizes={**sizes, "batch": batch}
+        )
+        if stream.meta["batch"] != batch:
+            raise UsageError(
+                f"--largest-batch with --module {module}: asked for a batch of {batch} the factory makes one of "
+                f"{stream.meta['batch']}; give it a parameter `batch` that is the number of samples"
+            )
+        return stream
+
+    def stream_at(batch: int) -> Stream:
+        if batch in (1, *BATCHES):
+            return traced(batch)
+        try:
+            return rebatched(traced(BATCHES[0]), traced(BATCHES[1]), batch)
+        except NotLinear:
+            return traced(batch)
+
+    return _largest(stream_at, traced(BATCHES[0]).meta["seq"], profile)
+
+
+def _largest(stream_at: Callable[[int], Stream], seq: int, profile: Profile) -> int:
+    """Memory grows with the batch, faster the larger it is (what is live at the peak changes), so the search goes
+    between the largest known to fit and the least known not to, where the line through the two says."""
+    capability = profile.device.get("capability")
+    workspace = workspace_bytes(capability and tuple(capability))
+    room = int(profile.device.get("memory_bytes") or 0)
+
+    def needed(batch: int) -> int:
+        return needed_bytes(peak_bytes(stream_at(batch), workspace))
+
+    fits, too_many = 0, 2
+    used = {fits: 0}
+    while too_many < MOST and (need := needed(too_many)) <= room:
+        fits, used[too_many] = too_many, need
+        too_many *= 4
+    if too_many >= MOST:
+        what = f"sequences of {seq} tokens" if seq > 1 else "samples"
+        raise UsageError(f"more than {fits} {what} fit: that is no limit to plan with")
+    used[too_many] = need
+    if fits == 0:
+        return 1 if needed(1) <= room else 0
+    while too_many - fits > 1:
+        # The curve lies below its chord, so that where the chord reaches the room there is some left: the next is
+        # tried too, and then the middle.
+        share = (room - used[fits]) / (used[too_many] - used[fits])
+        chord = fits + int(share * (too_many - fits))
+        for guess in (chord, chord + 1, (fits + too_many) // 2):
+            if fits < guess < too_many:
+                used[guess] = needed(guess)
+                fits, too_many = (guess, too_many) if used[guess] <= room else (fits, guess)
+    return fits

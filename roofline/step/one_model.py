@@ -1,0 +1,222 @@
+"""Exactly what one model's step launches: its cases, and the record of it beside the measurements.
+
+`flopcast bench --config` measures the cases of `step_cases`, and keeps the op stream in the folder (`keep`), so that
+`flopcast fit`, here or on another machine, can say how much of that step the profile holds without tracing again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import RunError, UsageError
+from flopcast.kernels.shapes import canonical_json
+from flopcast.roofline.gpu.catalogue.device import attention_alias
+from flopcast.roofline.gpu.suites.suite import SuiteCase
+from flopcast.roofline.step.device_work import L2_SHARE, Backends, l2_shares
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.lowering.describe import Work, describe
+from flopcast.roofline.stream.lowering.lower import lower
+from flopcast.roofline.stream.model.models import model_from
+from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.stream.ops import op_stream as streams
+from flopcast.roofline.stream.ops.op_stream import Stream
+
+# Options that say how a step is run, and so which of its operations are measured.
+RUN_OPTIONS = (
+    "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention", "fused"
+)  # fmt: skip
+
+SOURCES = "sources"  # folder of the kept streams, below the measurements
+_PICKED = ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-cpu")  # what torch's SDPA may pick by itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A model and how its step is run: what a folder's measurements were made for."""
+
+    name: str
+    stream: Stream
+    matmul: str = "torch"
+    attention: str = "sdpa"
+
+    @property
+    def label(self) -> str:
+        """What is said of it: model, batch x tokens, and what differs from the defaults."""
+        meta = self.stream.meta
+        odd = [meta.get("precision"), meta.get("optimizer"), self.matmul, self.attention]
+        usual = ("autocast-bf16", "adamw", "torch", "sdpa")
+        batch = f"{meta.get('batch')}" + (f"x{meta['seq']}" if meta.get("seq", 1) > 1 else "")
+        return " ".join(
+            [self.name, batch, *(str(o) for o, u in zip(odd, usual, strict=True) if o not in (u, None))]
+        )
+
+    @property
+    def file_name(self) -> str:
+        """One file a source; models of one name and other sizes keep apart."""
+        marked = canonical_json([self.stream.meta, self.stream.depth, self.matmul, self.attention])
+        readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.label).strip("-.")[:80]
+        return f"{readable}-{hashlib.sha256(marked.encode()).hexdigest()[:8]}.json.gz"
+
+    @property
+    def backends(self) -> Backends:
+        return Backends(matmul=self.matmul, attention=self.attention)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model as the command line names it, and how its step is run: the options that were given, by name."""
+
+    options: Mapping[str, Any]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The command line's words for it."""
+        return tuple(word for name, value in self.options.items() for word in (f"--{name}", str(value)))
+
+    @property
+    def run(self) -> Run:
+        return Run(**{name: self.options[name] for name in RUN_OPTIONS if name in self.options})
+
+    def source(self, device_type: str) -> Source:
+        """Finds or traces the step as `device_type` ("cuda" or "cpu") runs it. Raises UsageError."""
+        run = self.run
+        name, stream = self._module(device_type) if "module" in self.options else self._config(device_type)
+        return Source(name=name, stream=stream, matmul=run.matmul, attention=run.attention)
+
+    def _config(self, device_type: str) -> tuple[str, Stream]:
+        run, depth = self.run, self.options.get("depth")
+        traced = Traced(
+            batch=run.batch, seq=run.seq, precision=run.precision, optimizer=run.optimizer, device=device_type,
+            accumulate=run.accumulate, checkpoint=run.checkpoint, fused=run.fused,
+        )  # fmt: skip
+        config = model_from({"config": self.options["config"], "depth": depth})
+        path = Path(self.options["config"])
+        name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
+        return (name or "config") + (f"-d{depth}" if depth else ""), get_stream(config, traced)
+
+    def _module(self, device_type: str) -> tuple[str, Stream]:
+        """The factory has its own sizes, but for those that were given."""
+        from flopcast.roofline.stream.tracer.trace import trace_module
+
+        run, module = self.run, str(self.options["module"])
+        if run.fused != "none":
+            raise UsageError(
+                f"--module with --fused {run.fused}: a factory patches its own model, leave one of the two out"
+            )
+        sizes = {name: self.options[name] for name in ("batch", "seq") if name in self.options}
+        stream = trace_module(
+            module, sizes=sizes, precision=run.precision, optimizer=run.optimizer, device=device_type,
+            accumulate=run.accumulate, checkpoint=run.checkpoint,
+        )  # fmt: skip
+        return module.rpartition(":")[2], stream
+
+
+def asked(options: Mapping[str, Any]) -> Asked | None:
+    """The model that the options ask for, None where they ask for none. None stands for an option not given.
+
+    Raises UsageError for run options without a model, for two models, and as `Run.check` does.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if "config" not in given and "module" not in given:
+        if given:
+            raise UsageError(
+                f"--{next(iter(given))} without a model: it says how the step of a --config or a --module is run;"
+                " a suite has its own sizes"
+            )
+        return None
+    if "module" in given and (both := {"config", "depth"} & given.keys()):
+        raise UsageError(
+            f"--module and --{min(both)}: a factory makes the whole model, leave one of the two out"
+        )
+    found = Asked(given)
+    found.run.check()
+    return found
+
+
+def step_cases(source: Source, device: Mapping[str, Any], stack: Mapping[str, Any]) -> list[SuiteCase]:
+    """Every distinct operation of the step, cold, and hot where its operands lie in L2 in the timeline.
+
+    `device`, `stack`: as in machine.json; they decide what lies in L2 and which attention torch picks. On a GPU the
+    host's reading a value back is left out: what it takes is the wait.
+    """
+    stream = source.stream
+    works = [None if (lowered := lower(stream, op)) is None else describe(*lowered) for op in stream.ops]
+    capacity = L2_SHARE * float(device.get("l2_bytes") or 0.0)
+    shares = l2_shares(stream, [work is not None for work in works], capacity)
+    sdpa = attention_alias(device, stack, {*_PICKED})["sdpa"]
+    cases: dict[
+        tuple[str, str, str], SuiteCase
+    ] = {}  # by key: strides of dimensions of one are no other kernel
+    for op, work, share in zip(stream.ops, works, shares, strict=True):
+        if work is None or (op.kind == "sync" and device["type"] != "cpu"):
+            continue
+        backend = _backend(work, source, sdpa)
+        for cache in ("cold", "hot") if share > 0 else ("cold",):
+            cases.setdefault((work.shape.key, backend, cache), SuiteCase(work.shape, backend, cache, "fit"))
+    return list(cases.values())
+
+
+def _backend(work: Work, source: Source, sdpa: str) -> str:
+    if work.op_class == "gemm":
+        return source.matmul
+    if work.op_class == "attention":
+        return sdpa if source.attention == "sdpa" else source.attention
+    return "torch"
+
+
+# --- beside the measurements
+
+
+def keep(folder: Path, source: Source) -> Path:
+    """Writes the source's stream into the folder of its measurements. Raises RunError when it cannot be written."""
+    path = folder / SOURCES / source.file_name
+    run = {"name": source.name, "matmul": source.matmul, "attention": source.attention}
+    try:
+        streams.save(replace(source.stream, meta={**source.stream.meta, "source": run}), path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}; all finished rows are kept") from error
+    return path
+
+
+def kept(folder: Path) -> list[Source]:
+    """The sources of a folder, by file name. Raises DataError where a file is no stream."""
+    found = []
+    for path in sorted((folder / SOURCES).glob("*.json.gz")):
+        stream = streams.load(path)
+        meta = dict(stream.meta)
+        found.append(Source(**meta.pop("source"), stream=replace(stream, meta=meta)))
+    return found
+
+
+def cases_kept(folder: Path, source: Source, cases: Sequence[SuiteCase]) -> Iterator[SuiteCase]:
+    """The cases; when the first is asked for, which a sweep does once the folder is its own, the source is kept."""
+    keep(folder, source)
+    yield from cases
+
+
+def promote(
+    rows: Iterable[Mapping[str, Any]], sources: Sequence[Source], machine: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], int]:
+    """(rows, how many were turned): held-out rows of what was asked for directly are fitted.
+
+    Who measures one model's own operations wants them in the profile; they no longer judge it then.
+    """
+    wanted = {
+        (case.shape.key, case.backend, case.cache)
+        for source in sources
+        for case in step_cases(source, machine["device"], machine.get("stack", {}))
+    }
+    turned, count = [], 0
+    for row in rows:
+        is_wanted = (
+            row["key"], row.get("backend", "torch"), row.get("cache", "cold")
+        ) in wanted  # fmt: skip
+        if is_wanted and row.get("role") == "holdout":
+            row, count = {**row, "role": "fit"}, count + 1
+        turned.append(dict(row))
+    return turned, count

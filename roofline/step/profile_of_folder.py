@@ -1,0 +1,33 @@
+"""From a folder of measurements to a profile, with what the folder was measured for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.fit.cards import Found
+    from flopcast.roofline.gpu.fit.quality import FitReport
+    from flopcast.roofline.gpu.profile.profile import Profile
+
+
+def fit_folder(folder: Path, found: Found | None = None) -> tuple[Profile, FitReport]:
+    """The profile of a folder of measurements, host costs included; of several GPUs that of the median card."""
+    from flopcast.roofline.gpu.fit import cards, host_calibration
+    from flopcast.roofline.gpu.fit.rows import fit_rows
+    from flopcast.roofline.step import coverage, one_model
+
+    found = found or cards.read_folder(folder)
+    machine = found.machine
+    kind = machine["device"]["type"]
+    plan = host_calibration.host_plan(kind)
+    rows, n_promoted = one_model.promote(found.rows, one_model.kept(found.home), machine)
+    warnings = list(found.warnings)
+    if n_promoted:
+        warnings.append(f"{n_promoted} held-out rows are what --config asked for: fitted, they judge no more")
+    profile, quality = fit_rows(
+        rows, machine, counts=host_calibration.host_counts(plan, kind), warnings=warnings, name=str(folder)
+    )
+    if kind == "cpu":
+        profile = profile.with_host(host_calibration.synchronous_host(profile, plan, rows) or profile.host)
+    return cards.with_cards(coverage.with_sources(profile, found.home, rows), found), quality

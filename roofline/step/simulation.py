@@ -1,0 +1,191 @@
+"""A step as host and device work through it: the host enqueues op by op, the device drains in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from flopcast.roofline.stream.lowering.describe import Work
+
+# From the host's launch call to the kernel's start on an idle device; a step of a thousand launches shows it
+# only where the host waits (a synchronisation).
+LAUNCH_LATENCY_SECONDS = 4e-6
+
+
+@dataclass(frozen=True)
+class Item:
+    """One op of the step: what the host spends on it, and what it puts on the device (None: nothing).
+
+    Seconds and launches are of all `count` times that the step runs it (micro-batches that are alike, one after the
+    other); `work` is of one.
+    """
+
+    phase: str
+    kind: str
+    module: str
+    host_seconds: float
+    work: Work | None = None
+    seconds: float = 0.0
+    sigma: float = 0.0
+    launches: int = 0
+    basis: str = ""
+    hot_seconds: float = 0.0  # the part of `seconds` that the hot curve gave, and how that came about
+    hot_basis: str = ""
+    count: int = 1
+
+
+# (host, kernels, gaps within, launches, sync) of an op that launches or waits, with what the host did before it
+_Entry = tuple[float, float, int, int, bool]
+
+
+class Simulation:
+    """A step as host and device work through it, prepared once and run with several speeds.
+
+    The host enqueues op by op; the device runs in order, a gap between kernels; at most `queue_depth` launches are
+    outstanding; a sync stops the host until the device has drained. What runs several times (`Item.count`) is run until
+    one time only moves everything on by as much as the one before: then so do all that follow.
+    """
+
+    def __init__(self, items: Sequence[Item], queue_depth: int, steps: int = 3) -> None:
+        if steps < 2:
+            raise ValueError("a steady step is the difference of two: steps must be at least 2")
+        self.host_seconds = sum(item.host_seconds for item in items)
+        self.device_seconds = sum(item.seconds for item in items)
+        self._steps, self._queue_depth = steps, queue_depth
+        self._parts = [
+            (_entries(run, count), count) for count, run in groupby(items, lambda item: item.count)
+        ]
+        self._most = max((count for _, count in self._parts), default=1)
+        self._prepared: dict[int, tuple[list[tuple[list[_Entry], int]], list[int]]] = {}
+
+    def _prepare(self, most: int) -> tuple[list[tuple[list[_Entry], int]], list[int]]:
+        """The entries of a step in runs, each with how many more times it is run than here, where it is one of `most`;
+        and for each entry of all steps what `_waiting` says."""
+        if most not in self._prepared:
+            runs = []
+            for entries, count in self._parts:
+                times = min(count, most)
+                runs += [(entries, 0)] * (times - 1) + [(entries, count - times)]
+            self._prepared[most] = runs, self._waiting([entry[3] for run, _ in runs for entry in run])
+        return self._prepared[most]
+
+    def _waiting(self, step: Sequence[int]) -> list[int]:
+        """For each entry of all steps, the entry that has to be finished before the host goes on; -1 for none.
+
+        With launch n enqueued, launch n - queue_depth is: which one that is does not depend on times.
+        """
+        counts = list(step) * self._steps
+        waits = []
+        enqueued = finished = 0
+        first = -1  # the entry that holds launch `enqueued - queue_depth`
+        for count in counts:
+            enqueued += count
+            while finished < enqueued - self._queue_depth:
+                first += 1
+                finished += counts[first]
+            waits.append(first if count else -1)
+        return waits
+
+    def run(
+        self, *, gap_seconds: float, sync_seconds: float, host_factor: float = 1.0, device_factor: float = 1.0
+    ) -> float:
+        """Seconds of one steady step when steps follow each other without waiting."""
+        most = min(self._most, _LEAST_RUNS)
+        while (found := self._run(most, gap_seconds, sync_seconds, host_factor, device_factor)) is None:
+            most = min(self._most, 2 * most)
+        return found
+
+    def _run(
+        self, most: int, gap_seconds: float, sync_seconds: float, host_factor: float, device_factor: float
+    ) -> float | None:
+        """As `run`, with what runs several times run `most` times; None where that has not become steady."""
+        host = device = 0.0
+        finish: list[float] = []
+        finished = finish.append
+        ends = []
+        runs, all_waits = self._prepare(most)
+        waits = iter(all_waits)
+        latest = -1  # what was waited for
+        before = (0.0, 0.0)
+        for _ in range(self._steps):
+            for entries, more_times in runs:
+                if more_times:
+                    before = host, device
+                for (own, seconds, more, launches_, is_sync), wait in zip(entries, waits, strict=False):
+                    host += own * host_factor
+                    if launches_:
+                        start = host + LAUNCH_LATENCY_SECONDS
+                        if start < device + gap_seconds:
+                            start = device + gap_seconds
+                        device = start + seconds * device_factor + gap_seconds * more
+                    finished(device)
+                    if wait >= 0:
+                        latest = wait
+                        if finish[wait] > host:
+                            host = finish[wait]
+                    if is_sync:
+                        host = (device if device > host else host) + sync_seconds
+                if more_times:
+                    moved = device - before[1]
+                    first = max(latest, 0)  # nothing before it will be waited for
+                    earlier = first - len(entries)
+                    if earlier < len(finish) - most * len(entries):
+                        return None
+                    pairs = zip(finish[first:], finish[earlier:], strict=False)
+                    if not _agree([moved, host - before[0], *(now - then for now, then in pairs)]):
+                        return None
+                    skipped = moved * more_times
+                    host, device = host + skipped, device + skipped
+                    finish[first:] = [seconds + skipped for seconds in finish[first:]]
+            ends.append(max(host, device))
+        return ends[-1] - ends[-2]
+
+
+_LEAST_RUNS = 4
+
+
+def _entries(items: Iterable[Item], count: int) -> list[_Entry]:
+    """Of one time that the items run; what only costs the host goes to the next that launches or waits."""
+    entries: list[_Entry] = []
+    host = 0.0
+    for item in items:
+        host += item.host_seconds / count
+        if item.launches or item.kind == "sync":
+            launched = item.launches // count
+            more = max(launched - 1, 0)
+            entries.append((host, item.seconds / count, more, launched, item.kind == "sync"))
+            host = 0.0
+    entries.append((host, 0.0, 0, 0, False))
+    return entries
+
+
+def _agree(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= 1e-9 * max(values)
+
+
+def simulate(
+    items: Sequence[Item],
+    *,
+    host_factor: float = 1.0,
+    device_factor: float = 1.0,
+    gap_seconds: float,
+    queue_depth: int,
+    sync_seconds: float,
+    is_synchronous: bool,
+    steps: int = 3,
+) -> float:
+    """Seconds of one steady step when steps follow each other without waiting.
+
+    The host enqueues op by op; the device runs in order, `gap_seconds` between kernels; at most `queue_depth`
+    launches are outstanding; a sync stops the host until the device has drained. `is_synchronous` (the CPU as
+    a device): every op is done when its call returns.
+    """
+    if is_synchronous:
+        return sum(item.host_seconds * host_factor + item.seconds * device_factor for item in items)
+    return Simulation(items, queue_depth, steps).run(
+        gap_seconds=gap_seconds,
+        sync_seconds=sync_seconds,
+        host_factor=host_factor,
+        device_factor=device_factor,
+    )

@@ -1,0 +1,118 @@
+"""Traces in a process of its own, for a command that makes one forecast and ends.
+
+    echo '{"config": {...}, "traced": {...}}' | python -m flopcast.roofline.stream.library.trace_process
+
+answers {"stream": ...} or {"refused": "why"}. Such a process may do what no library may: load less than the whole of
+torch and transformers (`tracer/lean_imports.py`), never collect garbage, and leave without tearing the interpreter
+down, which takes 0.5 to 0.9 s after torch; and it imports while the command looks its profile up.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+from flopcast.errors import DataError, UsageError
+from flopcast.roofline.stream.library import streams as library_streams
+from flopcast.roofline.stream.library.streams import Trace
+from flopcast.roofline.stream.model.models import check_config
+from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.ops import op_stream as streams
+from flopcast.roofline.stream.ops.op_stream import Stream
+
+_INTERRUPTED = 130
+
+
+@contextmanager
+def tracing_apart(config: Mapping[str, Any], likely: Traced) -> Iterator[Trace]:
+    """A function as `library_streams.trace_now`, which is asked for one trace at most: of `config`, most likely so.
+
+    The process is started now where that stream is not at hand, else when it is asked for; where torch is loaded
+    already or no process can be started, the trace is made in this one. The function raises UsageError when
+    transformers refuses the config.
+    """
+    process = None
+    with suppress(UsageError):  # of a config that cannot be: whoever asks for the stream is told
+        check_config(config)
+        process = None if library_streams.is_at_hand(config, likely) else _started()
+
+    def trace(config: Mapping[str, Any], traced: Traced) -> Stream:
+        nonlocal process
+        asked, process = process or _started(), None
+        if asked is None:
+            return library_streams.trace_now(config, traced)
+        request = json.dumps({"config": dict(config), "traced": asdict(traced)})
+        with asked:
+            try:
+                answer = json.loads(asked.communicate(request)[0])
+                if "refused" not in answer:
+                    return streams.from_json(answer["stream"])
+            except (OSError, ValueError, KeyError, TypeError, DataError):
+                return library_streams.trace_now(config, traced)
+            except BaseException:
+                asked.kill()
+                raise
+        raise UsageError(answer["refused"])
+
+    try:
+        yield trace
+    finally:
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def _started() -> subprocess.Popen[str] | None:
+    """A process that waits for its request, importing meanwhile; None where it would be none the faster."""
+    if "torch" in sys.modules or not sys.executable:
+        return None
+    # imports as this process does, and nothing from the current folder besides
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-P", "-m", __name__]
+    with suppress(OSError):
+        return subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+    return None
+
+
+def main() -> None:
+    """Answers one request and ends the process."""
+    gc.disable()
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    try:
+        answer = _answer()
+        with os.fdopen(answers, "w") as file:
+            json.dump(answer, file)
+    except KeyboardInterrupt:
+        os._exit(_INTERRUPTED)
+    except Exception:  # whoever asked tries for himself, and tells
+        os._exit(1)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _answer() -> dict[str, Any]:
+    from flopcast.roofline.stream.tracer import lean_imports
+
+    with lean_imports.stand_ins():
+        request = json.load(sys.stdin)
+        config, traced = request["config"], Traced(**request["traced"])
+        with suppress(UsageError):  # by the config, or by what is standing in: the whole of torch tells
+            return {"stream": streams.to_json(library_streams.trace_now(config, traced))}
+    try:
+        return {"stream": streams.to_json(library_streams.trace_now(config, traced))}
+    except UsageError as fault:
+        return {"refused": str(fault)}
+
+
+if __name__ == "__main__":
+    main()

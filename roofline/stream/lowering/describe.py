@@ -1,0 +1,318 @@
+"""An operation as the profile is asked for it: class, variant, FLOPs, bytes and the sizes that its law reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log2, prod
+from typing import Any
+
+from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
+from flopcast.roofline.stream.lowering.classes import CLASS_OF
+from flopcast.roofline.stream.lowering.fused import is_fused
+from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
+
+# Up to so many indices the gradient of an embedding is one kernel after the fill, from there on they are sorted first
+# (aten/src/ATen/native/cuda/Embedding.cu).
+_FEW_INDICES = 3072
+
+
+@dataclass(frozen=True)
+class Work:
+    """A shape as the performance model sees it. `bytes` counts each operand moved once; `features` are log2 sizes."""
+
+    shape: Shape
+    op_class: str
+    variant: str
+    features: tuple[float, ...]
+    bytes: int
+    flops: int
+    backend: str = "torch"
+
+    @property
+    def matrix_dtype(self) -> str | None:
+        """The dtype at whose matrix rate its FLOPs run; None of what multiplies no matrices."""
+        if not self.flops:
+            return None
+        return self.shape.inputs[0].dtype if isinstance(self.shape, Call) else self.shape.dtype
+
+
+@lru_cache(maxsize=65536)
+def describe(shape: Shape, backend: str = "torch") -> Work:
+    """Class, variant and features of a shape, for `backend`."""
+    if isinstance(shape, Gemm):
+        features: tuple[float, ...] = (log2(shape.m), log2(shape.n), log2(shape.k))
+        batched = "batched/" if shape.batch > 1 else ""
+        if shape.batch > 1:
+            features = (*features, log2(shape.batch))
+        variant = f"{batched}{shape.layout}/{shape.dtype}{'' if _is_aligned(shape) else '/unaligned'}"
+        return Work(shape, "gemm", variant, features, shape.bytes, shape.flops, backend)
+    if isinstance(shape, Attention):
+        mask = "causal" if shape.causal else "full"
+        features = (log2(shape.batch * shape.heads), log2(shape.heads / shape.kv_heads), log2(shape.seq))
+        variant = f"{shape.direction}/{mask}/{shape.dtype}/d{shape.head_dim}"
+        return Work(shape, "attention", variant, features, shape.bytes, shape.flops, backend)
+    return _describe_call(shape)
+
+
+def _is_aligned(shape: Gemm) -> bool:
+    """Whether every row of operands and result starts at a multiple of 16 bytes: others run on other kernels, which
+    cannot load by the tensor memory accelerator."""
+    of_a, of_b = (
+        shape.k if shape.layout[0] == "n" else shape.m,
+        shape.k if shape.layout[1] == "t" else shape.n,
+    )
+    return (of_a | of_b | shape.n) * DTYPE_BYTES[shape.dtype] % 16 == 0  # the bits that any of them has
+
+
+def operand_lists(call: Call) -> list[Sequence[Operand]]:
+    return [
+        call.inputs[value["ts"][0] : value["ts"][0] + value["ts"][1]]
+        for value in json.loads(call.args)
+        if isinstance(value, dict) and "ts" in value
+    ]
+
+
+def is_row_major(operand: Operand) -> bool:
+    rows, columns = operand.stride[-2:]
+    return columns == 1 or not (rows == 1 or operand.shape[-2] == 1)
+
+
+def is_square(stream: Stream, op: Op, name: str) -> bool:
+    """Whether an attention has as many keys as queries, four dimensions, and is not the stand-in of another kind."""
+    is_backward = name.endswith("_backward")
+    query, key = (stream.tensors[op.inputs[i + is_backward]].operand.shape for i in (0, 1))
+    return len(query) == 4 and len(key) == 4 and query[2] == key[2]
+
+
+# --- calls ------------------------------------------------------------------------------------------
+
+
+def _describe_call(call: Call) -> Work:
+    name = packet(call.op).split(".")[1]
+    big = [o for o in (*call.inputs, *call.outputs) if o.shape]
+    op_class = _call_class(call, name)
+    if op_class in ("conv", "gemm", "attention"):
+        return _describe_product(call, name, op_class)
+    dtypes = _dtypes(call)
+    moved = _moved_bytes(call, name)
+    inner = max((o.shape[-1] for o in big), default=1)
+    pattern = ""
+    extra: float = log2(max(inner, 1))
+    each: tuple[float, ...] = ()
+    if op_class in ("pointwise", "copy"):
+        pattern, extra = _pattern(call)
+    elif op_class == "reduction":
+        pattern, extra, results = _reduction(call)
+        each = (results,)
+        if "batch_norm" in name and pattern == "mix":  # planes of places
+            each = (results, log2(max(prod(big[0].shape[2:]), 1)))
+        name = "sum" if name == "mean" else name  # one kernel, and a factor at its end
+    elif name == "embedding_dense_backward":
+        n_indices = call.inputs[1].numel
+        pattern = "few" if n_indices <= _FEW_INDICES else "sorted"
+        each = (log2(max(n_indices, 1)),)
+    elif op_class == "optimizer":
+        dtypes = call.inputs[0].dtype
+        extra = log2(max(len(lists[0]) if (lists := operand_lists(call)) else 1, 1))
+    elif op_class == "fused":
+        extra = log2(
+            max(call.inputs[0].shape[-1], 1)
+        )  # not the number of rows, which a list of them has as its last
+    elif op_class == "cat":
+        pattern, extra = _pattern(Call(call.op, call.inputs[:1], call.inputs[:1]))
+    variant = "|".join(part for part in (name, dtypes, pattern) if part)
+    backend = "triton" if op_class == "fused" else "torch"
+    return Work(call, op_class, variant, (log2(max(moved, 1)), extra, *each), moved, 0, backend)
+
+
+def _describe_product(call: Call, name: str, op_class: str) -> Work:
+    """Calls that multiply matrices without being one product: as the products that they amount to.
+
+    A convolution of [n, c, ...] with weights [o, c / groups, ...] sums c / groups x window elements for each of its
+    results (implicit GEMM: m = n x places, n = o / groups, k = c / groups x window); its backward does so once for the
+    gradient of the input and once for that of the weights. A grouped product shares its rows among the groups evenly.
+    Attention of other keys than queries counts every pair, backward 2.5 times. 2 FLOPs a multiply-add.
+    """
+    if op_class == "conv":
+        arguments = json.loads(call.args)
+        is_backward = name.endswith("_backward")
+        data, weight = call.inputs[1:3] if is_backward else call.inputs[:2]
+        result = call.inputs[0] if is_backward else call.outputs[0]
+        is_transposed, groups = (arguments[7], arguments[9]) if is_backward else (arguments[6], arguments[8])
+        big = data if is_transposed else result
+        window = prod(weight.shape[2:])
+        m, n, k = big.numel // big.shape[1], weight.shape[0] // groups, weight.shape[1] * window
+        passes = sum(arguments[10][:2]) if is_backward else 1
+        layout = "nchw" if data.is_contiguous else "nhwc"
+        kernel = "x".join(map(str, weight.shape[2:]))
+        stride = "x".join(map(str, arguments[4 if is_backward else 3]))
+        wanted = tuple(map(bool, arguments[10][:2])) if is_backward else ()
+        direction = {(): "fwd", (True, False): "dgrad", (False, True): "wgrad"}.get(wanted, "bwd")
+        variant = f"{direction}/{data.dtype}/{layout}/k{kernel}s{stride}{f'g{groups}' if groups > 1 else ''}"
+        features: tuple[float, ...] = (log2(max(m, 1)), log2(max(n, 1)), log2(max(k, 1)))
+        return Work(call, op_class, variant, features, call.bytes, 2 * m * n * k * groups * passes)
+    if op_class == "gemm":
+        a, b = call.inputs[:2]
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        groups = next((o.shape[0] for o in (a, b) if len(o.shape) == 3), call.outputs[0].shape[0])
+        flops = 2 * m * n * k
+        each = (
+            (m, n, k / groups)
+            if len(a.shape) == len(b.shape)
+            else ((m, n / groups, k) if len(a.shape) == 3 else (m / groups, n, k))
+        )
+        layout = ("n" if is_row_major(a) else "t") + ("n" if is_row_major(b) else "t")
+        sizes = tuple(log2(max(size, 1)) for size in (*each, groups))
+        return Work(call, op_class, f"grouped/{layout}/{a.dtype}", sizes, call.bytes, flops)
+    is_backward = name.endswith("_backward")
+    query, key = call.inputs[is_backward], call.inputs[1 + is_backward]
+    pairs = prod(query.shape[:-1]) * key.shape[-2]
+    flops = 4 * pairs * query.shape[-1]
+    direction, flops = ("bwd", flops * 5 // 2) if is_backward else ("fwd", flops)
+    features = (
+        log2(prod(query.shape[:-2])), log2(max(query.shape[1] / key.shape[1], 1)),
+        log2(max(query.shape[-2] * key.shape[-2], 1)) / 2,
+    )  # fmt: skip
+    return Work(
+        call,
+        op_class,
+        f"{direction}/full/{query.dtype}/d{query.shape[-1]}",
+        features,
+        call.bytes,
+        flops,
+        "sdpa",
+    )
+
+
+def _call_class(call: Call, name: str) -> str:
+    if name.startswith(("_foreach", "_fused_adam")):
+        return "optimizer"
+    if is_fused(packet(call.op)):
+        return "fused"
+    if name in CLASS_OF:
+        return CLASS_OF[name]
+    outputs = [*call.outputs, *(call.inputs[i] for i in call.written)]
+    ranks = {o.shape for o in outputs}
+    return "pointwise" if len(ranks) == 1 and _broadcasts(call.inputs, next(iter(ranks))) else "other"
+
+
+def _broadcasts(inputs: Sequence[Operand], shape: tuple[int, ...]) -> bool:
+    return all(
+        len(o.shape) <= len(shape)
+        and all(size in (1, target) for size, target in zip(reversed(o.shape), reversed(shape), strict=False))
+        for o in inputs
+    )
+
+
+def _dtypes(call: Call) -> str:
+    sources = [o.dtype for o in call.inputs if o.shape]
+    if packet(call.op) == "aten.copy_":
+        sources = sources[1:]
+    results = [o.dtype for o in call.outputs] or [call.inputs[i].dtype for i in call.written]
+    sources, results = sources[:4], results[:3]
+    return f"{'+'.join(sources)}>{'+'.join(results)}"
+
+
+def _moved_bytes(call: Call, name: str) -> int:
+    """Bytes that the kernel has to move, each operand once; a table looked up counts its rows in use."""
+    written = sum(o.bytes for o in call.outputs) + sum(call.inputs[i].bytes for i in call.written)
+    if CLASS_OF.get(name) == "fill":
+        return written
+    if name == "copy_":
+        return written + call.inputs[1].bytes
+    if name in ("embedding", "index", "index_select"):
+        return 2 * written + sum(o.bytes for o in call.inputs[1:])
+    if name == "nll_loss_forward":
+        rows = call.inputs[0].shape[0]
+        return rows * (32 + DTYPE_BYTES["int64"])  # a sector and a label a row
+    if name == "nll_loss_backward":
+        return written
+    if name.startswith(
+        "_fused_adam"
+    ):  # gradients are written only where they are unscaled, whatever the schema says
+        first, count = json.loads(call.args)[1]["ts"]
+        written -= sum(call.inputs[i].bytes for i in call.written if first <= i < first + count)
+    return written + sum(o.bytes for o in call.inputs)
+
+
+def _pattern(call: Call) -> tuple[str, float]:
+    """(how the operands lie against each other, log2 of the innermost run).
+
+    Dimensions that can be walked as one are merged and lettered from the output's slowest to its fastest; each
+    operand is the letters in the order of its own strides, broadcast ones left out. "a" for all: one flat pass.
+    "ab,b>ab": a row added to every row. "~": the innermost elements are not adjacent.
+    """
+    results = list(call.outputs) or [call.inputs[i] for i in call.written]
+    if not results:
+        return "", 0.0
+    out = max(results, key=lambda o: o.numel)
+    sources = [
+        o
+        for i, o in enumerate(call.inputs)
+        if o.shape and not (i in call.written and packet(call.op) == "aten.copy_")
+    ]
+    operands = [*sources, out]
+    strides = [_broadcast_strides(o, out.shape) for o in operands]
+    dims = [d for d in range(len(out.shape)) if out.shape[d] != 1]
+    dims.sort(key=lambda d: -out.stride[d])
+    merged: list[tuple[int, tuple[int, ...]]] = []  # size, stride of each operand
+    for d in dims:
+        size, steps = out.shape[d], tuple(s[d] for s in strides)
+        if merged and all(outer == step * size for outer, step in zip(merged[-1][1], steps, strict=True)):
+            merged[-1] = (merged[-1][0] * size, steps)
+        else:
+            merged.append((size, steps))
+    names = []
+    for i in range(len(operands)):
+        own = sorted(
+            ((steps[i], chr(ord("a") + j)) for j, (_, steps) in enumerate(merged) if steps[i] != 0),
+            reverse=True,
+        )
+        names.append("".join(letter for _, letter in own) + ("~" if own and own[-1][0] != 1 else "") or "0")
+    inner = merged[-1][0] if merged else 1
+    return f"{','.join(names[:-1])}>{names[-1]}", log2(max(inner, 1))
+
+
+def _broadcast_strides(operand: Operand, shape: tuple[int, ...]) -> tuple[int, ...]:
+    missing = len(shape) - len(operand.shape)
+    if missing < 0:
+        return (0,) * len(shape)
+    own = tuple(0 if size == 1 else step for size, step in zip(operand.shape, operand.stride, strict=True))
+    return (0,) * missing + own
+
+
+def _reduction(call: Call) -> tuple[str, float, float]:
+    """("row" | "col" | "all" | "mix", log2 of how many elements make a result, log2 of how many results)."""
+    source = call.inputs[0]
+    arguments: list[Any] = json.loads(call.args)
+    rank = len(source.shape)
+    dims = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, int)) else None
+    name = packet(call.op)
+    if "layer_norm" in name:  # what it is given is the shape, not the dimensions
+        shape = arguments[2 if name.endswith("_backward") else 1]
+        dims = list(range(rank - len(shape), rank))
+    elif "batch_norm" in name:  # all but the channels
+        dims = [d for d in range(rank) if d != 1]
+    reduced = (
+        set(range(rank))
+        if dims is None
+        else {d % rank for d in (dims if isinstance(dims, list) else [dims])}
+        if rank
+        else set()
+    )
+    if dims == []:
+        reduced = set(range(rank))
+    count = prod(source.shape[d] for d in reduced)
+    if len(reduced) == rank:
+        kind = "all"
+    elif reduced == set(range(rank - len(reduced), rank)):
+        kind = "row"
+    elif reduced == set(range(len(reduced))):
+        kind = "col"
+    else:
+        kind = "mix"
+    results = source.numel // max(count, 1)
+    return kind + ("" if source.is_contiguous else "~"), log2(max(count, 1)), log2(max(results, 1))

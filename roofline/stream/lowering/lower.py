@@ -1,0 +1,129 @@
+"""From ATen calls to device work: which kind of kernel a call is, and the sizes that its time depends on.
+
+`describe` names for a shape its class, its variant (calls of one variant share a curve: same operation, dtypes and
+memory pattern) and its features (log2 of the sizes along that curve). `lower` turns an op of a stream into a shape.
+"""
+
+from __future__ import annotations
+
+import json
+from math import ceil, prod
+
+from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape
+from flopcast.roofline.stream.lowering.describe import is_row_major, is_square, operand_lists
+from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, fused_call, is_fused
+from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
+
+# Allocate, or rename: no kernel.
+_ALLOCATING = (
+    "empty empty_like empty_strided new_empty new_empty_strided set_ resize_ _unsafe_view _reshape_alias"
+)
+_NO_KERNEL = {*_ALLOCATING.split(), "detach", "lift", "lift_fresh", "alias", "is_same_size", "as_strided"}
+
+# Attention calls: positions of the causal flag in forward and backward.
+_ATTENTION = {
+    "flopcast.attention": ("sdpa", 3), "flopcast.attention_backward": ("sdpa", 6),
+    "aten._scaled_dot_product_flash_attention": ("sdpa-flash", 4),
+    "aten._scaled_dot_product_flash_attention_backward": ("sdpa-flash", 11),
+    "aten._scaled_dot_product_cudnn_attention": ("sdpa-cudnn", 6),
+    "aten._scaled_dot_product_cudnn_attention_backward": ("sdpa-cudnn", 14),
+    "aten._scaled_dot_product_efficient_attention": ("sdpa-efficient", 6),
+    "aten._scaled_dot_product_efficient_attention_backward": ("sdpa-efficient", 11),
+    "aten._scaled_dot_product_flash_attention_for_cpu": ("sdpa-cpu", 4),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": ("sdpa-cpu", 7),
+}  # fmt: skip
+
+_GEMMS = {"aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2)}
+
+# torch's multi-tensor kernels: a launch takes at most this many chunks of 65,536 elements
+# (aten/src/ATen/native/cuda/MultiTensorApply.cuh), and this many tensors by the number of lists.
+_CHUNK, _MAX_CHUNKS = 65536, 320
+_MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+
+
+def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
+    """(shape, backend) of what `op` runs on the device, None where it runs nothing.
+
+    backend "sdpa" stands for the one torch picks on the device.
+    """
+    if op.kind in ("view", "host"):
+        return None
+    name = packet(op.name)
+    if name.split(".")[1] in _NO_KERNEL:
+        return None
+    if name in _GEMMS:
+        a, b = (stream.tensors[op.inputs[i]].operand for i in _GEMMS[name])
+        return _gemm(a, b, stream.meta.get("precision", "")), "torch"
+    if name in _ATTENTION and is_square(stream, op, name):
+        return _attention(stream, op, name), _ATTENTION[name][0]
+    call = stream.call(op)
+    if is_fused(name):
+        return fused_call(call, int(stream.meta.get("accumulate", 1))), "triton"
+    if not call.bytes:
+        return None
+    return call, "torch"
+
+
+def launches(shape: Shape) -> int:
+    """Kernels that a call launches on CUDA, by torch's own rules; measured counts replace this where they exist."""
+    if not isinstance(shape, Call):
+        return 1
+    name = packet(shape.op).split(".")[1]
+    if name.startswith(("_foreach", "_fused_adam")):
+        lists = operand_lists(shape)
+        depth = max(1, len(lists) + (len(lists[0]) == len(shape.outputs) if lists and shape.outputs else 0))
+        chunks = sum(ceil(operand.numel / _CHUNK) for operand in (lists[0] if lists else ()))
+        return max(
+            1, ceil(chunks / _MAX_CHUNKS), ceil(len(lists[0]) / _MAX_TENSORS[min(depth, 5)]) if lists else 1
+        )
+    if is_fused(packet(shape.op)):
+        return FUSED_LAUNCHES[name]
+    if name == "_grouped_mm":  # one kernel and its arguments' in bf16, else a product a group
+        return 2 if shape.inputs[0].dtype == "bf16" else max(1, shape.inputs[-1].numel)
+    if name == "convolution_backward":  # one for the input's gradient and one for the weights'
+        return max(1, sum(map(bool, json.loads(shape.args)[10][:2])))
+    return 1
+
+
+def _gemm(a: Operand, b: Operand, precision: str) -> Gemm:
+    layout = ("n" if is_row_major(a) else "t") + ("n" if is_row_major(b) else "t")
+    dtype = "tf32" if a.dtype == "fp32" and precision == "tf32" else a.dtype
+    m, k = a.shape[-2:]
+    batch = prod(a.shape[:-2])
+    return Gemm(m=m, n=b.shape[-1], k=k, dtype=dtype, layout=layout, batch=batch)
+
+
+def recomputed(stream: Stream) -> list[bool]:
+    """For each op whether it repeats in the backward what its module did in the forward (activation checkpointing).
+
+    It is the same call with the same operands; a product of the backward itself reads one of them transposed. Known
+    for streams that were traced with checkpointing; a module's own checkpointing is not told apart.
+    """
+    if stream.meta.get("checkpoint", "none") == "none":
+        return [False] * len(stream.ops)
+    forward = {(op.module, stream.call(op).key) for op in stream.ops if op.phase == "forward"}
+    is_layered = stream.depth is not None  # then only layers are checkpointed
+    return [
+        op.phase == "backward"
+        and (op.layer is not None or not is_layered)
+        and (op.module, stream.call(op).key) in forward
+        for op in stream.ops
+    ]
+
+
+def _attention(stream: Stream, op: Op, name: str) -> Attention:
+    is_backward = name.endswith("_backward")
+    query, key = (stream.tensors[op.inputs[i + is_backward]].operand for i in (0, 1))
+    flags = json.loads(op.args)
+    position = _ATTENTION[name][1]
+    batch, heads, seq, head_dim = query.shape
+    return Attention(
+        batch=batch,
+        heads=heads,
+        kv_heads=key.shape[1],
+        seq=seq,
+        head_dim=head_dim,
+        causal=bool(flags[position]) if position < len(flags) else False,
+        direction="bwd" if is_backward else "fwd",
+        dtype=query.dtype,
+    )

@@ -1,0 +1,103 @@
+"""How a step is run: batch, precision, optimizer, backends. What of it a trace depends on is `Traced`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flopcast.errors import UsageError
+
+# The dtype whose peak a step is held against.
+PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp32"}
+
+# Far above anything trained, below where sizes of tensors leave 64 bits.
+MOST = {"batch": 2**20, "seq": 2**24, "accumulate": 1024}
+MOST_TOKENS = 2**30  # of a micro-batch
+MODES = ("eager", "compile")
+PRECISIONS = tuple(PEAK_OF)
+OPTIMIZERS = ("adamw", "adamw-fused")
+MATMULS = ("torch", "triton", "best")
+ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How the step is run. Checked by `check`.
+
+    `batch` sequences of `seq` tokens are a micro-batch, `accumulate` of them a step. `flops_counted` of a step counts
+    the FLOPs of the model, every micro-batch's, and not what `checkpoint` "full" computes again (the breakdown does).
+    """
+
+    batch: int = 4
+    seq: int = 256
+    accumulate: int = 1
+    checkpoint: str = "none"
+    precision: str = "autocast-bf16"
+    optimizer: str = "adamw"
+    mode: str = "eager"
+    matmul: str = "torch"
+    attention: str = "sdpa"
+    fused: str = "none"
+
+    def check(self) -> None:
+        """Raises UsageError for what is invalid or not modelled yet."""
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise UsageError(f"{name} is {value}: valid is an integer of at least 1, at most {most}")
+        if self.batch * self.seq > MOST_TOKENS:
+            raise UsageError(
+                f"batch x seq is {self.batch} x {self.seq} tokens: at most {MOST_TOKENS} make a micro-batch; lower one "
+                "of the two"
+            )
+        valid = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "mode": MODES, "matmul": MATMULS,
+                 "attention": ATTENTIONS, "checkpoint": ("none", "full"), "fused": FUSED}  # fmt: skip
+        for name, choices in valid.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise UsageError(f"{name} {value!r}: valid are {', '.join(choices)}")
+        for name, value, modelled in (
+            ("mode", self.mode, "eager"),
+            ("matmul", "best" if self.matmul == "best" else "", ""),
+            ("attention", "best" if self.attention == "best" else "", ""),
+        ):
+            if value != modelled:
+                raise UsageError(f"{name} {value!r} is not modelled yet: use {modelled or 'a named backend'}")
+
+
+def traced_on(run: Run, device: str) -> Traced:
+    """As `traced_of`, on "cuda" or "cpu"."""
+    return Traced(
+        batch=run.batch,
+        seq=run.seq,
+        precision=run.precision,
+        optimizer=run.optimizer,
+        device=device,
+        accumulate=run.accumulate,
+        checkpoint=run.checkpoint,
+        fused=run.fused,
+    )
+
+
+def run_from(options: Mapping[str, Any]) -> Run:
+    """A Run from options by name; what is missing takes its default."""
+    known = {name: options[name] for name in Run.__dataclass_fields__ if options.get(name) is not None}
+    return Run(**known)
+
+
+FUSED = ("none", "triton")  # of `predict --fused`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What besides the config decides the op stream."""
+
+    batch: int = 4
+    seq: int = 256
+    precision: str = "autocast-bf16"
+    optimizer: str = "adamw"
+    device: str = "cuda"
+    accumulate: int = 1
+    checkpoint: str = "none"
+    fused: str = "none"

@@ -1,0 +1,60 @@
+"""The forward alone of a step's stream, as inference runs it on a prompt: no loss, nothing kept for a backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
+
+# What is left of a step's memory: gradients and optimizer states are not there.
+_TRAINING = ("gradient", "state")
+
+
+def forward_only(stream: Stream) -> Stream:
+    """The stream's forward up to the last product, the logits; each activation is released after its last use.
+
+    A model that is asked for logits and no loss runs just this. Autocast's cast weights live to the end, as they do
+    there. Of several micro-batches the first.
+    """
+    ops: list[Op] = []
+    for op in stream.ops:
+        if op.phase != "forward":
+            break
+        ops.append(op)
+    logits = max((i for i, op in enumerate(ops) if packet(op.name) in _PRODUCTS), default=len(ops) - 1)
+    while logits + 1 < len(ops) and ops[logits + 1].kind == "view" and ops[logits + 1].module:
+        logits += 1  # the product's result, given its shape back
+    ops = ops[: logits + 1]
+    last: dict[int, int] = {}
+    for i, op in enumerate(ops):
+        for index in (*op.inputs, *op.outputs):
+            last[stream.tensors[index].storage] = i
+    kept = _cast_weights(stream, ops)
+    freed: dict[int, list[int]] = {}
+    for storage, i in last.items():
+        if stream.storages[storage].kind == "activation" and storage not in kept and i + 1 < len(ops):
+            freed.setdefault(i + 1, []).append(storage)
+    storages = tuple(
+        replace(storage, bytes=0) if storage.kind in _TRAINING else storage for storage in stream.storages
+    )
+    return replace(
+        stream,
+        ops=tuple(replace(op, freed=tuple(freed.get(i, ()))) for i, op in enumerate(ops)),
+        storages=storages,
+        meta={**stream.meta, "forward_only": True},
+    )
+
+
+_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+
+
+def _cast_weights(stream: Stream, ops: list[Op]) -> set[int]:
+    """Storages of weights that autocast has cast: it keeps them until the context ends."""
+    found = set()
+    for op in ops:
+        if packet(op.name) == "aten._to_copy" and op.inputs and op.outputs:
+            source = stream.storages[stream.tensors[op.inputs[0]].storage]
+            operand = stream.tensors[op.inputs[0]].operand
+            if source.kind == "parameter" and len(operand.shape) >= 2:
+                found.add(stream.tensors[op.outputs[0]].storage)
+    return found

@@ -1,0 +1,165 @@
+"""The op stream: every ATen call of one training step, in order, with what each tensor is stored in.
+
+A `Stream` is plain data (JSON), made by `trace.py` and read without torch. Layers are folded (`unfolding`), and so are
+micro-batches (`micro_batches`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import DataError
+from flopcast.kernels.shapes import Call, Operand
+
+SCHEMA = 1
+PHASES = ("forward", "backward", "optimizer")
+FOLDED_DEPTH = 3  # first, middle and last layer differ in what their neighbours are
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """An operand and the storage that holds it."""
+
+    operand: Operand
+    storage: int
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, or host (its memory)."""
+
+    bytes: int
+    kind: str
+    layer: int | None = None
+
+
+@dataclass(frozen=True)
+class Op:
+    """One ATen call. `inputs` and `outputs` index `Stream.tensors`; `written` are positions in `inputs`.
+
+    `args` and `kwargs` are as in `kernels.shapes.Call`.
+    `kind`: launch (runs on the device), view (outputs are views of the inputs, nothing runs), host (works on
+    tensors in host memory), sync (copies a value to the host, which waits for it). `freed`: storages released
+    since the previous op.
+    """
+
+    name: str
+    phase: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    written: tuple[int, ...] = ()
+    args: str = "[]"
+    kwargs: str = "{}"
+    layer: int | None = None
+    module: str = ""
+    kind: str = "launch"
+    freed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Ops over tensors over storages. `meta` says what was traced and with which versions."""
+
+    ops: tuple[Op, ...]
+    tensors: tuple[TensorRef, ...]
+    storages: tuple[Storage, ...]
+    n_params: int
+    depth: int | None = None  # layers in `ops`; None: the module has no stack of identical layers
+    meta: dict[str, Any] = field(default_factory=dict)
+    # For each op of an unfolded stream which op of the folded one it repeats with the very same operands, -1 for none;
+    # empty where nothing was unfolded. Of no other stream that is made from this one.
+    repeats: tuple[int, ...] = field(default=(), init=False, repr=False, compare=False)
+
+    def call(self, op: Op) -> Call:
+        """The op as a replayable shape."""
+        return Call(
+            op.name,
+            tuple(self.tensors[i].operand for i in op.inputs),
+            tuple(self.tensors[i].operand for i in op.outputs),
+            op.args,
+            op.kwargs,
+            op.written,
+        )
+
+    @cached_property
+    def parameter_bytes(self) -> int:
+        return sum(s.bytes for s in self.storages if s.kind == "parameter")
+
+
+def to_json(stream: Stream) -> dict[str, Any]:
+    """Compact: ops are lists, defaults are left out at the end of each."""
+    return {
+        "schema": SCHEMA,
+        "n_params": stream.n_params,
+        "depth": stream.depth,
+        "meta": stream.meta,
+        "storages": [[s.bytes, s.kind, s.layer] for s in stream.storages],
+        "tensors": [
+            [list(t.operand.shape), list(t.operand.stride), t.operand.dtype, t.storage]
+            for t in stream.tensors
+        ],
+        "ops": [
+            [op.name, op.phase, list(op.inputs), list(op.outputs), list(op.written), op.args, op.kwargs,
+             op.layer, op.module, op.kind, list(op.freed)]
+            for op in stream.ops
+        ],
+    }  # fmt: skip
+
+
+def from_json(record: Any, source: str = "stream") -> Stream:
+    """Raises DataError when the record is not a stream or was written by a newer flopcast."""
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA:
+        raise DataError(f"{source}: schema {schema!r}, this flopcast reads {SCHEMA}; trace it again")
+    operands: dict[tuple[Any, ...], Operand] = {}  # equal ones once: some hundred for a thousand tensors
+
+    def operand(shape: list[int], stride: list[int], dtype: str) -> Operand:
+        key = tuple(shape), tuple(stride), dtype
+        known = operands.get(key)
+        if known is None:
+            known = operands[key] = Operand(*key)
+        return known
+
+    try:
+        return Stream(
+            ops=tuple(
+                Op(name, phase, tuple(i), tuple(o), tuple(w), args, kwargs, layer, module, kind, tuple(freed))
+                for name, phase, i, o, w, args, kwargs, layer, module, kind, freed in record["ops"]
+            ),
+            tensors=tuple(TensorRef(operand(s, st, d), at) for s, st, d, at in record["tensors"]),
+            storages=tuple(Storage(b, k, layer) for b, k, layer in record["storages"]),
+            n_params=record["n_params"],
+            depth=record["depth"],
+            meta=record["meta"],
+        )
+    except (KeyError, TypeError, ValueError) as fault:
+        raise DataError(f"{source}: not a flopcast op stream ({fault!r}); trace it again") from fault
+
+
+def save(stream: Stream, path: Path) -> None:
+    """Gzipped JSON without a time stamp, so that the same stream gives the same bytes."""
+    data = json.dumps(to_json(stream), separators=(",", ":")).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(gzip.compress(data, 9, mtime=0))
+    part.replace(path)
+
+
+def load(path: Path) -> Stream:
+    """Raises DataError when the file is not a stream."""
+    try:
+        record = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, ValueError, EOFError, zlib.error) as fault:
+        raise DataError(f"{path}: not a flopcast op stream ({fault}); delete it to trace again") from fault
+    return from_json(record, str(path))
+
+
+def packet(name: str) -> str:
+    """aten.add.Tensor -> aten.add"""
+    return ".".join(name.split(".")[:2])

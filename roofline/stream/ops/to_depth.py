@@ -1,0 +1,282 @@
+"""Streams of any depth from one of three layers.
+
+A step of a model with identical layers is traced at depth 3 and `at_depth` gives the stream of any depth from it:
+
+    pre, forward layer 0, 1, 2, loss, backward layer 2, 1, 0, post, optimizer
+             the middle layer is repeated ^ and its storages renamed; several micro-batches the same, one by one
+
+Storages carry the layer they belong to ("home"), so that a reference from one layer to the next stays a
+reference from one layer to the next after renaming; reuse distances and lifetimes stay right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from flopcast.kernels.shapes import Operand
+from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Op, Storage, Stream, TensorRef
+
+
+def at_depth(stream: Stream, depth: int) -> Stream:
+    """The stream of the same model with `depth` layers.
+
+    Needs a stream traced at FOLDED_DEPTH and `depth` >= 2; a stream already at `depth` is returned as it is.
+    """
+    if stream.depth == depth:
+        return stream
+    if stream.depth != FOLDED_DEPTH or depth < 2:
+        raise ValueError(f"cannot unfold a stream of depth {stream.depth} to {depth}: trace it at that depth")
+    return _Unfolding(stream, depth).run()
+
+
+class _Unfolding:
+    """One pass over a folded stream that repeats the middle layer and renames what belongs to it."""
+
+    def __init__(self, stream: Stream, depth: int) -> None:
+        self.source, self.depth = stream, depth
+        self._tensors, self._storages = stream.tensors, stream.storages
+        self.tensors: list[TensorRef] = []
+        self.storages: list[Storage] = []
+        self._storage_ids: dict[tuple[int, int | None], int] = {}
+        self._tensor_ids: dict[tuple[int, int], int] = {}
+        self._places: dict[int | None, tuple[_Placed, _Placed]] = {}
+        self._modules: dict[tuple[str, int | None, int | None], str] = {}
+        self._homes = [stream.storages[ref.storage].layer for ref in stream.tensors]
+        # what storages and operands are, as numbers: they are compared for every operand of every layer
+        roles: dict[Any, int] = {}
+        self._roles = [roles.setdefault(role, len(roles)) for role in _storage_roles(stream)]
+        operands: dict[Operand, int] = {}
+        self._operands = [operands.setdefault(ref.operand, len(operands)) for ref in stream.tensors]
+
+    def run(self) -> Stream:
+        placed = [
+            (number, op, layer)
+            for phase, run in groupby(
+                enumerate(self.source.ops), key=lambda each: each[1].phase
+            )  # micro-batches
+            for number, op, layer in self._sequence(list(run), phase == "backward")
+        ]
+        ops = [self._copy(op, layer) for _, op, layer in placed]
+        repeated = self._layer_parameters() * (self.depth - FOLDED_DEPTH)
+        unfolded = replace(
+            self.source,
+            ops=tuple(ops),
+            tensors=tuple(self.tensors),
+            storages=tuple(self.storages),
+            n_params=self.source.n_params + repeated,
+            depth=self.depth,
+        )
+        repeats = tuple([-1 if _is_multi_tensor(op) else number for number, op, _ in placed])
+        object.__setattr__(unfolded, "repeats", repeats)
+        return unfolded
+
+    def _layer_parameters(self) -> int:
+        """Elements of one layer's parameters; the meta field is written by the tracer."""
+        return int(self.source.meta["layer_params"])
+
+    def _sequence(self, ops: list[tuple[int, Op]], is_reversed: bool) -> Iterator[tuple[int, Op, int | None]]:
+        """(number, op, the layer it stands for), each run of the middle layer's ops repeated in order."""
+        layers = range(self.depth - 2, 0, -1) if is_reversed else range(1, self.depth - 1)
+        for is_middle, run in groupby(ops, key=lambda each: each[1].layer == 1):
+            block = list(run)
+            if is_middle:
+                yield from ((number, op, layer) for layer in layers for number, op in block)
+            else:
+                yield from ((number, op, op.layer and self._shifted(op.layer)) for number, op in block)
+
+    def _shifted(self, layer: int) -> int:
+        """Layers are counted from both ends: the last stays the last."""
+        return layer if layer == 0 else self.depth - FOLDED_DEPTH + layer
+
+    def _copy(self, op: Op, layer: int | None) -> Op:
+        if _is_multi_tensor(op):
+            return self._copy_multi_tensor(op)
+        tensors, storages = self._placed(op, layer)
+        # spelt out: `dataclasses.replace` took a third of the time of unfolding, and the constructor as long again
+        copied: Op = object.__new__(Op)
+        fields = copied.__dict__
+        fields.update(op.__dict__)
+        fields["inputs"] = tuple([tensors[i] for i in op.inputs])
+        fields["outputs"] = tuple([tensors[i] for i in op.outputs])
+        fields["layer"] = layer
+        fields["module"] = self._module(op.module, op.layer, layer)
+        if op.freed:
+            fields["freed"] = self._freed(op) if layer is None else tuple([storages[s] for s in op.freed])
+        return copied
+
+    def _module(self, module: str, old: int | None, new: int | None) -> str:
+        known = self._modules.get((module, old, new))
+        if known is None:
+            known = self._modules[module, old, new] = _rename(module, old, new)
+        return known
+
+    def _freed(self, op: Op) -> tuple[int, ...]:
+        """What an op outside the layers finds released: of every layer, as autocast's cast weights at its end."""
+        return tuple(
+            self._storage(s, at) for s in op.freed for at in self._layers_of(self.source.storages[s].layer)
+        )
+
+    def _placed(self, op: Op, layer: int | None) -> tuple[_Placed, _Placed]:
+        """What the tensors and storages of the folded stream are when `op` stands for `layer`."""
+        by = None if op.layer is None or layer is None else layer - op.layer
+        known = self._places.get(by)
+        if known is None:
+            last = self.depth - 1
+
+            def place(home: int | None) -> int | None:
+                if home is None:
+                    return None
+                if by is None:  # outside the stack: the first or the last layer's
+                    return self._shifted(home)
+                return min(max(home + by, 0), last)
+
+            storages = self.source.storages
+            known = self._places[by] = (
+                _Placed(lambda tensor: self._tensor(tensor, place(self._homes[tensor]))),
+                _Placed(lambda storage: self._storage(storage, place(storages[storage].layer))),
+            )
+        return known
+
+    def _copy_multi_tensor(self, op: Op) -> Op:
+        """An op over lists of tensors (the optimizer's): each list grows by the repeated layers' tensors."""
+        inputs: list[int] = []
+        written: list[int] = []
+        lengths: list[int] = []
+        placed: dict[int, tuple[int, int]] = {}  # a list named twice stays one
+
+        def append(tensors: tuple[int, ...], first: int, count: int) -> tuple[int, int]:
+            if first in placed:
+                return placed[first]
+            start = len(inputs)
+            inputs.extend(self._expand(tensors[first : first + count]))
+            if first in op.written:
+                written.extend(range(start, len(inputs)))
+            placed[first] = (start, len(inputs) - start)
+            return placed[first]
+
+        def convert(value: Any) -> Any:
+            match value:
+                case {"ts": [first, count]}:
+                    start, length = append(op.inputs, first, count)
+                    lengths.append(length)
+                    return {"ts": [start, length]}
+                case {"t": position}:
+                    return {"t": append(op.inputs, position, 1)[0]}
+                case {"rs": [number, _]}:  # one number per tensor
+                    return {"rs": [number, lengths[0]]}
+                case list():
+                    return [convert(item) for item in value]
+                case dict() if not value.keys() & {"ts", "t", "rs", "d", "m", "f", "o"}:
+                    return {name: convert(item) for name, item in value.items()}
+            return value
+
+        # The order of keywords stays: it is part of the call's key.
+        args, kwargs = (
+            json.dumps(convert(json.loads(text)), separators=(",", ":")) for text in (op.args, op.kwargs)
+        )
+        return replace(
+            op,
+            inputs=tuple(inputs),
+            outputs=tuple(self._expand(op.outputs)),
+            written=tuple(written),
+            args=args,
+            kwargs=kwargs,
+            freed=self._freed(op),
+        )
+
+    def _layers_of(self, home: int | None) -> list[int | None]:
+        """All layers that a storage of the folded stream stands for in an op over all parameters."""
+        if home is None:
+            return [None]
+        return list(range(1, self.depth - 1)) if home == 1 else [self._shifted(home)]
+
+    def _expand(self, tensors: Sequence[int]) -> list[int]:
+        """The tensors of all layers, those of one layer together, as `model.parameters()` lists them."""
+
+        def home(tensor: int) -> int | None:
+            return self.source.storages[self._storage_of(tensor)].layer
+
+        result: list[int] = []
+        for at, run in groupby(tensors, key=home):
+            block = list(run)
+            result += [self._tensor(tensor, layer) for layer in self._layers_of(at) for tensor in block]
+        return result
+
+    def _storage_of(self, tensor: int) -> int:
+        return self.source.tensors[tensor].storage
+
+    def _tensor(self, index: int, layer: int | None) -> int:
+        source = self._tensors[index]
+        storage = self._storage(source.storage, layer)
+        key = (self._operands[index], storage)
+        known = self._tensor_ids.get(key)
+        if known is None:
+            known = self._tensor_ids[key] = len(self.tensors)
+            made: TensorRef = object.__new__(TensorRef)  # without the constructor, as in `_copy`
+            made.__dict__.update(operand=source.operand, storage=storage)
+            self.tensors.append(made)
+        return known
+
+    def _storage(self, index: int, layer: int | None) -> int:
+        key = (self._roles[index], layer)
+        known = self._storage_ids.get(key)
+        if known is None:
+            known = self._storage_ids[key] = len(self.storages)
+            source = self._storages[index]
+            made: Storage = object.__new__(Storage)
+            made.__dict__.update(bytes=source.bytes, kind=source.kind, layer=layer)
+            self.storages.append(made)
+        return known
+
+
+class _Placed(dict[int, int]):
+    """Numbers of the unfolded stream by those of the folded one, made when they are first asked for."""
+
+    def __init__(self, make: Callable[[int], int]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: int) -> int:
+        found = self[key] = self._make(key)
+        return found
+
+
+def _is_multi_tensor(op: Op) -> bool:
+    """Whether it works on lists of all parameters, as the optimizer's calls do."""
+    return op.phase == "optimizer" and '"ts"' in op.args
+
+
+def _storage_roles(stream: Stream) -> list[Any]:
+    """What each storage is to its layer, equal for the same storage of another layer.
+
+    The role is where the layer's own operations first touch it: (phase, n-th op of the layer, n-th operand);
+    for what only an optimizer over all parameters touches, its place among its layer's tensors.
+    """
+    roles: list[Any] = [None if s.layer is not None else ("once", i) for i, s in enumerate(stream.storages)]
+    counts: dict[tuple[str, int | None], int] = {}
+    for position, op in enumerate(stream.ops):
+        refs = [stream.tensors[t].storage for t in op.inputs + op.outputs]
+        if op.layer is None:
+            ordinal: dict[int | None, int] = {}
+            for storage in refs:
+                home = stream.storages[storage].layer
+                ordinal[home] = ordinal.get(home, -1) + 1
+                if roles[storage] is None:
+                    roles[storage] = ("list", position, ordinal[home])
+            continue
+        place = counts[op.phase, op.layer] = counts.get((op.phase, op.layer), -1) + 1
+        for operand, storage in enumerate(refs):
+            if roles[storage] is None and stream.storages[storage].layer == op.layer:
+                roles[storage] = (op.phase, place, operand)
+    return [("once", i) if role is None else role for i, role in enumerate(roles)]
+
+
+def _rename(module: str, old: int | None, new: int | None) -> str:
+    """model.layers.1.mlp -> model.layers.7.mlp"""
+    if old is None or old == new:
+        return module
+    return f"{module}.".replace(f".{old}.", f".{new}.", 1)[:-1]

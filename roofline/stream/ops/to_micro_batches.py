@@ -1,0 +1,73 @@
+"""A step of many micro-batches from one of four: from the third on each launches the same calls.
+
+The first makes gradients, the others add to them; the second finds the first's leavings in memory, the third those of
+one like itself. So a stream of TRACED micro-batches serves any larger number of them: the third runs as often as is
+lacking, which `times_run` tells op by op. Where in L2 operands lie settles within three too, but where one micro-batch
+fits into it whole: there addresses may go round for longer, by which kernels change 0.1% at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from flopcast.roofline.stream.ops.op_stream import Op, Stream
+
+TRACED = 4
+_REPEATED = 2  # of those traced, by number: the third
+_META = "micro_batches_alike"  # in a stream's meta: for how many the third stands
+
+
+class NotAlike(ValueError):
+    """The last micro-batches of a stream differ, or cannot be told apart."""
+
+
+def with_micro_batches(stream: Stream, count: int) -> Stream:
+    """The stream of a step of `count` micro-batches, more than TRACED, from one of TRACED. Its ops stay as they are.
+
+    Raises NotAlike.
+    """
+    blocks = _micro_batches(stream)
+    if len(blocks) != TRACED:
+        raise NotAlike(f"{len(blocks)} runs of forward and backward, {TRACED} micro-batches")
+    third, last = ([_said(stream, op) for op in stream.ops[block]] for block in blocks[_REPEATED:])
+    if third != last:
+        raise NotAlike("the last two micro-batches make other calls")
+    alike = count - TRACED + 1
+    many = replace(stream, meta={**stream.meta, "accumulate": count, _META: alike})
+    object.__setattr__(many, "repeats", stream.repeats)  # of the same ops
+    return many
+
+
+def times_run(stream: Stream) -> list[int]:
+    """For each op how often it runs in a step: once, but for those of a micro-batch that stands for several."""
+    times = [1] * len(stream.ops)
+    alike = int(stream.meta.get(_META, 1))
+    if alike > 1:
+        blocks = _micro_batches(stream)
+        if len(blocks) == TRACED:
+            block = blocks[_REPEATED]
+            times[block] = [alike] * (block.stop - block.start)
+    return times
+
+
+def _micro_batches(stream: Stream) -> list[slice]:
+    """The ops of each forward with its backward, in order."""
+    found: list[slice] = []
+    start = end = 0
+    before = ""
+    for phase, run in groupby(stream.ops, key=lambda op: op.phase):
+        if phase == "forward":
+            start = end
+        end += sum(1 for _ in run)
+        if (before, phase) == ("forward", "backward"):
+            found.append(slice(start, end))
+        before = phase
+    return found
+
+
+def _said(stream: Stream, op: Op) -> tuple[Any, ...]:
+    """What an op is, whichever storages it works on."""
+    operands = [stream.tensors[i].operand for i in (*op.inputs, *op.outputs)]
+    return op.name, op.kind, op.args, op.kwargs, op.written, op.layer, op.module, operands

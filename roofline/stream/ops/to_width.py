@@ -1,0 +1,158 @@
+"""The op stream of any width from one trace: every size of a step is a product of the model's dimensions.
+
+A trace takes a second after five for imports, this some milliseconds, which is what a search over sixty widths would
+else wait for. The model is traced once with dimensions that are distinct primes; hidden size h, ffn f, vocabulary v,
+key-value heads k, query heads a key-value head g and half a head p then show in the factors of every number of the
+stream (shapes, strides, bytes, numbers among the arguments), and other dimensions are put in their places: 2226242 =
+2 x 101 x 103 x 107 is heads x head_dim. Exact for models whose sizes are such products (`MODEL_TYPES`), shown by tests
+against real traces; heads that stand alone (k or g of 1) take other paths, so that they are traced as ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from flopcast.kernels.shapes import DTYPE_BYTES, Operand
+from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
+from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
+
+# Dense decoders of transformers whose config says all six dimensions.
+MODEL_TYPES = ("qwen3", "llama", "mistral")
+
+# Large enough that nothing else has them as factors; `_primes` leaves out those that tokens have.
+_CANDIDATES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
+_LARGE = {"h": (1009, 1013, 1019, 1021), "f": (3019, 3023, 3037, 3041), "v": (50021, 50023, 50033, 50047)}
+_FREE_HEADS = ("qwen3",)  # others of transformers refuse hidden sizes that are no multiples of the heads
+_NO_END = 2**63 - 1  # "to the end" of a slice
+
+
+class NotDimensional(ValueError):
+    """The config has no dimensions of its own that a stream can be made of."""
+
+
+def dimensions(config: Mapping[str, Any]) -> dict[str, int]:
+    """h, f, v, k, g, p of a config (see the module). Raises NotDimensional."""
+    if config.get("model_type") not in MODEL_TYPES:
+        raise NotDimensional("not a dense decoder whose config says all six dimensions")
+    try:
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        head_dim = int(config.get("head_dim") or hidden // heads)
+        ffn, vocab = int(config["intermediate_size"]), int(config["vocab_size"])
+    except (KeyError, TypeError, ValueError) as fault:
+        raise NotDimensional(f"no {fault}") from fault
+    if heads % kv_heads or head_dim % 2 or head_dim < 4 or min(hidden, ffn, vocab) < 2:
+        raise NotDimensional("dimensions of one, or odd heads")
+    return {"h": hidden, "f": ffn, "v": vocab, "k": kv_heads, "g": heads // kv_heads, "p": head_dim // 2}
+
+
+def with_dimensions(config: Mapping[str, Any], sizes: Mapping[str, int]) -> Config:
+    """The same config of other dimensions, as `dimensions` gives them."""
+    return {
+        **config, "hidden_size": sizes["h"], "intermediate_size": sizes["f"], "vocab_size": sizes["v"],
+        "num_key_value_heads": sizes["k"], "num_attention_heads": sizes["k"] * sizes["g"],
+        "head_dim": 2 * sizes["p"],
+    }  # fmt: skip
+
+
+def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[str, int]:
+    """A prime a dimension, one for a dimension of one; none divides a number that tokens make.
+
+    Hidden sizes that have to be multiples of the heads are a prime times these: `redimensioned` takes them out whole,
+    before the heads.
+    """
+    batch, seq = traced.batch, traced.seq
+    numbers = (batch, seq, seq - 1, seq + 1, traced.accumulate)
+    free = [prime for prime in _CANDIDATES if all(number % prime for number in numbers if number)]
+    found = {name: next(p for p in _LARGE[name] if all(n % p for n in numbers if n)) for name in _LARGE}
+    for name in ("k", "g", "p"):
+        found[name] = 1 if name != "p" and sizes[name] == 1 else free.pop(0)
+    if model_type not in _FREE_HEADS:
+        found["h"] *= found["k"] * found["g"]
+    return found
+
+
+def redimensioned(reference: Stream, config: Mapping[str, Any]) -> Stream:
+    """The stream of `config` from one traced of `reference_of` it, at the reference's depth.
+
+    Raises NotDimensional where the two do not belong together.
+    """
+    traced_as = dimensions(reference.meta["config"])
+    wanted = dimensions(config)
+    swaps = [(traced_as[name], wanted[name]) for name in wanted if traced_as[name] != wanted[name]]
+    if any(prime == 1 for prime, _ in swaps):
+        raise NotDimensional("a head that stands alone in the reference")
+    scale = (2 * traced_as["p"]) ** -0.5  # of attention's scores
+    known: dict[int, int] = {_NO_END: _NO_END}
+
+    def size(value: int) -> int:
+        found = known.get(value)
+        if found is None:
+            found, rest = 1, value
+            if value:
+                for prime, other in swaps:
+                    while rest % prime == 0:
+                        rest //= prime
+                        found *= other
+            known[value] = found = found * rest
+        return found
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return size(value)
+        if isinstance(value, float) and value == scale:
+            return (2 * wanted["p"]) ** -0.5
+        if isinstance(value, float) and value.is_integer() and abs(value) < _NO_END:
+            return float(size(int(value)))
+        if isinstance(value, list):
+            return [argument(item) for item in value]
+        if isinstance(value, dict) and not value.keys() & {"t", "ts", "rs"}:  # those count operands
+            return {key: argument(item) for key, item in value.items()}
+        return value
+
+    texts: dict[str, str] = {}
+
+    def text(encoded: str) -> str:
+        found = texts.get(encoded)
+        if found is None:
+            changed = argument(json.loads(encoded))
+            found = texts[encoded] = json.dumps(changed, separators=(",", ":"))
+        return found
+
+    def renamed(op: Op) -> Op:
+        args, kwargs = text(op.args), text(op.kwargs)
+        # most say no size: replacing those too took a third of the time
+        return op if (args, kwargs) == (op.args, op.kwargs) else replace(op, args=args, kwargs=kwargs)
+
+    tensors = tuple(
+        TensorRef(
+            Operand(
+                tuple([size(n) for n in ref.operand.shape]),
+                tuple([size(n) for n in ref.operand.stride]),
+                ref.operand.dtype,
+            ),
+            ref.storage,
+        )
+        for ref in reference.tensors
+    )
+    storages = tuple(Storage(size(s.bytes), s.kind, s.layer) for s in reference.storages)
+    item_bytes = DTYPE_BYTES["bf16" if reference.meta.get("precision") == "bf16" else "fp32"]
+    parameters = [s for s in storages if s.kind == "parameter"]
+    return replace(
+        reference,
+        ops=tuple(renamed(op) for op in reference.ops),
+        tensors=tensors,
+        storages=storages,
+        n_params=sum(s.bytes for s in parameters) // item_bytes,
+        meta={
+            **reference.meta,
+            "config": with_depth(config, depth_of(reference.meta["config"])),
+            "layer_params": sum(s.bytes for s in parameters if s.layer == 0) // item_bytes,
+        },
+    )

@@ -1,0 +1,259 @@
+"""CUDA's semantics on fake CPU tensors: what a training step would launch on a GPU, on a machine without one.
+
+Three things differ between the devices, and each is put right where torch decides it:
+
+- Autocast casts by another list. The kernels of the CPU's autocast key are replaced by ones that follow CUDA's
+  list (`cuda_autocast`).
+- Some operations are made of others by a rule that asks for the device (dropout, attention). The rule of the CPU's
+  autograd key is replaced by CUDA's, and kernels whose results have other dtypes on CUDA get those (`cuda_operators`).
+- Python code asks tensors where they lie: they say CUDA, but for the few that lie in host memory there too.
+
+All is undone when the context ends. The real streams of an H200, recorded once, are what this is tested against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from flopcast.roofline.stream.tracer.cuda_autocast import CastWeights, kernels_for
+from flopcast.roofline.stream.tracer.cuda_operators import RESULTS, RULES
+
+_CUDA = torch.device("cuda", 0)
+# Compute capability that Python is told: of the parts that the profiles are of, the one measured.
+_CAPABILITY = (9, 0)
+# A step reads back a handful of truth values; a loop until one is false would never end.
+MAX_CHECKS = 2_000
+
+
+class Hosts:
+    """Tensors that lie in host memory on a machine with CUDA too: those made by `torch.tensor` with no device."""
+
+    def __init__(self) -> None:
+        self._known = WeakIdKeyDictionary()
+
+    def add(self, tensor: torch.Tensor) -> None:
+        self._known[tensor] = True
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._known
+
+
+class _LooksLikeCuda(TorchFunctionMode):
+    """Fake CPU tensors answer Python as CUDA tensors would; asked to go to or to be made on CUDA, they stay."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        super().__init__()
+        self.hosts = hosts
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _WHERE:
+            return (args[0] in self.hosts) != (func == _IS_CUDA)
+        name = getattr(func, "__name__", "")
+        to_cuda = name == "cuda" or _is_cuda(kwargs.get("device")) or any(_is_cuda(a) for a in args[:2])
+        if to_cuda and name in ("cuda", "to") and args[0] in self.hosts:
+            return args[0].to(kwargs.get("dtype", args[0].dtype), copy=True)  # now on the device
+        if name == "cuda":
+            return args[0]
+        if to_cuda:
+            args = tuple(_CPU if _is_cuda(a) else a for a in args)
+            kwargs = {key: _CPU if _is_cuda(value) else value for key, value in kwargs.items()}
+        result = func(*args, **kwargs)
+        if func is torch.tensor and not to_cuda:
+            self.hosts.add(result)
+        return result
+
+
+_CPU = torch.device("cpu")
+# Lists of the tensor types that torch's multi-tensor kernels take; fake tensors are no subclass that they know.
+_TYPES: tuple[list[type], ...] = tuple(
+    getattr(module, "_foreach_supported_types", [])
+    for module in (importlib.import_module("torch.optim.optimizer"), _foreach_utils)
+)
+_IS_CUDA, _IS_CPU = torch.Tensor.is_cuda.__get__, torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+_WHERE = {_IS_CUDA, _IS_CPU}
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and value.partition(":")[0] == "cuda"
+
+
+class FakeValues(TorchDispatchMode):
+    """A fake tensor has no value to read back: checks are taken to pass, numbers to be 1."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_inside = False  # a call: what runs below is torch's own
+        self.failed = ""  # the call that raised
+        self.checks = 0  # truth values read back
+        self.is_cuda = False  # whether results are those of CUDA's kernels
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            dtype = args[0].dtype
+            self.checks += dtype == torch.bool
+            if self.checks > MAX_CHECKS:
+                raise RuntimeError("a loop waits for a value, and fake tensors have none")
+            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+        kwargs = kwargs or {}
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = _CPU
+        before, self.is_inside = self.is_inside, True
+        try:
+            if self.is_cuda and func in RESULTS and (result := RESULTS[func](*args, **kwargs)) is not None:
+                return result
+            result = func(*args, **kwargs)
+            if (
+                isinstance(result, FakeTensor) and result.fake_device.type == "cuda"
+            ):  # autograd would end the process
+                raise RuntimeError("a CUDA tensor was made in a way that is not followed")
+            return result
+        except Exception:
+            self.failed = str(func)
+            raise
+        finally:
+            self.is_inside = before
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Libraries that treat fake tensors apart treat them as others.
+
+    transformers takes them for a compiler's and leaves the causal SDPA; torch's `Module.to` swaps them, which a weak
+    reference forbids; its truncated normal draws until the numbers fit.
+    """
+    import transformers.utils.import_utils as utils
+
+    with (
+        _replaced(utils, "is_fake_tensor", lambda x: False),
+        _replaced(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_args, **_kwargs: tensor),
+        _replaced(torch.nn.Module, "_apply", _apply_to_fakes(WeakIdKeyDictionary())),
+    ):
+        yield
+
+
+def _apply_to_fakes(moved: WeakIdKeyDictionary) -> Callable[..., Any]:
+    """`Module._apply` that puts another parameter where the function gives one; tied ones stay tied by `moved`."""
+
+    def apply(
+        module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True
+    ) -> torch.nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(function)
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            with torch.no_grad():
+                made = function(parameter)
+            if made is not parameter:
+                known = moved.get(parameter)
+                if known is None or (known.dtype, known.stride()) != (made.dtype, made.stride()):
+                    known = moved[parameter] = torch.nn.Parameter(made, parameter.requires_grad)
+                module._parameters[name] = known
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = function(buffer)
+        return module
+
+    return apply
+
+
+@contextlib.contextmanager
+def as_on_cuda(values: FakeValues) -> Iterator[Hosts]:
+    """While it lasts, fake CPU tensors behave as CUDA tensors do; gives those that are in host memory nevertheless.
+
+    Autocast for "cuda" is autocast. Not for two threads at once: torch's dispatcher is changed.
+    """
+    hosts = Hosts()
+    weights = CastWeights()
+    clear, is_enabled, get_dtype = (
+        torch.clear_autocast_cache,
+        torch.is_autocast_enabled,
+        torch.get_autocast_dtype,
+    )
+    start = torch.amp.autocast_mode.autocast.__init__
+    where = FakeTensor.device
+
+    def clear_cache() -> None:
+        weights.clear()
+        clear()
+
+    def begin(
+        self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or (get_dtype("cpu") if is_enabled("cpu") else torch.float16)
+        start(self, device_type, dtype, *args, **kwargs)
+
+    def device(tensor: FakeTensor) -> torch.device:
+        own: torch.device = where.__get__(tensor)
+        return own if values.is_inside or own.type != "cpu" or tensor in hosts else _CUDA
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_cuda_rules(weights))
+        for owner, name, value in (
+            (torch, "clear_autocast_cache", clear_cache),
+            (torch, "is_autocast_enabled", lambda device_type="cpu": is_enabled(_cpu_for(device_type))),
+            (torch, "get_autocast_dtype", lambda device_type: get_dtype(_cpu_for(device_type))),
+            (torch.amp.autocast_mode.autocast, "__init__", begin),
+            (torch.cuda, "get_device_capability", lambda device=None: _CAPABILITY),
+            (FakeTensor, "device", property(device)),
+        ):
+            stack.enter_context(_replaced(owner, name, value))
+        for types in _TYPES:
+            types.append(FakeTensor)
+            stack.callback(types.remove, FakeTensor)
+        stack.enter_context(_LooksLikeCuda(hosts))
+        values.is_cuda = True
+        try:
+            yield hosts
+        finally:
+            values.is_cuda = False
+            weights.clear()
+
+
+def _cpu_for(device_type: str) -> str:
+    return "cpu" if device_type == "cuda" else device_type
+
+
+@contextlib.contextmanager
+def _cuda_rules(weights: CastWeights) -> Iterator[None]:
+    """CUDA's autocast in place of the CPU's, and CUDA's rules for composite operators."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for name, kernel in kernels_for(weights):
+            library.impl(name, kernel, "AutocastCPU")
+        for name, rule in RULES.items():
+            library.impl(name, rule, "AutogradCPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name) if not isinstance(owner, type) else vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

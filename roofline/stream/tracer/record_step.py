@@ -1,0 +1,234 @@
+"""Records the op stream of a training step, real or on fake tensors.
+
+Forward, backward and optimizer: phases are told by autograd's engine, by the calls of modules and by torch.optim's
+global hooks, so that a step function of one's own is recorded like the product's own recipe. The calls themselves are
+`recorder`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from flopcast.gc_pause import no_garbage_collection, older_kept
+from flopcast.roofline.stream.ops.op_stream import Op, Stream
+from flopcast.roofline.stream.tracer.module_stack import ModuleStack
+from flopcast.roofline.stream.tracer.recorder import Recorder, flatten
+
+
+@dataclass
+class Parts:
+    """What a step works on: its models, optimizers and what they are fed."""
+
+    models: list[torch.nn.Module] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    batch: Any = None
+
+    def named_parameters(self) -> dict[torch.Tensor, str]:
+        """Each parameter once, a tied one under its first name."""
+        prefixes = {id(m): "" if len(self.models) == 1 else f"{type(m).__name__}." for m in self.models}
+        found: dict[torch.Tensor, str] = {}
+        for model in self.models:
+            for name, parameter in model.named_parameters():
+                found.setdefault(parameter, prefixes[id(model)] + name)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    found.setdefault(parameter, "")
+        return found
+
+    @contextlib.contextmanager
+    def discovering(self) -> Iterator[None]:
+        """Notes the models called and the optimizers stepped while the context lasts."""
+        depth = 0
+
+        def enter(module: torch.nn.Module, _args: Any) -> None:
+            nonlocal depth
+            if depth == 0 and not any(module is m for known in self.models for m in known.modules()):
+                self.models.append(module)
+            depth += 1
+
+        def leave(_module: torch.nn.Module, _args: Any, _result: Any) -> None:
+            nonlocal depth
+            depth -= 1
+
+        def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if all(optimizer is not known for known in self.optimizers):
+                self.optimizers.append(optimizer)
+
+        handles = [
+            torch.nn.modules.module.register_module_forward_pre_hook(enter),
+            torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+            register_optimizer_step_pre_hook(stepped),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextlib.contextmanager
+def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Keeps `recorder.phase` right; gives what to call when a model begins. `ended` is called after each backward.
+
+    A backward is what autograd's engine runs; after it comes the optimizer, until a model is called again.
+    """
+    original = torch.autograd.backward, torch.autograd.grad
+    depth = 0
+
+    def within(function: Callable[..., Any], after: str | None) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            before = recorder.phase
+            recorder.phase = "backward"
+            depth += 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                depth -= 1
+                if depth == 0:
+                    ended()
+                    recorder.phase = after or before
+
+        return run
+
+    def begin(phase: str) -> None:
+        if depth == 0:
+            recorder.phase = phase
+
+    handle = register_optimizer_step_pre_hook(lambda *_: begin("optimizer"))
+    torch.autograd.backward = within(original[0], "optimizer")
+    torch.autograd.grad = within(original[1], None)
+    try:
+        yield lambda: begin("forward")
+    finally:
+        torch.autograd.backward, torch.autograd.grad = original
+        handle.remove()
+
+
+def counts_on_host(optimizer: torch.optim.Optimizer, device_type: str) -> bool:
+    """Whether step counters lie in host memory: so with torch's optimizers on CUDA unless fused or capturable."""
+    group = optimizer.param_groups[0]
+    return device_type == "cuda" and not (group.get("fused") or group.get("capturable"))
+
+
+def record_step(
+    step: Any,
+    meta: Mapping[str, Any] | None = None,
+    *,
+    is_host: Callable[[torch.Tensor], bool] | None = None,
+    first: Callable[[], Any] | None = None,
+) -> Stream:
+    """The op stream of one steady step; a first step is run to create optimizer state, or `first` in its place.
+
+    `step` has `run()` and `device_type`: a `TrainingStep`, or a `FunctionStep` around a function, whose models and
+    optimizers are those that its first run used. `is_host` is for `Recorder`: by default a tensor on the CPU is in
+    host memory where the device is another.
+    """
+    parts = Parts(batch=getattr(step, "batch", None))
+    with older_kept():
+        with parts.discovering():
+            (first or step.run)()
+        if isinstance(getattr(step, "model", None), torch.nn.Module):
+            parts.models, parts.optimizers = [step.model], [step.optimizer]
+        if hasattr(step, "zero_grad"):
+            step.zero_grad()
+        gc.collect()
+    if is_host is None:
+        device_type = step.device_type
+
+        def is_host(tensor: torch.Tensor) -> bool:
+            return bool(device_type != "cpu" and tensor.device.type == "cpu")
+
+    modules = ModuleStack(parts.models)
+    recorder = Recorder(modules, is_host)
+    parameters = parts.named_parameters()
+    homes = {parameter: modules.layer_of(name) for parameter, name in parameters.items()}
+    _register(recorder, parts, homes, step.device_type)
+
+    def register_gradients() -> None:
+        for parameter, layer in homes.items():
+            if parameter.grad is not None:
+                recorder.register(parameter.grad, "gradient", layer)
+
+    register_gradients()
+    run = getattr(step, "run_phases", step.run)
+    with (
+        no_garbage_collection(),  # a collection in mid-step would free storages at a random op
+        recorder,
+        _phases(recorder, register_gradients) as begin,
+        modules.watching(begin),
+    ):
+        run()
+    layer_params = sum(p.numel() for p in modules.layers[0].parameters()) if modules.layers is not None else 0
+    return Stream(
+        ops=_place_optimizer(recorder.ops, recorder),
+        tensors=tuple(recorder.tensors),
+        storages=tuple(recorder.storages),
+        n_params=sum(parameter.numel() for parameter in parameters),
+        depth=len(modules.layers) if modules.layers is not None else None,
+        meta={
+            **(meta or {}),
+            "layer_params": layer_params,
+            "torch": torch.__version__.split("+")[0],
+            "transformers": transformers.__version__,
+        },
+    )
+
+
+def _register(
+    recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int | None], device_type: str
+) -> None:
+    """Tells the recorder what exists before the step."""
+    for parameter, layer in homes.items():
+        recorder.register(parameter, "parameter", layer)
+    for model in parts.models:
+        for buffer in model.buffers():
+            recorder.register(buffer, "buffer", None)
+    for tensor in flatten(parts.batch):
+        if isinstance(tensor, torch.Tensor):
+            recorder.register(tensor, "input", None)
+    for optimizer in parts.optimizers:
+        for owner, state in optimizer.state.items():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    kind = "host" if name == "step" and counts_on_host(optimizer, device_type) else "state"
+                    recorder.register(value, kind, homes.get(owner))
+
+
+def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
+    """An optimizer that loops over parameters works layer by layer; one over lists belongs to no layer.
+
+    What a layer's operation makes (a temporary) is the layer's too, and so is what works on temporaries only.
+    """
+    placed: list[Op] = []
+    current: int | None = None
+    for op in ops:
+        if op.phase != "optimizer":
+            placed.append(op)
+            continue
+        refs = [recorder.tensors[i].storage for i in op.inputs]
+        is_list = '"ts"' in op.args
+        if not is_list and any(
+            recorder.storages[s].kind in ("parameter", "gradient", "state", "host") for s in refs
+        ):
+            current = next(
+                recorder.storages[s].layer for s in refs if recorder.storages[s].kind != "activation"
+            )
+        for position, index in enumerate(
+            op.outputs
+        ):  # the n-th result of a list op belongs with its n-th input
+            made = recorder.tensors[index].storage
+            layer = recorder.storages[refs[position]].layer if is_list else current
+            recorder.storages[made] = dataclasses.replace(recorder.storages[made], layer=layer)
+        placed.append(op if is_list else dataclasses.replace(op, layer=current))
+    return tuple(placed)

@@ -1,0 +1,218 @@
+"""Writes down what the dispatcher sees below autograd and autocast: each ATen call with its operands, storages, phase
+and module. What a step is made of, and when its phases begin, is `step_recording`'s to know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flopcast.kernels.shapes import Operand
+from flopcast.roofline.stream.ops.op_stream import Op, Storage, TensorRef
+from flopcast.roofline.stream.tracer.module_stack import ModuleStack
+
+_DTYPES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
+    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8",
+    torch.uint8: "uint8", torch.bool: "bool", torch.complex64: "complex64",
+}  # fmt: skip
+
+# Calls that read a value back to the host: it waits for the device.
+_SYNCS = {
+    f"aten.{name}"
+    for name in (
+        "_local_scalar_dense.default", "nonzero.default", "is_nonzero.default", "equal.default", "_unique2.default",
+        "unique_dim.default", "unique_consecutive.default", "masked_select.default", "repeat_interleave.Tensor",
+    )
+}  # fmt: skip
+# Bookkeeping that launches nothing and costs next to nothing.
+_IGNORED = ("profiler.", "prim.", "aten.is_same_size", "aten.sym_", "aten.lift_fresh")
+
+
+class Recorder(TorchDispatchMode):
+    """Appends every ATen call to `ops`; works on real and on fake tensors.
+
+    `is_host` tells tensors in host memory from those on the device.
+    """
+
+    def __init__(
+        self, modules: ModuleStack, is_host: Callable[[torch.Tensor], bool] = lambda tensor: False
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.modules, self.is_host = modules, is_host
+        self.phase = "forward"
+        self.ops: list[Op] = []
+        self.tensors: list[TensorRef] = []
+        self.storages: list[Storage] = []
+        self._tensor_ids: dict[TensorRef, int] = {}
+        self._storage_ids: dict[int, int] = {}  # by StorageImpl address, while it lives
+        self._live: list[tuple[StorageWeakRef, int, int, int]] = []  # with its handle, address and number
+        self._where: tuple[str, int | None] = ("", None)
+
+    def register(self, tensor: torch.Tensor, kind: str, layer: int | None) -> None:
+        """A tensor of a known role: what exists before the step, and the gradients."""
+        index = self._storage(tensor, kind, layer)
+        self.storages[index] = dataclasses.replace(self.storages[index], kind=kind, layer=layer)
+
+    def set_kind_of(self, storage: int, kind: str) -> None:
+        self.storages[storage] = dataclasses.replace(self.storages[storage], kind=kind)
+
+    def _storage(self, tensor: torch.Tensor, kind: str = "activation", layer: int | None = None) -> int:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        known = self._storage_ids.get(address)
+        if known is None:
+            known = self._storage_ids[address] = len(self.storages)
+            self.storages.append(Storage(storage.nbytes(), kind, layer))
+            reference = StorageWeakRef(storage)
+            self._live.append((reference, reference.cdata, address, known))
+        return known
+
+    def _sweep(self) -> tuple[int, ...]:
+        """Storages that were released since the last call."""
+        # some two hundred a call: `StorageWeakRef.expired` asks the same through three calls, an eighth of a trace
+        expired = torch.UntypedStorage._expired
+        freed = [entry for entry in self._live if expired(entry[1])]
+        if not freed:
+            return ()
+        gone = {number for *_, number in freed}
+        self._live = [entry for entry in self._live if entry[3] not in gone]
+        for _, _, address, _ in freed:
+            self._storage_ids.pop(address, None)
+        return tuple(number for *_, number in freed)
+
+    def _tensor(self, tensor: torch.Tensor, layer: int | None, kind: str = "activation") -> int:
+        operand = Operand(tuple(tensor.shape), tuple(tensor.stride()), _DTYPES[tensor.dtype])
+        kind = "host" if self.is_host(tensor) else kind
+        ref = TensorRef(operand, self._storage(tensor, kind, None if kind == "input" else layer))
+        known = self._tensor_ids.get(ref)
+        if known is None:
+            known = self._tensor_ids[ref] = len(self.tensors)
+            self.tensors.append(ref)
+        return known
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = str(func)
+        if name.startswith(_IGNORED):
+            return func(*args, **kwargs)
+        freed = self._sweep()
+        module, layer = self._place()
+        inputs: list[int] = []
+        written: list[int] = []
+        seen: dict[Any, int] = {}  # the same tensor, or list of tensors, twice in a call is one operand
+        schema_arguments = func._schema.arguments
+        is_multi_tensor = name.startswith(("aten._foreach", "aten._fused_adam"))
+
+        def encode(value: Any, is_written: bool) -> Any:
+            if isinstance(value, torch.Tensor):
+                position = seen.setdefault(id(value), len(inputs))
+                if is_written:
+                    written.append(position)
+                if position == len(inputs):
+                    inputs.append(self._tensor(value, layer, "input"))
+                return {"t": position}
+            if isinstance(value, (list, tuple)):
+                if value and all(isinstance(item, torch.Tensor) for item in value):
+                    first = seen.setdefault(tuple(id(item) for item in value), len(inputs))
+                    if is_written:
+                        written.extend(range(first, first + len(value)))
+                    if first == len(inputs):
+                        inputs.extend(self._tensor(item, layer, "input") for item in value)
+                    return {"ts": [first, len(value)]}
+                if is_multi_tensor and value and all(item == value[0] for item in value):
+                    return {"rs": [_encode_scalar(value[0]), len(value)]}
+                return [encode(item, is_written) for item in value]
+            return _encode_scalar(value)
+
+        def is_mutated(argument: Any) -> bool:
+            return argument.alias_info is not None and argument.alias_info.is_write
+
+        encoded_args = [encode(value, is_mutated(schema_arguments[i])) for i, value in enumerate(args)]
+        mutated = {argument.name: is_mutated(argument) for argument in schema_arguments}
+        encoded_kwargs = {
+            key: encode(value, mutated.get(key, False))
+            for key, value in kwargs.items()
+            if key not in ("device", "pin_memory")
+        }
+        result = func(*args, **kwargs)
+        results = [t for t in flatten(result) if isinstance(t, torch.Tensor)]
+        written_storages = {self.tensors[inputs[i]].storage for i in written}
+        input_storages = {self.tensors[i].storage for i in inputs}
+        outputs = [self._tensor(t, layer) for t in results]
+        new = [o for o in outputs if self.tensors[o].storage not in written_storages]
+        kind = "launch"
+        is_host = [self.storages[s].kind == "host" for s in (written_storages or input_storages)]
+        if is_host and all(is_host):  # what writes to host memory, or only reads from there
+            kind = "host"
+            for storage in (*input_storages, *(self.tensors[o].storage for o in new)):
+                if self.storages[storage].kind in ("activation", "input"):
+                    self.set_kind_of(storage, "host")
+        elif name in _SYNCS or (is_host and self._reads_back(new, input_storages)):
+            kind = "sync"
+        elif bool(new) and not written and all(self.tensors[o].storage in input_storages for o in new):
+            kind = "view"
+        self.ops.append(
+            Op(
+                name=name,
+                phase=self.phase,
+                inputs=tuple(inputs),
+                outputs=tuple(new),
+                written=tuple(written),
+                args=json.dumps(encoded_args, separators=(",", ":")),
+                kwargs=json.dumps(encoded_kwargs, separators=(",", ":")),
+                layer=layer,
+                module=module,
+                kind=kind,
+                freed=freed,
+            )
+        )
+        return result
+
+    def _reads_back(self, new: Sequence[int], inputs: set[int]) -> bool:
+        """Whether results lie on the host and operands on the device: a copy that the host waits for."""
+        made = [self.storages[self.tensors[o].storage].kind == "host" for o in new]
+        return bool(made) and all(made) and any(self.storages[s].kind != "host" for s in inputs)
+
+    def _place(self) -> tuple[str, int | None]:
+        """The module that the call belongs to: by the module stack, in the backward by the autograd node - but for
+        what runs inside a module there, which is a forward run again (activation checkpointing)."""
+        if self.phase == "forward" or (self.phase == "backward" and self.modules.is_inside):
+            self._where = self.modules.current()
+        elif self.phase == "backward":
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                self._where = self.modules.of_node(node._sequence_nr(), self._where)
+        else:
+            self._where = ("", None)
+        return self._where
+
+
+def _encode_scalar(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return {"d": _DTYPES[value]}
+    if isinstance(value, (torch.memory_format, torch.layout, torch.device)):
+        return {"m": str(value).removeprefix("torch.")}
+    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        return {"f": str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return {"o": type(value).__name__}
+
+
+def flatten(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from flatten(item)
+    else:
+        yield value

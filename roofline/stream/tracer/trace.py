@@ -1,0 +1,402 @@
+"""Traces the op stream of a training step on fake tensors, without a GPU: of a config, of a module, of a step function.
+
+The step runs as it would, on fake CPU tensors that have no values; `cuda_semantics` does what CUDA would do
+differently, `step_recording` records it. A real step is recorded by the same `record_step`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import logging
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+from flopcast.errors import FlopcastError, UsageError
+from flopcast.microbench.recipe.training_step import (
+    FunctionStep,
+    TrainingStep,
+    build_model,
+    build_module,
+    causal_lm_batch,
+    make_optimizer,
+    use_fused,
+)
+from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.to_micro_batches import TRACED, NotAlike, with_micro_batches
+from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, Hosts, as_on_cuda, untraced
+from flopcast.roofline.stream.tracer.record_step import record_step
+from flopcast.roofline.stream.tracer.recorder import flatten
+
+__all__ = ["load_factory", "record_step", "sizes_of", "trace", "trace_module"]
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """Records a step on fake tensors; `hosts` are those in host memory (None: all are alike)."""
+
+    values: FakeValues
+    hosts: Hosts | None = None
+
+    def __call__(self, step: Any, meta: Mapping[str, Any], first: Callable[[], Any] | None = None) -> Stream:
+        is_host = self.hosts.__contains__ if self.hosts is not None else lambda tensor: False
+        return record_step(step, meta, is_host=is_host, first=first)
+
+
+@contextlib.contextmanager
+def _fake(device: str) -> Iterator[_Recording]:
+    """Fake tensors that behave as those of `device` ("cuda" or "cpu"); gives what records a step on them."""
+    values = FakeValues()
+    with untraced(), FakeTensorMode(allow_non_fake_inputs=True), values, warnings.catch_warnings():
+        # of torch about its own code: a copy of a module, as nn.TransformerEncoder makes of its layer
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        if device == "cpu":
+            yield _Recording(values)
+        else:
+            with as_on_cuda(values) as hosts:
+                yield _Recording(values, hosts)
+
+
+def trace(
+    config: Mapping[str, Any],
+    *,
+    batch: int = 4,
+    seq: int = 256,
+    precision: str = "autocast-bf16",
+    optimizer: str = "adamw",
+    device: str = "cuda",
+    accumulate: int = 1,
+    checkpoint: str = "none",
+    fused: str = "none",
+) -> Stream:
+    """The op stream of one step of a transformers causal language model, on fake tensors.
+
+    `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. `fused` "triton": of the
+    model patched to run on the fused kernels (`kernels.patch_qwen3`). Raises ValueError when transformers refuses the
+    config, or the patch the model.
+    """
+    meta = {"config": dict(config), "batch": batch, "seq": seq, "precision": precision, "optimizer": optimizer,
+            "accumulate": accumulate, "checkpoint": checkpoint, "device": device}  # fmt: skip
+    if fused != "none":
+        meta["fused"] = fused
+    for is_short in (True, False) if _is_steady_at_once(config) else (False,):
+        with _fake(device) as record:
+            model = build_model(config, precision=precision, checkpoint=checkpoint)
+            use_fused(model, fused)
+            input_ids = torch.zeros((batch, seq), dtype=torch.int64)
+            adamw = make_optimizer(model, optimizer, foreach=True if device == "cuda" else None)
+            step = TrainingStep(
+                model, adamw, causal_lm_batch(input_ids), precision, device, accumulate=accumulate
+            )
+            stream = record(step, meta, first=functools.partial(_make_state, step) if is_short else None)
+            if all((p.grad is not None) == p.requires_grad for p in model.parameters()):
+                break  # else state was made for parameters that have no gradients
+    return stream
+
+
+# Whose first forward is as every other, as the tests show; of others a whole first step is run.
+_STEADY = ("qwen3", "qwen3_moe", "llama", "mistral", "gpt2")
+
+
+def _is_steady_at_once(config: Mapping[str, Any]) -> bool:
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    is_plain = (
+        rope.get("rope_type", rope.get("type", "default")) == "default"
+    )  # others may keep what they saw
+    return config.get("model_type") in _STEADY and is_plain
+
+
+def _make_state(step: TrainingStep) -> None:
+    """What of a first step the next one sees: the optimizer's state. A third of a trace's time."""
+    for parameter in step.model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter)
+    step.optimizer_step()
+
+
+def trace_module(
+    source: Any,
+    batch: Any = None,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    precision: str = "autocast-bf16",
+    optimizer: str = "adamw",
+    device: str = "cuda",
+    accumulate: int = 1,
+    checkpoint: str = "none",
+) -> Stream:
+    """The op stream of one step of any module, on fake tensors; nothing of it is computed and no weight is drawn.
+
+    `source` is one of
+    - a module, with its `batch`: a tensor, a tuple of positional or a dict of keyword arguments. The loss is
+      `loss_fn(output)`, else `microbench.steps.loss_of(output)`; the optimizer is the one named;
+    - a factory, or its name "package.module:factory": a function without arguments that returns (module, batch),
+      (module, batch, loss_fn) or a step function. Of `sizes` ("batch", "seq") it gets those it has parameters for;
+    - a step function: it runs forward, backward and optimizer by itself, once a call. The run options are then its
+      own business: `precision` is not used, `optimizer`, `accumulate` and `checkpoint` have to be the defaults.
+
+    Modules and optimizers that exist already are lent fake parameters and given their own back. `meta` says "batch" and
+    "seq": samples a micro-batch, and tokens a sample where the first tensor of the batch holds ids, else 1; "unit" what
+    they count: tokens, samples, or steps of a step function.
+    Raises UsageError: not importable, wrong return, not traceable (which op, and what to do).
+    """
+    options: dict[str, Any] = {
+        "precision": precision,
+        "optimizer": optimizer,
+        "accumulate": accumulate,
+        "checkpoint": checkpoint,
+    }
+
+    def traced(micro_batches: int) -> Stream:
+        return _trace_module(source, batch, loss_fn, sizes or {}, device, options, micro_batches)
+
+    if accumulate > TRACED:
+        with contextlib.suppress(NotAlike):
+            return with_micro_batches(traced(TRACED), accumulate)
+    return traced(accumulate)
+
+
+def _trace_module(
+    source: Any,
+    batch: Any,
+    loss_fn: Callable[[Any], torch.Tensor] | None,
+    sizes: Mapping[str, int],
+    device: str,
+    options: Mapping[str, Any],
+    micro_batches: int,
+) -> Stream:
+    """As `trace_module`, of so many micro-batches in the place of those that `options` ask for."""
+    name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
+    function = load_factory(source) if isinstance(source, str) else source
+    with _fake(device) as record, _lent_fakes(function), _explained(name, record.values):
+        made: Any = (
+            (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes, name)
+        )
+        if not isinstance(made, tuple):
+            _refuse_unused(name, options)
+            step: Any = FunctionStep(made, device)
+            batch_sizes = (1, 1)
+        else:
+            options = {**options, "accumulate": micro_batches}
+            if isinstance(source, torch.nn.Module) and batch is None:
+                raise UsageError(f"{name}: a module needs a batch: a tensor, a tuple or a dict of tensors")
+            module, batch, *given = made
+            step = build_module(
+                module, batch, device, loss_fn=given[0] if given else loss_fn,
+                foreach=True if device == "cuda" else None, **options,
+            )  # fmt: skip
+            batch_sizes = sizes_of(step.batch)
+        meta = {"module": name, "batch": batch_sizes[0], "seq": batch_sizes[1], **options, "device": device}
+        meta["unit"] = "tokens" if batch_sizes[1] > 1 else "samples" if isinstance(made, tuple) else "steps"
+        stream = record(step, meta)
+    if not any(op.phase == "backward" for op in stream.ops):
+        raise UsageError(
+            f"{name}: no backward ran: valid is a factory that returns (module, batch) or a step function, or a "
+            "function that calls loss.backward() itself"
+        )
+    return stream
+
+
+def _refuse_unused(name: str, options: Mapping[str, Any]) -> None:
+    """Raises UsageError for what a step function was asked to do and does by itself."""
+    for option, usual in (("optimizer", "adamw"), ("accumulate", 1), ("checkpoint", "none")):
+        if options[option] != usual:
+            raise UsageError(
+                f"{option} {options[option]} of {name}, a step function: it does that by itself; leave {option} out, "
+                "or give a factory that returns (module, batch)"
+            )
+
+
+def load_factory(name: str) -> Callable[..., Any]:
+    """The function that "package.module:factory" names; the current folder counts as a place to import from.
+
+    Raises UsageError that says what is missing.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(
+            f"module {name!r}: valid is package.module:factory, as in flopcast.microbench.zoo:vit_b16"
+        )
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as fault:
+        raise UsageError(
+            f"module {name!r}: {fault}; run from the folder that holds it, set PYTHONPATH, or install it"
+        ) from fault
+    except (
+        Exception,
+        SystemExit,
+    ) as fault:  # a script's own exit would end the command as if it had answered
+        raise UsageError(f"module {name!r}: importing {module_name} failed: {_said(fault)}") from fault
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        functions = sorted(
+            n for n, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not n.startswith("_")
+        )  # fmt: skip
+        what = "is not a function" if found is not None else "does not exist"
+        known = f"; functions there: {', '.join(functions)}" if functions else ""
+        raise UsageError(f"module {name!r}: {attribute} {what} in {module_name}{known}")
+    return found  # type: ignore[no-any-return]
+
+
+def _make(function: Callable[..., Any], sizes: Mapping[str, int], name: str) -> Any:
+    """(module, batch[, loss_fn]) or a step function, of a factory; of a step function itself, that function.
+
+    Which of the two a function is shows when it is called: a factory returns something of the kind.
+    """
+    if not callable(function):
+        raise UsageError(f"{name}: valid is a module with its batch, a factory or a step function")
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built in
+        parameters = {}  # type: ignore[assignment]
+    made = function(**{key: value for key, value in sizes.items() if key in parameters})
+    if isinstance(made, (tuple, list)) and made and isinstance(made[0], torch.nn.Module):
+        if len(made) in (2, 3) and (len(made) == 2 or callable(made[2])):
+            return tuple(made)
+        raise UsageError(
+            f"{name} returns {len(made)} values: valid are (module, batch) and (module, batch, loss_fn)"
+        )
+    if isinstance(made, torch.nn.Module):
+        raise UsageError(
+            f"{name} returns a module alone: valid is (module, batch), the batch being what it is called with"
+        )
+    if callable(made):
+        return made
+    if made is None or isinstance(made, (torch.Tensor, float, int)):  # it has run a step
+        return function
+    raise UsageError(
+        f"{name} returns {type(made).__name__}: valid are (module, batch), (module, batch, loss_fn) and a step function"
+    )
+
+
+def sizes_of(batch: Any) -> tuple[int, int]:
+    """(samples, tokens a sample) of a batch by its first tensor: whole numbers in two dimensions are ids."""
+    first = next((t for t in flatten(batch) if isinstance(t, torch.Tensor) and t.ndim), None)
+    if first is None:
+        return 1, 1
+    has_tokens = first.ndim == 2 and not first.is_floating_point()
+    return int(first.shape[0]), int(first.shape[1]) if has_tokens else 1
+
+
+@contextlib.contextmanager
+def _explained(name: str, values: FakeValues) -> Iterator[None]:
+    """Faults of a step on fake tensors as UsageError: which op, and what to do."""
+    # torch logs the traceback of a shape that does not fit before it raises what is told here
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except FlopcastError:
+        raise
+    except (Exception, SystemExit) as fault:
+        where = f" in {values.failed}" if values.failed else ""
+        advice = "make sure that one real step of it runs"
+        if isinstance(fault, DynamicOutputShapeException):
+            where, advice = (
+                f" in {fault.func}",
+                (
+                    "the size of its result depends on values, which a forecast does not have: "
+                    "use torch.where or a fixed size in its place"
+                ),
+            )
+        elif isinstance(fault, (UnsupportedOperatorException, DataDependentOutputException)):
+            where, advice = (
+                f" in {fault.func}",
+                "give the operator a fake implementation (torch.library.register_fake)",
+            )
+        raise UsageError(f"{name} cannot be traced: {_said(fault)}{where}; {advice}") from fault
+    finally:
+        log.setLevel(level)
+
+
+def _said(fault: BaseException) -> str:
+    return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}"
+
+
+# --- what exists already ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _lent_fakes(source: Any) -> Iterator[None]:
+    """While it lasts, the modules and optimizers that `source` is or refers to hold fake parameters and buffers."""
+    fakes: dict[int, torch.Tensor] = {}
+    keep: list[torch.Tensor] = []
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in fakes:
+            keep.append(tensor)  # its id stays its own
+            made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            fakes[id(tensor)] = torch.nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+        return fakes[id(tensor)]
+
+    with contextlib.ExitStack() as stack:
+        for thing in _reachable(source):
+            if isinstance(thing, torch.nn.Module):
+                for owner in thing.modules():
+                    tables: list[dict[str, Any]] = [owner._parameters, owner._buffers]
+                    for held in tables:
+                        stack.callback(dict.update, held, dict(held))
+                        held.update({key: fake(value) for key, value in held.items() if value is not None})
+            else:
+                for group in thing.param_groups:
+                    stack.callback(group.__setitem__, "params", group["params"])
+                    group["params"] = [fake(parameter) for parameter in group["params"]]
+                stack.callback(setattr, thing, "state", thing.state)
+                thing.state = defaultdict(dict)
+        yield
+
+
+def _reachable(source: Any) -> list[torch.nn.Module | torch.optim.Optimizer]:
+    """The modules and optimizers that a function refers to: by closure, by name, by its object, by its arguments."""
+    found: list[torch.nn.Module | torch.optim.Optimizer] = []
+    seen: set[int] = set()
+
+    def visit(thing: Any, depth: int) -> None:
+        if id(thing) in seen or depth > 4:
+            return
+        seen.add(id(thing))
+        if isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
+            found.append(thing)
+        elif isinstance(thing, functools.partial):
+            visit([thing.func, *thing.args, *thing.keywords.values()], depth)
+        elif inspect.ismethod(thing):
+            visit([thing.__func__, *getattr(thing.__self__, "__dict__", {}).values()], depth)
+            visit(thing.__self__, depth)
+        elif inspect.isfunction(thing):
+            try:
+                names = inspect.getclosurevars(thing)
+            except ValueError:  # a cell that is still empty
+                return
+            visit([*names.nonlocals.values(), *names.globals.values()], depth + 1)
+        elif isinstance(thing, (list, tuple, set)):
+            for item in thing:
+                visit(item, depth + 1)
+        elif isinstance(thing, Mapping):
+            visit(list(thing.values()), depth)
+        elif callable(thing) and not isinstance(thing, type) and hasattr(thing, "__dict__"):
+            visit(list(vars(thing).values()), depth)
+
+    visit(source, 0)
+    return found

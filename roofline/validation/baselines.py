@@ -1,0 +1,89 @@
+"""What others would say of the same steps: the comparison that a forecast has to stand.
+
+- `roofline`: each call takes the longer of FLOPs / datasheet peak (products, convolutions, attention) and bytes /
+  datasheet bandwidth; the calls add up. No host, no efficiency.
+- `six_n`: 6 x parameters x tokens at 40% of the datasheet peak, the rule of thumb of training budgets.
+- `torch`: torch's own RuntimeEstimator, as `microbench.torch_estimate` ran it on the machine of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from flopcast.roofline.gpu.catalogue.datasheets import load_specs, spec_of_device
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.lower import lower
+from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.to_micro_batches import times_run
+
+METHODS = ("roofline", "six_n", "torch")
+LABELS = {
+    "step": "this forecast",
+    "roofline": "roofline, datasheet peaks",
+    "six_n": "6N x tokens / (0.4 x peak)",
+    "torch": "torch RuntimeEstimator",
+}
+UTILISATION = 0.4  # of the peak, in `six_n`
+
+Row = dict[str, Any]
+
+
+def bandwidth(profile: Profile) -> float | None:
+    """Datasheet bytes/s of the profile's GPU; None for one that is not in the list (and for a processor)."""
+    spec = load_specs().get(profile.gpu) or spec_of_device(str(profile.device.get("name", "")))
+    return None if spec is None else spec.bandwidth_bytes_per_second
+
+
+def roofline(stream: Stream, profile: Profile) -> float | None:
+    """Seconds by datasheet rates alone; None where the GPU has no datasheet here."""
+    rate = bandwidth(profile)
+    if rate is None:
+        return None
+    seconds = 0.0
+    for op, times in zip(stream.ops, times_run(stream), strict=True):
+        lowered = lower(stream, op)
+        if lowered is None:
+            continue
+        work = describe(*lowered)
+        peak = profile.peaks.get(work.matrix_dtype or "")
+        compute = 0.0 if peak is None else work.flops / peak.value
+        seconds += times * max(compute, work.bytes / rate)
+    return seconds
+
+
+def six_n(n_params: int, tokens: int, peak_flops_per_second: float) -> float:
+    """Seconds of 6 x parameters x tokens FLOPs at 40% of the peak."""
+    return 6 * n_params * tokens / (UTILISATION * peak_flops_per_second)
+
+
+def compare_methods(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Median and worst |error| of step time by method, for all steps that every method has, and by what bounds them.
+
+    A row: {"method", "label", "n", and for each of "all", "device-bound", "host-bound": "<set>_n", "<set>_median",
+    "<set>_worst", "<set>_signed" (the median of forecast / measured - 1)}. Methods that say nothing of any step
+    (torch's, where it was not run) are left out; the sets hold the same steps for each of the others.
+    """
+    present = [
+        "step",
+        *(name for name in METHODS if any(row.get(f"{name}_error") is not None for row in rows)),
+    ]
+    done = [row for row in rows if all(row.get(f"{name}_error") is not None for name in present)]
+    sets = {
+        "all": done,
+        "device-bound": [row for row in done if row["bound"] != "host"],
+        "host-bound": [row for row in done if row["bound"] == "host"],
+    }
+    found = []
+    for name in present if done else []:
+        entry: Row = {"method": name, "label": LABELS[name], "n": len(done)}
+        for label, members in sets.items():
+            errors = [row[f"{name}_error"] for row in members]
+            entry[f"{label}_n"] = len(errors)
+            entry[f"{label}_median"] = median(map(abs, errors)) if errors else None
+            entry[f"{label}_worst"] = max(map(abs, errors), default=None)
+            entry[f"{label}_signed"] = median(errors) if errors else None
+        found.append(entry)
+    return found

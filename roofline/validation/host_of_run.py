@@ -1,0 +1,148 @@
+"""The host as it was while real steps ran: from the tiny models that were run between them.
+
+One process differs from the next by 10 to 40%, and drifts within: a step that came out 10.7% slow had the tiny models
+beside it 6 to 9% slow. How well neighbours tell what lies between them, the tiny models say themselves: each time that
+they were run, against the times before and after (`RunHost.sigma`; 5 to 12% in five runs).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import exp, hypot, log, sqrt
+from statistics import fmean, median, variance
+from typing import Any
+
+from flopcast.microbench.recipe.plans import HostPlan
+from flopcast.roofline.gpu.fit.host import OPERATORS, fit_host
+from flopcast.roofline.gpu.fit.host_calibration import host_counts, host_plan, plan_streams
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.device_work import Backends, device_work
+from flopcast.roofline.step.uncertainty import simulated, spreads
+
+# Samples of the host on either side of a step that say how fast it was then: two are taken before each step, by phase;
+# of steps in a row, which `pace` goes by, it is one, written twice.
+NEAR = 2
+LEAST_VISITS = (
+    8  # of fewer, how far they lie apart is not told, and taken to be as in five runs of three machines
+)
+RESTLESS = 0.1
+
+
+def scaled(host: HostCosts, factor: float) -> HostCosts:
+    """A host that takes `factor` times as long for everything."""
+
+    def times(costs: Mapping[str, float]) -> dict[str, float]:
+        return {name: seconds * factor for name, seconds in costs.items()}
+
+    return replace(
+        host, step_fixed=host.step_fixed * factor, forward=times(host.forward), backward=times(host.backward),
+        optimizer=times(host.optimizer), triton=times(host.triton),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunHost:
+    """The host as one run of steps had it: its costs, and how its speed moved, sample by sample.
+
+    `pace[i]` is sample i of the tiny models over their median, mean of depths and phases. `noise`: standard deviation
+    of its logarithm, as the depths, one after the other, differ.
+    """
+
+    costs: HostCosts
+    pace: tuple[float, ...]
+    noise: float = 0.0
+
+    @cached_property
+    def sigma(self) -> float:
+        """How far the host at one time lies from what those before and after it say: of the run's own samples, root
+        mean square in logs, as a step between two of them is told. Less `noise`: a sample is of tenths of a second, a
+        step is timed for seconds."""
+        visits = [fmean(map(log, self.pace[i : i + NEAR])) for i in range(0, len(self.pace), NEAR)]
+        if len(visits) < LEAST_VISITS:
+            return RESTLESS
+        off = [
+            (here - (before + after) / 2) ** 2
+            for before, here, after in zip(visits, visits[1:], visits[2:], strict=False)
+        ]
+        return sqrt(max(fmean(off) - self.noise**2, 0.0))
+
+    def at(self, samples_before: int | None) -> HostCosts:
+        """The costs at a step: by the samples just before and just after it. Their deviation is `sigma`, and what steps
+        were off besides."""
+        if samples_before is None or not self.pace:
+            return self.costs
+        near = self.pace[max(0, samples_before - NEAR) : samples_before + NEAR]
+        if not near:
+            return self.costs
+        return replace(scaled(self.costs, median(near)), sigma=hypot(spreads().host_same_run, self.sigma))
+
+
+def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> dict[str | None, RunHost]:
+    """Host costs as the processes that ran the steps had them, by session, from the calibration rows among the steps.
+
+    Empty without any, and on a processor. The costs are those of `fit_host`, times what steps of the tiny models in a
+    row took over what is simulated of them (`steady_ratio`).
+    """
+    kind = str(profile.device.get("type"))
+    sessions: dict[str | None, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for row in measured:
+        if row["key"].startswith(("host/", OPERATORS)) and row["status"] == "ok":
+            sessions[row.get("session")][row["key"]] = row
+    if not sessions or kind == "cpu":
+        return {}
+    plan = host_plan(kind)
+    counts = host_counts(plan, kind)
+    cpu = profile.host.cpu if profile.host is not None else ""
+    found: dict[str | None, RunHost] = {}
+    for session, by_key in sessions.items():
+        rows = list(by_key.values())
+        if all(
+            row["key"].startswith(OPERATORS) for row in rows
+        ):  # stopped before its tiny models were written
+            continue
+        costs = fit_host(rows, counts, profile.ceilings, {"cpu": cpu}, [])
+        if costs is not None:
+            if not costs.triton and profile.host is not None:  # no step of the run needed it
+                costs = replace(costs, triton=profile.host.triton)
+            values = {
+                depth: by_key.get(plan.row_key(depth, "steady"), {}).get("value") for depth in plan.configs
+            }
+            steady = {depth: seconds for depth, seconds in values.items() if seconds}
+            found[session] = RunHost(scaled(costs, steady_ratio(steady, plan, costs, profile)), *_pace(rows))
+    return found
+
+
+def steady_ratio(steady: Mapping[int, float], plan: HostPlan, costs: HostCosts, profile: Profile) -> float:
+    """Seconds of a tiny model's step among others (by depth) over what the simulation makes of it; median of depths.
+
+    What the phases, each timed on an idle device, leave out: the graph set free, the queue, the caches. 1 where it was
+    not measured.
+    """
+    if not steady:
+        return 1.0
+    streams = plan_streams(plan, str(profile.device.get("type")))
+    ratios = []
+    for depth, seconds in steady.items():
+        items = device_work(streams[depth], profile, costs, Backends())
+        ratios.append(seconds / simulated(items, profile)())
+    return min(max(median(ratios), 0.8), 1.25)
+
+
+def _pace(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, ...], float]:
+    """(pace, noise) as `RunHost` has them. Each sample over its row's median, the geometric mean over rows: of steps
+    among others, as the steps beside were timed, or, in files of older versions, of forward and backward on an idle
+    device (the most of a step)."""
+    measured = [row for row in rows if row.get("value")]
+    chosen = [row for row in measured if row["key"].endswith("/steady")]
+    chosen = chosen or [row for row in measured if row["key"].endswith(("/forward", "/backward"))]
+    logs = list(
+        zip(*([log(sample / row["value"]) for sample in row["samples"]] for row in chosen), strict=False)
+    )
+    if not logs or len(chosen) < 2:
+        return tuple(exp(values[0]) for values in logs), 0.0
+    noise = sqrt(fmean(variance(values) for values in logs) / len(chosen))
+    return tuple(exp(fmean(values)) for values in logs), noise

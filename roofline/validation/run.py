@@ -1,0 +1,72 @@
+"""Runs the real steps of a suite on this machine, and says what machine it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.roofline.gpu.suites.names import check_suite
+
+ESTIMATES = ("estimates",)  # of `microbench.run_steps.PARTS`
+
+
+def run_validation_steps(
+    device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None,
+    parts: tuple[str, ...] | None = None,
+) -> str:  # fmt: skip
+    """Runs what `out` lacks of the validation ladder's real steps, or of `parts` of them; a line of what was done.
+
+    Default: times and kernels, on a GPU torch's estimates too. Raises UsageError for these on a processor.
+    """
+    check_suite(suite)
+    if budget is not None and not budget >= 0:
+        raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
+    from flopcast.microbench.records.records import Recorder
+    from flopcast.microbench.steps.run import PARTS as ALL_PARTS
+    from flopcast.microbench.steps.run import TIMES_AND_KERNELS, run_steps
+    from flopcast.microbench.timing.device import describe, pick_device
+    from flopcast.roofline.gpu.fit.host_calibration import host_plan
+    from flopcast.roofline.validation.step_plans import validation_plans
+
+    chosen = pick_device(device)
+    if parts == ESTIMATES and chosen.type != "cuda":
+        raise UsageError(
+            f"--only-estimates on {chosen.type}: torch's RuntimeEstimator reads a CUDA GPU's figures"
+        )
+    rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
+    with Recorder(out, describe(chosen)) as recorder:
+        plans = validation_plans(chosen.type, suite)
+        return str(
+            run_steps(
+                plans,
+                device=chosen,
+                recorder=recorder,
+                rounds=rounds,
+                steps_per_round=steps,
+                host=None if chosen.type == "cpu" else host_plan(chosen.type),
+                parts=parts or (TIMES_AND_KERNELS if chosen.type == "cpu" else ALL_PARTS),
+                budget_seconds=budget,
+                retry=retry,
+            )
+        )
+
+
+def machine_here(device: str | None) -> dict[str, Any]:
+    """The description of this machine's device. Raises UsageError when there is none of that name."""
+    from flopcast.microbench.timing.device import describe, pick_device
+
+    found: dict[str, Any] = describe(pick_device(device))["device"]
+    return found
+
+
+def machine_of(folder: Path) -> dict[str, Any]:
+    """The description of the device whose real steps `folder` holds. Raises UsageError when it holds none."""
+    from flopcast.microbench.records import records
+    from flopcast.roofline.validation.validate import step_folders
+
+    first = step_folders(folder)[0]
+    if not records.file_in(first).is_file():
+        raise UsageError(f"{folder} holds no real steps: `flopcast validate --out {folder}` runs them")
+    found: dict[str, Any] = records.read_machine(first)["device"]
+    return found

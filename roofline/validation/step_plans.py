@@ -1,0 +1,166 @@
+"""Which real steps `validate` runs: none of them is used in fitting, and nothing is tuned to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.roofline.stream.model.models import (
+    CPU_BATCH,
+    CPU_SEQ,
+    CPU_VOCABULARY,
+    depth_for,
+    load_config,
+    make_config,
+)
+
+# The CPU suite measures shapes of widths 64, 128 and 256; these lie between and at them.
+CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
+
+# Groups of plain Qwen3 steps: the forecast's own ground. The others are named on their own in tables.
+QWEN3_GROUPS = ("ladder", "ln ladder", "off the ladder", "published configs", "large batch", "cpu")
+OPTIONS, PATCHED, FAMILIES = "options", "patched", "other families"
+INTERVALS = "intervals"  # steps that tell how wide an interval has to be: not fitted, and not judged either
+
+_ZOO = "flopcast.microbench.zoo:"
+
+
+def validation_plans(device_type: str, name: str = "standard") -> list[StepPlan]:
+    """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all, "fused"
+    for those patched with the fused kernels."""
+    if device_type == "cpu":
+        return [
+            StepPlan(
+                name=f"w{width}", config=make_config(width=width, depth=depth, vocab=CPU_VOCABULARY),
+                batch=CPU_BATCH, seq=CPU_SEQ, group="cpu",
+            )
+            for width, depth in CPU_WIDTHS
+        ]  # fmt: skip
+    if name == "quick":
+        return [_ladder(256), _ladder(1024), _large(1024)]
+    if name == "fused":
+        return _fused()
+    return [*_qwen3(), *_intervals(), *_options(), *_patched(), *_fused(), *_families()]
+
+
+def _intervals() -> list[StepPlan]:
+    """Qwen3 steps of which `interval.py` takes what steps differ by from their forecasts: of other widths, depths and
+    batches than those that are judged."""
+    sizes = (
+        (384, 3, 4, 256, "adamw"), (448, 8, 8, 512, "adamw"), (576, 12, 4, 256, "adamw-fused"),
+        (1216, 16, 2, 256, "adamw"), (1280, 4, 4, 512, "adamw-fused"), (768, 12, 16, 512, "adamw-fused"),
+        (1792, 5, 4, 512, "adamw"), (1280, 10, 1, 4096, "adamw-fused"), (2304, 5, 2, 2048, "adamw"),
+        (2816, 5, 8, 768, "adamw"), (3328, 4, 4, 1024, "adamw-fused"), (1984, 9, 4, 768, "adamw-fused"),
+    )  # fmt: skip
+    return [
+        StepPlan(
+            name=f"w{width}-d{depth}", config=make_config(width=width, depth=depth), batch=batch, seq=seq,
+            optimizer=optimizer, group=INTERVALS,
+        )
+        for width, depth, batch, seq, optimizer in sizes
+    ]  # fmt: skip
+
+
+def _qwen3() -> list[StepPlan]:
+    """The ladder by both laws, between its widths and beyond, the shipped configs, and larger batches."""
+    fused = "adamw-fused"
+    plans = [_ladder(width) for width in (256, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096)]
+    ln = {"law": "ln", "group": "ln ladder"}
+    plans += [_ladder(width, **ln) for width in (256, 512, 768, 1024, 1536, 2048)]
+    plans += [_ladder(width, optimizer=fused, **ln) for width in (2560, 3072)]
+    off = {"group": "off the ladder"}
+    plans += [_ladder(width, **off) for width in (320, 640, 896, 1152, 1408, 1664, 1920, 3584)]
+    plans += [_ladder(width, optimizer=fused, **off) for width in (320, 1152, 2560)]
+    plans += [_shipped("qwen3-0.6b"), _shipped("qwen3-0.6b", optimizer=fused)]
+    plans += [_shipped("qwen3-1.7b"), _shipped("qwen3-1.7b", optimizer=fused)]
+    plans += [_large(width) for width in (256, 512, 640, 1024, 1664, 2048, 2560, 3584)]
+    plans += [_large(width, optimizer="adamw") for width in (1024, 2048)]
+    plans += [_large(width, batch=4, seq=4096) for width in (512, 1024, 2048)]
+    plans += [_large(width, batch=2, seq=8192) for width in (512, 1024, 2048)]
+    plans += [
+        _shipped(model, batch=8, seq=1024, optimizer=fused, group="large batch")
+        for model in ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b")
+    ]
+    plans += [_shipped("qwen3-4b"), _shipped("qwen3-4b", optimizer=fused)]
+    return [*plans, _shipped("qwen3-8b"), _shipped("qwen3-8b", optimizer=fused)]
+
+
+def _options() -> list[StepPlan]:
+    """What changes the stream: accumulation, checkpointing, precision."""
+    options = {"group": OPTIONS}
+    return [
+        _ladder(1024, accumulate=4, **options),
+        _shipped("qwen3-0.6b", batch=8, seq=1024, optimizer="adamw-fused", checkpoint="full", **options),
+        _large(2048, precision="bf16", **options),
+        _large(1024, precision="tf32", **options),
+    ]
+
+
+def _patched() -> list[StepPlan]:
+    """Other kernels in the same stream: Triton's products and attention, and the SDPA backend not picked by torch."""
+    options = {"group": PATCHED}
+    return [
+        _ladder(1024, matmul="triton", **options),
+        _large(512, matmul="triton", **options),
+        _large(2048, matmul="triton", **options),
+        _large(1024, attention="triton", **options),
+        _large(1024, batch=2, seq=8192, attention="triton", **options),
+        _large(1024, matmul="triton", attention="triton", **options),
+        _shipped(
+            "qwen3-0.6b", batch=8, seq=1024, optimizer="adamw-fused", matmul="triton", attention="triton",
+            **options,
+        ),
+        _large(1024, attention="sdpa-flash", **options),
+        _large(2048, batch=4, seq=4096, attention="sdpa-flash", **options),
+    ]  # fmt: skip
+
+
+def _fused() -> list[StepPlan]:
+    """Patched to run on the fused memory-bound kernels, with torch's products and attention and with Triton's."""
+    options = {"group": PATCHED, "fused": "triton"}
+    return [
+        _ladder(512, **options),
+        _ladder(1024, **options),
+        _ladder(2048, optimizer="adamw-fused", **options),
+        _large(512, **options),
+        _large(1024, **options),
+        _large(2048, **options),
+        _large(1024, batch=2, seq=8192, **options),
+        _shipped("qwen3-0.6b", **{"optimizer": "adamw-fused", **options}),
+        _shipped("qwen3-0.6b", batch=8, seq=1024, optimizer="adamw-fused", **options),
+        _large(1024, matmul="triton", attention="triton", **options),
+    ]  # fmt: skip
+
+
+def _families() -> list[StepPlan]:
+    """Models that are no Qwen3: by config, and by a factory of `microbench.zoo`."""
+    return [
+        _shipped("llama-3.2-1b", group=FAMILIES),
+        _shipped("llama-3.2-1b", batch=8, seq=1024, optimizer="adamw-fused", group=FAMILIES),
+        _shipped("gpt2", batch=8, seq=1024, group=FAMILIES),
+        _shipped("qwen3-moe", batch=8, seq=1024, optimizer="adamw-fused", group=FAMILIES),
+        _module("vit_b16", batch=64),
+        _module("resnet50", batch=64),
+        _module("mlp", batch=4096),
+    ]
+
+
+def _ladder(width: int, *, law: str = "printed", **options: Any) -> StepPlan:
+    depth = depth_for(width, law)
+    return StepPlan(name=f"w{width}-d{depth}", config=make_config(width=width, depth=depth), **options)
+
+
+def _large(width: int, **options: Any) -> StepPlan:
+    defaults = {"batch": 8, "seq": 1024, "optimizer": "adamw-fused", "group": "large batch"}
+    return _ladder(width, **{**defaults, **options})
+
+
+def _shipped(name: str, **options: Any) -> StepPlan:
+    return StepPlan(name=name, config=load_config(name), **{"group": "published configs", **options})
+
+
+def _module(factory: str, **options: Any) -> StepPlan:
+    return StepPlan(name=factory, config={}, module=_ZOO + factory, seq=1, group=FAMILIES, **options)
+
+
+GROUP = "intervals"  # of the steps that the spreads are estimated from

@@ -1,0 +1,157 @@
+"""Figures of forecasts against real steps: agreement, and residuals by component."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from flopcast.roofline.stream.lowering.classes import GROUPS
+from flopcast.roofline.stream.model.models import row_label
+from flopcast.roofline.views.figures.canvas import (
+    BLUE,
+    CARD,
+    CLASS_LABELS,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    Figure,
+    Row,
+    finish,
+    new_sheet,
+    plain_log,
+    styled,
+)
+
+
+@styled
+def agreement_figure(rows: Sequence[Row]) -> Figure | None:
+    """Forecast step against measured step, and the error with its interval below. None without measured steps."""
+    done = [row for row in rows if row["step_seconds"] and row["step_forecast"]]
+    if not done:
+        return None
+    sheet = new_sheet(6.6, rows=2, sharex=True, height_ratios=(3, 2))
+    upper, lower = sheet.axes
+    groups = list(dict.fromkeys(str(row["group"]) for row in done))
+    colours = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
+    markers = ("o", "s", "D", "^", "v", "P")
+    for index, group in enumerate(groups):
+        members = [row for row in done if row["group"] == group]
+        colour, marker = colours[index % 6], markers[index % 6]
+        xs = [row["step_seconds"] * 1e3 for row in members]
+        tips = [
+            f"{row_label(row)}: measured {row['step_seconds'] * 1e3:.2f} ms, forecast "
+            f"{row['step_forecast'] * 1e3:.2f} ({row['step_low'] * 1e3:.2f} to {row['step_high'] * 1e3:.2f}), "
+            f"{row['step_error']:+.1%}, {row['bound']}-bound"
+            for row in members
+        ]
+        ends3 = ("low", "forecast", "high")
+        absolute = [[row[f"step_{end}"] * 1e3 for row in members] for end in ends3]
+        relative = [
+            [100 * (row[f"step_{end}"] / row["step_seconds"] - 1) for row in members] for end in ends3
+        ]
+        for ax, (low, middle, high) in ((upper, absolute), (lower, relative)):
+            ax.vlines(xs, low, high, color=colour, lw=1.3, alpha=0.7)
+            sheet.scatter(
+                ax,
+                xs,
+                middle,
+                tips,
+                s=26,
+                marker=marker,
+                zorder=3,
+                label=group,
+                edgecolors=colour,
+                facecolors=colour if index < 6 else CARD,
+                linewidths=0.0 if index < 6 else 1.2,
+            )
+    values = [row[k] * 1e3 for row in done for k in ("step_seconds", "step_low", "step_high")]
+    ends = [min(values) / 1.15, max(values) * 1.15]
+    upper.plot(ends, ends, color=INK, lw=1.0)
+    upper.fill_between(ends, [0.9 * e for e in ends], [1.1 * e for e in ends], color=GREY, alpha=0.18, lw=0,
+                       label="within 10%")  # fmt: skip
+    upper.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="forecast, ms per step")
+    upper.legend(loc="upper left", labelspacing=0.3)
+    lower.axhspan(-10, 10, color=GREY, alpha=0.18, lw=0)
+    lower.axhline(0, color=INK, lw=1.0)
+    lower.set(xlabel="measured, ms per step", ylabel="forecast / measured - 1, %")
+    for ax in (upper, lower):
+        plain_log(ax, "x")
+    plain_log(upper, "y")
+    errors = [abs(row["step_error"]) for row in done]
+    worst = max(done, key=lambda row: abs(row["step_error"]))
+    inside = sum(bool(row["within_interval"]) for row in done)
+    caption = (
+        f"{len(done)} real steps, none used in fitting: median error {median(errors):.1%}, worst "
+        f"{worst['step_error']:+.1%} ({row_label(worst)}); {inside} of {len(done)} measured steps lie within their 90% "
+        "interval. Bars: 90% intervals of the forecast, in the lower panel relative to the measured step."
+    )
+    alt = f"Forecast against measured step time of {len(done)} steps, with the error of each below. {caption}"
+    return finish(sheet, "agreement", "Forecast against measured steps", caption, alt,
+                   "measured across, forecast up; none of these steps was used in fitting")  # fmt: skip
+
+
+RESIDUALS = {"step": "step", "device": "device time", "host": "host time", "peak": "peak memory"} | {
+    name: "element-wise and rest" if name == "elementwise" else CLASS_LABELS.get(name, name)
+    for name in GROUPS
+}
+
+
+@styled
+def residual_figure(rows: Sequence[Row]) -> Figure | None:
+    """Signed error of every component of every step. None without measured steps."""
+    errors: dict[str, list[tuple[float, Row]]] = {
+        name: [(row[f"{name}_error"], row) for row in rows if row[f"{name}_error"] is not None]
+        for name in RESIDUALS
+    }
+    names = [name for name, found in errors.items() if found]
+    if not names:
+        return None
+    everything = sorted(abs(e) for found in errors.values() for e, _ in found)
+    limit = min(1.0, max(0.1, 1.25 * everything[int(0.95 * (len(everything) - 1))]))
+    sheet = new_sheet(0.46 * len(names) + 1.2)
+    ax = sheet.axes[0]
+    clipped = 0
+    for place, name in enumerate(names):
+        inside = [(e, row) for e, row in errors[name] if abs(e) <= limit]
+        below = [(e, row) for e, row in errors[name] if e < -limit]
+        above = [(e, row) for e, row in errors[name] if e > limit]
+        clipped += len(below) + len(above)
+        for points, marker, size in ((inside, "o", 20), (below, "<", 34), (above, ">", 34)):
+            if not points:
+                continue
+            xs = [100 * max(-limit, min(limit, e)) for e, _ in points]
+            # spread in the order of the rows, so that equal errors do not hide each other
+            ys = [place + 0.5 * ((i * 0.618) % 1 - 0.5) for i in range(len(points))]
+            tips = [f"{row_label(row)}: {RESIDUALS[name]} {e:+.1%}" for e, row in points]
+            colours = [ORANGE if row["bound"] == "host" else BLUE for _, row in points]
+            sheet.scatter(ax, xs, ys, tips, s=size, marker=marker, c=colours, alpha=0.75, linewidths=0)
+        middle = 100 * max(-limit, min(limit, median(e for e, _ in errors[name])))
+        ax.plot([middle] * 2, [place - 0.36, place + 0.36], color=INK, lw=2)
+    ax.axvline(0, color=INK, lw=1.0)
+    ax.set_yticks(range(len(names)), [RESIDUALS[name] for name in names])
+    ax.set(
+        xlim=(-108 * limit, 108 * limit), ylim=(len(names) - 0.4, -0.6), xlabel="forecast / measured - 1, %"
+    )
+    ax.grid(False, axis="y")
+    bounds = {row["bound"] == "host" for found in errors.values() for _, row in found}
+    for is_host, colour, label in ((False, BLUE, "bound by the device"), (True, ORANGE, "bound by the host")):
+        if is_host in bounds:
+            ax.scatter([], [], s=20, color=colour, label=label)
+    ax.plot([], [], color=INK, lw=2, label="median")
+    sheet.canvas.legend(loc="outside upper center", ncols=3)
+    note = (
+        f" Triangles at the edge: {clipped} errors beyond {limit:.0%}, in full in the table."
+        if clipped
+        else ""
+    )
+    caption = (
+        f"Signed error of each component of each step: what cancels in the step shows in its parts.{note}"
+    )
+    middles = ", ".join(f"{RESIDUALS[name]} {median(e for e, _ in errors[name]):+.1%}" for name in names)
+    alt = f"Strip plot of signed forecast errors by component. Medians: {middles}."
+    return finish(sheet, "residuals", "Residuals by component", caption, alt,
+                   "forecast against measured; none of these steps was used in fitting")  # fmt: skip

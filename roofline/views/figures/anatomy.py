@@ -1,0 +1,184 @@
+"""Figures of what a step is made of: device time by class under host and step, over width and over batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from flopcast.roofline.views.figures.canvas import (
+    CARD,
+    CLASS_COLOURS,
+    CLASS_LABELS,
+    INK,
+    RED,
+    Figure,
+    Row,
+    Sheet,
+    count,
+    finish,
+    new_sheet,
+    styled,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.forecast import tokens_of, width_of
+
+
+@styled
+def anatomy_figure(found: Sequence[Forecast], validation: Sequence[Row] = ()) -> Figure | None:
+    """Device time by class, stacked, over width; host and step on top; measured steps of the same models."""
+    if not found:
+        return None
+    sheet = new_sheet(5.6)
+    ax = sheet.axes[0]
+    top = _stack(sheet, ax, found, [1e3] * len(found), "ms", _model_of)
+    measured = [(i, row) for i, f in enumerate(found) for row in validation if _same_run(row, f)]
+    if measured:
+        tips = [f"{row['name']}: measured {row['step_seconds'] * 1e3:.2f} ms, forecast off by {row['step_error']:+.1%}"
+                for _, row in measured]  # fmt: skip
+        # beside the forecast, so that neither hides the other
+        xs, ys = [i + 0.22 for i, _ in measured], [row["step_seconds"] * 1e3 for _, row in measured]
+        sheet.scatter(ax, xs, ys, tips, s=30, marker="D", facecolors=CARD, edgecolors=INK, linewidths=1.5, zorder=5,
+                      label="step, measured")  # fmt: skip
+        top = max(top, *ys)
+    widths = [width_of(f) for f in found]
+    labels = [f"{w or count(f.n_params)}\n{f.depth}" for w, f in zip(widths, found, strict=True)]
+    ax.set_xticks(range(len(found)), labels, fontsize=8.5)
+    ax.set(
+        xlabel="width (upper), layers (lower)" if any(widths) else "parameters, layers", ylabel="ms per step"
+    )
+    ax.set_ylim(0, 1.06 * top)
+    _legend(ax)
+    first = next((f for f in found if f.bound != "host"), None)
+    turn = (
+        "the host bounds every step here" if first is None
+        else f"the device bounds the step from {count(first.n_params)} parameters"
+    )  # fmt: skip
+    caption = f"One training step of {tokens_of(found[0]):,} tokens. Bars: kernel time by class, summed. " + (
+        "Each operator runs when it is called, so that host and bars add up."
+        if found[0].gpu == "cpu"
+        else f"Where the host line lies above the bars, the GPU waits: {turn}."
+    )
+    alt = (
+        f"Stacked bars of device milliseconds by operation class for {len(found)} models, "
+        f"{found[0].step_seconds * 1e3:.1f} to {found[-1].step_seconds * 1e3:.1f} ms a step, with lines for host time "
+        f"and step time; bound by {found[0].bound} at {count(found[0].n_params)}, by {found[-1].bound} at "
+        f"{count(found[-1].n_params)} parameters."
+    )
+    basis = f"forecast from a {found[0].profile_basis} profile" + ("; diamonds measured" if measured else "")
+    return finish(sheet, "anatomy", "Anatomy of a step over width", caption, alt, basis)
+
+
+@styled
+def batch_figure(found: Sequence[Forecast], name: str, seq: int) -> Figure | None:
+    """The same for one model over batches, in microseconds a token: what a larger batch saves.
+
+    None with fewer than two forecasts.
+    """
+    if len(found) < 2:
+        return None
+    sheet = new_sheet(5.2)
+    ax = sheet.axes[0]
+    scales = [1e6 / tokens_of(f) for f in found]
+    batches = [round(tokens_of(f) / seq) for f in found]
+    labels = dict(zip(map(id, found), batches, strict=True))
+    top = _stack(sheet, ax, found, scales, "µs a token", lambda f: f"{labels[id(f)]} x {seq}")
+    ax.set_xticks(
+        range(len(found)), [f"{b}{'' if f.fits else ' *'}" for b, f in zip(batches, found, strict=True)]
+    )
+    ax.set(xlabel=f"batch, sequences of {seq} tokens", ylabel="µs per token")
+    ax.set_ylim(0, 1.06 * top)
+    _legend(ax, "upper right")
+    per_token = [f.step_seconds * s for f, s in zip(found, scales, strict=True)]
+    first = next((b for b, f in zip(batches, found, strict=True) if f.bound != "host"), None)
+    full = [b for b, f in zip(batches, found, strict=True) if not f.fits]
+    caption = (
+        f"A step of {name}, its time divided by its tokens: {per_token[0]:.3g} µs a token at batch {batches[0]}, "
+        f"{per_token[-1]:.3g} at {batches[-1]}. Host and optimizer cost a step, not a token, and fade; "
+        + ("the host bounds every one." if first is None else f"the device bounds from batch {first} on.")
+        + (" *: does not fit into the memory." if full else "")
+    )
+    alt = (
+        f"Stacked bars of device microseconds a token by operation class over batches {batches[0]} to {batches[-1]} of "
+        f"{name}, falling from {per_token[0]:.3g} to {per_token[-1]:.3g} µs a token for the whole step."
+    )
+    basis = f"forecast from a {found[0].profile_basis} profile"
+    return finish(sheet, "batches", "Anatomy of a step over batch", caption, alt, basis)
+
+
+def _model_of(found: Forecast) -> str:
+    width = width_of(found)
+    return f"width {width} x {found.depth}" if width else count(found.n_params)
+
+
+def _stack(
+    sheet: Sheet,
+    ax: Axes,
+    found: Sequence[Forecast],
+    scales: Sequence[float],
+    unit: str,
+    name_of: Callable[[Forecast], str],
+) -> float:
+    """Bars by class, the host's line, the step with its interval; seconds times `scales`. Returns the highest end."""
+    places = [float(i) for i in range(len(found))]
+    names = [name_of(f) for f in found]
+    bottoms = [0.0] * len(found)
+    for name, colour in CLASS_COLOURS.items():
+        heights = [
+            sum(part.seconds for part in f.breakdown if _shown_class(part.op_class) == name) * by
+            for f, by in zip(found, scales, strict=True)
+        ]
+        if not any(heights):
+            continue
+        tips = [
+            f"{who}, {CLASS_LABELS[name]}: {height:.3g} {unit}, {height / (f.device_seconds * by):.0%} of the device's "
+            for who, height, f, by in zip(names, heights, found, scales, strict=True)
+        ]
+        sheet.bars(ax, places, heights, tips, width=0.8, bottom=list(bottoms), color=colour,
+                   label=CLASS_LABELS[name], linewidth=0)  # fmt: skip
+        bottoms = [b + h for b, h in zip(bottoms, heights, strict=True)]
+    hosts = [f.host_seconds * by for f, by in zip(found, scales, strict=True)]
+    ax.plot(places, hosts, color=INK, lw=1.8, ls="-", marker=".", label="host: time to enqueue the step")
+    steps, lows, highs = (
+        [getattr(f, end) * by for f, by in zip(found, scales, strict=True)]
+        for end in ("step_seconds", "step_seconds_low", "step_seconds_high")
+    )
+    errors = [
+        [s - low for s, low in zip(steps, lows, strict=True)],
+        [high - s for s, high in zip(steps, highs, strict=True)],
+    ]
+    ax.errorbar(places, steps, errors, color=RED, lw=0, elinewidth=1.4, capsize=3, marker="_", ms=11, mew=2,
+                label="step, forecast with 90% interval")  # fmt: skip
+    tips = [
+        f"{who}, step: {step:.3g} {unit} ({low:.3g} to {high:.3g}), device {f.device_seconds * by:.3g}, host "
+        f"{host:.3g}, bound by {f.bound}"
+        for who, f, by, step, low, high, host in zip(
+            names, found, scales, steps, lows, highs, hosts, strict=True
+        )
+    ]
+    sheet.scatter(ax, places, steps, tips, s=22, color=RED, linewidths=0, zorder=4)
+    ax.grid(False, axis="x")
+    return float(max(*highs, *bottoms, *hosts))
+
+
+def _legend(ax: Axes, place: Literal["upper left", "upper right"] = "upper left") -> None:
+    """Lines first, then classes in the order that they are stacked in, the uppermost first."""
+    handles, names = ax.get_legend_handles_labels()
+    order = sorted(range(len(names)), key=lambda i: (names[i] in CLASS_LABELS.values(), -i))
+    ax.legend([handles[i] for i in order], [names[i] for i in order], loc=place, labelspacing=0.3)
+
+
+def _shown_class(op_class: str) -> str:
+    return op_class if op_class in CLASS_COLOURS else "rest"
+
+
+def _same_run(row: Row, found: Forecast) -> bool:
+    """Whether a validation row ran what `found` forecasts: its own forecast then is the same number."""
+    return (
+        bool(row["step_seconds"])
+        and row["n_params"] == found.n_params
+        and (abs(row["step_forecast"] / found.step_seconds - 1) < 1e-9)
+    )

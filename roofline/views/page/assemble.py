@@ -1,0 +1,148 @@
+"""Gathers what a report shows - forecasts of the ladder, curves, comparisons - and writes the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flopcast.gc_pause import no_garbage_collection
+from flopcast.roofline.step.forecast import Forecast, forecast
+from flopcast.roofline.stream.model.models import ladder, load_config, make_config
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.views.figures.canvas import Row
+
+if TYPE_CHECKING:
+    from flopcast.roofline.dollars.points import CostCurve
+    from flopcast.roofline.gpu.fit.quality import FitReport
+    from flopcast.roofline.gpu.profile.host import HostCosts
+    from flopcast.roofline.gpu.profile.profile import Profile
+
+
+# GPUs that a report compares its own with: those of the source article.
+BATCHED = "qwen3-0.6b"  # shown over batches: its streams at `rebatch.BATCHES` are shipped
+BATCHES = (2, 4, 8, 16, 32, 64, 128)
+COMPARED = ("nvidia-l4", "nvidia-a100-80gb-pcie", "nvidia-h100-sxm", "nvidia-h200")
+
+
+@no_garbage_collection()
+def build_report(
+    profile: Profile,
+    quality: FitReport | None,
+    out: Path,
+    *,
+    measured: Sequence[Row] = (),
+    steps: Path | None,
+) -> Path:
+    """Writes report.html, figures and CSV files into `out`; returns the page. `measured`: rows of measurements.
+
+    Raises UsageError when the folder cannot be written.
+    """
+    from flopcast.roofline.step.largest_batch import largest_batch
+    from flopcast.roofline.validation import validate
+    from flopcast.roofline.views.figures.efficiency_map import product_map
+    from flopcast.roofline.views.page.data import ReportData
+    from flopcast.roofline.views.page.extra import extra_parts
+    from flopcast.roofline.views.page.page import render
+
+    rows: list[dict[str, Any]] = []
+    if steps is not None:
+        rows = validate.compare_runs(steps, profile)
+        validate.write_csv(rows, out / "validation.csv")
+    is_cpu = profile.device.get("type") == "cpu"
+    parts = extra_parts(
+        profile, out, may_trace=steps is not None
+    )  # comparing steps traces, other reports must not
+    ladder_steps = anatomy(profile)
+    data = ReportData(
+        profile=profile,
+        fit=None if quality is None else quality.to_json(),
+        measurements=measured,
+        validation=rows,
+        anatomy=ladder_steps,
+        curves=curves(profile),
+        products=product_map(profile),
+        batches=[] if is_cpu else batches(profile),
+        batched_model=BATCHED,
+        batched_seq=Run().seq,
+        largest_batch=None if is_cpu else largest_batch(load_config(BATCHED), Run(), profile),
+        hosts=hosts(profile),
+        extra=parts.sections,
+        advice=parts.advice,
+        notes=parts.faults,
+    )
+    return render(data, out)
+
+
+def anatomy(profile: Profile) -> list[Forecast]:
+    """The ladder's steps on this device: 4 x 256 tokens on a GPU, a small ladder on the processor."""
+    if profile.device.get("type") == "cpu":
+        from flopcast.roofline.stream.model.models import CPU_BATCH, CPU_SEQ, CPU_VOCABULARY
+        from flopcast.roofline.validation.step_plans import CPU_WIDTHS
+
+        run = Run(batch=CPU_BATCH, seq=CPU_SEQ)
+        configs = [make_config(width=w, depth=d, vocab=CPU_VOCABULARY) for w, d in CPU_WIDTHS]
+        return [forecast(config, run, profile) for config in configs]
+    return [forecast(config, Run(), profile) for config in ladder()]
+
+
+def batches(profile: Profile) -> list[Forecast]:
+    """Qwen3-0.6B over batches, to the first that does not fit."""
+    from flopcast.roofline.step.forecast import forecast_stream, traced_of
+    from flopcast.roofline.stream.library.by_batch import stream_of
+
+    found: list[Forecast] = []
+    for batch in BATCHES:
+        run = Run(batch=batch)
+        stream = stream_of(load_config(BATCHED), traced_of(run, profile))
+        found.append(forecast_stream(stream, run, profile))
+        if not found[-1].fits:
+            break
+    return found
+
+
+def hosts(profile: Profile) -> list[HostCosts]:
+    """The profile's own host, then those that are known besides."""
+    from flopcast.roofline.gpu.library.profiles import known_hosts
+
+    own = [] if profile.host is None else [profile.host]
+    costs = [] if profile.device.get("type") == "cpu" else [entry.costs for entry in known_hosts()]
+    return own + [host for host in costs if not own or host != own[0]]
+
+
+def curves(profile: Profile) -> list[CostCurve]:
+    """FLOPs per dollar of the GPUs compared, and of this one where it has a price."""
+    from flopcast.roofline.dollars.curves import cost_curves
+    from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
+
+    own = [profile.gpu] if profile.device.get("type") != "cpu" else []
+    book = load_prices()
+    prices = {name: price for name in (*COMPARED, *own) if (price := latest(book, name)) is not None}
+    return cost_curves([_other(name, profile) for name in prices], ladder(), Run(), prices)
+
+
+def _other(name: str, profile: Profile) -> Profile:
+    """The profile of `name`; projected from the one at hand where that is the one to project from, and `name` was not
+    measured."""
+    from flopcast.roofline.gpu.catalogue.datasheets import find_spec
+    from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile, known_profiles
+    from flopcast.roofline.gpu.projection.project import project
+
+    if name == profile.gpu:
+        return profile
+    if profile.gpu != SOURCE or name in known_profiles():
+        return find_profile(name)
+    return project(profile, find_spec(name))
+
+
+def print_summary(profile: Profile, out: Path) -> None:
+    """The few figures that a person looks for first."""
+    from flopcast.roofline.views.terminal import console, explain
+    from flopcast.roofline.views.terminal import forecast as terminal_forecast
+
+    explain.print_roofs(profile)
+    path = out / "validation.csv"
+    if path.is_file():
+        console.say(f"forecast against measured, every row: {path}")
+    if profile.device.get("type") != "cpu":
+        terminal_forecast.print_forecast(forecast(load_config("qwen3-0.6b"), Run(), profile), Run())

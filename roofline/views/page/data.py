@@ -1,0 +1,58 @@
+"""What a report shows: gathered by `assemble.py`, rendered by `report.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flopcast.roofline.views.figures.canvas import Figure, Row
+
+if TYPE_CHECKING:
+    from flopcast.roofline.dollars.points import CostCurve
+    from flopcast.roofline.gpu.profile.host import HostCosts
+    from flopcast.roofline.gpu.profile.profile import Profile
+    from flopcast.roofline.step.forecast import Forecast
+    from flopcast.roofline.views.figures.efficiency_map import ProductMap
+    from flopcast.roofline.views.page.table import Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: words, figures, then tables. `commands`: by figure, what makes it again."""
+
+    name: str
+    title: str
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    words: Sequence[str] = ()
+    commands: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """All that a report shows. What is empty is left out of the page.
+
+    fit: `FitReport.to_json()`. measurements: rows of measurements.jsonl, the latest of each. validation: rows of
+    `validate.compare`. anatomy: forecasts of a ladder, small to large; batches: of `batched_model` over batches of
+    `batched_seq` tokens, and the largest that fits. curves: those of the GPUs compared. hosts: those known, the
+    profile's own first. extra: parts made elsewhere, by the name of the part that they follow. advice: (heading,
+    sentence) for the summary. notes: paragraphs for the foot of the page.
+    """
+
+    profile: Profile
+    fit: Mapping[str, Any] | None = None
+    measurements: Sequence[Row] = ()
+    validation: Sequence[Row] = ()
+    anatomy: Sequence[Forecast] = ()
+    curves: Sequence[CostCurve] = ()
+    title: str = ""
+    notes: Sequence[str] = ()
+    products: ProductMap | None = None
+    batches: Sequence[Forecast] = ()
+    batched_model: str = ""
+    batched_seq: int = 0
+    largest_batch: int | None = None
+    hosts: Sequence[HostCosts] = ()
+    extra: Sequence[Section] = ()
+    advice: Sequence[tuple[str, str]] = ()

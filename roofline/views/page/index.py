@@ -1,0 +1,72 @@
+"""The index over pages: a line a GPU with its main numbers, and links. Made from the `report.json` beside each page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.roofline.views.page.page import NUMBERS, asset, template
+
+INDEX = "index.html"
+MARK = '<meta name="generator" content="flopcast index">'
+FILES = ("validation.csv", "widths-3.csv", "widths-2.csv", "widths.csv", "kernels.csv")  # beside a page
+LOCAL = "local"  # `make report`'s folder: this machine's own page, of no one else's interest
+
+
+def keep(out: Path, folder: Path | None = None) -> Path | None:
+    """Makes the index of `folder`; without one, brings that of OUT's parent up to date, where flopcast made one.
+
+    A page in a folder named "local" is not listed and changes nothing. Returns the index that was written. Raises
+    UsageError when it cannot be.
+    """
+    if folder is None:
+        if out.resolve().name == LOCAL or not is_index(out.resolve().parent / INDEX):
+            return None
+        folder = out.parent
+    return write(folder)
+
+
+def is_index(path: Path) -> bool:
+    """Whether flopcast made this file."""
+    try:
+        return path.is_file() and MARK in path.read_text(encoding="utf-8")[:2000]
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def write(folder: Path) -> Path:
+    """Writes FOLDER/index.html over the pages in its folders. Raises UsageError when it cannot."""
+    page = template("index.html.j2").render(
+        mark=MARK, css=asset("report.css"), pages=pages(folder), others=others(folder)
+    )
+    target = folder / INDEX
+    try:
+        target.write_text(page, encoding="utf-8")
+    except OSError as fault:
+        raise UsageError(f"{target} cannot be written: {fault.strerror}; choose another --index") from fault
+    return target
+
+
+def others(folder: Path) -> list[str]:
+    """Folders of FOLDER that hold no page but a README.md, by name."""
+    found = sorted(path.parent.name for path in folder.glob("*/README.md"))
+    return [name for name in found if name != LOCAL and not (folder / name / NUMBERS).is_file()]
+
+
+def pages(folder: Path) -> list[dict[str, Any]]:
+    """The main numbers of each page in FOLDER, measured ones first, then by name; `files` are what lies beside it."""
+    found = []
+    for path in sorted(folder.glob(f"*/{NUMBERS}")):
+        if path.parent.name == LOCAL:
+            continue
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # torn or of something else: no page of ours
+        if isinstance(record, Mapping) and record.get("page") and record.get("gpu"):
+            beside = [name for name in FILES if (path.parent / name).is_file()]
+            found.append({"summary": [], **record, "folder": path.parent.name, "files": beside})
+    return sorted(found, key=lambda page: (page["basis"] != "measured", page["gpu"]))

@@ -1,0 +1,104 @@
+"""What a table of the report page is made of. A cell shows a number in the unit of its column and keeps the SI value,
+which is what sorting and the CSV download use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flopcast.roofline.views.figures.canvas import Row
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """`key`: field of the rows and heading of the CSV. `show`: value -> text; None is shown as a dash."""
+
+    key: str
+    label: str
+    show: Callable[[Any], str] = str
+    is_number: bool = True
+    is_error: bool = False
+    is_prose: bool = False  # a text that wraps
+    is_detail: bool = False  # on the screen and in the CSV, not on paper
+
+    def text(self, row: Row) -> str:
+        value = row.get(self.key)
+        return NONE if value is None else self.show(value)
+
+    def raw(self, row: Row) -> str:
+        """For sorting and CSV: numbers in SI units, empty where there is none."""
+        value = row.get(self.key)
+        if isinstance(value, bool):
+            return str(value).lower()
+        return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    @property
+    def head_style(self) -> str:
+        """CSS classes of the heading."""
+        return " ".join(
+            name for name, is_set in (("number", self.is_number), ("detail", self.is_detail)) if is_set
+        )
+
+    def style(self, row: Row) -> str:
+        """CSS classes of a cell: errors of more than 5, 10 and 25% are tinted."""
+        value = row.get(self.key)
+        extra = ["prose"] if self.is_prose else []
+        if self.is_error and value is not None:
+            extra = [f"error{sum(abs(value) > limit for limit in (0.05, 0.10, 0.25))}"]
+        return " ".join([*self.head_style.split(), *extra])
+
+
+@dataclass(frozen=True)
+class Table:
+    """`name` is its anchor and the name of its CSV file; `note` says what the numbers rest on."""
+
+    name: str
+    title: str
+    note: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+
+    @property
+    def is_tall(self) -> bool:
+        """Whether it scrolls in a window of its own: rows of prose take several lines each."""
+        return len(self.rows) > (10 if any(column.is_prose for column in self.columns) else 40)
+
+
+def text(key: str, label: str) -> Column:
+    return Column(key, label, str, is_number=False)
+
+
+def prose(key: str, label: str) -> Column:
+    return Column(key, label, str, is_number=False, is_prose=True)
+
+
+def yes_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}" if seconds < 1e-3 else f"{seconds * 1e3:,.2f}"
+
+
+def percent(error: float) -> str:
+    return f"{error:+,.1%}"
+
+
+def share(value: float) -> str:
+    return f"{value:,.1%}"
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2f}" if size < 1e10 else f"{size / 1e9:.1f}"
+
+
+def integer(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def three(value: float) -> str:
+    """Three significant digits: 0.0170, 92.0, 131."""
+    return f"{value:#.3g}".rstrip(".")

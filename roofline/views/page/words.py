@@ -1,0 +1,284 @@
+"""The words of the report page: its summary, its figures of most weight, where its numbers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import log
+from statistics import median
+from typing import TYPE_CHECKING
+
+from flopcast.roofline.dollars.crossovers import best_gpu
+from flopcast.roofline.dollars.points import CostCurve
+from flopcast.roofline.step.forecast import tokens_of, width_of
+from flopcast.roofline.stream.model.models import row_label
+from flopcast.roofline.views.figures.canvas import Row, count, duration, rate
+from flopcast.roofline.views.page.data import ReportData
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.profile.profile import Profile
+    from flopcast.roofline.step.forecast import Forecast
+
+
+SIX_HUNDRED_MILLION = 0.6e9
+
+
+def summary_lines(data: ReportData) -> Iterator[tuple[str, str]]:
+    """(heading, sentence) of what a manager reads."""
+    yield "What this is", _what_it_is(data.profile)
+    reached = _what_it_reaches(data.profile)
+    if reached:
+        yield "What it reaches", reached
+    if data.anatomy:
+        yield "What a step costs", _what_a_step_costs(data)
+    yield from data.advice
+    if data.validation:
+        yield "How wrong the forecasts were", how_wrong(data.validation)
+    if data.curves:
+        yield "FLOPs per dollar", " ".join(filter(None, (who_leads(data.curves), _this_one(data))))
+    if data.largest_batch is not None and data.batches:
+        yield "What fits", _what_fits(data)
+
+
+def name_of(profile: Profile) -> str:
+    return str(profile.device.get("name") or profile.gpu)
+
+
+def _what_it_is(profile: Profile) -> str:
+    device, stack = profile.device, profile.stack
+    parts = [name_of(profile)]
+    cores = device.get("sm_count")
+    if cores:
+        parts.append(f"{cores} {'cores' if device.get('type') == 'cpu' else 'SMs'}")
+    if device.get("memory_bytes"):
+        parts.append(f"{device['memory_bytes'] / 1e9:.0f} GB")
+    if device.get("power_limit_w"):
+        parts.append(f"{device['power_limit_w']:.0f} W")
+    text = ", ".join(parts)
+    if profile.basis == "projected":
+        return f"{text}: not measured, projected from its datasheet and another GPU's measurements."
+    first, last = (str(profile.provenance.get(name) or "")[:10] for name in ("from", "to"))
+    when = f"{first} to {last}" if last > first else first
+    software = f" with torch {stack['torch']}" if stack.get("torch") else ""
+    host = f", fed by {profile.host.name}" if profile.host is not None and device.get("type") != "cpu" else ""
+    return f"{text}; measured{f' {when}' if when else ''}{software}{host}."
+
+
+def _what_it_reaches(profile: Profile) -> str:
+    found = []
+    dtype = "bf16" if "matrix_burst/bf16" in profile.ceilings else next(iter(profile.peaks), "")
+    burst, sustained = (profile.ceilings.get(f"matrix_{kind}/{dtype}") for kind in ("burst", "sustained"))
+    if burst is not None:
+        text = f"{dtype} matrix products {rate(burst.value, 'FLOP/s')} in bursts"
+        if sustained is not None:
+            text += f", {rate(sustained.value, 'FLOP/s')} sustained"
+        peak = profile.peaks.get(dtype)
+        if peak is not None and peak.basis != "measured":
+            best = (sustained or burst).value
+            text += f" ({best / peak.value:.0%} of the {peak.basis} {rate(peak.value, 'FLOP/s')})"
+        found.append(text)
+    for name, words, unit in (
+        ("hbm_copy", "memory copy", "B/s"), ("kernel_floor", "shortest kernel", "s"),
+        ("launch", "host time of a launch", "s"),
+    ):  # fmt: skip
+        number = profile.ceilings.get(name)
+        if number is not None:
+            value = duration(number.value) if unit == "s" else rate(number.value, unit)
+            found.append(f"{words} {value}")
+    return "; ".join(found) + (f" ({profile.basis})." if found else "")
+
+
+def _what_a_step_costs(data: ReportData) -> str:
+    step = reference_step(data.anatomy)
+    width = width_of(step)
+    model = f"width {width}, {step.depth} layers, " if width else ""
+    text = (
+        f"A {count(step.n_params)}-parameter model ({model}{tokens_of(step):,} tokens a step): "
+        f"{_ms(step.step_seconds)} ({_ms(step.step_seconds_low)} to {_ms(step.step_seconds_high)}), "
+        f"bound by {step.bound}, forecast"
+    )
+    own = own_curve(data)
+    price = step.price or (own.price if own else None)
+    if price is not None:
+        usd = price.usd_per_hour / 3600
+        text += (
+            f"; ${usd * step.step_seconds * 1000:.3g} per 1,000 steps, "
+            f"${usd / step.tokens_per_second * 1e6:.3g}/Mtoken at {price.label}"
+        )
+    real = next((r for r in data.validation if r["name"] == "qwen3-0.6b" and r["step_seconds"]), None)
+    if real is not None:
+        text += (
+            f". Qwen3-0.6B itself ({real['depth']} layers, {real['batch'] * real['seq']:,} tokens): "
+            f"measured {_ms(real['step_seconds'])}, forecast {_ms(real['step_forecast'])}"
+        )
+    return text + "."
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:,.0f} ms"
+
+
+def how_wrong(rows: Sequence[Row]) -> str:
+    """Median, worst and signed error over the steps that ran, and what did not run."""
+    done = [row for row in rows if row["step_error"] is not None]
+    left = len(rows) - len(done)
+    rest = f" {left} of {len(rows)} steps could not be compared (see the table)." if left else ""
+    if not done:
+        return f"No step could be compared.{rest}"
+    errors = [row["step_error"] for row in done]
+    worst = max(done, key=lambda row: abs(row["step_error"]))
+    judged = [row for row in done if not row.get("used_in_intervals")]  # the others told how wide it is to be
+    inside = sum(bool(row["within_interval"]) for row in judged)
+    told = f" ({len(done) - len(judged)} steps told its width)" if len(judged) < len(done) else ""
+    bounds = (
+        ("host", [r for r in done if r["bound"] == "host"]),
+        ("device", [r for r in done if r["bound"] != "host"]),
+    )
+    by_bound = ", ".join(
+        f"{median(abs(r['step_error']) for r in members):.1%} over {len(members)} bound by the {name}"
+        for name, members in bounds
+        if members and len(members) < len(done)
+    )
+    return (
+        f"Over {len(done)} real steps, none used in fitting: median |error| {median(map(abs, errors)):.1%}"
+        + (f" ({by_bound})" if by_bound else "")
+        + f", median signed {median(errors):+.1%}, worst {worst['step_error']:+.1%} ({row_label(worst)}); "
+        f"{inside} of {len(judged)} inside the 90% interval{told}.{rest}"
+    )
+
+
+def who_leads(curves: Sequence[CostCurve]) -> str:
+    """The leader by stretches of model size, and whether the intervals tell it from the next."""
+    sizes = sorted({float(p.step.n_params) for curve in curves for p in curve.fitting})
+    found = [best for size in sizes if (best := best_gpu(curves, size)) is not None]
+    if not found:
+        return "No model fits into the memory of any GPU compared."
+    if len(curves) == 1:
+        ends = [
+            f"{b.flops_per_usd.value / 1e15:.3g} PFLOP/$ at {count(b.n_params)}"
+            for b in (found[0], found[-1])
+        ]
+        only = curves[0]
+        return (
+            f"{only.gpu} ({only.basis}): {' and '.join(dict.fromkeys(ends))} parameters, at {only.price.label}; "
+            "no other GPU is compared."
+        )
+    basis = {curve.gpu: curve.basis for curve in curves}
+    parts = []
+    rivals: list[str] = []
+    for gpu, stretch in groupby(found, key=lambda best: best.gpu):
+        members = list(stretch)
+        span = f"from {count(members[0].n_params)} to {count(members[-1].n_params)}"
+        if len(members) == 1:
+            span = f"at {count(members[0].n_params)}"
+        rivals += [name for best in members for name in best.contenders]
+        parts.append(f"{gpu} ({basis[gpu]}) {span} parameters")
+    leaders = {best.gpu for best in found}
+    others = [name for name in dict.fromkeys(rivals) if name not in leaders]
+    doubt = (
+        f" In places the 90% intervals do not decide between {_listed(['these', *others])}." if rivals else ""
+    )
+    return f"Most for the money: {', '.join(parts)}.{doubt} Prices: {_where_from(curves)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """a, b and c"""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _this_one(data: ReportData) -> str:
+    """How this GPU stands at the largest model that it and another hold."""
+    own = own_curve(data)
+    if own is None or len(data.curves) < 2 or not own.fitting:
+        return ""
+    last = max(own.fitting, key=lambda point: point.step.n_params)
+    best = best_gpu(data.curves, float(last.step.n_params))
+    if best is None or best.gpu == own.gpu:
+        return ""
+    share = last.flops_per_usd.value / best.flops_per_usd.value
+    return f"{name_of(data.profile)} gives {share:.0%} of the best at {count(last.step.n_params)}."
+
+
+def _what_fits(data: ReportData) -> str:
+    """Of the model over batches, and the largest of the ladder."""
+    most = f"{data.largest_batch:,} sequences of {data.batched_seq} tokens"
+    text = f"{data.batched_model} trains with up to {most} a step"
+    fitting = [step for step in data.anatomy if step.fits]
+    if fitting:
+        last = max(fitting, key=lambda step: step.n_params)
+        beyond = " (the ladder's largest)" if len(fitting) == len(data.anatomy) else ""
+        text += (
+            f"; at {tokens_of(last):,} tokens a model of {count(last.n_params)} parameters{beyond} takes "
+            f"{last.peak_bytes / 1e9:.3g} GB"
+        )
+    return text + " (fp32 weights, AdamW)."
+
+
+def _where_from(curves: Sequence[CostCurve]) -> str:
+    """RunPod Secure Cloud on-demand, 2026-06-15 to 2026-11-09"""
+    offers = ", ".join(sorted({f"{c.price.provider} {c.price.kind}" for c in curves}))
+    days = sorted({c.price.date.isoformat() for c in curves})
+    return f"{offers}, {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")
+
+
+def own_curve(data: ReportData) -> CostCurve | None:
+    return next((curve for curve in data.curves if curve.gpu == data.profile.gpu), None)
+
+
+def warnings(data: ReportData) -> list[str]:
+    """What the fit and the forecasts say of themselves, each once."""
+    own = list((data.fit or {}).get("warnings") or [])
+    return list(dict.fromkeys([*own, *(text for found in data.anatomy for text in found.warnings)]))
+
+
+# --- the figures of most weight
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """A number in large type: `value` with its unit, what it is, and what it is held against."""
+
+    value: str
+    what: str
+    note: str
+
+
+def key_numbers(data: ReportData) -> Iterator[KeyNumber]:
+    """What a manager reads first; what the data do not hold is left out."""
+    profile = data.profile
+    dtype = "bf16" if "matrix_burst/bf16" in profile.ceilings else next(iter(profile.peaks), "")
+    number = profile.ceilings.get(f"matrix_sustained/{dtype}") or profile.ceilings.get(
+        f"matrix_burst/{dtype}"
+    )
+    if number is not None:
+        peak = profile.peaks.get(dtype)
+        of = (
+            f"{number.value / peak.value:.0%} of its {peak.basis} peak"
+            if peak and peak.basis != "measured"
+            else ""
+        )
+        yield KeyNumber(rate(number.value, "FLOP/s"), f"{dtype} matrix products, sustained", of)
+    copy = profile.ceilings.get("hbm_copy")
+    if copy is not None:
+        yield KeyNumber(rate(copy.value, "B/s"), "memory, read and written", copy.basis)
+    if data.anatomy:
+        step = reference_step(data.anatomy)
+        yield KeyNumber(
+            _ms(step.step_seconds), f"a step of {count(step.n_params)} parameters",
+            f"{tokens_of(step):,} tokens, bound by {step.bound}",
+        )  # fmt: skip
+        curve = own_curve(data)
+        if curve is not None:
+            usd = curve.price.usd_per_hour / 3600 / step.tokens_per_second * 1e6
+            yield KeyNumber(f"${usd:.3g}", "per million tokens, the same step", curve.price.label)
+    done = [abs(row["step_error"]) for row in data.validation if row["step_error"] is not None]
+    if done:
+        device = [abs(r["device_error"]) for r in data.validation if r["device_error"] is not None]
+        note = f"device time {median(device):.1%}" if device else ""
+        yield KeyNumber(f"{median(done):.1%}", f"median error over {len(done)} real steps", note)
+
+
+def reference_step(found: Sequence[Forecast]) -> Forecast:
+    """The step nearest to 600 M parameters."""
+    return min(found, key=lambda f: abs(log(f.n_params / SIX_HUNDRED_MILLION)))

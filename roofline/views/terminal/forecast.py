@@ -1,0 +1,100 @@
+"""A forecast as the terminal shows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flopcast.roofline.step.forecast import Forecast
+    from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.base.units import gigabytes, ms, parameters, rate, share
+from flopcast.roofline.views.terminal.console import console, say, table
+
+
+def batch_words(batch: int, seq: int, unit: str = "tokens") -> str:
+    """4 x 256 tokens, 64 samples, or a step of one's own."""
+    if unit == "tokens":
+        return f"{batch} x {seq} tokens"
+    return f"{batch} sample{'s' if batch > 1 else ''}" if unit == "samples" else "a step of its own"
+
+
+def run_words(run: Run, unit: str = "tokens") -> str:
+    """4 x 256 tokens, autocast-bf16, adamw, eager; what is not the default of the rest is named too."""
+    more = [f"{run.accumulate} micro-batches a step"] if run.accumulate > 1 else []
+    rest = {
+        "checkpoint": (run.checkpoint, "none"), "matmul by": (run.matmul, "torch"),
+        "attention by": (run.attention, "sdpa"), "fused by": (run.fused, "none"),
+    }  # fmt: skip
+    words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
+    return ", ".join(
+        [batch_words(run.batch, run.seq, unit), *more, run.precision, run.optimizer, run.mode, *words]
+    )
+
+
+def print_forecast(found: Forecast, run: Run) -> None:
+    from flopcast.roofline.step.memory import CONTEXT_BYTES, FRAGMENTATION
+    from flopcast.roofline.views.figures.canvas import byte_size
+
+    out = console()
+    depth = f"{found.depth} layers, " if found.depth else ""
+    step = f"{ms(found.step_seconds)} ms  ({ms(found.step_seconds_low)} to {ms(found.step_seconds_high)})"
+    rows = [
+        ["step, 90% interval", step],
+        ["bound by", found.bound],
+        ["device (sum of kernels)", f"{ms(found.device_seconds)} ms, {found.kernels:,} kernels"],
+        [
+            "device time by basis",
+            ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s),
+        ],
+        ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {found.host}"],
+        [f"{found.unit} per second", f"{found.tokens_per_second:,.0f}"],
+        *_flops_rows(found),
+        ["peak memory, allocated", gigabytes(found.peak_bytes)],
+        [
+            "memory needed",
+            f"{gigabytes(found.needed_bytes)} with {gigabytes(CONTEXT_BYTES)} of context and {FRAGMENTATION:.0%} for "
+            f"fragmentation: {'fits' if found.fits else 'DOES NOT FIT'}",
+        ],
+    ]
+    if found.price is not None:
+        usd = found.usd_per_step or 0.0
+        per_million = usd / (run.batch * run.seq * run.accumulate) * 1e6
+        rows.append(["price", found.price.label])
+        rows.append(["cost", f"${usd:.3g} a step, ${per_million:.3g} per million {found.unit}"])
+        rows.append(["FLOPs per dollar", f"{found.flops_per_usd:.3g}"])
+    title = (
+        f"{found.gpu} ({found.profile_basis}): {parameters(found.n_params)} parameters, {depth}"
+        f"{run_words(run, found.unit)}"
+    )
+    out.print(table(title, ("", ""), rows))
+    total = found.device_seconds or 1.0
+    classes = [
+        [
+            s.op_class,
+            ms(s.seconds),
+            share(s.seconds / total),
+            f"{s.calls:,}",
+            byte_size(s.bytes),
+            f"{s.flops:.3g}",
+        ]
+        for s in sorted(found.breakdown, key=lambda s: -s.seconds)
+    ]
+    out.print(
+        table("Device time by class", ("class", "ms", "share", "calls", "bytes moved", "FLOPs"), classes)
+    )
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+
+
+def _flops_rows(found: Forecast) -> list[list[str]]:
+    """FLOPs and MFU; 6N is of tokens alone: an image costs more than 6 FLOPs a parameter."""
+    peak = rate(found.peak_flops_per_second)
+    if found.unit != "tokens":
+        return [
+            ["FLOPs counted", f"{found.flops_counted:.4g}"],
+            ["MFU counted", f"{share(found.mfu)} of {peak}"],
+        ]
+    return [
+        ["FLOPs counted, 6N", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],
+        ["MFU counted, 6N", f"{share(found.mfu)}, {share(found.mfu_6n)} of {peak}"],
+    ]

@@ -1,0 +1,141 @@
+"""What `flopcast compare` prints: how the two differ, each class with its noise, and the rows that changed most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flopcast.roofline.base.units import NONE, ms, percent, share
+from flopcast.roofline.validation import baselines
+from flopcast.roofline.validation.compare import ROWS_SHOWN, Change, Comparison, StepChange
+from flopcast.roofline.views.figures.canvas import duration
+from flopcast.roofline.views.terminal.console import console, say, table
+from flopcast.roofline.views.terminal.dollars import lean
+
+NAME_SHOWN = 60
+
+
+def print_comparison(found: Comparison, steps: Sequence[StepChange] = ()) -> None:
+    """Tables on stdout, remarks on stderr."""
+    out = console()
+    if found.differences:
+        rows = [[name, _shown(a), _shown(b)] for name, a, b in found.differences]
+        out.print(table("Device and software, where they differ", ("", "A", "B"), rows))
+    else:
+        out.print("Device and software are the same.")
+    rows = [
+        [change.group, f"{change.rows:,}", ratio(change.change), f"\u00b1{change.noise * 100:.1f}%",
+         f"{ratio(change.low)} to {ratio(change.high)}", f"{change.slower} / {change.faster}",
+         _verdict(change, found.of_one_kind)]
+        for change in found.changes
+    ]  # fmt: skip
+    columns = ("class", "rows", "time, B over A", "noise", "8 of 10 rows", "rows slower / faster", "")
+    caption = (
+        f"A: {found.a}\nB: {found.b}\nmedian over the rows; more is slower. Noise: 98% interval of a median that did "
+        "not change\nrows slower / faster: each beyond its own noise and the tolerance of "
+        f"{found.tolerance:.1%}"
+    )
+    out.print(table("Time by class", columns, rows, caption))
+    if found.rows:
+        shown = found.rows[:ROWS_SHOWN]
+        lines = [
+            [_cut(row.name), _time(row.seconds_a), _time(row.seconds_b), ratio(row.change),
+             f"\u00b1{row.noise * 100:.1f}%"]
+            for row in shown
+        ]  # fmt: skip
+        title = f"Rows that changed most, of {len(found.rows):,} beyond their own noise"
+        out.print(table(title, ("", "A", "B", "change", "noise"), lines))
+    if steps:
+        lines = [
+            [step.name, *(f"{ms(v)} ({ms(low)} to {ms(high)})" for v, low, high in (step.a, step.b)),
+             ratio(step.b[0] / step.a[0] - 1), ratio(step.device_b / step.device_a - 1)]
+            for step in steps
+        ]  # fmt: skip
+        heads = ("step, ms (90% interval)", "A", "B", "B over A", "its device time")
+        out.print(table("Forecasts of training steps with either", heads, lines))
+    for number, which in zip(found.unmatched, "AB", strict=True):
+        if number:
+            say(f"{number:,} measurements only in {which}")
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+
+
+def ratio(change: float) -> str:
+    """+3.1%, from twice as long on 2.31x."""
+    return percent(change) if change < 1.0 else f"{1.0 + change:.3g}x"
+
+
+def _time(seconds: float) -> str:
+    """Of a rate the time of a billion bytes or FLOPs."""
+    return duration(seconds) if seconds > 1e-9 else f"{duration(seconds * 1e9)} a G"
+
+
+def _verdict(change: Change, of_one_kind: bool) -> str:
+    if change.has_regressed:
+        return "REGRESSED" if of_one_kind else "SLOWER"
+    return "" if change.verdict == "same" else change.verdict
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 3]}..."
+
+
+Row = Mapping[str, Any]
+
+
+def print_validation(rows: Sequence[Row], summary: Sequence[Row]) -> None:
+    """The tables of `validate`, for rows of `validate.compare` and of `validate.summary`."""
+    out = console()
+    shown = [
+        [row_label(r), ms(r["step_seconds"]), ms(r["step_forecast"]), percent(r["step_error"]),
+         ms(r["device_seconds"]), percent(r["device_error"]), ms(r["host_seconds"]), percent(r["host_error"]),
+         percent(r["peak_error"]), share(r["measured_share"]), r["bound"] or NONE, r["status"]]
+        for r in rows
+    ]  # fmt: skip
+    columns = ("step", "ms", "forecast", "error", "device ms", "error", "host ms", "error", "memory", "measured",
+               "bound", "status")  # fmt: skip
+    title = "Forecast against real steps (none used in fitting)"
+    out.print(lean(title, columns, shown, "measured: share of the kernel time in shapes that were"))
+    for row in rows:
+        if row["reason"]:
+            say(f"{row_label(row)}: {row['reason']}")
+    parts = ("step", "device", "host", "peak")
+    totals = [
+        [s["rows"], str(s["n"]), *(_pair(s, p) for p in parts),
+         share(s["coverage"]), share(s["interval_width"])]
+        for s in summary
+    ]  # fmt: skip
+    out.print(table("|error|, median / worst", ("rows", "n", *parts, "in 90% interval", "its width"), totals))
+    methods = baselines.compare_methods(rows)
+    if len(methods) > 1:
+        sets = ("all", "device-bound", "host-bound")
+        lines = [[m["label"], *(_pair(m, name) for name in sets)] for m in methods]
+        title = f"|error| of the step, median / worst, on the same {methods[0]['n']} steps"
+        out.print(table(title, ("forecast by", *sets), lines))
+
+
+def _pair(found: Row, name: str) -> str:
+    """median / worst"""
+    median, worst = found[f"{name}_median"], found[f"{name}_worst"]
+    return NONE if median is None else f"{share(median)} / {share(worst)}"
+
+
+def row_label(row: Row) -> str:
+    """w1024-d5 4x256 fused triton: the step in a line."""
+    usual = {"optimizer": "adamw", "matmul": "torch", "attention": "sdpa", "precision": "autocast-bf16",
+             "checkpoint": "none", "accumulate": 1, "fused": "none"}  # fmt: skip
+    said = {name: row[name] for name, value in usual.items() if row.get(name) not in (None, value)}
+    if "optimizer" in said:
+        said["optimizer"] = str(said["optimizer"]).removeprefix("adamw-")
+    if "accumulate" in said:
+        said["accumulate"] = f"accumulate {said['accumulate']}"
+    if "checkpoint" in said:
+        said["checkpoint"] = "checkpoint"
+    if "fused" in said:
+        said["fused"] = f"fused {said['fused']}"
+    size = f"{row['batch']}" if row["module"] else f"{row['batch']}x{row['seq']}"
+    return " ".join([row["name"], size, *dict.fromkeys(map(str, said.values()))])

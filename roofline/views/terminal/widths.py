@@ -1,0 +1,159 @@
+"""What `flopcast widths` prints: rules, penalties, layouts, heads, shapes; ms and TFLOP/s here only."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, percent
+from flopcast.roofline.views.terminal.console import console, say, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from flopcast.roofline.widths.answer import Answer
+    from flopcast.roofline.widths.measured_rules import MeasuredRule
+    from flopcast.roofline.widths.penalties import Point
+
+
+SHAPES_SHOWN = 12
+UNMEASURED = 0.02  # share of a step in kernels of no measured kind, from which on it is said
+AXIS_NAMES = {"hidden": "hidden size", "ffn": "ffn size", "vocab": "vocabulary"}
+
+
+def print_answer(found: Answer) -> None:
+    """Tables on stdout; what was not measured, on stderr."""
+    out, center, run = console(), found.center, found.run
+    what = "forward" if found.forward else "step"
+    title = (
+        f"{found.gpu} ({found.basis}): around hidden {center.config['hidden_size']}, "
+        f"{center.config['num_hidden_layers']} layers, {parameters(center.n_params)} parameters, {run.batch} x "
+        f"{run.seq} tokens, {run.precision}{'' if found.forward else ', ' + run.optimizer}; {what} "
+        f"{_ranged(center)} ms, bound by {center.bound}"
+    )
+    for axis in found.points:
+        out.print(_axis_table(found, axis, what))
+    if found.heads:
+        out.print(_shape_table("Heads x head_dim, fastest a parameter first", found.heads, center, what))
+    if found.shapes:
+        named = f"Shapes of {found.constraint}, fastest first; ffn, hidden size and depth against one another"
+        out.print(_shape_table(named, found.shapes[:SHAPES_SHOWN], center, what))
+        if len(found.shapes) > SHAPES_SHOWN:
+            say(f"{len(found.shapes) - SHAPES_SHOWN} slower shapes are in --json and --out")
+    elif found.constraint is not None:
+        say(f"no other shape of {found.constraint} lies near")
+    if found.measured:
+        out.print(measured_table(found.measured))
+    if found.points:
+        out.print(_layout_table(found))
+        out.print(_rule_table(found, title, what))
+    else:
+        out.print(title)
+    if (words := found.host_words()) is not None:
+        out.print("\n".join(textwrap.wrap(words[0].upper() + words[1:] + ".", 118)))
+    unsure = max((p.extrapolated for p in (*found.heads, *found.shapes)), default=0.0)
+    if unsure > UNMEASURED and found.basis == "measured":
+        say(
+            f"warning: up to {unsure:.0%} of a row's device time is in kernels of no measured kind (marked *)"
+        )
+
+
+def _rule_table(found: Answer, title: str, what: str) -> Table:
+    rows = []
+    for axis, rule in found.rules.items():
+        worst = NONE if rule.worst is None else f"{percent(rule.worst)} ({rule.worst_value})"
+        rows.append([AXIS_NAMES[axis], f"{rule.multiple}", percent(rule.median), percent(rule.best), worst,
+                     percent(rule.step_median), percent(rule.step_worst)])  # fmt: skip
+    columns = (
+        "",
+        "keep to a multiple of",
+        "ignoring it: median",
+        "best",
+        "worst",
+        f"of the {what}: median",
+        "worst",
+    )
+    caption = (
+        "Ignoring it: kernel time against the line between aligned neighbours, of sizes that are no such multiple. "
+        "Kept is the smallest multiple from which on no power of two loses more than "
+        f"{found.tolerated:.1%} at the median."
+    )
+    return table(title, columns, rows, caption)
+
+
+def _axis_table(found: Answer, axis: str, what: str) -> Table:
+    penalties = {p.value: p for p in found.penalties[axis]}
+    rows = []
+    for one in found.points[axis]:
+        penalty = penalties.get(one.value)
+        cells = [
+            str(one.value), str(one.multiple), _ranged(one), f"{one.flops_per_second / 1e12:.1f}",
+            f"{one.seconds_per_parameter * 1e12:.1f}", gigabytes(one.peak_bytes),
+        ]  # fmt: skip
+        if penalty is None:
+            cells += [NONE] * 3
+        else:
+            low, high = 100 * penalty.device_low, 100 * penalty.device_high
+            cells += [percent(penalty.step), percent(penalty.device), f"{low:+.1f} to {high:+.1f}"]
+        rows.append(cells)
+    columns = (AXIS_NAMES[axis], "of", f"{what}, ms (90%)", "TFLOP/s", "ps/param", "memory", f"{what} loses",
+               "kernels lose", "90%")  # fmt: skip
+    return table("", columns, rows)
+
+
+def _layout_table(found: Answer) -> Table:
+    """Median penalties of the three layouts, by axis and multiple."""
+    from flopcast.roofline.widths.penalties import LAYOUTS, MULTIPLES
+
+    rows = []
+    for axis, penalties in found.penalties.items():
+        for multiple in MULTIPLES:
+            mine = [p for p in penalties if p.multiple == multiple]
+            if not mine:
+                continue
+            layouts = [
+                percent(median(known))
+                if (known := [p.layouts[name] for p in mine if name in p.layouts])
+                else NONE
+                for name in LAYOUTS
+            ]
+            rows.append([f"{AXIS_NAMES[axis]}, of {multiple}", str(len(mine)), *layouts,
+                         percent(median(p.device for p in mine))])  # fmt: skip
+    columns = ("", "sizes", *(f"{name}, {what}" for name, what in LAYOUTS.items()), "all kernels")
+    return table("Products by layout, median of what they lose against the line", columns, rows)
+
+
+def measured_table(rules: Sequence[MeasuredRule]) -> Table:
+    """What this GPU's own products say of multiples."""
+    rows = [
+        ["odd" if r.multiple == 1 else str(r.multiple), str(r.against), str(r.count), percent(r.median),
+         f"{r.low * 100:+.1f}% to {r.high * 100:+.1f}%", percent(r.worst), r.worst_shape]
+        for r in rules
+    ]  # fmt: skip
+    return table(
+        "Measured products of this GPU, by the largest power of two that divides both widths",
+        ("of", "against", "products", "median", "80% of them", "worst", "m x n x k"), rows,
+        "One product alone, against the line between neighbours of the multiple in the second column.",
+    )  # fmt: skip
+
+
+def _ranged(one: Point) -> str:
+    return f"{ms(one.step_seconds)} ({one.step_seconds_low * 1e3:.3g}-{one.step_seconds_high * 1e3:.3g})"
+
+
+def _shape_table(title: str, points: Sequence[Point], center: Point, what: str) -> Table:
+    rows = []
+    for one in points:
+        c = one.config
+        mark = "*" if one.extrapolated > UNMEASURED else ""
+        rows.append(
+            [f"{c['hidden_size']} x {c['num_hidden_layers']}{mark}", str(c["intermediate_size"]),
+             f"{c['num_attention_heads']}/{c['num_key_value_heads']} x {c['head_dim']}", parameters(one.n_params),
+             _ranged(one), f"{one.flops_per_second / 1e12:.1f}", f"{one.seconds_per_parameter * 1e12:.1f}",
+             percent(one.seconds_per_parameter / center.seconds_per_parameter - 1), gigabytes(one.peak_bytes)]
+        )  # fmt: skip
+    columns = ("hidden x layers", "ffn", "heads", "parameters", f"{what}, ms (90%)", "TFLOP/s", "ps/param", "to asked",
+               "memory")  # fmt: skip
+    return table(title, columns, rows)

@@ -1,0 +1,231 @@
+"""Everything `flopcast widths` answers, gathered once: forecasts by axis, penalties, rules, shapes of equal parameters.
+
+`answer(...)` is what the report page and Python take too; `to_json` and `csv_rows` are plain data in SI units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.gc_pause import no_garbage_collection
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.model.models import Config, n_params
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.to_width import MODEL_TYPES, NotDimensional, dimensions
+from flopcast.roofline.widths import (
+    measured_rules,
+)
+from flopcast.roofline.widths import (
+    penalties as widths_penalties,
+)
+from flopcast.roofline.widths import (
+    shapes as widths_shapes,
+)
+from flopcast.roofline.widths.measured_rules import MeasuredRule
+from flopcast.roofline.widths.penalties import AXES, HEADS, LAYOUTS, Penalty, Point, Rule
+from flopcast.roofline.widths.shapes import Constraint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """`center`: the model asked about; `points`, `penalties`, `rules` by axis; `shapes`: of equal parameters, fastest
+    first; `heads`: other heads x head_dim, fastest a parameter first; `measured`: rules of this GPU's own products."""
+
+    gpu: str
+    basis: str
+    run: Run
+    forward: bool
+    center: Point
+    points: Mapping[str, Sequence[Point]]
+    penalties: Mapping[str, Sequence[Penalty]]
+    rules: Mapping[str, Rule]
+    heads: Sequence[Point]
+    shapes: Sequence[Point]
+    constraint: Constraint | None
+    measured: Sequence[MeasuredRule]
+    tolerated: float
+
+    @property
+    def is_host_bound(self) -> bool:
+        return self.center.bound == "host"
+
+    def host_words(self) -> str | None:
+        """What the host makes of all this; None where the device bounds the step."""
+        center, what = self.center, "forward" if self.forward else "step"
+        if not self.is_host_bound:
+            return None
+        words = (
+            f"the host bounds this {what}: {center.host_seconds * 1e3:.1f} ms to hand over "
+            f"{center.device_seconds * 1e3:.1f} ms of kernels; {self.idle_share:.0%} of the {what} the device waits. "
+            "No width makes it faster"
+        )
+        unaligned = [
+            p for found in self.penalties.values() for p in found if p.multiple < widths_penalties.ALIGNED
+        ]
+        if unaligned:
+            worst = max(unaligned, key=lambda p: p.device)
+            lost, shown = median(p.device for p in unaligned), median(p.step for p in unaligned)
+            if max(p.step for p in unaligned) > self.tolerated:
+                words += ", and unaligned ones make it slower where their kernels outlast the host"
+            words += (
+                f": of what unaligned sizes add to kernel time, {lost:.0%} at the median, the {what} shows "
+                f"{max(0.0, shown):.0%}, of the worst's {worst.device:.0%} ({worst.axis} {worst.value}) "
+                f"{max(0.0, worst.step):.0%}"
+            )
+        return (
+            words + "; larger batches (--batch), or --host none for the device alone, show what widths cost"
+        )
+
+    @property
+    def idle_share(self) -> float:
+        return max(0.0, 1.0 - self.center.device_seconds / self.center.step_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "gpu": self.gpu,
+            "profile_basis": self.basis,
+            "run": asdict(self.run),
+            "forward_only": self.forward,
+            "model": dict(self.center.config),
+            "bound": self.center.bound,
+            "host": {
+                "is_bound": self.is_host_bound,
+                "idle_share": self.idle_share,
+                "says": self.host_words(),
+            },
+            "tolerated": self.tolerated,
+            "rules": [
+                {**asdict(rule), "by_multiple": {str(k): v for k, v in rule.by_multiple.items()}}
+                for rule in self.rules.values()
+            ],
+            "points": [_point_row(one) for found in self.points.values() for one in found],
+            "penalties": [asdict(one) for found in self.penalties.values() for one in found],
+            "heads": [_point_row(one) for one in self.heads],
+            "constraint": None if self.constraint is None else asdict(self.constraint),
+            "shapes": [_point_row(one) for one in self.shapes],
+            "measured_rules": [{**rule.to_json(), "says": rule.sentence} for rule in self.measured],
+        }
+
+    def csv_rows(self) -> list[dict[str, Any]]:
+        """One row a forecast; penalties beside the points they are of."""
+        rows = []
+        for axis, found in self.points.items():
+            known = {p.value: p for p in self.penalties[axis]}
+            for one in found:
+                penalty = known.get(one.value)
+                more = {} if penalty is None else _penalty_row(penalty)
+                rows.append({**_point_row(one), **more})
+        return [*rows, *(_point_row(one) for one in (*self.heads, *self.shapes))]
+
+
+CSV_COLUMNS = (
+    "axis", "value", "multiple", "width", "depth", "heads", "kv_heads", "head_dim", "ffn", "vocab", "n_params",
+    "step_seconds", "step_seconds_low", "step_seconds_high", "device_seconds", "device_seconds_low",
+    "device_seconds_high", "host_seconds", "bound", "flops_per_second", "seconds_per_parameter", "peak_bytes", "fits",
+    "extrapolated", *(f"{layout}_flops_per_second" for layout in LAYOUTS), "below", "above", "penalty_step",
+    "penalty_device", "penalty_device_low", "penalty_device_high", *(f"penalty_{layout}" for layout in LAYOUTS),
+)  # fmt: skip
+
+
+def _point_row(one: Point) -> dict[str, Any]:
+    config = one.config
+    return {
+        "axis": one.axis, "value": one.value, "multiple": one.multiple, "width": config["hidden_size"],
+        "depth": config["num_hidden_layers"], "heads": config["num_attention_heads"],
+        "kv_heads": config.get("num_key_value_heads"), "head_dim": config["head_dim"],
+        "ffn": config["intermediate_size"], "vocab": config["vocab_size"], "n_params": one.n_params,
+        "step_seconds": one.step_seconds, "step_seconds_low": one.step_seconds_low,
+        "step_seconds_high": one.step_seconds_high, "device_seconds": one.device_seconds,
+        "device_seconds_low": one.device_seconds_low, "device_seconds_high": one.device_seconds_high,
+        "host_seconds": one.host_seconds, "bound": one.bound, "flops_per_second": one.flops_per_second,
+        "seconds_per_parameter": one.seconds_per_parameter, "peak_bytes": one.peak_bytes, "fits": one.fits,
+        "extrapolated": one.extrapolated,
+        **{f"{layout}_flops_per_second": one.layout_rate(layout) for layout in LAYOUTS},
+    }  # fmt: skip
+
+
+def _penalty_row(one: Penalty) -> dict[str, Any]:
+    return {
+        "below": one.below, "above": one.above, "penalty_step": one.step, "penalty_device": one.device,
+        "penalty_device_low": one.device_low, "penalty_device_high": one.device_high,
+        **{f"penalty_{layout}": value for layout, value in one.layouts.items()},
+    }  # fmt: skip
+
+
+def with_all_sizes(config: Mapping[str, Any]) -> Config:
+    """The config with head_dim and key-value heads said. Raises UsageError for a model without these dimensions."""
+    try:
+        sizes = dimensions(config)
+    except NotDimensional as fault:
+        raise UsageError(
+            f"widths of a model with model_type {config.get('model_type')!r} ({fault}): valid are "
+            f"{', '.join(MODEL_TYPES)} with hidden, ffn and vocabulary sizes above 1; `flopcast sweep` forecasts any "
+            "list of models"
+        ) from fault
+    return {**config, "num_key_value_heads": sizes["k"], "head_dim": 2 * sizes["p"]}
+
+
+def answer(
+    config: Mapping[str, Any],
+    run: Run,
+    profile: Profile,
+    *,
+    axes: Sequence[str] = (*AXES, HEADS),
+    span: int = 128,
+    forward: bool = False,
+    constraint: Constraint | None = None,
+    with_shapes: bool = True,
+    tolerated: float = widths_penalties.TOLERATED,
+    host: HostCosts | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Answer:
+    """Forecasts around `config` on each axis of `axes`; shapes of `constraint` (default: the config's own parameters
+    ± 2%) unless `with_shapes` is false. Raises UsageError as `forecast` does, and where no shape fits."""
+    run.check()
+    model = with_all_sizes(config)
+    asked = constraint or Constraint(n_params(model))
+    values = {axis: widths_penalties.candidates(model, axis, span) for axis in axes if axis in AXES}
+    heads = widths_penalties.head_shapes(model) if HEADS in axes else []
+    total = 1 + sum(map(len, values.values())) + len(heads) + (widths_shapes.MOST if with_shapes else 0)
+    done = 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        progress(min(done, total), total)
+
+    settings: dict[str, Any] = {"host": host, "forward": forward}
+    with no_garbage_collection():
+        center = widths_penalties.point("hidden", int(model["hidden_size"]), model, run, profile, **settings)
+        advance()
+        points = {
+            axis: widths_penalties.survey(model, axis, found, run, profile, progress=advance, **settings)
+            for axis, found in values.items()
+        }
+        sized = ((int(shape["num_attention_heads"]) * int(shape["head_dim"]), shape) for shape in heads)
+        other_heads = widths_penalties.survey_configs(
+            HEADS, sized, run, profile, progress=advance, **settings
+        )
+        penalties = {axis: widths_penalties.penalties(found) for axis, found in points.items()}
+        rules = {axis: widths_penalties.rule_of(axis, found, tolerated) for axis, found in penalties.items()}
+        shapes: list[Point] = []
+        if with_shapes:
+            keep = {axis: max(widths_penalties.ALIGNED, rule.multiple) for axis, rule in rules.items()}
+            try:
+                found = widths_shapes.candidates(model, asked, keep)
+            except UsageError:
+                if constraint is not None:  # what was asked for; shapes like the model itself may well not be
+                    raise
+                found = []
+            shapes = widths_shapes.survey(found, run, profile, progress=advance, **settings)
+    measured = [rule for rule in measured_rules.measured_rules(profile) if rule.layout == "all"]
+    return Answer(
+        gpu=profile.gpu, basis=profile.basis, run=run, forward=forward, center=center, points=points,
+        penalties=penalties, rules=rules, heads=widths_shapes.ranked(other_heads), shapes=shapes,
+        constraint=asked if with_shapes else None, measured=measured, tolerated=tolerated,
+    )  # fmt: skip

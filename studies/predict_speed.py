@@ -1,0 +1,83 @@
+"""How long forecasts take on this machine, against what they should: no test asserts wall time, this prints it.
+
+    python -m studies.predict_speed [--gpu nvidia-h200]
+
+Each command runs in a process of its own with a cache of its own, for streams and for profiles as they were last used;
+"first" and "cold" with an empty one each time. Printed, medians: wall and processor seconds (children
+included), and processor seconds over the target. On a busy machine wall says nothing; processor time is a bound for a
+quiet one with one core. Targets (2-core x86): cold predict 6 s, cached 1 s, a sweep of 200 configurations 60 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+
+WIDTHS = (320, 448, 640, 832, 1088, 1344, 1728, 2112, 2624, 3200)
+DEPTHS = (4, 8, 12, 24)
+BATCHES = (2, 4, 8, 16, 32)
+
+
+def run(arguments: list[str], cache: Path) -> tuple[float, float]:
+    """(wall, processor) seconds of one command, its children's among them."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "flopcast", *arguments],
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wall = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    """Runs the three and prints a line each."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--gpu", default="nvidia-h200")
+    parser.add_argument("--repeat", type=int, default=3)
+    given = parser.parse_args()
+    predict = ["predict", "--gpu", given.gpu, "--json"]
+    unknown = [*predict, "--width", "1472", "--depth", "9", "--batch", "6"]
+
+    def show(name: str, target: float, times: list[tuple[float, float]]) -> None:
+        wall, processor = (sorted(column)[len(column) // 2] for column in zip(*times, strict=True))
+        print(
+            f"{name:42s} wall {wall:6.2f} s  processor {processor:6.2f} s  {processor / target:5.2f} of {target:g} s"
+        )
+
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        show("predict, cold (traced)", 6, [run(unknown, root / f"cold{i}") for i in range(given.repeat)])
+        show("predict, cached", 1, [run(unknown, root / "cold0") for _ in range(given.repeat)])
+        shipped = [*predict, "--config", "qwen3-0.6b"]
+        first = [run(shipped, root / f"first{i}") for i in range(given.repeat)]
+        show("predict qwen3-0.6b, shipped stream, first", 1, first)
+        again = [run(shipped, root / "first0") for _ in range(given.repeat)]
+        show("predict qwen3-0.6b, shipped stream, again", 1, again)
+        table = root / "steps.csv"
+        with table.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("width", "depth", "batch"))
+            writer.writerows(product(WIDTHS, DEPTHS, BATCHES))
+        sweep = ["sweep", "--gpu", given.gpu, "--from", str(table), "--out", str(root / "out.csv")]
+        count = len(WIDTHS) * len(DEPTHS) * len(BATCHES)
+        cores = os.cpu_count() or 1
+        show(f"sweep of {count}, cold, {cores} cores", 60 * cores, [run(sweep, root / "sweep")])
+        show(f"sweep of {count}, cached", 60, [run(sweep, root / "sweep")])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Remakes the spreads of steps that intervals are made of, from real steps.
+
+python -m studies.shipped.intervals DIR [--gpu PROFILE]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import log, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flopcast.roofline.stream.lowering.classes import GROUPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+from flopcast.roofline.base.numbers import Z
+from flopcast.roofline.step.uncertainty import FILE, Spreads, spreads
+from flopcast.roofline.validation.step_plans import GROUP
+
+LEAST_STEPS = 4  # of fewer a spread is not estimated: the default stays
+
+# Two-sided 90% quantile of Student's t by degrees of freedom (any table of it): a spread estimated from few steps is
+# itself uncertain, which widens the interval.
+_STUDENT = {4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.812, 12: 1.782, 15: 1.753, 20: 1.725,
+            30: 1.697}  # fmt: skip
+
+
+# --- where the spreads come from ------------------------------------------------------------------------
+
+
+def estimate(rows: Iterable[Mapping[str, Any]], source: Mapping[str, Any] | None = None) -> Spreads:
+    """Spreads from rows of `validate.compare`, of which those of group "intervals" alone count.
+
+    A class's: root mean square of its log errors. What is common: of the log errors of the whole device time, less what
+    the classes explain if they were independent. The host's: of the step's, where the host bounds it, less what the
+    samples beside it lie apart (`host_sigma`), and not below the default: a handful of such differences may come out as
+    nothing. Each widened by Student's quantile for the number of steps; where fewer than `LEAST_STEPS` have it, the
+    default stays.
+    """
+    done = [row for row in rows if row["group"] == GROUP and row["status"] == "ok" and row["device_seconds"]]
+    plain = Spreads()
+    classes: dict[str, float] = {}
+    for group in GROUPS:
+        errors = [log(1 + row[f"{group}_error"]) for row in done if row[f"{group}_error"] is not None]
+        found = _spread(errors)
+        if found is not None:
+            classes[group] = found
+    excess = []
+    for row in done:
+        shares = {group: row[f"{group}_seconds"] / row["device_seconds"] for group in GROUPS}
+        explained = sum((shares[group] * classes.get(group, plain.default)) ** 2 for group in GROUPS)
+        excess.append(log(1 + row["device_error"]) ** 2 - explained)
+    common = plain.common
+    if len(excess) >= LEAST_STEPS:
+        common = sqrt(max(0.0, sum(excess) / len(excess))) * _student(len(excess))
+    off = [
+        log(1 + row["step_error"]) - log(1 + row["device_error"])
+        for row in done
+        if row["bound"] != "host" and row["step_error"] is not None
+    ]
+    beyond = _spread(off)
+    known = spreads().host_same_run  # with it the rows were forecast
+    left = [
+        log(1 + row["step_error"]) ** 2 - max(0.0, (row.get("host_sigma") or known) ** 2 - known**2)
+        for row in done
+        if row["bound"] == "host"
+    ]
+    host = None
+    if len(left) >= LEAST_STEPS:
+        host = max(plain.host_same_run, sqrt(max(0.0, sum(left) / len(left))) * _student(len(left)))
+    return Spreads(
+        classes={group: round(value, 4) for group, value in classes.items()},
+        common=round(common, 4),
+        beyond=plain.beyond if beyond is None else round(beyond, 4),
+        host_same_run=plain.host_same_run if host is None else round(host, 4),
+        source={**(source or {}), "steps": [row["name"] for row in done]},
+    )
+
+
+def _spread(errors: Sequence[float]) -> float | None:
+    """Root mean square about zero: the forecast is not corrected by what is found here."""
+    if len(errors) < LEAST_STEPS:
+        return None
+    return sqrt(sum(error**2 for error in errors) / len(errors)) * _student(len(errors))
+
+
+def _student(n: int) -> float:
+    """How much wider than the normal distribution's an interval has to be when its spread comes from n values."""
+    known = max((degrees for degrees in _STUDENT if degrees <= n), default=min(_STUDENT))
+    return _STUDENT[known] / Z
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Remakes the shipped file from a folder of steps."""
+    import argparse
+
+    from flopcast.microbench.records import records
+    from flopcast.roofline.gpu.library.profiles import find_profile
+    from flopcast.roofline.validation.validate import compare
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gpu", default="nvidia-h200")
+    parser.add_argument("--out", type=Path, default=FILE)
+    given = parser.parse_args(arguments)
+    profile = find_profile(given.gpu)
+    measured = [
+        row
+        for row in records.read(given.folder).rows
+        if row["key"].startswith("host/") or (row.get("plan") or {}).get("group") == GROUP
+    ]
+    machine = records.read_machine(given.folder)
+    days = sorted(row["time"][:10] for row in measured)
+    found = estimate(
+        compare(measured, profile, stack=machine["stack"]),
+        {"gpu": profile.gpu, "card": machine["device"].get("uuid"), "date": days[-1] if days else ""},
+    )
+    given.out.write_text(json.dumps(asdict(found), indent=1) + "\n")
+    print(given.out, json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()

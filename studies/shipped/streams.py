@@ -1,0 +1,59 @@
+"""Remakes what ships in the wheel and is made from code alone: suites and op streams.
+
+    python -m studies.shipped.streams
+
+The streams of the ladder and of the shipped configs let `predict` and `cost` answer without torch.
+"""
+
+from __future__ import annotations
+
+from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.gpu.suites import build
+from flopcast.roofline.stream.library.streams import shipped_path, stream_key, trace_now
+from flopcast.roofline.stream.model.models import (
+    LADDER_WIDTHS,
+    Config,
+    load_config,
+    make_config,
+    shipped_names,
+    with_depth,
+)
+from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.ops import op_stream as streams
+from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
+from flopcast.roofline.stream.ops.to_batch import BATCHES
+from studies.shipped import suites
+
+DATA = DATA
+
+
+def shipped_streams() -> list[tuple[Config, Traced]]:
+    """The ladder and the shipped configs at 4 x 256, and the configs at 8 x 1024 with the fused optimizer; Qwen3-0.6B
+    at the batches that every other follows from (`stream/ops/to_batch.py`): what the report shows over batches."""
+    ladder = [make_config(width=width, depth=FOLDED_DEPTH) for width in LADDER_WIDTHS]
+    configs = [with_depth(load_config(name), FOLDED_DEPTH) for name in shipped_names()]
+    large = Traced(batch=8, seq=1024, optimizer="adamw-fused")
+    small = configs[shipped_names().index("qwen3-0.6b")]
+    return [
+        *((c, Traced()) for c in (*ladder, *configs)),
+        *((c, large) for c in configs),
+        *((small, Traced(batch=batch)) for batch in BATCHES),
+    ]
+
+
+def main() -> None:
+    """Writes data/suites and data/streams."""
+    suites.remake(build.PLANS)
+    wanted = shipped_streams()
+    for old in (DATA / "streams").glob("*.json.gz"):
+        old.unlink()
+    for config, traced in wanted:
+        path = shipped_path(stream_key(config, traced))
+        streams.save(trace_now(config, traced), path)
+        width = config.get("hidden_size", config.get("n_embd"))
+        size = path.stat().st_size / 1024
+        print(f"stream {config['model_type']} {width} wide, {traced.batch} x {traced.seq}: {size:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

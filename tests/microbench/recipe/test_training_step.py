@@ -1,0 +1,185 @@
+"""Real training steps on this processor: they learn, they are measured by component, and none stops the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flopcast.microbench.recipe import training_step
+from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.records import records
+from flopcast.microbench.steps.measure import profile_kernels, profile_step, time_step
+from flopcast.microbench.steps.run import by_op, measure_plan, run_steps
+from flopcast.microbench.timing.device import describe
+from flopcast.roofline.stream.model.models import make_config
+
+CPU = torch.device("cpu")
+TINY = make_config(width=64, depth=2, heads=4, kv_heads=2, head_dim=16, vocab=256)
+
+
+def step_of(**options: Any) -> training_step.TrainingStep:
+    return training_step.build(TINY, "cpu", **{"batch": 2, "seq": 16, **options})
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer"),
+    [
+        ("autocast-bf16", "adamw"),
+        ("autocast-bf16", "adamw-fused"),
+        ("bf16", "adamw-fused"),
+        ("fp32", "adamw"),
+        ("tf32", "adamw"),
+    ],
+)
+def test_steps_learn(precision: str, optimizer: str) -> None:
+    """The same batch again and again: the loss starts at chance and falls."""
+    step = step_of(precision=precision, optimizer=optimizer)
+    losses = [float(step.run()) for _ in range(5)]
+    assert losses[0] == pytest.approx(math.log(256), rel=0.1)
+    assert losses[-1] < 0.95 * losses[0]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert {p.dtype for p in step.model.parameters()} == {dtype}
+
+
+def test_the_recipe_is_the_one_forecast() -> None:
+    step = step_of()
+    with step.autocast():
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    config: Any = step.model.config
+    assert config._attn_implementation == "sdpa"
+    assert step.model.training
+    assert isinstance(step.optimizer, torch.optim.AdamW)
+    step.run()
+    step.zero_grad()
+    assert all(p.grad is None for p in step.model.parameters())  # set to none, not to zero
+    embeddings = [p for n, p in step.model.named_parameters() if "embed" in n or "lm_head" in n]
+    assert len(embeddings) == 1  # tied
+
+
+def test_the_same_seed_gives_the_same_step() -> None:
+    first, again, other = (float(step_of(seed=seed).run()) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp8"}, "precision 'fp8'"),
+        ({"optimizer": "sgd"}, "optimizer 'sgd': valid are adamw, adamw-fused"),
+    ],
+)
+def test_unknown_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        step_of(**options)
+
+
+def test_a_step_is_timed_by_component() -> None:
+    timing = time_step(step_of(), rounds=3, steps_per_round=2, warm_up=1)
+    for name in ("step", "host", "forward", "backward", "optimizer"):
+        samples = getattr(timing, f"{name}_seconds")
+        assert len(samples) == 3
+        assert min(samples) > 0
+    for whole, *parts in zip(
+        timing.host_seconds,
+        timing.forward_seconds,
+        timing.backward_seconds,
+        timing.optimizer_seconds,
+        strict=True,
+    ):
+        assert sum(parts) == pytest.approx(whole)
+    assert timing.peak_bytes is None  # the processor's allocator does not count
+
+
+def test_operators_of_a_step() -> None:
+    step = step_of(optimizer="adamw-fused")
+    found = profile_step(step)
+    assert len(found.device_seconds) == 1
+    assert found.device_seconds[0] == pytest.approx(sum(kernel.seconds for kernel in found.kernels))
+    totals = by_op(found.kernels)
+    products = 2 * 7 + 1  # seven weights a layer and the head; each again for two gradients
+    assert totals["aten::mm"][1] == 3 * products
+    assert totals["aten::_fused_adamw_"][1] == 1
+    assert sum(seconds for seconds, _ in totals.values()) == pytest.approx(found.device_seconds[0])
+    assert all(kernel.seconds > 0 for kernel in profile_kernels(step))
+
+
+PLAN = StepPlan(name="tiny", config=TINY, batch=2, seq=16)
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[records.Recorder]:
+    with records.Recorder(tmp_path, describe(CPU)) as opened:
+        yield opened
+
+
+def run(plans: list[StepPlan], recorder: records.Recorder, **options: Any) -> Any:
+    return run_steps(plans, device=CPU, recorder=recorder, rounds=2, steps_per_round=1, **options)
+
+
+def test_one_that_fails_is_a_row_and_the_rest_goes_on(recorder: records.Recorder) -> None:
+    broken = replace(PLAN, name="broken", config={**TINY, "model_type": "no-such-model"})
+    vast = replace(PLAN, name="vast", config={**TINY, "vocab_size": 10**13})
+    summary = run([broken, vast, PLAN], recorder)
+    rows = {row["key"]: row for row in recorder.rows}
+    assert rows[broken.key]["status"] == "error"
+    assert "no-such-model" in rows[broken.key]["reason"]
+    assert rows[broken.key]["value"] is None
+    assert rows[vast.key]["status"] == "oom"
+    assert rows[vast.key]["plan"]["name"] == "vast"
+    done = rows[PLAN.key]
+    assert done["status"] == "ok"
+    assert done["value"] > 0
+    assert done["n"] == len(done["samples"]) == 2
+    assert done["n_params"] == sum(p.numel() for p in step_of().model.parameters())
+    assert set(done["phase_seconds"]) == {"forward", "backward", "optimizer"}
+    kernels = rows[PLAN.kernels_key]
+    assert kernels["status"] == "ok"
+    assert kernels["device_seconds"] > 0
+    assert kernels["ops"]["aten::mm"][1] == 45
+    assert {broken.kernels_key, vast.kernels_key}.isdisjoint(rows)  # what did not run has no kernels
+    assert summary.statuses == {"error": 1, "oom": 1, "ok": 2}
+    assert summary.remaining == 0
+
+
+def test_what_is_done_is_not_run_again(recorder: records.Recorder) -> None:
+    first = run([PLAN], recorder)
+    again = run([PLAN], recorder)
+    assert first.statuses == {"ok": 2}
+    assert again.statuses == {}
+    assert again.skipped == 2
+    assert len(recorder.rows) == 2
+
+
+def test_a_spent_budget_leaves_the_rest(recorder: records.Recorder) -> None:
+    summary = run([PLAN, replace(PLAN, name="next")], recorder, budget_seconds=0.0)
+    assert summary.remaining == 2
+    assert recorder.rows == []
+
+
+def test_rows_say_what_was_run() -> None:
+    row = measure_plan(PLAN, CPU, lambda step: {"value": 1.0})
+    assert row["role"] == "validation"
+    assert row["plan"] == {
+        "name": "tiny", "config": TINY, "batch": 2, "seq": 16, "precision": "autocast-bf16", "optimizer": "adamw",
+        "attention": "sdpa", "matmul": "torch", "accumulate": 1, "checkpoint": "none", "fused": "none", "module": "",
+        "group": "ladder",
+    }  # fmt: skip
+    keys = {
+        plan.key
+        for plan in (
+            PLAN, replace(PLAN, batch=4), replace(PLAN, seq=32), replace(PLAN, optimizer="adamw-fused"),
+            replace(PLAN, precision="bf16"), replace(PLAN, config={**TINY, "num_hidden_layers": 3}),
+            replace(PLAN, matmul="triton"), replace(PLAN, attention="sdpa-flash"), replace(PLAN, accumulate=2),
+            replace(PLAN, checkpoint="full"), replace(PLAN, config={}, module="a.module:factory"),
+            replace(PLAN, fused="triton"),
+        )
+    }  # fmt: skip
+    assert len(keys) == 12

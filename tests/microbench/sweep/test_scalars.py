@@ -1,0 +1,179 @@
+"""Ceilings and host costs: real ones on the processor, on a GPU within what any part can do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from flopcast.kernels.references import BackendUnavailable
+from flopcast.microbench.hosts import host
+from flopcast.microbench.progress import progress
+from flopcast.microbench.records import records
+from flopcast.microbench.sweep import ceilings, scalars, sweep
+from flopcast.microbench.sweep import ceilings as sweep_ceilings
+from flopcast.microbench.timing import device, make_timer, timer
+
+SHORT = replace(
+    timer.CPU_QUICK, sustained_seconds=0.05, timeout_seconds=0.02, warm_up_seconds=0.0, scalar_repeats=2
+)
+
+
+def test_ceilings_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "CPU_MATRIX_FLOPS", 2 * 128**3)
+    monkeypatch.setitem(ceilings.BANDWIDTH_BYTES, "cpu", 1 << 24)
+
+    def run() -> sweep.Summary:
+        with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+            return scalars.run_scalars(recorder=recorder, timer=timer.CpuTimer(SHORT), suite="quick")
+
+    summary = run()
+    rows = {row["key"]: row for row in records.read(tmp_path).rows}
+    assert set(summary.statuses) == {"ok"}
+    assert {
+        "scalar/launch", "scalar/matrix_burst/fp32", "scalar/matrix_sustained/bf16", "scalar/hbm_copy",
+        "scalar/hbm_read", "scalar/hbm_write", "scalar/l2_copy", "scalar/kernel_floor",
+    } <= set(rows)  # fmt: skip
+    for row in rows.values():
+        assert row["shape"] is None
+        assert row["value"] > 0
+        assert row["unit"] in ("seconds", "flops_per_second", "bytes_per_second")
+    assert run().measured == 0
+
+
+def test_working_sets_are_swept_through_the_end_of_the_cache() -> None:
+    quick, standard, full = (
+        scalars.scalar_measures(timer.CpuTimer(SHORT), s) for s in ("quick", "standard", "full")
+    )
+    assert set(quick) < set(standard) == set(full)
+    sizes = [int(key.split("/")[2]) for key in standard if key.startswith("scalar/copy/")]
+    assert sizes == sorted(sizes)
+    assert {1 << power for power in range(18, 31)} <= set(sizes)  # rows of older runs stay comparable
+    near = [size for size in sizes if 16 << 20 <= size <= 128 << 20]
+    assert max(b / a for a, b in pairwise(near)) <= 1.5
+    moved = sweep_ceilings.copy_bandwidth(timer.CpuTimer(SHORT), 1 << 16)
+    assert moved.value > 0
+
+
+def test_a_repeated_read_needs_a_gpu() -> None:
+    with pytest.raises(BackendUnavailable, match="triton"):
+        ceilings.cache_read(timer.CpuTimer(SHORT), 1 << 20)
+
+
+def test_a_ceiling_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(error: Exception) -> scalars.Measure:
+        def measure(timer: timer.Timer) -> sweep_ceilings.Scalar:
+            raise error
+
+        return measure
+
+    measures = {"scalar/a": fails(NotImplementedError("no such unit")), "scalar/b": fails(ValueError("bug"))}
+    monkeypatch.setattr(scalars, "scalar_measures", lambda timer, suite: measures)
+    with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+        scalars.run_scalars(recorder=recorder, timer=timer.CpuTimer(SHORT), suite="quick")
+        assert [(row["status"], row["reason"], row["value"]) for row in recorder] == [
+            ("unsupported", "no such unit", None),
+            ("error", "bug", None),
+        ]
+
+
+def test_the_first_stalled_launch_tells_the_depth_of_the_queue() -> None:
+    assert scalars.first_stall([0.0, 1e-5, 2e-5, 0.1, 0.2], 5e-3) == 2
+    assert scalars.first_stall([0.0, 1e-5, 2e-5], 5e-3) is None
+
+
+class TinyStep:
+    """A training step of `depth` layers."""
+
+    def __init__(self, depth: int) -> None:
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(depth)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def forward(self) -> torch.Tensor:
+        result: torch.Tensor = self.model(torch.ones(2, 8)).sum()
+        return result
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def optimizer_step(self) -> None:
+        self.optimizer.step()
+
+
+def test_host_costs_by_depth_and_phase(tmp_path: Path) -> None:
+    def unbuildable() -> host.Step:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    builders = {2: lambda: TinyStep(2), 4: lambda: TinyStep(4), 1000: unbuildable}
+
+    def run() -> sweep.Summary:
+        with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+            return host.run_host(
+                builders, model="tiny-adamw", recorder=recorder, device=torch.device("cpu"), suite="quick",
+                rounds=2, steps_per_round=3,
+            )  # fmt: skip
+
+    assert run().statuses == {"ok": 10, "oom": 5}
+    rows = {row["key"]: row for row in records.read(tmp_path).rows}
+    forward = rows["host/tiny-adamw/depth2/forward"]
+    assert forward["n"] == len(forward["samples"]) == 6
+    assert forward["value"] > 0
+    parts = [rows[f"host/tiny-adamw/depth4/{phase}"]["value"] for phase in host.PHASES]
+    assert rows["host/tiny-adamw/depth4/step"]["value"] >= max(parts)
+    assert rows["host/tiny-adamw/depth1000/step"]["status"] == "oom"
+    assert run().measured == 0
+
+
+def test_progress_is_silent_for_what_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(3, "measuring") as advance:
+        for unit in "abc":
+            advance(unit)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_without_a_terminal_is_plain_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter(range(0, 10_000, 4))
+    monkeypatch.setattr("flopcast.microbench.progress.time.monotonic", lambda: float(next(ticks)))
+    with progress(10, "measuring") as advance:
+        for unit in range(10):
+            advance(str(unit))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "measuring: 2/10, about 32 s left" in err
+    assert "\x1b" not in err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_ceilings_of_a_gpu(tmp_path: Path) -> None:
+    device_ = torch.device("cuda", 0)
+    with records.Recorder(tmp_path, device.describe(device_)) as recorder:
+        made = make_timer.make_timer(device_, timer.QUICK)
+        scalars.run_scalars(recorder=recorder, timer=made, suite="quick")
+        rows = {row["key"].removeprefix("scalar/"): row for row in recorder}
+    needed = (
+        "launch",
+        "sync",
+        "launch_queue",
+        "kernel_floor",
+        "kernel_floor_cupti",
+        "kernel_gap",
+        "hbm_copy",
+    )
+    assert {name: rows[name]["reason"] for name in needed if rows[name]["status"] != "ok"} == {}
+    assert 1e-6 < rows["launch"]["value"] < 1e-4
+    assert 5e-7 < rows["kernel_floor"]["value"] < 2e-5
+    assert 1e-7 < rows["kernel_gap"]["value"] < 2e-5
+    assert 100 < rows["launch_queue"]["value"] < 4096
+    assert rows["l2_copy"]["value"] > rows["hbm_copy"]["value"] > 1e11
+    held, spilt = (ceilings.cache_read(made, size).value for size in (16 << 20, 1 << 29))
+    assert held > rows["hbm_read"]["value"]
+    assert spilt < 1.2 * rows["hbm_read"]["value"]

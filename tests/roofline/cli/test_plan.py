@@ -1,0 +1,198 @@
+"""`plan` and `prices` as scripts and people meet them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.roofline.cli.choose.plan import token_count
+from flopcast.roofline.gpu.library import profiles
+
+H200 = "nvidia-h200"
+Command = Callable[..., Any]
+TWO = ("--gpus", f"{H200},nvidia-l4")
+
+
+def test_plan_keeps_its_shape(flopcast: Command) -> None:
+    found = flopcast("plan", "--width", 512, *TWO, "--tokens", "1B", "--budget-usd", 50, "--json")
+    assert found.code == 0
+    document = found.document
+    assert document["tokens"] == 1e9
+    assert [row["gpu"] for row in document["plans"]] == [H200, "nvidia-l4"]
+    for row in document["plans"]:
+        assert row["days_low"] < row["days"] < row["days_high"]
+        assert row["usd"] == pytest.approx(row["seconds"] / 3600 * row["price_usd_per_hour"])
+        assert row["tokens_for_budget"] == pytest.approx(50 / row["usd_per_million_tokens"] * 1e6)
+        assert row["price_date"]
+    assert document["cheapest"]["gpu"] in (H200, "nvidia-l4")
+
+
+def test_plan_prints_a_row_a_gpu_and_its_price(flopcast: Command) -> None:
+    out = flopcast("plan", "--config", "qwen3-0.6b", *TWO, "--price", "nvidia-l4=0.4").out
+    for part in ("596M parameters, 28 layers", "11.9B tokens", "h200", "l4", "$0.4/h as given", "RunPod Secure Cloud",
+                 "least dollars", "no evaluation"):  # fmt: skip
+        assert part in " ".join(out.split())
+    assert "out of memory" in flopcast("plan", "--config", "qwen3-8b", "--gpus", "nvidia-l4").out
+
+
+def test_a_budget_alone_asks_for_the_largest_model(flopcast: Command) -> None:
+    command = ("plan", "--budget-usd", 60, "--gpus", H200, "--widths", "256,512,1024")
+    found = flopcast(*command, "--json").document
+    (row,) = found["largest"]
+    assert (row["gpu"], row["limited_by"], row["cost_usd"]) == (H200, "budget", 60)
+    assert row["low"] < row["n_params"] < row["high"]
+    assert found["tokens_per_parameter"] == 20
+    out = flopcast(*command, "--tokens-per-param", 1).out
+    assert "at 1 tokens a parameter" in " ".join(out.split())
+
+
+BAD = {
+    "several GPUs": ("--width 512 --num-gpus 8", ("--num-gpus 8", "not modelled yet", "one GPU")),
+    "no GPUs": ("--width 512 --num-gpus 0", ("--num-gpus is 0",)),
+    "compiled": ("--width 512 --mode compile", ("'compile'", "not modelled yet")),
+    "nothing asked": ("", ("--config", "--width", "--budget-usd")),
+    "tokens that are none": ("--width 512 --tokens many", ("'many'", "10B")),
+    "no tokens": ("--width 512 --tokens 0", ("--tokens is '0'",)),
+    "a batch that is none": ("--width 512 --batch big", ("'big'", "auto")),
+    "no batch": ("--width 512 --batch 0", ("batch is 0",)),
+    "no budget": ("--width 512 --budget-usd 0", ("--budget-usd is 0",)),
+    "a budget and no model": ("--budget-usd 5 --batch auto", ("--batch auto", "--config")),
+    "no tokens a parameter": ("--width 512 --tokens-per-param -1", ("--tokens-per-param is -1",)),
+    "a GPU without a price": ("--width 512 --gpus nvidia-a10g", ("nvidia-a10g", "--price nvidia-a10g=")),
+    "a provider for no GPU": ("--width 512 --gpus nvidia-l4 --provider nvidia-h200=Lambda", ("none of the GPUs",)),
+    "hosts that are none": ("--width 512 --gpus nvidia-l4 --hosts both", ("'both'", "own, same")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_use_of_plan_says_what_is_valid(flopcast: Command, case: str) -> None:
+    options, parts = BAD[case]
+    found = flopcast("plan", *options.split())
+    assert (found.code, found.out) == (2, "")
+    assert "Traceback" not in found.err
+    for part in parts:
+        assert part in found.err
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("10B", 1e10), ("300M", 3e8), ("1.5e9", 1.5e9), ("2,000", 2000), ("1T", 1e12), ("7k", 7e3)],
+)
+def test_tokens_are_read_as_people_write_them(text: str, count: float) -> None:
+    assert token_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "B", "-5", "1.2.3", "ten", "0.5"])
+def test_tokens_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--tokens is"):
+        token_count(text)
+
+
+# --- prices
+
+SKYPILOT = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Region,SpotPrice,Price
+1x_A100-80GB_SECURE,A100-80GB,1.0,8.0,80.0,A100-80GB,CA,1.19,1.64
+1x_H100-SXM_SECURE,H100-SXM,1.0,8.0,80.0,H100-SXM,CA,2.69,2.99
+2x_L40S_SECURE,L40S,2.0,8.0,80.0,L40S,CA,1.72,0.86
+"""
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path) -> Path:
+    path = tmp_path / "runpod" / "vms.csv"
+    path.parent.mkdir()
+    path.write_text(SKYPILOT)
+    return path
+
+
+def test_prices_lists_the_newest_of_each(flopcast: Command) -> None:
+    rows = flopcast("prices", "--gpu", "nvidia-h100-sxm", "--json").document["prices"]
+    assert {row["gpu"] for row in rows} == {"nvidia-h100-sxm"}
+    secure = [row for row in rows if row["provider"] == "RunPod Secure Cloud" and row["kind"] == "on-demand"]
+    assert [(row["usd_per_hour"], row["date"]) for row in secure] == [(3.99, "2026-11-09")]
+    out = flopcast("prices", "--provider", "Lambda", "--on", "2026-07-01").out
+    assert "4.29" in out
+    assert "RunPod" not in out
+
+
+def test_a_catalogue_becomes_a_book_and_its_bad_rows_are_named(
+    flopcast: Command, catalogue: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "mine.csv"
+    found = flopcast(
+        "prices", "--from", catalogue, "--date", "2025-06-15", "--alias", "A100-80GB=nvidia-a100-80gb-pcie",
+        "--out", out,
+    )  # fmt: skip
+    assert found.code == 0
+    assert "refused line 4: SpotPrice 1.72 of L40S is above its Price 0.86" in found.err
+    rows = list(csv.DictReader(out.open(newline="")))
+    assert [(r["gpu"], r["kind"], r["usd_per_hour"], r["date"]) for r in rows] == [
+        ("nvidia-a100-80gb-pcie", "on-demand", "1.64", "2025-06-15"),
+        ("nvidia-a100-80gb-pcie", "spot", "1.19", "2025-06-15"),
+        ("nvidia-h100-sxm", "on-demand", "2.99", "2025-06-15"),
+        ("nvidia-h100-sxm", "spot", "2.69", "2025-06-15"),
+    ]
+    point = flopcast(
+        "cost", "--gpus", "nvidia-h100-sxm", "--widths", 512, "--prices", out, "--kind", "spot", "--json"
+    ).document["points"][0]
+    assert (point["price_usd_per_hour"], point["price_kind"], point["price_date_inferred"]) == (
+        2.69,
+        "spot",
+        False,
+    )
+
+
+def test_cost_reads_a_catalogue_itself(flopcast: Command, catalogue: Path) -> None:
+    found = flopcast("cost", "--gpus", "nvidia-h100-sxm", "--widths", 512, "--prices", catalogue, "--json")
+    point = found.document["points"][0]
+    assert (point["price_usd_per_hour"], point["price_date_inferred"]) == (2.99, True)
+    assert "refused line 2: A100-80GB is ambiguous" in found.err
+
+
+def test_providers_differ_by_gpu(flopcast: Command) -> None:
+    command = ("cost", "--gpus", f"{H200},nvidia-l4", "--widths", 512, "--json")
+    found = flopcast(
+        *command, "--provider", "RunPod Secure Cloud", "--provider", f"{H200}=Hyperstack"
+    ).document
+    assert {p["gpu"]: p["price_provider"] for p in found["points"]} == {
+        H200: "Hyperstack", "nvidia-l4": "RunPod Secure Cloud"
+    }  # fmt: skip
+
+
+PRICES_BAD = {
+    "two sources": ("--from a.csv --refresh gpuhunt", ("give one",)),
+    "another source": ("--refresh web", ("'web'", "gpuhunt")),
+    "no such file": ("--from none.csv", ("none.csv", "does not exist")),
+    "a date for nothing": ("--date 2025-01-01", ("--from",)),
+    "a date that is none": ("--from x.csv --date June", ("'June'", "YYYY-MM-DD")),
+    "an alias that is none": ("--from x.csv --alias A100", ("'A100'", "NAME=GPU")),
+    "an alias for no GPU": ("--from x.csv --alias A100=a100", ("unknown GPU 'a100'",)),
+    "a GPU without a row": ("--gpu nvidia-a10g", ("no price",)),
+}
+
+
+@pytest.mark.parametrize("case", PRICES_BAD)
+def test_bad_use_of_prices_says_what_is_valid(
+    flopcast: Command, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options, parts = PRICES_BAD[case]
+    found = flopcast("prices", *options.split())
+    assert (found.code, found.out) == (2, "")
+    for part in parts:
+        assert part in found.err
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "--config qwen3-0.6b --tokens nan", "--config no-such", "--budget-usd 5 --widths x"]
+)
+def test_what_is_asked_wrong_is_told_before_a_profile_is_read(
+    flopcast: Command, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    monkeypatch.setattr(profiles, "find_profiles", lambda gpus: pytest.fail("a profile was read"))
+    assert flopcast("plan", *arguments.split()).code == 2

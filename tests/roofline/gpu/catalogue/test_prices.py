@@ -1,0 +1,205 @@
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flopcast.errors import DataError, UsageError
+from flopcast.roofline.gpu.catalogue.datasheets import load_specs
+from flopcast.roofline.gpu.catalogue.prices import (
+    ARTICLE_DATE,
+    DEFAULT_PROVIDER,
+    PRICES_FILE,
+    latest,
+    load_prices,
+    newest,
+    parse_override,
+    require,
+    with_overrides,
+    write_prices,
+)
+
+HEADER = "gpu,provider,kind,usd_per_hour,date,date_inferred,source\n"
+GOOD = "nvidia-l4,Me,on-demand,0.5,2025-01-02,false,invoice\n"
+TODAY = date(2026, 11, 21)
+
+
+def book(tmp_path: Path, text: str, name: str = "prices.csv") -> Path:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# --- the shipped book
+
+
+def test_the_shipped_book_has_the_prices_of_the_article() -> None:
+    prices = load_prices()
+    wanted = {
+        "nvidia-l4": 0.39,
+        "nvidia-a100-80gb-pcie": 1.64,
+        "nvidia-h100-sxm": 2.69,
+        "nvidia-h200": 3.59,
+    }
+    for gpu, usd in wanted.items():
+        price = require(prices, gpu, on=ARTICLE_DATE)
+        assert (price.usd_per_hour, price.provider, price.kind) == (usd, DEFAULT_PROVIDER, "on-demand")
+        assert price.date_inferred
+        assert "2025-Q4" in price.source
+
+
+def test_the_newest_row_is_the_default() -> None:
+    prices = load_prices()
+    newest = {"nvidia-l4": 0.49, "nvidia-a100-80gb-pcie": 1.79, "nvidia-h100-sxm": 3.99, "nvidia-h200": 4.59}
+    assert {gpu: require(prices, gpu).usd_per_hour for gpu in newest} == newest
+    assert require(prices, "nvidia-h100-sxm").date == date(2026, 11, 9)
+    assert require(prices, "nvidia-b200", provider="Lambda").usd_per_hour == 6.69
+    assert require(prices, "nvidia-h100-sxm", kind="spot", on=ARTICLE_DATE).usd_per_hour == 1.75
+
+
+def test_the_shipped_book_keeps_its_own_rules() -> None:
+    prices = load_prices()
+    assert all(price.gpu in load_specs() and price.source for price in prices)
+    assert max(price.date for price in prices) <= TODAY
+    assert load_prices(PRICES_FILE, today=TODAY) == prices
+
+
+def test_a_gpu_without_a_price_from_the_provider_names_the_other_offers() -> None:
+    prices = load_prices()
+    assert latest(prices, "nvidia-b200") is None
+    assert latest(prices, "nvidia-a10g") is None
+    with pytest.raises(UsageError, match=r"Hyperstack.*Lambda.*--provider.*--price nvidia-b200="):
+        require(prices, "nvidia-b200")
+    with pytest.raises(UsageError, match=r"from RunPod Secure Cloud up to 2023-01-01"):
+        require(prices, "nvidia-l4", on=date(2023, 1, 1))
+    with pytest.raises(UsageError, match="no prices from provider 'Nobody'; known: AWS"):
+        latest(prices, "nvidia-l4", provider="Nobody")
+    with pytest.raises(UsageError, match="valid are on-demand, spot"):
+        latest(prices, "nvidia-l4", kind="reserved")
+
+
+# --- files of the user
+
+
+def test_csv_and_toml_say_the_same(tmp_path: Path) -> None:
+    from_csv = load_prices(book(tmp_path, "# mine\n" + HEADER + GOOD + "\n"), today=TODAY)
+    toml = (
+        "[[price]]\ngpu = 'nvidia-l4'\nprovider = 'Me'\nkind = 'on-demand'\nusd_per_hour = 0.5\n"
+        "date = 2025-01-02\nsource = 'invoice'\n"
+    )
+    assert load_prices(book(tmp_path, toml, "prices.toml"), today=TODAY) == from_csv
+    assert latest(from_csv, "nvidia-l4") == from_csv[0]  # the only provider of a book of one's own
+
+
+def test_optional_columns_and_own_gpus(tmp_path: Path) -> None:
+    path = book(tmp_path, "usd_per_hour,gpu,provider,kind,date\n0.1,my-gpu,Me,spot,2025-01-02\n")
+    (price,) = load_prices(path, known_gpus=["my-gpu"], today=TODAY)
+    assert (price.gpu, price.date_inferred, price.source) == ("my-gpu", False, "prices.csv")
+
+
+BAD = {
+    "H100,Me,on-demand,2,2025-01-01,false,x": "line 3: GPU 'H100' is ambiguous: nvidia-h100-pcie or nvidia-h100-sxm",
+    "nvidia-l4,Me,on-demand,0,2025-01-03,false,x": "line 3: usd_per_hour is '0'",
+    "nvidia-l4,Me,on-demand,-1,2025-01-03,false,x": "line 3: usd_per_hour is '-1'",
+    "nvidia-l4,Me,on-demand,nan,2025-01-03,false,x": "line 3: usd_per_hour is 'nan'",
+    "nvidia-l4,Me,on-demand,inf,2025-01-03,false,x": "line 3: usd_per_hour is 'inf'",
+    "nvidia-l4,Me,on-demand,$2,2025-01-03,false,x": "line 3: usd_per_hour is '\\$2'",
+    "nvidia-l4,Me,on-demand,,2025-01-03,false,x": "line 3: usd_per_hour is ''",
+    "nvidia-l4,Me,on-demand,2,2026-11-23,false,x": "line 3: date 2026-11-23 lies in the future",
+    "nvidia-l4,Me,on-demand,2,late 2025,false,x": "line 3: date is 'late 2025'",
+    "nvidia-l4,Me,ondemand,2,2025-01-03,false,x": "line 3: kind is 'ondemand'",
+    "nvidia-l4,Me,on-demand,2,2025-01-03,maybe,x": "line 3: date_inferred is 'maybe'",
+    "nvidia-l4,,on-demand,2,2025-01-03,false,x": "line 3: no provider",
+    "nvidia-l4,Me,on-demand,2": "line 3: 4 fields where the header names 7",
+    "nvidia-l4,Me,on-demand,0.6,2025-01-02,false,x": "line 3: nvidia-l4 from Me .* given on line 2 already",
+    "NVIDIA A100,Me,on-demand,2,2025-01-01,false,x": "line 3: GPU 'NVIDIA A100' is ambiguous: nvidia-a100-40gb-sxm or",
+    "nvidia-h300,Me,on-demand,2,2025-01-01,false,x": "line 3: unknown GPU 'nvidia-h300'",
+    "nvidia-l4,Me,spot,0.5,2025-01-02,false,x": "line 3: spot price 0.5 .* equals its on-demand price 0.5 on line 2",
+    "nvidia-l4,Me,spot,0.9,2025-01-02,false,x": "line 3: spot price 0.9 .* above its on-demand price 0.5 on",
+    'nvidia-l4,Me,spot,"0.9,2025-01-02,false,x': "line 3: a quote is opened and not closed on that line",
+    'nvidia-l4,Me,spot,"0.9"x,2025-01-02,false,x': "line 3: not CSV .* write a quote twice",
+}
+
+
+@pytest.mark.parametrize("row", BAD)
+def test_a_bad_row_is_refused_with_its_line(tmp_path: Path, row: str) -> None:
+    with pytest.raises(DataError, match=BAD[row]):
+        load_prices(book(tmp_path, HEADER + GOOD + row + "\n"), today=TODAY)
+
+
+def test_a_bad_toml_table_is_refused_with_its_line(tmp_path: Path) -> None:
+    table = (
+        "[[price]]\ngpu = 'nvidia-l4'\nprovider = 'Me'\nkind = 'spot'\nusd_per_hour = {}\ndate = 2025-01-02\n"
+    )
+    path = book(tmp_path, table.format(1) + "\n" + table.format(-1), "prices.toml")
+    with pytest.raises(DataError, match="line 8: usd_per_hour is -1"):
+        load_prices(path, today=TODAY)
+    with pytest.raises(DataError, match="is not TOML"):
+        load_prices(book(tmp_path, "[[price\n", "prices.toml"))
+    with pytest.raises(DataError, match="line 1: missing column"):
+        load_prices(book(tmp_path, "[[price]]\ngpu = 'nvidia-l4'\n", "prices.toml"))
+    with pytest.raises(DataError, match="no \\[\\[price\\]\\] tables"):
+        load_prices(book(tmp_path, "price = 3\n", "prices.toml"))
+
+
+def test_a_file_that_is_no_price_book_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 1: missing columns kind, date"):
+        load_prices(book(tmp_path, "gpu,provider,usd_per_hour\nnvidia-l4,Me,1\n"))
+    with pytest.raises(DataError, match="holds a header and no rows"):
+        load_prices(book(tmp_path, HEADER))
+    with pytest.raises(UsageError, match="does not exist"):
+        load_prices(tmp_path / "none.csv")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="UTF-16"):
+        load_prices(tmp_path / "binary.csv")
+
+
+def test_a_book_of_several_providers_does_not_choose_among_them(tmp_path: Path) -> None:
+    path = book(tmp_path, HEADER + GOOD + "nvidia-l4,You,on-demand,0.4,2025-01-02,false,x\n")
+    prices = load_prices(path, today=TODAY)
+    assert latest(prices, "nvidia-l4") is None
+    assert require(prices, "nvidia-l4", provider="You").usd_per_hour == 0.4
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.dates(date(2020, 1, 1), date(2026, 1, 1)), min_size=1, unique=True), st.integers(-400, 2600)
+)
+def test_latest_is_the_newest_not_after_the_day(days: list[date], offset: int) -> None:
+    prices = [replace(parse_override("nvidia-l4=1"), provider="Me", date=day) for day in days]
+    on = date(2020, 1, 1) + timedelta(days=offset)
+    found = latest(prices, "nvidia-l4", on=on)
+    assert (found.date if found else None) == max((day for day in days if day <= on), default=None)
+
+
+def test_a_book_is_written_as_it_is_read(tmp_path: Path) -> None:
+    prices = newest(load_prices(), on=ARTICLE_DATE)
+    assert len({(p.gpu, p.provider, p.kind) for p in prices}) == len(prices) > 10
+    path = tmp_path / "new" / "mine.csv"
+    write_prices(prices, path)
+    assert load_prices(path, today=TODAY) == prices
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_prices(prices, path / "below-a-file.csv")
+
+
+# --- prices given on the command line
+
+
+def test_a_given_price_wins_over_the_book() -> None:
+    prices = with_overrides(load_prices(), [parse_override("nvidia-h100-sxm=2.49")])
+    for options in ({}, {"on": ARTICLE_DATE}, {"kind": "spot"}, {"provider": "Lambda"}):
+        price = latest(prices, "nvidia-h100-sxm", **options)
+        assert price is not None
+        assert price.usd_per_hour == 2.49
+        assert price.label == "$2.49/h as given"
+    assert require(prices, "nvidia-l4").usd_per_hour == 0.49
+
+
+@pytest.mark.parametrize(
+    "text", ["nvidia-l4", "=2", "nvidia-l4=", "nvidia-l4=-1", "nvidia-l4=0", "h100=2", "nvidia-l4=x"]
+)
+def test_a_bad_override_is_bad_use(text: str) -> None:
+    with pytest.raises(UsageError, match="price"):
+        parse_override(text)

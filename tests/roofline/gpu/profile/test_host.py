@@ -1,0 +1,228 @@
+"""Hosts by themselves: cost by layer with its spread, files, names, and several machines of one processor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopcast.errors import DataError, UsageError
+from flopcast.roofline.gpu.fit.host import fit_host, host_name, layer_costs, warm_value
+from flopcast.roofline.gpu.library import profiles
+from flopcast.roofline.gpu.profile import host as profile_host
+from flopcast.roofline.gpu.profile.host import HostCosts, combine, known_hosts
+from flopcast.roofline.views.terminal import hosts
+from flopcast.roofline.views.terminal import hosts as terminal_hosts
+from flopcast.roofline.views.terminal.hosts import layer_rows
+
+DEPTHS = (2, 6, 12)
+PER_LAYER = {"forward": 0.9e-3, "backward": 1.4e-3, "optimizer": 0.1e-3}
+FIXED = 1e-3
+OPS = 40  # launches a layer
+
+
+def samples(seconds: float, cold: float, drift: tuple[float, ...]) -> list[float]:
+    """Rounds of four steps, the first of each `cold` times as dear."""
+    return [seconds * factor * share for share in drift for factor in (cold, 1.0, 1.0, 1.0)]
+
+
+def rows(
+    cold: float = 1.4, drift: tuple[float, ...] = (0.98, 1.0, 1.02), told: bool = True
+) -> list[dict[str, Any]]:
+    found = []
+    for depth in DEPTHS:
+        for phase, per_layer in PER_LAYER.items():
+            own = samples(FIXED + per_layer * depth, cold, drift)
+            counts = {"launch": OPS * depth, "view": 0, "tensors": 11 * depth, "host": 0}
+            row = {"key": f"host/qwen3-adamw/depth{depth}/{phase}", "status": "ok", "samples": own, "n": len(own),
+                   "value": sorted(own)[len(own) // 2], "counts": counts}  # fmt: skip
+            found.append({**row, "rounds": len(drift)} if told else row)
+    return found
+
+
+@pytest.fixture
+def host() -> HostCosts:
+    found = fit_host(rows(), {}, {}, {"cpu": "Intel(R) Xeon(R) Processor (family 6 model 207)"}, [])
+    assert found is not None
+    return found
+
+
+# --- by layer -----------------------------------------------------------------------------------------------
+
+
+def test_cost_by_layer_comes_back_with_its_spread(host: HostCosts) -> None:
+    assert (host.layers["model"], host.layers["mode"], host.layers["depths"]) == (
+        "qwen3-adamw",
+        "eager",
+        [2, 6, 12],
+    )
+    for phase, per_layer in PER_LAYER.items():
+        layer = host.layers[phase]
+        assert layer["seconds"] == pytest.approx(per_layer)
+        assert layer["fixed"] == pytest.approx(FIXED)
+        assert (layer["low"], layer["high"]) == pytest.approx((0.98 * per_layer, 1.02 * per_layer))
+        assert layer["between"] == pytest.approx({"2-6": per_layer, "6-12": per_layer})
+    step = host.layers["step"]
+    assert step["seconds"] == pytest.approx(sum(PER_LAYER.values()))
+    assert step["low"] == pytest.approx(0.98 * sum(PER_LAYER.values()))
+
+
+def test_depths_that_disagree_show_between_them() -> None:
+    bent = [
+        {**row, "samples": [1.2 * s for s in row["samples"]]} if "depth12" in row["key"] else row
+        for row in rows()
+    ]
+    between = layer_costs(bent)["forward"]["between"]
+    assert between["6-12"] > 1.3 * between["2-6"]
+
+
+def test_the_first_step_after_a_pause_is_not_the_cost_but_in_the_spread(host: HostCosts) -> None:
+    """Forward of depth 2 on an H200's host: 4.0 ms after a pause, 2.8 then."""
+    assert warm_value(rows()[0]) == pytest.approx(FIXED + 2 * PER_LAYER["forward"])
+    assert host.forward["launch"] * OPS == pytest.approx(PER_LAYER["forward"], rel=1e-3)
+    untold = rows(told=False)[0]  # rows of old do not tell where a round begins
+    assert warm_value(untold) == untold["value"]
+    steady = fit_host(rows(cold=1.0), {}, {}, {"cpu": "c"}, [])
+    wild = fit_host(rows(drift=(0.7, 1.0, 1.4)), {}, {}, {"cpu": "c"}, [])
+    assert steady is not None
+    assert wild is not None
+    assert steady.sigma < wild.sigma
+
+
+def test_one_depth_tells_no_layer(host: HostCosts) -> None:
+    assert layer_costs([row for row in rows() if "depth6" in row["key"]]) == {}
+    assert layer_costs([]) == {}
+    assert layer_rows(replace(host, layers={}))[0][1] == ""
+
+
+def test_layers_are_shown_in_ms_with_their_spread(host: HostCosts) -> None:
+    cells = {row[0]: row[1:] for row in layer_rows(host)}
+    assert cells["forward"][:3] == ["0.900", "0.882 to 0.918", "2-6: 0.900, 6-12: 0.900"]
+    assert cells["step"][0] == "2.400"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "name"),
+    [
+        ("Intel(R) Xeon(R) Processor (family 6 model 207)", "intel-xeon-family-6-model-207"),
+        ("Intel(R) Xeon(R) CPU @ 2.20GHz", "intel-xeon-2-20ghz"),
+        ("AMD EPYC 7763 64-Core Processor", "amd-epyc-7763-64-core"),
+        ("", "host"),
+    ],
+)
+def test_a_host_is_named_after_its_processor(cpu: str, name: str) -> None:
+    assert host_name(cpu) == name
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def test_a_host_file_comes_back(host: HostCosts, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "host.json"
+    profile_host.save(host, path)
+    assert profile_host.load(path) == host
+    assert profile_host.host_in(path) == host
+    assert json.loads(path.read_text())["kind"] == "host"
+
+
+def test_fields_of_a_later_version_are_passed_over(host: HostCosts, tmp_path: Path) -> None:
+    (tmp_path / "h.json").write_text(json.dumps({**profile_host.to_json(host), "colour": "red"}))
+    assert profile_host.load(tmp_path / "h.json") == host
+
+
+def spoilt(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda record: {**record, **fields}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoilt(schema=2), "upgrade flopcast"),
+        (spoilt(schema=None), "upgrade flopcast"),
+        (spoilt(kind="gpu"), "is no host"),
+        (spoilt(forward=3), "forward is 3"),
+        (spoilt(forward={"launch": "fast"}), "'fast' is no cost"),
+        (spoilt(backward={"launch": -1e-6}), "-1e-06 is no cost"),
+        (spoilt(sigma=None), "None is no cost"),
+        (lambda record: {k: v for k, v in record.items() if k != "optimizer"}, "optimizer"),
+    ],
+)
+def test_a_spoilt_host_file_is_named(
+    host: HostCosts, tmp_path: Path, spoil: Callable[[dict[str, Any]], dict[str, Any]], said: str
+) -> None:
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps(spoil(profile_host.to_json(host))))
+    with pytest.raises(DataError) as fault:
+        profile_host.load(path)
+    assert said in str(fault.value)
+    assert str(path) in str(fault.value)
+
+
+def test_what_is_no_file_or_no_json_is_told(tmp_path: Path, host: HostCosts) -> None:
+    with pytest.raises(DataError, match="bench --suite host"):
+        profile_host.load(tmp_path / "none.json")
+    (tmp_path / "half.json").write_text('{"schema": 1')
+    with pytest.raises(DataError, match="not JSON"):
+        profile_host.host_in(tmp_path / "half.json")
+    with pytest.raises(UsageError, match="--out"):
+        profile_host.save(host, Path("/proc/no/host.json"))
+
+
+def test_the_shipped_hosts_are_measured_and_named_after_their_processor() -> None:
+    shipped = {name: profile_host.load(path) for name, path in known_hosts().items()}
+    assert shipped
+    for name, host in shipped.items():
+        assert name == host.name == host_name(host.cpu)
+        assert host.basis == "measured"
+        assert host.date
+        assert host.stack["torch"]
+        assert 1e-4 < host.layers["forward"]["seconds"] < host.layers["step"]["seconds"] < 1e-1
+        assert (
+            host.layers["forward"]["low"] < host.layers["forward"]["seconds"] < host.layers["forward"]["high"]
+        )
+
+
+def test_a_listing_says_of_how_many_machines_a_host_is(
+    host: HostCosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hosts.summary(host)[3] == "1"
+    several = combine([host, slower(host, 2.0), slower(host, 1.5)])
+    step = host.layers["step"]["seconds"] * 1e3
+    assert hosts.summary(several)[3] == f"3: {step:.1f} to {2 * step:.1f}"
+    terminal_hosts.print_hosts(profiles.known_hosts())
+    shown = capsys.readouterr().out
+    for name, path in known_hosts().items():
+        assert name in shown  # whole, to be copied
+        machines = profile_host.load(path).layers["step"]["machines"]
+        assert f"{len(machines)}: {min(machines) * 1e3:.1f} to {max(machines) * 1e3:.1f}" in shown
+    assert "of this CPU model" in shown
+
+
+# --- several machines ---------------------------------------------------------------------------------------
+
+
+def slower(host: HostCosts, factor: float) -> HostCosts:
+    def times(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: times(inner) for name, inner in value.items()}
+        return value * factor if isinstance(value, float) else value
+
+    scaled = {phase: times(getattr(host, phase)) for phase in ("forward", "backward", "optimizer", "layers")}
+    return replace(host, **scaled, step_fixed=host.step_fixed * factor)
+
+
+def test_machines_of_one_processor_make_one_host_with_what_they_differ_by(host: HostCosts) -> None:
+    both = combine([host, slower(host, 1.21)])
+    assert both.forward["launch"] == pytest.approx(1.1 * host.forward["launch"])
+    assert both.layers["step"]["seconds"] == pytest.approx(1.1 * host.layers["step"]["seconds"])
+    assert both.layers["forward"]["machines"] == pytest.approx([0.9e-3, 1.21 * 0.9e-3])
+    assert both.sigma == pytest.approx((host.sigma**2 + (0.19062 / 2**0.5) ** 2) ** 0.5, rel=1e-3)
+    assert combine([host]) == host
+    assert profile_host.from_json(profile_host.to_json(both)) == both
+    with pytest.raises(ValueError, match="one processor"):
+        combine([host, replace(host, cpu="another")])
+    assert asdict(both)["stack"] == host.stack

@@ -1,0 +1,67 @@
+"""How uncertain the host of a run is: as its own tiny models say, each time told by the times before and after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, hypot, log, sqrt
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.step.uncertainty import spreads
+from flopcast.roofline.validation.host_of_run import NEAR, RESTLESS, RunHost
+
+COSTS = HostCosts(
+    name="a host",
+    forward={"launch": 1e-5},
+    backward={},
+    optimizer={},
+    step_fixed=1e-4,
+    sigma=0.3,
+    basis="measured",
+)
+
+
+def run(visits: list[float]) -> RunHost:
+    """Each time that the tiny models ran is written twice."""
+    return RunHost(COSTS, tuple(pace for visit in visits for pace in [visit] * NEAR))
+
+
+def test_a_restless_host_is_as_uncertain_as_it_was() -> None:
+    """A step between two times is off by its own deviation and by theirs: 1.22 times that of one."""
+    noise = np.random.default_rng(1).normal(0.0, 0.1, 400)
+    found = run([exp(each) for each in noise])
+    assert found.sigma == pytest.approx(0.1 * sqrt(1.5), rel=0.1)
+    held = [
+        abs(log(found.pace[i]) - fmean([log(found.pace[i - 1]), log(found.pace[i + NEAR])]))
+        < 1.645 * found.sigma
+        for i in range(NEAR, len(found.pace) - NEAR, NEAR)
+    ]
+    assert fmean(held) == pytest.approx(0.9, abs=0.03)
+
+
+def test_what_is_noise_of_a_sample_is_no_doubt_of_a_step() -> None:
+    restless = run([1.0, 1.3, 0.8, 1.2, 1.4, 0.9, 1.1, 1.0, 0.8, 1.3])
+    less = replace(restless, noise=0.1)
+    assert less.sigma**2 == pytest.approx(restless.sigma**2 - 0.1**2)
+    assert replace(restless, noise=1.0).sigma == 0.0
+
+
+def test_a_steady_drift_is_no_doubt() -> None:
+    assert run([exp(0.02 * i) for i in range(30)]).sigma == pytest.approx(0.0, abs=1e-9)
+
+
+def test_of_few_times_nothing_is_told() -> None:
+    assert run([0.7, 1.4, 0.7, 1.4]).sigma == RESTLESS
+
+
+def test_a_step_gets_the_pace_beside_it_and_the_runs_deviation() -> None:
+    visits = [1.0, 1.3, 0.8, 1.2, 1.4, 0.9, 1.1, 1.0, 0.8, 1.3]
+    found = run(visits)
+    beside = found.at(3 * NEAR)  # between the third time and the fourth
+    assert beside.step_fixed == pytest.approx(1e-4 * (0.8 + 1.2) / 2)
+    assert beside.sigma == pytest.approx(hypot(spreads().host_same_run, found.sigma))
+    assert found.sigma > 0.2
+    assert found.at(None) is COSTS

@@ -1,0 +1,125 @@
+"""The index over pages, and the parts of a page that other modules make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.views.page import index as page_index
+from flopcast.roofline.views.page import widths
+from flopcast.roofline.views.page.data import Section
+from flopcast.roofline.views.page.extra import extra_parts
+from flopcast.roofline.views.page.widths import multiple_to_keep
+from flopcast.roofline.widths.measured_rules import measured_rules
+
+
+def page(folder: Path, gpu: str, basis: str = "measured") -> None:
+    folder.mkdir(parents=True)
+    numbers = [{"value": "1 TFLOP/s", "what": "products <fast>", "note": ""}]
+    record = {"gpu": gpu, "name": gpu.upper(), "basis": basis, "date": "2026-11-21", "torch": "2", "numbers": numbers,
+              "page": "report.html"}  # fmt: skip
+    (folder / "report.json").write_text(json.dumps(record))
+    (folder / "report.html").write_text("<p>a page")
+
+
+def test_the_index_lists_pages_and_not_this_machines_own(tmp_path: Path) -> None:
+    page(tmp_path / "b", "gpu-b", "projected")
+    page(tmp_path / "c", "gpu-c")
+    page(tmp_path / "local", "gpu-local")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "report.json").write_text('{"gpu": ')
+    (tmp_path / "c" / "validation.csv").write_text("name\n")
+    (tmp_path / "c" / "README.md").write_text("of the page's folder")
+    record = json.loads((tmp_path / "c" / "report.json").read_text())
+    record["summary"] = [["Which multiple to keep", "64 & no other"]]
+    (tmp_path / "c" / "report.json").write_text(json.dumps(record))
+    (tmp_path / "economics").mkdir()
+    (tmp_path / "economics" / "README.md").write_text("# Prices")
+    text = page_index.write(tmp_path).read_text()
+    assert "64 &amp; no other" in text
+    assert 'href="economics/README.md"' in text
+    assert 'href="c/README.md"' not in text
+    assert text.index("GPU-C") < text.index("GPU-B")  # measured first
+    assert "gpu-local" not in text.lower()
+    assert 'href="c/report.html"' in text
+    assert 'href="c/validation.csv"' in text
+    assert 'href="b/validation.csv"' not in text
+    assert "products &lt;fast&gt;" in text
+
+
+def test_an_index_is_kept_up_to_date_and_none_is_made_unasked(tmp_path: Path) -> None:
+    page(tmp_path / "a", "gpu-a")
+    index = tmp_path / page_index.INDEX
+    assert page_index.keep(tmp_path / "a") is None
+    index.write_text("<html>somebody's own")
+    assert page_index.keep(tmp_path / "a") is None
+    assert "somebody" in index.read_text()
+    assert page_index.keep(tmp_path / "a", tmp_path) == index
+    page(tmp_path / "b", "gpu-b")
+    assert page_index.keep(tmp_path / "b") is not None
+    assert "GPU-B" in index.read_text()
+    before = index.read_text()
+    page(tmp_path / "local", "gpu-local")
+    assert page_index.keep(tmp_path / "local") is None
+    assert index.read_text() == before
+    with pytest.raises(UsageError, match="--index"):
+        page_index.keep(tmp_path / "a", tmp_path / "nowhere")
+
+
+def test_the_multiple_to_keep_comes_from_this_gpus_own_products() -> None:
+    rules = measured_rules(find_profile("nvidia-h200"))
+    said = multiple_to_keep(rules)
+    assert said.startswith("Keep hidden, ffn and vocabulary sizes to multiples of 64.")
+    assert "those with an odd size take" in said
+    assert "times as long; with a size divisible by 2 or 4 alone" in said
+    assert "real steps say so. Of" in multiple_to_keep(rules, steps="As real steps say so.")
+    assert multiple_to_keep([]) == ""
+
+
+def test_checks_of_widths_are_told_by_set_and_kind() -> None:
+    """The committed tables of all sets: counts of the summary from the rows again, and what steps lost in words."""
+    folder = Path(__file__).resolve().parents[4] / "reports/nvidia-h200"
+    rows = [row for name in widths.TABLES for row in widths.rows_of(folder / name)]
+    said = widths.check_summary(rows)
+    assert said is not None
+    counts = {(row["set"], row["kind"]): row for row in said.rows}
+    assert [row["set"] for row in said.rows if row["kind"] == "all"] == ["3", "2", "1"]  # the newest first
+    for name in ("1", "2", "3"):
+        errors = [float(r["penalty_error"]) for r in rows if r["set"] == name and r["penalty_error"]]
+        assert counts[name, "all"]["count"] == len(errors) >= 32
+        assert counts[name, "all"]["near"] == sum(abs(error) <= 0.015 for error in errors)
+        kinds = [
+            counts[name, kind]["count"]
+            for kind in ("odd sizes", "multiples of 2 or 4", "multiples of 8 to 32")
+        ]
+        assert sum(kinds) == len(errors)
+    table = widths.check_table(rows)
+    assert table is not None
+    assert "before any of its steps ran" in table.note
+    shapes = widths.shape_table(rows)
+    assert shapes is not None
+    assert {row["rank_measured"] for row in shapes.rows} == {1, 2, 3, 4, 5, 6}
+    lost = widths.what_steps_lost(rows)
+    assert lost.startswith("Real training steps of 133 unaligned sizes took longer: odd sizes by 54% to ")
+    assert widths.check_summary([]) is widths.check_table([]) is widths.shape_table([]) is None
+    assert widths.what_steps_lost([]) == ""
+
+
+def test_extra_parts_are_there_or_say_why(tmp_path: Path) -> None:
+    profile = find_profile("nvidia-h200")
+    out = tmp_path / "nvidia-h200"
+    out.mkdir()
+    found = extra_parts(profile, out, may_trace=False)
+    assert [part.name for part in found.sections if isinstance(part, Section)] == ["widths"]
+    assert found.advice[0][0] == "Which multiple to keep"
+    assert found.faults == []
+    economics = tmp_path / "economics"
+    economics.mkdir()
+    (economics / "claims.json").write_text("{}")
+    broken = extra_parts(profile, out, may_trace=False)
+    assert [part.name for part in broken.sections] == ["widths"]
+    assert "claims could not be made" in broken.faults[0]
