@@ -1,0 +1,1 @@
+"""From seconds to dollars: cost curves over model sizes, where they cross, break-even prices, plans."""

@@ -1,0 +1,1 @@
+"""The source article's claims, tested under several price lists: remakes reports/economics."""

@@ -1,0 +1,1 @@
+"""Makers of what ships as data: op streams, suites, the intervals' spreads, hosts."""

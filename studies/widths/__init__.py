@@ -1,0 +1,1 @@
+"""Penalties of widths, forecast and then measured on real steps."""

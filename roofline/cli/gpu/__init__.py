@@ -1,0 +1,1 @@
+"""The commands about a GPU: bench, fit, gpus, roofline, kernels, compare, import, report, tune-kernels."""

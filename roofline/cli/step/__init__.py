@@ -1,0 +1,1 @@
+"""The commands about a step: predict, explain, sweep, validate."""

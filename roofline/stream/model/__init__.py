@@ -1,0 +1,1 @@
+"""Which model is meant, and how its step is run: configs, ladders of widths, batch, precision, optimizer, backends."""

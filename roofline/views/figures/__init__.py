@@ -1,0 +1,1 @@
+"""Figures, each a function from rows to a drawing; no terminal, no page."""

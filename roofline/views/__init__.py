@@ -1,0 +1,1 @@
+"""What a person sees: figures (SVG and PNG), tables of the terminal, the page. Nothing is computed here."""
