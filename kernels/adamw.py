@@ -77,12 +77,7 @@ def make_table(
     rows: list[list[int]] = []
     for group in zip(params, grads, exp_avgs, exp_avg_sqs, strict=True):
         for x in group:
-            good = (
-                x.dtype == torch.float32
-                and x.is_contiguous()
-                and x.shape == group[0].shape
-                and x.device == device
-            )
+            good = x.dtype == torch.float32 and x.is_contiguous() and x.shape == group[0].shape and x.device == device
             if not good:
                 raise ValueError(
                     f"AdamW takes contiguous fp32 tensors of one device and their parameter's shape "
@@ -97,9 +92,7 @@ def make_table(
     return Table(table, *_chunks(tuple(row[4] for row in rows), config.chunk, device), aligned, config)
 
 
-def scalars(
-    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
-) -> tuple[float, ...]:
+def scalars(step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> tuple[float, ...]:
     """(decay, beta1, 1 - beta1, beta2, 1 - beta2, step size, sqrt of the second bias correction, eps), in fp64."""
     return (
         1 - lr * weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1**step), (1 - beta2**step) ** 0.5,
@@ -113,10 +106,7 @@ _TABLES_KEPT = 8
 
 
 def _table(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor]
 ) -> Table:
     lists = (params, grads, exp_avgs, exp_avg_sqs)
     key = tuple(x.data_ptr() for tensors in lists for x in tensors) + tuple(x.numel() for x in params)
@@ -221,9 +211,7 @@ def _lists(operands: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list
     return params, grads, exp_avgs, exp_avg_sqs
 
 
-def _foreach_step(
-    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor]
-) -> None:
+def _foreach_step(params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor]) -> None:
     """The step as torch.compile is given it: element-wise on every list, in place."""
     decay, beta1, rest1, beta2, rest2, step_size, root2, eps = scalars(STEP, LR, *BETAS, EPS, WEIGHT_DECAY)
     torch._foreach_mul_(params, decay)
@@ -248,9 +236,7 @@ def operands(shape: AdamWShape, device: torch.device | str, seed: int = 0) -> tu
     each, more = divmod(shape.numel, shape.tensors)
     sizes = [each + (i < more) for i in range(shape.tensors)]
     dtype = torch_dtype(shape.dtype)
-    made = [
-        torch.randn(size, dtype=dtype, device=device, generator=generator) for _ in range(4) for size in sizes
-    ]
+    made = [torch.randn(size, dtype=dtype, device=device, generator=generator) for _ in range(4) for size in sizes]
     for second in made[3 * shape.tensors :]:
         second.square_()
     return tuple(made)
@@ -287,9 +273,7 @@ def prepare(shape: AdamWShape, backend: str, operands: Sequence[Tensor]) -> Call
     return run_fused
 
 
-def triton_call(
-    shape: AdamWShape, operands: Sequence[Tensor], config: AdamWConfig | None
-) -> Callable[[], Outputs]:
+def triton_call(shape: AdamWShape, operands: Sequence[Tensor], config: AdamWConfig | None) -> Callable[[], Outputs]:
     """`prepare` for the Triton kernel with a configuration of one's own; its table is made here, once."""
     params, grads, exp_avgs, exp_avg_sqs = _lists(operands)
     module = load_triton("adamw", params[0])

@@ -70,9 +70,9 @@ def operands(shape: Call, device: torch.device | str, seed: int = 0) -> tuple[to
         if operand.dtype == "bool":
             base = torch.randint(0, 2, (extent,), generator=generator, device=device).to(dtype)
         elif not dtype.is_floating_point:
-            base = torch.randint(
-                0, max(1, _index_bound(shape)), (extent,), generator=generator, device=device
-            ).to(dtype)
+            base = torch.randint(0, max(1, _index_bound(shape)), (extent,), generator=generator, device=device).to(
+                dtype
+            )
         elif positive or not operand.shape:
             base = (torch.rand((extent,), generator=generator, device=device) + 0.5).to(dtype)
         else:
@@ -180,9 +180,7 @@ def reference(operands: Sequence[torch.Tensor], shape: Call) -> list[torch.Tenso
     """What the call returns or writes, in float64. Take it before the call, which may write in place."""
     # A fused optimizer takes its step counts, scalars, as fp32 whatever the parameters are: CUDA's kernel reads the
     # first four bytes at their address, which of a float64 are zeros, and divides by 1 - beta^0.
-    if (
-        _packet(shape) == "native_dropout"
-    ):  # what is dropped is drawn anew each time: `check` asks the call's own mask
+    if _packet(shape) == "native_dropout":  # what is dropped is drawn anew each time: `check` asks the call's own mask
         return [_upcast(operands[0])]
     if _packet(shape) == "_grouped_mm":  # refuses float64
         return [_grouped_products([_upcast(operand) for operand in operands])]
@@ -222,9 +220,7 @@ def _results(returned: Any, tensors: Sequence[torch.Tensor], shape: Call) -> lis
     return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
 
 
-def check(
-    out: Any, expected: list[torch.Tensor], operands: Sequence[torch.Tensor], shape: Call
-) -> tuple[float, float]:
+def check(out: Any, expected: list[torch.Tensor], operands: Sequence[torch.Tensor], shape: Call) -> tuple[float, float]:
     """(relative error in norm, the worst of the results; the tolerance). A NaN gives an infinite error."""
     found = _results(out, operands, shape)
     if _packet(shape) == "native_dropout":
@@ -233,9 +229,7 @@ def check(
     tolerance = max((TOLERANCE[name] for name in names), default=0.0)
     worst = 0.0
     for got, want in zip(found, expected, strict=True):
-        difference = (got.double() - want.double()).where(
-            got != want, 0.0
-        )  # infinities that are equal are right
+        difference = (got.double() - want.double()).where(got != want, 0.0)  # infinities that are equal are right
         scale = float(want.double().where(want.isfinite(), 0.0).norm())
         error = float(difference.norm())
         relative = error / scale if scale > 0 else error

@@ -96,9 +96,7 @@ def _chosen(
     on_gpu = device.type == "cuda"
     capability = torch.cuda.get_device_capability(device) if on_gpu else (9, 0)
     name = "fp32" if dtype == torch.float32 else "bf16"
-    shape = Attention(
-        batch=q[0], heads=q[1], kv_heads=kv_heads, seq=q[2], head_dim=q[3], causal=causal, dtype=name
-    )
+    shape = Attention(batch=q[0], heads=q[1], kv_heads=kv_heads, seq=q[2], head_dim=q[3], causal=causal, dtype=name)
     # The Hopper kernels take the maximum of unscaled scores: right for a positive scale only. In fp16 they have not
     # been run on a GPU yet.
     suited = on_gpu and scaled_up and capability == (9, 0) and dtype == torch.bfloat16
@@ -107,9 +105,7 @@ def _chosen(
     return config_for(shape, capability, tma=bool(triton), device=device_name, triton=triton)
 
 
-def _config_of(
-    q: Tensor, k: Tensor, causal: bool, scale: float, config: AttentionConfig | None
-) -> AttentionConfig:
+def _config_of(q: Tensor, k: Tensor, causal: bool, scale: float, config: AttentionConfig | None) -> AttentionConfig:
     return config or _chosen(q.device, q.dtype, tuple(q.shape), k.shape[1], causal, scale > 0)
 
 
@@ -175,16 +171,14 @@ def backward(
 
 
 @torch.library.custom_op("flopcast::triton_attention_forward", mutates_args=())
-def attention_forward_op(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
+def attention_forward_op(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     return forward(q, k, v, causal, scale)
 
 
 @torch.library.custom_op("flopcast::triton_attention_backward", mutates_args=())
 def attention_backward_op(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     return backward(do, q, k, v, o, lse, causal, scale)
 
 
@@ -196,7 +190,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tens
 @attention_backward_op.register_fake
 def _(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     return _output_like(q), _output_like(k), _output_like(v)
 
 
@@ -242,12 +236,7 @@ def _transformers_attention(
     dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """As transformers calls it: query [B, H, S, D], key, value [B, KV, S, D] -> ([B, S, H, D], None)."""
-    if (
-        attention_mask is not None
-        or dropout
-        or kwargs.get("sliding_window")
-        or kwargs.get("position_bias") is not None
-    ):
+    if attention_mask is not None or dropout or kwargs.get("sliding_window") or kwargs.get("position_bias") is not None:
         raise NotImplementedError(
             "flopcast_triton is causal or full attention: no mask, dropout, sliding window or bias"
         )
@@ -280,12 +269,7 @@ def operands(shape: Attention, device: torch.device | str, seed: int = 0) -> tup
     if shape.direction not in ("fwd", "bwd"):
         raise ValueError(f"unknown direction {shape.direction!r}: known are fwd, bwd")
     generator = torch.Generator(device=device).manual_seed(seed)
-    heads = (
-        shape.heads,
-        shape.kv_heads,
-        shape.kv_heads,
-        *((shape.heads,) if shape.direction == "bwd" else ()),
-    )
+    heads = (shape.heads, shape.kv_heads, shape.kv_heads, *((shape.heads,) if shape.direction == "bwd" else ()))
     dtype = torch_dtype(shape.dtype)
     return tuple(
         torch.randn(
@@ -336,8 +320,7 @@ def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: Attenti
     their sums alone. A NaN, an infinity or a wrong shape gives an infinite error.
     """
     outs, refs, rounded = (
-        x if isinstance(x, tuple) else (x,)
-        for x in (out, ref, _by_definition(operands, shape, operands[0].dtype))
+        x if isinstance(x, tuple) else (x,) for x in (out, ref, _by_definition(operands, shape, operands[0].dtype))
     )
     # One scale for all gradients: dq and dk are differences that can vanish (seq 1) and leave only noise.
     scale = max(largest(x) for x in refs) or 1.0

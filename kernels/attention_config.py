@@ -140,8 +140,7 @@ def place_of(kernel: str, head_dim: int, causal: bool) -> str:
 def tables() -> tuple[Table, ...]:
     """All that are shipped."""
     return tuple(
-        Table.of(json.loads(path.read_text(encoding="utf-8")))
-        for path in sorted(FOLDER.glob("attention_*.json"))
+        Table.of(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(FOLDER.glob("attention_*.json"))
     )
 
 
@@ -154,12 +153,7 @@ def find(device: str, triton: str) -> Table | None:
 
 
 def config_for(
-    shape: Attention,
-    capability: tuple[int, int] = (9, 0),
-    *,
-    tma: bool = False,
-    device: str = "",
-    triton: str = "",
+    shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False, device: str = "", triton: str = ""
 ) -> AttentionConfig:
     """The tiles of a call: of the device's table, of `rule` for what is not in it.
 

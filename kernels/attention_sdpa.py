@@ -42,9 +42,7 @@ def _require(backend: str, shape: Attention, q: Tensor, k: Tensor, v: Tensor) ->
             raise BackendUnavailable(f"torch has no fused CPU attention for {shape.key}: use sdpa-math")
         return
     if not q.is_cuda:
-        raise BackendUnavailable(
-            f"backend {backend} needs CUDA tensors: use sdpa-cpu or sdpa-math on the CPU"
-        )
+        raise BackendUnavailable(f"backend {backend} needs CUDA tensors: use sdpa-cpu or sdpa-math on the CPU")
     usable = {
         "sdpa-flash": torch.backends.cuda.can_use_flash_attention,
         "sdpa-cudnn": torch.backends.cuda.can_use_cudnn_attention,
@@ -56,9 +54,7 @@ def _require(backend: str, shape: Attention, q: Tensor, k: Tensor, v: Tensor) ->
         warnings.simplefilter("always")
         if not usable(params, True):
             why = " ".join(str(reason.message).split(" (Triggered")[0] for reason in reasons)
-            raise BackendUnavailable(
-                f"backend {backend} cannot run {shape.key}: {why or 'torch gives no reason'}"
-            )
+            raise BackendUnavailable(f"backend {backend} cannot run {shape.key}: {why or 'torch gives no reason'}")
 
 
 def _fused_calls(
@@ -75,21 +71,7 @@ def _fused_calls(
             o, lse, cum_q, cum_k, max_q, max_k, rng_state, unused, _ = saved
             return tuple(
                 aten._scaled_dot_product_flash_attention_backward.default(
-                    do,
-                    q,
-                    k,
-                    v,
-                    o,
-                    lse,
-                    cum_q,
-                    cum_k,
-                    max_q,
-                    max_k,
-                    0.0,
-                    causal,
-                    rng_state,
-                    unused,
-                    scale=scale,
+                    do, q, k, v, o, lse, cum_q, cum_k, max_q, max_k, 0.0, causal, rng_state, unused, scale=scale
                 )
             )
 
@@ -101,22 +83,7 @@ def _fused_calls(
             o, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = saved
             return tuple(
                 aten._scaled_dot_product_cudnn_attention_backward.default(
-                    do,
-                    q,
-                    k,
-                    v,
-                    o,
-                    lse,
-                    seed,
-                    offset,
-                    None,
-                    cum_q,
-                    cum_k,
-                    max_q,
-                    max_k,
-                    0.0,
-                    causal,
-                    scale=scale,
+                    do, q, k, v, o, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, causal, scale=scale
                 )
             )
 

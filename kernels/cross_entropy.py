@@ -128,9 +128,7 @@ def _gradient(ctx: Any, dloss: Tensor | None, *unused: Any) -> tuple[Tensor | No
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.rest = len(inputs) - len(output) + 1
-    ctx.set_materialize_grads(
-        False
-    )  # else the gradient's own would be filled with zeros: 300 MB a 1,024 tokens
+    ctx.set_materialize_grads(False)  # else the gradient's own would be filled with zeros: 300 MB a 1,024 tokens
     ctx.save_for_backward(*output[1:])
 
 
@@ -203,9 +201,7 @@ def operands(shape: CrossEntropy, device: torch.device | str, seed: int = 0) -> 
     if shape.direction not in ("fwd", "bwd", "both"):
         raise ValueError(f"unknown direction {shape.direction!r}: known are fwd, bwd, both")
     generator = torch.Generator(device=device).manual_seed(seed)
-    logits = torch.randn(
-        (shape.rows, shape.vocab), dtype=torch_dtype(shape.dtype), device=device, generator=generator
-    )
+    logits = torch.randn((shape.rows, shape.vocab), dtype=torch_dtype(shape.dtype), device=device, generator=generator)
     target = torch.randint(0, shape.vocab, (shape.rows,), device=device, generator=generator)
     target[15::16] = IGNORE_INDEX
     return logits, target
@@ -244,9 +240,7 @@ def prepare(shape: CrossEntropy, backend: str, operands: Sequence[Tensor]) -> Ca
     return both
 
 
-def triton_call(
-    shape: CrossEntropy, operands: Sequence[Tensor], config: VocabConfig | None
-) -> Callable[[], Outputs]:
+def triton_call(shape: CrossEntropy, operands: Sequence[Tensor], config: VocabConfig | None) -> Callable[[], Outputs]:
     """`prepare` for the Triton kernel with a configuration of one's own."""
     logits, target = operands
     if shape.direction == "both":
@@ -295,6 +289,4 @@ def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: CrossEn
         return error, tolerance
     target = operands[1].clamp(min=0)[:, None]
     got, want = (g[-1].clone().scatter_(1, target, 0.0) for g in (out, ref))
-    return max(
-        (error, tolerance), worst((got,), (want,), (want.to(got.dtype),)), key=lambda pair: pair[0] / pair[1]
-    )
+    return max((error, tolerance), worst((got,), (want,), (want.to(got.dtype),)), key=lambda pair: pair[0] / pair[1])

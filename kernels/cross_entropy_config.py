@@ -53,7 +53,5 @@ def candidates(direction: str) -> list[VocabConfig]:
     ]  # fmt: skip
     tiles = ((8192, 32), (16384, 32), (32768, 32), (8192, 16), (16384, 16), (4096, 8))
     both = direction == "both"
-    whole = [
-        VocabConfig(block, warps, stages) for block, warps in tiles for stages in ((1,) if both else (1, 3))
-    ]
+    whole = [VocabConfig(block, warps, stages) for block, warps in tiles for stages in ((1,) if both else (1, 3))]
     return [*split, *whole] if both else whole

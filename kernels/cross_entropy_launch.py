@@ -50,9 +50,7 @@ def _in_pairs(logits: Tensor) -> bool:
     )
 
 
-def _count(
-    module: Any, target: Tensor, ignore_index: int, reduction: str, slots: int = 0
-) -> tuple[Tensor, Tensor]:
+def _count(module: Any, target: Tensor, ignore_index: int, reduction: str, slots: int = 0) -> tuple[Tensor, Tensor]:
     """(what the sum is divided by: fp32 [1]; words [rows, slots] for programs that share a row)."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"unknown reduction {reduction!r}: known are mean, sum")
@@ -69,9 +67,7 @@ def _launch(
         shared = load_triton("cross_entropy_split", logits)
         shared.launch_split(logits, target, losses, count, words, out, ignore_index, config)
     else:
-        module.launch_both(
-            logits, target, losses, count, out, ignore_index, multiprocessors(logits.device), config
-        )
+        module.launch_both(logits, target, losses, count, out, ignore_index, multiprocessors(logits.device), config)
 
 
 def forward(
@@ -132,12 +128,7 @@ def linear_loss_and_gradients(
     Three products a chunk by torch (cuBLAS), the gradient written over the chunk's logits. dweight is summed over
     the chunks in fp32.
     """
-    if (
-        hidden.dim() != 2
-        or weight.dim() != 2
-        or hidden.shape[1] != weight.shape[1]
-        or hidden.dtype != weight.dtype
-    ):
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1] or hidden.dtype != weight.dtype:
         raise ValueError(
             "linear cross-entropy takes hidden [rows, k] and weight [vocab, k] of one dtype, got "
             f"{hidden.dtype}{tuple(hidden.shape)} and {weight.dtype}{tuple(weight.shape)}"
@@ -158,9 +149,7 @@ def linear_loss_and_gradients(
     for start in range(0, rows, chunk_rows):
         chunk = slice(start, min(start + chunk_rows, rows))
         logits = hidden[chunk] @ weight.T
-        _launch(
-            module, logits, target[chunk], losses[chunk], count, words[chunk], logits, ignore_index, config
-        )
+        _launch(module, logits, target[chunk], losses[chunk], count, words[chunk], logits, ignore_index, config)
         torch.mm(logits, weight, out=dhidden[chunk])
         of_chunk = logits.T @ hidden[chunk]
         if dweight is None:

@@ -72,8 +72,7 @@ def _rope_qk_norm(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     tables = _halves(cos, sin)
     return tuple(
-        _rotate(_rms_norm(x, weight, eps, None)[0], *tables, 1.0)
-        for x, weight in ((q, q_weight), (k, k_weight))
+        _rotate(_rms_norm(x, weight, eps, None)[0], *tables, 1.0) for x, weight in ((q, q_weight), (k, k_weight))
     )
 
 
@@ -99,9 +98,7 @@ def _swiglu_backward(dout: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Te
     return dout * up * sigmoid * (1 + gate * (1 - sigmoid)), dout * gate * sigmoid
 
 
-def _cross_entropy(
-    logits: Tensor, target: Tensor, ignore_index: int, reduction: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def _cross_entropy(logits: Tensor, target: Tensor, ignore_index: int, reduction: str) -> tuple[Tensor, Tensor, Tensor]:
     kept = target != ignore_index
     count = kept.sum().to(logits.dtype) if reduction == "mean" else logits.new_ones(())
     lse = torch.logsumexp(logits, -1) * kept

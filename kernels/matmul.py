@@ -184,9 +184,7 @@ _GRADIENTS = {
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     a, b = ctx.saved_tensors
     found: list[Tensor | None] = []
-    for needed, other, (layout, g_first) in zip(
-        ctx.needs_input_grad[:2], (b, a), _GRADIENTS[ctx.layout], strict=True
-    ):
+    for needed, other, (layout, g_first) in zip(ctx.needs_input_grad[:2], (b, a), _GRADIENTS[ctx.layout], strict=True):
         pair = (g, other) if g_first else (other, g)
         found.append(matmul_op(*pair, layout, ctx.tf32) if needed else None)
     return found[0], found[1], None, None

@@ -64,10 +64,7 @@ class MatmulConfig:
         if self.kind in GLUON:  # a buffer each warpgroup, through which one block after another leaves
             rows = self.block_m * (self.num_warps // 4 if self.kind == "turns" else 1)
             return operands + rows * n // self.subtiles * element_bytes + 2 * barriers
-        stored = {
-            (m, n // self.subtiles),
-            (more_m, n) if more_m else (m, more_n),
-        }  # blocks of one shape share
+        stored = {(m, n // self.subtiles), (more_m, n) if more_m else (m, more_n)}  # blocks of one shape share
         return operands + sum(rows * columns for rows, columns in stored) * element_bytes + barriers
 
     @property
@@ -211,11 +208,7 @@ def tiles_for(
     part or the dtype has none; `new`: those with it that no device has timed yet, for tuning."""
     table: tuple[MatmulConfig, ...]
     if tma:
-        table = (
-            TMA_SM90 + (NEW_SM90 + GLUON_SM90) * new
-            if capability[0] == 9 and dtype in ("bf16", "fp16")
-            else ()
-        )
+        table = TMA_SM90 + (NEW_SM90 + GLUON_SM90) * new if capability[0] == 9 and dtype in ("bf16", "fp16") else ()
     elif dtype == "tf32":
         table = _TF32
     elif dtype == "fp32":
@@ -267,14 +260,7 @@ def splits_of(config: MatmulConfig, shape: Gemm, sm_count: int) -> Iterator[Matm
     k_tiles = math.ceil(shape.k / config.block_k)
     slots = sm_count * config.per_sm
     is_small = shape.bytes <= STREAM_BYTES
-    if (
-        config.kind == "tma"
-        and is_small
-        and slots < 3 * tiles
-        and tiles < 8 * slots
-        and tiles % slots
-        and k_tiles >= 4
-    ):
+    if config.kind == "tma" and is_small and slots < 3 * tiles and tiles < 8 * slots and tiles % slots and k_tiles >= 4:
         yield replace(config, split=STREAM)
     for split in SPLITS:
         if tiles * split > 3 * sm_count or k_tiles < 2 * split:
@@ -298,9 +284,7 @@ BYTES_PER_SECOND = 4.0e12
 LONE_FACTOR = 1.5  # a program made to share its multiprocessor, without others there
 SPLIT_FACTOR = 1.25  # what parts cost beyond that: at the median of 840 timings
 STREAM_FACTOR = 1.4  # and shares that begin anywhere in k, at the median of 1,170:
-STREAM_BYTES = (
-    40e6  # neighbours read different parts of k, up to twice as slow where the operands outgrow the L2
-)
+STREAM_BYTES = 40e6  # neighbours read different parts of k, up to twice as slow where the operands outgrow the L2
 
 
 def cost(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
@@ -346,18 +330,11 @@ def with_group(config: MatmulConfig, shape: Gemm, sm_count: int) -> MatmulConfig
 
 def ranked(configs: Iterable[MatmulConfig], shape: Gemm, sm_count: int) -> list[MatmulConfig]:
     """Best first; of equals the larger tile."""
-    return sorted(
-        configs, key=lambda config: (cost(config, shape, sm_count), -config.block_m * config.block_n)
-    )
+    return sorted(configs, key=lambda config: (cost(config, shape, sm_count), -config.block_m * config.block_n))
 
 
 def proposals(
-    shape: Gemm,
-    sm_count: int,
-    capability: tuple[int, int],
-    count: int,
-    per_tile: int = 3,
-    new: bool = False,
+    shape: Gemm, sm_count: int, capability: tuple[int, int], count: int, per_tile: int = 3, new: bool = False
 ) -> list[MatmulConfig]:
     """The `count` most promising configurations of the tensor-memory kernel (of pointers, where there is none), at most
     `per_tile` of a tile: what tuning tries. Where there are many waves, the best four tiles come with other groups;

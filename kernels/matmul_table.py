@@ -82,8 +82,7 @@ class Table:
 def tables() -> tuple[Table, ...]:
     """All that are shipped."""
     return tuple(
-        Table.of(json.loads(path.read_text(encoding="utf-8")))
-        for path in sorted(FOLDER.glob("matmul_*.json"))
+        Table.of(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(FOLDER.glob("matmul_*.json"))
     )
 
 

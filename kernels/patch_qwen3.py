@@ -98,9 +98,7 @@ def causal_loss(
     target = shift_labels.reshape(-1).to(logits.device)
     reduction = "mean" if num_items_in_batch is None else "sum"
     loss = cross_entropy(logits.reshape(-1, vocab_size), target, ignore_index, reduction)
-    return (
-        loss if num_items_in_batch is None else loss / torch.as_tensor(num_items_in_batch, device=loss.device)
-    )
+    return loss if num_items_in_batch is None else loss / torch.as_tensor(num_items_in_batch, device=loss.device)
 
 
 def patch(model: nn.Module) -> None:
@@ -120,9 +118,7 @@ def patch(model: nn.Module) -> None:
     }
     found = [module for module in model.modules() if type(module) in forwards]
     if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no Qwen3 layers: patch takes transformers' Qwen3 models"
-        )
+        raise ValueError(f"{type(model).__name__} has no Qwen3 layers: patch takes transformers' Qwen3 models")
     activation = getattr(getattr(model, "config", None), "hidden_act", "silu")
     if activation != "silu":
         raise NotImplementedError(f"hidden_act {activation!r}: the fused MLP activation is silu")

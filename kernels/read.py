@@ -26,17 +26,13 @@ def prepare(x: Tensor, *, least_bytes: int, programs: int) -> tuple[Callable[[],
     a length that does not divide.
     """
     if x.dim() != 1 or x.dtype != torch.float32 or not len(x) or len(x) % BLOCK:
-        raise ValueError(
-            f"x is {x.dtype} of shape {tuple(x.shape)}: valid is fp32[n], n a multiple of {BLOCK}"
-        )
+        raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}: valid is fp32[n], n a multiple of {BLOCK}")
     try:
         from flopcast.kernels import triton_read
     except ImportError as error:
         raise BackendUnavailable(f"backend triton: {error}") from error
     if not (x.is_cuda or triton_read.interpreted()):
-        raise BackendUnavailable(
-            "backend triton needs CUDA tensors (or TRITON_INTERPRET=1 set before it is imported)"
-        )
+        raise BackendUnavailable("backend triton needs CUDA tensors (or TRITON_INTERPRET=1 set before it is imported)")
     rounds = ceil(least_bytes / (programs * BLOCK * 4))
     out = torch.empty(programs, device=x.device)
 

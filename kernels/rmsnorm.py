@@ -67,9 +67,7 @@ def config_for(
     step_bytes = rows * (block + rest) * sum(operand_bytes)
     # 2 KB aside for the reductions across warps and barriers
     steps = min(2, (shared_memory_limit(part) - 2048) // step_bytes)
-    return RowConfig(
-        rows, warps, max(1, 16 // warps), 1 + steps, max_registers=min(128, 65536 // (32 * warps))
-    )
+    return RowConfig(rows, warps, max(1, 16 // warps), 1 + steps, max_registers=min(128, 65536 // (32 * warps)))
 
 
 def candidates(direction: str, n: int) -> list[RowConfig]:
@@ -93,11 +91,7 @@ def candidates(direction: str, n: int) -> list[RowConfig]:
 
 
 def _check(x: Tensor, weight: Tensor, residual: Tensor | None) -> None:
-    if (
-        weight.dim() != 1
-        or x.shape[-1:] != weight.shape
-        or (residual is not None and residual.shape != x.shape)
-    ):
+    if weight.dim() != 1 or x.shape[-1:] != weight.shape or (residual is not None and residual.shape != x.shape):
         raise ValueError(
             "RMSNorm takes x [..., n], weight [n] and a residual like x, got "
             f"{tuple(x.shape)}, {tuple(weight.shape)} and {None if residual is None else tuple(residual.shape)}"
@@ -185,9 +179,7 @@ def _outputs(
 
 
 @torch.library.custom_op("flopcast::rms_norm", mutates_args=())
-def rms_norm_op(
-    x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor]:
+def rms_norm_op(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     y, _, rstd = forward(x, weight, eps, None, out_dtype)
     return y, rstd
 
@@ -328,9 +320,7 @@ def operands(shape: RmsNorm, device: torch.device | str, seed: int = 0) -> tuple
     return tuple(torch.randn(size, dtype=dtype, device=device, generator=generator) for size in sizes)
 
 
-def _split(
-    operands: Sequence[Tensor], shape: RmsNorm
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
+def _split(operands: Sequence[Tensor], shape: RmsNorm) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
     inputs = 3 if shape.residual else 2
     return tuple(operands[:inputs]), tuple(operands[inputs:]) if shape.direction == "bwd" else None
 
@@ -349,14 +339,10 @@ def prepare(shape: RmsNorm, backend: str, operands: Sequence[Tensor]) -> Callabl
     return triton_call(shape, operands, None)
 
 
-def triton_call(
-    shape: RmsNorm, operands: Sequence[Tensor], config: RowConfig | None
-) -> Callable[[], Outputs]:
+def triton_call(shape: RmsNorm, operands: Sequence[Tensor], config: RowConfig | None) -> Callable[[], Outputs]:
     """`prepare` for the Triton kernel with a configuration of one's own."""
     inputs, gradients = _split(operands, shape)
-    x, residual, weight = (
-        (inputs[0], inputs[1], inputs[2]) if shape.residual else (inputs[0], None, inputs[1])
-    )
+    x, residual, weight = (inputs[0], inputs[1], inputs[2]) if shape.residual else (inputs[0], None, inputs[1])
     if gradients is None:
 
         def run_forward() -> Outputs:

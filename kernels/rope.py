@@ -96,11 +96,7 @@ def forward(
     q_out, k_out = _outputs(q, k, q_weight, cos, out_dtype)
     if q.numel():
         module.launch_forward(
-            *_in_place(q, k, q_weight, k_weight, cos, sin),
-            eps,
-            q_out,
-            k_out,
-            config or config_for(q.shape[3]),
+            *_in_place(q, k, q_weight, k_weight, cos, sin), eps, q_out, k_out, config or config_for(q.shape[3])
         )
     return q_out, k_out
 
@@ -121,13 +117,7 @@ def backward(
         tiles = -(-q[..., 0].numel() // config.rows)
         programs = persistent_programs(tiles, config, q.device)
         module.launch_backward(
-            *_in_place(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin),
-            eps,
-            dq,
-            dk,
-            dweights,
-            programs,
-            config,
+            *_in_place(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin), eps, dq, dk, dweights, programs, config
         )
     return dq, dk, dweights
 
@@ -222,9 +212,7 @@ def rope_qk_norm_torch(
     return _rotate(_norm(q, q_weight, eps), cos, sin), _rotate(_norm(k, k_weight, eps), cos, sin)
 
 
-def tables(
-    seq: int, head_dim: int, device: torch.device | str, theta: float = THETA
-) -> tuple[Tensor, Tensor]:
+def tables(seq: int, head_dim: int, device: torch.device | str, theta: float = THETA) -> tuple[Tensor, Tensor]:
     """(cos, sin), fp32 [1, seq, head_dim], as transformers' default rotary module makes them."""
     frequency = theta ** -(torch.arange(0, head_dim, 2, device=device) / head_dim)
     angle = torch.arange(seq, device=device)[:, None] * frequency
@@ -234,11 +222,7 @@ def tables(
 
 def operands(shape: RopeQkNorm, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
     """Standard-normal q, k, q_weight, k_weight; tables; for the backward dq, dk. ValueError on sizes below 1."""
-    if (
-        min(shape.batch, shape.seq, shape.heads, shape.kv_heads) < 1
-        or shape.head_dim < 2
-        or shape.head_dim % 2
-    ):
+    if min(shape.batch, shape.seq, shape.heads, shape.kv_heads) < 1 or shape.head_dim < 2 or shape.head_dim % 2:
         raise ValueError(f"{shape.key}: sizes must be at least 1 and head_dim even")
     if shape.direction not in ("fwd", "bwd"):
         raise ValueError(f"unknown direction {shape.direction!r}: known are fwd, bwd")
@@ -259,9 +243,7 @@ def _by_torch(
 ) -> Callable[[], Outputs]:
     """In `dtype` throughout but for the tables, which stay as wide as they are; results in the dtype of q."""
     wide = [x if dtype is None else x.to(dtype) for x in operands]
-    cos, sin = (
-        operands[4:6] if dtype is None else (x.to(torch.promote_types(dtype, x.dtype)) for x in operands[4:6])
-    )
+    cos, sin = operands[4:6] if dtype is None else (x.to(torch.promote_types(dtype, x.dtype)) for x in operands[4:6])
 
     def function(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> Outputs:
         return tuple(x.to(q.dtype) for x in rope_qk_norm_torch(q, k, q_weight, k_weight, cos, sin))
@@ -278,9 +260,7 @@ def prepare(shape: RopeQkNorm, backend: str, operands: Sequence[Tensor]) -> Call
     return _by_torch(operands, shape, backend == "compile")
 
 
-def triton_call(
-    shape: RopeQkNorm, operands: Sequence[Tensor], config: RowConfig | None
-) -> Callable[[], Outputs]:
+def triton_call(shape: RopeQkNorm, operands: Sequence[Tensor], config: RowConfig | None) -> Callable[[], Outputs]:
     """`prepare` for the Triton kernel with a configuration of one's own."""
     q, k, q_weight, k_weight, cos, sin = operands[:6]
     if shape.direction == "fwd":

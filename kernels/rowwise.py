@@ -96,19 +96,14 @@ def persistent_programs(tiles: int, config: RowConfig, device: torch.device) -> 
 
 
 def one_direction(
-    function: Callable[..., Outputs],
-    inputs: Sequence[Tensor],
-    gradients: Sequence[Tensor] | None,
-    compiled: bool,
+    function: Callable[..., Outputs], inputs: Sequence[Tensor], gradients: Sequence[Tensor] | None, compiled: bool
 ) -> Callable[[], Outputs]:
     """A call that runs `function`'s forward (`gradients` None) or its backward alone, eager or compiled."""
     run: Callable[..., Outputs] = function
     if compiled:
         import torch._functorch.config as functorch_config
 
-        functorch_config.donated_buffer = (
-            False  # the backward is called again and again on one forward's buffers
-        )
+        functorch_config.donated_buffer = False  # the backward is called again and again on one forward's buffers
         run = torch.compile(function, dynamic=False)
     if gradients is None:
 
@@ -122,9 +117,7 @@ def one_direction(
     return lambda: torch.autograd.grad(outputs, leaves, list(gradients), retain_graph=True)
 
 
-def worst(
-    outs: Outputs, refs: Outputs, rounded: Outputs, floor: Sequence[float] | None = None
-) -> tuple[float, float]:
+def worst(outs: Outputs, refs: Outputs, rounded: Outputs, floor: Sequence[float] | None = None) -> tuple[float, float]:
     """(relative error, tolerance) of the worst output, by FlashAttention's criterion.
 
     max|out - ref| <= 2 max|torch in the operands' dtype - ref| + an ulp of the output's dtype (8 in fp32, where
@@ -144,6 +137,4 @@ def worst(
 
 def _difference(out: Tensor, ref: Tensor) -> float:
     """`max_difference` of tensors of at least one dimension."""
-    return max_difference(
-        out.reshape(-1) if out.dim() == 0 else out, ref.reshape(-1) if ref.dim() == 0 else ref
-    )
+    return max_difference(out.reshape(-1) if out.dim() == 0 else out, ref.reshape(-1) if ref.dim() == 0 else ref)

@@ -109,9 +109,7 @@ class Operand:
     @cached_property
     def bytes(self) -> int:
         """Bytes touched: a dimension of stride 0 (a broadcast) is read once."""
-        touched = prod(
-            size for size, step in zip(self.shape, self.stride, strict=True) if step != 0 or size == 0
-        )
+        touched = prod(size for size, step in zip(self.shape, self.stride, strict=True) if step != 0 or size == 0)
         return touched * DTYPE_BYTES[self.dtype]
 
     @property
@@ -172,9 +170,7 @@ class Call:
 
     @cached_property
     def write_bytes(self) -> int:
-        return sum(operand.bytes for operand in self.outputs) + sum(
-            self.inputs[i].bytes for i in self.written
-        )
+        return sum(operand.bytes for operand in self.outputs) + sum(self.inputs[i].bytes for i in self.written)
 
     @property
     def bytes(self) -> int:
@@ -325,9 +321,7 @@ def shape_from_json(record: dict[str, Any]) -> Shape:
         return Attention(**fields)
     if kind == "call":
         for side in ("inputs", "outputs"):
-            fields[side] = tuple(
-                Operand(tuple(o["shape"]), tuple(o["stride"]), o["dtype"]) for o in fields[side]
-            )
+            fields[side] = tuple(Operand(tuple(o["shape"]), tuple(o["stride"]), o["dtype"]) for o in fields[side])
         fields["written"] = tuple(fields.get("written", ()))
         return Call(**fields)
     raise ValueError(f"unknown shape kind {kind!r}: known are gemm, attention, call")

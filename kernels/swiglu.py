@@ -59,9 +59,7 @@ def forward(gate: Tensor, up: Tensor, *, config: BlockConfig | None = None) -> T
     return out
 
 
-def backward(
-    dout: Tensor, gate: Tensor, up: Tensor, *, config: BlockConfig | None = None
-) -> tuple[Tensor, Tensor]:
+def backward(dout: Tensor, gate: Tensor, up: Tensor, *, config: BlockConfig | None = None) -> tuple[Tensor, Tensor]:
     """Triton backward: (dgate, dup). Errors as `forward`."""
     _check(gate, up)
     module = load_triton("swiglu", dout, gate, up)
@@ -131,9 +129,7 @@ def operands(shape: SwiGlu, device: torch.device | str, seed: int = 0) -> tuple[
     generator = torch.Generator(device=device).manual_seed(seed)
     count = 2 if shape.direction == "fwd" else 3
     dtype = torch_dtype(shape.dtype)
-    return tuple(
-        torch.randn(shape.numel, dtype=dtype, device=device, generator=generator) for _ in range(count)
-    )
+    return tuple(torch.randn(shape.numel, dtype=dtype, device=device, generator=generator) for _ in range(count))
 
 
 def prepare(shape: SwiGlu, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
@@ -146,9 +142,7 @@ def prepare(shape: SwiGlu, backend: str, operands: Sequence[Tensor]) -> Callable
     return one_direction(swiglu_torch, operands[:2], gradients, backend == "compile")
 
 
-def triton_call(
-    shape: SwiGlu, operands: Sequence[Tensor], config: BlockConfig | None
-) -> Callable[[], Outputs]:
+def triton_call(shape: SwiGlu, operands: Sequence[Tensor], config: BlockConfig | None) -> Callable[[], Outputs]:
     """`prepare` for the Triton kernel with a configuration of one's own."""
     gate, up = operands[:2]
     if shape.direction == "fwd":

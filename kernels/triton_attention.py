@@ -145,9 +145,7 @@ def _dkdv_blocks(
         rows = start_m + tl.arange(0, BLOCK_M)
         q = _rows(q_base, start_m, stride_qs, seq, BLOCK_M, D)
         lse = tl.load(lse_base + rows, mask=rows < seq, other=float("inf"))
-        p_t = tl.exp2(
-            tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2 - lse[None, :] * 1.4426950408889634
-        )
+        p_t = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2 - lse[None, :] * 1.4426950408889634)
         if MASKED:
             columns = start_n + tl.arange(0, BLOCK_N)
             p_t = tl.where(columns[:, None] <= rows[None, :], p_t, 0.0)
@@ -197,9 +195,7 @@ def dkdv_kernel(
             dk, dv, k, v, q_base, do_base, lse_base, delta_base, stride_qs, stride_dos,
             start_n, first_unmasked, blocks, seq, scale_log2, False, BLOCK_M, BLOCK_N, D,
         )  # fmt: skip
-    _store_rows(
-        dk_ptr + batch * stride_dkb + kv_head * stride_dkh, dk * scale, start_n, stride_dks, seq, BLOCK_N, D
-    )
+    _store_rows(dk_ptr + batch * stride_dkb + kv_head * stride_dkh, dk * scale, start_n, stride_dks, seq, BLOCK_N, D)
     _store_rows(dv_ptr + batch * stride_dvb + kv_head * stride_dvh, dv, start_n, stride_dvs, seq, BLOCK_N, D)
 
 
@@ -261,9 +257,7 @@ def dq_kernel(
         dq, q, do, lse_log2, delta, k_base, v_base, stride_ks, stride_vs, start_m, unmasked, last, seq,
         scale_log2, True, CAUSAL, BLOCK_M, BLOCK_N, D,
     )  # fmt: skip
-    _store_rows(
-        dq_ptr + batch * stride_dqb + head * stride_dqh, dq * scale, start_m, stride_dqs, seq, BLOCK_M, D
-    )
+    _store_rows(dq_ptr + batch * stride_dqb + head * stride_dqh, dq * scale, start_m, stride_dqs, seq, BLOCK_M, D)
 
 
 def interpreted() -> bool:

@@ -101,9 +101,7 @@ def pair_of(tile, pairs, blocks, section, SECTIONS: gl.constexpr):
 
 
 @gluon.jit
-def _locate(
-    tile, sizes, CAUSAL: gl.constexpr, PACK: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr
-):  # fmt: skip
+def _locate(tile, sizes, CAUSAL: gl.constexpr, PACK: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr):
     """Batch, first head, first row and number of key blocks of a tile."""
     heads, _, seq, pairs, blocks, section = sizes
     block = block_of(tile, pairs, blocks, section, SECTIONS)
@@ -252,9 +250,7 @@ def _compute_0(
     descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL: gl.constexpr, PACK: gl.constexpr,
     PINGPONG: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(
-        0, descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, SECTIONS, BLOCK_N, STAGES
-    )
+    _compute(0, descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, SECTIONS, BLOCK_N, STAGES)
 
 
 @gluon.jit
@@ -262,9 +258,7 @@ def _compute_1(
     descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL: gl.constexpr, PACK: gl.constexpr,
     PINGPONG: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(
-        1, descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, SECTIONS, BLOCK_N, STAGES
-    )
+    _compute(1, descs, bars, bufs, sizes, lse_ptr, scale_log2, CAUSAL, PACK, PINGPONG, SECTIONS, BLOCK_N, STAGES)
 
 
 # No value of a size compiles a kernel of its own: one configuration, one kernel.

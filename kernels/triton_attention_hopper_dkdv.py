@@ -55,14 +55,10 @@ def prepare_kernel(
     at = rows.to(tl.int64)[:, None]
     columns = tl.arange(0, D)[None, :]
     o = tl.load(
-        o_ptr + batch * stride_ob + head * stride_oh + at * stride_os + columns,
-        mask=inside[:, None],
-        other=0.0,
+        o_ptr + batch * stride_ob + head * stride_oh + at * stride_os + columns, mask=inside[:, None], other=0.0
     )
     do = tl.load(
-        do_ptr + batch * stride_dob + head * stride_doh + at * stride_dos + columns,
-        mask=inside[:, None],
-        other=0.0,
+        do_ptr + batch * stride_dob + head * stride_doh + at * stride_dos + columns, mask=inside[:, None], other=0.0
     )
     lse = tl.load(lse_ptr + row * seq + rows, mask=inside, other=float("inf"))
     written = rows < padded
@@ -71,9 +67,7 @@ def prepare_kernel(
 
 
 @gluon.jit
-def dkdv_tile(
-    tile, kv_heads, seq, pairs, section, CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr
-):  # fmt: skip
+def dkdv_tile(tile, kv_heads, seq, pairs, section, CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr):
     """Batch, key-value head, first key and first block of queries. Early keys see the most queries, and go first."""
     blocks = gl.cdiv(seq, KEYS)
     start = block_of(tile, pairs, blocks, section, SECTIONS) * KEYS
@@ -91,9 +85,8 @@ def load_vector(buf, LENGTH: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def load_queries(
-    descs, bars, bufs, batch, kv_head, kv_heads, group, first, blocks, it,
-    BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    descs, bars, bufs, batch, kv_head, kv_heads, group, first, blocks, it, BLOCK_M: gl.constexpr, STAGES: gl.constexpr
+):
     """Starts the copies of all query blocks of a tile, with lse and delta; returns the running count of blocks."""
     q_desc, do_desc, lse_desc, delta_desc = descs
     q_full, q_empty, do_full, do_empty = bars
@@ -112,9 +105,7 @@ def load_queries(
             mbarrier.wait(do_empty.index(slot), phase)
             mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + delta_desc.block_type.nbytes)
             load_rows(do_desc, batch, head, at, do_full.index(slot), do_bufs.index(slot))
-            tma.async_copy_global_to_shared(
-                delta_desc, [row, at], do_full.index(slot), delta_bufs.index(slot)
-            )
+            tma.async_copy_global_to_shared(delta_desc, [row, at], do_full.index(slot), delta_bufs.index(slot))
             it += 1
     return it
 
@@ -139,9 +130,7 @@ def _load(
             load_rows(k_desc, batch, kv_head, start + 64 * w, kv_full.index(w), k_bufs.index(w))
             load_rows(v_desc, batch, kv_head, start + 64 * w, kv_full.index(w), v_bufs.index(w))
         blocks = gl.cdiv(seq, BLOCK_M)
-        it = load_queries(
-            descs, bars, bufs, batch, kv_head, kv_heads, group, first, blocks, it, BLOCK_M, STAGES
-        )
+        it = load_queries(descs, bars, bufs, batch, kv_head, kv_heads, group, first, blocks, it, BLOCK_M, STAGES)
 
 
 @gluon.jit
@@ -220,21 +209,7 @@ def _compute_0(
     key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
     CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(
-        0,
-        key_descs,
-        key_bars,
-        bars,
-        key_bufs,
-        bufs,
-        sizes,
-        scale,
-        scale_log2,
-        CAUSAL,
-        SECTIONS,
-        BLOCK_M,
-        STAGES,
-    )
+    _compute(0, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2, CAUSAL, SECTIONS, BLOCK_M, STAGES)
 
 
 @gluon.jit
@@ -242,21 +217,7 @@ def _compute_1(
     key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2,
     CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(
-        1,
-        key_descs,
-        key_bars,
-        bars,
-        key_bufs,
-        bufs,
-        sizes,
-        scale,
-        scale_log2,
-        CAUSAL,
-        SECTIONS,
-        BLOCK_M,
-        STAGES,
-    )
+    _compute(1, key_descs, key_bars, bars, key_bufs, bufs, sizes, scale, scale_log2, CAUSAL, SECTIONS, BLOCK_M, STAGES)
 
 
 @gluon.jit(do_not_specialize=["kv_heads", "group", "seq", "pairs", "tiles", "section"])

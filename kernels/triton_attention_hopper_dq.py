@@ -51,7 +51,7 @@ def _locate(tile, sizes, CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: 
 @gluon.jit
 def _load(
     descs, bars, bufs, sizes, CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr
-):  # fmt: skip
+):
     q_desc, do_desc, k_desc, v_desc, _ = descs
     q_full, q_empty, k_full, k_empty, v_full, v_empty = bars
     q_bufs, do_bufs, k_bufs, v_bufs = bufs
@@ -148,9 +148,7 @@ def _compute_0(
     descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2,
     CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(
-        0, descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, SECTIONS, BLOCK_N, STAGES
-    )
+    _compute(0, descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, SECTIONS, BLOCK_N, STAGES)
 
 
 @gluon.jit
@@ -158,9 +156,7 @@ def _compute_1(
     descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2,
     CAUSAL: gl.constexpr, SECTIONS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    _compute(
-        1, descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, SECTIONS, BLOCK_N, STAGES
-    )
+    _compute(1, descs, bars, bufs, sizes, lse_ptr, delta_ptr, scale, scale_log2, CAUSAL, SECTIONS, BLOCK_N, STAGES)
 
 
 @gluon.jit(do_not_specialize=["heads", "group", "seq", "padded", "pairs", "blocks", "section"])

@@ -27,9 +27,7 @@ VERSION: str = triton.__version__
 LOG2_E = 1.4426950408889634
 MATRIX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 VECTOR = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-REGISTERS = (
-    168  # a thread at launch, for 12 warps; the computing ones then take 240, the loading ones keep 24
-)
+REGISTERS = 168  # a thread at launch, for 12 warps; the computing ones then take 240, the loading ones keep 24
 
 
 @lru_cache

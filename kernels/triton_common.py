@@ -10,9 +10,7 @@ from torch import Tensor
 
 
 @triton.jit
-def column_sum_kernel(
-    partial_ptr, out_ptr, count, n, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
-):  # fmt: skip
+def column_sum_kernel(partial_ptr, out_ptr, count, n, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
     """out[n] = the sum of partial[count, n] (fp32) over its rows, in one fixed order."""
     columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = columns < n

@@ -97,9 +97,8 @@ def _gradient_block(
 
 @triton.jit
 def forward_kernel(
-    logits_ptr, target_ptr, losses_ptr, lse_ptr, stride, vocab, ignore_index, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
+    logits_ptr, target_ptr, losses_ptr, lse_ptr, stride, vocab, ignore_index, BLOCK: tl.constexpr, STAGES: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + row)
     row_ptr = logits_ptr + row * stride
@@ -131,9 +130,7 @@ def backward_kernel(
         scale = tl.load(dloss_ptr).to(tl.float32) / tl.load(count_ptr)
         high, low = _times_log2e(tl.load(lse_ptr + row))
         factor = scale * tl.exp2(-low)
-        column = tl.where((target >= 0) & (target < vocab), target, -1).to(
-            tl.int32
-        )  # half the compares' work
+        column = tl.where((target >= 0) & (target < vocab), target, -1).to(tl.int32)  # half the compares' work
         row_ptr = logits_ptr + row * stride
         if start + BLOCK <= vocab:
             _gradient_block(row_ptr, out, start, column, high, factor, scale, vocab, BLOCK, False, True)
@@ -167,9 +164,7 @@ def both_kernel(
             # Last block first: what was read last is the likeliest to be in the L2 still.
             whole = vocab // BLOCK
             if whole * BLOCK < vocab:
-                _gradient_block(
-                    row_ptr, out, whole * BLOCK, 0, high, factor, scale, vocab, BLOCK, True, False
-                )
+                _gradient_block(row_ptr, out, whole * BLOCK, 0, high, factor, scale, vocab, BLOCK, True, False)
             for j in tl.range(0, whole, num_stages=STAGES):
                 start = (whole - 1 - j) * BLOCK
                 _gradient_block(row_ptr, out, start, 0, high, factor, scale, vocab, BLOCK, False, False)
@@ -245,9 +240,7 @@ def mean(losses: Tensor, count: Tensor) -> Tensor:
     return out
 
 
-def launch_forward(
-    logits: Tensor, target: Tensor, losses: Tensor, lse: Tensor, ignore_index: int, config: Any
-) -> None:
+def launch_forward(logits: Tensor, target: Tensor, losses: Tensor, lse: Tensor, ignore_index: int, config: Any) -> None:
     rows, vocab = logits.shape
     with torch.cuda.device_of(logits):
         forward_kernel[(rows,)](

@@ -72,15 +72,11 @@ def split_kernel(
             pairs = pairs + (loaded,)  # type: ignore[assignment]  # noqa: RUF005
         valid = (target >= 0) & (target < vocab)
         owns = part == tl.where(valid, target, 0) // BLOCK  # the target's logit, or a NaN
-        logit = tl.load(logits_ptr + row * stride + target, mask=owns & valid, other=float("nan")).to(
-            tl.float32
-        )
+        logit = tl.load(logits_ptr + row * stride + target, mask=owns & valid, other=float("nan")).to(tl.float32)
         scale = 1.0 / tl.load(count_ptr)
         largest = tl.full((PIECE // VEC,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((PIECE // VEC,), dtype=tl.float32)
-        if (
-            start < vocab
-        ):  # always: only a branch keeps the compiler from adding up before it sends for the last pieces
+        if start < vocab:  # always: only a branch keeps the compiler from adding up before it sends for the last pieces
             for i in tl.static_range(PIECES):
                 largest, total = _online(_unpacked(pairs[i], kind, OPAQUE), largest, total)
         highest, total = tl.reduce((largest, total), 0, _merged)

@@ -102,7 +102,7 @@ def interpreted() -> bool:
 
 def launch(
     a_MK: Tensor, b_KN: Tensor, config: Any, tf32: bool = False, out: Tensor | None = None, pdl: bool = False
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """c[m, n] of a[m, k] and b[k, n], any strides, with a `matmul_configs.MatmulConfig` of kind "pointer".
 
     `pdl`: launched ahead of the end of the kernel before, which the part must know (sm_90).

@@ -300,7 +300,7 @@ def _descriptor(x: Tensor, rows: int, columns: int, transposed: bool = False) ->
 
 def launch(
     a: Tensor, b: Tensor, layout: str, m: int, n: int, k: int, config: Any, sm_count: int, out: Tensor | None = None
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """As `triton_matmul_tma.launch`, with a configuration of one of the kinds `matmul_configs.GLUON`; n is a multiple
     of 8."""
     if out is not None and not suits(out):  # C leaves by tensor-memory copies only

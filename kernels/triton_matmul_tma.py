@@ -217,9 +217,7 @@ def reduce_kernel(
     rows = pid_m * BLOCK_M + in_m
     columns = pid_n * BLOCK_N + in_n
     mask = (rows < M)[:, None] & (columns < N)[None, :]
-    tl.store(
-        c_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :], c.to(c_ptr.dtype.element_ty), mask=mask
-    )
+    tl.store(c_ptr + rows.to(tl.int64)[:, None] * N + columns[None, :], c.to(c_ptr.dtype.element_ty), mask=mask)
 
 
 # --- launching
@@ -289,7 +287,7 @@ def shares(config: Any, tiles: int, k_tiles: int, sm_count: int) -> tuple[int, i
 
 def launch(
     a: Tensor, b: Tensor, layout: str, m: int, n: int, k: int, config: Any, sm_count: int, out: Tensor | None = None
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """c[m, n] of operands as stored, both of which `suits` passes, with a `matmul_configs.MatmulConfig` of kind "tma".
 
     `out`: contiguous, written and returned.

@@ -64,9 +64,7 @@ def rms_norm_forward_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     x = _load(x_ptr, row, stride_x, column, mask)
     if RESIDUAL:
-        x = _with_residual(
-            x, _load(residual_ptr, row, stride_residual, column, mask), sum_ptr, row, n, column, mask
-        )
+        x = _with_residual(x, _load(residual_ptr, row, stride_residual, column, mask), sum_ptr, row, n, column, mask)
     squares = tl.sum(x * x, 1)
     if REST > 0:
         column2 = BLOCK + tl.arange(0, REST)
@@ -87,8 +85,9 @@ def rms_norm_forward_kernel(
 
 
 @triton.jit
-def _store_gradient(dx, dsum_ptr, dx_ptr, dx2_ptr, row, n, stride_dsum, column, mask, DSUM: tl.constexpr,
-                    SECOND: tl.constexpr):  # fmt: skip
+def _store_gradient(
+    dx, dsum_ptr, dx_ptr, dx2_ptr, row, n, stride_dsum, column, mask, DSUM: tl.constexpr, SECOND: tl.constexpr
+):
     if DSUM:
         dx += _load(dsum_ptr, row, stride_dsum, column, mask)
     out = row[:, None] * n + column[None, :]

@@ -239,9 +239,7 @@ def rope_backward_kernel(
 
 
 @triton.jit
-def share_sum_kernel(
-    partial_ptr, out_ptr, count, n, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, AHEAD: tl.constexpr
-):  # fmt: skip
+def share_sum_kernel(partial_ptr, out_ptr, count, n, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, AHEAD: tl.constexpr):
     """out[n] = the sum of partial[count, n] (fp32) over its rows, in one fixed order."""
     columns = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = columns < n
@@ -270,12 +268,7 @@ def _sizes(q: Tensor, k: Tensor, config: Any) -> tuple[int, int, int, dict[str, 
         "HEADS": heads, "KV_HEADS": k.shape[2], "D": dim, "HALF": triton.next_power_of_2(dim // 2),
         "ROWS": config.rows,
     }  # fmt: skip
-    return (
-        tokens,
-        triton.cdiv(tokens * heads, config.rows),
-        triton.cdiv(tokens * k.shape[2], config.rows),
-        constants,
-    )
+    return (tokens, triton.cdiv(tokens * heads, config.rows), triton.cdiv(tokens * k.shape[2], config.rows), constants)
 
 
 def launch_forward(

@@ -51,9 +51,7 @@ def run_bench(
         for plan in hosts:  # first: CUDA's profiler, once used, may leave launches dearer
 
             def build(config: dict[str, Any], plan: HostPlan = plan) -> training_step.TrainingStep:
-                return training_step.build(
-                    config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer
-                )
+                return training_step.build(config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)
 
             def train_once(plan: HostPlan = plan) -> None:
                 if device.type == "cuda":
@@ -75,9 +73,7 @@ def run_bench(
             if not host.measured:  # done before, by another process
                 train_once()
         if operators and device.type == "cuda":
-            summaries["host operators"] = run_operators(
-                recorder=recorder, device=device, suite=suite, retry=retry
-            )
+            summaries["host operators"] = run_operators(recorder=recorder, device=device, suite=suite, retry=retry)
         if host_only:
             summaries["launches"] = run_scalars(
                 recorder=recorder, timer=timer, suite=suite, retry=retry, only=HOST_SCALARS

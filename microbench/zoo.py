@@ -16,10 +16,7 @@ ModuleAndBatch = tuple[torch.nn.Module, Any]
 
 
 def _images(batch: int, size: int, n_classes: int) -> dict[str, Any]:
-    return {
-        "pixel_values": torch.randn(batch, 3, size, size),
-        "labels": torch.randint(0, n_classes, (batch,)),
-    }
+    return {"pixel_values": torch.randn(batch, 3, size, size), "labels": torch.randint(0, n_classes, (batch,))}
 
 
 def vit_b16(batch: int = 32, size: int = 224, layers: int = 12, width: int = 768) -> ModuleAndBatch:
@@ -44,9 +41,7 @@ def resnet50(batch: int = 32, size: int = 224, depths: tuple[int, ...] = (3, 4, 
     return ResNetForImageClassification(config).train(), _images(batch, size, 1000)
 
 
-def resnet50_channels_last(
-    batch: int = 32, size: int = 224, depths: tuple[int, ...] = (3, 4, 6, 3)
-) -> ModuleAndBatch:
+def resnet50_channels_last(batch: int = 32, size: int = 224, depths: tuple[int, ...] = (3, 4, 6, 3)) -> ModuleAndBatch:
     """ResNet-50 with weights and images in channels-last layout, which cuDNN's kernels for bf16 want."""
     model, images = resnet50(batch, size, depths)
     images["pixel_values"] = images["pixel_values"].to(memory_format=torch.channels_last)

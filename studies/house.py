@@ -39,7 +39,5 @@ def room_of(module: str) -> str:
     """The room that a module stands in. Raises LookupError for one that no entry holds."""
     found = [room for room in ROOMS if module == room or module.startswith(room + ".")]
     if not found:
-        raise LookupError(
-            f"{module} stands in no room: add it to ROOMS in studies/house.py, after what it imports"
-        )
+        raise LookupError(f"{module} stands in no room: add it to ROOMS in studies/house.py, after what it imports")
     return max(found, key=len)

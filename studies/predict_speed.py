@@ -54,9 +54,7 @@ def main() -> None:
 
     def show(name: str, target: float, times: list[tuple[float, float]]) -> None:
         wall, processor = (sorted(column)[len(column) // 2] for column in zip(*times, strict=True))
-        print(
-            f"{name:42s} wall {wall:6.2f} s  processor {processor:6.2f} s  {processor / target:5.2f} of {target:g} s"
-        )
+        print(f"{name:42s} wall {wall:6.2f} s  processor {processor:6.2f} s  {processor / target:5.2f} of {target:g} s")
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

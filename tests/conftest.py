@@ -25,9 +25,7 @@ os.environ["NO_COLOR"] = "1"
 os.environ.pop("FORCE_COLOR", None)
 
 # Machines differ too much for deadlines; derandomised, so that a red run can be run again.
-settings.register_profile(
-    "flopcast", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("flopcast", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("flopcast")
 
 
@@ -93,9 +91,7 @@ def flopcast(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     from flopcast.roofline.gpu.library import profiles
 
     find = profiles.find_profile
-    monkeypatch.setattr(
-        profiles, "find_profile", lambda name: _once(find, name) if name in SHIPPED else find(name)
-    )
+    monkeypatch.setattr(profiles, "find_profile", lambda name: _once(find, name) if name in SHIPPED else find(name))
 
     def run(*arguments: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["flopcast", *map(str, arguments)])

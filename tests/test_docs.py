@@ -48,11 +48,7 @@ def options() -> dict[str, set[str]]:
     return {
         name: {
             "--help",
-            *(
-                o
-                for p in command.params
-                for o in (*getattr(p, "opts", ()), *getattr(p, "secondary_opts", ()))
-            ),
+            *(o for p in command.params for o in (*getattr(p, "opts", ()), *getattr(p, "secondary_opts", ()))),
         }
         for name, command in commands.items()
     }
@@ -122,9 +118,7 @@ def test_every_page_is_in_the_contents() -> None:
 
 
 def test_python_shown_runs() -> None:
-    blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.S
-    )
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.S)
     assert blocks
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks)], capture_output=True, text=True, timeout=300, check=False

@@ -41,10 +41,7 @@ RUNNERS = ("flopcast.roofline.cli", "flopcast.roofline.validation")
 PLAIN = (
     {"flopcast.kernels.shapes"}
     | {f"flopcast.kernels.{name}" for name in ("attention_config", "matmul_configs", "matmul_table")}
-    | {
-        f"flopcast.microbench.{name}"
-        for name in ("records.records", "recipe.plans", "records.kernel_sources")
-    }
+    | {f"flopcast.microbench.{name}" for name in ("records.records", "recipe.plans", "records.kernel_sources")}
 )
 SHARED = {"flopcast", "flopcast.errors", "flopcast.files", "flopcast.gc_pause"}
 
@@ -175,9 +172,7 @@ def loaded_by(module: str, known: Mapping[str, str]) -> set[str]:
 
 
 # `python -m flopcast` is the command line: it stands above the parts, not among them.
-@pytest.mark.parametrize(
-    "module", sorted(m for m in SOURCES if m != "flopcast.__main__" and not is_in(m, "studies"))
-)
+@pytest.mark.parametrize("module", sorted(m for m in SOURCES if m != "flopcast.__main__" and not is_in(m, "studies")))
 def test_imports_follow_the_rule(module: str) -> None:
     assert violations(module, SOURCES[module], SOURCES) == []
 
@@ -259,11 +254,7 @@ PROBES = {
         ("flopcast.kernels.matmul", "def f():\n    from flopcast.kernels import triton_matmul", True),
         ("flopcast.kernels.triton_matmul", "import triton.language as tl", True),
         ("flopcast.microbench.sweep.sweep", "from flopcast.kernels.matmul import run", True),
-        (
-            "flopcast.microbench.sweep.sweep",
-            "def f():\n    import flopcast.roofline.gpu.profile.profile",
-            False,
-        ),
+        ("flopcast.microbench.sweep.sweep", "def f():\n    import flopcast.roofline.gpu.profile.profile", False),
         (
             "flopcast.microbench.sweep.sweep",
             "if TYPE_CHECKING:\n    import flopcast.roofline.gpu.profile.profile",
@@ -271,11 +262,7 @@ PROBES = {
         ),
         ("flopcast.roofline.gpu.fit.rows", "from flopcast.microbench.records import records", True),
         ("flopcast.roofline.gpu.fit.rows", "from flopcast.kernels import matmul", False),
-        (
-            "flopcast.roofline.gpu.fit.rows",
-            "def f():\n    from flopcast.microbench.recipe import training_step",
-            False,
-        ),
+        ("flopcast.roofline.gpu.fit.rows", "def f():\n    from flopcast.microbench.recipe import training_step", False),
         ("flopcast.roofline.gpu.fit.rows", "try:\n    import torch.nn\nexcept ImportError:\n    pass", False),
         ("flopcast.roofline.gpu.fit.rows", "def f():\n    import torch", False),
         (
@@ -283,16 +270,8 @@ PROBES = {
             "def f():\n    from flopcast.microbench.recipe.training_step import TrainingStep",
             True,
         ),
-        (
-            "flopcast.roofline.cli.app",
-            "from flopcast.microbench.recipe.training_step import TrainingStep",
-            False,
-        ),
-        (
-            f"{TRACERS}.trace",
-            "import torch\nfrom flopcast.microbench.recipe.training_step import TrainingStep",
-            True,
-        ),
+        ("flopcast.roofline.cli.app", "from flopcast.microbench.recipe.training_step import TrainingStep", False),
+        (f"{TRACERS}.trace", "import torch\nfrom flopcast.microbench.recipe.training_step import TrainingStep", True),
     ],
 )
 def test_the_rule_itself(module: str, source: str, allowed: bool) -> None:
@@ -323,13 +302,7 @@ def modules_after(code: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    [
-        "gpu.profile.profile",
-        "step.forecast",
-        "dollars.crossovers",
-        "gpu.catalogue.prices",
-        "stream.library.streams",
-    ],
+    ["gpu.profile.profile", "step.forecast", "dollars.crossovers", "gpu.catalogue.prices", "stream.library.streams"],
 )
 def test_a_live_import_loads_neither_torch_nor_pandas_nor_scipy(module: str) -> None:
     loaded = modules_after(f"import flopcast.roofline.{module}")

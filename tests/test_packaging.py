@@ -119,10 +119,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
     for part in PARTS:
         for file in (ROOT / part).rglob("*"):
             name = file.relative_to(ROOT)
-            is_data = name.parts[:2] in (
-                ("roofline", "data"),
-                ("kernels", "data"),
-            ) and not file.name.startswith(".")
+            is_data = name.parts[:2] in (("roofline", "data"), ("kernels", "data")) and not file.name.startswith(".")
             if file.is_file() and "__pycache__" not in name.parts and (file.suffix == ".py" or is_data):
                 expected.add(f"flopcast/{name.as_posix()}")
     shipped = {name for name in contents(wheel) if name.startswith("flopcast/")}

@@ -111,9 +111,7 @@ def run_host(
     return Summary(summary.statuses, 0, 0, clock() - start)
 
 
-def host_phases(
-    step: Step, device: torch.device, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, float]:
+def host_phases(step: Step, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """Host seconds of each phase of one step on an idle device, not waiting for it; "step" is the whole."""
     synchronise(device)
     stamps = [clock()]

@@ -94,9 +94,7 @@ def operator_rows(
         for operator, part in ((name, ""), (reverse, "/backward")):
             if operator:
                 status, reason = failed.get(name) or failed.get(base) or ("ok", None)
-                rows.append(
-                    _row(operator, samples[name + part], samples[base + part], status, reason, rounds)
-                )
+                rows.append(_row(operator, samples[name + part], samples[base + part], status, reason, rounds))
     return rows
 
 
@@ -106,12 +104,7 @@ def _kernels(name: str, device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _row(
-    operator: str,
-    values: Sequence[float],
-    base: Sequence[float],
-    status: str,
-    reason: str | None,
-    rounds: int,
+    operator: str, values: Sequence[float], base: Sequence[float], status: str, reason: str | None, rounds: int
 ) -> dict[str, Any]:
     done = status == "ok"
     return {
@@ -186,7 +179,7 @@ def _makers(device: torch.device) -> dict[str, Callable[[], tuple[Forward, Backw
         ),
         "torch_mm": lambda: _product(leaf(64, 64).detach()),
         "mm": lambda: _product(leaf(64, 64).detach()),
-    }  # fmt: skip
+    }
     return makers
 
 

@@ -105,18 +105,13 @@ def loss_of(output: Any) -> torch.Tensor:
     while not isinstance(found, torch.Tensor):
         values = list(found.values()) if isinstance(found, Mapping) else found
         if not isinstance(values, (list, tuple)) or not values:
-            raise TypeError(
-                f"the module returns {type(output).__name__}, which holds no tensor to take a loss from"
-            )
+            raise TypeError(f"the module returns {type(output).__name__}, which holds no tensor to take a loss from")
         found = values[0]
     return found if found.ndim == 0 else found.float().mean()
 
 
 def build_model(
-    config: Mapping[str, Any],
-    attention: str = "sdpa",
-    precision: str = "autocast-bf16",
-    checkpoint: str = "none",
+    config: Mapping[str, Any], attention: str = "sdpa", precision: str = "autocast-bf16", checkpoint: str = "none"
 ) -> torch.nn.Module:
     """A causal language model from the fields of a transformers config.json, on the default device.
 
@@ -128,9 +123,7 @@ def build_model(
 
     # a copy: transformers writes into nested fields (rope_scaling)
     fields = {
-        name: deepcopy(value)
-        for name, value in config.items()
-        if name not in ("architectures", "dtype", "torch_dtype")
+        name: deepcopy(value) for name, value in config.items() if name not in ("architectures", "dtype", "torch_dtype")
     }
     transformers_config = AutoConfig.for_model(**fields)
     model: torch.nn.Module = AutoModelForCausalLM.from_config(
@@ -189,9 +182,7 @@ def make_optimizer(
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer {optimizer!r}: valid are {', '.join(OPTIMIZERS)}")
     fused = True if optimizer == "adamw-fused" else None
-    return torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, fused=fused, foreach=None if fused else foreach
-    )
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused, foreach=None if fused else foreach)
 
 
 def build(
@@ -252,18 +243,14 @@ def build_module(
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r}: valid are {', '.join(PRECISIONS)}")
     if not any(p.requires_grad for p in module.parameters()):
-        raise ValueError(
-            f"{type(module).__name__} has no parameters that require a gradient: nothing to train"
-        )
+        raise ValueError(f"{type(module).__name__} has no parameters that require a gradient: nothing to train")
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     set_checkpointing(module, checkpoint)
     module = module.to(device)
     batch = _map_tensors(batch, lambda tensor: tensor.to(device))
     if precision == "bf16":
         module = module.to(torch.bfloat16)
-        batch = _map_tensors(
-            batch, lambda tensor: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-        )
+        batch = _map_tensors(batch, lambda tensor: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor)
     return TrainingStep(
         module,
         make_optimizer(module, optimizer, foreach),

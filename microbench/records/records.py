@@ -72,9 +72,7 @@ class Identity(NamedTuple):
 
 
 def identity(row: Mapping[str, Any]) -> Identity:
-    return Identity(
-        row["key"], row.get("backend", "torch"), row.get("cache", "cold"), row["method"], row["machine"]
-    )
+    return Identity(row["key"], row.get("backend", "torch"), row.get("cache", "cold"), row["method"], row["machine"])
 
 
 def kernels_in(row: Mapping[str, Any]) -> str | None:
@@ -159,9 +157,7 @@ def _parse_line(line: bytes, number: int, path: Path, rows_before: list[Row]) ->
     if missing:
         raise DataError(f"{path}, line {number}: not a measurement: {', '.join(missing)} missing{foreign}")
     if row["status"] not in STATUSES:
-        raise DataError(
-            f"{path}, line {number}: unknown status {row['status']!r}: known are {', '.join(STATUSES)}"
-        )
+        raise DataError(f"{path}, line {number}: unknown status {row['status']!r}: known are {', '.join(STATUSES)}")
     return row
 
 
@@ -203,16 +199,11 @@ def read_machine(folder: Path | str) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a machine description: {error}") from None
-    if (
-        not isinstance(machine, dict)
-        or not isinstance(machine.get("schema"), int)
-        or "machine" not in machine
-    ):
+    if not isinstance(machine, dict) or not isinstance(machine.get("schema"), int) or "machine" not in machine:
         raise DataError(f"{path} is not a machine description: `schema` and `machine` are expected")
     if machine["schema"] > SCHEMA:
         raise DataError(
-            f"{path}: schema {machine['schema']} is newer than this flopcast reads ({SCHEMA}):"
-            " upgrade flopcast"
+            f"{path}: schema {machine['schema']} is newer than this flopcast reads ({SCHEMA}): upgrade flopcast"
         )
     return machine
 
@@ -300,9 +291,7 @@ class Recorder:
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise UsageError(
-                f"{self.path} cannot be written: {error.strerror}: give another --out"
-            ) from error
+            raise UsageError(f"{self.path} cannot be written: {error.strerror}: give another --out") from error
         size = os.fstat(self._descriptor).st_size
         if found.torn_at is not None:
             os.ftruncate(self._descriptor, found.torn_at)

@@ -16,16 +16,16 @@ from flopcast.microbench.recipe.plans import StepPlan
 def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingStep:
     """The plan's step on `device`. Raises what `training_step.build` and `build_module` raise, and the factory."""
     run: dict[str, Any] = {
-        "precision": plan.precision, "optimizer": plan.optimizer, "accumulate": plan.accumulate,
+        "precision": plan.precision,
+        "optimizer": plan.optimizer,
+        "accumulate": plan.accumulate,
         "checkpoint": plan.checkpoint,
-    }  # fmt: skip
+    }
     if plan.module:
         torch.manual_seed(0)
         with torch.device(device):
             module, batch, *loss_fn = _factory(plan.module)(batch=plan.batch)
-        return training_step.build_module(
-            module, batch, device, loss_fn=loss_fn[0] if loss_fn else None, **run
-        )
+        return training_step.build_module(module, batch, device, loss_fn=loss_fn[0] if loss_fn else None, **run)
     attention = attention_implementation(plan.attention)
     return training_step.build(
         plan.config, device, batch=plan.batch, seq=plan.seq, attention=attention, fused=plan.fused, **run

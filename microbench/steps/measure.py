@@ -80,9 +80,7 @@ def time_step(
         synchronize()
         last = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() if is_cuda else None
-    steps_per_round = max(
-        min(2, steps_per_round), min(steps_per_round, int(LONG_ROUND_SECONDS / max(last, 1e-9)))
-    )
+    steps_per_round = max(min(2, steps_per_round), min(steps_per_round, int(LONG_ROUND_SECONDS / max(last, 1e-9))))
     walls: list[float] = []
     hosts: list[float] = []
     phases: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
@@ -160,9 +158,7 @@ def profile_kernels(step: TrainingStep, *, with_ops: bool = False) -> tuple[Kern
         torch.cuda.synchronize()
     results: Any = profiler.profiler.kineto_results
     events = results.events()
-    on_host = [
-        e for e in events if str(e.device_type()).endswith("CPU") and not e.name().startswith(_NOT_KERNELS)
-    ]
+    on_host = [e for e in events if str(e.device_type()).endswith("CPU") and not e.name().startswith(_NOT_KERNELS)]
     ops = {e.correlation_id(): e.name() for e in on_host}
     on_device = [e for e in events if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0]
     on_device = [e for e in on_device if not e.name().startswith(_NOT_KERNELS)]

@@ -21,13 +21,7 @@ from flopcast.microbench.recipe.patches import patched
 from flopcast.microbench.recipe.plans import PHASES, HostPlan, StepPlan
 from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
 from flopcast.microbench.steps.build import build_plan
-from flopcast.microbench.steps.measure import (
-    Kernel,
-    StepKernels,
-    StepTiming,
-    profile_step,
-    time_step,
-)
+from flopcast.microbench.steps.measure import Kernel, StepKernels, StepTiming, profile_step, time_step
 from flopcast.microbench.sweep.cases import first_line, is_out_of_memory
 from flopcast.microbench.sweep.sweep import Summary
 from flopcast.microbench.timing.device import Reading, telemetry
@@ -77,9 +71,7 @@ def run_steps(
     def pending(key: str) -> bool:
         return not recorder.is_done(key, retry=retry)
 
-    def work_through(
-        todo: list[StepPlan], label: str, key_of: Callable[[StepPlan], str], measure: PlanMeasure
-    ) -> int:
+    def work_through(todo: list[StepPlan], label: str, key_of: Callable[[StepPlan], str], measure: PlanMeasure) -> int:
         done = 0
         with progress(len(todo), label) as advance:
             for plan in todo:
@@ -108,9 +100,7 @@ def run_steps(
         row = measure_plan(
             plan,
             device,
-            lambda step: timing_fields(
-                time_step(step, rounds=rounds, steps_per_round=steps_per_round, read=read)
-            ),
+            lambda step: timing_fields(time_step(step, rounds=rounds, steps_per_round=steps_per_round, read=read)),
         )
         if calibration is not None:
             row["host_samples_before"] = calibration.n_samples
@@ -156,9 +146,7 @@ class HostCalibration:
     def __init__(self, plan: HostPlan, device: torch.device) -> None:
         self.plan, self.device = plan, device
         self.steps = {
-            depth: training_step.build(
-                config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer
-            )
+            depth: training_step.build(config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)
             for depth, config in plan.configs.items()
         }
         self.samples: dict[int, list[dict[str, float]]] = {depth: [] for depth in self.steps}

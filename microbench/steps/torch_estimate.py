@@ -45,9 +45,7 @@ def estimate_plans(
     end = None if budget_seconds is None else time.monotonic() + max(budget_seconds, 0.0)
     processes = max(1, min(PROCESSES, len(plans), len(os.sched_getaffinity(0)) - 1))
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting: dict[str, Future[Row]] = {
-            plan.key: pool.submit(estimate_row, plan, device.type) for plan in plans
-        }
+        waiting: dict[str, Future[Row]] = {plan.key: pool.submit(estimate_row, plan, device.type) for plan in plans}
 
         def row(plan: StepPlan) -> Row:
             left = None if end is None else max(0.0, end - time.monotonic())
@@ -83,8 +81,7 @@ def estimate(plan: StepPlan, device_type: str = "cuda") -> float:
     if plan.module or depth is None or depth <= SHALLOW[1]:
         return _estimate(plan, device_type)
     low, high = (
-        _estimate(replace(plan, config={**plan.config, "num_hidden_layers": layers}), device_type)
-        for layers in SHALLOW
+        _estimate(replace(plan, config={**plan.config, "num_hidden_layers": layers}), device_type) for layers in SHALLOW
     )
     return low + (int(depth) - SHALLOW[0]) * (high - low)
 
@@ -177,12 +174,8 @@ def _mixed_results() -> Iterator[None]:
             out_dtypes = {first.dtype}
         try:
             try:
-                return float(
-                    original(packet, args, kwargs, out, set(out_dtypes), *rest)
-                )  # it empties the set
-            except (
-                AssertionError
-            ) as refused:  # of torch before 2.13, where keys have fewer heads than queries
+                return float(original(packet, args, kwargs, out, set(out_dtypes), *rest))  # it empties the set
+            except AssertionError as refused:  # of torch before 2.13, where keys have fewer heads than queries
                 if "sdpa" not in str(refused):
                     raise
                 return float(original(packet, with_equal_heads(args), kwargs, out, out_dtypes, *rest))

@@ -46,9 +46,7 @@ def _matrix_call(device: torch.device, dtype: str) -> tuple[Callable[[], Any], i
     side = MATRIX_SIDE if device.type == "cuda" else round((CPU_MATRIX_FLOPS / 2) ** (1 / 3) / 64) * 64
     if dtype == "fp8":
         return _fp8_call(device, side), 2 * side**3
-    torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}.get(
-        dtype, torch.float32
-    )
+    torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}.get(dtype, torch.float32)
     a = torch.randn(side, side, device=device, dtype=torch_dtype)
     b = torch.randn(side, side, device=device, dtype=torch_dtype)
     out = torch.empty(side, side, device=device, dtype=torch_dtype)

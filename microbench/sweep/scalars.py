@@ -87,9 +87,7 @@ def run_scalars(
             if budget_seconds is not None and clock() - start >= budget_seconds:
                 break
             row = _scalar_fields(measure, timer)
-            recorder.append(
-                {"key": key, "backend": "torch", "cache": "cold", "shape": None, "suite": suite, **row}
-            )
+            recorder.append({"key": key, "backend": "torch", "cache": "cold", "shape": None, "suite": suite, **row})
             statuses[row["status"]] += 1
             advance(key)
     done = sum(statuses.values())

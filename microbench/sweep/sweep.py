@@ -41,9 +41,7 @@ __all__ = ["Case", "Summary", "kernel_module", "run_sweep"]
 
 # A batch holds one operand set of each of its cases between profiling and timing: this part of the memory.
 BATCH_MEMORY_SHARE = 1 / 16
-UNSETTLED = (
-    "the clock or the time of a reference still moved by more than the tolerance when warm-up was cut off"
-)
+UNSETTLED = "the clock or the time of a reference still moved by more than the tolerance when warm-up was cut off"
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,7 @@ class Summary:
         text = f"{self.measured} measured in {self.seconds:.0f} s"
         text += f" ({', '.join(parts)})" if parts else ""
         text += f", {self.skipped} done before" if self.skipped else ""
-        text += (
-            f", {self.remaining} left over (time budget spent: run again to continue)"
-            if self.remaining
-            else ""
-        )
+        text += f", {self.remaining} left over (time budget spent: run again to continue)" if self.remaining else ""
         return text
 
 
@@ -136,21 +130,14 @@ def run_sweep(
 
 
 def _is_done(case: Case, recorder: Recorder, retry: Collection[str]) -> bool:
-    is_told = case.backend == BACKEND or not OPERANDS.keys().isdisjoint(
-        case.shape.key.split("/")[1].split(".")
-    )
+    is_told = case.backend == BACKEND or not OPERANDS.keys().isdisjoint(case.shape.key.split("/")[1].split("."))
     kernels = kernels_of(shape_to_json(case.shape), case.backend) if is_told else None
     return recorder.is_done(case.shape.key, case.backend, case.cache, retry=retry, kernels=kernels)
 
 
 class _Sweep:
     def __init__(
-        self,
-        recorder: Recorder,
-        timer: Timer,
-        suite: str,
-        seed: int,
-        module_for: Callable[[Shape], KernelModule],
+        self, recorder: Recorder, timer: Timer, suite: str, seed: int, module_for: Callable[[Shape], KernelModule]
     ) -> None:
         self.recorder = recorder
         self.timer = timer
@@ -169,9 +156,7 @@ class _Sweep:
         """On CUDA everything runs on the timer's stream."""
         return torch.cuda.stream(getattr(self.timer, "stream", None)) if self.on_cuda else nullcontext()
 
-    def run_batch(
-        self, pending: list[Case], spent: Callable[[], bool], advance: Callable[[str], None]
-    ) -> None:
+    def run_batch(self, pending: list[Case], spent: Callable[[], bool], advance: Callable[[str], None]) -> None:
         """Take a batch of cases off the end of `pending`: set up, profile together, time one by one.
 
         Profiling comes before timing so that each row is whole when it is timed, and is written at once.
@@ -185,9 +170,7 @@ class _Sweep:
             try:
                 one = self._set_up(case)
             except _Failed as failed:
-                if (
-                    failed.row["status"] == "oom" and ready
-                ):  # the batch may be what fills the memory: try it alone
+                if failed.row["status"] == "oom" and ready:  # the batch may be what fills the memory: try it alone
                     pending.append(case)
                     self._release()
                     break
@@ -211,9 +194,7 @@ class _Sweep:
         """Operands, call and correctness. Raises _Failed."""
         with self._guard(case):
             module = self.module_for(case.shape)
-            operands = module.operands(
-                case.shape, self.timer.device, zlib.crc32(case.shape.key.encode()) + self.seed
-            )
+            operands = module.operands(case.shape, self.timer.device, zlib.crc32(case.shape.key.encode()) + self.seed)
             call = module.prepare(case.shape, case.backend, operands)
             error, tolerance, note = self._check(case, module, operands, call)
             row = {"relative_error": finite_or_none(error), "tolerance": tolerance, "note": note}

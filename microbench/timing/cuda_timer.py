@@ -159,17 +159,13 @@ class CudaTimer:
         self, prepare: Prepare, operands: Operands, call: Call, cache: str, footprint: int, estimate: float
     ) -> Timing:
         if self._synchronises(call):
-            return self._by_events(
-                call, cache, estimate, ("timed by events: it waits for the device itself",)
-            )
+            return self._by_events(call, cache, estimate, ("timed by events: it waits for the device itself",))
         calls = [call]
         if cache == "cold":
             sets = rotation_sets(footprint, self.cache_bytes, free_bytes(self.device), self.policy)
             rotated = rotate(prepare, operands, sets, self.policy)
             if rotated is None:
-                return self._by_events(
-                    call, cache, estimate, ("timed by events: too dear to rotate its operands",)
-                )
+                return self._by_events(call, cache, estimate, ("timed by events: too dear to rotate its operands",))
             calls += rotated
         count = graph_calls(len(calls), estimate, self.policy)
         captured = self.capture(calls, count, keep=len(calls) if cache == "cold" else 0)
@@ -188,12 +184,7 @@ class CudaTimer:
         samples, reading = self._sample(sample, count * estimate, LEAD_SECONDS)
         notes = cold_warnings(cache, len(calls), footprint, self.cache_bytes)
         return Timing(
-            tuple(s / count for s in samples),
-            "graph",
-            reading,
-            len(calls),
-            calls_per_sample=count,
-            warnings=notes,
+            tuple(s / count for s in samples), "graph", reading, len(calls), calls_per_sample=count, warnings=notes
         )
 
     def _synchronises(self, call: Call) -> bool:
@@ -224,9 +215,7 @@ class CudaTimer:
             try:
                 for i in range(count):
                     kept.append(calls[i % len(calls)]())
-            except (
-                Exception
-            ) as error:  # whatever it is, the capture has to be ended before anything else runs
+            except Exception as error:  # whatever it is, the capture has to be ended before anything else runs
                 failure = error
             kept.clear()
             try:

@@ -18,15 +18,7 @@ MARKER = "spin_kernel"  # at::cuda::<anonymous>::spin_kernel(long)
 NAME_LENGTH = 200  # CUTLASS names run to thousands of characters; cuBLAS's tile stands within the first 100
 
 # Not work: what CUPTI also reports on the device's side.
-_NOT_KERNELS = (
-    "Context Sync",
-    "Stream Sync",
-    "Stream Wait",
-    "Event Sync",
-    "ProfilerStep",
-    "Optimizer.",
-    "## ",
-)
+_NOT_KERNELS = ("Context Sync", "Stream Sync", "Stream Wait", "Event Sync", "ProfilerStep", "Optimizer.", "## ")
 
 
 @dataclass(frozen=True)
@@ -46,9 +38,7 @@ class KernelTimes:
     seconds: float  # median over calls of the summed durations
 
 
-def split_at_markers(
-    events: Iterable[DeviceEvent], calls: int, marker: str = MARKER
-) -> list[list[DeviceEvent]] | None:
+def split_at_markers(events: Iterable[DeviceEvent], calls: int, marker: str = MARKER) -> list[list[DeviceEvent]] | None:
     """The events of each call, given that each lies between a pair of markers.
 
     None when there are not two markers for each call: CUPTI dropped records, and nothing can be told.

@@ -78,17 +78,11 @@ def pick_device(name: str | None = None) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        build = (
-            "this torch is built without CUDA" if torch.version.cuda is None else "no CUDA device is visible"
-        )
-        raise UsageError(
-            f"--device {name}: {build}; `--device cpu` measures this machine's processor instead"
-        )
+        build = "this torch is built without CUDA" if torch.version.cuda is None else "no CUDA device is visible"
+        raise UsageError(f"--device {name}: {build}; `--device cpu` measures this machine's processor instead")
     number = int(index) if index else torch.cuda.current_device()
     if number >= torch.cuda.device_count():
-        raise UsageError(
-            f"--device {name}: there are {torch.cuda.device_count()} CUDA devices, numbered from 0"
-        )
+        raise UsageError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices, numbered from 0")
     return torch.device("cuda", number)
 
 
@@ -131,8 +125,7 @@ def _describe_cuda(device: torch.device) -> dict[str, Any]:
         "name": facts.name,
         "uuid": uuid if not uuid or uuid.startswith("GPU-") else f"GPU-{uuid}",
         "sm_count": facts.multi_processor_count,
-        "clock_mhz": nvml.query("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM")
-        or (clock_khz and clock_khz / 1e3),
+        "clock_mhz": nvml.query("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_SM") or (clock_khz and clock_khz / 1e3),
         "memory_clock_mhz": nvml.query("nvmlDeviceGetMaxClockInfo", "NVML_CLOCK_MEM")
         or (memory_khz and memory_khz / 1e3),
         "memory_bytes": facts.total_memory,
@@ -213,11 +206,7 @@ def _cublas_version() -> str | None:
     if wheel is not None:
         return wheel
     name = ctypes.util.find_library("cublas")
-    for folder in (
-        "/usr/local/cuda/lib64",
-        "/usr/local/cuda/targets/x86_64-linux/lib",
-        "/usr/lib/x86_64-linux-gnu",
-    ):
+    for folder in ("/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu"):
         for path in sorted(Path(folder).glob(f"libcublas.so.{major}*"), reverse=True):
             version = path.resolve().name.removeprefix("libcublas.so.")
             if "." in version:
@@ -253,9 +242,7 @@ def _cpu_max_mhz() -> float | None:
 
 
 def _cpu_current_mhz() -> float | None:
-    mhz = [
-        float(value) for value in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", _read("/proc/cpuinfo"), re.MULTILINE)
-    ]
+    mhz = [float(value) for value in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", _read("/proc/cpuinfo"), re.MULTILINE)]
     return round(max(mhz), 1) if mhz else None
 
 
@@ -265,9 +252,7 @@ def last_level_cache_bytes() -> int:
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         found = re.fullmatch(r"(\d+)([KMG]?)", _read(str(path)).strip())
         if found:
-            sizes.append(
-                int(found.group(1)) * {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[found.group(2)]
-            )
+            sizes.append(int(found.group(1)) * {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[found.group(2)])
     return max(sizes, default=32 << 20)
 
 
@@ -328,9 +313,7 @@ class _Nvml:
             self._nvml = pynvml
             uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "") or "")
             if uuid:  # by uuid: CUDA's numbers are not NVML's under CUDA_VISIBLE_DEVICES
-                self._handle = pynvml.nvmlDeviceGetHandleByUUID(
-                    uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-                )
+                self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
             else:
                 self._handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
         except Exception:  # ImportError, NVMLError of any kind, an OSError from a stub library: work without
@@ -340,9 +323,7 @@ class _Nvml:
         if self._handle is None:
             return None
         try:
-            return getattr(self._nvml, function)(
-                self._handle, *(getattr(self._nvml, name) for name in constants)
-            )
+            return getattr(self._nvml, function)(self._handle, *(getattr(self._nvml, name) for name in constants))
         except Exception:  # not supported on this part, no permission, renamed in another release
             return None
 

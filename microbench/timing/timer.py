@@ -42,9 +42,7 @@ class TimingPolicy:
     timeout_seconds: float = 0.25
     timeout_samples: int = 3  # even a time-out waits for these
     warm_up_seconds: float = 1.0  # at least; three times that at most
-    settle_tolerance: float = (
-        0.02  # of the clock and of a reference's time, over the last SETTLE_WINDOW readings
-    )
+    settle_tolerance: float = 0.02  # of the clock and of a reference's time, over the last SETTLE_WINDOW readings
     warm_up_calls: int = 3
     graph_seconds: float = 1e-3  # device time of one graph: the event pair's own few us stay under 0.5%
     max_graph_calls: int = 512
@@ -63,9 +61,7 @@ class TimingPolicy:
 QUICK = TimingPolicy(timeout_seconds=0.05, max_samples=30)
 # 6% of an H200's rows are noisier than the rule asks and end by the time-out: 0.25 s of it made 11 s of `standard`.
 STANDARD = TimingPolicy(timeout_seconds=0.1, warm_up_seconds=3.0, sustained_seconds=4.0)
-FULL = TimingPolicy(
-    timeout_seconds=1.0, warm_up_seconds=3.0, min_samples=20, sustained_seconds=10.0, scalar_repeats=9
-)
+FULL = TimingPolicy(timeout_seconds=1.0, warm_up_seconds=3.0, min_samples=20, sustained_seconds=10.0, scalar_repeats=9)
 # 2 cores reach 1e11 FLOP/s: a case is a thousand times longer there than on a GPU, so fewer samples
 CPU_QUICK = TimingPolicy(
     min_samples=5, max_samples=20, relative_noise=0.02, timeout_seconds=0.1, timeout_samples=2,
@@ -103,9 +99,7 @@ def is_settled(seconds: Sequence[float], clocks: Sequence[float | None], toleran
         return False
     known = [clock for clock in clocks[-SETTLE_WINDOW:] if clock]
     return all(
-        max(values) - min(values) <= tolerance * max(values)
-        for values in (seconds[-SETTLE_WINDOW:], known)
-        if values
+        max(values) - min(values) <= tolerance * max(values) for values in (seconds[-SETTLE_WINDOW:], known) if values
     )
 
 
@@ -173,9 +167,7 @@ class Timer(Protocol):
 
 def storage_bytes(values: Any) -> int:
     """Bytes of the distinct storages behind the tensors of a nested list, tuple or dictionary."""
-    return sum(
-        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(values)}.values()
-    )
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(values)}.values())
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -324,9 +316,7 @@ class CpuTimer:
 def cold_warnings(cache: str, sets: int, footprint: int, cache_bytes: int) -> tuple[str, ...]:
     """Says so where rotation could not outgrow the cache (many tiny sets): the row is then partly warm."""
     if cache == "cold" and sets * footprint < cache_bytes:
-        return (
-            f"partly warm: {sets} operand sets of {footprint} bytes stay within the {cache_bytes}-byte cache",
-        )
+        return (f"partly warm: {sets} operand sets of {footprint} bytes stay within the {cache_bytes}-byte cache",)
     return ()
 
 

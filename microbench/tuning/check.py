@@ -64,9 +64,7 @@ def exact_product(integers: tuple[Tensor, Tensor], layout: str) -> Tensor:
     a, b = integers
     wide = b.float()
     m = a.shape[0] if layout[0] == "n" else a.shape[1]
-    out = torch.empty(
-        (m, b.shape[1] if layout[1] == "n" else b.shape[0]), dtype=torch.bfloat16, device=a.device
-    )
+    out = torch.empty((m, b.shape[1] if layout[1] == "n" else b.shape[0]), dtype=torch.bfloat16, device=a.device)
     for start in range(0, m, 2048):
         rows_ = slice(start, start + 2048)
         part = a[rows_] if layout[0] == "n" else a[:, rows_]

@@ -86,9 +86,7 @@ def again(options: Sequence[MatmulConfig], tried: tuple[list[str], set[str]]) ->
 def best(records: Iterable[Row]) -> dict[Place, tuple[str, float]]:
     """(layout, m, n, k) -> (configuration, seconds): the fastest of each shape's last session."""
     return {
-        place: min(times.items(), key=lambda item: item[1])
-        for place, (times, _) in sessions(records).items()
-        if times
+        place: min(times.items(), key=lambda item: item[1]) for place, (times, _) in sessions(records).items() if times
     }
 
 
@@ -113,17 +111,13 @@ def write_table(document: Row, path: Path) -> None:
     lines += ",\n".join(f"  {json.dumps(key)}" for key in document["configs"]) + '\n ],\n "shapes": {\n'
     layouts = []
     for layout, entries in document["shapes"].items():
-        layouts.append(
-            f'  "{layout}": [\n' + ",\n".join(f"   {json.dumps(entry)}" for entry in entries) + "\n  ]"
-        )
+        layouts.append(f'  "{layout}": [\n' + ",\n".join(f"   {json.dumps(entry)}" for entry in entries) + "\n  ]")
     path.write_text(lines + ",\n".join(layouts) + "\n }\n}\n", encoding="utf-8")
 
 
 def ratios(records: Iterable[Row]) -> dict[Place, float]:
     """cuBLAS's time over the best configuration's, a shape."""
-    return {
-        place: library / min(times.values()) for place, (times, library) in sessions(records).items() if times
-    }
+    return {place: library / min(times.values()) for place, (times, library) in sessions(records).items() if times}
 
 
 def summary(records: Sequence[Row]) -> str:

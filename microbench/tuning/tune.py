@@ -32,25 +32,10 @@ from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.timing.cuda_timer import CudaTimer
 from flopcast.microbench.timing.interleave import calls_in_graph, contender, operand_sets, read
 from flopcast.microbench.timing.timer import QUICK
-from flopcast.microbench.tuning.check import (
-    BITWISE,
-    Say,
-    check_all,
-    exact_product,
-    kernel_of,
-    rounding,
-    small_integers,
-)
+from flopcast.microbench.tuning.check import BITWISE, Say, check_all, exact_product, kernel_of, rounding, small_integers
 from flopcast.microbench.tuning.record import RECORDS, Row, append, mend, rows
 from flopcast.microbench.tuning.shapes import grid
-from flopcast.microbench.tuning.table import (
-    again,
-    configurations,
-    ratios,
-    summary,
-    table,
-    write_table,
-)
+from flopcast.microbench.tuning.table import again, configurations, ratios, summary, table, write_table
 
 PROPOSALS = 24
 FINALISTS = 3
@@ -104,13 +89,9 @@ class Tuner:
             except Exception as error:
                 found.pop(config, None)
                 reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                append(
-                    self.path, base | {"config": config.key, "round": 1, "status": "error", "reason": reason}
-                )
+                append(self.path, base | {"config": config.key, "round": 1, "status": "error", "reason": reason})
         for config, each in found.items():
-            append(
-                self.path, base | {"config": config.key, "round": 1, "status": "ok", "seconds": each.seconds}
-            )
+            append(self.path, base | {"config": config.key, "round": 1, "status": "ok", "seconds": each.seconds})
 
         finalists = sorted(found, key=lambda config: found[config].seconds)[:FINALISTS]
         ref = matmul.reference(pair, shape)
@@ -121,9 +102,7 @@ class Tuner:
             ratio = rounding(bound((*pair, out), config)(), ref, library_error)
             if ratio > 1:
                 reason = f"error {ratio:.2f} times what is admitted"
-                append(
-                    self.path, base | {"config": config.key, "round": 2, "status": "wrong", "reason": reason}
-                )
+                append(self.path, base | {"config": config.key, "round": 2, "status": "wrong", "reason": reason})
         del ref
         read(self.timer, [library, *(found[config] for config in finalists)], 5)
         for config in finalists:
@@ -181,15 +160,11 @@ def tune_matmul(
     say(f"{len(todo)} shapes to do; {len(kernels)} kernels to compile and check, in {workers} processes")
     begun = len(rows(path))
     check_all(list(kernels), path, workers, started + 0.6 * budget, say)
-    status = {
-        (row["kernel"], row["layout"]): row["status"] for row in rows(path)[begun:] if row["kind"] == "check"
-    }
+    status = {(row["kernel"], row["layout"]): row["status"] for row in rows(path)[begun:] if row["kind"] == "check"}
     say(f"compiled and checked after {time.monotonic() - started:.0f} s")
 
     random.Random(0).shuffle(todo)
-    todo.sort(
-        key=lambda shape: ratio.get((shape.layout, shape.m, shape.n, shape.k), 0.0) >= 1
-    )  # the slower first
+    todo.sort(key=lambda shape: ratio.get((shape.layout, shape.m, shape.n, shape.k), 0.0) >= 1)  # the slower first
     timer = CudaTimer(device, replace(QUICK, warm_up_seconds=0.5))
     tuner = Tuner(timer, path, say)
     tuned = 0
@@ -199,9 +174,7 @@ def tune_matmul(
             if time.monotonic() - started > budget:
                 say(f"{budget:.0f} s are over: {len(todo) - number + 1} shapes are left for another run")
                 break
-            configs = [
-                config for config in wanted[shape] if status.get((kernel_of(config), shape.layout)) == "ok"
-            ]
+            configs = [config for config in wanted[shape] if status.get((kernel_of(config), shape.layout)) == "ok"]
             try:
                 tuner.tune(shape, configs)
                 tuned += 1

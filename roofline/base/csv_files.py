@@ -46,9 +46,7 @@ def read_text(path: Path, give: str = "give a CSV file with a header") -> str:
     except FileNotFoundError:
         raise DataError(f"{path} cannot be read: it does not exist; {give}") from None
     except (OSError, EOFError, zlib.error) as fault:
-        raise DataError(
-            f"{path} cannot be read: {getattr(fault, 'strerror', None) or fault}; {give}"
-        ) from None
+        raise DataError(f"{path} cannot be read: {getattr(fault, 'strerror', None) or fault}; {give}") from None
     if data.startswith(_UTF16) or b"\0" in data[:4]:
         raise DataError(f"{path} is in UTF-16 or UTF-32: save it as UTF-8")
     try:
@@ -79,9 +77,7 @@ def parse_csv(path: Path, text: str, *, comments: bool = False) -> Sheet:
     (first, columns), *rows = lines
     twice = sorted(name for name, count in Counter(columns).items() if count > 1)[:SHOWN]
     if twice:
-        raise DataError(
-            f"{path} line {first}: columns {', '.join(map(repr, twice))} are named twice; name each once"
-        )
+        raise DataError(f"{path} line {first}: columns {', '.join(map(repr, twice))} are named twice; name each once")
     if len(columns) == 1 and ";" in columns[0]:
         raise DataError(f"{path} line {first}: cells are separated by semicolons; separate them by commas")
     if not rows:
@@ -183,9 +179,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, A
             writer.writerow(columns)
             writer.writerows([format_cell(row.get(name)) for name in columns] for row in rows)
     except OSError as fault:
-        raise UsageError(
-            f"{path} cannot be written: {fault.strerror}; choose another file with --out"
-        ) from fault
+        raise UsageError(f"{path} cannot be written: {fault.strerror}; choose another file with --out") from fault
 
 
 def format_cell(value: Any) -> str:
@@ -215,6 +209,4 @@ def parse_cell(name: str, text: str, kind: type) -> Any:
 
 def check_length(row: Row) -> None:
     if EXTRA in row:
-        raise UsageError(
-            f"the row has cells beyond the last column: {row[EXTRA]}; quote a cell with commas in it"
-        )
+        raise UsageError(f"the row has cells beyond the last column: {row[EXTRA]}; quote a cell with commas in it")

@@ -75,11 +75,7 @@ def _compare(a: CostCurve, b: CostCurve) -> list[Crossover]:
     if not gaps:
         return [Crossover(gpu_a=a.gpu, gpu_b=b.gpu, status=NO_COMMON_SIZE)]
     base = Crossover(
-        gpu_a=a.gpu,
-        gpu_b=b.gpu,
-        status=NOT_SEPARABLE,
-        compared_from=exp(gaps[0].size),
-        compared_to=exp(gaps[-1].size),
+        gpu_a=a.gpu, gpu_b=b.gpu, status=NOT_SEPARABLE, compared_from=exp(gaps[0].size), compared_to=exp(gaps[-1].size)
     )
     crossings = [gap.size for gap in gaps if gap.value == 0.0]
     if not any(gap.sign for gap in gaps):

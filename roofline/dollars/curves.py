@@ -21,9 +21,7 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline.base.numbers import Z
-from flopcast.roofline.dollars.crossovers import (
-    best_rows,
-)
+from flopcast.roofline.dollars.crossovers import best_rows
 from flopcast.roofline.dollars.points import HOST, CostCurve, Moves, StepPoint, cost_curve
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
@@ -71,9 +69,7 @@ def cost_curves(
             traced = traced_of(run, profile)
             if traced not in at_hand:
                 at_hand[traced] = streams(model, traced)
-            point = step_point(
-                at_hand[traced], model, run, profile, own, shares_host=is_shared, what_if=what_if
-            )
+            point = step_point(at_hand[traced], model, run, profile, own, shares_host=is_shared, what_if=what_if)
             found.append(point)
             done += 1
             progress(done, total)
@@ -83,9 +79,7 @@ def cost_curves(
     ]
 
 
-def feeding_hosts(
-    profiles: Sequence[Profile], host: HostCosts | None, hosts: str
-) -> list[tuple[HostCosts, bool]]:
+def feeding_hosts(profiles: Sequence[Profile], host: HostCosts | None, hosts: str) -> list[tuple[HostCosts, bool]]:
     """For each profile the host that feeds it, and whether that one feeds the others too."""
     if hosts not in HOSTS:
         raise UsageError(f"hosts {hosts!r}: valid are {', '.join(HOSTS)}")
@@ -96,9 +90,7 @@ def feeding_hosts(
         return [(one, False) for one in own]
     if len({one.name for one in own}) > 1:
         names = ", ".join(sorted({one.name for one in own}))
-        raise UsageError(
-            f"hosts 'same': these GPUs were measured in several hosts ({names}); name one with --host"
-        )
+        raise UsageError(f"hosts 'same': these GPUs were measured in several hosts ({names}); name one with --host")
     measured = min(own, key=lambda one: one.sigma)  # a projection widens it, for a machine that is not known
     return [(measured, True)] * len(profiles)
 

@@ -67,9 +67,7 @@ class Plan:
         if self.point is None:
             return None
         per_million = self.point.usd_per_million_tokens
-        return Ranged(
-            usd / per_million.value * 1e6, usd / per_million.high * 1e6, usd / per_million.low * 1e6
-        )
+        return Ranged(usd / per_million.value * 1e6, usd / per_million.high * 1e6, usd / per_million.low * 1e6)
 
     def to_json(self) -> dict[str, Any]:
         """Seconds and dollars with the ends of their 90% interval; None where it cannot be done."""
@@ -211,9 +209,7 @@ def _largest(curve: CostCurve, usd: float, tokens_per_parameter: float) -> Large
     sizes = [float(point.step.n_params) for point in curve.fitting]
     rates = [point.usd_per_million_tokens for point in curve.fitting]
     costs = {
-        end: [
-            n * tokens_per_parameter / 1e6 * getattr(rate, end) for n, rate in zip(sizes, rates, strict=True)
-        ]
+        end: [n * tokens_per_parameter / 1e6 * getattr(rate, end) for n, rate in zip(sizes, rates, strict=True)]
         for end in ("value", "low", "high")
     }
     if not sizes or costs["value"][0] > usd:

@@ -81,10 +81,7 @@ class Ranged:
         value = self.value / other.value
         common = self.shared.keys() & other.shared.keys()
         moves = {
-            cause: (
-                self.shared[cause][0] - other.shared[cause][0],
-                self.shared[cause][1] - other.shared[cause][1],
-            )
+            cause: (self.shared[cause][0] - other.shared[cause][0], self.shared[cause][1] - other.shared[cause][1])
             for cause in common
         }
         down = hypot(self._own(common)[0], other._own(common)[1], *(_down(m) for m in moves.values()))

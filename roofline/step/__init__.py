@@ -1,4 +1,4 @@
-"""What a step costs. `device_work` times each operation by the profile, `simulation` lets the host enqueue and the device
-drain; `memory`, `power_limit` and `uncertainty` add the peak, the clock and the interval; `forecast` puts them together.
-`explain` and `alternatives` say why and what would help; `sweep` and `kernel_times` answer tables.
+"""What a step costs. `device_work` times each operation by the profile, `simulation` lets the host enqueue and the
+device drain; `memory`, `power_limit` and `uncertainty` add the peak, the clock and the interval; `forecast` puts
+them together. `explain` and `alternatives` say why and what would help; `sweep` and `kernel_times` answer tables.
 """

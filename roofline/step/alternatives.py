@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 BATCH_FACTOR = 4
-BOUND_OF = (
-    "a bound of CUDA graphs and of what compile saves on the host; no forecast of compile, which also fuses"
-)
+BOUND_OF = "a bound of CUDA graphs and of what compile saves on the host; no forecast of compile, which also fuses"
 MULTIPLES = (64, 128, 256)
 _SIZES = {"hidden_size": "--width", "intermediate_size": "--ffn", "vocab_size": "--vocab"}
 _FUSED_KWARGS = (
@@ -123,19 +121,7 @@ def _forecast(candidate: _Candidate, found: Forecast, profile: Profile, host: Ho
 
 def _left_out(candidate: _Candidate, reason: str) -> Advice:
     return Advice(
-        candidate.name,
-        candidate.option,
-        "left out",
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        reason,
+        candidate.name, candidate.option, "left out", None, None, None, None, None, None, None, None, None, reason
     )
 
 
@@ -154,9 +140,7 @@ def _candidates(
             "fused optimizer", "--optimizer adamw-fused", replace(run, optimizer="adamw-fused"), lambda: fused
         )
     for backend in measured_backends(profile, stream, run):
-        yield _Candidate(
-            f"attention by {backend}", f"--attention {backend}", replace(run, attention=backend), own
-        )
+        yield _Candidate(f"attention by {backend}", f"--attention {backend}", replace(run, attention=backend), own)
     if run.matmul != "triton" and any(name.startswith("triton/gemm/") for name in profile.surfaces):
         yield _Candidate("matmul by Triton", "--matmul triton", replace(run, matmul="triton"), own)
     if config is None:
@@ -172,18 +156,8 @@ def _traced_candidates(run: Run, config: Config) -> Iterator[tuple[str, str, Con
     batch = run.batch * BATCH_FACTOR
     yield f"batch {batch}", f"--batch {batch}", config, replace(run, batch=batch)
     accumulate = run.accumulate * BATCH_FACTOR
-    yield (
-        f"accumulate {accumulate}",
-        f"--accumulate {accumulate}",
-        config,
-        replace(run, accumulate=accumulate),
-    )
-    faster = {
-        "fp32": ("tf32", "autocast-bf16"),
-        "tf32": ("autocast-bf16",),
-        "autocast-bf16": ("bf16",),
-        "bf16": (),
-    }
+    yield (f"accumulate {accumulate}", f"--accumulate {accumulate}", config, replace(run, accumulate=accumulate))
+    faster = {"fp32": ("tf32", "autocast-bf16"), "tf32": ("autocast-bf16",), "autocast-bf16": ("bf16",), "bf16": ()}
     for precision in faster.get(run.precision, ()):
         yield f"precision {precision}", f"--precision {precision}", config, replace(run, precision=precision)
     for field, option in _SIZES.items():
@@ -235,11 +209,7 @@ def with_fused_adamw(stream: Stream) -> Stream | None:
     def named(name: str) -> list[Op]:
         return [op for op in ops if packet(op.name) == f"aten.{name}"]
 
-    averages, squares, updates = (
-        named("_foreach_lerp_"),
-        named("_foreach_addcmul_"),
-        named("_foreach_addcdiv_"),
-    )
+    averages, squares, updates = (named("_foreach_lerp_"), named("_foreach_addcmul_"), named("_foreach_addcdiv_"))
     if not averages or not len(averages) == len(squares) == len(updates):
         return None
     tensors, storages = list(stream.tensors), list(stream.storages)

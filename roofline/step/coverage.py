@@ -40,11 +40,7 @@ class Coverage:
     fits: bool
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "source": self.label,
-            "device_seconds": self.device_seconds,
-            "basis_shares": dict(self.shares),
-        }
+        return {"source": self.label, "device_seconds": self.device_seconds, "basis_shares": dict(self.shares)}
 
 
 def coverage(profile: Profile, source: Source) -> Coverage:
@@ -75,9 +71,7 @@ def coverage(profile: Profile, source: Source) -> Coverage:
 
 def held_shapes(rows: Iterable[Mapping[str, Any]]) -> int:
     """Distinct operations that were measured and are not held out."""
-    return len(
-        {r["key"] for r in rows if r["status"] == "ok" and r.get("shape") and r.get("role") != "holdout"}
-    )
+    return len({r["key"] for r in rows if r["status"] == "ok" and r.get("shape") and r.get("role") != "holdout"})
 
 
 def with_sources(profile: Profile, folder: Path, rows: Iterable[Mapping[str, Any]]) -> Profile:

@@ -104,10 +104,7 @@ def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Bac
         items.append(item)
         if not is_first:
             known[key] = item
-    return [
-        item if times == 1 else _several(item, times)
-        for item, times in zip(items, times_run(stream), strict=True)
-    ]
+    return [item if times == 1 else _several(item, times) for item, times in zip(items, times_run(stream), strict=True)]
 
 
 def _several(item: Item, times: int) -> Item:

@@ -263,8 +263,7 @@ def fused_seconds(stream: Stream, items: Sequence[Item], profile: Profile) -> fl
             seconds[group] += item.seconds
             matrix[group] += matrix_seconds(item, profile)
     return sum(
-        min(seconds[group], max(matrix[group], needed.get(group, 0) / copy if copy else 0.0))
-        for group in seconds
+        min(seconds[group], max(matrix[group], needed.get(group, 0) / copy if copy else 0.0)) for group in seconds
     )
 
 

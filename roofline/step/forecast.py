@@ -94,11 +94,7 @@ class Forecast:
 
     def to_json(self) -> dict[str, Any]:
         """The contract of `predict --json`."""
-        record = {
-            name: getattr(self, name)
-            for name in self.__dataclass_fields__
-            if name not in ("breakdown", "price")
-        }
+        record = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("breakdown", "price")}
         record["breakdown"] = [
             {"class": s.op_class, "seconds": s.seconds, "flops": s.flops, "bytes": s.bytes, "calls": s.calls}
             for s in self.breakdown
@@ -154,13 +150,7 @@ def forecast_stream(
 
 
 def forecast_items(
-    items: Sequence[Item],
-    stream: Stream,
-    run: Run,
-    profile: Profile,
-    *,
-    host: HostCosts,
-    price: Price | None = None,
+    items: Sequence[Item], stream: Stream, run: Run, profile: Profile, *, host: HostCosts, price: Price | None = None
 ) -> Forecast:
     """As `forecast_stream`, for its ops with their seconds at hand (`device_work`)."""
     device_seconds = sum(item.seconds for item in items)

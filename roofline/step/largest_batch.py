@@ -24,9 +24,7 @@ def largest_batch(config: Mapping[str, Any], run: Run, profile: Profile) -> int:
 
     Raises UsageError as `forecast` does."""
     run.check()
-    return _largest(
-        lambda batch: stream_of(config, traced_of(replace(run, batch=batch), profile)), run.seq, profile
-    )
+    return _largest(lambda batch: stream_of(config, traced_of(replace(run, batch=batch), profile)), run.seq, profile)
 
 
 def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping[str, int]) -> int:
@@ -37,9 +35,7 @@ def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping
 
     @cache
     def traced(batch: int) -> Stream:
-        stream = modules.module_stream(
-            module, None, run, profile.device["type"], sizes={**sizes, "batch": batch}
-        )
+        stream = modules.module_stream(module, None, run, profile.device["type"], sizes={**sizes, "batch": batch})
         if stream.meta["batch"] != batch:
             raise UsageError(
                 f"--largest-batch with --module {module}: asked for a batch of {batch} the factory makes one of "

@@ -11,9 +11,7 @@ from flopcast.kernels.shapes import Attention
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.ops.op_stream import Op, Stream
 
-ALLOCATION_BYTES = (
-    512  # the CUDA caching allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp)
-)
+ALLOCATION_BYTES = 512  # the CUDA caching allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp)
 
 # Context, kernels' code and the allocator's unused parts, which `max_memory_allocated` does not count but a
 # GPU must hold: about 0.6 GB of context plus a reserve of 4% for fragmentation.

@@ -27,9 +27,7 @@ from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 # Options that say how a step is run, and so which of its operations are measured.
-RUN_OPTIONS = (
-    "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention", "fused"
-)  # fmt: skip
+RUN_OPTIONS = ("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention", "fused")
 
 SOURCES = "sources"  # folder of the kept streams, below the measurements
 _PICKED = ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-cpu")  # what torch's SDPA may pick by itself
@@ -51,9 +49,7 @@ class Source:
         odd = [meta.get("precision"), meta.get("optimizer"), self.matmul, self.attention]
         usual = ("autocast-bf16", "adamw", "torch", "sdpa")
         batch = f"{meta.get('batch')}" + (f"x{meta['seq']}" if meta.get("seq", 1) > 1 else "")
-        return " ".join(
-            [self.name, batch, *(str(o) for o, u in zip(odd, usual, strict=True) if o not in (u, None))]
-        )
+        return " ".join([self.name, batch, *(str(o) for o, u in zip(odd, usual, strict=True) if o not in (u, None))])
 
     @property
     def file_name(self) -> str:
@@ -130,9 +126,7 @@ def asked(options: Mapping[str, Any]) -> Asked | None:
             )
         return None
     if "module" in given and (both := {"config", "depth"} & given.keys()):
-        raise UsageError(
-            f"--module and --{min(both)}: a factory makes the whole model, leave one of the two out"
-        )
+        raise UsageError(f"--module and --{min(both)}: a factory makes the whole model, leave one of the two out")
     found = Asked(given)
     found.run.check()
     return found
@@ -149,9 +143,7 @@ def step_cases(source: Source, device: Mapping[str, Any], stack: Mapping[str, An
     capacity = L2_SHARE * float(device.get("l2_bytes") or 0.0)
     shares = l2_shares(stream, [work is not None for work in works], capacity)
     sdpa = attention_alias(device, stack, {*_PICKED})["sdpa"]
-    cases: dict[
-        tuple[str, str, str], SuiteCase
-    ] = {}  # by key: strides of dimensions of one are no other kernel
+    cases: dict[tuple[str, str, str], SuiteCase] = {}  # by key: strides of dimensions of one are no other kernel
     for op, work, share in zip(stream.ops, works, shares, strict=True):
         if work is None or (op.kind == "sync" and device["type"] != "cpu"):
             continue
@@ -213,9 +205,7 @@ def promote(
     }
     turned, count = [], 0
     for row in rows:
-        is_wanted = (
-            row["key"], row.get("backend", "torch"), row.get("cache", "cold")
-        ) in wanted  # fmt: skip
+        is_wanted = (row["key"], row.get("backend", "torch"), row.get("cache", "cold")) in wanted
         if is_wanted and row.get("role") == "holdout":
             row, count = {**row, "role": "fit"}, count + 1
         turned.append(dict(row))

@@ -53,9 +53,7 @@ class Simulation:
         self.host_seconds = sum(item.host_seconds for item in items)
         self.device_seconds = sum(item.seconds for item in items)
         self._steps, self._queue_depth = steps, queue_depth
-        self._parts = [
-            (_entries(run, count), count) for count, run in groupby(items, lambda item: item.count)
-        ]
+        self._parts = [(_entries(run, count), count) for count, run in groupby(items, lambda item: item.count)]
         self._most = max((count for _, count in self._parts), default=1)
         self._prepared: dict[int, tuple[list[tuple[list[_Entry], int]], list[int]]] = {}
 
@@ -184,8 +182,5 @@ def simulate(
     if is_synchronous:
         return sum(item.host_seconds * host_factor + item.seconds * device_factor for item in items)
     return Simulation(items, queue_depth, steps).run(
-        gap_seconds=gap_seconds,
-        sync_seconds=sync_seconds,
-        host_factor=host_factor,
-        device_factor=device_factor,
+        gap_seconds=gap_seconds, sync_seconds=sync_seconds, host_factor=host_factor, device_factor=device_factor
     )

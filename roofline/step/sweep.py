@@ -15,12 +15,7 @@ from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast, forecast_stream, traced_of
 from flopcast.roofline.stream.library.prefetch import prefetched
-from flopcast.roofline.stream.model.models import (
-    MODEL_COLUMNS,
-    Config,
-    check_config,
-    model_from,
-)
+from flopcast.roofline.stream.model.models import MODEL_COLUMNS, Config, check_config, model_from
 from flopcast.roofline.stream.model.run import Run, Traced
 
 RUN_COLUMNS = {"batch": int, "seq": int, "accumulate": int, "checkpoint": str, "precision": str, "optimizer": str,

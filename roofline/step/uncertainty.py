@@ -101,9 +101,7 @@ def device_log_sigma(items: Sequence[Item], profile: Profile, known: Spreads | N
         groups[group_of(op_class)] += seconds
     own = sum((seconds * sigma) ** 2 for (_, sigma), seconds in zip(numbers, shapes, strict=True))
     own += sum(value**2 for value in guessed.values())
-    shared = sum(
-        (seconds * known.classes.get(group, known.default)) ** 2 for group, seconds in groups.items()
-    )
+    shared = sum((seconds * known.classes.get(group, known.default)) ** 2 for group, seconds in groups.items())
     projected = 0.0
     if profile.basis != "measured":
         from flopcast.roofline.gpu.projection.project import common_sigma
@@ -122,9 +120,7 @@ def card_sigma(classes: Mapping[str, float], profile: Profile) -> float:
         return 0.0
     logs = []
     for card in names:
-        seconds = sum(
-            value * factors.get(f"{op_class}/cold", {}).get(card, 1.0) for op_class, value in classes.items()
-        )
+        seconds = sum(value * factors.get(f"{op_class}/cold", {}).get(card, 1.0) for op_class, value in classes.items())
         logs.append(log(seconds / sum(classes.values())))
     mean = sum(logs) / len(logs)
     times: float = profile.card_spread.get("times", 1.0)
@@ -145,11 +141,7 @@ def simulated(items: Sequence[Item], profile: Profile) -> Callable[..., float]:
         host, device = sum(item.host_seconds for item in items), sum(item.seconds for item in items)
 
         def added(
-            *,
-            host_factor: float = 1.0,
-            device_factor: float = 1.0,
-            gap_factor: float = 1.0,
-            power_factor: float = 1.0,
+            *, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0, power_factor: float = 1.0
         ) -> float:
             del gap_factor, power_factor
             return host * host_factor + device * device_factor
@@ -161,17 +153,10 @@ def simulated(items: Sequence[Item], profile: Profile) -> Callable[..., float]:
     draw = power_limit.draw_of(items, profile)
 
     def run(
-        *,
-        host_factor: float = 1.0,
-        device_factor: float = 1.0,
-        gap_factor: float = 1.0,
-        power_factor: float = 1.0,
+        *, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0, power_factor: float = 1.0
     ) -> float:
         unlimited = prepared.run(
-            gap_seconds=gap * gap_factor,
-            sync_seconds=sync,
-            host_factor=host_factor,
-            device_factor=device_factor,
+            gap_seconds=gap * gap_factor, sync_seconds=sync, host_factor=host_factor, device_factor=device_factor
         )
         return unlimited + draw.times(power_factor).added_seconds(unlimited)
 

@@ -66,10 +66,7 @@ def compare_methods(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     "<set>_worst", "<set>_signed" (the median of forecast / measured - 1)}. Methods that say nothing of any step
     (torch's, where it was not run) are left out; the sets hold the same steps for each of the others.
     """
-    present = [
-        "step",
-        *(name for name in METHODS if any(row.get(f"{name}_error") is not None for row in rows)),
-    ]
+    present = ["step", *(name for name in METHODS if any(row.get(f"{name}_error") is not None for row in rows))]
     done = [row for row in rows if all(row.get(f"{name}_error") is not None for name in present)]
     sets = {
         "all": done,

@@ -107,14 +107,16 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         names = ("what", "a", "b")
         return {
-            "a": self.a, "b": self.b, "tolerance": self.tolerance,
+            "a": self.a,
+            "b": self.b,
+            "tolerance": self.tolerance,
             "regressed": [change.group for change in self.regressed],
             "differences": [dict(zip(names, found, strict=True)) for found in self.differences],
             "classes": [asdict(change) for change in self.changes],
             "rows": [asdict(row) for row in self.rows],
             "unmatched": {"a": self.unmatched[0], "b": self.unmatched[1]},
             "warnings": list(self.warnings),
-        }  # fmt: skip
+        }
 
 
 # --- compared
@@ -148,23 +150,12 @@ def compare(a: Side, b: Side, tolerance: float = TOLERANCE) -> Comparison:
         changes.append(change)
         rows += odd
     rows.sort(key=lambda row: -abs(math.log1p(row.change)) / row.noise)
-    return Comparison(
-        a.label,
-        b.label,
-        tolerance,
-        differences(a, b),
-        changes,
-        rows,
-        only,
-        warnings,
-    )
+    return Comparison(a.label, b.label, tolerance, differences(a, b), changes, rows, only, warnings)
 
 
 def _cards_apart(side: Side) -> dict[str, float]:
     """Deviation of the logarithm, card to card, of a class as a whole; of a profile of several cards."""
-    classes = (
-        ((side.profile.provenance.get("gpus") or {}).get("classes") or {}) if side.profile is not None else {}
-    )
+    classes = ((side.profile.provenance.get("gpus") or {}).get("classes") or {}) if side.profile is not None else {}
     found = {}
     for name, entry in classes.items():
         op_class, _, cache = name.partition("/")
@@ -194,9 +185,7 @@ def _estimated(a: Side, other: Profile) -> list[tuple[str, Reading, Reading]]:
             for features, size, flops in zip(surface.features, surface.bytes, surface.flops, strict=True)
         ]
         assert name == surface_name(backend, op_class, variant, cache)
-        for work, estimate in zip(
-            works, other.estimate([(work, backend, cache) for work in works]), strict=True
-        ):
+        for work, estimate in zip(works, other.estimate([(work, backend, cache) for work in works]), strict=True):
             key = f"{name}/{work.features}"
             one = a.readings[key]
             found[key] = key, one, Reading(one.group, estimate.seconds, 0.0, estimate.sigma, one.name)
@@ -236,9 +225,7 @@ def _change(
     )  # fmt: skip
     odd = [
         RowChange(group, a.name, a.seconds, b.seconds, math.expm1(ratio), math.expm1(noise_))
-        for (a, b), ratio, noise_, is_odd in zip(
-            members, ratios.tolist(), row_noise.tolist(), beyond, strict=True
-        )
+        for (a, b), ratio, noise_, is_odd in zip(members, ratios.tolist(), row_noise.tolist(), beyond, strict=True)
         if is_odd
     ]
     return change, odd

@@ -101,9 +101,7 @@ def _own_noise(samples: Sequence[float]) -> float:
 
 
 def group_of(op_class: str, backend: str, cache: str) -> str:
-    return ", ".join(
-        [op_class, *([backend] if backend != "torch" else []), *(["hot"] if cache == "hot" else [])]
-    )
+    return ", ".join([op_class, *([backend] if backend != "torch" else []), *(["hot"] if cache == "hot" else [])])
 
 
 def _scalar(name: str, value: float, own: float) -> Reading | None:
@@ -116,9 +114,7 @@ def _scalar(name: str, value: float, own: float) -> Reading | None:
     if head.startswith("matrix"):
         kind = head.removeprefix("matrix_")
         # of sustained ones temperature decides: two cards, and two runs, differ by up to 2.5%
-        return Reading(
-            f"ceiling, matrix {kind}", 1.0 / value, own, 0.009 if kind == "sustained" else 0.0035, name
-        )
+        return Reading(f"ceiling, matrix {kind}", 1.0 / value, own, 0.009 if kind == "sustained" else 0.0035, name)
     if head.startswith("hbm_"):
         return Reading("ceiling, memory", 1.0 / value, own, 0.0035, name)
     if head in _SIZED and tail.isdigit():
@@ -153,11 +149,7 @@ def profile_side(profile: Profile, label: str) -> Side:
             for kind, value in getattr(profile.host, phase).items():
                 if value and kind in ("launch", "view"):
                     readings[f"host/{phase}/{kind}"] = Reading(
-                        f"host, {phase}",
-                        value,
-                        0.0,
-                        max(HOST_LOG, profile.host.sigma),
-                        f"host/{phase}/{kind}",
+                        f"host, {phase}", value, 0.0, max(HOST_LOG, profile.host.sigma), f"host/{phase}/{kind}"
                     )
     return Side(label, "profile", profile.gpu, profile.device, profile.stack, readings, profile)
 
@@ -177,16 +169,7 @@ def common_of(reading: Reading) -> float:
     return math.hypot(RUN_LOG, GAP_SECONDS / reading.seconds)
 
 
-_DEVICE = (
-    "name",
-    "uuid",
-    "driver",
-    "clock_mhz",
-    "memory_clock_mhz",
-    "memory_bytes",
-    "sm_count",
-    "power_limit_w",
-)
+_DEVICE = ("name", "uuid", "driver", "clock_mhz", "memory_clock_mhz", "memory_bytes", "sm_count", "power_limit_w")
 
 
 def differences(a: Side, b: Side) -> list[tuple[str, Any, Any]]:

@@ -26,9 +26,7 @@ from flopcast.roofline.step.uncertainty import simulated, spreads
 # Samples of the host on either side of a step that say how fast it was then: two are taken before each step, by phase;
 # of steps in a row, which `pace` goes by, it is one, written twice.
 NEAR = 2
-LEAST_VISITS = (
-    8  # of fewer, how far they lie apart is not told, and taken to be as in five runs of three machines
-)
+LEAST_VISITS = 8  # of fewer, how far they lie apart is not told, and taken to be as in five runs of three machines
 RESTLESS = 0.1
 
 
@@ -100,17 +98,13 @@ def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> di
     found: dict[str | None, RunHost] = {}
     for session, by_key in sessions.items():
         rows = list(by_key.values())
-        if all(
-            row["key"].startswith(OPERATORS) for row in rows
-        ):  # stopped before its tiny models were written
+        if all(row["key"].startswith(OPERATORS) for row in rows):  # stopped before its tiny models were written
             continue
         costs = fit_host(rows, counts, profile.ceilings, {"cpu": cpu}, [])
         if costs is not None:
             if not costs.triton and profile.host is not None:  # no step of the run needed it
                 costs = replace(costs, triton=profile.host.triton)
-            values = {
-                depth: by_key.get(plan.row_key(depth, "steady"), {}).get("value") for depth in plan.configs
-            }
+            values = {depth: by_key.get(plan.row_key(depth, "steady"), {}).get("value") for depth in plan.configs}
             steady = {depth: seconds for depth, seconds in values.items() if seconds}
             found[session] = RunHost(scaled(costs, steady_ratio(steady, plan, costs, profile)), *_pace(rows))
     return found
@@ -139,9 +133,7 @@ def _pace(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, ...], float]:
     measured = [row for row in rows if row.get("value")]
     chosen = [row for row in measured if row["key"].endswith("/steady")]
     chosen = chosen or [row for row in measured if row["key"].endswith(("/forward", "/backward"))]
-    logs = list(
-        zip(*([log(sample / row["value"]) for sample in row["samples"]] for row in chosen), strict=False)
-    )
+    logs = list(zip(*([log(sample / row["value"]) for sample in row["samples"]] for row in chosen), strict=False))
     if not logs or len(chosen) < 2:
         return tuple(exp(values[0]) for values in logs), 0.0
     noise = sqrt(fmean(variance(values) for values in logs) / len(chosen))

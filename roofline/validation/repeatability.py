@@ -97,9 +97,7 @@ def compare_folders(a: Path, b: Path) -> Repeatability:
     )
 
 
-def compare(
-    a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]], is_scalar: bool = False
-) -> list[Row]:
+def compare(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]], is_scalar: bool = False) -> list[Row]:
     """A row for each measurement of a shape (`is_scalar`: of a ceiling) in either run, in the order of the first."""
 
     def by_identity(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], Mapping[str, Any]]:
@@ -121,20 +119,11 @@ def _gap(rows: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _compared(
-    key: tuple[str, str, str],
-    a: Mapping[str, Any] | None,
-    b: Mapping[str, Any] | None,
-    gaps: tuple[float, float],
+    key: tuple[str, str, str], a: Mapping[str, Any] | None, b: Mapping[str, Any] | None, gaps: tuple[float, float]
 ) -> Row:
     some: Mapping[str, Any] = a or b or {}
     row: Row = dict.fromkeys(COLUMNS)
-    row |= {
-        "key": key[0],
-        "backend": key[1],
-        "cache": key[2],
-        "class": _class_of(some),
-        "role": some.get("role"),
-    }
+    row |= {"key": key[0], "backend": key[1], "cache": key[2], "class": _class_of(some), "role": some.get("role")}
     row["reason"] = _unusable(a, "first") or _unusable(b, "second")
     for name, one, gap in (("a", a or {}, gaps[0]), ("b", b or {}, gaps[1])):
         is_scalar = not some.get("shape")
@@ -195,9 +184,7 @@ def _agreement(group: str, length: str, reading: str, values: Sequence[float | N
         return None
     size = np.abs(signed)
     median, p90 = (float(q) for q in np.quantile(size, [0.5, 0.9]))
-    return Agreement(
-        group, length, reading, len(signed), median, p90, float(size.max()), float(np.median(signed))
-    )
+    return Agreement(group, length, reading, len(signed), median, p90, float(size.max()), float(np.median(signed)))
 
 
 def records_span(rows: Iterable[Mapping[str, Any]]) -> float | None:

@@ -31,9 +31,7 @@ def run_validation_steps(
 
     chosen = pick_device(device)
     if parts == ESTIMATES and chosen.type != "cuda":
-        raise UsageError(
-            f"--only-estimates on {chosen.type}: torch's RuntimeEstimator reads a CUDA GPU's figures"
-        )
+        raise UsageError(f"--only-estimates on {chosen.type}: torch's RuntimeEstimator reads a CUDA GPU's figures")
     rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
     with Recorder(out, describe(chosen)) as recorder:
         plans = validation_plans(chosen.type, suite)

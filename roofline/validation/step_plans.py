@@ -107,12 +107,11 @@ def _patched() -> list[StepPlan]:
         _large(1024, batch=2, seq=8192, attention="triton", **options),
         _large(1024, matmul="triton", attention="triton", **options),
         _shipped(
-            "qwen3-0.6b", batch=8, seq=1024, optimizer="adamw-fused", matmul="triton", attention="triton",
-            **options,
+            "qwen3-0.6b", batch=8, seq=1024, optimizer="adamw-fused", matmul="triton", attention="triton", **options
         ),
         _large(1024, attention="sdpa-flash", **options),
         _large(2048, batch=4, seq=4096, attention="sdpa-flash", **options),
-    ]  # fmt: skip
+    ]
 
 
 def _fused() -> list[StepPlan]:
@@ -129,7 +128,7 @@ def _fused() -> list[StepPlan]:
         _shipped("qwen3-0.6b", **{"optimizer": "adamw-fused", **options}),
         _shipped("qwen3-0.6b", batch=8, seq=1024, optimizer="adamw-fused", **options),
         _large(1024, matmul="triton", attention="triton", **options),
-    ]  # fmt: skip
+    ]
 
 
 def _families() -> list[StepPlan]:

@@ -73,9 +73,7 @@ def compare(
     hosts = hosts_of_runs(found, profile)
     steps = {row["key"]: row for row in found if row["key"].startswith("step/")}
     parts = {row["key"].partition("/")[2]: row for row in found if row["key"].startswith("step_kernels/")}
-    estimates = {
-        row["key"].partition("/")[2]: row for row in found if row["key"].startswith("step_estimate/")
-    }
+    estimates = {row["key"].partition("/")[2]: row for row in found if row["key"].startswith("step_estimate/")}
     streams = _Streams()
     rows = []
     for number, (key, row) in enumerate(steps.items()):
@@ -143,9 +141,7 @@ def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
             f"torch {ran[1]}: run `flopcast validate --only-estimates` on such a GPU"
         )
     found = [
-        row
-        for row in records.read(estimates).rows
-        if row["key"].startswith("step_estimate/") and row["status"] == "ok"
+        row for row in records.read(estimates).rows if row["key"].startswith("step_estimate/") and row["status"] == "ok"
     ]
     if not found:
         raise UsageError(f"{estimates} holds no estimate that was made: see `reason` in its rows")
@@ -182,25 +178,18 @@ def stream_of(plan: Mapping[str, Any], run: Run, profile: Profile) -> Stream:
 
         traced = asdict(traced_of(run, profile))
         traced.pop("fused")  # of Qwen3 alone, which is no module of a factory
-        return trace_module(
-            plan["module"], sizes={"batch": traced.pop("batch"), "seq": traced.pop("seq")}, **traced
-        )
+        return trace_module(plan["module"], sizes={"batch": traced.pop("batch"), "seq": traced.pop("seq")}, **traced)
     return get_stream(plan["config"], traced_of(run, profile))
 
 
 def run_of(plan: Mapping[str, Any]) -> Run:
     """How a plan of a row is run; rows of older versions lack what did not exist then."""
-    names = ("batch", "seq", "precision", "optimizer", "attention", "matmul", "accumulate", "checkpoint",
-             "fused")  # fmt: skip
+    names = ("batch", "seq", "precision", "optimizer", "attention", "matmul", "accumulate", "checkpoint", "fused")
     return run_from({name: plan.get(name) for name in names})
 
 
 def _compare(
-    row: Mapping[str, Any],
-    profile: Profile,
-    host: HostCosts | None,
-    streams: _Streams,
-    stack: Mapping[str, Any] | None,
+    row: Mapping[str, Any], profile: Profile, host: HostCosts | None, streams: _Streams, stack: Mapping[str, Any] | None
 ) -> Row:
     plan = row["plan"]
     config = plan["config"]
@@ -243,9 +232,7 @@ def _compare(
     base |= {f"{group}_forecast": seconds for group, seconds in _forecast_groups(found).items()}
     if row["status"] != "ok":
         if row["status"] == "oom" and not found.fits:
-            base["reason"] = (
-                f"out of memory, as forecast ({found.needed_bytes / 1e9:.0f} GB needed): {row['reason']}"
-            )
+            base["reason"] = f"out of memory, as forecast ({found.needed_bytes / 1e9:.0f} GB needed): {row['reason']}"
         return base
     base |= {
         "step_seconds": row["value"], "device_seconds": row["device_seconds"],

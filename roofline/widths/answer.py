@@ -17,15 +17,9 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import Config, n_params
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.to_width import MODEL_TYPES, NotDimensional, dimensions
-from flopcast.roofline.widths import (
-    measured_rules,
-)
-from flopcast.roofline.widths import (
-    penalties as widths_penalties,
-)
-from flopcast.roofline.widths import (
-    shapes as widths_shapes,
-)
+from flopcast.roofline.widths import measured_rules
+from flopcast.roofline.widths import penalties as widths_penalties
+from flopcast.roofline.widths import shapes as widths_shapes
 from flopcast.roofline.widths.measured_rules import MeasuredRule
 from flopcast.roofline.widths.penalties import AXES, HEADS, LAYOUTS, Penalty, Point, Rule
 from flopcast.roofline.widths.shapes import Constraint
@@ -64,9 +58,7 @@ class Answer:
             f"{center.device_seconds * 1e3:.1f} ms of kernels; {self.idle_share:.0%} of the {what} the device waits. "
             "No width makes it faster"
         )
-        unaligned = [
-            p for found in self.penalties.values() for p in found if p.multiple < widths_penalties.ALIGNED
-        ]
+        unaligned = [p for found in self.penalties.values() for p in found if p.multiple < widths_penalties.ALIGNED]
         if unaligned:
             worst = max(unaligned, key=lambda p: p.device)
             lost, shown = median(p.device for p in unaligned), median(p.step for p in unaligned)
@@ -77,9 +69,7 @@ class Answer:
                 f"{max(0.0, shown):.0%}, of the worst's {worst.device:.0%} ({worst.axis} {worst.value}) "
                 f"{max(0.0, worst.step):.0%}"
             )
-        return (
-            words + "; larger batches (--batch), or --host none for the device alone, show what widths cost"
-        )
+        return words + "; larger batches (--batch), or --host none for the device alone, show what widths cost"
 
     @property
     def idle_share(self) -> float:
@@ -93,11 +83,7 @@ class Answer:
             "forward_only": self.forward,
             "model": dict(self.center.config),
             "bound": self.center.bound,
-            "host": {
-                "is_bound": self.is_host_bound,
-                "idle_share": self.idle_share,
-                "says": self.host_words(),
-            },
+            "host": {"is_bound": self.is_host_bound, "idle_share": self.idle_share, "says": self.host_words()},
             "tolerated": self.tolerated,
             "rules": [
                 {**asdict(rule), "by_multiple": {str(k): v for k, v in rule.by_multiple.items()}}
@@ -208,9 +194,7 @@ def answer(
             for axis, found in values.items()
         }
         sized = ((int(shape["num_attention_heads"]) * int(shape["head_dim"]), shape) for shape in heads)
-        other_heads = widths_penalties.survey_configs(
-            HEADS, sized, run, profile, progress=advance, **settings
-        )
+        other_heads = widths_penalties.survey_configs(HEADS, sized, run, profile, progress=advance, **settings)
         penalties = {axis: widths_penalties.penalties(found) for axis, found in points.items()}
         rules = {axis: widths_penalties.rule_of(axis, found, tolerated) for axis, found in penalties.items()}
         shapes: list[Point] = []

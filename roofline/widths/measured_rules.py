@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.stream.lowering.describe import Work, describe
-from flopcast.roofline.widths.penalties import (
-    ALIGNED,
-    MULTIPLES,
-    TOP_MULTIPLE,
-    neighbours,
-    power_of_two,
-)
+from flopcast.roofline.widths.penalties import ALIGNED, MULTIPLES, TOP_MULTIPLE, neighbours, power_of_two
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile

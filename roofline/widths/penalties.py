@@ -159,9 +159,8 @@ def point(
 
 
 def point_of(
-    axis: str, value: int, config: Config, stream: Stream, run: Run, profile: Profile, *,
-    host: HostCosts | None = None,
-) -> Point:  # fmt: skip
+    axis: str, value: int, config: Config, stream: Stream, run: Run, profile: Profile, *, host: HostCosts | None = None
+) -> Point:
     """As `point`, of a stream at hand."""
     costs = host or profile.host or NO_HOST
     items = device_work(stream, profile, costs, Backends(matmul=run.matmul, attention=run.attention))
@@ -226,12 +225,7 @@ def head_shapes(config: Mapping[str, Any]) -> list[Config]:
     groups |= {(max(1, heads // group + i), head_dim) for i in (-2, -1, 1, 2)}
     found = []
     for number, size in sorted(groups, key=lambda pair: (pair[1], pair[0])):
-        shape = {
-            **config,
-            "num_attention_heads": number * group,
-            "num_key_value_heads": number,
-            "head_dim": size,
-        }
+        shape = {**config, "num_attention_heads": number * group, "num_key_value_heads": number, "head_dim": size}
         check_config(shape)
         found.append(shape)
     return found

@@ -61,9 +61,7 @@ def sawtooth_points(
     return found
 
 
-def wave_ends(
-    tokens: int, sm_count: int, low: int, high: int, tile: tuple[int, int] = TILE
-) -> list[tuple[int, int]]:
+def wave_ends(tokens: int, sm_count: int, low: int, high: int, tile: tuple[int, int] = TILE) -> list[tuple[int, int]]:
     """(wave, width) of the widths in [low, high] at which a product [tokens, width] just fills its waves.
 
     One tile more begins the next wave: ceil(tokens / rows) x width / columns blocks on `sm_count` multiprocessors.

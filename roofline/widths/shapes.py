@@ -14,13 +14,7 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.stream.model.models import (
-    Config,
-    check_config,
-    depth_of,
-    n_params,
-    with_depth,
-)
+from flopcast.roofline.stream.model.models import Config, check_config, depth_of, n_params, with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.widths.penalties import Point, survey_configs
 
@@ -115,19 +109,12 @@ def candidates(
     return shapes
 
 
-def _fitted(
-    config: Mapping[str, Any], hidden: int, depth: int, constraint: Constraint, multiple: int
-) -> Config | None:
+def _fitted(config: Mapping[str, Any], hidden: int, depth: int, constraint: Constraint, multiple: int) -> Config | None:
     """The config of this hidden size and depth with the ffn that comes nearest to the constraint; None outside it."""
     group = int(config["num_attention_heads"]) // int(config["num_key_value_heads"])
     ratio = int(config["num_attention_heads"]) / int(config["hidden_size"])
     groups = max(1, round(ratio * hidden / group))
-    shape = {
-        **config,
-        "hidden_size": hidden,
-        "num_attention_heads": groups * group,
-        "num_key_value_heads": groups,
-    }
+    shape = {**config, "hidden_size": hidden, "num_attention_heads": groups * group, "num_key_value_heads": groups}
     shape = with_depth({**shape, "intermediate_size": multiple}, depth)
     left = constraint.params - n_params(shape)
     ffn = multiple + round(left / (3 * hidden * depth) / multiple) * multiple

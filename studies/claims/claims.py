@@ -49,9 +49,7 @@ class PriceSet:
 
     @property
     def label(self) -> str:
-        return ", ".join(
-            f"{gpu.removeprefix('nvidia-')} ${p.usd_per_hour:g}" for gpu, p in self.prices.items()
-        )
+        return ", ".join(f"{gpu.removeprefix('nvidia-')} ${p.usd_per_hour:g}" for gpu, p in self.prices.items())
 
 
 @dataclass(frozen=True)
@@ -64,9 +62,7 @@ class Model:
     @property
     def label(self) -> str:
         step = next(iter(self.points.values())).step
-        return f"width {step.width} x {step.depth}" + (
-            f", {step.tokens:,} tokens" if step.tokens != 1024 else ""
-        )
+        return f"width {step.width} x {step.depth}" + (f", {step.tokens:,} tokens" if step.tokens != 1024 else "")
 
     def ratio(self, gpu: str, rival: str) -> Ranged:
         return self.points[gpu].flops_per_usd.over(self.points[rival].flops_per_usd)
@@ -89,10 +85,7 @@ def models_of(curves: Sequence[CostCurve], prices: Mapping[str, Price]) -> list[
     """The ladder's models, smallest first, on the GPUs that have a price here."""
     priced = [curve.at_price(prices[curve.gpu]) for curve in curves if curve.gpu in prices]
     sizes = sorted({point.step.n_params for curve in priced for point in curve.fitting})
-    return [
-        Model(n, {c.gpu: p for c in priced for p in c.fitting if p.step.n_params == n})
-        for n in sizes
-    ]  # fmt: skip
+    return [Model(n, {c.gpu: p for c in priced for p in c.fitting if p.step.n_params == n}) for n in sizes]
 
 
 def is_best(model: Model, gpu: str) -> Evidence | None:
@@ -138,12 +131,7 @@ def _margin(evidence: Evidence) -> float:
 
 
 def test_claims(
-    curves: Sequence[CostCurve],
-    batches: Mapping[str, Sequence[CostPoint]],
-    prices: PriceSet,
-    *,
-    law: str,
-    hosts: str,
+    curves: Sequence[CostCurve], batches: Mapping[str, Sequence[CostPoint]], prices: PriceSet, *, law: str, hosts: str
 ) -> list[dict[str, Any]]:
     """One row a claim. `batches`: of each GPU the same model at rising batches."""
     models = models_of(curves, prices.prices)
@@ -167,9 +155,7 @@ def test_claims(
 test_claims.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
 
 
-def _batch_row(
-    batches: Mapping[str, Sequence[CostPoint]], prices: PriceSet, law: str, hosts: str
-) -> dict[str, Any]:
+def _batch_row(batches: Mapping[str, Sequence[CostPoint]], prices: PriceSet, law: str, hosts: str) -> dict[str, Any]:
     """The lead passes if the L4 does not lead at the largest batch that it holds: H100 over L4 there."""
     models = batch_models(batches, prices.prices)
     both = [m for m in models if L4 in m.points and H100 in m.points]
@@ -193,13 +179,7 @@ def batch_models(batches: Mapping[str, Sequence[CostPoint]], prices: Mapping[str
 
 
 def _row(
-    claim: str,
-    prices: PriceSet,
-    law: str,
-    hosts: str,
-    verdict: str,
-    found: Sequence[Evidence],
-    shown: Evidence | None,
+    claim: str, prices: PriceSet, law: str, hosts: str, verdict: str, found: Sequence[Evidence], shown: Evidence | None
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         "claim": claim, "prices": prices.name, "depth_law": law, "hosts": hosts, "verdict": verdict,
@@ -233,9 +213,7 @@ def reason(one: CostPoint, two: CostPoint) -> str:
     if bounds[0] == "host":
         idle = f", idle {1 - busy:.0%} of the step" if busy is not None else ""
         return f"the {_name(fast)} waits for its host{idle}; the {_name(slow)} is bound by {_words(bounds[1])}: {text}"
-    return (
-        f"the {_name(fast)} is bound by {_words(bounds[0])}, the {_name(slow)} by {_words(bounds[1])}: {text}"
-    )
+    return f"the {_name(fast)} is bound by {_words(bounds[0])}, the {_name(slow)} by {_words(bounds[1])}: {text}"
 
 
 def _datasheet(fast: str, slow: str) -> str:

@@ -18,16 +18,7 @@ from flopcast.roofline.views.figures.canvas import (
     styled,
 )
 from flopcast.roofline.views.figures.cost import COLOURS, PETA, dashes, parameter_axis, short
-from studies.claims.claims import (
-    A100,
-    H100,
-    H200,
-    HALF_BILLION,
-    L4,
-    PriceSet,
-    batch_models,
-    models_of,
-)
+from studies.claims.claims import A100, H100, H200, HALF_BILLION, L4, PriceSet, batch_models, models_of
 
 COLOUR_OF = dict(zip((L4, A100, H100, H200), COLOURS, strict=False))
 
@@ -46,23 +37,21 @@ def claims_figure(curves: Sequence[CostCurve], price_sets: Sequence[PriceSet]) -
             if not at:
                 continue
             xs, colour = [n for n, _ in at], COLOUR_OF[gpu]
-            ax.fill_between(
-                xs, [r.low for _, r in at], [r.high for _, r in at], color=colour, alpha=0.13, lw=0
-            )
+            ax.fill_between(xs, [r.low for _, r in at], [r.high for _, r in at], color=colour, alpha=0.13, lw=0)
             ax.plot(xs, [r.value for _, r in at], color=colour, lw=2.0, ls=style[gpu],
                     label=short(gpu) if ax is sheet.axes[0] else None)  # fmt: skip
-            tips = [
-                f"{gpu} over {H100} at {count(n)}: {r.value:.3g} ({r.low:.3g} to {r.high:.3g})" for n, r in at
-            ]
+            tips = [f"{gpu} over {H100} at {count(n)}: {r.value:.3g} ({r.low:.3g} to {r.high:.3g})" for n, r in at]
             sheet.scatter(ax, xs, [r.value for _, r in at], tips, s=14, color=colour, linewidths=0, zorder=3)
-        ax.axhline(1.0, color=COLOUR_OF[H100], lw=1.6, ls=style[H100],
-                   label=short(H100) if ax is sheet.axes[0] else None)  # fmt: skip
+        ax.axhline(
+            1.0, color=COLOUR_OF[H100], lw=1.6, ls=style[H100], label=short(H100) if ax is sheet.axes[0] else None
+        )
         ax.axvline(HALF_BILLION, color=GREY, lw=1.0, ls=":")
         ax.set(xscale="log", yscale="log", ylabel="over the H100's")
         plain_log(ax, "y", subs=(0.5, 1.0, 2.0, 5.0))
         words = f"{prices.name}: {prices.label}".replace("$", r"\$")  # two of them would set mathematics
-        ax.text(0.99, 0.95, words, transform=ax.transAxes, ha="right", va="top", fontsize=8.4, path_effects=halo(),
-                zorder=6)  # fmt: skip
+        ax.text(
+            0.99, 0.95, words, transform=ax.transAxes, ha="right", va="top", fontsize=8.4, path_effects=halo(), zorder=6
+        )
     sheet.axes[0].annotate("2^29", (HALF_BILLION, 0.03), (3, 0), xycoords=("data", "axes fraction"),
                            textcoords="offset points", fontsize=8.2, color=INK)  # fmt: skip
     parameter_axis(sheet.axes[-1])
@@ -105,9 +94,7 @@ def batch_figure(
             sheet.scatter(ax, xs, ys, tips, s=22, facecolors=colour if filled else CARD, edgecolors=colour,
                           linewidths=1.2, zorder=3)  # fmt: skip
     ax.plot([], [], color=INK, lw=1.8, marker="o", ms=5, label="wider models, 1,024 tokens")
-    ax.plot(
-        [], [], color=INK, lw=1.8, ls=":", marker="o", ms=5, mfc=CARD, label=f"larger batches, width {width}"
-    )
+    ax.plot([], [], color=INK, lw=1.8, ls=":", marker="o", ms=5, mfc=CARD, label=f"larger batches, width {width}")
     ax.axvline(6 * HALF_BILLION * 1024, color=GREY, lw=1.0, ls=":")
     ax.set(xscale="log", yscale="log", xlabel="counted FLOPs a step", ylabel="PFLOP per dollar")
     plain_log(ax, "y")

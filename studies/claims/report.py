@@ -77,10 +77,7 @@ def price_sets() -> list[PriceSet]:
 
 
 def gather(
-    progress: Callable[[str], None] = lambda what: None,
-    *,
-    laws: Sequence[str] = LAWS,
-    all_hosts: Sequence[str] = HOSTS,
+    progress: Callable[[str], None] = lambda what: None, *, laws: Sequence[str] = LAWS, all_hosts: Sequence[str] = HOSTS
 ) -> Gathered:
     """The forecasts that the claims need, for these depth laws and assumptions about hosts."""
     sets = price_sets()
@@ -111,9 +108,7 @@ def claim_rows(found: Gathered) -> list[dict[str, Any]]:
         row
         for prices in found.price_sets
         for (law, hosts), curves in found.ladders.items()
-        for row in test_claims(
-            curves, found.batches[hosts] if law == LAWS[0] else {}, prices, law=law, hosts=hosts
-        )
+        for row in test_claims(curves, found.batches[hosts] if law == LAWS[0] else {}, prices, law=law, hosts=hosts)
     ]
 
 
@@ -139,9 +134,7 @@ def write(found: Gathered, out: Path, shown: Section | None = None) -> list[Path
     rows, shown = claim_rows(found), shown or section(found)
     paths = [out / "claims.csv", out / "claims.json", out / "README.md"]
     write_rows(paths[0], list(rows[0]), rows)
-    prices = {
-        s.name: [{**vars(p), "date": p.date.isoformat()} for p in s.prices.values()] for s in found.price_sets
-    }
+    prices = {s.name: [{**vars(p), "date": p.date.isoformat()} for p in s.prices.values()] for s in found.price_sets}
     paths[1].write_text(json.dumps({"prices": prices, "claims": rows}, indent=1, allow_nan=False) + "\n")
     for figure in shown.figures:
         paths.append(out / f"{figure.name}.png")
@@ -176,9 +169,7 @@ def page(found: Gathered, rows: Sequence[Mapping[str, Any]], shown: Section) -> 
         "Each GPU in a host of its own; after the bar, all in one host, whose pace cancels in comparisons, where that "
         "changes the verdict or the count.",
         "",
-        *_table(
-            ("claim", "depth law", *(s.name for s in found.price_sets)), _verdict_rows(rows, found.price_sets)
-        ),
+        *_table(("claim", "depth law", *(s.name for s in found.price_sets)), _verdict_rows(rows, found.price_sets)),
         "## Who leads",
         "",
         "Most FLOPs per dollar by the middle estimates, of these four GPUs; * not separable from the next.",
@@ -237,9 +228,7 @@ def _leaders(found: Gathered) -> list[str]:
             priced = [c.at_price(prices.prices[c.gpu]) for c in curves if c.gpu in prices.prices]
             best = [best_gpu(priced, float(size)) for size in sizes]
             cells = [
-                "-"
-                if b is None
-                else b.gpu.removeprefix("nvidia-").split("-")[0] + ("" if b.separable else " *")
+                "-" if b is None else b.gpu.removeprefix("nvidia-").split("-")[0] + ("" if b.separable else " *")
                 for b in best
             ]
             rows.append([prices.name, *cells])
@@ -267,12 +256,7 @@ def _reasons(shown: Section) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        f"| {' | '.join(head)} |",
-        f"|{'---|' * len(head)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
-        "",
-    ]
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def _price_row(prices: PriceSet) -> list[str]:

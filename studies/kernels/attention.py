@@ -35,9 +35,7 @@ def time_shape(shape: Attention, budget: float) -> list[dict[str, Any]]:
     """A row per backend; ratios of speed, above 1 where the backend is faster than the peer."""
     operands = A.operands(shape, "cuda", seed=shape.seq)
     judge = Judge(shape, operands)
-    runs: dict[str, Callable[[], Any]] = {
-        name: A.prepare(shape, name, operands) for name in ("triton", *PEERS)
-    }
+    runs: dict[str, Callable[[], Any]] = {name: A.prepare(shape, name, operands) for name in ("triton", *PEERS)}
     which = (0,) if shape.direction == "fwd" else (0, 1, 2)
     errors = {name: judge.ratio(run(), which) for name, run in runs.items()}
     seconds = measure({name: captured(run) for name, run in runs.items()}, 20, budget)
@@ -60,9 +58,7 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--budget", type=float, default=120.0)
     arguments = parser.parse_args()
@@ -79,9 +75,8 @@ def main() -> None:
                         print(f"out of budget before head_dim {head_dim} seq {seq} {direction}")
                         continue
                     shape = Attention(
-                        batch=TOKENS // seq, heads=16, kv_heads=8, seq=seq, head_dim=head_dim,
-                        direction=direction,
-                    )  # fmt: skip
+                        batch=TOKENS // seq, heads=16, kv_heads=8, seq=seq, head_dim=head_dim, direction=direction
+                    )
                     found = time_shape(shape, left / 4)
                     torch.cuda.empty_cache()
                     writer.writerows(found)

@@ -33,8 +33,7 @@ def summary(out: Path) -> str:
     for place, row in sorted(table.items(), key=str):
         flops = row.pop("flops")[0]
         cells = [
-            f"{name} {flops / s:.0f} {tile if not name.startswith('sdpa') else ''}"
-            for name, (s, tile) in row.items()
+            f"{name} {flops / s:.0f} {tile if not name.startswith('sdpa') else ''}" for name, (s, tile) in row.items()
         ]
         parts = [row[name][0] for name in ("prepare", "dkdv", "dq") if name in row]
         if len(parts) == 3:
@@ -53,11 +52,7 @@ def fewest(times: dict[int, dict[str, float]]) -> dict[int, str]:
             for tile in {tile for seq in left for tile in times[seq]}
         }
         tile = max(
-            served,
-            key=lambda t: (
-                len(served[t]),
-                -sum(times[seq][t] / min(times[seq].values()) for seq in served[t]),
-            ),
+            served, key=lambda t: (len(served[t]), -sum(times[seq][t] / min(times[seq].values()) for seq in served[t]))
         )
         chosen |= dict.fromkeys(served[tile], tile)
         left -= set(served[tile])

@@ -70,12 +70,7 @@ def config_of(kernel: str, tile: Tile, head_dim: int) -> AttentionConfig:
 
 
 def backward_of(
-    kernel: str,
-    operands: tuple[Tensor, ...],
-    o: Tensor,
-    lse: Tensor,
-    causal: bool,
-    config: AttentionConfig | None,
+    kernel: str, operands: tuple[Tensor, ...], o: Tensor, lse: Tensor, causal: bool, config: AttentionConfig | None
 ) -> Callable[[], tuple[Tensor, ...]]:
     """A call of one kernel of the backward alone; it returns (dq, dk, dv), those it does not write uninitialised.
 
@@ -142,9 +137,7 @@ def check_candidate(kernel: str, key: str, head_dim: int, masking: str) -> dict[
         if from_key(key).pack and heads // kv_heads % 2:
             continue
         direction = "fwd" if kernel == "forward" else "bwd"
-        shape = Attention(
-            batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=head_dim, causal=causal
-        )
+        shape = Attention(batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=head_dim, causal=causal)
         shape = replace(shape, direction=direction)
         operands = A.operands(shape, "cuda", seed=seq)
         judge = Judge(shape, operands)
@@ -211,9 +204,7 @@ def measure(graphs: dict[Any, torch.cuda.CUDAGraph], rounds: int, budget: float)
     return samples
 
 
-def time_shape(
-    shape: Attention, right: dict[str, list[str]], rounds: int, budget: float
-) -> Iterator[dict[str, Any]]:
+def time_shape(shape: Attention, right: dict[str, list[str]], rounds: int, budget: float) -> Iterator[dict[str, Any]]:
     """Lines for the peers and for each candidate that `right` names, of one direction."""
     began, causal = time.perf_counter(), shape.causal
     operands = A.operands(shape, "cuda", seed=shape.seq)
@@ -315,9 +306,7 @@ def drive(out: Path, only: str, jobs: int, budget: float) -> None:
         else:
             code, text = child(["--check", json.dumps(one)], 60)
         hung[kernel] = hung.get(kernel, 0) + (code == 124)
-        line: dict[str, Any] = {
-            "what": "check", "place": place_of(kernel, d, masking == "causal"), "tile": key,
-        }  # fmt: skip
+        line: dict[str, Any] = {"what": "check", "place": place_of(kernel, d, masking == "causal"), "tile": key}
         last = text.strip().splitlines()[-1:] or [""]
         if code == 0 and last[0].startswith("{"):
             line |= json.loads(last[0])
@@ -337,17 +326,13 @@ def drive(out: Path, only: str, jobs: int, budget: float) -> None:
                 right.setdefault(kernel, []).append(key)
         counts = {kernel: len(keys) for kernel, keys in right.items()}
         left = budget - (time.perf_counter() - began)
-        code, text = child(
-            ["--time", json.dumps([d, masking, right, left * 0.6, str(out)])], max(left, 30.0) + 30
-        )
+        code, text = child(["--time", json.dumps([d, masking, right, left * 0.6, str(out)])], max(left, 30.0) + 30)
         print(f"{d} {masking}: {counts} timed, exit {code} {text[-600:] if code else ''}", flush=True)
     print(summary(out))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=14)

@@ -142,9 +142,7 @@ def tried(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         }
 
 
-def checked(
-    shape: Fused, prepare: Callable[[Sequence[Tensor]], Any], operands: Any, ref: Any
-) -> dict[str, Any]:
+def checked(shape: Fused, prepare: Callable[[Sequence[Tensor]], Any], operands: Any, ref: Any) -> dict[str, Any]:
     """Whether the call that `prepare` makes is right, on copies: AdamW works in place."""
     out = prepare([x.clone() for x in operands] if isinstance(shape, AdamW) else operands)()
     error, tolerance = MODULES[type(shape)].check(out, ref, operands, shape)
@@ -154,9 +152,11 @@ def checked(
 def timed(timer: Timer, prepare: Callable[[Sequence[Tensor]], Any], operands: Any) -> dict[str, Any]:
     timing = timer.time(prepare, operands, "cold")
     return {
-        "seconds": timing.seconds, "timer": timing.timer, "n": len(timing.samples),
+        "seconds": timing.seconds,
+        "timer": timing.timer,
+        "n": len(timing.samples),
         "clock_mhz": timing.reading.clock_mhz,
-    }  # fmt: skip
+    }
 
 
 def copy_seconds(timer: Timer, shape: Fused) -> float:
@@ -171,9 +171,7 @@ def copy_seconds(timer: Timer, shape: Fused) -> float:
     return min(timer.time(call, (source, target), "cold").seconds for call in calls)
 
 
-def run_case(
-    shape: Fused, timer: Timer, backends: Sequence[str], skipped: dict[str, str]
-) -> list[dict[str, Any]]:
+def run_case(shape: Fused, timer: Timer, backends: Sequence[str], skipped: dict[str, str]) -> list[dict[str, Any]]:
     """A row a backend: all are checked, then timed in shuffled order."""
     module = MODULES[type(shape)]
     operands = module.operands(shape, timer.device)
@@ -280,14 +278,10 @@ def summarise(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument(
-        "--only",
-        default="",
-        help="parts of keys, comma-separated: rmsnorm, cross_entropy/both, 1024x1024, ...",
+        "--only", default="", help="parts of keys, comma-separated: rmsnorm, cross_entropy/both, 1024x1024, ..."
     )
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--no-compile", action="store_true")
@@ -327,11 +321,7 @@ def main() -> int:
             else:
                 late = time.monotonic() - start > arguments.budget
                 skip = (
-                    {"compile": "time budget"}
-                    if late
-                    else {"compile": "--no-compile"}
-                    if arguments.no_compile
-                    else {}
+                    {"compile": "time budget"} if late else {"compile": "--no-compile"} if arguments.no_compile else {}
                 )
                 backends = [backend for backend in ("triton", "torch", "compile") if backend not in skip]
                 new = tried_rows(shape, lambda: run_case(shape, timer, backends, skip))  # noqa: B023
@@ -346,9 +336,7 @@ def main() -> int:
     if not arguments.tune:
         summarise(rows)
     print(f"{len(rows)} rows in {time.monotonic() - start:.0f} s: {arguments.out / name}")
-    return (
-        1 if any(row["status"] == "incorrect" and row["backend"].startswith("triton") for row in rows) else 0
-    )
+    return 1 if any(row["status"] == "incorrect" and row["backend"].startswith("triton") for row in rows) else 0
 
 
 def tried_rows(shape: Fused, action: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -362,9 +350,7 @@ def tried_rows(shape: Fused, action: Callable[[], list[dict[str, Any]]]) -> list
     failed = tried(run)
     if failed:
         print(f"{shape.key}: {failed}", file=sys.stderr)
-        rows.append(
-            {"kernel": name_of(shape), "key": shape.key, "backend": "all", "bytes": shape.bytes, **failed}
-        )
+        rows.append({"kernel": name_of(shape), "key": shape.key, "backend": "all", "bytes": shape.bytes, **failed})
     return rows
 
 

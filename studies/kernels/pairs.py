@@ -62,9 +62,7 @@ def _attention(peer: str, direction: str, head_dim: int, seq_from: int) -> Calla
 
 
 TARGETS = (
-    Target(
-        "matmul / cuBLAS, m, n, k >= 1024", lambda r: r["kernel"] == "matmul" and _is_large(r), 1.00, 0.80
-    ),
+    Target("matmul / cuBLAS, m, n, k >= 1024", lambda r: r["kernel"] == "matmul" and _is_large(r), 1.00, 0.80),
     Target("matmul / cuBLAS, all", lambda r: r["kernel"] == "matmul", 0.92, 0.80),
     Target("attention D128 forward / cuDNN", _attention("sdpa-cudnn", "fwd", 128, 1024), 0.85),
     Target("attention D128 forward / flash", _attention("sdpa-flash", "fwd", 128, 1024), 1.40),
@@ -112,9 +110,7 @@ def summarise(rows: Sequence[Row]) -> Iterator[str]:
                 f"{len(found)} pairs"
             )
     for layout in ("nt", "nn", "tn"):
-        found = [
-            float(row["ratio"]) for row in timed if row["kernel"] == "matmul" and row["layout"] == layout
-        ]
+        found = [float(row["ratio"]) for row in timed if row["kernel"] == "matmul" and row["layout"] == layout]
         if found:
             yield f"       matmul {layout}: {geometric_mean(found):.3f}, least {min(found):.3f}"
     worst = sorted((row for row in timed if row["kernel"] == "matmul"), key=lambda row: float(row["ratio"]))
@@ -152,9 +148,7 @@ class Bench:
         self.timer = CudaTimer(self.device, replace(QUICK, warm_up_seconds=1.0))
         self.facts = torch.cuda.get_device_properties(self.device)
         self.capability = (self.facts.major, self.facts.minor)
-        self.given = (
-            None if table is None else matmul_table.Table.of(json.loads(table.read_text(encoding="utf-8")))
-        )
+        self.given = None if table is None else matmul_table.Table.of(json.loads(table.read_text(encoding="utf-8")))
 
     def matmul_config(self, shape: Any) -> Any:
         from flopcast.kernels import matmul, matmul_table
@@ -294,10 +288,7 @@ def run_pairs(kind: str, bench: Bench, path: Path, deadline: float) -> bool:
         bench.timer.warm_up()
         for number, shape in enumerate(shapes, start=1):
             if time.monotonic() > deadline:
-                print(
-                    f"{kind}: {len(shapes) - number + 1} shapes are left, the budget is used up",
-                    file=sys.stderr,
-                )
+                print(f"{kind}: {len(shapes) - number + 1} shapes are left, the budget is used up", file=sys.stderr)
                 return False
             append(path, getattr(bench, kind)(shape))
             if number % 20 == 0:
@@ -316,12 +307,7 @@ def run_memory(out: Path, budget: float) -> None:
             peers = (("copy", "copy_ratio"), ("eager", "eager_ratio"), ("compile", "compile_ratio"))
             one = {**row, "n": "", "readings": row["n"]}  # n: a dimension here, the count of readings there
             rows += [
-                {
-                    **one,
-                    "peer": peer,
-                    "ratio": row[column],
-                    "peer_seconds": float(row[column]) * float(row["seconds"]),
-                }
+                {**one, "peer": peer, "ratio": row[column], "peer_seconds": float(row[column]) * float(row["seconds"])}
                 for peer, column in peers
                 if row[column]
             ]
@@ -356,9 +342,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axis.set_xscale("log")
         axis.set_xlabel("FLOPs a call")
         axis.set_ylabel("peer's time / ours")
-        axis.set_title(
-            {"matmul": "Triton matmul against cuBLAS", "attention": "Triton attention against SDPA"}[kind]
-        )
+        axis.set_title({"matmul": "Triton matmul against cuBLAS", "attention": "Triton attention against SDPA"}[kind])
         axis.legend(title="geometric mean", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
@@ -366,16 +350,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="matmul,attention", help="of matmul, attention, memory")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds")
     parser.add_argument("--table", type=Path, help="a matmul table in place of the shipped one")
-    parser.add_argument(
-        "--plot", action="store_true", help="draw OUT/kernels.png from OUT/kernels.csv and stop"
-    )
+    parser.add_argument("--plot", action="store_true", help="draw OUT/kernels.png from OUT/kernels.csv and stop")
     arguments = parser.parse_args()
     wanted = [kind for kind in arguments.only.split(",") if kind]
     if unknown := set(wanted) - {"matmul", "attention", "memory"}:
@@ -395,14 +375,8 @@ def main() -> int:
         for kind in wanted:
             if kind != "memory":
                 run_pairs(kind, bench, path, start + arguments.budget)
-        facts = {
-            "device": describe(bench.device),
-            "stack": describe_stack(),
-            "seconds": time.monotonic() - start,
-        }
-        (arguments.out / "kernels.json").write_text(
-            json.dumps(facts, indent=1, default=str) + "\n", encoding="utf-8"
-        )
+        facts = {"device": describe(bench.device), "stack": describe_stack(), "seconds": time.monotonic() - start}
+        (arguments.out / "kernels.json").write_text(json.dumps(facts, indent=1, default=str) + "\n", encoding="utf-8")
     if "memory" in wanted:
         run_memory(arguments.out, max(1.0, arguments.budget - (time.monotonic() - start)))
     rows = read_rows(path)

@@ -41,10 +41,7 @@ from flopcast.roofline.stream.lowering.describe import describe
 from studies.projection.targets import FROM_OTHER, OTHER, SOURCE, TARGETS
 
 Z90 = 1.645
-GEMM_TABLES = {
-    "nvidia-a100-80gb-sxm": "gemm_bf16_a100_sxm.csv.gz",
-    "nvidia-l40s": "gemm_bf16_l40s.csv.gz",
-}
+GEMM_TABLES = {"nvidia-a100-80gb-sxm": "gemm_bf16_a100_sxm.csv.gz", "nvidia-l40s": "gemm_bf16_l40s.csv.gz"}
 ATTENTION_TABLE = "attention_forward_bf16_a100_l40s.csv.gz"
 POINTWISE_TABLE, EFFICIENCY_TABLE = "pointwise_fp32_l4.csv.gz", "training_op_efficiency_bf16_a100_pcie.csv"
 CHECK_COLUMNS = ("gpu", "class", "stage", "rows", "mean_abs_error", "median_error", "p5_error", "p95_error",
@@ -128,9 +125,7 @@ def check_tables(gpu: str, data: Path) -> tuple[list[Checked], dict[str, Any]]:
         for stage, profile, given, some, what in fitted:
             seconds, sigma = estimates(profile, spec, some, given)
             actual = np.array([row.seconds for row in some])
-            checks.append(
-                Checked(gpu, op_class, stage, what, np.log(seconds / actual), sigma, _groups(op_class, some))
-            )
+            checks.append(Checked(gpu, op_class, stage, what, np.log(seconds / actual), sigma, _groups(op_class, some)))
     return checks, record
 
 
@@ -151,17 +146,13 @@ def check_pointwise(data: Path) -> list[Checked]:
     gpu, rows = "nvidia-l4", read_csv(data / POINTWISE_TABLE)
     works = [describe(pointwise_call(row["op"], int(row["rows"]), int(row["cols"]))) for row in rows]
     actual = np.array([float(row["latency_ms"]) * 1e-3 for row in rows])
-    what = (
-        "single eager calls, fp32; norm and softmax are not measured on the source: costed by passes and kin"
-    )
+    what = "single eager calls, fp32; norm and softmax are not measured on the source: costed by passes and kin"
     ops = {"op": [row["op"] for row in rows]}
     checks = []
     for stage, profile in (("zero-shot", projection(gpu)), (FROM_OTHER, projection(gpu, OTHER))):
         found = profile.estimate([(work, "torch", "cold") for work in works])
         logs = np.log(np.array([f.seconds for f in found]) / actual)
-        checks.append(
-            Checked(gpu, "memory-bound", stage, what, logs, np.array([f.sigma for f in found]), ops)
-        )
+        checks.append(Checked(gpu, "memory-bound", stage, what, logs, np.array([f.sigma for f in found]), ops))
     return checks
 
 
@@ -199,22 +190,15 @@ def check_efficiency(data: Path) -> tuple[list[Checked], list[dict[str, Any]]]:
     rows = [row for row in read_csv(data / EFFICIENCY_TABLE) if _training_shape(row) is not None]
     plain = projection(gpu)
     checks, out = [], []
-    stages = (
-        ("zero-shot", plain), (FROM_OTHER, projection(gpu, OTHER)), ("by the A100 SXM's table", _shipped(plain))
-    )  # fmt: skip
+    stages = (("zero-shot", plain), (FROM_OTHER, projection(gpu, OTHER)), ("by the A100 SXM's table", _shipped(plain)))
     for stage, profile in stages:
         works = [describe(s, _backend(s)) for row in rows if (s := _training_shape(row)) is not None]
         found = profile.estimate([(work, work.backend, "cold") for work in works])
         for row, work, estimate in zip(rows, works, found, strict=True):
             shape = work.shape
-            flops = work.flops * (
-                2 if isinstance(shape, Attention) and shape.causal else 1
-            )  # counted in full
+            flops = work.flops * (2 if isinstance(shape, Attention) and shape.causal else 1)  # counted in full
             actual = flops / (float(row["efficiency"]) * float(row["peak_tflops"]) * 1e12)
-            sizes = {
-                name: getattr(shape, name, None)
-                for name in ("m", "n", "k", "batch", "seq", "heads", "kv_heads")
-            }
+            sizes = {name: getattr(shape, name, None) for name in ("m", "n", "k", "batch", "seq", "heads", "kv_heads")}
             out.append(
                 {
                     "op": row["op"], "stage": stage,
@@ -227,11 +211,7 @@ def check_efficiency(data: Path) -> tuple[list[Checked], list[dict[str, Any]]]:
             some = [row for row in out if row["op"] == op_class and row["stage"] == stage]
             logs = np.log1p(np.array([row["error"] for row in some]))
             sigma = np.array([row["sigma"] for row in some])
-            name = {
-                "matmul": "matmul of training",
-                "sdp_fwd": "attention forward",
-                "sdp_bwd": "attention backward",
-            }
+            name = {"matmul": "matmul of training", "sdp_fwd": "attention forward", "sdp_bwd": "attention backward"}
             what = "SimuMax's efficiencies, TransformerEngine's kernels; attention's FLOPs counted in full"
             groups = {"layout": [row["layout"] for row in some]}
             checks.append(Checked(gpu, name[op_class], stage, what, logs, sigma, groups))
@@ -271,10 +251,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def write(
-    out: Path,
-    checks: Iterable[Checked],
-    efficiency: Sequence[Mapping[str, Any]],
-    steps: Sequence[Mapping[str, Any]],
+    out: Path, checks: Iterable[Checked], efficiency: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]
 ) -> None:
     from studies.projection import report
     from studies.projection import steps as projection_steps
@@ -296,9 +273,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("reports/projection"))
     parser.add_argument("--ship", action="store_true", help="write the fitted parameters that ship")
-    parser.add_argument(
-        "--no-steps", action="store_true", help="leave the training steps as steps.csv has them"
-    )
+    parser.add_argument("--no-steps", action="store_true", help="leave the training steps as steps.csv has them")
     given = parser.parse_args(arguments)
     checks: list[Checked] = []
     for gpu in GEMM_TABLES:

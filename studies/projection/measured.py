@@ -135,9 +135,7 @@ def today(profile: Profile, card: Card) -> list[Row]:
 
 
 def by_id(forecasts: Iterable[Row]) -> dict[Key, Row]:
-    return {
-        (row["kind"], row["key"], row.get("backend") or "", row.get("cache") or ""): row for row in forecasts
-    }
+    return {(row["kind"], row["key"], row.get("backend") or "", row.get("cache") or ""): row for row in forecasts}
 
 
 def judge(measured: Iterable[Measured], stages: Mapping[str, Mapping[Key, Row]]) -> list[Row]:
@@ -152,10 +150,12 @@ def judge(measured: Iterable[Measured], stages: Mapping[str, Mapping[Key, Row]])
                 continue
             low, high = found.get("low"), found.get("high")
             row |= {
-                stage: found["value"], f"{stage}_low": low, f"{stage}_high": high,
+                stage: found["value"],
+                f"{stage}_low": low,
+                f"{stage}_high": high,
                 f"{stage}_error": found["value"] / one.value - 1.0,
                 f"{stage}_within": None if low is None or high is None else low <= one.value <= high,
-            }  # fmt: skip
+            }
         if AHEAD in row:
             rows.append(row)
     return rows
@@ -173,13 +173,8 @@ def classes(rows: Sequence[Row]) -> list[Row]:
             if row["kind"] != "kernel":
                 grouped[stage, row["kind"], "all", "", ""].append(row)
     order = {kind: i for i, kind in enumerate(("kernel", *_KINDS))}
-    names = sorted(
-        grouped, key=lambda name: (STAGES.index(name[0]), order[name[1]], name[2] != "all", name[2:])
-    )
-    return [
-        {**dict(zip(CLASS_COLUMNS[:5], name, strict=True)), **errors(grouped[name], name[0])}
-        for name in names
-    ]
+    names = sorted(grouped, key=lambda name: (STAGES.index(name[0]), order[name[1]], name[2] != "all", name[2:]))
+    return [{**dict(zip(CLASS_COLUMNS[:5], name, strict=True)), **errors(grouped[name], name[0])} for name in names]
 
 
 def errors(rows: Sequence[Row], stage: str) -> Row:

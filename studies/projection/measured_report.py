@@ -8,23 +8,15 @@ from typing import Any
 
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.classes import GROUPS
-from flopcast.roofline.views.figures.canvas import (
-    BLUE,
-    CLASS_LABELS,
-    INK,
-    ORANGE,
-    Figure,
-    finish,
-    new_sheet,
-    styled,
-)
+from flopcast.roofline.views.figures.canvas import BLUE, CLASS_LABELS, INK, ORANGE, Figure, finish, new_sheet, styled
 
 Row = Mapping[str, Any]
 FEWEST = 4  # rows of a class that a line is worth
 KIND_WORDS = {
-    "step": "step, on the host of the H200's profile", "device": "device time",
+    "step": "step, on the host of the H200's profile",
+    "device": "device time",
     **{f"device/{group}": f"- {CLASS_LABELS.get(group, 'element-wise, casts, rest')}" for group in GROUPS},
-}  # fmt: skip
+}
 LIMIT = 0.35  # of the figure's axis
 MATRIX = ("gemm", "attention", "conv")
 SIZES = (3e-6, 10e-6, 50e-6)  # seconds that kernels are told apart by
@@ -101,24 +93,12 @@ def page(
     return "\n".join(lines).rstrip() + "\n"
 
 
-_HEAD = (
-    "median",
-    "median abs.",
-    "90th pct. abs.",
-    "worst",
-    "sum of seconds",
-    "in 90% interval",
-    "half width",
-)
+_HEAD = ("median", "median abs.", "90th pct. abs.", "worst", "sum of seconds", "in 90% interval", "half width")
 
 
 def _summary(classes: Sequence[Row], rows: Sequence[Row], source: str) -> list[str]:
     """The few sentences that the tables come to."""
-    ahead = {
-        (row["kind"], row["group"]): row
-        for row in classes
-        if row["stage"] == "ahead" and row["kind"] != "kernel"
-    }
+    ahead = {(row["kind"], row["group"]): row for row in classes if row["stage"] == "ahead" and row["kind"] != "kernel"}
     whole = ahead.get(("device", "all"))
     if whole is None:
         return []
@@ -172,9 +152,7 @@ def _offs(rows: Sequence[Row]) -> list[str]:
         )
     copies = [row["ahead_error"] for name, row in ceilings.items() if name.startswith("hbm_")]
     held = {
-        group: median(
-            row["ahead_error"] for row in rows if row["kind"] == f"device/{group}" and "ahead_error" in row
-        )
+        group: median(row["ahead_error"] for row in rows if row["kind"] == f"device/{group}" and "ahead_error" in row)
         for group in ("optimizer", "softmax")
         if any(row["kind"] == f"device/{group}" for row in rows)
     }
@@ -241,11 +219,7 @@ def figure(rows: Sequence[Row], gpu: str) -> Figure | None:
         found.setdefault(("kernels" if row["kind"] == "kernel" else "steps", name), []).append(row)
     steps = [(name, found["steps", name]) for kind, name in found if kind == "steps"]
     kernels = sorted(
-        (
-            (name, members)
-            for (kind, name), members in found.items()
-            if kind == "kernels" and len(members) >= FEWEST
-        ),
+        ((name, members) for (kind, name), members in found.items() if kind == "kernels" and len(members) >= FEWEST),
         key=lambda pair: -len(pair[1]),
     )
     if not kernels and not steps:
@@ -257,23 +231,14 @@ def figure(rows: Sequence[Row], gpu: str) -> Figure | None:
         is_step = place < len(steps)
         colour = ORANGE if is_step else BLUE
         low, high = (signed[round(share * (len(signed) - 1))] for share in (0.1, 0.9))
-        ax.plot(
-            [100 * _cut(low), 100 * _cut(high)],
-            [place] * 2,
-            color=colour,
-            lw=5,
-            alpha=0.35,
-            solid_capstyle="butt",
-        )
+        ax.plot([100 * _cut(low), 100 * _cut(high)], [place] * 2, color=colour, lw=5, alpha=0.35, solid_capstyle="butt")
         middle = median(signed)
         tip = f"{name}: {middle:+.1%} at the median, {low:+.1%} to {high:+.1%}, {len(members)} rows"
         sheet.scatter(ax, [100 * _cut(middle)], [place], [tip], s=26, color=colour, zorder=3, linewidths=0)
     ax.axvline(0, color=INK, lw=1.0)
     if steps and kernels:
         ax.axhline(len(steps) - 0.5, color=INK, lw=0.6)
-    ax.set_yticks(
-        range(len(steps) + len(kernels)), [f"{name} ({len(m):,})" for name, m in [*steps, *kernels]]
-    )
+    ax.set_yticks(range(len(steps) + len(kernels)), [f"{name} ({len(m):,})" for name, m in [*steps, *kernels]])
     ax.set(xlim=(-105 * LIMIT, 105 * LIMIT), ylim=(len(steps) + len(kernels) - 0.4, -0.6),
            xlabel="projected / measured - 1, %")  # fmt: skip
     ax.grid(False, axis="y")
@@ -285,9 +250,7 @@ def figure(rows: Sequence[Row], gpu: str) -> Figure | None:
     alt = "Ranges of signed errors by class. Medians: " + ", ".join(
         f"{name} {median(row['ahead_error'] for row in members):+.1%}" for name, members in [*steps, *kernels]
     )
-    return finish(
-        sheet, "ahead", f"The projection of the {gpu} against the card", caption, alt, "forecasts made ahead"
-    )
+    return finish(sheet, "ahead", f"The projection of the {gpu} against the card", caption, alt, "forecasts made ahead")
 
 
 def _cut(value: float) -> float:

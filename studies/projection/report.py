@@ -34,17 +34,7 @@ def page(
         f"Products and attention: {SOURCE}. Element-wise calls: sitar-lab/NeuSight (MIT). Training products on an A100 "
         "PCIe: MooreThreads/SimuMax (Apache-2.0). Steps: mosaicml/llm-foundry. The tables do not ship.\n",
         _table(
-            [
-                "GPU",
-                "class",
-                "stage",
-                "rows",
-                "mean abs. error",
-                "target",
-                "median",
-                "5% to 95%",
-                "in 90% interval",
-            ],
+            ["GPU", "class", "stage", "rows", "mean abs. error", "target", "median", "5% to 95%", "in 90% interval"],
             [_cells(row) for row in rows],
         ),
         "\n**Chosen with these errors in view** (no constant was fitted to them but the widths of intervals, "
@@ -89,9 +79,10 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 def _bounds(rows: Sequence[Mapping[str, Any]], sizes: Sequence[Mapping[str, Any]]) -> str:
     stacks = {
-        (s["gpu"], s["stage"], s["value"]): s["mean_abs_error"] for s in sizes
+        (s["gpu"], s["stage"], s["value"]): s["mean_abs_error"]
+        for s in sizes
         if s["by"] == "stack" and s["class"] == "matmul"
-    }  # fmt: skip
+    }
     said = [
         f"{gpu} {stage} {value}: {_percent(error)}"
         for (gpu, stage, value), error in sorted(stacks.items())
@@ -114,9 +105,7 @@ def _judged(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
         for row in rows:
             is_whole = row["kind"] == "device" and row["group"] == "all"
             if row["stage"] == "ahead" and row["rows"] != "0" and (is_whole or row["kind"] == "kernel"):
-                what = kinds[row["kind"]] + (
-                    "" if is_whole else f": {row['group']} ({row['backend']}), {row['cache']}"
-                )
+                what = kinds[row["kind"]] + ("" if is_whole else f": {row['group']} ({row['backend']}), {row['cache']}")
                 cells.append(
                     [f"[{gpu}]({gpu}/README.md)", what, row["rows"], _signed(float(row["median_error"])),
                      _percent(float(row["median_abs_error"])), _percent(float(row["p90_abs_error"])),

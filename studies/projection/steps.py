@@ -41,12 +41,13 @@ COLUMNS = (
 FP32_TABLE = "model_steps_fp32_l4_a100.csv"
 FP32_GPUS = {"NVIDIA A100 80GB PCIe": "nvidia-a100-80gb-pcie", "NVIDIA L4": "nvidia-l4"}
 FP32_MODELS = {
-    "gpt2_large": (1280, 36, 20, 50257), "gpt3_xl": (2048, 24, 16, 50257), "gpt3_27": (2560, 32, 32, 50257),
+    "gpt2_large": (1280, 36, 20, 50257),
+    "gpt3_xl": (2048, 24, 16, 50257),
+    "gpt3_27": (2560, 32, 32, 50257),
     "opt_13": (2048, 24, 32, 50272),
-}  # fmt: skip
+}
 FP32_COLUMNS = ("gpu", "model", "seq", "batch", "seconds", "forecast", "error", "neusight_error")
-NUMBERS = ("seconds", "forecast", "low", "high", "error", "error_torch_flash", "published_mfu",
-           "neusight_error")  # fmt: skip
+NUMBERS = ("seconds", "forecast", "low", "high", "error", "error_torch_flash", "published_mfu", "neusight_error")
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -54,9 +55,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return [
         row
         for row in read_rows(path)
-        if row["model"].startswith("MPT") and row["recompute"] == "none" and int(row["gpus"]) <= NODE
+        if row["model"].startswith("MPT")
+        and row["recompute"] == "none"
+        and int(row["gpus"]) <= NODE
         and row["gpu_type"] in GPUS
-    ]  # fmt: skip
+    ]
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -72,9 +75,7 @@ def config_of(row: Mapping[str, str]) -> dict[str, Any]:
     return {**load_config("gpt2"), **sizes, **dropout, **plain}
 
 
-def step_of(
-    found: Forecast, accumulate: int, gpus: int, attention: float = OLDER_ATTENTION
-) -> tuple[float, float]:
+def step_of(found: Forecast, accumulate: int, gpus: int, attention: float = OLDER_ATTENTION) -> tuple[float, float]:
     """(seconds, upper end of the 90% interval over it) of a step as the table's, attention so many times as long."""
     by_class = {share.op_class: share.seconds for share in found.breakdown}
     optimizer = by_class.get("optimizer", 0.0)
@@ -84,9 +85,7 @@ def step_of(
 
 
 def forecast_rows(data: Path) -> Iterable[dict[str, Any]]:
-    profiles = {
-        gpu: (("zero-shot", projection(gpu)), ("shipped", find_profile(gpu))) for gpu in GPUS.values()
-    }
+    profiles = {gpu: (("zero-shot", projection(gpu)), ("shipped", find_profile(gpu))) for gpu in GPUS.values()}
     for row in rows_of(data / TABLE):
         gpu, gpus = GPUS[row["gpu_type"]], int(row["gpus"])
         run = Run(batch=int(row["micro_batch"]), seq=int(row["seq_len"]), precision="bf16")
@@ -112,21 +111,10 @@ def fp32_rows(data: Path) -> Iterable[dict[str, Any]]:
     move many times the bytes of the fused attention that is forecast; heads of GPT-3 XL are not stated (16 here)."""
     profiles = {name: projection(gpu) for name, gpu in FP32_GPUS.items()}
     for row in read_rows(data / FP32_TABLE):
-        if (
-            row["model"] not in FP32_MODELS
-            or row["mode"] != "train"
-            or row["option"]
-            or row["gpu"] not in profiles
-        ):
+        if row["model"] not in FP32_MODELS or row["mode"] != "train" or row["option"] or row["gpu"] not in profiles:
             continue
         width, depth, heads, vocab = FP32_MODELS[row["model"]]
-        sizes = {
-            "d_model": width,
-            "n_layers": depth,
-            "n_heads": heads,
-            "vocab": vocab,
-            "seq_len": row["seqlen"],
-        }
+        sizes = {"d_model": width, "n_layers": depth, "n_heads": heads, "vocab": vocab, "seq_len": row["seqlen"]}
         run = Run(batch=int(row["batch"]), seq=int(row["seqlen"]), precision="fp32")
         config = config_of({name: str(value) for name, value in sizes.items()})
         found = forecast(config, run, profiles[row["gpu"]], host=NO_HOST)
@@ -150,6 +138,5 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [
-        {name: float(value) if name in NUMBERS else value for name, value in row.items()}
-        for row in read_rows(path)
+        {name: float(value) if name in NUMBERS else value for name, value in row.items()} for row in read_rows(path)
     ]

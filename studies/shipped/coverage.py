@@ -10,13 +10,7 @@ import sys
 from flopcast.roofline.step.coverage import coverage, rows_of
 from flopcast.roofline.step.one_model import Source
 from flopcast.roofline.stream.library.streams import get_stream
-from flopcast.roofline.stream.model.models import (
-    LADDER_WIDTHS,
-    depth_for,
-    load_config,
-    make_config,
-    shipped_names,
-)
+from flopcast.roofline.stream.model.models import LADDER_WIDTHS, depth_for, load_config, make_config, shipped_names
 from flopcast.roofline.stream.model.run import Traced
 
 

@@ -12,12 +12,8 @@ from typing import Any
 
 from flopcast.roofline.gpu.library.profiles import SOURCE as MEASURED_GPU
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.suites import (
-    attention as suites_attention,
-)
-from flopcast.roofline.gpu.suites import (
-    calls as suites_calls,
-)
+from flopcast.roofline.gpu.suites import attention as suites_attention
+from flopcast.roofline.gpu.suites import calls as suites_calls
 from flopcast.roofline.gpu.suites.build import FUSED_SOURCES, PLANS, build, works
 from flopcast.roofline.gpu.suites.library import save, shipped_path
 from flopcast.roofline.gpu.suites.names import ATTENTION, FUSED, OF_TRITON
@@ -34,9 +30,7 @@ def remake(names: Iterable[str]) -> None:
     profile = find_profile(MEASURED_GPU)
     for name in names:
         if name == FUSED:
-            cases = suites_calls.fused_cases(
-                *(works(FUSED_SOURCES[role], "cuda") for role in ("fit", "holdout"))
-            )
+            cases = suites_calls.fused_cases(*(works(FUSED_SOURCES[role], "cuda") for role in ("fit", "holdout")))
             labels = {role: [source.label for source in own] for role, own in FUSED_SOURCES.items()}
         elif name == ATTENTION:
             cases, labels = suites_attention.triton_cases(), {}

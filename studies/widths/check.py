@@ -173,8 +173,7 @@ def read_table(path: Path) -> list[Row]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [
-        {**dict.fromkeys(COLUMNS), **{name: _read(name, row.get(name) or "") for name in _FORECAST}}
-        for row in rows
+        {**dict.fromkeys(COLUMNS), **{name: _read(name, row.get(name) or "") for name in _FORECAST}} for row in rows
     ]
 
 
@@ -257,9 +256,7 @@ def _judge(row: Row, below: Row, above: Row) -> None:
         if None not in spreads:
             counts = [r["runs" if prefix else "device_runs"] for r in (row, below, above)]
             parts = [spread / count**0.5 for spread, count in zip(spreads, counts, strict=True)]
-            row[f"{prefix}penalty_spread"] = (1 + actual) * hypot(
-                parts[0], (1 - share) * parts[1], share * parts[2]
-            )
+            row[f"{prefix}penalty_spread"] = (1 + actual) * hypot(parts[0], (1 - share) * parts[1], share * parts[2])
     if row["penalty_measured"] is None:
         return
     row["time_error"] = (1 + row["penalty_forecast"]) / (1 + row["penalty_measured"]) - 1
@@ -267,8 +264,7 @@ def _judge(row: Row, below: Row, above: Row) -> None:
     row["within_interval"] = row["penalty_low"] <= row["penalty_measured"] <= row["penalty_high"]
     if None not in (row["gemm_forecast"], row["gemm_seconds"], below["gemm_seconds"], above["gemm_seconds"]):
         excess = [
-            (row[gemm] - _line((below[gemm], above[gemm]), share))
-            / _line((below[device], above[device]), share)
+            (row[gemm] - _line((below[gemm], above[gemm]), share)) / _line((below[device], above[device]), share)
             for gemm, device in (("gemm_forecast", "device_forecast"), ("gemm_seconds", "device_seconds"))
         ]
         row["gemm_error"] = excess[0] - excess[1]
@@ -333,9 +329,7 @@ def _judged(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "judged": len(rows),
         "within_goal": mean(error <= GOAL_POINTS for error in errors),
-        "within_noise": mean(
-            error <= GOAL_POINTS + 2 * spread for error, spread in zip(errors, spreads, strict=True)
-        ),
+        "within_noise": mean(error <= GOAL_POINTS + 2 * spread for error, spread in zip(errors, spreads, strict=True)),
         "median_points": median(errors),
         "worst_points": max(errors),
         "spread_points": median(spreads),
@@ -356,9 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpu", default="nvidia-h200")
     parser.add_argument("--set", type=int, choices=sorted(SETS), default=1, help="of widths")
     parser.add_argument("--forecasts", type=Path, help="table written before: its forecasts are judged")
-    parser.add_argument(
-        "--steps", type=Path, action="append", default=[], help="folder of a run, or of several"
-    )
+    parser.add_argument("--steps", type=Path, action="append", default=[], help="folder of a run, or of several")
     parser.add_argument("--out", type=Path, default=Path("reports/nvidia-h200/widths.csv"))
     given = parser.parse_args(arguments)
     runs = [measured_of(rows) for folder in given.steps for rows in rows_in(folder)]

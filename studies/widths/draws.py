@@ -87,9 +87,7 @@ def log_softmax(tokens: int, vocab: int) -> tuple[Call, Call]:
     one = Operand((tokens, vocab), (vocab, 1), "fp32")
     return (
         Call("aten._log_softmax.default", (one,), (one,), '[{"t":0},1,false]'),
-        Call(
-            "aten._log_softmax_backward_data.default", (one, one), (one,), '[{"t":0},{"t":1},1,{"d":"fp32"}]'
-        ),
+        Call("aten._log_softmax_backward_data.default", (one, one), (one,), '[{"t":0},{"t":1},1,{"d":"fp32"}]'),
     )
 
 
@@ -107,8 +105,7 @@ def _step(rng: random.Random) -> Iterator[Gemm]:
     if axis == "vocab":
         vocab = _off(rng, VOCABULARIES, 16_384, 204_800)
     pairs = {"ffn": ((hidden, ffn), (ffn, hidden)), "vocab": ((hidden, vocab),)}.get(
-        axis,
-        ((hidden, queries), (hidden, keys), (queries, hidden), (hidden, ffn), (ffn, hidden), (hidden, vocab)),
+        axis, ((hidden, queries), (hidden, keys), (queries, hidden), (hidden, ffn), (ffn, hidden), (hidden, vocab))
     )
     for width_in, width_out in pairs:
         for layout in LAYOUTS:

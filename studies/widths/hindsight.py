@@ -16,16 +16,7 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.roofline.base.csv_files import write_rows
 from flopcast.roofline.gpu.profile.profile import Profile
-from studies.widths.check import (
-    KINDS,
-    Row,
-    forecasts,
-    judged,
-    measured_of,
-    rows_in,
-    shapes_of,
-    summary,
-)
+from studies.widths.check import KINDS, Row, forecasts, judged, measured_of, rows_in, shapes_of, summary
 from studies.widths.sets import SETS, CheckSet
 
 COLUMNS = (
@@ -48,9 +39,7 @@ def hindsight(profile: Profile, steps: Path, sets: Mapping[int, CheckSet] = SETS
         rows = judged(forecasts(chosen, profile, shapes_of(runs)), runs)
         found[number] = [row for row in rows if row["penalty_forecast"] is not None]
     if not found:
-        raise UsageError(
-            f"{steps} has no steps of a set: valid are folders {', '.join(map(str, sets))} in it"
-        )
+        raise UsageError(f"{steps} has no steps of a set: valid are folders {', '.join(map(str, sets))} in it")
     return found
 
 
@@ -63,10 +52,7 @@ def lines(found: Mapping[int, Sequence[Row]]) -> list[str]:
     for name, rows in (*found.items(), ("all", [row for mine in found.values() for row in mine])):
         of = summary(rows)
         cells = [_cell(of), *(_cell(of["kinds"].get(kind, {})) for kind in KINDS)]
-        counts = [
-            f"{round(of[share] * of['judged'])} of {of['judged']}"
-            for share in ("right_sign", "within_interval")
-        ]
+        counts = [f"{round(of[share] * of['judged'])} of {of['judged']}" for share in ("right_sign", "within_interval")]
         said.append(f"| {name} | " + " | ".join([*cells, *counts]) + " |")
     return said
 
@@ -86,9 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--gpu", default="nvidia-h200", help="or a profile's file")
-    parser.add_argument(
-        "--steps", type=Path, default=Path("reports/nvidia-h200/width-steps"), help="a folder a set"
-    )
+    parser.add_argument("--steps", type=Path, default=Path("reports/nvidia-h200/width-steps"), help="a folder a set")
     parser.add_argument("--out", type=Path, help="CSV of every size")
     given = parser.parse_args(arguments)
     found = hindsight(find_profile(given.gpu), given.steps)

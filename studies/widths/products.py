@@ -155,8 +155,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("rows     layout misaligned  count  seconds  signed  median |error|  spread")
     for row in summary(found):
         spread = "" if row["spread"] is None else f"{row['spread']:.2%}"
-        print(f"{row['rows']:8s} {row['layout']:6s} {row['misaligned']:10s} {row['count']:6d}  {row['seconds']:7.4f} "
-              f"{row['signed']:+7.1%} {row['median']:15.1%} {spread:>7s}")  # fmt: skip
+        print(
+            f"{row['rows']:8s} {row['layout']:6s} {row['misaligned']:10s} {row['count']:6d}  {row['seconds']:7.4f} "
+            f"{row['signed']:+7.1%} {row['median']:15.1%} {spread:>7s}"
+        )
 
 
 if __name__ == "__main__":

@@ -252,7 +252,7 @@ def shape_plan(config: Config, run: Run) -> StepPlan:
     size = f"{config['hidden_size']}x{config['num_hidden_layers']}x{config['intermediate_size']}"
     return StepPlan(
         name=f"{SHAPE_PREFIX}{size}", config=config, batch=run.batch, seq=run.seq, optimizer=run.optimizer, group=GROUP
-    )  # fmt: skip
+    )
 
 
 def plan_of(row: Mapping[str, str]) -> StepPlan:

@@ -40,20 +40,14 @@ PRODUCTS = ("aten::mm", "aten::addmm")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--table", type=Path, default=Path("reports/nvidia-h200/widths-3.csv"))
     parser.add_argument("--budget", type=float, default=190.0, help="seconds, start of the process included")
     parser.add_argument("--seed", type=int, default=SEED, help="of the order: another for a second run")
     parser.add_argument("--device")
-    parser.add_argument(
-        "--only-kernels", action="store_true", help="kernels again, in another folder: how they repeat"
-    )
-    parser.add_argument(
-        "--part", type=part, default=(1, 1), help="I/N: every Nth neighbourhood, from the Ith on"
-    )
+    parser.add_argument("--only-kernels", action="store_true", help="kernels again, in another folder: how they repeat")
+    parser.add_argument("--part", type=part, default=(1, 1), help="I/N: every Nth neighbourhood, from the Ith on")
     parser.add_argument("--smoke", action="store_true", help="a few steps, tiny, on any machine")
     given = parser.parse_args(arguments)
 

@@ -164,9 +164,7 @@ def chosen(draws: int, is_smoke: bool) -> list[Wanted]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     begun = time.monotonic()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--budget", type=float, default=180.0, help="seconds, start of the process included")
     parser.add_argument("--draws", type=int, default=DRAWS, help="models, of some seven products each")
@@ -191,10 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # a process that has trained, as those of the steps have (`microbench/bench.py`)
         training_step.build(make_config(width=128, depth=2, vocab=512), device).run()
         todo = [one for one in wanted if not recorder.is_done(one[0].key)]
-        print(
-            f"{len(todo)} of {len(wanted)} to measure, {time.monotonic() - begun:.0f} s in",
-            flush=True,
-        )
+        print(f"{len(todo)} of {len(wanted)} to measure, {time.monotonic() - begun:.0f} s in", flush=True)
         done = lost = 0
         for batch in batches(todo):
             if time.monotonic() - begun >= given.budget:

@@ -43,8 +43,10 @@ def draws(count: int) -> list[Gemm]:
                 pair.reverse()
             inputs, outputs = pair
             m, n, k = {
-                "nt": (tokens, outputs, inputs), "nn": (tokens, inputs, outputs), "tn": (outputs, inputs, tokens),
-            }[layout]  # fmt: skip
+                "nt": (tokens, outputs, inputs),
+                "nn": (tokens, inputs, outputs),
+                "tn": (outputs, inputs, tokens),
+            }[layout]
             shape = Gemm(m=m, n=n, k=k, layout=layout)
             if m * n * k <= 4 * MAX_MACS and shape.bytes <= MAX_BYTES:
                 found[shape] = None
@@ -54,9 +56,7 @@ def draws(count: int) -> list[Gemm]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=60, help="products a layout")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds")
@@ -78,9 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Recorder(given.out, describe(device)) as recorder:
         # a process that has trained, as those of the steps have (`microbench/bench.py`)
         training_step.build(make_config(width=128, depth=2, vocab=512), device).run()
-        found = run_sweep(
-            cases, recorder=recorder, timer=timer, suite="width gemms", budget_seconds=given.budget
-        )
+        found = run_sweep(cases, recorder=recorder, timer=timer, suite="width gemms", budget_seconds=given.budget)
     print(found, flush=True)
     return 0
 

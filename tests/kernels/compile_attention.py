@@ -35,9 +35,7 @@ def tool(name: str, *arguments: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run(
-            [path, *arguments, file.name], capture_output=True, text=True, check=True
-        ).stdout
+        return subprocess.run([path, *arguments, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def matrix(rows: int, dim: int) -> str:
@@ -66,15 +64,10 @@ def compiled(name: str, tile: attention_config.Tile, dim: int, causal: bool) -> 
         types = {"q_desc": matrix(m, dim), "do_desc": matrix(m, dim), "k_desc": half, "v_desc": half}
         types |= {"dk_desc": half, "dv_desc": half, "lse_desc": vector(m), "delta_desc": vector(m)}
         constants |= {"BLOCK_M": m}
-    types |= {x: "*fp32" for x in kernel.arg_names if x.endswith("_ptr")} | {
-        "scale": "fp32",
-        "scale_log2": "fp32",
-    }
+    types |= {x: "*fp32" for x in kernel.arg_names if x.endswith("_ptr")} | {"scale": "fp32", "scale_log2": "fp32"}
     signature = {x: "constexpr" if x in constants else types.get(x, "i32") for x in kernel.arg_names}
     attributes = {
-        (i,): [["tt.divisibility", 16]]
-        for i, x in enumerate(kernel.arg_names)
-        if signature[x].startswith("*")
+        (i,): [["tt.divisibility", 16]] for i, x in enumerate(kernel.arg_names) if signature[x].startswith("*")
     }
     source = GluonASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": tile.num_warps, "maxnreg": triton_attention_launch.REGISTERS}

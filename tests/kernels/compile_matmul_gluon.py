@@ -61,14 +61,9 @@ def main(name: str) -> None:
         ptx, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         ptx.write_text(kernel.asm["ptx"])
         said = subprocess.run(
-            [TOOLS / "ptxas", "-v", "-arch=sm_90a", ptx, "-o", cubin],
-            capture_output=True,
-            text=True,
-            check=True,
+            [TOOLS / "ptxas", "-v", "-arch=sm_90a", ptx, "-o", cubin], capture_output=True, text=True, check=True
         ).stderr
-        sass = subprocess.run(
-            [TOOLS / "cuobjdump", "-sass", cubin], capture_output=True, text=True, check=True
-        ).stdout
+        sass = subprocess.run([TOOLS / "cuobjdump", "-sass", cubin], capture_output=True, text=True, check=True).stdout
     row = {
         "layout": layout, "key": key, "registers": max(map(int, re.findall(r"Used (\d+) registers", said))),
         "spill_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", said))), "shared_bytes": kernel.metadata.shared,

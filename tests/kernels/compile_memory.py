@@ -104,9 +104,7 @@ def other_cases() -> Iterator[Case]:
         block = swiglu.config_for(direction)
         options = {"num_warps": block.num_warps}
         yield direction, kernel, pointers(kernel, "bf16"), {"BLOCK": block.block}, options
-    fp32 = dict.fromkeys(("losses_ptr", "lse_ptr", "count_ptr", "dloss_ptr"), "*fp32") | {
-        "target_ptr": "*i64"
-    }
+    fp32 = dict.fromkeys(("losses_ptr", "lse_ptr", "count_ptr", "dloss_ptr"), "*fp32") | {"target_ptr": "*i64"}
     for kernel, direction in (
         (triton_cross_entropy.forward_kernel, "fwd"),
         (triton_cross_entropy.backward_kernel, "bwd"),
@@ -142,8 +140,7 @@ def compile_one(case: Case, sm: int) -> dict[str, Any]:
     attributes = {
         (i,): [["tt.divisibility", 16]]
         for i, x in enumerate(names)
-        if signature[x] != "constexpr"
-        and (signature[x].startswith("*") or x.startswith("stride_") or x in DIVISIBLE)
+        if signature[x] != "constexpr" and (signature[x].startswith("*") or x.startswith("stride_") or x in DIVISIBLE)
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
@@ -151,9 +148,7 @@ def compile_one(case: Case, sm: int) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        text = subprocess.run(
-            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     usage = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
     # loads, stores and asynchronous copies, whose size in bytes is an operand
     accesses = re.findall(r"(?:ld|st)\.global.*|cp\.async\.c[ag]\.shared.*", compiled.asm["ptx"])
@@ -170,9 +165,5 @@ if __name__ == "__main__":
     for argument in sys.argv[1:]:
         every = argument == "90"  # the others at the ends of the range
         part = (int(argument) // 10, int(argument) % 10)
-        for case in (
-            *rms_norm_cases(every, part),
-            *rope_cases(every, part),
-            *other_cases(),
-        ):
+        for case in (*rms_norm_cases(every, part), *rope_cases(every, part), *other_cases()):
             print(json.dumps(compile_one(case, int(argument))), flush=True)

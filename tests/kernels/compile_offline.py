@@ -21,19 +21,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flopcast.kernels import (
-    attention,
-    matmul,
-    matmul_configs,
-    triton_attention,
-    triton_matmul,
-    triton_matmul_tma,
-)
+from flopcast.kernels import attention, matmul, matmul_configs, triton_attention, triton_matmul, triton_matmul_tma
 from flopcast.kernels.shapes import Attention
 
-Case = tuple[
-    str, Any, dict[str, str], dict[str, Any], dict[str, int]
-]  # config, kernel, types, constants, options
+Case = tuple[str, Any, dict[str, str], dict[str, Any], dict[str, int]]  # config, kernel, types, constants, options
 TYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
 
 
@@ -43,15 +34,11 @@ def resource_usage(cubin: bytes) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", text)}
 
 
-def compile_one(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int], sm: int
-) -> Any:
+def compile_one(kernel: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, int], sm: int) -> Any:
     """`types` names the pointers ("*bf16") and the floats; the rest are i32. Pointers, strides and sizes are
     taken as divisible by 16, as a launch on such operands specialises them."""
     names = kernel.arg_names
@@ -61,9 +48,7 @@ def compile_one(
         for i, name in enumerate(names)
         if signature[name].startswith("*") or name.startswith("stride") or name in ("M", "N", "K", "seq")
     }
-    attributes = {
-        place: value for place, value in divisible.items() if signature[names[place[0]]] != "constexpr"
-    }
+    attributes = {place: value for place, value in divisible.items() if signature[names[place[0]]] != "constexpr"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
 
@@ -92,10 +77,7 @@ def tma_cases(capability: tuple[int, int]) -> Iterator[Case]:
     for number, config in enumerate(x for x in tiles if x.kind == "tma"):
         layout = ("nt", "nn", "tn")[number % 3]
         trans_a, trans_b = layout[0] == "t", layout[1] == "t"
-        (m, more_m), (n, more_n) = (
-            matmul_configs.blocks(config.block_m),
-            matmul_configs.blocks(config.block_n),
-        )
+        (m, more_m), (n, more_n) = (matmul_configs.blocks(config.block_m), matmul_configs.blocks(config.block_n))
         whole = number % 2 == 0 or more_m + more_n > 0
         k = config.block_k
         sizes = {

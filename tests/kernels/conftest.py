@@ -28,9 +28,7 @@ def in_subprocess(arguments: list[str], **environment: str) -> str:
         timeout=600,
     )
     if done.returncode:
-        pytest.fail(
-            f"python {' '.join(arguments)}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}", pytrace=False
-        )
+        pytest.fail(f"python {' '.join(arguments)}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}", pytrace=False)
     return done.stdout
 
 
@@ -39,16 +37,12 @@ def run_interpreted() -> Callable[[str], None]:
     """Runs the tests of a file `interpreted_*.py` of this folder in Triton's interpreter."""
 
     def run(name: str) -> None:
-        triton_version, numpy_version = (
-            tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy")
-        )
+        triton_version, numpy_version = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
         if triton_version < (3, 7) and numpy_version >= (2, 4):
             pytest.skip("the interpreter of triton < 3.7 fails on range() with numpy >= 2.4")
         # hidden from CUDA: the interpreter works on CPU tensors
         options = ["-q", "-x", "-p", "no:cacheprovider", "--noconftest"]
-        in_subprocess(
-            ["-m", "pytest", *options, str(HERE / name)], TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""
-        )
+        in_subprocess(["-m", "pytest", *options, str(HERE / name)], TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
 
     return run
 
@@ -58,9 +52,7 @@ def run_script(tmp_path: Path) -> Callable[..., str]:
     """Runs a script of this folder, with a Triton cache of its own; returns what it prints."""
 
     def run(name: str, *arguments: str) -> str:
-        return in_subprocess(
-            [str(HERE / name), *arguments], TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0"
-        )
+        return in_subprocess([str(HERE / name), *arguments], TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
 
     return run
 

@@ -36,8 +36,7 @@ def run(shape: Attention, config: A.AttentionConfig | None = None) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("config", "seq", "dtype"),
-    [(WIDE, 1, "fp16"), (TALL, 32, "fp16"), (WIDE, 37, "fp32"), (TALL, 37, "fp16")],
+    ("config", "seq", "dtype"), [(WIDE, 1, "fp16"), (TALL, 32, "fp16"), (WIDE, 37, "fp32"), (TALL, 37, "fp16")]
 )
 def test_agrees_with_the_reference(causal: bool, config: A.AttentionConfig, seq: int, dtype: str) -> None:
     run(Attention(batch=1, heads=4, kv_heads=2, seq=seq, head_dim=16, causal=causal, dtype=dtype), config)
@@ -62,9 +61,7 @@ def test_any_small_shape(
     batch: int, kv_heads: int, group: int, seq: int, causal: bool, config: A.AttentionConfig
 ) -> None:
     heads = kv_heads * group
-    shape = Attention(
-        batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=16, causal=causal, dtype="fp32"
-    )
+    shape = Attention(batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=16, causal=causal, dtype="fp32")
     run(shape, config)
 
 
@@ -79,9 +76,7 @@ def test_small_integers_are_exact() -> None:
     constant = torch.full_like(v, 3.0)
     assert torch.equal(A.forward(torch.zeros_like(q), k, constant, config=WIDE)[0], torch.full_like(q, 3.0))
     steps = torch.arange(16.0).half().expand(1, 2, 48, 16).contiguous()
-    assert torch.equal(
-        A.forward(torch.zeros_like(q), k, steps, False, config=TALL)[0], steps.repeat(1, 2, 1, 1)
-    )
+    assert torch.equal(A.forward(torch.zeros_like(q), k, steps, False, config=TALL)[0], steps.repeat(1, 2, 1, 1))
 
 
 def test_lse_is_the_natural_log_sum_exp() -> None:
@@ -99,9 +94,7 @@ def test_strided_operands_are_read_in_place() -> None:
     assert torch.equal(o, copied)
     assert torch.equal(lse, copied_lse)
     do = torch.ones(()).expand(o.shape)  # what o.sum().backward() hands over: all strides 0
-    for got, want in zip(
-        A.backward(do, q, k, v, o, lse), A.backward(do.contiguous(), q, k, v, o, lse), strict=True
-    ):
+    for got, want in zip(A.backward(do, q, k, v, o, lse), A.backward(do.contiguous(), q, k, v, o, lse), strict=True):
         assert torch.equal(got, want)
 
 
@@ -110,9 +103,7 @@ def test_gradients_are_those_of_autograd(causal: bool) -> None:
     q, k, v = (x.detach().requires_grad_() for x in tensors())
     do = torch.randn(q.shape)
     want = torch.autograd.grad(
-        torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, enable_gqa=True, scale=0.3
-        ),
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True, scale=0.3),
         (q, k, v),
         do,
     )

@@ -86,16 +86,16 @@ def test_a_norm_of_whole_blocks_is_that_of_masked_ones() -> None:
         apart = torch.cat((x, x), -1)[:, :128]
         want = rmsnorm.forward(x, weight, residual=total)
         few = rmsnorm.forward(x[:31], weight, residual=None if total is None else total[:31])
-        for got, full in zip(
-            (*rmsnorm.forward(apart, weight, residual=total), *few), (*want, *want), strict=True
-        ):
+        for got, full in zip((*rmsnorm.forward(apart, weight, residual=total), *few), (*want, *want), strict=True):
             assert got is full is None or torch.equal(got, full[: len(got)])
 
 
 def test_rows_read_once_give_the_same() -> None:
     """Pairs of 16-bit numbers in pieces; every row its target, ignored ones and one beyond the vocabulary."""
-    for vocab, config in ((1000, cross_entropy.VocabConfig(1024, 1, split=True)),
-                          (30, cross_entropy.VocabConfig(8192, 4, split=True))):  # fmt: skip
+    for vocab, config in (
+        (1000, cross_entropy.VocabConfig(1024, 1, split=True)),
+        (30, cross_entropy.VocabConfig(8192, 4, split=True)),
+    ):
         shape = CrossEntropy(rows=18, vocab=vocab, dtype="fp16")
         operands = cross_entropy.operands(shape, "cpu")
         out = cross_entropy.triton_call(shape, operands, config)()
@@ -108,10 +108,7 @@ def test_rows_read_once_give_the_same() -> None:
 def test_programs_that_share_a_row_agree() -> None:
     """Three a row. Here they run one after the other, so that what they tell one another, maximum and sum of each
     block, is there before: they must say the same themselves and make the gradient of the whole row."""
-    shape, config = (
-        CrossEntropy(rows=9, vocab=2500, dtype="fp16"),
-        cross_entropy.VocabConfig(1024, 1, split=True),
-    )
+    shape, config = (CrossEntropy(rows=9, vocab=2500, dtype="fp16"), cross_entropy.VocabConfig(1024, 1, split=True))
     logits, target = cross_entropy.operands(shape, "cpu")
     target[3], target[4] = 2499, 1024
     logits[5, 1024:2048] = -math.inf
@@ -122,9 +119,7 @@ def test_programs_that_share_a_row_agree() -> None:
         largest[:, i] = block.amax(1)
         sums[:, i] = (block - largest[:, i : i + 1].clamp(min=-1e30)).exp().sum(1)
     words = torch.zeros(9, 4, dtype=torch.int64)
-    words[:, :3] = (largest.view(torch.int32).long() << 32) | (
-        (sums.view(torch.int32).long() + 1) & 0xFFFFFFFF
-    )
+    words[:, :3] = (largest.view(torch.int32).long() << 32) | ((sums.view(torch.int32).long() + 1) & 0xFFFFFFFF)
     told, out, losses = words.clone(), torch.empty_like(logits), torch.empty(9)
     shared = load_triton("cross_entropy_split", logits)
     count = (target != -100).sum().float().reshape(1)
@@ -149,9 +144,7 @@ def leaves(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[
 def same_gradients(ours: Tensor, torchs: Tensor, of: list[Tensor]) -> None:
     seed = torch.randn(ours.shape)
     for got, want in zip(
-        torch.autograd.grad((ours * seed).sum(), of),
-        torch.autograd.grad((torchs * seed).sum(), of),
-        strict=True,
+        torch.autograd.grad((ours * seed).sum(), of), torch.autograd.grad((torchs * seed).sum(), of), strict=True
     ):
         assert got.dtype == want.dtype
         assert torch.allclose(got.float(), want.float(), atol=2e-3 if got.dtype == torch.float16 else 2e-5)
@@ -177,19 +170,14 @@ def test_strided_operands_are_read_in_place() -> None:
     q, k = packed[..., :24].unflatten(-1, (3, 8)), packed[..., 24:32].unflatten(-1, (1, 8))
     weights = leaves((8,), (8,))
     tables = rope.tables(7, 8, "cpu")
-    ours, torchs = (
-        rope.rope_qk_norm(q, k, *weights, *tables),
-        rope.rope_qk_norm_torch(q, k, *weights, *tables),
-    )
+    ours, torchs = (rope.rope_qk_norm(q, k, *weights, *tables), rope.rope_qk_norm_torch(q, k, *weights, *tables))
     for got, want in zip(ours, torchs, strict=True):
         assert torch.allclose(got, want, atol=1e-5)
     same_gradients(torch.cat(ours, 2), torch.cat(torchs, 2), [packed, *weights])
     rows, weight = packed[0, :, 3:19], torch.randn(16)
     assert torch.equal(rmsnorm.forward(rows, weight)[0], rmsnorm.forward(rows.contiguous(), weight)[0])
     columns = packed[0].T  # stride 1 is elsewhere: copied
-    assert torch.equal(
-        rmsnorm.forward(columns, torch.ones(7))[0], rmsnorm.forward(columns.clone(), torch.ones(7))[0]
-    )
+    assert torch.equal(rmsnorm.forward(columns, torch.ones(7))[0], rmsnorm.forward(columns.clone(), torch.ones(7))[0])
     expanded = torch.ones(()).expand(3, 16)  # what y.sum().backward() hands over
     _, _, rstd = rmsnorm.forward(rows[:3], weight)
     for got, want in zip(
@@ -274,11 +262,7 @@ def test_linear_cross_entropy(chunk_rows: int) -> None:
 
 def test_adamw_is_torchs_through_state_dicts_and_missing_gradients() -> None:
     torch.manual_seed(0)
-    start = [
-        torch.randn(3, 5),
-        torch.randn(10000),
-        torch.randn(7)[1:],
-    ]  # the last not at a multiple of 16 bytes
+    start = [torch.randn(3, 5), torch.randn(10000), torch.randn(7)[1:]]  # the last not at a multiple of 16 bytes
     ours, torchs = ([x.clone().requires_grad_() for x in start] for _ in range(2))
     hyper: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
     mine, fused = adamw.AdamW(ours, **hyper), torch.optim.AdamW(torchs, fused=True, **hyper)
@@ -312,10 +296,7 @@ def test_the_operators_obey_torchs_rules() -> None:
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     for operator, arguments in (
         (rmsnorm.rms_norm_op, (x, weight, 1e-6, None)),
-        (
-            rmsnorm.add_rms_norm_op,
-            (half.half().detach().requires_grad_(), residual, weight, 1e-6, torch.float16),
-        ),
+        (rmsnorm.add_rms_norm_op, (half.half().detach().requires_grad_(), residual, weight, 1e-6, torch.float16)),
         (rope.rope_qk_norm_op, (q, k, q_weight, k_weight, *tables, 1e-6, None)),
         (swiglu.swiglu_op, (x, residual)),
         (cross_entropy.cross_entropy_op, (x, target, -100, "mean")),

@@ -57,11 +57,7 @@ def test_a_wrong_result_is_caught(call: Call) -> None:
     """All results 10% off, or one truth value turned."""
     call, operands, expected, out = replay(call)
     results = (
-        [operands[i] for i in call.written]
-        if call.written
-        else [out]
-        if isinstance(out, torch.Tensor)
-        else list(out)
+        [operands[i] for i in call.written] if call.written else [out] if isinstance(out, torch.Tensor) else list(out)
     )
     wrong = [t for t in results if isinstance(t, torch.Tensor) and t.numel()]
     for tensor in wrong:
@@ -171,25 +167,17 @@ def test_fused_adamw_is_adamw() -> None:
         weight = torch.nn.Parameter(parameter)
         weight.grad = gradient
         adamw = torch.optim.AdamW([weight], lr=0.001, weight_decay=0.01, foreach=False)
-        adamw.state[weight] = {
-            "step": step - 1,
-            "exp_avg": mean,
-            "exp_avg_sq": square,
-        }  # the loop counts first
+        adamw.state[weight] = {"step": step - 1, "exp_avg": mean, "exp_avg_sq": square}  # the loop counts first
         adamw.step()
         assert torch.allclose(operands[i], weight.detach(), rtol=1e-5)
 
 
 def test_multi_tensor_calls_write_in_place() -> None:
-    call = Call(
-        "aten._foreach_add_.Scalar", (contiguous(8), contiguous(9)), (), '[{"ts":[0,2]},2.5]', written=(0, 1)
-    )  # fmt: skip
+    call = Call("aten._foreach_add_.Scalar", (contiguous(8), contiguous(9)), (), '[{"ts":[0,2]},2.5]', written=(0, 1))
     operands = aten.operands(call, "cpu")
     before = [tensor.clone() for tensor in operands]
     expected = aten.reference(operands, call)
-    assert all(
-        torch.equal(a, b) for a, b in zip(operands, before, strict=True)
-    )  # the reference left them alone
+    assert all(torch.equal(a, b) for a, b in zip(operands, before, strict=True))  # the reference left them alone
     out = aten.prepare(call, "torch", operands)()
     assert all(torch.equal(a, b + 2.5) for a, b in zip(operands, before, strict=True))
     assert aten.check(out, expected, operands, call)[0] < 1e-7
@@ -218,11 +206,7 @@ def test_decoded_arguments() -> None:
         call = Call("aten.full_like.default", (contiguous(4),), (contiguous(4),), args)
         assert holds(aten.prepare(call, "torch", aten.operands(call, "cpu"))())
     cast = Call(
-        "aten._to_copy.default",
-        (contiguous(4),),
-        (contiguous(4, dtype="bf16"),),
-        '[{"t":0}]',
-        '{"dtype":{"d":"bf16"}}',
+        "aten._to_copy.default", (contiguous(4),), (contiguous(4, dtype="bf16"),), '[{"t":0}]', '{"dtype":{"d":"bf16"}}'
     )
     assert aten.prepare(cast, "torch", aten.operands(cast, "cpu"))().dtype == torch.bfloat16
 

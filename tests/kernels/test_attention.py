@@ -23,9 +23,7 @@ SHAPE = Attention(batch=2, heads=4, kv_heads=2, seq=50, head_dim=64)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_cpu_backends_agree_with_the_reference(
-    backend: str, dtype: str, causal: bool, direction: str
-) -> None:
+def test_cpu_backends_agree_with_the_reference(backend: str, dtype: str, causal: bool, direction: str) -> None:
     shape = replace(SHAPE, dtype=dtype, causal=causal, direction=direction)
     operands = A.operands(shape, "cpu")
     out = A.prepare(shape, backend, operands)()
@@ -104,9 +102,7 @@ def test_a_prepared_call_runs_one_direction_only(direction: str) -> None:
     with Names() as names:
         call()
     assert any("_softmax_backward_data" in name for name in names.seen) == (direction == "bwd")
-    assert any("_safe_softmax" in name or "_softmax.default" in name for name in names.seen) == (
-        direction == "fwd"
-    )
+    assert any("_safe_softmax" in name or "_softmax.default" in name for name in names.seen) == (direction == "fwd")
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
@@ -233,9 +229,7 @@ class TestOnDevice:
     @pytest.mark.parametrize("backend", GPU_BACKENDS)
     @pytest.mark.parametrize("direction", ["fwd", "bwd"])
     @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-    def test_agrees_with_the_reference(
-        self, shape: Attention, backend: str, direction: str, dtype: str
-    ) -> None:
+    def test_agrees_with_the_reference(self, shape: Attention, backend: str, direction: str, dtype: str) -> None:
         shape = replace(shape, direction=direction, dtype=dtype)
         operands = A.operands(shape, "cuda")
         out = prepared(shape, backend, operands)()

@@ -68,9 +68,7 @@ def test_shipped_tables_serve_every_shape(table: attention_config.Table) -> None
         for causal in (True, False):
             for seq in (1, 300, 4096, 32768):
                 shape = Attention(batch=1, heads=4, kv_heads=2, seq=seq, head_dim=head_dim, causal=causal)
-                chosen = attention_config.config_for(
-                    shape, tma=True, device=table.device, triton=table.triton
-                )
+                chosen = attention_config.config_for(shape, tma=True, device=table.device, triton=table.triton)
                 assert {chosen.forward.kind, chosen.dkdv.kind, chosen.dq.kind} == {"hopper"}
                 alone = attention_config.config_for(
                     replace(shape, kv_heads=4), tma=True, device=table.device, triton=table.triton
@@ -94,8 +92,7 @@ class TestOnDevice:
         shape = Attention(batch=5, heads=6, kv_heads=3, seq=1500, head_dim=128, direction="bwd")
         config = attention_config.rule(shape, tma=True)
         sections = replace(
-            config,
-            **{name: replace(getattr(config, name), l2_mib=2) for name in ("forward", "dkdv", "dq")},
+            config, **{name: replace(getattr(config, name), l2_mib=2) for name in ("forward", "dkdv", "dq")}
         )
         q, k, v, do = A.operands(shape, "cuda")
         results = []

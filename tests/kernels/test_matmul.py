@@ -114,9 +114,8 @@ def test_bad_requests_say_what_is_valid() -> None:
 )
 @settings(max_examples=100, deadline=None)
 def test_the_chosen_tile_fits_the_part(
-    m: int, n: int, k: int, dtype: str, sm_count: int, capability: tuple[int, int], tma: bool, device: str,
-    layout: str,
-) -> None:  # fmt: skip
+    m: int, n: int, k: int, dtype: str, sm_count: int, capability: tuple[int, int], tma: bool, device: str, layout: str
+) -> None:
     tma = tma and dtype == "bf16"
     shape = Gemm(m=m, n=n, k=k, dtype=dtype, layout=layout)
     config = matmul.config_for(shape, sm_count, capability, tma=tma, device=device)
@@ -157,14 +156,7 @@ def _table(**choices: str) -> matmul_table.Table:
     configs = sorted(set(choices.values()))
     shapes = [[*map(int, place[1:].split("_")), configs.index(key)] for place, key in choices.items()]
     return matmul_table.Table.of(
-        {
-            "format": 1,
-            "device": "X",
-            "triton": "3.6.0",
-            "dtype": "bf16",
-            "configs": configs,
-            "shapes": {"nt": shapes},
-        }
+        {"format": 1, "device": "X", "triton": "3.6.0", "dtype": "bf16", "configs": configs, "shapes": {"nt": shapes}}
     )
 
 
@@ -185,9 +177,7 @@ def test_the_table_decides_its_own_shapes_and_its_neighbours() -> None:
 
 def test_the_newest_table_serves_where_the_version_has_none() -> None:
     document = {"format": 1, "device": "X", "dtype": "bf16", "configs": [], "shapes": {}}
-    known = [
-        matmul_table.Table.of({**document, "triton": version}) for version in ("3.10.0", "3.6.0", "3.9.1")
-    ]
+    known = [matmul_table.Table.of({**document, "triton": version}) for version in ("3.10.0", "3.6.0", "3.9.1")]
     found = [matmul_table.find("X", version, known) for version in ("3.6.0", "3.7.1")]
     assert [table.triton for table in found if table] == ["3.6.0", "3.10.0"]
     assert matmul_table.find("Y", "3.6.0", known) is None
@@ -201,17 +191,12 @@ def test_the_operation_is_seen_by_fake_tensors_and_flop_counting() -> None:
     for layout in matmul.LAYOUTS:
         shape = Gemm(m=12, n=20, k=28, layout=layout)
         with FakeTensorMode(), FlopCounterMode(display=False) as counter:
-            a, b = (
-                torch.empty(x.shape, dtype=x.dtype, requires_grad=True) for x in matmul.operands(shape, "cpu")
-            )
+            a, b = (torch.empty(x.shape, dtype=x.dtype, requires_grad=True) for x in matmul.operands(shape, "cpu"))
             out = matmul.triton_matmul(a, b, layout)
             assert (out.shape, out.dtype) == ((12, 20), torch.bfloat16)
             assert counter.get_total_flops() == shape.flops
             out.sum().backward()
-            assert (a.grad is not None and a.grad.shape, b.grad is not None and b.grad.shape) == (
-                a.shape,
-                b.shape,
-            )
+            assert (a.grad is not None and a.grad.shape, b.grad is not None and b.grad.shape) == (a.shape, b.shape)
         assert counter.get_total_flops() == 3 * shape.flops
 
 

@@ -27,9 +27,7 @@ COMPILED = (
 def test_products_run_side_by_side_and_nothing_spills(run_script: Callable[..., str]) -> None:
     pytest.importorskip("triton.experimental.gluon")
     with ThreadPoolExecutor(2) as pool:
-        printed = pool.map(
-            lambda some: run_script("compile_matmul_gluon.py", *some), (COMPILED[:2], COMPILED[2:])
-        )
+        printed = pool.map(lambda some: run_script("compile_matmul_gluon.py", *some), (COMPILED[:2], COMPILED[2:]))
         rows = [json.loads(line) for text in printed for line in text.splitlines()]
     assert {f"{row['layout']}/{row['key']}" for row in rows} == set(COMPILED)
     for row in rows:
@@ -38,9 +36,7 @@ def test_products_run_side_by_side_and_nothing_spills(run_script: Callable[..., 
         assert row["spill_bytes"] == 0, row
         assert row["registers"] * 32 * 4 * (groups + 1) <= 65536, row
         assert row["shared_bytes"] <= shared_memory_limit((9, 0)), row
-        assert row["shared_bytes"] <= config.shared_bytes(2) + 256, (
-            row
-        )  # what decides whether a tile is tried
+        assert row["shared_bytes"] <= config.shared_bytes(2) + 256, row  # what decides whether a tile is tried
         assert row["serialised"] == 0, row
         # a wait a step and one at a tile's end; a product every 16 of k, 64 rows and block of columns
         assert row["waits"] == 2 * groups, row
@@ -61,9 +57,7 @@ def test_its_tiles_fit_the_part_and_have_keys() -> None:
     # where no table names them, none is chosen; the H200's does
     assert not any(config.kind in GLUON for config in tiles_for("bf16", (9, 0), tma=True))
     (table,) = matmul_table.tables()
-    chosen = {
-        (config.kind, config.block_m, config.block_n) for x in table.choices.values() for config in x.values()
-    }
+    chosen = {(config.kind, config.block_m, config.block_n) for x in table.choices.values() for config in x.values()}
     assert {kind for kind, _, _ in chosen} >= set(GLUON)
     assert {(m, n) for kind, m, n in chosen if kind in GLUON} <= {(x.block_m, x.block_n) for x in GLUON_SM90}
 

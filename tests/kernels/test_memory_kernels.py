@@ -108,9 +108,7 @@ def test_the_references_are_torchs_own() -> None:
         norms.append(qwen3.Qwen3RMSNorm(8))
         norms[-1].weight.data = weight
     wanted = qwen3.apply_rotary_pos_emb(norms[0](q).transpose(1, 2), norms[1](k).transpose(1, 2), cos, sin)
-    for got, transposed in zip(
-        rope.rope_qk_norm_torch(q, k, q_weight, k_weight, cos, sin), wanted, strict=True
-    ):
+    for got, transposed in zip(rope.rope_qk_norm_torch(q, k, q_weight, k_weight, cos, sin), wanted, strict=True):
         assert torch.allclose(got, transposed.transpose(1, 2), atol=1e-6)
     config = qwen3.Qwen3Config(head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": rope.THETA})
     tables = qwen3.Qwen3RotaryEmbedding(config)(torch.zeros(1), torch.arange(5)[None])
@@ -131,9 +129,7 @@ def test_bytes_are_those_of_the_tensors(shape: Fused) -> None:
     elif isinstance(shape, RopeQkNorm):
         total -= sum(x.numel() * 4 for x in operands[4:6]) // 2  # half of each table
     elif isinstance(shape, CrossEntropy):
-        total += 4 * shape.rows - (
-            4 if shape.direction != "bwd" else 0
-        )  # log-sum-exp; the loss itself is not counted
+        total += 4 * shape.rows - (4 if shape.direction != "bwd" else 0)  # log-sum-exp; the loss itself is not counted
     assert shape.bytes == total
     assert shape.flops == 0
     assert fused_from_json(json.loads(json.dumps(shape_to_json(shape)))) == shape
@@ -238,9 +234,7 @@ GPU_SHAPES: tuple[Fused, ...] = (
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 class TestOnDevice:
-    @pytest.mark.parametrize(
-        "shape", [d for s in GPU_SHAPES for d in directions(s)], ids=lambda shape: shape.key
-    )
+    @pytest.mark.parametrize("shape", [d for s in GPU_SHAPES for d in directions(s)], ids=lambda shape: shape.key)
     @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
     def test_agrees_with_the_reference_and_repeats(self, shape: Fused, dtype: str) -> None:
         if isinstance(shape, AdamW) and dtype != "fp32":
@@ -328,10 +322,7 @@ class TestOnDevice:
             one = odd[row : row + 1].clone().requires_grad_()
             ours = cross_entropy.cross_entropy(one, target[:1])
             torchs = cross_entropy.cross_entropy_torch(one, target[:1])
-            pairs += [
-                (ours, torchs),
-                (torch.autograd.grad(ours, one)[0], torch.autograd.grad(torchs, one)[0]),
-            ]
+            pairs += [(ours, torchs), (torch.autograd.grad(ours, one)[0], torch.autograd.grad(torchs, one)[0])]
         for got, want in pairs:
             assert torch.equal(got.isnan(), want.isnan())
             assert torch.equal(got.isinf(), want.isinf())
@@ -340,18 +331,14 @@ class TestOnDevice:
     def test_linear_cross_entropy_in_chunks(self, vocab: int) -> None:
         """The gradient written over the logits, which a row's programs share or (odd) do not."""
         torch.manual_seed(0)
-        hidden, weight = (
-            torch.randn(n, 256, device="cuda").mul(0.2).bfloat16().requires_grad_() for n in (300, vocab)
-        )
+        hidden, weight = (torch.randn(n, 256, device="cuda").mul(0.2).bfloat16().requires_grad_() for n in (300, vocab))
         target = torch.randint(0, vocab, (300,), device="cuda")
         target[::7] = -100
         ours = cross_entropy.linear_cross_entropy(hidden, weight, target, chunk_rows=128)
         torchs = torch.nn.functional.cross_entropy((hidden @ weight.T).float(), target)
         assert torch.allclose(ours, torchs, rtol=1e-4)
         for got, want in zip(
-            torch.autograd.grad(ours, (hidden, weight)),
-            torch.autograd.grad(torchs, (hidden, weight)),
-            strict=True,
+            torch.autograd.grad(ours, (hidden, weight)), torch.autograd.grad(torchs, (hidden, weight)), strict=True
         ):
             assert (got - want).abs().max() <= 0.02 * want.abs().max()
 

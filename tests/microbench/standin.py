@@ -38,10 +38,7 @@ class StandIn:
 
     def operands(self, shape: Gemm, device: Any, seed: int = 0) -> Sequence[Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        return (
-            torch.randn(shape.m, shape.k, generator=generator),
-            torch.randn(shape.k, shape.n, generator=generator),
-        )
+        return (torch.randn(shape.m, shape.k, generator=generator), torch.randn(shape.k, shape.n, generator=generator))
 
     def prepare(self, shape: Gemm, backend: str, operands: Sequence[Tensor]) -> Callable[[], Tensor]:
         self.prepared.append(backend)
@@ -76,14 +73,10 @@ class StandIn:
 
 
 def cases(count: int, backend: str = "torch") -> list[sweep_cases.Case]:
-    return [
-        sweep_cases.Case(shape=Gemm(m=8, n=8, k=8 + i, dtype="fp32"), backend=backend) for i in range(count)
-    ]
+    return [sweep_cases.Case(shape=Gemm(m=8, n=8, k=8 + i, dtype="fp32"), backend=backend) for i in range(count)]
 
 
-def run(
-    out: Path, wanted: Sequence[sweep_cases.Case], module: StandIn | None = None, **options: Any
-) -> sweep.Summary:
+def run(out: Path, wanted: Sequence[sweep_cases.Case], module: StandIn | None = None, **options: Any) -> sweep.Summary:
     stand_in = module or StandIn()
     with records.Recorder(out, device.describe(torch.device("cpu"))) as recorder:
         return sweep.run_sweep(

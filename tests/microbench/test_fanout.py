@@ -79,8 +79,9 @@ def test_each_writes_its_own_folder_and_is_heard_under_its_name(tmp_path: Path) 
     said: list[str] = []
     found = run_side_by_side(fanout.jobs(["cpu", "cpu"], tmp_path, ["--rows", "3"]), said.append)
     assert {name: outcome.parts for name, outcome in found.items()} == {
-        "gpu0": {"kernels": "3 measured"}, "gpu1": {"kernels": "3 measured"},
-    }  # fmt: skip
+        "gpu0": {"kernels": "3 measured"},
+        "gpu1": {"kernels": "3 measured"},
+    }
     assert all(outcome.is_done and not outcome.reason for outcome in found.values())
     assert keys(tmp_path / "gpu0") == keys(tmp_path / "gpu1") == ["k0", "k1", "k2"]
     assert {line.split(":")[0] for line in said} == {"gpu0", "gpu1"}
@@ -146,12 +147,8 @@ def test_kill_9_of_the_parent_ends_all_and_a_re_run_measures_only_what_is_missin
     wait_until(lambda: all(is_gone(child) for child in children))
     left = [len(keys(folder)) for folder in folders]
     assert max(left) < 400
-    found = run_side_by_side(
-        fanout.jobs(["cpu", "cpu"], tmp_path, ["--rows", str(max(left))]), lambda line: None
-    )
-    assert [outcome.parts["kernels"] for outcome in found.values()] == [
-        f"{max(left) - n} measured" for n in left
-    ]
+    found = run_side_by_side(fanout.jobs(["cpu", "cpu"], tmp_path, ["--rows", str(max(left))]), lambda line: None)
+    assert [outcome.parts["kernels"] for outcome in found.values()] == [f"{max(left) - n} measured" for n in left]
 
 
 def is_gone(process: int) -> bool:
@@ -165,9 +162,7 @@ def is_gone(process: int) -> bool:
 
 def test_an_interrupted_parent_stops_its_children(tmp_path: Path) -> None:
     """Ctrl-C in a script that shares no terminal with them."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, SLOW_BENCH, str(tmp_path)], stderr=subprocess.DEVNULL
-    )
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, SLOW_BENCH, str(tmp_path)], stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: all(rows_in(tmp_path / name) >= 3 for name in ("gpu0", "gpu1")))
         parent.send_signal(signal.SIGINT)

@@ -39,14 +39,7 @@ STEPS: dict[str, dict[str, Any]] = {
 _SMALL = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
           "intermediate_size": 768, "vocab_size": 4096}  # fmt: skip
 _QWEN3 = make_config(width=256, depth=3, heads=2, vocab=4096)
-_GPT2 = {
-    "model_type": "gpt2",
-    "n_embd": 256,
-    "n_layer": 3,
-    "n_head": 4,
-    "n_positions": 256,
-    "vocab_size": 4096,
-}
+_GPT2 = {"model_type": "gpt2", "n_embd": 256, "n_layer": 3, "n_head": 4, "n_positions": 256, "vocab_size": 4096}
 _MOE = {"model_type": "qwen3_moe", **_SMALL, "head_dim": 64, "moe_intermediate_size": 256, "num_experts": 8,
         "num_experts_per_tok": 2, "tie_word_embeddings": True}  # fmt: skip
 _LLAMA = {"model_type": "llama", **_SMALL, "head_dim": 64, "tie_word_embeddings": True}
@@ -165,9 +158,7 @@ def condense(
         "n_params": stream.n_params,
         "peak_bytes": peak_bytes,
         "ops": dict(sorted(ops_of(stream).items())),
-        "kernels": [
-            [op, name, n] for (op, name), n in sorted(Counter((k[2], short(k[0])) for k in kernels).items())
-        ],
+        "kernels": [[op, name, n] for (op, name), n in sorted(Counter((k[2], short(k[0])) for k in kernels).items())],
     }
 
 

@@ -11,22 +11,9 @@ import typer
 
 from flopcast.errors import UsageError
 from flopcast.roofline.base.csv_files import write_rows
-from flopcast.roofline.cli.shared.options import (
-    AsJson,
-    PriceDate,
-    PriceFile,
-    PriceGiven,
-    PriceKind,
-    Provider,
-)
+from flopcast.roofline.cli.shared.options import AsJson, PriceDate, PriceFile, PriceGiven, PriceKind, Provider
 from flopcast.roofline.cli.shared.price_options import GPUS, gpu_names, price_book
-from flopcast.roofline.dollars.crossovers import (
-    best_rows,
-    break_even_rows,
-    cost_rows,
-    crossover_rows,
-    memory_rows,
-)
+from flopcast.roofline.dollars.crossovers import best_rows, break_even_rows, cost_rows, crossover_rows, memory_rows
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.stream.model.run import Run
 
@@ -73,17 +60,13 @@ def cost(
     chosen = LADDER_WIDTHS if widths is None else tuple(sorted(set(whole_numbers("--widths", widths))))
     models = ladder(chosen, depth_law)
     profiles = find_profiles(gpu_names(gpus))
-    book = price_book(
-        prices, price, provider, on, gpus=[profile.gpu for profile in profiles], required=True, kind=kind
-    )
+    book = price_book(prices, price, provider, on, gpus=[profile.gpu for profile in profiles], required=True, kind=kind)
     run = Run(batch=batch, seq=seq, optimizer=optimizer, mode=mode)
     run.check()
     check_writable(out, is_folder=True)
     feeding = find_host(host)
     with console.progress("forecasting the ladder") as advance:
-        curves = cost_curves(
-            profiles, models, run, book, host=feeding, hosts=hosts, what_if=True, progress=advance
-        )
+        curves = cost_curves(profiles, models, run, book, host=feeding, hosts=hosts, what_if=True, progress=advance)
         larger = {}
         for factor in (4, 16) if what_if else ():
             larger[factor] = cost_curves(
@@ -100,9 +83,7 @@ def cost(
         dollars.print_cost(curves, run, scenarios, one_host=host is not None or hosts == SAME)
 
 
-def write_cost(
-    curves: Sequence[CostCurve], folder: Path, *, scenarios: Sequence[Mapping[str, Any]] = ()
-) -> list[Path]:
+def write_cost(curves: Sequence[CostCurve], folder: Path, *, scenarios: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
     """cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `scenarios`) and cost.png in
     `folder`. Raises UsageError when it cannot be written."""
     from flopcast.roofline.views.figures.cost import save_cost_figure

@@ -68,9 +68,7 @@ def plan(
     is_ladder = config is None and width is None
     if is_ladder:
         if budget_usd is None:
-            raise UsageError(
-                "which model? give --config or --width, or --budget-usd for the largest of the ladder"
-            )
+            raise UsageError("which model? give --config or --width, or --budget-usd for the largest of the ladder")
         if sequences is None or tokens is not None:
             given = "--tokens" if tokens is not None else "--batch auto"
             raise UsageError(f"{given} with --budget-usd needs a model: give --config or --width")
@@ -79,15 +77,11 @@ def plan(
         models = _ladder(widths, depth_law or "printed")
     else:
         if widths is not None:
-            raise UsageError(
-                "--widths is the ladder of --budget-usd without a model: leave it or the model out"
-            )
+            raise UsageError("--widths is the ladder of --budget-usd without a model: leave it or the model out")
         model = model_from({"config": config, "width": width, "depth": depth, "depth_law": depth_law})
         wanted = None if tokens is None else token_count(tokens)
     profiles = find_profiles(gpu_names(gpus))
-    book = price_book(
-        prices, price, provider, on, gpus=[profile.gpu for profile in profiles], required=True, kind=kind
-    )
+    book = price_book(prices, price, provider, on, gpus=[profile.gpu for profile in profiles], required=True, kind=kind)
     feeding: dict[str, Any] = {"host": find_host(host), "hosts": hosts}
     if is_ladder and budget_usd is not None:
         _budget(run, profiles, book, budget_usd, tokens_per_param, models, feeding, as_json)
@@ -142,15 +136,11 @@ def _batch(text: str) -> int | None:
 
 def token_count(text: str) -> float:
     """ "10B" -> 1e10. Raises UsageError."""
-    match = re.fullmatch(
-        r"([0-9_.]+(?:[eE][+]?[0-9]+)?)([KMBGT]?)", text.strip().replace(",", ""), re.IGNORECASE
-    )
+    match = re.fullmatch(r"([0-9_.]+(?:[eE][+]?[0-9]+)?)([KMBGT]?)", text.strip().replace(",", ""), re.IGNORECASE)
     try:
         count = float(match[1].replace("_", "")) * _SCALES[match[2].upper()] if match else 0.0
     except ValueError:
         count = 0.0
     if not 1 <= count <= MOST_TOKENS:
-        raise UsageError(
-            f"--tokens is {text!r}: valid is a number such as 10B, 300M or 1e10, at most {MOST_TOKENS:g}"
-        )
+        raise UsageError(f"--tokens is {text!r}: valid is a number such as 10B, 300M or 1e10, at most {MOST_TOKENS:g}")
     return count

@@ -8,12 +8,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli.shared.options import (
-    AsJson,
-    PriceDate,
-    PriceFile,
-    refuse_unused,
-)
+from flopcast.roofline.cli.shared.options import AsJson, PriceDate, PriceFile, refuse_unused
 from flopcast.roofline.cli.shared.price_options import checked_day, tell
 
 
@@ -50,9 +45,7 @@ def prices(
     from flopcast.roofline.views.terminal import console, dollars
 
     if refresh not in (None, "gpuhunt"):
-        raise UsageError(
-            f"--refresh {refresh!r}: valid is gpuhunt; --from reads a CSV of SkyPilot's catalogue"
-        )
+        raise UsageError(f"--refresh {refresh!r}: valid is gpuhunt; --from reads a CSV of SkyPilot's catalogue")
     if sum(chosen is not None for chosen in (book, source, refresh)) > 1:
         raise UsageError("--prices, --from and --refresh each name a source: give one of them")
     if day is not None and source is None:
@@ -74,20 +67,14 @@ def prices(
     if source is None and refresh is None and provider is not None:
         rows = [p for p in rows if p.provider == provider]
     if not rows:
-        asked = {
-            "--gpu": gpu,
-            "--provider": provider if source is None and refresh is None else None,
-            "--on": on,
-        }
+        asked = {"--gpu": gpu, "--provider": provider if source is None and refresh is None else None, "--on": on}
         given = ", ".join(f"{option} {value}" for option, value in asked.items() if value is not None)
         raise UsageError(f"no price for {given or 'any GPU'}; `flopcast prices` without options lists all")
     if out is not None:
         write_prices(rows, out)
         console.say(f"wrote {out}: {len(rows)} prices")
     if as_json:
-        emit(
-            {"prices": [vars(price) for price in rows], "refused": found.refused, "other_rows": found.others}
-        )
+        emit({"prices": [vars(price) for price in rows], "refused": found.refused, "other_rows": found.others})
     else:
         dollars.print_prices(rows)
 

@@ -104,9 +104,7 @@ def widths(
             figure.parent.mkdir(parents=True, exist_ok=True)
             figure.write_bytes(drawn.png if figure.suffix.lower() == ".png" else drawn.svg_file.encode())
         except OSError as fault:
-            raise UsageError(
-                f"{figure} cannot be written: {fault.strerror}; choose another --figure"
-            ) from fault
+            raise UsageError(f"{figure} cannot be written: {fault.strerror}; choose another --figure") from fault
         console.say(f"wrote {figure}")
     if as_json:
         emit(found.to_json())

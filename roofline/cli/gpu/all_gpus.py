@@ -19,9 +19,7 @@ def check_out(out: Path, *, all_gpus: bool) -> None:
     if all_gpus and records.file_in(out).is_file():
         raise UsageError(f"{out} holds measurements of one GPU: give another --out for --all-gpus")
     if not all_gpus and cards.card_folders(out):
-        raise UsageError(
-            f"{out} holds measurements of several GPUs: go on with --all-gpus, or give another --out"
-        )
+        raise UsageError(f"{out} holds measurements of several GPUs: go on with --all-gpus, or give another --out")
 
 
 def bench_all_gpus(out: Path, suite: str | None, arguments: Sequence[str]) -> dict[str, Any]:

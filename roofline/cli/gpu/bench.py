@@ -77,12 +77,7 @@ def bench(
         _check_bench(suite, budget, backend)
         limits = () if budget is None else ("--budget", str(budget))
         of_backend = () if backend is None else ("--backend", backend)
-        arguments = (
-            *limits,
-            *of_backend,
-            *(("--retry",) if retry else ()),
-            *(model.arguments if model else ()),
-        )
+        arguments = (*limits, *of_backend, *(("--retry",) if retry else ()), *(model.arguments if model else ()))
         found = gpu_all_gpus.bench_all_gpus(out, suite, arguments)
         if as_json:
             emit(found)
@@ -109,9 +104,7 @@ def _check_bench(suite: str | None, budget: float | None, backend: str | None = 
     if backend is not None and backend not in BACKENDS:
         raise UsageError(f"--backend {backend!r}: valid are {', '.join(BACKENDS)}")
     if backend is not None and suite == "host":
-        raise UsageError(
-            f"--backend {backend} with --suite host, which has no cases: leave one of the two out"
-        )
+        raise UsageError(f"--backend {backend} with --suite host, which has no cases: leave one of the two out")
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
 
@@ -153,9 +146,7 @@ def run_bench(
         source = model.source(chosen.type)
         machine = describe(chosen)
         name = source.label
-        listed = one_model.cases_kept(
-            out, source, one_model.step_cases(source, machine["device"], machine["stack"])
-        )
+        listed = one_model.cases_kept(out, source, one_model.step_cases(source, machine["device"], machine["stack"]))
     cases = (Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in listed)
     found = engine.run_bench(
         chosen, out, suite=name, policy=policy, cases=cases,

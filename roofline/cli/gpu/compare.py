@@ -14,13 +14,13 @@ REGRESSED = 3
 def compare(
     a: Annotated[str, typer.Argument(help="Before: a folder of `flopcast bench`, a profile file or a known GPU.")],
     b: Annotated[str, typer.Argument(help="After, or another GPU: likewise.")],
-    tolerance: Annotated[float, typer.Option(
-        help="Share by which a class may become slower before it counts as regressed."
-    )] = 0.03,
-    as_json: Annotated[bool, typer.Option(
-        "--json", help="One JSON document on stdout, everything else on stderr."
-    )] = False,
-) -> None:  # fmt: skip
+    tolerance: Annotated[
+        float, typer.Option(help="Share by which a class may become slower before it counts as regressed.")
+    ] = 0.03,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
+    ] = False,
+) -> None:
     """What got faster and what slower from A to B, by class and beyond noise. Exit 3 where something regressed."""
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.validation import compare as comparing

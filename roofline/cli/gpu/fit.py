@@ -15,9 +15,7 @@ from flopcast.roofline.cli.shared.options import Json
 
 def fit(
     folder: Annotated[Path, typer.Argument(help="Folder that `flopcast bench` wrote.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Profile to write; default: FOLDER/profile.json.gz.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Profile to write; default: FOLDER/profile.json.gz.")] = None,
     repeat: Annotated[
         Path | None, typer.Option(help="A second run of the suite: compared row by row -> repeatability.csv.")
     ] = None,

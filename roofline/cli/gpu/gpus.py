@@ -16,12 +16,8 @@ def gpus(
 ) -> None:
     """Profiles and hosts known, and how each came about."""
     from flopcast.roofline.gpu.library.profiles import known, known_hosts
-    from flopcast.roofline.views.terminal import (
-        gpus as terminal_gpus,
-    )
-    from flopcast.roofline.views.terminal import (
-        hosts as terminal_hosts,
-    )
+    from flopcast.roofline.views.terminal import gpus as terminal_gpus
+    from flopcast.roofline.views.terminal import hosts as terminal_hosts
 
     if as_json:
         emit([entry.to_json() for entry in known_hosts()] if hosts else [entry.__dict__ for entry in known()])

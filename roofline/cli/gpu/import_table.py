@@ -13,13 +13,9 @@ from flopcast.errors import UsageError
 def import_table(
     table: Annotated[Path, typer.Argument(help="A CSV file of operation times, plain or gzipped.")],
     *,
-    gpu: Annotated[
-        str, typer.Option("--gpu", help="The GPU of the table (`flopcast gpus`), or a profile file of it.")
-    ],
+    gpu: Annotated[str, typer.Option("--gpu", help="The GPU of the table (`flopcast gpus`), or a profile file of it.")],
     source: Annotated[str, typer.Option(help="Who published it, where: kept in the profile.")] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="The profile's file; by default kept under the GPU's name.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The profile's file; by default kept under the GPU's name.")] = None,
     hold_out: Annotated[
         bool, typer.Option("--hold-out", help="Fit half of the shapes, report the error of the other half.")
     ] = False,
@@ -46,9 +42,7 @@ def import_table(
     from flopcast.roofline.views.terminal.waiting import waiting
 
     if not source.strip():
-        raise UsageError(
-            "--source is missing: say who published the table and where, as it is kept with the profile"
-        )
+        raise UsageError("--source is missing: say who published the table and where, as it is kept with the profile")
     profile = find_profile(gpu)
     spec = find_spec(profile.gpu)
     if out is None:
@@ -58,9 +52,7 @@ def import_table(
     if found.refused and not skip_refused:
         raise UsageError(f"{refusal(table, found)}; mend them, or give --skip-refused to leave them out")
     if not found.rows:
-        raise UsageError(
-            f"{table}: none of its {found.others} rows is of {spec.name}; give --gpu as the table has it"
-        )
+        raise UsageError(f"{table}: none of its {found.others} rows is of {spec.name}; give --gpu as the table has it")
     with waiting("refining"):
         refined, record = refine(profile, spec, found.rows, source.strip(), hold_out=hold_out)
         checked = errors(profile, refined, spec, record, found.rows, hold_out=hold_out)
@@ -74,9 +66,7 @@ def import_table(
         "rows": len(found.rows),
         "refused": [{"line": line, "reason": reason} for line, reason in found.refused],
         "rows_of_other_gpus": found.others,
-        "fits": [
-            {"surface": fit["surface"], "rows": fit["rows"], "sigma": fit["sigma"]} for fit in record["fits"]
-        ],
+        "fits": [{"surface": fit["surface"], "rows": fit["rows"], "sigma": fit["sigma"]} for fit in record["fits"]],
         "held_out": hold_out,
         "errors": checked,
     }

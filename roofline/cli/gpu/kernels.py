@@ -13,9 +13,7 @@ from flopcast.roofline.cli.shared.output import say_done
 
 def kernels(
     gpu: shared.Gpu,
-    source: Annotated[
-        Path, typer.Option("--from", help="CSV: op,m,n,k,layout or batch,heads,...; see docs/files.md.")
-    ],
+    source: Annotated[Path, typer.Option("--from", help="CSV: op,m,n,k,layout or batch,heads,...; see docs/files.md.")],
     out: Annotated[Path, typer.Option(help="CSV to write.")],
     as_json: shared.AsJson = False,
 ) -> None:

@@ -44,11 +44,6 @@ def roofline(
             write_figure(profile, out, dtype=dtype, theme=theme or "light")
         console.say(f"wrote {out}")
     if as_json:
-        emit(
-            {
-                **roofs.to_json(profile, found, roofs.points_of(profile)),
-                "figure": None if out is None else str(out),
-            }
-        )
+        emit({**roofs.to_json(profile, found, roofs.points_of(profile)), "figure": None if out is None else str(out)})
     else:
         terminal_explain.print_roofs(profile)

@@ -24,7 +24,7 @@ def tune_kernels(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
     ] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Remake the table of kernel configurations: check each, time each, keep the fastest of every shape.
 
     Kill it whenever you like: the same command goes on where it stopped. The table is written to OUT; it takes effect

@@ -11,9 +11,7 @@ import typer
 from flopcast.errors import UsageError
 
 Gpu = Annotated[str, typer.Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
-]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
 ConfigName = Annotated[
     str | None, typer.Option(help="A transformers config.json, or a shipped name such as qwen3-0.6b.")
 ]
@@ -27,9 +25,7 @@ KvHeads = Annotated[int | None, typer.Option(help="Key and value heads; must div
 HeadDim = Annotated[int | None, typer.Option(help="Size of a head.")]
 Ffn = Annotated[int | None, typer.Option(help="Intermediate size.")]
 Vocab = Annotated[int | None, typer.Option(help="Vocabulary size.")]
-Tied = Annotated[
-    bool | None, typer.Option("--tied/--untied", help="Whether embedding and head share weights.")
-]
+Tied = Annotated[bool | None, typer.Option("--tied/--untied", help="Whether embedding and head share weights.")]
 ModuleName = Annotated[
     str | None,
     typer.Option(
@@ -47,21 +43,15 @@ Optimizer = Annotated[str, typer.Option(help="adamw (torch's default: foreach on
 Mode = Annotated[str, typer.Option(help="eager; compile is not modelled yet.")]
 Matmul = Annotated[str, typer.Option(help="torch or triton; best is not modelled yet.")]
 Attention = Annotated[
-    str,
-    typer.Option(help="sdpa (what torch picks), sdpa-flash, sdpa-cudnn or triton; best is not modelled yet."),
+    str, typer.Option(help="sdpa (what torch picks), sdpa-flash, sdpa-cudnn or triton; best is not modelled yet.")
 ]
-Fused = Annotated[
-    str, typer.Option(help="triton: Qwen3's norms, rope, SwiGLU and loss by the fused kernels; or none.")
-]
-Host = Annotated[
-    str | None, typer.Option(help="Host for the GPU: one of `flopcast gpus`, a profile's, `none`.")
-]
+Fused = Annotated[str, typer.Option(help="triton: Qwen3's norms, rope, SwiGLU and loss by the fused kernels; or none.")]
+Host = Annotated[str | None, typer.Option(help="Host for the GPU: one of `flopcast gpus`, a profile's, `none`.")]
 
 PriceFile = Annotated[
     Path | None,
     typer.Option(
-        "--prices",
-        help="Price book, CSV or TOML, or a CSV of SkyPilot's catalogue; default: the shipped one.",
+        "--prices", help="Price book, CSV or TOML, or a CSV of SkyPilot's catalogue; default: the shipped one."
     ),
 ]
 PriceGiven = Annotated[
@@ -69,9 +59,7 @@ PriceGiven = Annotated[
 ]
 Provider = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Provider of the price, for all GPUs or as GPU=PROVIDER; default: RunPod Secure Cloud."
-    ),
+    typer.Option(help="Provider of the price, for all GPUs or as GPU=PROVIDER; default: RunPod Secure Cloud."),
 ]
 PriceDate = Annotated[str | None, typer.Option("--on", help="Newest prices up to this day, YYYY-MM-DD.")]
 PriceKind = Annotated[str, typer.Option("--kind", help="on-demand or spot.")]
@@ -91,27 +79,12 @@ def module_sizes(context: typer.Context, module: str | None, fused: str) -> dict
     describes another model."""
     if module is None:
         return {}
-    shapes = (
-        "config",
-        "width",
-        "depth",
-        "depth_law",
-        "heads",
-        "kv_heads",
-        "head_dim",
-        "ffn",
-        "vocab",
-        "tied",
-    )
+    shapes = ("config", "width", "depth", "depth_law", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")
     clash = next((name for name in sorted(shapes) if _is_given(context, name)), None)
     if clash is not None:
-        raise UsageError(
-            f"--module with --{clash.replace('_', '-')}: the factory makes the model, give one of the two"
-        )
+        raise UsageError(f"--module with --{clash.replace('_', '-')}: the factory makes the model, give one of the two")
     if fused != "none":
-        raise UsageError(
-            f"--module with --fused {fused}: a factory patches its own model, leave one of the two out"
-        )
+        raise UsageError(f"--module with --fused {fused}: a factory patches its own model, leave one of the two out")
     return {name: context.params[name] for name in ("batch", "seq") if _is_given(context, name)}
 
 
@@ -138,9 +111,7 @@ BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # of a suite's cases
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu; default: cuda where there is one.")]
 Suite = Annotated[
     str | None,
-    typer.Option(
-        help="quick (a minute; the default), standard, or fused: patched with the fused kernels alone."
-    ),
+    typer.Option(help="quick (a minute; the default), standard, or fused: patched with the fused kernels alone."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder to write to; what it holds already is not done again.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Measure again what failed or ran out of memory.")]

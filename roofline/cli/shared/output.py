@@ -19,13 +19,9 @@ def emit(document: Any) -> None:
     sys.stdout.flush()
 
 
-def say_done(
-    seconds: Sequence[Any], words: tuple[str, str], profile: Profile, out: Path, as_json: bool
-) -> None:
+def say_done(seconds: Sequence[Any], words: tuple[str, str], profile: Profile, out: Path, as_json: bool) -> None:
     """How many rows of a table were done. `words`: what they are, and what was done."""
-    from flopcast.roofline.views.terminal import (
-        console,
-    )
+    from flopcast.roofline.views.terminal import console
 
     count, done = len(seconds), sum(1 for value in seconds if value)
     what, verb = words

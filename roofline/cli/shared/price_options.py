@@ -63,12 +63,7 @@ def price_book(
     price.
     """
     from flopcast.roofline.gpu.catalogue.price_catalogues import load_any
-    from flopcast.roofline.gpu.catalogue.prices import (
-        latest,
-        parse_override,
-        require,
-        with_overrides,
-    )
+    from flopcast.roofline.gpu.catalogue.prices import latest, parse_override, require, with_overrides
     from flopcast.roofline.gpu.library.profiles import names
 
     day = checked_day("--on", on)
@@ -76,9 +71,7 @@ def price_book(
     overrides = [parse_override(text, known_gpus=known) for text in given or []]
     for text, override in zip(given or [], overrides, strict=True):
         if override.gpu not in gpus:
-            raise UsageError(
-                f"--price {text!r}: {override.gpu} is none of the GPUs asked for ({', '.join(gpus)})"
-            )
+            raise UsageError(f"--price {text!r}: {override.gpu} is none of the GPUs asked for ({', '.join(gpus)})")
     collected = load_any(path, known_gpus=known)
     tell(collected)
     book = with_overrides(collected.prices, overrides)
@@ -90,11 +83,7 @@ def price_book(
 
 
 def price_of(
-    profile: Profile,
-    path: Path | None,
-    given: list[str] | None,
-    provider: Sequence[str] | None,
-    on: str | None,
+    profile: Profile, path: Path | None, given: list[str] | None, provider: Sequence[str] | None, on: str | None
 ) -> Price | None:
     """The price of one GPU, as `price_book` finds it; where one was asked for and there is none, stderr is told."""
     found = price_book(path, given, provider, on, gpus=[profile.gpu]).get(profile.gpu)
@@ -110,16 +99,12 @@ def price_of(
 def _providers(given: Sequence[str] | None, gpus: Sequence[str]) -> dict[str, str]:
     """GPU -> the provider asked for. Raises UsageError for a GPU that is not among `gpus`."""
     found: dict[str, str] = {}
-    for text in sorted(
-        given or [], key=lambda text: "=" in text
-    ):  # one for all first, so that a GPU's own wins
+    for text in sorted(given or [], key=lambda text: "=" in text):  # one for all first, so that a GPU's own wins
         gpu, equals, name = (part.strip() for part in text.partition("="))
         if not equals:
             found |= dict.fromkeys(gpus, gpu)
         elif gpu not in gpus:
-            raise UsageError(
-                f"--provider {text!r}: {gpu!r} is none of the GPUs asked for ({', '.join(gpus)})"
-            )
+            raise UsageError(f"--provider {text!r}: {gpu!r} is none of the GPUs asked for ({', '.join(gpus)})")
         else:
             found[gpu] = name
     return found

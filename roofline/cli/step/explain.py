@@ -16,9 +16,7 @@ def _explain_options(
     *,
     what_if: Annotated[
         bool,
-        typer.Option(
-            "--what-if", help="Trace the alternatives whose op stream is not at hand; takes seconds each."
-        ),
+        typer.Option("--what-if", help="Trace the alternatives whose op stream is not at hand; takes seconds each."),
     ] = False,
 ) -> None: ...
 
@@ -59,9 +57,7 @@ def explain(**options: Any) -> None:
             trace = options.get("what_if", False) or not is_at_hand(model, traced)
             stream = get_stream(model, traced)
         found = explain_stream(stream, run, profile, host=host, price=priced)
-        would_help = alternatives.advise(
-            stream, run, profile, found.forecast, config=model, host=host, trace=trace
-        )
+        would_help = alternatives.advise(stream, run, profile, found.forecast, config=model, host=host, trace=trace)
     profile_cache.keep(profile)
     if options["as_json"]:
         emit({**found.to_json(), "alternatives": [a.to_json() for a in would_help]})

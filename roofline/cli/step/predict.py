@@ -90,15 +90,9 @@ def predict(
     if as_json:
         emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})
         return
-    from flopcast.roofline.views.terminal import (
-        console,
-    )
-    from flopcast.roofline.views.terminal import (
-        forecast as terminal_forecast,
-    )
+    from flopcast.roofline.views.terminal import console
+    from flopcast.roofline.views.terminal import forecast as terminal_forecast
 
     terminal_forecast.print_forecast(result, run)
     if largest is not None:
-        console.say(
-            f"largest micro-batch that fits: {terminal_forecast.batch_words(largest, run.seq, result.unit)}"
-        )
+        console.say(f"largest micro-batch that fits: {terminal_forecast.batch_words(largest, run.seq, result.unit)}")

@@ -26,9 +26,7 @@ def sweep(
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step import sweep as step_sweep
     from flopcast.roofline.stream.model import models
-    from flopcast.roofline.views.terminal import (
-        console,
-    )
+    from flopcast.roofline.views.terminal import console
 
     columns, rows = csv_files.read_rows(source)
     csv_files.check_columns(source, columns, ("name", *models.MODEL_COLUMNS, *step_sweep.RUN_COLUMNS))

@@ -117,6 +117,4 @@ def compare_folder(
     from flopcast.roofline.views.terminal.console import progress
 
     with progress("comparing") as advance:
-        return checks.compare_runs(
-            folder, profile, estimates=estimates, any_stack=any_stack, progress=advance
-        )
+        return checks.compare_runs(folder, profile, estimates=estimates, any_stack=any_stack, progress=advance)

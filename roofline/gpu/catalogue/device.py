@@ -75,9 +75,7 @@ def live_peaks(device: Mapping[str, Any]) -> dict[str, Number]:
     return peaks
 
 
-def attention_alias(
-    device: Mapping[str, Any], stack: Mapping[str, Any], backends: set[str]
-) -> dict[str, str]:
+def attention_alias(device: Mapping[str, Any], stack: Mapping[str, Any], backends: set[str]) -> dict[str, str]:
     """What torch's SDPA picks by itself, if it was measured. cuDNN first on Hopper and Blackwell of the
     data centre from torch 2.10 with cuDNN above 9.15 (`check_prefer_cudnn_attention` in torch's
     sdp_utils.cpp), else flash."""

@@ -100,9 +100,7 @@ def read_skypilot(
     """
     _, columns, rows = read_csv(path)
     if not set(SKYPILOT_COLUMNS) <= set(columns):
-        raise DataError(
-            f"{path} is no catalogue of SkyPilot: needed are columns {','.join(SKYPILOT_COLUMNS)}"
-        )
+        raise DataError(f"{path} is no catalogue of SkyPilot: needed are columns {','.join(SKYPILOT_COLUMNS)}")
     name = provider or path.resolve().parent.name
     offers, refused = [], []
     for line, cells in rows:
@@ -183,9 +181,9 @@ def collect(
             problems[str(fault)].append(offer.where)
             continue
         if spot is not None and usd is not None and spot == usd:
-            problems[
-                f"SpotPrice of {offer.name} equals Price: no spot price (the on-demand price is kept)"
-            ].append(offer.where)
+            problems[f"SpotPrice of {offer.name} equals Price: no spot price (the on-demand price is kept)"].append(
+                offer.where
+            )
             spot = None
         for kind, value in (("on-demand", usd), ("spot", spot)):
             if value is not None:
@@ -277,10 +275,7 @@ def _board(instance: str) -> str | None:
 
 
 def refresh_gpuhunt(
-    providers: Sequence[str] = GPUHUNT_PROVIDERS,
-    *,
-    aliases: Mapping[str, str] | None = None,
-    today: date | None = None,
+    providers: Sequence[str] = GPUHUNT_PROVIDERS, *, aliases: Mapping[str, str] | None = None, today: date | None = None
 ) -> Collected:
     """Today's prices from gpuhunt's catalogue, or from the CSV files of the folder that $GPUHUNT_CATALOG_DIR names.
 
@@ -299,9 +294,7 @@ def refresh_gpuhunt(
     if local is not None:
         wanted = [name for name in wanted if (Path(local) / f"{name}.csv").is_file()]
         if not wanted:
-            raise UsageError(
-                f"GPUHUNT_CATALOG_DIR={local} holds none of {', '.join(f'{n}.csv' for n in providers)}"
-            )
+            raise UsageError(f"GPUHUNT_CATALOG_DIR={local} holds none of {', '.join(f'{n}.csv' for n in providers)}")
     logging.getLogger("gpuhunt").setLevel(logging.CRITICAL)  # it prints tracebacks of what is told below
     try:
         if local is None:
@@ -316,11 +309,7 @@ def refresh_gpuhunt(
         day = date.fromtimestamp(max((Path(local) / f"{name}.csv").stat().st_mtime for name in wanted))
         where = "files of $GPUHUNT_CATALOG_DIR"
     return collect(
-        gpuhunt_offers(items),
-        day=day,
-        inferred=local is not None,
-        aliases=aliases,
-        source=f"gpuhunt, {where}",
+        gpuhunt_offers(items), day=day, inferred=local is not None, aliases=aliases, source=f"gpuhunt, {where}"
     )
 
 

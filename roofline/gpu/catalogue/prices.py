@@ -112,9 +112,7 @@ def _toml_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{file} is not TOML: {error}") from error
     rows = document.get("price")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(
-            f"{file} holds no [[price]] tables; the keys of each: {', '.join((*REQUIRED, *OPTIONAL))}"
-        )
+        raise DataError(f"{file} holds no [[price]] tables; the keys of each: {', '.join((*REQUIRED, *OPTIONAL))}")
     headers = re.compile(r"\s*\[\[\s*[\"']?price[\"']?\s*\]\]")
     lines = [number for number, line in enumerate(text.splitlines(), 1) if headers.match(line)]
     for index, row in enumerate(rows):
@@ -217,11 +215,7 @@ def _check_pairs(file: Path, prices: Sequence[tuple[int, Price]]) -> None:
 
 
 def latest(
-    prices: Sequence[Price],
-    gpu: str,
-    provider: str | None = None,
-    kind: str = "on-demand",
-    on: date | None = None,
+    prices: Sequence[Price], gpu: str, provider: str | None = None, kind: str = "on-demand", on: date | None = None
 ) -> Price | None:
     """The newest price of a GPU, or the newest not after the day `on`; None if there is none.
 
@@ -237,9 +231,7 @@ def latest(
         return given[-1]
     providers = {p.provider for p in prices if p.provider != OVERRIDE_PROVIDER}
     if provider is not None and provider not in providers:
-        raise UsageError(
-            f"no prices from provider {provider!r}; known: {', '.join(sorted(providers)) or 'none'}"
-        )
+        raise UsageError(f"no prices from provider {provider!r}; known: {', '.join(sorted(providers)) or 'none'}")
     rows = [p for p in prices if p.gpu == gpu and p.kind == kind and (on is None or p.date <= on)]
     if provider is None:
         provider = DEFAULT_PROVIDER
@@ -260,11 +252,7 @@ def newest(prices: Iterable[Price], on: date | None = None) -> list[Price]:
 
 
 def require(
-    prices: Sequence[Price],
-    gpu: str,
-    provider: str | None = None,
-    kind: str = "on-demand",
-    on: date | None = None,
+    prices: Sequence[Price], gpu: str, provider: str | None = None, kind: str = "on-demand", on: date | None = None
 ) -> Price:
     """`latest`, or a UsageError that lists who else offers this GPU and how to give a price."""
     price = latest(prices, gpu, provider, kind, on)
@@ -315,9 +303,7 @@ def write_prices(prices: Iterable[Price], path: Path) -> None:
                      str(price.date_inferred).lower(), price.source)
                 )  # fmt: skip
     except OSError as fault:
-        raise UsageError(
-            f"{path} cannot be written: {fault.strerror}; choose another file with --out"
-        ) from fault
+        raise UsageError(f"{path} cannot be written: {fault.strerror}; choose another file with --out") from fault
 
 
 def with_overrides(prices: Sequence[Price], overrides: Iterable[Price]) -> list[Price]:

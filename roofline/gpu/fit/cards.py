@@ -64,9 +64,7 @@ def _numbered(folder: Path, start: str) -> dict[str, Path]:
     """The folders below that hold measurements, or runs of them, in their order."""
     if not folder.is_dir():
         return {}
-    found = [
-        (int(m[1]), path) for path in folder.iterdir() if (m := re.fullmatch(rf"{start}(\d+)", path.name))
-    ]
+    found = [(int(m[1]), path) for path in folder.iterdir() if (m := re.fullmatch(rf"{start}(\d+)", path.name))]
     return {
         path.name: path
         for _, path in sorted(found)
@@ -138,9 +136,7 @@ def _check_same_kind(folders: Mapping[str, Path], machines: Mapping[str, Mapping
     for name, machine in others:
         pairs = [(part, first["device"].get(part), machine["device"].get(part)) for part in SAME]
         stacks = first.get("stack", {}), machine.get("stack", {})
-        pairs += [
-            (part, stacks[0].get(part), stacks[1].get(part)) for part in stacks[0] if part != "flopcast"
-        ]
+        pairs += [(part, stacks[0].get(part), stacks[1].get(part)) for part in stacks[0] if part != "flopcast"]
         for part, own, other in pairs:
             if own != other:
                 raise DataError(
@@ -199,9 +195,7 @@ def _median_samples(samples: Sequence[Sequence[float]]) -> list[float]:
     count = min(map(len, samples))
     if count == 0:
         return []
-    at = np.linspace(
-        0.0, 1.0, count
-    )  # plain lists: numpy's median of three numbers takes twenty times as long
+    at = np.linspace(0.0, 1.0, count)  # plain lists: numpy's median of three numbers takes twenty times as long
     quantiles = [
         sorted(s) if len(s) == count else np.interp(at * (len(s) - 1), range(len(s)), sorted(s)).tolist()
         for s in samples
@@ -226,9 +220,7 @@ def counted(cards: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
     return {name: rows for name, rows in cards.items() if measured[name] >= least}
 
 
-def with_cards(
-    profile: Profile, found: Found, describe_shape: Callable[[Shape, str], Work] = describe
-) -> Profile:
+def with_cards(profile: Profile, found: Found, describe_shape: Callable[[Shape, str], Work] = describe) -> Profile:
     """The profile with the spread between its cards, which widens its estimates; as it is where one card counts."""
     if len(counted(found.cards)) < 2:
         return profile
@@ -262,9 +254,11 @@ def spread(found: Found, describe_shape: Callable[[Shape, str], Work] = describe
         for name, rows in found.cards.items()
     }
     return {
-        "cards": cards, "classes": classes, "slowest": slowest,
+        "cards": cards,
+        "classes": classes,
+        "slowest": slowest,
         "slowest_factor": None if slowest is None else factors[slowest],
-    }  # fmt: skip
+    }
 
 
 def _readings_by_class(
@@ -287,9 +281,7 @@ def _readings_by_class(
                 continue  # the fit warns of it
             entry = "/".join(key), [by_card[name] for name in cards]
             grouped[f"{op_class}/{key[2]}"].append(entry)
-    return {
-        name: ([key for key, _ in rows], np.array([v for _, v in rows])) for name, rows in grouped.items()
-    }
+    return {name: ([key for key, _ in rows], np.array([v for _, v in rows])) for name, rows in grouped.items()}
 
 
 def _class_spread(keys: Sequence[str], seconds: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
@@ -329,12 +321,4 @@ def table_rows(gpus: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-TABLE_COLUMNS = (
-    "class/cache",
-    "rows",
-    "cards apart, median",
-    "p90",
-    "deviation",
-    "slowest",
-    "above the median",
-)
+TABLE_COLUMNS = ("class/cache", "rows", "cards apart, median", "p90", "deviation", "slowest", "above the median")

@@ -40,9 +40,7 @@ def fit_host_folder(folder: Path, found: Found | None = None) -> HostCosts:
     counts = host_calibration.host_counts(host_calibration.host_plan(kind), kind)
     host = fit_host(usable, counts, ceilings_of(usable), found.machine.get("host", {}), [])
     if host is None:
-        raise DataError(
-            f"{folder} holds no host costs: `flopcast bench --suite host --out {folder}` measures them"
-        )
+        raise DataError(f"{folder} holds no host costs: `flopcast bench --suite host --out {folder}` measures them")
     described = with_origin(host, found.machine, usable)
     assert described is not None
     if kind == "cpu":  # an op runs when it is called: its own time is in the phases

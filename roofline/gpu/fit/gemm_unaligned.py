@@ -41,10 +41,7 @@ NEVER = 50.0  # against a tile's mode that was not seen once
 ROBUST = 0.03  # log seconds beyond which a time counts linearly
 # What rows take besides: products that say as much as the belief that it is nothing, what one may be off, sweeps.
 FEW, MOST_OFF, SWEEPS = 3.0, 0.15, 3
-CLOSE, LARGEST = (
-    16,
-    64,
-)  # in two bytes: beside a multiple of PITCH, and the alignment from which on all are alike
+CLOSE, LARGEST = (16, 64)  # in two bytes: beside a multiple of PITCH, and the alignment from which on all are alike
 # What is believed before the data: value, standard deviation; of times the logs.
 _FIXED = np.log(2e-6), 1.0
 _STEP_SD, _ALIGNED_SD, _BIAS_SD, _SLOPE_SD = 0.5, 0.1, 2.0, 0.5
@@ -176,9 +173,7 @@ def _besides(off: Array, tile: NDArray[np.intp], count: int, sizes: Sizes) -> di
     shifts = np.arange(SHIFTS)
     power = np.where(shifts > 0, np.minimum(shifts & -shifts, LARGEST), LARGEST)
     alike = np.unique(power, return_inverse=True)[1]  # by power of two
-    beside = np.where(
-        shifts <= CLOSE, 1, np.where(SHIFTS - 1 - shifts <= CLOSE, 2, 0)
-    )  # of PITCH, of its half
+    beside = np.where(shifts <= CLOSE, 1, np.where(SHIFTS - 1 - shifts <= CLOSE, 2, 0))  # of PITCH, of its half
     near = beside * SHIFTS // 4 + alike
     levels = ((alike, True), (near, False), (shifts, False))
     for _ in range(SWEEPS):
@@ -222,12 +217,7 @@ def _fit_choice(
 
 
 def negative_log_posterior(
-    theta: Array,
-    logs: Array,
-    times: Array,
-    tile: NDArray[np.intp],
-    mode: NDArray[np.intp],
-    sd: Array,
+    theta: Array, logs: Array, times: Array, tile: NDArray[np.intp], mode: NDArray[np.intp], sd: Array
 ) -> tuple[float, Array]:
     """Of the choice, and its gradient. theta: what speaks for each tile's modes, [tiles, modes, slopes], then
     log sharpness; logs[rows, slopes], times[rows, tiles, modes]; `tile`, `mode`: what was picked, [rows]."""

@@ -103,9 +103,7 @@ def with_origin(
     """The costs with the machine, the software and the day that they were measured with."""
     if host is None:
         return None
-    days = [
-        row["time"] for row in rows if row.get("time") and row["key"].startswith(("host/", "scalar/launch"))
-    ]
+    days = [row["time"] for row in rows if row.get("time") and row["key"].startswith(("host/", "scalar/launch"))]
     described = machine.get("host", {})
     return replace(
         host, cores=described.get("cores"), device=str(machine.get("device", {}).get("name") or ""),
@@ -129,25 +127,18 @@ def layer_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         parsed = re.fullmatch(r"host/(.+)/depth(\d+)/(\w+)", row["key"])
         if parsed and row.get("value"):
             found[parsed[1]][parsed[3]][int(parsed[2])] = row
-    models = {
-        model: phases for model, phases in found.items() if all(len(phases[phase]) > 1 for phase in PHASES)
-    }
+    models = {model: phases for model, phases in found.items() if all(len(phases[phase]) > 1 for phase in PHASES)}
     if not models:
         return {}
     model, phases = max(models.items(), key=lambda item: len(item[1]["forward"]))
     depths = sorted(phases["forward"])
-    by_round = {
-        phase: {depth: round_medians(row) for depth, row in phases[phase].items()} for phase in PHASES
-    }
+    by_round = {phase: {depth: round_medians(row) for depth, row in phases[phase].items()} for phase in PHASES}
     values = {phase: [warm_value(phases[phase][depth]) for depth in depths] for phase in PHASES}
     values["step"] = [sum(parts) for parts in zip(*(values[phase] for phase in PHASES), strict=True)]
     count = min(len(medians) for own in by_round.values() for medians in own.values())
-    rounds = {
-        phase: [[by_round[phase][depth][i] for depth in depths] for i in range(count)] for phase in PHASES
-    }
+    rounds = {phase: [[by_round[phase][depth][i] for depth in depths] for i in range(count)] for phase in PHASES}
     rounds["step"] = [
-        [sum(parts) for parts in zip(*(rounds[phase][i] for phase in PHASES), strict=True)]
-        for i in range(count)
+        [sum(parts) for parts in zip(*(rounds[phase][i] for phase in PHASES), strict=True)] for i in range(count)
     ]
     layers: dict[str, Any] = {"model": model, "mode": "eager", "depths": depths}
     for phase, seconds in values.items():
@@ -195,9 +186,7 @@ def _from_launch(launch: float, cpu: str) -> HostCosts:
     )
 
 
-def _phase(
-    rows: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], sigmas: list[float]
-) -> dict[str, float]:
+def _phase(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], sigmas: list[float]) -> dict[str, float]:
     ops = np.array([c.get("launch", 0.0) + VIEW_WEIGHT * c.get("view", 0.0) for _, c in rows])
     fixed, per_op = _solve(np.column_stack([np.ones(len(ops)), ops]), rows, np.zeros(len(ops)), sigmas)
     return {"launch": per_op, "view": VIEW_WEIGHT * per_op, "fixed": fixed}
@@ -235,10 +224,6 @@ def _solve(
     misfit = np.log(np.maximum(columns @ found + known, 1e-9) / seconds)
     for (row, _), off in zip(rows, misfit, strict=True):
         samples = np.array([s for s in row.get("samples") or [] if s > 0])
-        spread = (
-            float(np.subtract(*np.quantile(np.log(samples), [0.75, 0.25]))) / 1.349
-            if len(samples) > 3
-            else 0.0
-        )
+        spread = float(np.subtract(*np.quantile(np.log(samples), [0.75, 0.25]))) / 1.349 if len(samples) > 3 else 0.0
         sigmas.append(float(np.hypot(spread, off)))
     return [float(value) for value in found]

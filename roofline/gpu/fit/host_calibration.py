@@ -23,9 +23,7 @@ def host_plan(device_type: str) -> HostPlan:
     """Depths 2, 6 and 12 at width 256 on a GPU; 2 and 4 at width 64 on the processor."""
     if device_type == "cpu":
         configs = {depth: make_config(width=64, depth=depth, vocab=CPU_VOCABULARY) for depth in (2, 4)}
-        return HostPlan(
-            model="qwen3-adamw", configs=configs, batch=CPU_BATCH, seq=CPU_SEQ, rounds=2, steps_per_round=2
-        )
+        return HostPlan(model="qwen3-adamw", configs=configs, batch=CPU_BATCH, seq=CPU_SEQ, rounds=2, steps_per_round=2)
     configs = {depth: make_config(width=256, depth=depth) for depth in (2, 6, 12)}
     return HostPlan(model="qwen3-adamw", configs=configs, batch=4, seq=256)
 
@@ -87,11 +85,7 @@ def synchronous_host(profile: Profile, plan: HostPlan, rows: Iterable[Mapping[st
     if not all(phase in per_op for phase in PHASES):
         return None
     costs = {
-        phase: {
-            "launch": median(per_op[phase]),
-            "view": median(per_op[phase]),
-            "host_op": median(per_op[phase]),
-        }
+        phase: {"launch": median(per_op[phase]), "view": median(per_op[phase]), "host_op": median(per_op[phase])}
         for phase in PHASES
     }
     base = profile.host
@@ -103,6 +97,5 @@ def synchronous_host(profile: Profile, plan: HostPlan, rows: Iterable[Mapping[st
     if base is None:
         return found
     return replace(
-        found, cpu=base.cpu, cores=base.cores, device=base.device, date=base.date, stack=base.stack,
-        layers=base.layers,
-    )  # fmt: skip
+        found, cpu=base.cpu, cores=base.cores, device=base.device, date=base.date, stack=base.stack, layers=base.layers
+    )

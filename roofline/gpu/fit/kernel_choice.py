@@ -80,12 +80,7 @@ def learn_tiles(
 
 
 def fit_tiles(
-    sizes: Sizes,
-    names: Sequence[Launched],
-    sm_count: float,
-    item_bytes: int,
-    rate: float,
-    layouts: Sequence[str],
+    sizes: Sizes, names: Sequence[Launched], sm_count: float, item_bytes: int, rate: float, layouts: Sequence[str]
 ) -> dict[str, Tiles]:
     """The tiles of one family by layout, from products and what was launched for them. `rate`: FLOP/s that a tile is
     believed to reach. Costs are common to all layouts, biases each layout's own around a common one."""
@@ -168,8 +163,7 @@ def _negative_log_posterior(
         of_split = part.split_waves * (part.split_steps * step + block) + moved + fixed
         beta = tiles.sharpness
         gradient[:count] -= beta * (
-            whole * part.steps * step / of_whole
-            + split * part.split_waves * part.split_steps * step / of_split
+            whole * part.steps * step / of_whole + split * part.split_waves * part.split_steps * step / of_split
         ).sum(axis=0)
         gradient[count : 2 * count] -= beta * (
             whole * block / of_whole + split * part.split_waves * block / of_split

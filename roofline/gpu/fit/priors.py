@@ -41,22 +41,13 @@ class Prior:
 def memory_prior(floor: Belief, bandwidth: Belief, inputs: int) -> Prior:
     """Kernels that move bytes: `floor` in seconds, `bandwidth` in bytes per second."""
     hyper = Residual(
-        lengths=(3.0,) * inputs,
-        amplitude=0.05,
-        white=0.015,
-        levels=(min(floor.sd, 0.5), min(bandwidth.sd, 0.35)),
+        lengths=(3.0,) * inputs, amplitude=0.05, white=0.015, levels=(min(floor.sd, 0.5), min(bandwidth.sd, 0.35))
     )
     return Prior({"floor": floor, "bandwidth": bandwidth}, {}, hyper)
 
 
 def gemm_prior(
-    peak: float,
-    sm_count: float,
-    floor: float,
-    bandwidth: float,
-    l2_bytes: float,
-    inputs: int,
-    sizes: int = 3,
+    peak: float, sm_count: float, floor: float, bandwidth: float, l2_bytes: float, inputs: int, sizes: int = 3
 ) -> Prior:
     """Matrix products: `peak` in FLOP/s, `floor` in seconds, `bandwidth` in bytes per second; `sizes` of all `inputs`
     are sizes.
@@ -91,11 +82,7 @@ def tuned_prior(peak: float, sm_count: float, table: int) -> Prior:
 
 
 def attention_prior(
-    peak: float,
-    sm_count: float,
-    floor: float,
-    bandwidth: float,
-    schedule: Mapping[str, float] | None = None,
+    peak: float, sm_count: float, floor: float, bandwidth: float, schedule: Mapping[str, float] | None = None
 ) -> Prior:
     """Attention, forward or backward, in the same units; `schedule` as `attention.schedule_of` gives it."""
     schedule = schedule or attention.schedule_of("", "fwd", 128)

@@ -73,16 +73,12 @@ def quality_report(
         backend, op_class, *_, cache = name.split("/")
         by_class[f"{backend}/{op_class}/{cache}"].append(name)
     classes = [
-        _quality(
-            name, [e for n in members for e in left_out[n]], [e for n in members for e in out_of_sample[n]]
-        )
+        _quality(name, [e for n in members for e in left_out[n]], [e for n in members for e in out_of_sample[n]])
         for name, members in sorted(by_class.items())
     ]
     missing = [name for name in names if name not in profile.surfaces]
     if missing:
-        warnings.append(
-            f"{len(missing)} held-out variants have no surface of their own, the first {missing[0]}"
-        )
+        warnings.append(f"{len(missing)} held-out variants have no surface of their own, the first {missing[0]}")
     return FitReport(surfaces, classes, len(fitted), len(held), n_throttled, unused, warnings)
 
 
@@ -93,9 +89,7 @@ def _quality(
     from."""
     inner = np.abs([error for _, error, _ in left_out]) if len(left_out) > 1 else np.empty(0)
     outer = np.abs([error for _, error, _ in held])
-    within = [
-        abs(np.log1p(error)) <= 1.645 * float(np.hypot(sigma, case.noise)) for case, error, sigma in held
-    ]
+    within = [abs(np.log1p(error)) <= 1.645 * float(np.hypot(sigma, case.noise)) for case, error, sigma in held]
     everything = [(case.row["key"], error, "fit") for case, error, _ in left_out if len(left_out) > 1]
     everything += [(case.row["key"], error, "holdout") for case, error, _ in held]
     worst = tuple(sorted(everything, key=lambda item: -abs(item[1]))[:WORST_ROWS])

@@ -74,9 +74,7 @@ def _gaps(rows: Iterable[Mapping[str, Any]]) -> list[float]:
     ]
 
 
-def with_taken(
-    rows: Sequence[dict[str, Any]], describe_shape: Callable[[Shape, str], Work]
-) -> list[dict[str, Any]]:
+def with_taken(rows: Sequence[dict[str, Any]], describe_shape: Callable[[Shape, str], Work]) -> list[dict[str, Any]]:
     """The rows of one card, those of shapes with the `taken_seconds` of each, by the gap between kernels of the process
     that wrote it. Unaligned products that were not timed but profiled in turn with others, at the power limit, are
     brought to the highest clock, as all others ran: of batches at 1,500 to 1,850 MHz of 1,980 those of 2 and 4 were
@@ -94,9 +92,7 @@ def with_taken(
         for run, members in runs.items()
     }
     highest = max((row.get("clock_mhz") or 0.0 for row in rows), default=0.0)
-    return [
-        {**row, "taken_seconds": _taken(row, gaps[row.get("run")], highest, describe_shape)} for row in rows
-    ]
+    return [{**row, "taken_seconds": _taken(row, gaps[row.get("run")], highest, describe_shape)} for row in rows]
 
 
 def _taken(

@@ -176,9 +176,7 @@ def ceilings_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Number]:
             half = float(np.exp(1.645 * log_spread(row)))
             value = float(row["value"])
             source = f"{row['key']}, {row.get('n') or len(row.get('samples') or [])} samples"
-            found[row["key"].removeprefix("scalar/")] = Number(
-                value, value / half, value * half, "measured", source
-            )
+            found[row["key"].removeprefix("scalar/")] = Number(value, value / half, value * half, "measured", source)
     if "launch_queue" in found:
         found["queue_depth"] = found.pop("launch_queue")
     return found

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flopcast.roofline.gpu.fit.priors import (
-    Prior,
-)
+from flopcast.roofline.gpu.fit.priors import Prior
 from flopcast.roofline.gpu.laws import gemm, laws
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.gaussian_process import (
@@ -62,9 +60,7 @@ class Points:
         return Points(*(column[which] for column in columns))
 
 
-def fit_surface(
-    kind: str, variant: str, points: Points, prior: Prior, base: Surface | None = None
-) -> Surface:
+def fit_surface(kind: str, variant: str, points: Points, prior: Prior, base: Surface | None = None) -> Surface:
     """The surface through `points`; `base` is that of the same kernel with cold operands, whose residual it shares.
 
     Raises ValueError without points or with times that are not positive."""
@@ -103,12 +99,7 @@ def _less_base(points: Points, base: Surface | None) -> Points:
 
 
 def _surface(
-    kind: str,
-    variant: str,
-    params: dict[str, float],
-    points: Points,
-    residual: Residual,
-    base: Surface | None = None,
+    kind: str, variant: str, params: dict[str, float], points: Points, residual: Residual, base: Surface | None = None
 ) -> Surface:
     return Surface(
         kind=kind,
@@ -213,10 +204,7 @@ def fit_law(
     scale = np.hypot(_ROBUST[kind], points.noise)
 
     def params(theta: Array) -> dict[str, float]:
-        return {
-            **prior.fixed,
-            **{name: _decode(name, t) for name, t in zip(names, theta.tolist(), strict=True)},
-        }
+        return {**prior.fixed, **{name: _decode(name, t) for name, t in zip(names, theta.tolist(), strict=True)}}
 
     def misfit(theta: Array) -> Array:
         law = laws.log_seconds(kind, variant, params(theta), points.features, points.bytes, points.flops)
@@ -231,10 +219,7 @@ def fit_law(
     else:
         firsts, steps = [np.clip([_encode(name, start[name]) for name in names], low, high)], 10
     found = min(
-        (
-            least_squares(misfit, first, loss="soft_l1", max_nfev=steps, bounds=(low, high))
-            for first in firsts
-        ),
+        (least_squares(misfit, first, loss="soft_l1", max_nfev=steps, bounds=(low, high)) for first in firsts),
         key=lambda result: float(result.cost),
     )
     return params(found.x)
@@ -249,9 +234,7 @@ _GEMM_LENGTH = 1.5  # of inputs that jump from shape to shape: shorter ones lear
 _MEMORY_LENGTH = 4.0  # so that a memory surface's residual has faded at the end of its monotone grid
 
 
-def _fit_residual(
-    kind: str, variant: str, params: dict[str, float], points: Points, belief: Residual
-) -> Residual:
+def _fit_residual(kind: str, variant: str, params: dict[str, float], points: Points, belief: Residual) -> Residual:
     """Hyper-parameters of greatest posterior (marginal likelihood times log-normal priors), analytic
     gradient."""
     from scipy.optimize import minimize
@@ -288,13 +271,7 @@ def _fit_residual(
 
 
 def _negative_log_posterior(
-    theta: Array,
-    at: Coordinates,
-    residual: Array,
-    noise: Array,
-    levels: tuple[float, ...],
-    center: Array,
-    width: Array,
+    theta: Array, at: Coordinates, residual: Array, noise: Array, levels: tuple[float, ...], center: Array, width: Array
 ) -> tuple[float, Array]:
     lengths, amplitude, white = np.exp(theta[:-2]), float(np.exp(theta[-2])), float(np.exp(theta[-1]))
     squared = squared_distances(at.inputs, at.inputs, lengths)

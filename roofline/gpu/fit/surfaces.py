@@ -77,10 +77,7 @@ class Case:
 
 
 def fit_surfaces(
-    cases: Sequence[Case],
-    device: Mapping[str, Any],
-    peaks: Mapping[str, Number],
-    ceilings: Mapping[str, Number],
+    cases: Sequence[Case], device: Mapping[str, Any], peaks: Mapping[str, Number], ceilings: Mapping[str, Number]
 ) -> tuple[dict[str, Surface], int]:
     """(surface by name, number of rows that were given no weight)."""
     groups: dict[str, list[Case]] = defaultdict(list)
@@ -107,26 +104,14 @@ def fit_surfaces(
     donors: dict[tuple[str, str, bool], Surface] = {}
     # the surface with most points first: what it learns of tiles and floors is what the others start from; cold before
     # hot, which share the residuals of products
-    for name, group in sorted(
-        groups.items(), key=lambda item: (item[1][0].cache != "cold", -len(item[1]), item[0])
-    ):
+    for name, group in sorted(groups.items(), key=lambda item: (item[1][0].cache != "cold", -len(item[1]), item[0])):
         work, points = group[0].work, _points(group)
         if kinds[name] == gemm_triton.KIND:
             own = gemm_triton.PARTIAL_NOISE * gemm_triton.partial(work.variant, points.features)
             points = replace(points, noise=np.hypot(points.noise, own))
-        kin = (
-            group[0].backend,
-            work.op_class,
-            work.variant.endswith("unaligned") or work.variant.startswith("bwd/"),
-        )
+        kin = (group[0].backend, work.op_class, work.variant.endswith("unaligned") or work.variant.startswith("bwd/"))
         prior = priors.get(name) or _dense_prior(
-            group[0].backend,
-            work,
-            points,
-            device,
-            peaks,
-            ceilings,
-            tiles if group[0].backend == "torch" else {},
+            group[0].backend, work, points, device, peaks, ceilings, tiles if group[0].backend == "torch" else {}
         )
         base = _base(name, kinds[name], fitted)
         if base is not None and kinds[name] == "gemm":  # its own dtype's, not that of most points
@@ -149,10 +134,7 @@ def fit_surfaces(
 
 def _kind(case: Case, device: Mapping[str, Any]) -> str:
     work = case.work
-    if (
-        gemm_triton.is_for(case.backend, work.op_class, work.variant)
-        and gemm_triton.table_of(device) is not None
-    ):
+    if gemm_triton.is_for(case.backend, work.op_class, work.variant) and gemm_triton.table_of(device) is not None:
         return gemm_triton.KIND
     return laws.kind_of(work.op_class)
 
@@ -166,9 +148,7 @@ def _base(name: str, kind: str, fitted: Mapping[str, Surface]) -> Surface | None
 
 
 def _pooled_scales(
-    fitted: Mapping[str, Surface],
-    fitted_from: Mapping[str, tuple[Points, Prior]],
-    groups: Mapping[str, list[Case]],
+    fitted: Mapping[str, Surface], fitted_from: Mapping[str, tuple[Points, Prior]], groups: Mapping[str, list[Case]]
 ) -> dict[str, float]:
     """sigma_scale of the small surfaces of all but products: from the points of a backend, class and cache state, each
     told by the others of its surface. With 8 points a surface's own would be a guess; untouched, 47% of an H200's
@@ -178,11 +158,7 @@ def _pooled_scales(
     for name, surface in fitted.items():
         points, prior = fitted_from[name]
         case = groups[name][0]
-        if (
-            surface.kind != "gemm"
-            and len(points) < fit_surface.POOLED_POINTS
-            and case.row.get("timer") != "wall"
-        ):
+        if surface.kind != "gemm" and len(points) < fit_surface.POOLED_POINTS and case.row.get("timer") != "wall":
             pool = pools[case.backend, case.work.op_class, case.cache]
             pool[name] = []
             if len(points) > 3:
@@ -217,9 +193,7 @@ def _bandwidth(ceilings: Mapping[str, Number], cache: str) -> float:
     return next((ceilings[name].value for name in names if name in ceilings), 1e12)
 
 
-def _spill(
-    cache: str, device: Mapping[str, Any], ceilings: Mapping[str, Number]
-) -> tuple[Belief, float] | None:
+def _spill(cache: str, device: Mapping[str, Any], ceilings: Mapping[str, Number]) -> tuple[Belief, float] | None:
     l2_bytes = float(device.get("l2_bytes") or 0.0)
     if cache != "hot" or not l2_bytes:
         return None
@@ -250,14 +224,10 @@ def _memory_priors(
         floor, bandwidth = _typical(kin, "floor", 0.3), _typical(kin, "bandwidth", 0.3)
         spill = _spill(cache, device, ceilings)
         cold = bandwidths.get(f"{name.removesuffix('/hot')}/cold")
-        if (
-            spill is not None and cold is not None
-        ):  # what does not fit is fetched as the same kernel does cold
+        if spill is not None and cold is not None:  # what does not fit is fetched as the same kernel does cold
             spill = Belief(cold, BEYOND_SD), spill[1]
         prior = _memory_prior(work, _points(group), floor, bandwidth, spill, device)
-        others = [
-            params for other, params in alike[_operation(work), cache] if other != name and "load" in params
-        ]
+        others = [params for other, params in alike[_operation(work), cache] if other != name and "load" in params]
         if others:
             told = {term: _typical(others, term, LATENCY_SD) for term in LATENCIES if term in prior.law}
             if prior.law.get("load", STEP).sd == LATENCY_SD:  # told already
@@ -313,9 +283,7 @@ def _memory_prior(
         if points.features.shape[1] > 3 and device.get("sm_count"):
             del law["each"]
             law |= {
-                name: belief
-                for name, belief in PLANES.items()
-                if name != "spread" or "backward" not in work.variant
+                name: belief for name, belief in PLANES.items() if name != "spread" or "backward" not in work.variant
             }
             fixed["sm_count"] = float(device["sm_count"])
         elif work.op_class == "reduction" and device.get("sm_count"):
@@ -338,12 +306,7 @@ def _memory_prior(
 def widened_bytes(work: Work) -> float:
     """Bytes an element of an element-wise call that reads a narrower dtype than it writes; 0 for any other."""
     parts = work.variant.split("|")
-    if (
-        work.op_class not in ("pointwise", "copy")
-        or len(parts) < 3
-        or ">" not in parts[1]
-        or ">" not in parts[2]
-    ):
+    if work.op_class not in ("pointwise", "copy") or len(parts) < 3 or ">" not in parts[1] or ">" not in parts[2]:
         return 0.0
     (sources, results), (read, written) = (part.split(">") for part in parts[1:3])
     sizes = [DTYPE_BYTES.get(name, 0) for name in results.split("+")]

@@ -35,9 +35,7 @@ Params = Mapping[str, float]
 SCHEDULE = ("block", "advance", "resident", "follows", "splits")
 # Which profiles of before have not: `MASKED`, and whether the residual is told of rounds and part empty blocks.
 LATER = ("masked", "rounds")
-PARAMETERS = {
-    "peak", "sm_count", "efficiency", "prologue", "floor", "bandwidth", "fade", "uneven", *SCHEDULE,
-}  # fmt: skip
+PARAMETERS = {"peak", "sm_count", "efficiency", "prologue", "floor", "bandwidth", "fade", "uneven", *SCHEDULE}
 
 # Two blocks on one SM each run at 1 / (1 + CROWDING) of a lone one's pace.
 CROWDING = 0.5
@@ -55,9 +53,7 @@ _STARTS = (0.25, 1.5)
 _FULL, _GOOD, _MOST_SPLITS = 0.8, 0.85, 128
 _SPLIT_ROWS = 64
 FEW_ROUNDS = 0.25  # below it places are empty, however many
-_DONE = (
-    1e-9  # of a block's steps, what is no work left but a rounding; late in long calls clocks round by more
-)
+_DONE = 1e-9  # of a block's steps, what is no work left but a rounding; late in long calls clocks round by more
 _ROUNDING = 1e-13
 
 
@@ -72,9 +68,7 @@ def schedule_of(
         found |= {"advance": 128.0} if direction == "fwd" else {"follows": 1.0}
     elif backend == "sdpa-flash":
         found["advance"] = 128.0 if small else 64.0
-        found |= (
-            {"resident": 2.0, "splits": 1.0, "masked": MASKED} if direction == "fwd" else {"follows": 1.0}
-        )
+        found |= {"resident": 2.0, "splits": 1.0, "masked": MASKED} if direction == "fwd" else {"follows": 1.0}
     elif backend == "triton" and device and device.get("capability"):
         major, minor = device["capability"]
         name = str(device.get("name", ""))
@@ -92,15 +86,7 @@ def log_seconds(variant: str, params: Params, features: Array, bytes_: Array, fl
     steps, starts, splits = _dealt(variant, params, heads, seq, group)
     block, advance = params["block"], params["advance"]
     products = 5.0 if variant.startswith("bwd") else 2.0
-    step = (
-        2.0
-        * products
-        * block
-        * advance
-        * head_dim
-        * params["sm_count"]
-        / (params["peak"] * params["efficiency"])
-    )
+    step = 2.0 * products * block * advance * head_dim * params["sm_count"] / (params["peak"] * params["efficiency"])
     rows = seq * group if params.get("packs") else seq
     matrix = (steps * step + starts * params["prologue"]) * np.where(
         (rows % block != 0) & (splits == 1), np.exp(params["uneven"]), 1.0
@@ -133,10 +119,7 @@ def inputs(variant: str, params: Params, features: Array) -> Array:
     columns = [features, waiting, np.where(splits > 1, 2.0, 0.0)]
     if params.get("rounds"):
         blocks = heads * np.ceil(seq / params["block"])
-        columns += [
-            np.where(seq % params["block"] != 0, 2.0, 0.0),
-            np.log2((blocks / places).clip(FEW_ROUNDS)),
-        ]
+        columns += [np.where(seq % params["block"] != 0, 2.0, 0.0), np.log2((blocks / places).clip(FEW_ROUNDS))]
     return np.column_stack(columns)
 
 
@@ -168,9 +151,7 @@ def _dealt(
         return _dealt_packed(variant, params, heads, seq, group)
     found = np.empty((3, len(heads)))
     sm_count, resident = int(params["sm_count"]), int(params["resident"])
-    for row, (count, length) in enumerate(
-        zip(heads.astype(int).tolist(), seq.astype(int).tolist(), strict=True)
-    ):
+    for row, (count, length) in enumerate(zip(heads.astype(int).tolist(), seq.astype(int).tolist(), strict=True)):
         splits = 1
         if params["splits"]:
             splits = flash_splits(count, length, _head_dim(variant), sm_count)
@@ -288,9 +269,7 @@ def _paces(count: int) -> tuple[float, ...]:
     return tuple(float(mean * part) for part in lean)
 
 
-def _dealt_packed(
-    variant: str, params: Params, heads: Array, seq: Array, group: Array
-) -> tuple[Array, Array, Array]:
+def _dealt_packed(variant: str, params: Params, heads: Array, seq: Array, group: Array) -> tuple[Array, Array, Array]:
     """As `_dealt`, for forward kernels whose blocks take their rows from all query heads of a key head ("packs"), as
     FlashAttention 3 does before Hopper."""
     found = np.empty((3, len(heads)))

@@ -155,11 +155,7 @@ def _load(
         rows = ROWS // 2 if pack else ROWS
         pairs = max(heads // 2, 1) if pack else heads
         shared, sharing = seq, max(group // 2, 1) if pack else group
-        ends = (
-            np.minimum((np.arange(ceil(seq / rows)) + 1) * rows, seq)
-            if causal
-            else np.full(ceil(seq / rows), seq)
-        )
+        ends = np.minimum((np.arange(ceil(seq / rows)) + 1) * rows, seq) if causal else np.full(ceil(seq / rows), seq)
         steps = np.ceil(ends[::-1] / step)  # the longest first
     section = min(pairs, sharing * max(1, int(l2_mib) * _MIB // (shared * row_bytes))) if l2_mib else pairs
     order = [np.repeat(steps, min(section, pairs - first)) for first in range(0, pairs, section)]

@@ -152,9 +152,7 @@ def log_times(kernels: Kernels, sizes: Sizes, at: Waves, pace: float, sm_count: 
     k = np.ceil(sizes.k / kernels.depth) * kernels.depth
     outside, in_step = (min(max(common[name], 0.0), 1.0) for name in ("outside", "in_step"))
     even = at.even * (1.0 - outside * at.beside_m) * (1.0 - outside * at.beside_n)
-    whole = (in_step * busiest + (1.0 - in_step) * np.maximum(even, np.minimum(busiest, 1.0))) * (
-        step * k + fixed
-    )
+    whole = (in_step * busiest + (1.0 - in_step) * np.maximum(even, np.minimum(busiest, 1.0))) * (step * k + fixed)
     divided = np.full(whole.shape, np.inf), np.full(whole.shape, np.inf)
     stretch = np.exp(common["serial_step"]), np.exp(common["reduced_step"])
     each = fixed * np.exp(common["serial_fixed"]), fixed

@@ -23,14 +23,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flopcast.roofline.gpu.laws import (
-    attention,
-    convolution,
-    gemm,
-    gemm_before_hopper,
-    gemm_triton,
-    reduction,
-)
+from flopcast.roofline.gpu.laws import attention, convolution, gemm, gemm_before_hopper, gemm_triton, reduction
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max, trailing_zeros
 
 Params = Mapping[str, float]
@@ -62,9 +55,7 @@ def kind_of(op_class: str) -> str:
     return op_class if op_class in ("gemm", "attention", "conv") else "memory"
 
 
-def log_seconds(
-    kind: str, variant: str, params: Params, features: Array, bytes_: Array, flops: Array
-) -> Array:
+def log_seconds(kind: str, variant: str, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
     """log of seconds. features[rows, sizes] in log2, bytes and flops[rows]."""
     if kind == "gemm":
         return gemm.log_seconds(variant, params, features, bytes_)

@@ -121,7 +121,5 @@ def _power_below(size: Array) -> Array:
 def _parts(values: Array, across: NDArray[np.bool_], grid: Array, threads: Array, sm_count: float) -> Array:
     """Blocks that share a result."""
     target = sm_count * np.floor(SM_THREADS / threads)
-    parts = np.maximum(
-        np.minimum(np.ceil(target / grid), np.ceil(values / MIN_VALUES)), np.ceil(values / MAX_VALUES)
-    )
+    parts = np.maximum(np.minimum(np.ceil(target / grid), np.ceil(values / MIN_VALUES)), np.ceil(values / MAX_VALUES))
     return np.where(across & (values >= MAX_VALUES) & (grid <= target), parts, 1.0)

@@ -12,12 +12,7 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline.base.shipped import DATA
-from flopcast.roofline.gpu.catalogue.datasheets import (
-    SPECS_FILE,
-    find_spec,
-    load_specs,
-    unknown_gpu_message,
-)
+from flopcast.roofline.gpu.catalogue.datasheets import SPECS_FILE, find_spec, load_specs, unknown_gpu_message
 from flopcast.roofline.gpu.library import profile_cache
 from flopcast.roofline.gpu.profile import host as profile_host
 from flopcast.roofline.gpu.profile.host import HostCosts
@@ -109,9 +104,7 @@ def find_profile(name_or_path: str) -> Profile:
     if name_or_path in shipped and lacks_kinds(name_or_path):
         sources = [path, shipped[SOURCE], SPECS_FILE]
         return profile_cache.load(name_or_path, sources, lambda: completed(Profile.load(path)))
-    if name_or_path in {*shipped, *own} or (
-        path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path
-    ):
+    if name_or_path in {*shipped, *own} or (path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path):
         return profile_cache.load("file", [path], lambda: Profile.load(path))
     if name_or_path in load_specs() and SOURCE in shipped:
         sources = [shipped[SOURCE], SPECS_FILE, *sorted(PUBLISHED.glob("*.json"))]

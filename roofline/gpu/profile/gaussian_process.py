@@ -75,9 +75,7 @@ def local_reduction(
         matrix += terms[rows] @ terms[rows].transpose(0, 2, 1) + residual.white**2 * same
         matrix += apart[rows][:, :, None] * np.eye(NEAREST)
         told = np.take_along_axis(cross[start : start + LOCAL_CHUNK], rows, axis=1)
-        found[start : start + LOCAL_CHUNK] = (told * np.linalg.solve(matrix, told[:, :, None])[:, :, 0]).sum(
-            axis=1
-        )
+        found[start : start + LOCAL_CHUNK] = (told * np.linalg.solve(matrix, told[:, :, None])[:, :, 0]).sum(axis=1)
     return found
 
 

@@ -73,14 +73,10 @@ class HostCosts:
     @property
     def fixed_seconds(self) -> float:
         """Once a step: the fixed parts of the three phases and what lies outside them."""
-        return self.step_fixed + sum(
-            c.get("fixed", 0.0) for c in (self.forward, self.backward, self.optimizer)
-        )
+        return self.step_fixed + sum(c.get("fixed", 0.0) for c in (self.forward, self.backward, self.optimizer))
 
 
-NO_HOST = HostCosts(
-    name="none", forward={}, backward={}, optimizer={}, step_fixed=0.0, sigma=0.0, basis="measured"
-)
+NO_HOST = HostCosts(name="none", forward={}, backward={}, optimizer={}, step_fixed=0.0, sigma=0.0, basis="measured")
 
 
 def to_json(host: HostCosts) -> dict[str, Any]:
@@ -104,9 +100,7 @@ def load(path: Path | str) -> HostCosts:
     """Raises DataError when the file is missing, malformed, of a newer schema, or no host."""
     record = _read(Path(path))
     if not is_host(record):
-        raise DataError(
-            f'{path} is no host: an object with "kind": "{KIND}" is expected; `flopcast fit` makes it'
-        )
+        raise DataError(f'{path} is no host: an object with "kind": "{KIND}" is expected; `flopcast fit` makes it')
     return from_json(record, str(path))
 
 
@@ -170,9 +164,7 @@ def combine(hosts: Sequence[HostCosts]) -> HostCosts:
     import numpy as np
 
     if len({host.cpu for host in hosts}) != 1:
-        raise ValueError(
-            f"hosts of one processor are combined, not of {sorted({host.cpu for host in hosts})}"
-        )
+        raise ValueError(f"hosts of one processor are combined, not of {sorted({host.cpu for host in hosts})}")
     first, *others = hosts
     if not others:
         return first
@@ -181,16 +173,12 @@ def combine(hosts: Sequence[HostCosts]) -> HostCosts:
         return float(np.exp(np.mean(np.log(values)))) if min(values) > 0 else float(np.mean(values))
 
     costs: dict[str, Any] = {
-        phase: {
-            kind: mean([getattr(h, phase).get(kind, 0.0) for h in hosts]) for kind in getattr(first, phase)
-        }
+        phase: {kind: mean([getattr(h, phase).get(kind, 0.0) for h in hosts]) for kind in getattr(first, phase)}
         for phase in PHASES
     }
     layers = [host.layers["step"]["seconds"] for host in hosts if host.layers]
     between = float(np.log(layers).std(ddof=1)) if len(layers) > 1 else 0.0
-    merged: dict[str, Any] = {
-        key: first.layers[key] for key in ("model", "mode", "depths") if key in first.layers
-    }
+    merged: dict[str, Any] = {key: first.layers[key] for key in ("model", "mode", "depths") if key in first.layers}
     for phase in (*PHASES, "step"):
         own = [host.layers[phase] for host in hosts if phase in host.layers]
         if own:
@@ -202,9 +190,7 @@ def combine(hosts: Sequence[HostCosts]) -> HostCosts:
                 "machines": [one["seconds"] for one in own],
             }
     operators = {name for host in hosts for name in host.triton}
-    triton = {
-        name: mean([host.triton[name] for host in hosts if name in host.triton]) for name in sorted(operators)
-    }
+    triton = {name: mean([host.triton[name] for host in hosts if name in host.triton]) for name in sorted(operators)}
     return replace(
         first, **costs, triton=triton, step_fixed=mean([host.step_fixed for host in hosts]),
         sigma=float(np.hypot(np.median([host.sigma for host in hosts]), between)),

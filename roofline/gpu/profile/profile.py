@@ -107,9 +107,7 @@ class Profile:
             else:
                 groups.setdefault(name, []).append(i)
         for name, members, found in self._predict(requests, groups):
-            columns = zip(
-                members, found.seconds.tolist(), found.sigma.tolist(), found.likeness.tolist(), strict=True
-            )
+            columns = zip(members, found.seconds.tolist(), found.sigma.tolist(), found.likeness.tolist(), strict=True)
             for i, seconds, sigma, likeness in columns:
                 basis = "interpolated" if likeness > _FAR else "extrapolated"
                 if requests[i][0].features in self.surfaces[name].measured:
@@ -125,10 +123,7 @@ class Profile:
         products = [product_of(requests[i][0].variant, requests[i][0].features) for i in one_by_one]
         if products:
             each = self.estimate(
-                [
-                    (product, requests[i][1], "cold")
-                    for i, (product, _) in zip(one_by_one, products, strict=True)
-                ]
+                [(product, requests[i][1], "cold") for i, (product, _) in zip(one_by_one, products, strict=True)]
             )
             for i, one, (_, number) in zip(one_by_one, each, products, strict=True):
                 sigma = math.hypot(one.sigma, IMBALANCE)
@@ -137,9 +132,7 @@ class Profile:
         if not self._card_sigmas:
             return found_all
         return [
-            estimate._replace(
-                sigma=math.hypot(estimate.sigma, self._card_sigmas.get(f"{work.op_class}/{cache}", 0.0))
-            )
+            estimate._replace(sigma=math.hypot(estimate.sigma, self._card_sigmas.get(f"{work.op_class}/{cache}", 0.0)))
             for estimate, (work, _, cache) in zip(found_all, requests, strict=True)
         ]
 
@@ -259,16 +252,11 @@ class Profile:
     @classmethod
     def from_json(cls, record: Any, name: str = "profile") -> Profile:
         """Raises DataError, naming what is wrong."""
-        if (
-            not isinstance(record, dict)
-            or not isinstance(record.get("schema"), int)
-            or "surfaces" not in record
-        ):
+        if not isinstance(record, dict) or not isinstance(record.get("schema"), int) or "surfaces" not in record:
             raise DataError(f"{name} is not a profile: an object with `schema` and `surfaces` is expected")
         if record["schema"] > SCHEMA:
             raise DataError(
-                f"{name}: schema {record['schema']} is newer than this flopcast reads ({SCHEMA}):"
-                " upgrade flopcast"
+                f"{name}: schema {record['schema']} is newer than this flopcast reads ({SCHEMA}): upgrade flopcast"
             )
         try:
             profile = cls(
@@ -276,9 +264,7 @@ class Profile:
                 peaks={key: Number(**value) for key, value in record["peaks"].items()},
                 ceilings={key: Number(**value) for key, value in record["ceilings"].items()},
                 host=None if record["host"] is None else HostCosts(**record["host"]),
-                surfaces=_with_bases(
-                    {key: Surface.from_json(value) for key, value in record["surfaces"].items()}
-                ),
+                surfaces=_with_bases({key: Surface.from_json(value) for key, value in record["surfaces"].items()}),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{name} is a malformed profile: {type(error).__name__}: {error}") from None

@@ -154,12 +154,14 @@ def roofs_of(profile: Profile) -> Roofs:
         peak = profile.peaks.get(dtype)
         matrix.append(
             MatrixRoof(
-                dtype, burst, sustained,
+                dtype,
+                burst,
+                sustained,
                 None if peak is None or peak.basis == "measured" else peak,
                 None if copy is None else lasting.value / copy.value,
                 None if cache is None else lasting.value / cache.value,
             )
-        )  # fmt: skip
+        )
     spec = spec_of(profile)
     reference = None if spec is None else spec.bandwidth_bytes_per_second
     bandwidths = {name: ceilings[name] for name in BANDWIDTHS if name in ceilings}

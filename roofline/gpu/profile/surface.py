@@ -106,9 +106,7 @@ class Surface:
         another number."""
         width = len(self.features[0])
         if features.ndim != 2 or features.shape[1] != width:
-            raise ValueError(
-                f"a surface over {width} sizes was asked with an array of shape {features.shape}"
-            )
+            raise ValueError(f"a surface over {width} sizes was asked with an array of shape {features.shape}")
         step = min(CHUNK, max(CELLS // len(self.features), 1))
         parts = [
             self._predict(features[i : i + step], bytes_[i : i + step], flops[i : i + step])
@@ -291,9 +289,7 @@ class Surface:
     def _grid(self) -> Array:
         sizes = np.array(self.features, float)[:, 0]
         low, high = sizes.min() - GRID_MARGIN, sizes.max() + GRID_MARGIN
-        return np.unique(
-            np.concatenate([np.linspace(low, high, int((high - low) * GRID_PER_OCTAVE) + 1), sizes])
-        )
+        return np.unique(np.concatenate([np.linspace(low, high, int((high - low) * GRID_PER_OCTAVE) + 1), sizes]))
 
     @cached_property
     def _curves(self) -> dict[tuple[float, ...], Array]:
@@ -313,9 +309,7 @@ class Surface:
             sizes = [[round(2.0**size) for size in row] for row in self.features]
             same = _from_sizes(self.variant, sizes)
             if all(same[name] == record[name] for name in same):
-                record = {name: value for name, value in record.items() if name not in same} | {
-                    "sizes": sizes
-                }
+                record = {name: value for name, value in record.items() if name not in same} | {"sizes": sizes}
         return record
 
     @classmethod
@@ -344,12 +338,8 @@ class Surface:
             raise ValueError(
                 f"a {surface.kind} surface lacks {', '.join(lacking)}: an older version fitted it, fit it anew"
             )
-        if not points or any(
-            len(x) != points for x in (surface.bytes, surface.flops, surface.seconds, surface.noise)
-        ):
-            raise ValueError(
-                "a surface needs as many bytes, flops, seconds and noise as features, and one at least"
-            )
+        if not points or any(len(x) != points for x in (surface.bytes, surface.flops, surface.seconds, surface.noise)):
+            raise ValueError("a surface needs as many bytes, flops, seconds and noise as features, and one at least")
         if not all(0 < t < float("inf") for t in surface.seconds):
             raise ValueError("a surface's seconds must be positive and finite")
         if solved and len(solved) != points:

@@ -85,9 +85,7 @@ class Name:
     @property
     def dtypes(self) -> str:
         """The token of the variant that names dtypes; empty where there is none."""
-        return next(
-            (t for t in self.tokens if any(d in t for d in ("fp", "bf16", "tf32", "int", "bool"))), ""
-        )
+        return next((t for t in self.tokens if any(d in t for d in ("fp", "bf16", "tf32", "int", "bool"))), "")
 
 
 @dataclass(frozen=True)
@@ -139,9 +137,7 @@ class Fallback:
         return [out[i] for i in range(len(requests))]
 
     def _group(self, wanted: Name, works: Sequence[WorkLike]) -> list[Answer]:
-        other = Name(
-            wanted.backend, wanted.op_class, wanted.variant, "hot" if wanted.cache == "cold" else "cold"
-        )
+        other = Name(wanted.backend, wanted.op_class, wanted.variant, "hot" if wanted.cache == "cold" else "cold")
         surface = self.surfaces.get(str(other))
         if surface is not None and _fits(surface, works):
             return self._other_cache(wanted, other, surface, works)
@@ -160,16 +156,12 @@ class Fallback:
             return self._relatives(wanted, relatives, works)
         return [self._nothing(wanted, work) for work in works]
 
-    def _other_cache(
-        self, wanted: Name, other: Name, surface: Surface, works: Sequence[WorkLike]
-    ) -> list[Answer]:
+    def _other_cache(self, wanted: Name, other: Name, surface: Surface, works: Sequence[WorkLike]) -> list[Answer]:
         ratio = self._ratio(wanted.op_class)
         ratio = ratio if wanted.cache == "hot" else -ratio
         found = surface.predict(*_columns(works))
         seconds, sigma = found.seconds * np.exp(ratio), np.hypot(found.sigma, OTHER_CACHE)
-        return [
-            (t, s, f"{other}, other cache") for t, s in zip(seconds.tolist(), sigma.tolist(), strict=True)
-        ]
+        return [(t, s, f"{other}, other cache") for t, s in zip(seconds.tolist(), sigma.tolist(), strict=True)]
 
     def _relatives(self, wanted: Name, relatives: list[Name], works: Sequence[WorkLike]) -> list[Answer]:
         best = max(_likeness(wanted, name) for name in relatives)
@@ -210,17 +202,13 @@ class Fallback:
             count, channels = (round(2**size) for size in work.features[1:3])
             waves = ceil(channels * CHANNEL_THREADS / (SM_THREADS * self.sm_count))
             loop = waves * count / CHANNEL_THREADS * LOAD_CYCLES / (self.clock_mhz * 1e6)
-            is_backward = operation.endswith(
-                "_backward"
-            )  # in one kernel; forward the result has one of its own
+            is_backward = operation.endswith("_backward")  # in one kernel; forward the result has one of its own
             seconds = max(seconds, 2 * loop if is_backward else loop + work.bytes / bandwidth)
         return kernels * self._floor + seconds, NOTHING, "passes over its tensors"
 
     def _fused(self, operation: str, work: WorkLike) -> Answer:
         """Its kernels' floors, and its bytes at copy bandwidth as often as they are moved."""
-        seconds = (
-            work.bytes / self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH) * FUSED_PASSES.get(operation, 1.0)
-        )
+        seconds = work.bytes / self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH) * FUSED_PASSES.get(operation, 1.0)
         return FUSED_LAUNCHES.get(operation, 1) * self._floor + seconds, NOTHING, "passes over its tensors"
 
     def _convolution(self, wanted: Name, work: WorkLike) -> Answer:
@@ -230,9 +218,7 @@ class Fallback:
         passes = CONV_PASSES.get(wanted.tokens[2], 1) if dtype in ("bf16", "fp16") else 1
         moving = work.bytes * (passes - 1) / bandwidth  # kernels of their own, before and after the products
         return (
-            passes * self._floor
-            + moving
-            + max(work.flops / self._matrix_rate(dtype), work.bytes / bandwidth),
+            passes * self._floor + moving + max(work.flops / self._matrix_rate(dtype), work.bytes / bandwidth),
             NOTHING,
             "FLOPs and passes over its tensors",
         )

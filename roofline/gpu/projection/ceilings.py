@@ -42,9 +42,7 @@ def sweep_rate(
     # the size that is the same part of the source's L2
     alike = np.log(size * source.l2_bytes / target.l2_bytes)
     inner, outer = within * l2_rate(target) / l2_rate(source), memory_rate(beyond, source, target)
-    return size / (
-        waiting * cycles(source, target) + moving(float(np.interp(alike, logs, share)), inner, outer)
-    )
+    return size / (waiting * cycles(source, target) + moving(float(np.interp(alike, logs, share)), inner, outer))
 
 
 def _sweep(kind: str, measured: Profile) -> tuple[np.ndarray, np.ndarray]:

@@ -31,13 +31,7 @@ from flopcast.roofline.gpu.profile.surface import Surface
 # L2 read bandwidth per clock and SM at the datasheet's clock (gpu-benches): H200 9775 GB/s, A100 5437, L40 5262. GA102
 # and Blackwell are guesses by kinship. The H100 PCIe's 7040 GB/s were passed over until an H100 SXM had been measured:
 # its L2 reads 7.66 TB/s where an H200's reads 8.88 (16 MiB), the same share less.
-L2_BYTES_PER_CLOCK = {
-    "Hopper": 40.0,
-    "Ampere GA100": 35.7,
-    "Ada": 14.9,
-    "Ampere GA102": 15.0,
-    "Blackwell": 40.0,
-}
+L2_BYTES_PER_CLOCK = {"Hopper": 40.0, "Ampere GA100": 35.7, "Ada": 14.9, "Ampere GA102": 15.0, "Blackwell": 40.0}
 L2_OF_H100 = 35.2  # 7040 GB/s / (114 SMs x 1.755 GHz)
 L2_BY_GPU = {"nvidia-h100-sxm": L2_OF_H100, "nvidia-h100-pcie": L2_OF_H100}
 SHARED_BYTES_PER_CLOCK = 128.0  # of an SM, every architecture since Volta
@@ -68,9 +62,7 @@ def cycles(source: GpuSpec, target: GpuSpec) -> float:
     return source.max_clock_mhz / target.max_clock_mhz
 
 
-def tile_surface(
-    surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec, sigma: float
-) -> Surface | None:
+def tile_surface(surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec, sigma: float) -> Surface | None:
     """The target's surface, of deviation `sigma`; None when it lacks the dtype."""
     found = tile_params(surface, dtype, source, target)
     return None if found is None else with_law(surface, found, sigma)
@@ -88,9 +80,7 @@ def with_law(surface: Surface, params: dict[str, float], sigma: float) -> Surfac
         features=surface.features[every],
         bytes=surface.bytes[every],
         flops=surface.flops[every],
-        seconds=tuple(
-            np.exp(gemm_before_hopper.log_seconds(surface.variant, params, features, bytes_)).tolist()
-        ),
+        seconds=tuple(np.exp(gemm_before_hopper.log_seconds(surface.variant, params, features, bytes_)).tolist()),
         noise=(sigma,) * len(features),
         # the inputs of `laws.inputs`: the sizes and one more
         residual=Residual((3.0,) * (features.shape[1] + 1), FAINT, FAINT, (FAINT,)),

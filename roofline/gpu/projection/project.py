@@ -25,12 +25,7 @@ import numpy as np
 
 from flopcast.errors import UsageError
 from flopcast.roofline.base.numbers import Number
-from flopcast.roofline.gpu.catalogue.datasheets import (
-    GpuSpec,
-    find_spec,
-    load_specs,
-    spec_of_device,
-)
+from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, find_spec, load_specs, spec_of_device
 from flopcast.roofline.gpu.catalogue.power import burst_rate, matrix_rate, sustained_fraction
 from flopcast.roofline.gpu.laws import gemm_triton
 from flopcast.roofline.gpu.laws.laws import kind_of
@@ -173,10 +168,7 @@ def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec
     given = {"sm_count": float(target.sm_count), "l2_bytes": float(target.l2_bytes)}
     if surface.kind == "attention":
         given |= flash_schedule(backend, surface.variant, target)
-    return {
-        key: given[key] if key in given else value * factors.get(key, 1.0)
-        for key, value in surface.params.items()
-    }
+    return {key: given[key] if key in given else value * factors.get(key, 1.0) for key, value in surface.params.items()}
 
 
 def _sustained_rate(spec: GpuSpec, dtype: str) -> float | None:
@@ -192,9 +184,7 @@ def flash_schedule(backend: str, variant: str, target: GpuSpec) -> dict[str, flo
     return {"block": 64.0, "advance": 64.0} if "causal" in variant else {"block": 128.0, "advance": 32.0}
 
 
-def _memory_params(
-    name: str, surface: Surface, source: GpuSpec, target: GpuSpec
-) -> tuple[dict[str, float], float]:
+def _memory_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec) -> tuple[dict[str, float], float]:
     """(parameters, standard deviation); of a kernel that may read twice, halfway between the two cases."""
     rate = surface.params["bandwidth"]
     if name.endswith("/hot"):
@@ -249,9 +239,7 @@ def project(source: Profile, spec: GpuSpec) -> Profile:
     own = _spec_of(source)
     note = f"projected from {source.gpu}"
     surfaces = {name: project_surface(name, surface, own, spec) for name, surface in source.surfaces.items()}
-    ceilings = {
-        name: _ceiling(name, number, own, spec, source, note) for name, number in source.ceilings.items()
-    }
+    ceilings = {name: _ceiling(name, number, own, spec, source, note) for name, number in source.ceilings.items()}
     compute = sustained_fraction(spec)
     return replace(
         source,
@@ -267,9 +255,7 @@ def project(source: Profile, spec: GpuSpec) -> Profile:
             "capability": list(spec.capability),
             "power_limit_w": spec.tdp_w,
         },
-        peaks={
-            dtype: Number(peak, peak, peak, "datasheet", spec.source) for dtype, peak in spec.peaks.items()
-        },
+        peaks={dtype: Number(peak, peak, peak, "datasheet", spec.source) for dtype, peak in spec.peaks.items()},
         ceilings={name: number for name, number in ceilings.items() if number is not None},
         surfaces={name: surface for name, surface in surfaces.items() if surface is not None},
         host=None if source.host is None else _host(source.host),

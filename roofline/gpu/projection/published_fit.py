@@ -54,9 +54,7 @@ SHARED = ("throttle", "bandwidth", "floor", "absorbed", "l2_bandwidth", "shared_
 CARRIED = ("efficiency", "prologue", "floor")
 WIDE = ("bf16", "fp16")
 STORES = 2  # kernels of a server's call beside attention: keys and values into its cache
-STORE_SURFACE = (
-    "torch/embedding/embedding|fp32+int64>fp32/cold"  # rows gathered: the nearest that is measured
-)
+STORE_SURFACE = "torch/embedding/embedding|fp32+int64>fp32/cold"  # rows gathered: the nearest that is measured
 
 
 @dataclass(frozen=True)
@@ -177,9 +175,7 @@ def serving_logs(profile: Profile, name: str, params: Mapping[str, float], rows:
     for some, bandwidth in ((fits, params["bandwidth"] * gain), (~fits, params["bandwidth"])):
         if some.any():
             given = {**params, "bandwidth": bandwidth}
-            law = laws.log_seconds(
-                surface.kind, surface.variant, given, features[some], bytes_[some], flops[some]
-            )
+            law = laws.log_seconds(surface.kind, surface.variant, given, features[some], bytes_[some], flops[some])
             seconds[some] = np.exp(law)
     seconds += store_seconds(profile, rows)
     return np.asarray(np.log(seconds))
@@ -191,17 +187,12 @@ def store_seconds(profile: Profile, rows: Sequence[Timed]) -> Array:
     if store is None:
         return np.zeros(len(rows))
     shapes = [row.work.shape for row in rows]
-    sizes = [
-        2.0 * s.batch * s.kv_heads * s.seq * s.head_dim if isinstance(s, Attention) else 0.0 for s in shapes
-    ]
+    sizes = [2.0 * s.batch * s.kv_heads * s.seq * s.head_dim if isinstance(s, Attention) else 0.0 for s in shapes]
     return np.asarray(STORES * (store.params["floor"] + 2.0 * np.array(sizes) / store.params["bandwidth"]))
 
 
 def fit_params(
-    logs: Callable[[Mapping[str, float]], Array],
-    start: Mapping[str, float],
-    names: Sequence[str],
-    target: Array,
+    logs: Callable[[Mapping[str, float]], Array], start: Mapping[str, float], names: Sequence[str], target: Array
 ) -> dict[str, float]:
     """Levenberg and Marquardt's steps on log parameters (tiles' factors as they are), robust, with priors."""
     is_additive = np.array([name in ADDITIVE for name in names])
@@ -266,9 +257,7 @@ def apply(profile: Profile, record: Mapping[str, Any]) -> Profile:
     if own and sustained is not None and square is not None and published.get("torch/gemm/nt/bf16/cold"):
         rate = _square_rate(square)
         spread = np.exp(Z90 * sigma["gemm"])
-        ceilings["matrix_sustained/bf16"] = Number(
-            rate, rate / spread, rate * spread, "published", record["source"]
-        )
+        ceilings["matrix_sustained/bf16"] = Number(rate, rate / spread, rate * spread, "published", record["source"])
     before = profile.provenance.get("published") or {}
     sources = [before["source"]] if before.get("source", record["source"]) != record["source"] else []
     provenance = {
@@ -278,9 +267,7 @@ def apply(profile: Profile, record: Mapping[str, Any]) -> Profile:
             "gpu": record["gpu"],
             "source": "; ".join([*sources, record["source"]]),
             "rows": {**(before.get("rows") or {}), **published},
-            "like": sorted(
-                {*before.get("like", ()), *(f["surface"] for f in record["fits"] if f["is_serving"])}
-            ),
+            "like": sorted({*before.get("like", ()), *(f["surface"] for f in record["fits"] if f["is_serving"])}),
             "held_out": record["held_out"],
         },
     }
@@ -345,9 +332,7 @@ def with_params(surface: Surface, params: Mapping[str, float], sigma: float | No
         return replace(moved, seconds=seconds, noise=noise)
     levels = surface.residual.levels
     residual = (
-        surface.residual
-        if sigma is None
-        else Residual(surface.residual.lengths, FAINT, FAINT, (FAINT,) * len(levels))
+        surface.residual if sigma is None else Residual(surface.residual.lengths, FAINT, FAINT, (FAINT,) * len(levels))
     )
     return replace(moved, seconds=seconds, noise=noise, residual=residual)
 
@@ -374,13 +359,7 @@ def estimates(
 
 
 def errors(
-    before: Profile,
-    after: Profile,
-    spec: GpuSpec,
-    record: Mapping[str, Any],
-    rows: Sequence[Timed],
-    *,
-    hold_out: bool,
+    before: Profile, after: Profile, spec: GpuSpec, record: Mapping[str, Any], rows: Sequence[Timed], *, hold_out: bool
 ) -> list[dict[str, Any]]:
     """Mean |error| by fitted surface, before and after: of the shapes held out, or of all."""
     out = []

@@ -86,7 +86,7 @@ TRITON_RANGE = Range(
     groups=(1, 2, 2, 2, 3, 4, 4, 8),
     lengths=(197, 256, 320, 384, 512, 640, 768, 1000, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384),
     max_flops=4e11,
-)  # fmt: skip
+)
 TRITON_PLANS = {
     "fit": AttentionPlan(causal_128=100, full_128=20, causal_64=40, full_64=14),
     "holdout": AttentionPlan(causal_128=24, full_128=5, causal_64=10, full_64=4),
@@ -128,10 +128,7 @@ def attention_cases(
                 drawn.append(shape)
         shapes += drawn
     return [
-        SuiteCase(both, backend, "cold", role)
-        for backend in backends
-        for shape in shapes
-        for both in directions(shape)
+        SuiteCase(both, backend, "cold", role) for backend in backends for shape in shapes for both in directions(shape)
     ]
 
 

@@ -12,15 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from flopcast.kernels.shapes import Attention, Call, Gemm, Shape
-from flopcast.roofline.gpu.suites import (
-    attention as suites_attention,
-)
-from flopcast.roofline.gpu.suites import (
-    calls as suites_calls,
-)
-from flopcast.roofline.gpu.suites import (
-    gemms as suites_gemms,
-)
+from flopcast.roofline.gpu.suites import attention as suites_attention
+from flopcast.roofline.gpu.suites import calls as suites_calls
+from flopcast.roofline.gpu.suites import gemms as suites_gemms
 from flopcast.roofline.gpu.suites.attention import (
     CUDA_GRID,
     CUDA_GRID_HOLDOUT,
@@ -143,12 +137,7 @@ _FAMILIES_HOLDOUT = (
 # Other precisions, in which all sizes of a ladder's step are other kernels.
 _PRECISIONS = tuple(
     Source(width=width, batch=batch, seq=256, precision=precision, optimizer=optimizer)
-    for precision, optimizer in (
-        ("bf16", "adamw-fused"),
-        ("bf16", "adamw"),
-        ("tf32", "adamw"),
-        ("fp32", "adamw"),
-    )
+    for precision, optimizer in (("bf16", "adamw-fused"), ("bf16", "adamw"), ("tf32", "adamw"), ("fp32", "adamw"))
     for width, batch in ((512, 4), (1024, 16), (2048, 4))
 )
 
@@ -218,11 +207,10 @@ PLANS = {
         grid=((1, 1, 1, 128, 128), (1, 2, 1, 128, 128), (1, 2, 1, 256, 128)),
         attention_backends=("sdpa-cpu",),
     ),
-}  # fmt: skip
+}
 FUSED_SOURCES = {
     role: tuple(
-        Source(width=w, batch=b, seq=s, precision=p, optimizer="adamw-fused", fused="triton")
-        for w, b, s, p in sources
+        Source(width=w, batch=b, seq=s, precision=p, optimizer="adamw-fused", fused="triton") for w, b, s, p in sources
     )
     for role, sources in (("fit", suites_calls.FIT), ("holdout", suites_calls.HOLDOUT))
 }
@@ -244,9 +232,7 @@ def build(plan: Plan) -> list[SuiteCase]:
             {shape for shape in (*fitted_shapes, *(c.shape for c in calls)) if isinstance(shape, Call)},
         ),
         *(products := gemm_cases(fit, plan.gemms, "fit")),
-        *gemm_cases(
-            held, plan.gemms_holdout, "holdout", {c.shape for c in products if isinstance(c.shape, Gemm)}
-        ),
+        *gemm_cases(held, plan.gemms_holdout, "holdout", {c.shape for c in products if isinstance(c.shape, Gemm)}),
     ]
     fitted = attention_cases(plan.grid, plan.attention, "fit", plan.attention_backends)
     held_out = attention_cases(
@@ -255,23 +241,16 @@ def build(plan: Plan) -> list[SuiteCase]:
     )  # fmt: skip
     either = [*fitted, *held_out]
     cases += and_hot(either) if "hot" in plan.caches else either
-    aligned = [
-        c.shape for c in cases if isinstance(c.shape, Gemm) and c.role == "fit" and c.shape.dtype == "bf16"
-    ]
-    aligned = [
-        s for s in dict.fromkeys(aligned) if isinstance(s, Gemm) and s.batch == 1 and s.m * s.n * s.k <= 2**36
-    ]
-    cases += [
-        SuiteCase(s, "triton", "cold", "fit")
-        for s in rng.sample(aligned, min(plan.triton_gemms, len(aligned)))
-    ]
+    aligned = [c.shape for c in cases if isinstance(c.shape, Gemm) and c.role == "fit" and c.shape.dtype == "bf16"]
+    aligned = [s for s in dict.fromkeys(aligned) if isinstance(s, Gemm) and s.batch == 1 and s.m * s.n * s.k <= 2**36]
+    cases += [SuiteCase(s, "triton", "cold", "fit") for s in rng.sample(aligned, min(plan.triton_gemms, len(aligned)))]
     few = [
-        shape for c in fitted if isinstance(shape := c.shape, Attention) and c.backend == plan.attention_backends[0]
+        shape
+        for c in fitted
+        if isinstance(shape := c.shape, Attention) and c.backend == plan.attention_backends[0]
         if shape.seq <= 2048 and shape.causal and shape.head_dim == 128
-    ]  # fmt: skip
-    cases += [
-        SuiteCase(s, "triton", "cold", "fit") for s in rng.sample(few, min(plan.triton_attention, len(few)))
     ]
+    cases += [SuiteCase(s, "triton", "cold", "fit") for s in rng.sample(few, min(plan.triton_attention, len(few)))]
     return list({(c.shape.key, c.backend, c.cache): c for c in reversed(cases)}.values())[::-1]
 
 
@@ -302,9 +281,11 @@ def _trace(source: Source, device: str) -> Stream:
             f"flopcast.microbench.zoo:{source.module}", sizes={"batch": source.batch}, precision=source.precision,
             optimizer=source.optimizer, device=device,
         )  # fmt: skip
-    config = load_config(source.config) if source.config else make_config(
-        width=source.width, depth=FOLDED_DEPTH, vocab=source.vocab
-    )  # fmt: skip
+    config = (
+        load_config(source.config)
+        if source.config
+        else make_config(width=source.width, depth=FOLDED_DEPTH, vocab=source.vocab)
+    )
     traced = Traced(
         batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer, device=device,
         fused=source.fused,

@@ -45,9 +45,7 @@ class CallPlan:
 # By what bounds the forecast on an H200 with ten calls a variant, errors of points left out: reductions 5 and 13%
 # (two sizes each, rows and columns), embeddings' gradients 9%, casts 10% at the 90th percentile.
 PLANS = {
-    ("quick", "fit"): CallPlan(
-        pointwise=4, copy=4, reduction=5, embedding=4, optimizer=4, others=4, largest=6 * 10**9
-    ),
+    ("quick", "fit"): CallPlan(pointwise=4, copy=4, reduction=5, embedding=4, optimizer=4, others=4, largest=6 * 10**9),
     ("quick", "holdout"): CallPlan(pointwise=0, copy=0, reduction=0, embedding=0, optimizer=0, others=0),
     ("standard", "fit"): CallPlan(pointwise=16, copy=20, reduction=36, embedding=20, optimizer=14, others=10),
     ("standard", "holdout"): CallPlan(pointwise=4, copy=5, reduction=8, embedding=5, optimizer=4, others=3),
@@ -77,11 +75,7 @@ def call_cases(
         members = sorted(group.values(), key=lambda work: (work.features, work.shape.key))
         for i in spread([work.features for work in members], plan.most(op_class)):
             hot = members[i].bytes <= HOT_BYTES
-            cases += [
-                SuiteCase(members[i].shape, "torch", cache, role)
-                for cache in caches
-                if hot or cache == "cold"
-            ]
+            cases += [SuiteCase(members[i].shape, "torch", cache, role) for cache in caches if hot or cache == "cold"]
     return cases
 
 
@@ -211,9 +205,7 @@ FIT = (
     (2560, 4, 1024, "autocast-bf16"), (4096, 2, 2048, "autocast-bf16"), (1024, 4, 4096, "autocast-bf16"),
     (512, 4, 256, "bf16"), (1024, 16, 256, "bf16"), (2048, 8, 1024, "bf16"),
 )  # fmt: skip
-HOLDOUT = (
-    (896, 4, 256, "autocast-bf16"), (1280, 4, 512, "autocast-bf16"), (2304, 4, 768, "autocast-bf16"),
-)  # fmt: skip
+HOLDOUT = ((896, 4, 256, "autocast-bf16"), (1280, 4, 512, "autocast-bf16"), (2304, 4, 768, "autocast-bf16"))
 
 # The loss of 8,192 tokens moves 5 GB, and its reference takes eight times the memory.
 MOST = {"fit": CallPlan(others=12, largest=6 * 10**9), "holdout": CallPlan(others=3, largest=6 * 10**9)}

@@ -18,36 +18,13 @@ from flopcast.roofline.stream.lowering.describe import Work
 LAYOUTS = ("nt", "nn", "tn")
 TOKENS = 256, 65_536
 WIDTHS = 256, 12_288
-RATIOS = (
-    0.125,
-    0.25,
-    0.5,
-    1,
-    1,
-    1,
-    1.5,
-    2,
-    2.5,
-    3,
-    3.5,
-    4,
-)  # of a layer's two widths, in use by published models
+RATIOS = (0.125, 0.25, 0.5, 1, 1, 1, 1.5, 2, 2.5, 3, 3.5, 4)  # of a layer's two widths, in use by published models
 VOCABULARIES = (32_000, 50_304, 128_256, 151_936)
 VOCABULARY_SHARE = 0.04
-ODD_VOCABULARIES = (
-    32_003,
-    50_257,
-    100_277,
-    151_643,
-)  # 50,257 is GPT-2's, 100,277 and 151,643 tokenizers' own counts
+ODD_VOCABULARIES = (32_003, 50_257, 100_277, 151_643)  # 50,257 is GPT-2's, 100,277 and 151,643 tokenizers' own counts
 ODD_VOCABULARY_SHARE = 0.2
 ANCHORS, OFFSETS = (64, 128, 256), (-8, -1, 1, 8)
-HALF_OFFSETS = (
-    -4,
-    -2,
-    2,
-    4,
-)  # rows of bf16 that begin at multiples of 4 or 8 bytes, for 16 that loads of tiles need
+HALF_OFFSETS = (-4, -2, 2, 4)  # rows of bf16 that begin at multiples of 4 or 8 bytes, for 16 that loads of tiles need
 MAX_MACS, MAX_BYTES = 2**39, 4 * 10**9  # 1.5 ms a call at 700 TFLOP/s
 RANDOM_MACS = 2**38
 SIDES = 8.0, 14.0  # log2 of the least and the greatest side of a random product
@@ -74,45 +51,33 @@ class GemmPlan:
 PLANS = {
     ("quick", "fit"): GemmPlan(stream=90, hot=0.0),
     ("quick", "holdout"): GemmPlan(stream=0, hot=0.0),
-    ("standard", "fit"): GemmPlan(
-        stream=400, like_stream=220, unaligned=110, half_aligned=12, random=280, hot=0.25
-    ),
-    ("standard", "holdout"): GemmPlan(
-        stream=100, like_stream=20, unaligned=20, half_aligned=4, random=40, hot=0.5
-    ),
-    ("full", "fit"): GemmPlan(
-        stream=800, like_stream=600, unaligned=300, half_aligned=100, random=1200, hot=0.25
-    ),
-    ("full", "holdout"): GemmPlan(
-        stream=150, like_stream=40, unaligned=40, half_aligned=15, random=80, hot=0.5
-    ),
+    ("standard", "fit"): GemmPlan(stream=400, like_stream=220, unaligned=110, half_aligned=12, random=280, hot=0.25),
+    ("standard", "holdout"): GemmPlan(stream=100, like_stream=20, unaligned=20, half_aligned=4, random=40, hot=0.5),
+    ("full", "fit"): GemmPlan(stream=800, like_stream=600, unaligned=300, half_aligned=100, random=1200, hot=0.25),
+    ("full", "holdout"): GemmPlan(stream=150, like_stream=40, unaligned=40, half_aligned=15, random=80, hot=0.5),
     ("cpu-quick", "fit"): GemmPlan(stream=70, hot=0.0),
     ("cpu-quick", "holdout"): GemmPlan(stream=70, hot=0.0),
 }
 
 
-def gemm_cases(
-    works: Sequence[Work], plan: GemmPlan, role: str, without: Collection[Gemm] = ()
-) -> list[SuiteCase]:
+def gemm_cases(works: Sequence[Work], plan: GemmPlan, role: str, without: Collection[Gemm] = ()) -> list[SuiteCase]:
     """The products among `works` (those of one role's op streams) and those that are drawn, each once; for a hold-out,
     `without` names what is fitted, and none of it is drawn."""
     rng = random.Random(SEEDS[role])
-    stream = list(
-        dict.fromkeys(w.shape for w in works if isinstance(w.shape, Gemm) and w.shape not in without)
-    )
+    stream = list(dict.fromkeys(w.shape for w in works if isinstance(w.shape, Gemm) and w.shape not in without))
     shapes = dict.fromkeys(rng.sample(stream, plan.stream) if len(stream) > plan.stream else stream)
     taken = {*without, *shapes}
     for draw, count in (
-        (draw_like_stream, plan.like_stream), (draw_unaligned, plan.unaligned), (draw_random, plan.random),
-    ):  # fmt: skip
+        (draw_like_stream, plan.like_stream),
+        (draw_unaligned, plan.unaligned),
+        (draw_random, plan.random),
+    ):
         for layout in LAYOUTS:
             for shape in _distinct(draw, rng, layout, taken, count):
                 shapes[shape] = None
     cases = _with_hot(shapes, rng, plan, role)
     rng = random.Random(HALF_SEEDS[role])
-    halves = [
-        s for layout in LAYOUTS for s in _distinct(draw_half_aligned, rng, layout, taken, plan.half_aligned)
-    ]
+    halves = [s for layout in LAYOUTS for s in _distinct(draw_half_aligned, rng, layout, taken, plan.half_aligned)]
     return cases + _with_hot(halves, rng, plan, role)
 
 

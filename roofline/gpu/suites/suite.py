@@ -37,9 +37,7 @@ class Size:
 def sizes(cases: Sequence[SuiteCase], profile: Profile) -> list[Size]:
     """By class, the one that takes longest first."""
     works = [describe(case.shape) for case in cases]
-    times = profile.estimate(
-        [(work, case.backend, case.cache) for work, case in zip(works, cases, strict=True)]
-    )
+    times = profile.estimate([(work, case.backend, case.cache) for work, case in zip(works, cases, strict=True)])
     found: dict[str, list[tuple[SuiteCase, float]]] = defaultdict(list)
     for case, work, time in zip(cases, works, times, strict=True):
         found[work.op_class].append((case, case_seconds(case, work.op_class, time.seconds)))
@@ -65,9 +63,7 @@ def describe_size(name: str, found: Sequence[Size], gpu: str) -> str:
     total = sum(size.seconds for size in found)
     parts = ", ".join(f"{s.op_class} {s.cases} ({s.held_out} held out) {s.seconds:.0f} s" for s in found)
     count = sum(size.cases for size in found)
-    return (
-        f"{name}: {count} cases, about {total:.0f} s on {gpu} and {FIXED_SECONDS:.0f} s besides them; {parts}"
-    )
+    return f"{name}: {count} cases, about {total:.0f} s on {gpu} and {FIXED_SECONDS:.0f} s besides them; {parts}"
 
 
 HOT_BYTES = 128 * 1024**2  # above about twice the largest L2 nothing stays hot

@@ -14,13 +14,7 @@ from flopcast.roofline.stream.model.models import Config, check_config, depth_of
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream
 from flopcast.roofline.stream.ops.to_depth import at_depth
-from flopcast.roofline.stream.ops.to_width import (
-    NotDimensional,
-    _primes,
-    dimensions,
-    redimensioned,
-    with_dimensions,
-)
+from flopcast.roofline.stream.ops.to_width import NotDimensional, _primes, dimensions, redimensioned, with_dimensions
 
 
 def reference_of(config: Mapping[str, Any], traced: Traced) -> Config:

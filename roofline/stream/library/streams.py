@@ -84,9 +84,7 @@ def get_stream(config: Mapping[str, Any], traced: Traced, trace: Trace | None = 
     check_fused(config, traced.fused)
     positions = config.get("n_positions")
     if isinstance(positions, int) and traced.seq > positions:
-        raise UsageError(
-            f"seq is {traced.seq}: this model has {positions} positions (n_positions), use at most that"
-        )
+        raise UsageError(f"seq is {traced.seq}: this model has {positions} positions (n_positions), use at most that")
     if traced.accumulate > to_micro_batches.TRACED:
         some = get_stream(config, as_traced(traced), trace)
         with contextlib.suppress(to_micro_batches.NotAlike):

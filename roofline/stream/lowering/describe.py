@@ -60,10 +60,7 @@ def describe(shape: Shape, backend: str = "torch") -> Work:
 def _is_aligned(shape: Gemm) -> bool:
     """Whether every row of operands and result starts at a multiple of 16 bytes: others run on other kernels, which
     cannot load by the tensor memory accelerator."""
-    of_a, of_b = (
-        shape.k if shape.layout[0] == "n" else shape.m,
-        shape.k if shape.layout[1] == "t" else shape.n,
-    )
+    of_a, of_b = (shape.k if shape.layout[0] == "n" else shape.m, shape.k if shape.layout[1] == "t" else shape.n)
     return (of_a | of_b | shape.n) * DTYPE_BYTES[shape.dtype] % 16 == 0  # the bits that any of them has
 
 
@@ -118,9 +115,7 @@ def _describe_call(call: Call) -> Work:
         dtypes = call.inputs[0].dtype
         extra = log2(max(len(lists[0]) if (lists := operand_lists(call)) else 1, 1))
     elif op_class == "fused":
-        extra = log2(
-            max(call.inputs[0].shape[-1], 1)
-        )  # not the number of rows, which a list of them has as its last
+        extra = log2(max(call.inputs[0].shape[-1], 1))  # not the number of rows, which a list of them has as its last
     elif op_class == "cat":
         pattern, extra = _pattern(Call(call.op, call.inputs[:1], call.inputs[:1]))
     variant = "|".join(part for part in (name, dtypes, pattern) if part)
@@ -173,17 +168,12 @@ def _describe_product(call: Call, name: str, op_class: str) -> Work:
     flops = 4 * pairs * query.shape[-1]
     direction, flops = ("bwd", flops * 5 // 2) if is_backward else ("fwd", flops)
     features = (
-        log2(prod(query.shape[:-2])), log2(max(query.shape[1] / key.shape[1], 1)),
+        log2(prod(query.shape[:-2])),
+        log2(max(query.shape[1] / key.shape[1], 1)),
         log2(max(query.shape[-2] * key.shape[-2], 1)) / 2,
-    )  # fmt: skip
+    )
     return Work(
-        call,
-        op_class,
-        f"{direction}/full/{query.dtype}/d{query.shape[-1]}",
-        features,
-        call.bytes,
-        flops,
-        "sdpa",
+        call, op_class, f"{direction}/full/{query.dtype}/d{query.shape[-1]}", features, call.bytes, flops, "sdpa"
     )
 
 
@@ -230,9 +220,7 @@ def _moved_bytes(call: Call, name: str) -> int:
         return rows * (32 + DTYPE_BYTES["int64"])  # a sector and a label a row
     if name == "nll_loss_backward":
         return written
-    if name.startswith(
-        "_fused_adam"
-    ):  # gradients are written only where they are unscaled, whatever the schema says
+    if name.startswith("_fused_adam"):  # gradients are written only where they are unscaled, whatever the schema says
         first, count = json.loads(call.args)[1]["ts"]
         written -= sum(call.inputs[i].bytes for i in call.written if first <= i < first + count)
     return written + sum(o.bytes for o in call.inputs)
@@ -250,9 +238,7 @@ def _pattern(call: Call) -> tuple[str, float]:
         return "", 0.0
     out = max(results, key=lambda o: o.numel)
     sources = [
-        o
-        for i, o in enumerate(call.inputs)
-        if o.shape and not (i in call.written and packet(call.op) == "aten.copy_")
+        o for i, o in enumerate(call.inputs) if o.shape and not (i in call.written and packet(call.op) == "aten.copy_")
     ]
     operands = [*sources, out]
     strides = [_broadcast_strides(o, out.shape) for o in operands]
@@ -268,8 +254,7 @@ def _pattern(call: Call) -> tuple[str, float]:
     names = []
     for i in range(len(operands)):
         own = sorted(
-            ((steps[i], chr(ord("a") + j)) for j, (_, steps) in enumerate(merged) if steps[i] != 0),
-            reverse=True,
+            ((steps[i], chr(ord("a") + j)) for j, (_, steps) in enumerate(merged) if steps[i] != 0), reverse=True
         )
         names.append("".join(letter for _, letter in own) + ("~" if own and own[-1][0] != 1 else "") or "0")
     inner = merged[-1][0] if merged else 1

@@ -26,9 +26,11 @@ FUSED_LAUNCHES = {
 # of 0.6 to 5 GB, configurations that are now the default): a loss reads most of a row twice, the gradient of rope and
 # norms waits for its reductions. The others came within 7%.
 FUSED_PASSES = {
-    "cross_entropy_with_gradient": 1.22, "cross_entropy_backward": 1.02, "rope_qk_norm_backward": 1.09,
+    "cross_entropy_with_gradient": 1.22,
+    "cross_entropy_backward": 1.02,
+    "rope_qk_norm_backward": 1.09,
     "rms_norm_backward": 1.02,
-}  # fmt: skip
+}
 
 
 def check_fused(config: Mapping[str, Any], fused: str) -> None:

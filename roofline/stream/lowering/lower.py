@@ -15,14 +15,13 @@ from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, fused_call, 
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
 
 # Allocate, or rename: no kernel.
-_ALLOCATING = (
-    "empty empty_like empty_strided new_empty new_empty_strided set_ resize_ _unsafe_view _reshape_alias"
-)
+_ALLOCATING = "empty empty_like empty_strided new_empty new_empty_strided set_ resize_ _unsafe_view _reshape_alias"
 _NO_KERNEL = {*_ALLOCATING.split(), "detach", "lift", "lift_fresh", "alias", "is_same_size", "as_strided"}
 
 # Attention calls: positions of the causal flag in forward and backward.
 _ATTENTION = {
-    "flopcast.attention": ("sdpa", 3), "flopcast.attention_backward": ("sdpa", 6),
+    "flopcast.attention": ("sdpa", 3),
+    "flopcast.attention_backward": ("sdpa", 6),
     "aten._scaled_dot_product_flash_attention": ("sdpa-flash", 4),
     "aten._scaled_dot_product_flash_attention_backward": ("sdpa-flash", 11),
     "aten._scaled_dot_product_cudnn_attention": ("sdpa-cudnn", 6),
@@ -31,7 +30,7 @@ _ATTENTION = {
     "aten._scaled_dot_product_efficient_attention_backward": ("sdpa-efficient", 11),
     "aten._scaled_dot_product_flash_attention_for_cpu": ("sdpa-cpu", 4),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": ("sdpa-cpu", 7),
-}  # fmt: skip
+}
 
 _GEMMS = {"aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2)}
 
@@ -73,9 +72,7 @@ def launches(shape: Shape) -> int:
         lists = operand_lists(shape)
         depth = max(1, len(lists) + (len(lists[0]) == len(shape.outputs) if lists and shape.outputs else 0))
         chunks = sum(ceil(operand.numel / _CHUNK) for operand in (lists[0] if lists else ()))
-        return max(
-            1, ceil(chunks / _MAX_CHUNKS), ceil(len(lists[0]) / _MAX_TENSORS[min(depth, 5)]) if lists else 1
-        )
+        return max(1, ceil(chunks / _MAX_CHUNKS), ceil(len(lists[0]) / _MAX_TENSORS[min(depth, 5)]) if lists else 1)
     if is_fused(packet(shape.op)):
         return FUSED_LAUNCHES[name]
     if name == "_grouped_mm":  # one kernel and its arguments' in bf16, else a product a group

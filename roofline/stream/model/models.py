@@ -55,9 +55,7 @@ def load_config(name_or_path: str) -> Config:
     if not isinstance(config, dict) or "model_type" not in config:
         raise UsageError(f"config {source}: no field 'model_type'; give a transformers config.json")
     if not isinstance(config["model_type"], str):
-        raise UsageError(
-            f"config {source}: model_type is {config['model_type']!r}: valid is a name such as 'qwen3'"
-        )
+        raise UsageError(f"config {source}: model_type is {config['model_type']!r}: valid is a name such as 'qwen3'")
     return config
 
 
@@ -117,9 +115,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise UsageError(f"{option} ({field}) is {value!r}: valid is an integer of at least 1")
         if value is not None and value > MOST_SIZE and field not in ("num_hidden_layers", "n_layer"):
-            raise UsageError(
-                f"{option} ({field}) is {value}: valid is an integer of at least 1, at most {MOST_SIZE}"
-            )
+            raise UsageError(f"{option} ({field}) is {value}: valid is an integer of at least 1, at most {MOST_SIZE}")
     if depth_of(config) > MOST_LAYERS:
         raise UsageError(
             f"depth ({depth_field(config)}) is {depth_of(config)}: valid is an integer of at least 1, at most "
@@ -129,8 +125,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     if heads and kv_heads and heads % kv_heads:
         divisors = [d for d in range(1, heads + 1) if heads % d == 0]
         raise UsageError(
-            f"heads {heads} is not divisible by kv_heads {kv_heads}: "
-            f"valid kv_heads are {', '.join(map(str, divisors))}"
+            f"heads {heads} is not divisible by kv_heads {kv_heads}: valid kv_heads are {', '.join(map(str, divisors))}"
         )
     head_dim = config.get("head_dim")
     if head_dim and head_dim % 2:
@@ -197,9 +192,7 @@ def n_params(config: Mapping[str, Any]) -> int:
         width = config["n_embd"]
         ffn = config.get("n_inner") or 4 * width
         layer = 4 * width * width + 4 * width + 2 * width * ffn + ffn + width + 4 * width
-        return int(
-            (config["vocab_size"] + config["n_positions"]) * width + config["n_layer"] * layer + 2 * width
-        )
+        return int((config["vocab_size"] + config["n_positions"]) * width + config["n_layer"] * layer + 2 * width)
     width, depth, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or width // heads
     query, key = heads * head_dim, (config.get("num_key_value_heads") or heads) * head_dim

@@ -67,9 +67,5 @@ def rebatched(low: Stream, high: Stream, batch: int) -> Stream:
             raise NotLinear(f"{p} and {q}")
         storages.append(Storage(line(p.bytes, q.bytes), p.kind, p.layer))
     return replace(
-        low,
-        ops=tuple(ops),
-        tensors=tuple(tensors),
-        storages=tuple(storages),
-        meta={**low.meta, "batch": batch},
+        low, ops=tuple(ops), tensors=tuple(tensors), storages=tuple(storages), meta={**low.meta, "batch": batch}
     )

@@ -55,9 +55,7 @@ class _Unfolding:
     def run(self) -> Stream:
         placed = [
             (number, op, layer)
-            for phase, run in groupby(
-                enumerate(self.source.ops), key=lambda each: each[1].phase
-            )  # micro-batches
+            for phase, run in groupby(enumerate(self.source.ops), key=lambda each: each[1].phase)  # micro-batches
             for number, op, layer in self._sequence(list(run), phase == "backward")
         ]
         ops = [self._copy(op, layer) for _, op, layer in placed]
@@ -116,9 +114,7 @@ class _Unfolding:
 
     def _freed(self, op: Op) -> tuple[int, ...]:
         """What an op outside the layers finds released: of every layer, as autocast's cast weights at its end."""
-        return tuple(
-            self._storage(s, at) for s in op.freed for at in self._layers_of(self.source.storages[s].layer)
-        )
+        return tuple(self._storage(s, at) for s in op.freed for at in self._layers_of(self.source.storages[s].layer))
 
     def _placed(self, op: Op, layer: int | None) -> tuple[_Placed, _Placed]:
         """What the tensors and storages of the folded stream are when `op` stands for `layer`."""
@@ -175,9 +171,7 @@ class _Unfolding:
             return value
 
         # The order of keywords stays: it is part of the call's key.
-        args, kwargs = (
-            json.dumps(convert(json.loads(text)), separators=(",", ":")) for text in (op.args, op.kwargs)
-        )
+        args, kwargs = (json.dumps(convert(json.loads(text)), separators=(",", ":")) for text in (op.args, op.kwargs))
         return replace(
             op,
             inputs=tuple(inputs),

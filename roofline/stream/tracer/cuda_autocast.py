@@ -43,12 +43,7 @@ class CastWeights:
         if tensor.dtype == dtype or not tensor.is_floating_point() or tensor.dtype == torch.float64:
             return tensor
         is_weight = tensor.dtype == torch.float32 and tensor.is_leaf and tensor.requires_grad
-        if not (
-            is_weight
-            and dtype != torch.float32
-            and torch.is_autocast_cache_enabled()
-            and not tensor._is_view()
-        ):
+        if not (is_weight and dtype != torch.float32 and torch.is_autocast_cache_enabled() and not tensor._is_view()):
             return tensor.to(dtype)
         known = self._known.get(id(tensor))
         if known is None:
@@ -86,11 +81,7 @@ def _kernel(function: Any, policy: str, weights: CastWeights) -> Callable[..., A
             return (
                 torch.ops.aten.norm.ScalarOpt_dtype(*args, dtype=torch.float32)
                 if len(args) < 3
-                else (
-                    torch.ops.aten.norm.ScalarOpt_dim_dtype(
-                        *args[:3], *(args[3:] or (False,)), dtype=torch.float32
-                    )
-                )
+                else (torch.ops.aten.norm.ScalarOpt_dim_dtype(*args[:3], *(args[3:] or (False,)), dtype=torch.float32))
             )
 
     def widest(*args: Any, **kwargs: Any) -> Any:

@@ -77,9 +77,7 @@ def _scaled_dot_product_attention(
         )[0]
         return by_parts
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # made one of numbers first
-        least = torch.ops.aten.scalar_tensor.default(
-            -65504.0 if is_half else float("-inf"), dtype=query.dtype
-        )
+        least = torch.ops.aten.scalar_tensor.default(-65504.0 if is_half else float("-inf"), dtype=query.dtype)
         attn_mask = torch.ops.aten.where.ScalarSelf(attn_mask, 0.0, least)
     extra = () if attn_mask is None and not dropout_p else (attn_mask, dropout_p)
     out: torch.Tensor = _attention(query, key, value, is_causal, *extra)[0]
@@ -112,9 +110,7 @@ def _batch_norm(
     ):
         arguments = (*parts, training, momentum, eps)
         return torch.ops.aten.cudnn_batch_norm.default(*arguments)[0]  # type: ignore[no-any-return]
-    out: torch.Tensor = torch.ops.aten._batch_norm_impl_index.default(
-        *parts, training, momentum, eps, cudnn_enabled
-    )[0]
+    out: torch.Tensor = torch.ops.aten._batch_norm_impl_index.default(*parts, training, momentum, eps, cudnn_enabled)[0]
     return out
 
 

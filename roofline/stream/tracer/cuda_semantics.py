@@ -120,9 +120,7 @@ class FakeValues(TorchDispatchMode):
             if self.is_cuda and func in RESULTS and (result := RESULTS[func](*args, **kwargs)) is not None:
                 return result
             result = func(*args, **kwargs)
-            if (
-                isinstance(result, FakeTensor) and result.fake_device.type == "cuda"
-            ):  # autograd would end the process
+            if isinstance(result, FakeTensor) and result.fake_device.type == "cuda":  # autograd would end the process
                 raise RuntimeError("a CUDA tensor was made in a way that is not followed")
             return result
         except Exception:
@@ -152,9 +150,7 @@ def untraced() -> Iterator[None]:
 def _apply_to_fakes(moved: WeakIdKeyDictionary) -> Callable[..., Any]:
     """`Module._apply` that puts another parameter where the function gives one; tied ones stay tied by `moved`."""
 
-    def apply(
-        module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True
-    ) -> torch.nn.Module:
+    def apply(module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
         for child in module.children() if recurse else ():
             child._apply(function)
         for name, parameter in module._parameters.items():
@@ -183,11 +179,7 @@ def as_on_cuda(values: FakeValues) -> Iterator[Hosts]:
     """
     hosts = Hosts()
     weights = CastWeights()
-    clear, is_enabled, get_dtype = (
-        torch.clear_autocast_cache,
-        torch.is_autocast_enabled,
-        torch.get_autocast_dtype,
-    )
+    clear, is_enabled, get_dtype = (torch.clear_autocast_cache, torch.is_autocast_enabled, torch.get_autocast_dtype)
     start = torch.amp.autocast_mode.autocast.__init__
     where = FakeTensor.device
 
@@ -195,9 +187,7 @@ def as_on_cuda(values: FakeValues) -> Iterator[Hosts]:
         weights.clear()
         clear()
 
-    def begin(
-        self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any
-    ) -> None:
+    def begin(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
         if device_type == "cuda":
             device_type, dtype = "cpu", dtype or (get_dtype("cpu") if is_enabled("cpu") else torch.float16)
         start(self, device_type, dtype, *args, **kwargs)

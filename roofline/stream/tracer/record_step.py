@@ -185,9 +185,7 @@ def record_step(
     )
 
 
-def _register(
-    recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int | None], device_type: str
-) -> None:
+def _register(recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int | None], device_type: str) -> None:
     """Tells the recorder what exists before the step."""
     for parameter, layer in homes.items():
         recorder.register(parameter, "parameter", layer)
@@ -218,15 +216,9 @@ def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
             continue
         refs = [recorder.tensors[i].storage for i in op.inputs]
         is_list = '"ts"' in op.args
-        if not is_list and any(
-            recorder.storages[s].kind in ("parameter", "gradient", "state", "host") for s in refs
-        ):
-            current = next(
-                recorder.storages[s].layer for s in refs if recorder.storages[s].kind != "activation"
-            )
-        for position, index in enumerate(
-            op.outputs
-        ):  # the n-th result of a list op belongs with its n-th input
+        if not is_list and any(recorder.storages[s].kind in ("parameter", "gradient", "state", "host") for s in refs):
+            current = next(recorder.storages[s].layer for s in refs if recorder.storages[s].kind != "activation")
+        for position, index in enumerate(op.outputs):  # the n-th result of a list op belongs with its n-th input
             made = recorder.tensors[index].storage
             layer = recorder.storages[refs[position]].layer if is_list else current
             recorder.storages[made] = dataclasses.replace(recorder.storages[made], layer=layer)

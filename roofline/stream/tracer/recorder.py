@@ -41,9 +41,7 @@ class Recorder(TorchDispatchMode):
     `is_host` tells tensors in host memory from those on the device.
     """
 
-    def __init__(
-        self, modules: ModuleStack, is_host: Callable[[torch.Tensor], bool] = lambda tensor: False
-    ) -> None:
+    def __init__(self, modules: ModuleStack, is_host: Callable[[torch.Tensor], bool] = lambda tensor: False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.modules, self.is_host = modules, is_host
         self.phase = "forward"

@@ -100,9 +100,7 @@ def trace(
             use_fused(model, fused)
             input_ids = torch.zeros((batch, seq), dtype=torch.int64)
             adamw = make_optimizer(model, optimizer, foreach=True if device == "cuda" else None)
-            step = TrainingStep(
-                model, adamw, causal_lm_batch(input_ids), precision, device, accumulate=accumulate
-            )
+            step = TrainingStep(model, adamw, causal_lm_batch(input_ids), precision, device, accumulate=accumulate)
             stream = record(step, meta, first=functools.partial(_make_state, step) if is_short else None)
             if all((p.grad is not None) == p.requires_grad for p in model.parameters()):
                 break  # else state was made for parameters that have no gradients
@@ -115,9 +113,7 @@ _STEADY = ("qwen3", "qwen3_moe", "llama", "mistral", "gpt2")
 
 def _is_steady_at_once(config: Mapping[str, Any]) -> bool:
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    is_plain = (
-        rope.get("rope_type", rope.get("type", "default")) == "default"
-    )  # others may keep what they saw
+    is_plain = rope.get("rope_type", rope.get("type", "default")) == "default"  # others may keep what they saw
     return config.get("model_type") in _STEADY and is_plain
 
 
@@ -185,9 +181,7 @@ def _trace_module(
     name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
     function = load_factory(source) if isinstance(source, str) else source
     with _fake(device) as record, _lent_fakes(function), _explained(name, record.values):
-        made: Any = (
-            (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes, name)
-        )
+        made: Any = (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes, name)
         if not isinstance(made, tuple):
             _refuse_unused(name, options)
             step: Any = FunctionStep(made, device)
@@ -230,9 +224,7 @@ def load_factory(name: str) -> Callable[..., Any]:
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        raise UsageError(
-            f"module {name!r}: valid is package.module:factory, as in flopcast.microbench.zoo:vit_b16"
-        )
+        raise UsageError(f"module {name!r}: valid is package.module:factory, as in flopcast.microbench.zoo:vit_b16")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -241,17 +233,15 @@ def load_factory(name: str) -> Callable[..., Any]:
         raise UsageError(
             f"module {name!r}: {fault}; run from the folder that holds it, set PYTHONPATH, or install it"
         ) from fault
-    except (
-        Exception,
-        SystemExit,
-    ) as fault:  # a script's own exit would end the command as if it had answered
+    except (Exception, SystemExit) as fault:  # a script's own exit would end the command as if it had answered
         raise UsageError(f"module {name!r}: importing {module_name} failed: {_said(fault)}") from fault
     found = getattr(module, attribute, None)
     if not callable(found):
         functions = sorted(
-            n for n, value in vars(module).items()
+            n
+            for n, value in vars(module).items()
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not n.startswith("_")
-        )  # fmt: skip
+        )
         what = "is not a function" if found is not None else "does not exist"
         known = f"; functions there: {', '.join(functions)}" if functions else ""
         raise UsageError(f"module {name!r}: {attribute} {what} in {module_name}{known}")
@@ -273,9 +263,7 @@ def _make(function: Callable[..., Any], sizes: Mapping[str, int], name: str) -> 
     if isinstance(made, (tuple, list)) and made and isinstance(made[0], torch.nn.Module):
         if len(made) in (2, 3) and (len(made) == 2 or callable(made[2])):
             return tuple(made)
-        raise UsageError(
-            f"{name} returns {len(made)} values: valid are (module, batch) and (module, batch, loss_fn)"
-        )
+        raise UsageError(f"{name} returns {len(made)} values: valid are (module, batch) and (module, batch, loss_fn)")
     if isinstance(made, torch.nn.Module):
         raise UsageError(
             f"{name} returns a module alone: valid is (module, batch), the batch being what it is called with"

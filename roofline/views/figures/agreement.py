@@ -50,9 +50,7 @@ def agreement_figure(rows: Sequence[Row]) -> Figure | None:
         ]
         ends3 = ("low", "forecast", "high")
         absolute = [[row[f"step_{end}"] * 1e3 for row in members] for end in ends3]
-        relative = [
-            [100 * (row[f"step_{end}"] / row["step_seconds"] - 1) for row in members] for end in ends3
-        ]
+        relative = [[100 * (row[f"step_{end}"] / row["step_seconds"] - 1) for row in members] for end in ends3]
         for ax, (low, middle, high) in ((upper, absolute), (lower, relative)):
             ax.vlines(xs, low, high, color=colour, lw=1.3, alpha=0.7)
             sheet.scatter(
@@ -71,8 +69,9 @@ def agreement_figure(rows: Sequence[Row]) -> Figure | None:
     values = [row[k] * 1e3 for row in done for k in ("step_seconds", "step_low", "step_high")]
     ends = [min(values) / 1.15, max(values) * 1.15]
     upper.plot(ends, ends, color=INK, lw=1.0)
-    upper.fill_between(ends, [0.9 * e for e in ends], [1.1 * e for e in ends], color=GREY, alpha=0.18, lw=0,
-                       label="within 10%")  # fmt: skip
+    upper.fill_between(
+        ends, [0.9 * e for e in ends], [1.1 * e for e in ends], color=GREY, alpha=0.18, lw=0, label="within 10%"
+    )
     upper.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="forecast, ms per step")
     upper.legend(loc="upper left", labelspacing=0.3)
     lower.axhspan(-10, 10, color=GREY, alpha=0.18, lw=0)
@@ -95,8 +94,7 @@ def agreement_figure(rows: Sequence[Row]) -> Figure | None:
 
 
 RESIDUALS = {"step": "step", "device": "device time", "host": "host time", "peak": "peak memory"} | {
-    name: "element-wise and rest" if name == "elementwise" else CLASS_LABELS.get(name, name)
-    for name in GROUPS
+    name: "element-wise and rest" if name == "elementwise" else CLASS_LABELS.get(name, name) for name in GROUPS
 }
 
 
@@ -104,8 +102,7 @@ RESIDUALS = {"step": "step", "device": "device time", "host": "host time", "peak
 def residual_figure(rows: Sequence[Row]) -> Figure | None:
     """Signed error of every component of every step. None without measured steps."""
     errors: dict[str, list[tuple[float, Row]]] = {
-        name: [(row[f"{name}_error"], row) for row in rows if row[f"{name}_error"] is not None]
-        for name in RESIDUALS
+        name: [(row[f"{name}_error"], row) for row in rows if row[f"{name}_error"] is not None] for name in RESIDUALS
     }
     names = [name for name, found in errors.items() if found]
     if not names:
@@ -133,9 +130,7 @@ def residual_figure(rows: Sequence[Row]) -> Figure | None:
         ax.plot([middle] * 2, [place - 0.36, place + 0.36], color=INK, lw=2)
     ax.axvline(0, color=INK, lw=1.0)
     ax.set_yticks(range(len(names)), [RESIDUALS[name] for name in names])
-    ax.set(
-        xlim=(-108 * limit, 108 * limit), ylim=(len(names) - 0.4, -0.6), xlabel="forecast / measured - 1, %"
-    )
+    ax.set(xlim=(-108 * limit, 108 * limit), ylim=(len(names) - 0.4, -0.6), xlabel="forecast / measured - 1, %")
     ax.grid(False, axis="y")
     bounds = {row["bound"] == "host" for found in errors.values() for _, row in found}
     for is_host, colour, label in ((False, BLUE, "bound by the device"), (True, ORANGE, "bound by the host")):
@@ -143,14 +138,8 @@ def residual_figure(rows: Sequence[Row]) -> Figure | None:
             ax.scatter([], [], s=20, color=colour, label=label)
     ax.plot([], [], color=INK, lw=2, label="median")
     sheet.canvas.legend(loc="outside upper center", ncols=3)
-    note = (
-        f" Triangles at the edge: {clipped} errors beyond {limit:.0%}, in full in the table."
-        if clipped
-        else ""
-    )
-    caption = (
-        f"Signed error of each component of each step: what cancels in the step shows in its parts.{note}"
-    )
+    note = f" Triangles at the edge: {clipped} errors beyond {limit:.0%}, in full in the table." if clipped else ""
+    caption = f"Signed error of each component of each step: what cancels in the step shows in its parts.{note}"
     middles = ", ".join(f"{RESIDUALS[name]} {median(e for e, _ in errors[name]):+.1%}" for name in names)
     alt = f"Strip plot of signed forecast errors by component. Medians: {middles}."
     return finish(sheet, "residuals", "Residuals by component", caption, alt,

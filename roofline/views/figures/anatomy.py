@@ -37,8 +37,10 @@ def anatomy_figure(found: Sequence[Forecast], validation: Sequence[Row] = ()) ->
     top = _stack(sheet, ax, found, [1e3] * len(found), "ms", _model_of)
     measured = [(i, row) for i, f in enumerate(found) for row in validation if _same_run(row, f)]
     if measured:
-        tips = [f"{row['name']}: measured {row['step_seconds'] * 1e3:.2f} ms, forecast off by {row['step_error']:+.1%}"
-                for _, row in measured]  # fmt: skip
+        tips = [
+            f"{row['name']}: measured {row['step_seconds'] * 1e3:.2f} ms, forecast off by {row['step_error']:+.1%}"
+            for _, row in measured
+        ]
         # beside the forecast, so that neither hides the other
         xs, ys = [i + 0.22 for i, _ in measured], [row["step_seconds"] * 1e3 for _, row in measured]
         sheet.scatter(ax, xs, ys, tips, s=30, marker="D", facecolors=CARD, edgecolors=INK, linewidths=1.5, zorder=5,
@@ -47,16 +49,15 @@ def anatomy_figure(found: Sequence[Forecast], validation: Sequence[Row] = ()) ->
     widths = [width_of(f) for f in found]
     labels = [f"{w or count(f.n_params)}\n{f.depth}" for w, f in zip(widths, found, strict=True)]
     ax.set_xticks(range(len(found)), labels, fontsize=8.5)
-    ax.set(
-        xlabel="width (upper), layers (lower)" if any(widths) else "parameters, layers", ylabel="ms per step"
-    )
+    ax.set(xlabel="width (upper), layers (lower)" if any(widths) else "parameters, layers", ylabel="ms per step")
     ax.set_ylim(0, 1.06 * top)
     _legend(ax)
     first = next((f for f in found if f.bound != "host"), None)
     turn = (
-        "the host bounds every step here" if first is None
+        "the host bounds every step here"
+        if first is None
         else f"the device bounds the step from {count(first.n_params)} parameters"
-    )  # fmt: skip
+    )
     caption = f"One training step of {tokens_of(found[0]):,} tokens. Bars: kernel time by class, summed. " + (
         "Each operator runs when it is called, so that host and bars add up."
         if found[0].gpu == "cpu"
@@ -86,9 +87,7 @@ def batch_figure(found: Sequence[Forecast], name: str, seq: int) -> Figure | Non
     batches = [round(tokens_of(f) / seq) for f in found]
     labels = dict(zip(map(id, found), batches, strict=True))
     top = _stack(sheet, ax, found, scales, "µs a token", lambda f: f"{labels[id(f)]} x {seq}")
-    ax.set_xticks(
-        range(len(found)), [f"{b}{'' if f.fits else ' *'}" for b, f in zip(batches, found, strict=True)]
-    )
+    ax.set_xticks(range(len(found)), [f"{b}{'' if f.fits else ' *'}" for b, f in zip(batches, found, strict=True)])
     ax.set(xlabel=f"batch, sequences of {seq} tokens", ylabel="µs per token")
     ax.set_ylim(0, 1.06 * top)
     _legend(ax, "upper right")
@@ -155,9 +154,7 @@ def _stack(
     tips = [
         f"{who}, step: {step:.3g} {unit} ({low:.3g} to {high:.3g}), device {f.device_seconds * by:.3g}, host "
         f"{host:.3g}, bound by {f.bound}"
-        for who, f, by, step, low, high, host in zip(
-            names, found, scales, steps, lows, highs, hosts, strict=True
-        )
+        for who, f, by, step, low, high, host in zip(names, found, scales, steps, lows, highs, hosts, strict=True)
     ]
     sheet.scatter(ax, places, steps, tips, s=22, color=RED, linewidths=0, zorder=4)
     ax.grid(False, axis="x")

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flopcast.roofline.gpu.profile.roofs import (
-    LEAST_KERNEL_SECONDS,
-    Point,
-    Roofs,
-    points_of,
-    points_of_rows,
-    roofs_of,
-)
+from flopcast.roofline.gpu.profile.roofs import LEAST_KERNEL_SECONDS, Point, Roofs, points_of, points_of_rows, roofs_of
 from flopcast.roofline.views.figures.canvas import (
     CLASS_COLOURS,
     CLASS_LABELS,
@@ -44,14 +37,7 @@ if TYPE_CHECKING:
 
 
 TITLE = "Memory-bound calls: achieved bandwidth"
-_CLASS_MARKERS = {
-    "optimizer": "s",
-    "copy": "^",
-    "pointwise": "o",
-    "softmax": "D",
-    "reduction": "v",
-    "rest": "P",
-}
+_CLASS_MARKERS = {"optimizer": "s", "copy": "^", "pointwise": "o", "softmax": "D", "reduction": "v", "rest": "P"}
 _LEAST_BYTES = 1024  # calls below are not drawn: the shortest kernel says all about them
 
 
@@ -70,9 +56,7 @@ def memory_figure(profile: Profile, rows: Sequence[Row] = (), *, theme: Theme = 
 def memory_points(points: Sequence[Point]) -> list[Point]:
     """The points of classes without FLOPs; those that move under a kilobyte, and calls that launch nothing (a view's
     0.3 ns read 1,000 TB/s), left out."""
-    return [
-        p for p in points if not p.flops and p.bytes >= _LEAST_BYTES and p.seconds >= LEAST_KERNEL_SECONDS
-    ]
+    return [p for p in points if not p.flops and p.bytes >= _LEAST_BYTES and p.seconds >= LEAST_KERNEL_SECONDS]
 
 
 def draw_memory(sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], theme: Theme) -> None:
@@ -102,9 +86,7 @@ def draw_memory(sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], t
     if roofs.floor is not None:
         floor = roofs.floor.value
         end = min(right, top * floor)
-        ax.plot(
-            [left, end], [left / floor / by, end / floor / by], color=theme.of(SKY), lw=1.4, ls=(0, (4, 2))
-        )
+        ax.plot([left, end], [left / floor / by, end / floor / by], color=theme.of(SKY), lw=1.4, ls=(0, (4, 2)))
         at = max(left, bottom * floor) * 1.3
         sheet.label_along(ax, (at, at * 1.12 / floor / by), (at * 4, at * 4.48 / floor / by),
                           f"launch floor {duration(floor)}", color=theme.of(SKY))  # fmt: skip
@@ -161,9 +143,7 @@ def _draw_memory_points(
             members = [p for p in mine if p.cache == cache]
             if not members:
                 continue
-            members = [
-                members[i] for i in apart([p.bytes for p in members], [p.bytes_per_second for p in members])
-            ]
+            members = [members[i] for i in apart([p.bytes for p in members], [p.bytes_per_second for p in members])]
             fill: Any = {"color": colour, "linewidths": 0} if cache == "cold" else {
                 "facecolors": "none", "edgecolors": colour, "linewidths": 0.7}  # fmt: skip
             tips = [
@@ -176,10 +156,7 @@ def _draw_memory_points(
         if mine:
             label = f"{CLASS_LABELS[name].split(' (')[0]} ({len(mine)})"
             handles.append(Line2D([], [], ls="", marker=marker, ms=6, color=colour, mew=0, label=label))
-    for cache, words, face in (
-        ("cold", "cold: from memory", theme.of(GREY)),
-        ("hot", "hot: from the cache", "none"),
-    ):
+    for cache, words, face in (("cold", "cold: from memory", theme.of(GREY)), ("hot", "hot: from the cache", "none")):
         if any(p.cache == cache for p in points):
             handles.append(Line2D([], [], ls="", marker="o", ms=6, mfc=face, mec=theme.of(GREY), label=words))
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, columnspacing=1.4,
@@ -200,8 +177,4 @@ def memory_words(roofs: Roofs, points: Sequence[Point]) -> tuple[str, str, str]:
         f"then levelling out near the copy bandwidth{level}."
     )
     basis = "points and lines measured" if roofs.basis == "measured" else "points and lines extrapolated"
-    return (
-        caption,
-        alt,
-        basis + ("; dotted: datasheet, for reference only" if roofs.reference_bandwidth else ""),
-    )
+    return (caption, alt, basis + ("; dotted: datasheet, for reference only" if roofs.reference_bandwidth else ""))

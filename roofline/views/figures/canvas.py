@@ -103,9 +103,7 @@ class Sheet:
     columns: dict[str, int] = field(default_factory=dict)
     late: list[Callable[[], None]] = field(default_factory=list)
 
-    def scatter(
-        self, ax: Axes, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], **how: Any
-    ) -> Any:
+    def scatter(self, ax: Axes, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], **how: Any) -> Any:
         points = ax.scatter(xs, ys, **how)
         name = f"tips{len(self.tips)}"
         points.set_gid(name)
@@ -131,9 +129,7 @@ class Sheet:
         self.columns[name] = len(cells[0])
         return drawn
 
-    def label_along(
-        self, ax: Axes, at: tuple[float, float], ahead: tuple[float, float], text: str, **how: Any
-    ) -> None:
+    def label_along(self, ax: Axes, at: tuple[float, float], ahead: tuple[float, float], text: str, **how: Any) -> None:
         """Words on a line: starting at `at`, turned towards `ahead` (both in data units), whatever the axes' scales."""
         how = {"va": "bottom", "ha": "left", "fontsize": 8.2, "zorder": 6, "path_effects": halo(), **how}
         words = ax.text(*at, text, rotation_mode="anchor", **how)
@@ -195,9 +191,7 @@ def spread_apart(wanted: Sequence[float], step: float) -> list[float]:
     blocks: list[list[float]] = []  # each: wanted heights of labels that touch, centred on their mean
     for height in wanted:
         blocks.append([height])
-        while len(blocks) > 1 and _lowest(blocks[-1], step) < _lowest(blocks[-2], step) + step * len(
-            blocks[-2]
-        ):
+        while len(blocks) > 1 and _lowest(blocks[-1], step) < _lowest(blocks[-2], step) + step * len(blocks[-2]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
     return [_lowest(block, step) + step * i for block in blocks for i in range(len(block))]
 

@@ -57,8 +57,10 @@ def capacity_figure(
         if row["peak_bytes"] and row["n_params"] == f.n_params and row["peak_forecast"] == f.peak_bytes
     ]
     if measured:
-        tips = [f"{row['name']}: measured {size:.3g} GB, forecast off by {row['peak_error']:+.1%}"
-                for _, size, row in measured]  # fmt: skip
+        tips = [
+            f"{row['name']}: measured {size:.3g} GB, forecast off by {row['peak_error']:+.1%}"
+            for _, size, row in measured
+        ]
         sheet.scatter(ax, [i for i, _, _ in measured], [size for _, size, _ in measured], tips, s=30, marker="D",
                       facecolors=CARD, edgecolors=INK, linewidths=1.5, zorder=5, label="peak, measured")  # fmt: skip
     if panels == 2:
@@ -99,19 +101,11 @@ def _stack(sheet: Sheet, ax: Axes, found: Sequence[Forecast], names: Sequence[st
     )  # fmt: skip
     bottoms = [0.0] * len(found)
     for label, colour, heights in parts:
-        tips = [f"{name}, {label}: {height:.3g} GB of {f.peak_bytes / 1e9:.3g} at the peak"
-                for name, height, f in zip(names, heights, found, strict=True)]  # fmt: skip
-        sheet.bars(
-            ax,
-            places,
-            heights,
-            tips,
-            width=0.72,
-            bottom=list(bottoms),
-            color=colour,
-            label=label,
-            linewidth=0,
-        )
+        tips = [
+            f"{name}, {label}: {height:.3g} GB of {f.peak_bytes / 1e9:.3g} at the peak"
+            for name, height, f in zip(names, heights, found, strict=True)
+        ]
+        sheet.bars(ax, places, heights, tips, width=0.72, bottom=list(bottoms), color=colour, label=label, linewidth=0)
         bottoms = [b + h for b, h in zip(bottoms, heights, strict=True)]
     needed = [f.needed_bytes / 1e9 for f in found]
     ax.bar(places, [n - b for n, b in zip(needed, bottoms, strict=True)], 0.72, bottoms, facecolor="none",
@@ -150,12 +144,8 @@ def host_figure(hosts: Sequence[HostCosts]) -> Figure | None:
         ax.errorbar([step["seconds"] * 1e3], [place], xerr=[[(step["seconds"] - step["low"]) * 1e3],
                     [(step["high"] - step["seconds"]) * 1e3]], color=INK, lw=0, elinewidth=1.4, capsize=4,
                     label="range of its runs" if place == 0 else None)  # fmt: skip
-    ax.set_yticks(
-        range(len(shown)), [_label(host, place == 0) for place, host in enumerate(shown)], fontsize=8.8
-    )
-    ax.set(
-        xlabel="ms of host time a layer of Qwen3, eager, AdamW", ylim=(len(shown) - 0.5, -0.5), xlim=(0, None)
-    )
+    ax.set_yticks(range(len(shown)), [_label(host, place == 0) for place, host in enumerate(shown)], fontsize=8.8)
+    ax.set(xlabel="ms of host time a layer of Qwen3, eager, AdamW", ylim=(len(shown) - 0.5, -0.5), xlim=(0, None))
     ax.grid(False, axis="y")
     sheet.canvas.legend(loc="outside upper center", ncols=4)
     first = shown[0]
@@ -168,8 +158,9 @@ def host_figure(hosts: Sequence[HostCosts]) -> Figure | None:
     alt = (
         f"Horizontal bars of host milliseconds a layer by phase for {len(shown)} host"
         f"{'s' if len(shown) > 1 else ''}: "
-        + "; ".join(f"{host.name} {host.layers['step']['seconds'] * 1e3:.2f} ms" for host in shown) + "."
-    )  # fmt: skip
+        + "; ".join(f"{host.name} {host.layers['step']['seconds'] * 1e3:.2f} ms" for host in shown)
+        + "."
+    )
     basis = "measured with tiny models of several depths"
     return finish(sheet, "host", "What the host costs", caption, alt, basis)
 

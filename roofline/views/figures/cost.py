@@ -104,16 +104,13 @@ def _draw_curves(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve], colours: di
         colour = colours[curve.gpu]
         xs = [point.step.n_params for point in curve.fitting]
         rates = [point.flops_per_usd for point in curve.fitting]
-        ax.fill_between(xs, [r.low / PETA for r in rates], [r.high / PETA for r in rates], color=colour, alpha=0.12,
-                        lw=0)  # fmt: skip
+        ax.fill_between(
+            xs, [r.low / PETA for r in rates], [r.high / PETA for r in rates], color=colour, alpha=0.12, lw=0
+        )
         ax.plot(xs, [r.value / PETA for r in rates], color=colour, lw=2.0, ls=dashes(curve),
                 label=f"{curve.gpu} ({curve.basis or 'basis not given'}), {curve.price.label}")  # fmt: skip
         for is_host in (True, False):
-            points = [
-                (p, r)
-                for p, r in zip(curve.fitting, rates, strict=True)
-                if (p.step.bound == "host") == is_host
-            ]
+            points = [(p, r) for p, r in zip(curve.fitting, rates, strict=True) if (p.step.bound == "host") == is_host]
             if not points:
                 continue
             tips = [
@@ -148,19 +145,11 @@ def _mark_crossovers(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve]) -> None
             marked = True
     if marked:
         ax.scatter(
-            [],
-            [],
-            s=90,
-            facecolors="none",
-            edgecolors=INK,
-            linewidths=1.6,
-            label="crossover, with its 90% interval",
+            [], [], s=90, facecolors="none", edgecolors=INK, linewidths=1.6, label="crossover, with its 90% interval"
         )
 
 
-def _draw_ratios(
-    sheet: Sheet, ax: Axes, shown: Sequence[CostCurve], base: CostCurve, colours: dict[str, str]
-) -> None:
+def _draw_ratios(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve], base: CostCurve, colours: dict[str, str]) -> None:
     """FLOPs per dollar of each GPU over the reference's, at the sizes that both reach."""
     labels = []
     for curve in shown:
@@ -175,8 +164,10 @@ def _draw_ratios(
             continue
         colour, xs = colours[curve.gpu], [size for size, _ in at]
         ax.fill_between(xs, [r.low for _, r in at], [r.high for _, r in at], color=colour, alpha=0.12, lw=0)
-        tips = [f"{curve.gpu} over {base.gpu} at {count(size)}: {r.value:.3g} ({r.low:.3g} to {r.high:.3g})"
-                for size, r in at]  # fmt: skip
+        tips = [
+            f"{curve.gpu} over {base.gpu} at {count(size)}: {r.value:.3g} ({r.low:.3g} to {r.high:.3g})"
+            for size, r in at
+        ]
         ax.plot(xs, [r.value for _, r in at], color=colour, lw=2.0, ls=dashes(curve))
         sheet.scatter(ax, xs, [r.value for _, r in at], tips, s=14, color=colour, linewidths=0, zorder=3)
         labels.append((at[-1][1].value, short(curve.gpu), colour))
@@ -210,6 +201,4 @@ def save_figure(figure: Figure, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(figure.png)
     except OSError as fault:
-        raise UsageError(
-            f"{path} cannot be written: {fault.strerror}; choose another folder with --out"
-        ) from fault
+        raise UsageError(f"{path} cannot be written: {fault.strerror}; choose another folder with --out") from fault

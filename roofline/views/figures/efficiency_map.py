@@ -81,9 +81,7 @@ def product_map(profile: Profile, sizes: Sequence[int] = SIZES, k: int = INNER) 
     return ProductMap(k, tuple(sizes), flops / seconds, seconds, waves, tiles, shares)
 
 
-def _likeliest(
-    variant: str, params: gemm.Params, features: np.ndarray
-) -> tuple[np.ndarray, list[str]] | None:
+def _likeliest(variant: str, params: gemm.Params, features: np.ndarray) -> tuple[np.ndarray, list[str]] | None:
     """(blocks over multiprocessors, tile) of each product, of the likeliest tile; None where no tile was learnt."""
     if not gemm.is_learnt(params, gemm.FAMILIES[0]):
         return None
@@ -95,8 +93,7 @@ def _likeliest(
     tile_m, tile_n = tiles.rows[tile], tiles.columns[tile]
     waves = np.ceil(m / tile_m) * np.ceil(n / tile_n) * parts / params["sm_count"]
     names = [
-        f"{a:.0f}x{b:.0f}" + (f", k in {p:.0f}" if p > 1 else "")
-        for a, b, p in zip(tile_m, tile_n, parts, strict=True)
+        f"{a:.0f}x{b:.0f}" + (f", k in {p:.0f}" if p > 1 else "") for a, b, p in zip(tile_m, tile_n, parts, strict=True)
     ]
     return waves, names
 

@@ -20,12 +20,7 @@ from flopcast.roofline.gpu.profile.roofs import (
     points_of_rows,
     roofs_of,
 )
-from flopcast.roofline.views.figures.bandwidth import (
-    draw_memory,
-    memory_points,
-    memory_words,
-    said_of,
-)
+from flopcast.roofline.views.figures.bandwidth import draw_memory, memory_points, memory_words, said_of
 from flopcast.roofline.views.figures.canvas import (
     BLUE,
     GREY,
@@ -61,9 +56,11 @@ ROOFLINE_TITLE = "Roofline: matrix products and attention"
 _BACKEND_NAMES = {"sdpa-cudnn": "cuDNN", "sdpa-flash": "flash", "sdpa-efficient": "efficient", "sdpa-cpu": "torch",
                   "sdpa-math": "math"}  # fmt: skip
 _SERIES = {  # what a point is drawn as: colour and whether it is filled
-    "matmul": (BLUE, True), "matmul, unaligned": (BLUE, False), "attention forward": (RED, True),
+    "matmul": (BLUE, True),
+    "matmul, unaligned": (BLUE, False),
+    "attention forward": (RED, True),
     "attention backward": (PURPLE, True),
-}  # fmt: skip
+}
 
 
 def main_dtype(roofs: Roofs, points: Sequence[Point]) -> str | None:
@@ -151,9 +148,8 @@ def _frame(roofs: Roofs, main: MatrixRoof, shown: Sequence[Point]) -> tuple[floa
 
 
 def _draw_matrix_roof(
-    ax: Axes, roof: MatrixRoof, copy: float, right: float, by: float, theme: Theme, is_main: bool,
-    is_projected: bool,
-) -> list[tuple[float, str, str]]:  # fmt: skip
+    ax: Axes, roof: MatrixRoof, copy: float, right: float, by: float, theme: Theme, is_main: bool, is_projected: bool
+) -> list[tuple[float, str, str]]:
     """The roof's lines from their ridges on; returns its labels (height, words, colour)."""
     colour = theme.of(INK if is_main else GREY)
     dash: Any = (0, (5, 2)) if is_projected else "-"
@@ -167,9 +163,7 @@ def _draw_matrix_roof(
         ax.fill_between([edge, right], *ends, color=colour, alpha=0.12, lw=0)
     if is_projected and is_main:
         best = roof.best
-        ax.fill_between(
-            [best.value / copy, right], best.low / by, best.high / by, color=colour, alpha=0.10, lw=0
-        )
+        ax.fill_between([best.value / copy, right], best.low / by, best.high / by, color=colour, alpha=0.10, lw=0)
     values = " / ".join(plain(n.value / by) for n in (roof.burst, roof.sustained) if n is not None)
     labels = [(roof.lasting.value / by, f"{roof.dtype}  {values}", colour)]
     if roof.peak is not None and is_main:
@@ -188,21 +182,21 @@ def _draw_bandwidth_roofs(
     dash: Any = (0, (5, 2)) if is_projected else "-"
     read, write, copy = (roofs.bandwidths.get(name) for name in BANDWIDTHS)
     assert copy is not None
-    ax.plot(
-        [left, top / copy.value], [left * copy.value / by, top / by], color=theme.of(INK), lw=1.9, ls=dash
-    )
+    ax.plot([left, top / copy.value], [left * copy.value / by, top / by], color=theme.of(INK), lw=1.9, ls=dash)
     low, high = (copy.low, copy.high) if is_projected else _range([read, write, copy])
     if high > low:
         edges = [left, top / high]
-        ax.fill_between(edges, [x * low / by for x in edges], [x * high / by for x in edges],
-                        color=theme.of(INK), alpha=0.15, lw=0)  # fmt: skip
+        ax.fill_between(
+            edges, [x * low / by for x in edges], [x * high / by for x in edges], color=theme.of(INK), alpha=0.15, lw=0
+        )
     words = ", ".join(
         f"{name} {_rate_only(n.value)}" for name, n in (("copy", copy), ("read", read), ("write", write)) if n
     )
     unit = scale(copy.value, "B/s")[1]
     at = left * 1.15
-    sheet.label_along(ax, (at, at * low / by * 0.94), (2 * at, 2 * at * low / by * 0.94), f"memory {words} {unit}",
-                      va="top")  # fmt: skip
+    sheet.label_along(
+        ax, (at, at * low / by * 0.94), (2 * at, 2 * at * low / by * 0.94), f"memory {words} {unit}", va="top"
+    )
     if roofs.cache is not None and roofs.cache.value > high:
         cache = roofs.cache.value
         ax.plot([left, top / cache], [left * cache / by, top / by], color=theme.of(GREY), lw=1.1, ls=dash)
@@ -249,19 +243,9 @@ def _draw_ridges(ax: Axes, roof: MatrixRoof, by: float, theme: Theme, is_main: b
     colour = theme.of(INK if is_main else GREY)
     for ridge, face in ((roof.ridge_memory, colour), (roof.ridge_cache, "none")):
         if ridge is not None:
-            ax.plot(
-                [ridge],
-                [roof.lasting.value / by],
-                "o",
-                ms=5.5 if is_main else 4,
-                mfc=face,
-                mec=colour,
-                zorder=4,
-            )
+            ax.plot([ridge], [roof.lasting.value / by], "o", ms=5.5 if is_main else 4, mfc=face, mec=colour, zorder=4)
     if is_main and roof.ridge_memory is not None:
-        ax.plot(
-            [roof.ridge_memory] * 2, [ax.get_ylim()[0], roof.lasting.value / by], color=colour, lw=0.8, ls=":"
-        )
+        ax.plot([roof.ridge_memory] * 2, [ax.get_ylim()[0], roof.lasting.value / by], color=colour, lw=0.8, ls=":")
         ax.annotate(f"ridge {roof.ridge_memory:.3g} FLOP/B", (roof.ridge_memory, ax.get_ylim()[0]), (4, 4),
                     textcoords="offset points", fontsize=8.2, va="bottom", path_effects=halo())  # fmt: skip
 
@@ -272,9 +256,7 @@ def _draw_matrix_points(
     groups: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for point in shown:
         groups[_series_of(point), point.backend].append(point)
-    for (series, backend), members in sorted(
-        groups.items(), key=lambda item: list(_SERIES).index(item[0][0])
-    ):
+    for (series, backend), members in sorted(groups.items(), key=lambda item: list(_SERIES).index(item[0][0])):
         colour, filled = theme.of(_SERIES[series][0]), _SERIES[series][1]
         fill: Any = {"color": colour, "linewidths": 0} if filled else {
             "facecolors": "none", "edgecolors": colour, "linewidths": 0.9}  # fmt: skip
@@ -366,10 +348,7 @@ def both_figures(profile: Profile, *, dtype: str | None = None, theme: Theme = L
     caption, alt, basis = _roofline_words(roofs, shown, dtype)
     if memory:
         draw_memory(sheet, sheet.axes[1], roofs, memory, theme)
-        caption, alt = (
-            f"{caption} Below: {memory_words(roofs, memory)[0]}",
-            f"{alt} {memory_words(roofs, memory)[1]}",
-        )
+        caption, alt = (f"{caption} Below: {memory_words(roofs, memory)[0]}", f"{alt} {memory_words(roofs, memory)[1]}")
     sheet.canvas.suptitle(heading(profile), x=0.01, ha="left", fontsize=11, fontweight="bold")
     return finish(sheet, "roofline", heading(profile), caption, alt, basis)
 

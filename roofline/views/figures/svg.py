@@ -80,9 +80,7 @@ def _tell(group: ET.Element, words: Sequence[str], columns: int | None) -> None:
     for mark, word in zip(marks, words, strict=True):
         if mark.tag == f"{SPACE}use":
             x, y = (float(mark.get(axis, "0")) for axis in "xy")
-            place: tuple[object, ...] = (
-                round(x / CELL), round(y / CELL), mark.get(LINK), mark.get("style")
-            )  # fmt: skip
+            place: tuple[object, ...] = (round(x / CELL), round(y / CELL), mark.get(LINK), mark.get("style"))
             mark.attrib |= {"x": f"{x:.1f}".removesuffix(".0"), "y": f"{y:.1f}".removesuffix(".0")}
             if place in kept:
                 kept[place].append(word)
@@ -105,9 +103,7 @@ def _say(group: ET.Element, told: Sequence[Sequence[str]]) -> None:
     head = head[: head.rfind(", ") + 2] if ", " in head else ""
     if head:
         group.set("data-head", head)
-    group.set(
-        "data-tips", SEPARATOR.join(_joined([word.removeprefix(head) for word in mark]) for mark in told)
-    )
+    group.set("data-tips", SEPARATOR.join(_joined([word.removeprefix(head) for word in mark]) for mark in told))
 
 
 def _joined(words: Sequence[str]) -> str:

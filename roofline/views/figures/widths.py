@@ -61,10 +61,7 @@ def sawtooth_figure(points: Sequence[Point], profile: Profile, *, theme: Theme =
     pad = max(1.0, 0.02 * (high - low))
     tops = []
     for ax, title, of in zip(
-        sheet.axes,
-        ("matrix products, TFLOP/s", "whole step, useful TFLOP/s"),
-        (_products, _step),
-        strict=True,
+        sheet.axes, ("matrix products, TFLOP/s", "whole step, useful TFLOP/s"), (_products, _step), strict=True
     ):
         values = {p.value: of(p) / 1e12 for p in known}
         for multiple in reversed(MULTIPLES):
@@ -107,12 +104,7 @@ def sawtooth_figure(points: Sequence[Point], profile: Profile, *, theme: Theme =
         f"reach {tops[0]:.0f} TFLOP/s, the step {tops[1]:.0f}. {' '.join(loss)}"
     )
     return finish(
-        sheet,
-        "sawtooth",
-        "Throughput against width",
-        caption,
-        alt,
-        f"forecast from a {profile.basis} profile",
+        sheet, "sawtooth", "Throughput against width", caption, alt, f"forecast from a {profile.basis} profile"
     )
 
 
@@ -146,9 +138,7 @@ def _losses(points: Sequence[Point]) -> list[str]:
         mine = [p for p in points if p.multiple == multiple]
         if mine:
             near = [min(aligned, key=lambda a, p=p: abs(a.value - p.value)) for p in mine]  # type: ignore[misc]
-            loss = median(
-                1 - p.flops_per_second / a.flops_per_second for p, a in zip(mine, near, strict=True)
-            )
+            loss = median(1 - p.flops_per_second / a.flops_per_second for p, a in zip(mine, near, strict=True))
             kind = "Odd sizes" if multiple == 1 else f"Those of {multiple}"
             words.append(f"{kind} lose {loss:.0%} of the step's throughput at the median.")
     return words
@@ -215,11 +205,10 @@ def penalty_figure(rows: Sequence[Mapping[str, Any]], gpu: str, *, theme: Theme 
         axis.set_ticks([], minor=True)
     upper.set(ylabel="forecast penalty", xlim=(least, most), ylim=(least, most))
     lower.set(xlabel="measured penalty", ylabel="forecast - measured, points")
-    handles = [
-        _mark(multiple) for multiple in MULTIPLES if any(int(r["multiple"]) == multiple for r in known)
-    ]
-    upper.legend(handles=handles, title="largest power of two\nthat divides the size", title_fontsize=8.5,
-                 loc="upper left")  # fmt: skip
+    handles = [_mark(multiple) for multiple in MULTIPLES if any(int(r["multiple"]) == multiple for r in known)]
+    upper.legend(
+        handles=handles, title="largest power of two\nthat divides the size", title_fontsize=8.5, loc="upper left"
+    )
     words = [_came(name, [row for row in known if _set(row) == name]) for name in reversed(sets)]
     caption = (
         f"What unaligned sizes cost the device against the line between their neighbours that are multiples of 64, in "
@@ -250,9 +239,7 @@ def _named(sets: Sequence[str]) -> str:
 def _mark(multiple: int) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D(
-        [], [], ls="", marker=MARKERS[multiple], color=COLOURS[multiple], ms=5.5, label=_label(multiple)
-    )
+    return Line2D([], [], ls="", marker=MARKERS[multiple], color=COLOURS[multiple], ms=5.5, label=_label(multiple))
 
 
 def _penalty_marks(
@@ -263,8 +250,7 @@ def _penalty_marks(
     alpha = 0.35 if is_faint else 1.0
     how = {"c": colour} if marker == "x" else {"facecolors": colour, "edgecolors": "none"}
     measured, forecast, low, high = (
-        [100 * float(row[f"penalty_{name}"]) for row in rows]
-        for name in ("measured", "forecast", "low", "high")
+        [100 * float(row[f"penalty_{name}"]) for row in rows] for name in ("measured", "forecast", "low", "high")
     )
     tips = [
         f"{row['neighbourhood']} {row['value']} (set {_set(row)}): measured {m:+.1f}%{_spread(row)}, forecast {f:+.1f}%"
@@ -278,9 +264,7 @@ def _penalty_marks(
 
 
 def _spread(row: Mapping[str, Any]) -> str:
-    return (
-        f" ± {100 * float(row['penalty_spread']):.1f}" if row.get("penalty_spread") not in (None, "") else ""
-    )
+    return f" ± {100 * float(row['penalty_spread']):.1f}" if row.get("penalty_spread") not in (None, "") else ""
 
 
 def _came(name: str, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -27,12 +27,7 @@ COMPARED = ("nvidia-l4", "nvidia-a100-80gb-pcie", "nvidia-h100-sxm", "nvidia-h20
 
 @no_garbage_collection()
 def build_report(
-    profile: Profile,
-    quality: FitReport | None,
-    out: Path,
-    *,
-    measured: Sequence[Row] = (),
-    steps: Path | None,
+    profile: Profile, quality: FitReport | None, out: Path, *, measured: Sequence[Row] = (), steps: Path | None
 ) -> Path:
     """Writes report.html, figures and CSV files into `out`; returns the page. `measured`: rows of measurements.
 
@@ -50,9 +45,7 @@ def build_report(
         rows = validate.compare_runs(steps, profile)
         validate.write_csv(rows, out / "validation.csv")
     is_cpu = profile.device.get("type") == "cpu"
-    parts = extra_parts(
-        profile, out, may_trace=steps is not None
-    )  # comparing steps traces, other reports must not
+    parts = extra_parts(profile, out, may_trace=steps is not None)  # comparing steps traces, other reports must not
     ladder_steps = anatomy(profile)
     data = ReportData(
         profile=profile,

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flopcast.roofline.dollars.crossovers import (
-    best_rows,
-    break_even_rows,
-    cost_rows,
-    crossover_rows,
-)
+from flopcast.roofline.dollars.crossovers import best_rows, break_even_rows, cost_rows, crossover_rows
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.views.figures.canvas import count
 from flopcast.roofline.views.page.table import Column, Table, ms, prose, text, three, yes_no
@@ -29,9 +24,7 @@ def price_table(curves: Sequence[CostCurve]) -> Table | None:
         text("kind", "kind"), text("date", "date"), Column("date_inferred", "date inferred", yes_no, is_number=False),
         text("basis", "profile"), prose("source", "source"),
     ]  # fmt: skip
-    return Table(
-        "prices", "Prices used", "Per GPU and hour, as the provider listed it on that day.", columns, rows
-    )
+    return Table("prices", "Prices used", "Per GPU and hour, as the provider listed it on that day.", columns, rows)
 
 
 def cost_table(curves: Sequence[CostCurve]) -> Table | None:
@@ -58,12 +51,13 @@ def leader_table(curves: Sequence[CostCurve]) -> Table | None:
     if len(curves) < 2 or not rows:
         return None
     columns = [
-        Column("n_params", "parameters", count), text("gpu", "most FLOPs per dollar"),
+        Column("n_params", "parameters", count),
+        text("gpu", "most FLOPs per dollar"),
         Column("flops_per_usd", "PFLOP/$", lambda v: three(v / 1e15)),
         Column("flops_per_usd_low", "low", lambda v: three(v / 1e15)),
         Column("flops_per_usd_high", "high", lambda v: three(v / 1e15)),
         prose("contenders", "not separable from it"),
-    ]  # fmt: skip
+    ]
     for row in rows:
         row["contenders"] = row["contenders"].replace(" ", ", ") or "none"
     note = "At the prices above. A GPU whose interval reaches the leader's is named beside it."

@@ -93,11 +93,7 @@ def _sentence(row: Mapping[str, Any]) -> str:
     if row["ratio"] is None:
         return f"{head}; {row['reason']}."
     pair = f"{_short(row['gpu'])} over {_short(row['rival'])}"
-    middle = (
-        f"{row['middle_for']} of {row['models']} models by the middle estimates; "
-        if row["models"] > 1
-        else ""
-    )
+    middle = f"{row['middle_for']} of {row['models']} models by the middle estimates; " if row["models"] > 1 else ""
     return (
         f"{head}; {middle}{pair} at {row['at']}: {row['ratio']:.2f} ({row['ratio_low']:.2f} to "
         f"{row['ratio_high']:.2f}); {row['reason']}."

@@ -26,13 +26,7 @@ from flopcast.roofline.views.page import dollars, tables
 from flopcast.roofline.views.page.data import ReportData, Section
 from flopcast.roofline.views.page.provenance import provenance, reproduce
 from flopcast.roofline.views.page.table import Table
-from flopcast.roofline.views.page.words import (
-    key_numbers,
-    name_of,
-    own_curve,
-    summary_lines,
-    warnings,
-)
+from flopcast.roofline.views.page.words import key_numbers, name_of, own_curve, summary_lines, warnings
 
 TEMPLATES = DATA / "templates"
 PAGE, NUMBERS = "report.html", "report.json"
@@ -69,9 +63,7 @@ def render(data: ReportData, folder: Path) -> Path:
         for name, content in files.items():
             (folder / name).write_bytes(content)
     except OSError as fault:
-        raise UsageError(
-            f"{folder} cannot be written: {fault.strerror}; choose another folder with --out"
-        ) from fault
+        raise UsageError(f"{folder} cannot be written: {fault.strerror}; choose another folder with --out") from fault
     return folder / PAGE
 
 

@@ -42,15 +42,8 @@ def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
         yield "cards", f"one; what cards differ by is taken from {lent['from']}'s"
     kinds = made.get("projected_kinds")
     if kinds:
-        yield (
-            "not measured here",
-            f"{len(kinds['surfaces'])} kinds of kernel, projected from {kinds['from']}'s",
-        )
-    rest = {
-        name: value
-        for name, value in made.items()
-        if name not in said and isinstance(value, str | int | float)
-    }
+        yield ("not measured here", f"{len(kinds['surfaces'])} kinds of kernel, projected from {kinds['from']}'s")
+    rest = {name: value for name, value in made.items() if name not in said and isinstance(value, str | int | float)}
     if rest:
         yield "method", _facts(rest, tuple(rest))
     if data.validation:
@@ -85,9 +78,7 @@ def _device(device: Mapping[str, Any]) -> str:
 def _facts(record: Mapping[str, Any], names: Sequence[str]) -> str:
     """name value, name value; what is unknown is left out."""
     known = ((name, record.get(name)) for name in names)
-    return ", ".join(
-        f"{name} {value}" if name != "name" else f"{value}" for name, value in known if value is not None
-    )
+    return ", ".join(f"{name} {value}" if name != "name" else f"{value}" for name, value in known if value is not None)
 
 
 def reproduce(data: ReportData, figures: Sequence[Figure]) -> Iterator[tuple[str, str]]:
@@ -108,9 +99,10 @@ def reproduce(data: ReportData, figures: Sequence[Figure]) -> Iterator[tuple[str
         "batches": f"{predict} --config {data.batched_model} --seq {data.batched_seq} --batch 8  # a batch a call",
         "memory": f"{predict} --config {data.batched_model} --seq {data.batched_seq} --largest-batch",
         "host": "flopcast bench --suite host --out DIR && flopcast fit DIR",
-        "agreement": validate, "residuals": validate,
+        "agreement": validate,
+        "residuals": validate,
         "cost": f"flopcast cost --gpus {','.join(curve.gpu for curve in data.curves)} --out COST",
-    }  # fmt: skip
+    }
     for part in data.extra:
         commands |= part.commands
     for figure in figures:

@@ -38,9 +38,7 @@ class Column:
     @property
     def head_style(self) -> str:
         """CSS classes of the heading."""
-        return " ".join(
-            name for name, is_set in (("number", self.is_number), ("detail", self.is_detail)) if is_set
-        )
+        return " ".join(name for name, is_set in (("number", self.is_number), ("detail", self.is_detail)) if is_set)
 
     def style(self, row: Row) -> str:
         """CSS classes of a cell: errors of more than 5, 10 and 25% are tinted."""

@@ -124,12 +124,7 @@ def host_table(profile: Profile) -> Table | None:
         for kind, seconds in getattr(host, phase).items()
     ]
     rows.append(
-        {
-            "phase": "step",
-            "what": "once a step, outside these",
-            "seconds": host.step_fixed,
-            "basis": host.basis,
-        }
+        {"phase": "step", "what": "once a step, outside these", "seconds": host.step_fixed, "basis": host.basis}
     )
     columns = [text("phase", "phase"), text("what", "of"), Column("seconds", "µs", lambda s: f"{s * 1e6:,.2f}"),
                text("basis", "basis")]  # fmt: skip
@@ -236,8 +231,10 @@ def validation_table(rows: Sequence[Row]) -> Table | None:
         return None
     columns = [
         text("label", "step"),
-        Column("step_seconds", "measured, ms", ms), Column("step_forecast", "forecast, ms", ms),
-        Column("step_low", "low", ms), Column("step_high", "high", ms),
+        Column("step_seconds", "measured, ms", ms),
+        Column("step_forecast", "forecast, ms", ms),
+        Column("step_low", "low", ms),
+        Column("step_high", "high", ms),
         Column("step_error", "step error", percent, is_error=True),
         Column("within_interval", "in interval", yes_no, is_number=False),
         Column("device_error", "device error", percent, is_error=True),
@@ -248,7 +245,7 @@ def validation_table(rows: Sequence[Row]) -> Table | None:
         Column("group", "set", is_number=False, is_detail=True),
         *(Column(key, label, show, is_detail=True) for key, label, show in _VALIDATION_DETAILS),
         Column("reason", "reason", _short, is_number=False, is_prose=True),
-    ]  # fmt: skip
+    ]
     note = "Real training steps on this device, none used in fitting. Errors are signed: forecast / measured - 1."
     return Table("validation", "Validation: every step", note, columns, _labelled(rows))
 
@@ -262,9 +259,7 @@ def component_table(rows: Sequence[Row]) -> Table | None:
     if not rows:
         return None
     columns = [text("label", "step")]
-    columns += [
-        Column(f"{group}_error", f"{RESIDUALS[group]} error", percent, is_error=True) for group in GROUPS
-    ]
+    columns += [Column(f"{group}_error", f"{RESIDUALS[group]} error", percent, is_error=True) for group in GROUPS]
     for group in GROUPS:
         columns += [
             Column(f"{group}_seconds", f"{RESIDUALS[group]} measured, ms", ms, is_detail=True),
@@ -315,13 +310,15 @@ def fit_table(fit: Mapping[str, Any] | None) -> Table | None:
     if fit is None or not fit["classes"]:
         return None
     columns = [
-        text("name", "backend / class / cache"), Column("n", "fitted", integer),
+        text("name", "backend / class / cache"),
+        Column("n", "fitted", integer),
         Column("left_out_median", "left out, median", share, is_error=True),
-        Column("left_out_p90", "90th percentile", share, is_error=True), Column("n_holdout", "held out", integer),
+        Column("left_out_p90", "90th percentile", share, is_error=True),
+        Column("n_holdout", "held out", integer),
         Column("holdout_median", "held out, median", share, is_error=True),
         Column("holdout_p90", "90th percentile", share, is_error=True),
         Column("holdout_coverage", "in 90% interval", share),
-    ]  # fmt: skip
+    ]
     note = (
         f"|forecast / measured - 1| of single kernels over {fit['n']:,} fitted and {fit['n_holdout']:,} held-out rows. "
         "Left out: each point told from the others of its curve. Held out: never seen by the fit."

@@ -41,15 +41,17 @@ def width_parts(profile: Profile, out: Path, may_trace: bool) -> Iterator[Sectio
     if advice := multiple_to_keep(rules, whose, what_steps_lost(checks)):
         yield "Which multiple to keep", advice
     yield Section(
-        "widths", "Which widths to choose", [figure for figure in drawn if figure is not None],
+        "widths",
+        "Which widths to choose",
+        [figure for figure in drawn if figure is not None],
         [table for table in found if table is not None],
         commands={
             "sawtooth": f"flopcast widths --gpu {profile.gpu} --around 2048 --batch 8 --seq 1024 "
-                        "--optimizer adamw-fused --figure sawtooth.png",
+            "--optimizer adamw-fused --figure sawtooth.png",
             "penalties": "python -m studies.widths.steps STEPS && "
-                         "python -m studies.widths.check --forecasts TABLE --steps STEPS --out TABLE",
+            "python -m studies.widths.check --forecasts TABLE --steps STEPS --out TABLE",
         },
-    )  # fmt: skip
+    )
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -106,15 +108,9 @@ def what_steps_lost(rows: Sequence[Mapping[str, Any]]) -> str:
         if lost:
             least = max(0.0, lost[0])
             parts.append(
-                f"{kind} by {least:.0%} to {lost[-1]:.0%}"
-                if least >= 0.05
-                else f"{kind} by up to {lost[-1]:.1%}"
+                f"{kind} by {least:.0%} to {lost[-1]:.0%}" if least >= 0.05 else f"{kind} by up to {lost[-1]:.1%}"
             )
-    return (
-        f"Real training steps of {len(known)} unaligned sizes took longer: {', '.join(parts)}."
-        if parts
-        else ""
-    )
+    return f"Real training steps of {len(known)} unaligned sizes took longer: {', '.join(parts)}." if parts else ""
 
 
 # --- tables
@@ -160,7 +156,9 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     numbers = ("penalty_forecast", "penalty_low", "penalty_high", "penalty_measured", "penalty_error")
     return [
         {
-            "set": str(row.get("set") or "1"), "neighbourhood": row["neighbourhood"], "axis": row["axis"],
+            "set": str(row.get("set") or "1"),
+            "neighbourhood": row["neighbourhood"],
+            "axis": row["axis"],
             **{name: int(row[name]) for name in ("value", "multiple", "below", "above")},
             **{name: float(row[name]) for name in numbers},
             "penalty_spread": float(row["penalty_spread"]) if row.get("penalty_spread") else None,
@@ -170,7 +168,7 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in rows
         if all(row.get(name) not in (None, "") for name in numbers)
-    ]  # fmt: skip
+    ]
 
 
 def check_summary(rows: Sequence[Mapping[str, Any]]) -> Table | None:
@@ -249,11 +247,12 @@ def shape_table(rows: Sequence[Mapping[str, Any]]) -> Table | None:
     whole = ("rank_forecast", "rank_measured", "width", "depth", "ffn", "vocab", "batch", "seq", "n_params")
     lines = [
         {
-            "set": row["set"], **{name: int(row[name]) for name in whole},
+            "set": row["set"],
+            **{name: int(row[name]) for name in whole},
             **{name: float(row[name]) for name in ("step_forecast", "step_seconds", "step_error", "slower_than_best")},
         }
         for row in found
-    ]  # fmt: skip
+    ]
     columns = [
         Column("rank_forecast", "rank forecast"), Column("rank_measured", "measured"), Column("width", "width"),
         Column("depth", "layers"), Column("ffn", "ffn"), Column("vocab", "vocabulary"),

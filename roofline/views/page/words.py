@@ -79,9 +79,10 @@ def _what_it_reaches(profile: Profile) -> str:
             text += f" ({best / peak.value:.0%} of the {peak.basis} {rate(peak.value, 'FLOP/s')})"
         found.append(text)
     for name, words, unit in (
-        ("hbm_copy", "memory copy", "B/s"), ("kernel_floor", "shortest kernel", "s"),
+        ("hbm_copy", "memory copy", "B/s"),
+        ("kernel_floor", "shortest kernel", "s"),
         ("launch", "host time of a launch", "s"),
-    ):  # fmt: skip
+    ):
         number = profile.ceilings.get(name)
         if number is not None:
             value = duration(number.value) if unit == "s" else rate(number.value, unit)
@@ -155,10 +156,7 @@ def who_leads(curves: Sequence[CostCurve]) -> str:
     if not found:
         return "No model fits into the memory of any GPU compared."
     if len(curves) == 1:
-        ends = [
-            f"{b.flops_per_usd.value / 1e15:.3g} PFLOP/$ at {count(b.n_params)}"
-            for b in (found[0], found[-1])
-        ]
+        ends = [f"{b.flops_per_usd.value / 1e15:.3g} PFLOP/$ at {count(b.n_params)}" for b in (found[0], found[-1])]
         only = curves[0]
         return (
             f"{only.gpu} ({only.basis}): {' and '.join(dict.fromkeys(ends))} parameters, at {only.price.label}; "
@@ -176,9 +174,7 @@ def who_leads(curves: Sequence[CostCurve]) -> str:
         parts.append(f"{gpu} ({basis[gpu]}) {span} parameters")
     leaders = {best.gpu for best in found}
     others = [name for name in dict.fromkeys(rivals) if name not in leaders]
-    doubt = (
-        f" In places the 90% intervals do not decide between {_listed(['these', *others])}." if rivals else ""
-    )
+    doubt = f" In places the 90% intervals do not decide between {_listed(['these', *others])}." if rivals else ""
     return f"Most for the money: {', '.join(parts)}.{doubt} Prices: {_where_from(curves)}."
 
 
@@ -248,16 +244,10 @@ def key_numbers(data: ReportData) -> Iterator[KeyNumber]:
     """What a manager reads first; what the data do not hold is left out."""
     profile = data.profile
     dtype = "bf16" if "matrix_burst/bf16" in profile.ceilings else next(iter(profile.peaks), "")
-    number = profile.ceilings.get(f"matrix_sustained/{dtype}") or profile.ceilings.get(
-        f"matrix_burst/{dtype}"
-    )
+    number = profile.ceilings.get(f"matrix_sustained/{dtype}") or profile.ceilings.get(f"matrix_burst/{dtype}")
     if number is not None:
         peak = profile.peaks.get(dtype)
-        of = (
-            f"{number.value / peak.value:.0%} of its {peak.basis} peak"
-            if peak and peak.basis != "measured"
-            else ""
-        )
+        of = f"{number.value / peak.value:.0%} of its {peak.basis} peak" if peak and peak.basis != "measured" else ""
         yield KeyNumber(rate(number.value, "FLOP/s"), f"{dtype} matrix products, sustained", of)
     copy = profile.ceilings.get("hbm_copy")
     if copy is not None:
@@ -265,9 +255,10 @@ def key_numbers(data: ReportData) -> Iterator[KeyNumber]:
     if data.anatomy:
         step = reference_step(data.anatomy)
         yield KeyNumber(
-            _ms(step.step_seconds), f"a step of {count(step.n_params)} parameters",
+            _ms(step.step_seconds),
+            f"a step of {count(step.n_params)} parameters",
             f"{tokens_of(step):,} tokens, bound by {step.bound}",
-        )  # fmt: skip
+        )
         curve = own_curve(data)
         if curve is not None:
             usd = curve.price.usd_per_hour / 3600 / step.tokens_per_second * 1e6

@@ -39,13 +39,9 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None
-) -> Table:
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Table:
     """First column left, the others right."""
-    made = Table(
-        title=title, caption=caption, title_justify="left", caption_justify="left", header_style="bold"
-    )
+    made = Table(title=title, caption=caption, title_justify="left", caption_justify="left", header_style="bold")
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:

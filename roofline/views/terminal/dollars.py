@@ -45,13 +45,7 @@ def document(
     scenarios: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """What `cost --json` prints."""
-    from flopcast.roofline.dollars.crossovers import (
-        best_rows,
-        break_even_rows,
-        cost_rows,
-        crossover_rows,
-        memory_rows,
-    )
+    from flopcast.roofline.dollars.crossovers import best_rows, break_even_rows, cost_rows, crossover_rows, memory_rows
 
     sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
     return {
@@ -98,9 +92,7 @@ def ranged(found: Ranged, unit: float = 1.0) -> str:
     return span(found.value / unit, found.low / unit, found.high / unit)
 
 
-def lean(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None
-) -> Table:
+def lean(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Table:
     """`tables.table` without rules between columns: seven columns of intervals fit into a terminal."""
     from rich.box import SIMPLE_HEAD
 
@@ -108,9 +100,7 @@ def lean(
     made.box, made.padding, made.pad_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
     for column, cells in zip(made.columns, zip(*rows, strict=True), strict=False):
         # narrow terminals break cells at blanks, never inside a number: cut short, (41-84) would read (41-8
-        column.min_width = max(
-            len(word) for cell in (column.header, *cells) for word in str(cell).split() or [""]
-        )
+        column.min_width = max(len(word) for cell in (column.header, *cells) for word in str(cell).split() or [""])
     return made
 
 
@@ -145,9 +135,7 @@ def _curve_table(curves: Sequence[CostCurve], run: Run, one_host: bool) -> Table
     title = f"PFLOP per dollar (90% interval), counted FLOPs; {how}"
     columns = ("width x depth", "parameters", *(short(c.gpu) for c in curves), "best")
     fed = "one host feeds all of them" if one_host else "each stands in a host of its own (--hosts)"
-    return lean(
-        title, columns, rows, f"* not separable from the next one at these prices and intervals; {fed}"
-    )
+    return lean(title, columns, rows, f"* not separable from the next one at these prices and intervals; {fed}")
 
 
 def _gpu_table(curves: Sequence[CostCurve]) -> Table:
@@ -231,19 +219,10 @@ def _case(factor: float, batch: int, base: int) -> str:
 
 def print_prices(found: Sequence[Price]) -> None:
     rows = [
-        [
-            p.gpu,
-            p.provider,
-            p.kind,
-            f"{p.usd_per_hour:.4g}",
-            f"{'about ' if p.date_inferred else ''}{p.date}",
-            p.source,
-        ]
+        [p.gpu, p.provider, p.kind, f"{p.usd_per_hour:.4g}", f"{'about ' if p.date_inferred else ''}{p.date}", p.source]
         for p in found
     ]
-    made = table(
-        "Newest prices, $ per GPU and hour", ("GPU", "provider", "kind", "$/h", "day", "source"), rows
-    )
+    made = table("Newest prices, $ per GPU and hour", ("GPU", "provider", "kind", "$/h", "day", "source"), rows)
     for index in (1, 2, 4, 5):
         made.columns[index].justify = "left"
     console().print(made)
@@ -297,9 +276,7 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
     columns = ["GPU", "batch", "tokens/s", "MFU", "days", "$"]
     columns += [*([f"tokens for ${budget_usd:,.10g}"] if budget_usd else []), "$/Mtoken", "bound by"]
     run = found[0].run
-    how = f"sequences of {run.seq}, {run.optimizer}" + (
-        f", {run.accumulate} a step" if run.accumulate > 1 else ""
-    )
+    how = f"sequences of {run.seq}, {run.optimizer}" + (f", {run.accumulate} a step" if run.accumulate > 1 else "")
     out = console()
     title = f"Training {model}on {count(found[0].tokens)} tokens; {how} (90% intervals)"
     out.print(lean(title, columns, rows, PACE))
@@ -317,8 +294,10 @@ def largest_document(
 ) -> dict[str, Any]:
     """What `plan --budget-usd X --json` prints without a model."""
     ladder = [{"width": p.step.width, "depth": p.step.depth} for p in curves[0].points] if curves else []
-    prices = {c.gpu: {"usd_per_hour": c.price.usd_per_hour, "provider": c.price.provider,
-                      "date": c.price.date.isoformat()} for c in curves}  # fmt: skip
+    prices = {
+        c.gpu: {"usd_per_hour": c.price.usd_per_hour, "provider": c.price.provider, "date": c.price.date.isoformat()}
+        for c in curves
+    }
     return {
         "tokens_per_parameter": tokens_per_parameter,
         "ladder": ladder,
@@ -327,9 +306,7 @@ def largest_document(
     }
 
 
-def print_largest(
-    found: Sequence[Largest], curves: Sequence[CostCurve], tokens_per_parameter: float, run: Run
-) -> None:
+def print_largest(found: Sequence[Largest], curves: Sequence[CostCurve], tokens_per_parameter: float, run: Run) -> None:
     """A row a GPU."""
     rows = []
     for row, curve in zip(found, curves, strict=True):

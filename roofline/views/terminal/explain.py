@@ -42,8 +42,7 @@ def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) ->
     total = step.step_seconds or 1.0
     depth = f"{step.depth} layers, " if step.depth else ""
     title = (
-        f"{step.gpu} ({step.profile_basis}): {parameters(step.n_params)} parameters, {depth}"
-        f"{run_words(run, step.unit)}"
+        f"{step.gpu} ({step.profile_basis}): {parameters(step.n_params)} parameters, {depth}{run_words(run, step.unit)}"
     )
     rows = [
         ["step", ms(step.step_seconds), "100%", f"90%: {ms(step.step_seconds_low)} to {ms(step.step_seconds_high)}"],
@@ -63,20 +62,11 @@ def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) ->
     _print_modules(found)
     if found.syncs:
         waits = [
-            [
-                f"{s.op} in {s.module}, {s.phase}",
-                f"{s.calls:,}",
-                ms(s.step_seconds),
-                share(s.step_seconds / total),
-            ]
+            [f"{s.op} in {s.module}, {s.phase}", f"{s.calls:,}", ms(s.step_seconds), share(s.step_seconds / total)]
             for s in found.syncs
         ]
         out.print(
-            table(
-                "Synchronisations: the host waits for the device",
-                ("", "calls", "costs, ms", "of the step"),
-                waits,
-            )
+            table("Synchronisations: the host waits for the device", ("", "calls", "costs, ms", "of the step"), waits)
         )
     _print_advice(advice, step.unit)
     for warning in step.warnings:
@@ -89,12 +79,7 @@ def _power_row(step: Forecast) -> list[list[str]]:
         return []
     said = f"{step.power_watts:.0f} W: the clock falls to {step.clock_share:.0%} of the highest"
     return [
-        [
-            "- slower at the power limit",
-            ms(step.power_seconds),
-            share(step.power_seconds / step.step_seconds),
-            said,
-        ]
+        ["- slower at the power limit", ms(step.power_seconds), share(step.power_seconds / step.step_seconds), said]
     ]
 
 
@@ -137,12 +122,9 @@ def _print_modules(found: Explanation) -> None:
     ]
     if rest:
         sums = [
-            sum(getattr(m, name) for m in rest)
-            for name in ("seconds", "share", "forward", "backward", "optimizer")
+            sum(getattr(m, name) for m in rest) for name in ("seconds", "share", "forward", "backward", "optimizer")
         ]
-        rows.append(
-            [f"{len(rest)} others", ms(sums[0]), share(sums[1]), *(_some(value) for value in sums[2:]), ""]
-        )
+        rows.append([f"{len(rest)} others", ms(sums[0]), share(sums[1]), *(_some(value) for value in sums[2:]), ""])
     columns = ("module, layers together", "ms", "share", "forward", "backward", "optimizer", "bound by")
     console().print(table("Device time by module", columns, rows))
 
@@ -167,9 +149,7 @@ def _print_advice(advice: Sequence[Advice], unit: str) -> None:
     columns = ("alternative", "step, ms", "device, ms", f"{unit}/s", "FLOP/s", "memory", "option")
     if rows:
         console().print(
-            table(
-                "What would help: each alternative's own forecast", columns, rows, "\n".join(bounds) or None
-            )
+            table("What would help: each alternative's own forecast", columns, rows, "\n".join(bounds) or None)
         )
     for left in advice:
         if left.gain is None:
@@ -182,9 +162,7 @@ def print_roofs(profile: Profile) -> None:
     is_projected = roofs.basis != "measured"
     title = f"{profile.gpu} ({roofs.basis})"
     if is_projected:
-        out.print(
-            f"{profile.gpu} was not measured: all of it is EXTRAPOLATED from another GPU, with 90% intervals."
-        )
+        out.print(f"{profile.gpu} was not measured: all of it is EXTRAPOLATED from another GPU, with 90% intervals.")
 
     by, unit = scale(max((roof.best.value for roof in roofs.matrix), default=1e12), "FLOP/s")
 
@@ -210,16 +188,7 @@ def print_roofs(profile: Profile) -> None:
         ]
         for roof in roofs.matrix
     ]
-    columns = (
-        "dtype",
-        f"burst, {unit}",
-        "sustained",
-        "peak",
-        "best of peak",
-        "ridge, memory",
-        "ridge, cache",
-        "basis",
-    )
+    columns = ("dtype", f"burst, {unit}", "sustained", "peak", "best of peak", "ridge, memory", "ridge, cache", "basis")
     caption = (
         "burst: best of cool single products; sustained: after seconds of load; peak: for reference only\n"
         "ridge: FLOP per byte from which the matrix units bound (sustained over copy bandwidth)"
@@ -227,9 +196,7 @@ def print_roofs(profile: Profile) -> None:
     out.print(table(f"{title}: matrix roofs", columns, rows, caption))
     unmeasured = [d for d in DTYPES if roofs.of(d) is None and d in profile.peaks]
     if unmeasured:
-        out.print(
-            f"not measured: {', '.join(f'{d} (peak {flops_of_peak(profile.peaks[d])})' for d in unmeasured)}"
-        )
+        out.print(f"not measured: {', '.join(f'{d} (peak {flops_of_peak(profile.peaks[d])})' for d in unmeasured)}")
     out.print(table("Bandwidths", ("", "value", "90% interval", "basis"), list(_bandwidth_rows(roofs))))
     for name, sweep in (("copy", roofs.working_sets), ("read", roofs.cache_reads)):
         if sweep:
@@ -249,9 +216,7 @@ def print_roofs(profile: Profile) -> None:
     ]  # fmt: skip
     if found:
         kind = "measured" if not is_projected else "extrapolated"
-        out.print(
-            table(f"Best points, {kind}", ("class, backend, cache", "points", "best", "of the roof"), found)
-        )
+        out.print(table(f"Best points, {kind}", ("class, backend, cache", "points", "best", "of the roof"), found))
     for warning in roofs.warnings:
         say(f"warning: {warning}")
 
@@ -274,18 +239,11 @@ def bandwidth(value: float) -> str:
 
 
 def _bandwidth_rows(roofs: Roofs) -> list[list[str]]:
-    names = {
-        "hbm_read": "memory read",
-        "hbm_write": "memory write",
-        "hbm_copy": "memory copy (read + written)",
-    }
+    names = {"hbm_read": "memory read", "hbm_write": "memory write", "hbm_copy": "memory copy (read + written)"}
     numbers = [(names[name], number) for name, number in roofs.bandwidths.items()]
     if roofs.cache is not None:
         numbers.append(("cache copy, best", roofs.cache))
-    rows = [
-        [name, bandwidth(n.value), f"{bandwidth(n.low)} to {bandwidth(n.high)}", n.basis]
-        for name, n in numbers
-    ]
+    rows = [[name, bandwidth(n.value), f"{bandwidth(n.low)} to {bandwidth(n.high)}", n.basis] for name, n in numbers]
     if roofs.reference_bandwidth:
         rows.append(["memory, for reference", bandwidth(roofs.reference_bandwidth), NONE, "datasheet"])
     return rows

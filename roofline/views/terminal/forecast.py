@@ -22,13 +22,13 @@ def run_words(run: Run, unit: str = "tokens") -> str:
     """4 x 256 tokens, autocast-bf16, adamw, eager; what is not the default of the rest is named too."""
     more = [f"{run.accumulate} micro-batches a step"] if run.accumulate > 1 else []
     rest = {
-        "checkpoint": (run.checkpoint, "none"), "matmul by": (run.matmul, "torch"),
-        "attention by": (run.attention, "sdpa"), "fused by": (run.fused, "none"),
-    }  # fmt: skip
+        "checkpoint": (run.checkpoint, "none"),
+        "matmul by": (run.matmul, "torch"),
+        "attention by": (run.attention, "sdpa"),
+        "fused by": (run.fused, "none"),
+    }
     words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
-    return ", ".join(
-        [batch_words(run.batch, run.seq, unit), *more, run.precision, run.optimizer, run.mode, *words]
-    )
+    return ", ".join([batch_words(run.batch, run.seq, unit), *more, run.precision, run.optimizer, run.mode, *words])
 
 
 def print_forecast(found: Forecast, run: Run) -> None:
@@ -42,10 +42,7 @@ def print_forecast(found: Forecast, run: Run) -> None:
         ["step, 90% interval", step],
         ["bound by", found.bound],
         ["device (sum of kernels)", f"{ms(found.device_seconds)} ms, {found.kernels:,} kernels"],
-        [
-            "device time by basis",
-            ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s),
-        ],
+        ["device time by basis", ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s)],
         ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {found.host}"],
         [f"{found.unit} per second", f"{found.tokens_per_second:,.0f}"],
         *_flops_rows(found),
@@ -69,19 +66,10 @@ def print_forecast(found: Forecast, run: Run) -> None:
     out.print(table(title, ("", ""), rows))
     total = found.device_seconds or 1.0
     classes = [
-        [
-            s.op_class,
-            ms(s.seconds),
-            share(s.seconds / total),
-            f"{s.calls:,}",
-            byte_size(s.bytes),
-            f"{s.flops:.3g}",
-        ]
+        [s.op_class, ms(s.seconds), share(s.seconds / total), f"{s.calls:,}", byte_size(s.bytes), f"{s.flops:.3g}"]
         for s in sorted(found.breakdown, key=lambda s: -s.seconds)
     ]
-    out.print(
-        table("Device time by class", ("class", "ms", "share", "calls", "bytes moved", "FLOPs"), classes)
-    )
+    out.print(table("Device time by class", ("class", "ms", "share", "calls", "bytes moved", "FLOPs"), classes))
     for warning in found.warnings:
         say(f"warning: {warning}")
 
@@ -90,10 +78,7 @@ def _flops_rows(found: Forecast) -> list[list[str]]:
     """FLOPs and MFU; 6N is of tokens alone: an image costs more than 6 FLOPs a parameter."""
     peak = rate(found.peak_flops_per_second)
     if found.unit != "tokens":
-        return [
-            ["FLOPs counted", f"{found.flops_counted:.4g}"],
-            ["MFU counted", f"{share(found.mfu)} of {peak}"],
-        ]
+        return [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{share(found.mfu)} of {peak}"]]
     return [
         ["FLOPs counted, 6N", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],
         ["MFU counted, 6N", f"{share(found.mfu)}, {share(found.mfu_6n)} of {peak}"],

@@ -17,12 +17,8 @@ def print_spread(spread: dict[str, Any]) -> None:
 
 def print_host(host: HostCosts) -> None:
     depths = ", ".join(map(str, host.layers.get("depths", ())))
-    title = f"Host {host.name}: {host.layers.get('model', 'no model')}, eager" + (
-        f", depths {depths}" * bool(depths)
-    )
-    caption = (
-        f"single runs differ by {host.sigma:.0%} (standard deviation); {host.basis}, {host.date or 'no date'}"
-    )
+    title = f"Host {host.name}: {host.layers.get('model', 'no model')}, eager" + (f", depths {depths}" * bool(depths))
+    caption = f"single runs differ by {host.sigma:.0%} (standard deviation); {host.basis}, {host.date or 'no date'}"
     console.console().print(console.table(title, hosts.LAYER_COLUMNS, hosts.layer_rows(host), caption))
 
 
@@ -55,15 +51,11 @@ def layer_rows(host: HostCosts) -> list[list[str]]:
             continue
         between = ", ".join(f"{name}: {value * 1e3:.3f}" for name, value in layer.get("between", {}).items())
         spread = f"{layer['low'] * 1e3:.3f} to {layer['high'] * 1e3:.3f}"
-        rows.append(
-            [phase, f"{layer['seconds'] * 1e3:.3f}", spread, between, f"{layer['fixed'] * 1e3:.2f}", launch]
-        )
+        rows.append([phase, f"{layer['seconds'] * 1e3:.3f}", spread, between, f"{layer['fixed'] * 1e3:.2f}", launch])
     return rows
 
 
 def summary(host: HostCosts) -> list[str]:
     """Cells of one line: ms a layer of forward, backward and optimizer, machines, deviation, day."""
-    layers = [
-        f"{host.layers[phase]['seconds'] * 1e3:.3f}" if phase in host.layers else "-" for phase in PHASES
-    ]
+    layers = [f"{host.layers[phase]['seconds'] * 1e3:.3f}" if phase in host.layers else "-" for phase in PHASES]
     return [*layers, machines_of(host), f"{host.sigma:.0%}", host.date or "-"]

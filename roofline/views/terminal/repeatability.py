@@ -10,8 +10,6 @@ from flopcast.roofline.validation.repeatability import TABLE_COLUMNS, Repeatabil
 def show(found: Repeatability, say: Callable[[str], None]) -> None:
     from flopcast.roofline.views.terminal import console
 
-    console.console().print(
-        console.table("Two runs, |difference| row by row", TABLE_COLUMNS, table_rows(found))
-    )
+    console.console().print(console.table("Two runs, |difference| row by row", TABLE_COLUMNS, table_rows(found)))
     for remark in remarks(found):
         say(remark)

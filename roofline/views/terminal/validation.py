@@ -105,10 +105,9 @@ def print_validation(rows: Sequence[Row], summary: Sequence[Row]) -> None:
             say(f"{row_label(row)}: {row['reason']}")
     parts = ("step", "device", "host", "peak")
     totals = [
-        [s["rows"], str(s["n"]), *(_pair(s, p) for p in parts),
-         share(s["coverage"]), share(s["interval_width"])]
+        [s["rows"], str(s["n"]), *(_pair(s, p) for p in parts), share(s["coverage"]), share(s["interval_width"])]
         for s in summary
-    ]  # fmt: skip
+    ]
     out.print(table("|error|, median / worst", ("rows", "n", *parts, "in 90% interval", "its width"), totals))
     methods = baselines.compare_methods(rows)
     if len(methods) > 1:

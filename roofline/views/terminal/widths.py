@@ -55,9 +55,7 @@ def print_answer(found: Answer) -> None:
         out.print("\n".join(textwrap.wrap(words[0].upper() + words[1:] + ".", 118)))
     unsure = max((p.extrapolated for p in (*found.heads, *found.shapes)), default=0.0)
     if unsure > UNMEASURED and found.basis == "measured":
-        say(
-            f"warning: up to {unsure:.0%} of a row's device time is in kernels of no measured kind (marked *)"
-        )
+        say(f"warning: up to {unsure:.0%} of a row's device time is in kernels of no measured kind (marked *)")
 
 
 def _rule_table(found: Answer, title: str, what: str) -> Table:
@@ -66,15 +64,7 @@ def _rule_table(found: Answer, title: str, what: str) -> Table:
         worst = NONE if rule.worst is None else f"{percent(rule.worst)} ({rule.worst_value})"
         rows.append([AXIS_NAMES[axis], f"{rule.multiple}", percent(rule.median), percent(rule.best), worst,
                      percent(rule.step_median), percent(rule.step_worst)])  # fmt: skip
-    columns = (
-        "",
-        "keep to a multiple of",
-        "ignoring it: median",
-        "best",
-        "worst",
-        f"of the {what}: median",
-        "worst",
-    )
+    columns = ("", "keep to a multiple of", "ignoring it: median", "best", "worst", f"of the {what}: median", "worst")
     caption = (
         "Ignoring it: kernel time against the line between aligned neighbours, of sizes that are no such multiple. "
         "Kept is the smallest multiple from which on no power of two loses more than "
@@ -114,9 +104,7 @@ def _layout_table(found: Answer) -> Table:
             if not mine:
                 continue
             layouts = [
-                percent(median(known))
-                if (known := [p.layouts[name] for p in mine if name in p.layouts])
-                else NONE
+                percent(median(known)) if (known := [p.layouts[name] for p in mine if name in p.layouts]) else NONE
                 for name in LAYOUTS
             ]
             rows.append([f"{AXIS_NAMES[axis]}, of {multiple}", str(len(mine)), *layouts,
@@ -134,9 +122,10 @@ def measured_table(rules: Sequence[MeasuredRule]) -> Table:
     ]  # fmt: skip
     return table(
         "Measured products of this GPU, by the largest power of two that divides both widths",
-        ("of", "against", "products", "median", "80% of them", "worst", "m x n x k"), rows,
+        ("of", "against", "products", "median", "80% of them", "worst", "m x n x k"),
+        rows,
         "One product alone, against the line between neighbours of the multiple in the second column.",
-    )  # fmt: skip
+    )
 
 
 def _ranged(one: Point) -> str:

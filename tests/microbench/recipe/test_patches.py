@@ -146,9 +146,7 @@ def test_the_second_count_still_knows_the_dtype(monkeypatch: pytest.MonkeyPatch)
     """torch's function takes the dtype out of the set that it is given; 2.11 refuses grouped attention after that."""
     module: Any = importlib.import_module("torch.distributed._tools.runtime_estimator")
 
-    def as_in_2_11(
-        packet: object, args: Any, kwargs: object, out: object, out_dtypes: set[torch.dtype]
-    ) -> float:
+    def as_in_2_11(packet: object, args: Any, kwargs: object, out: object, out_dtypes: set[torch.dtype]) -> float:
         assert out_dtypes.pop() == torch.float32
         if len({a.shape[1] for a in args}) > 1:
             raise AssertionError("sdpa_flop_count: query/key/value shapes are incompatible")

@@ -88,11 +88,7 @@ def test_a_step_is_timed_by_component() -> None:
         assert len(samples) == 3
         assert min(samples) > 0
     for whole, *parts in zip(
-        timing.host_seconds,
-        timing.forward_seconds,
-        timing.backward_seconds,
-        timing.optimizer_seconds,
-        strict=True,
+        timing.host_seconds, timing.forward_seconds, timing.backward_seconds, timing.optimizer_seconds, strict=True
     ):
         assert sum(parts) == pytest.approx(whole)
     assert timing.peak_bytes is None  # the processor's allocator does not count

@@ -122,10 +122,8 @@ def test_how_a_kernel_is_written_down_changes_nothing(copied: Path) -> None:
         ("swiglu.py", "swiglu takes gate", "SwiGLU takes gate", set()),  # what is raised
         ("references.py", "def higher_precision(", "def wider(", set()),
     ],
-)  # fmt: skip
-def test_a_fingerprint_follows_what_runs(
-    copied: Path, file: str, old: str, new: str, operations: set[str]
-) -> None:
+)
+def test_a_fingerprint_follows_what_runs(copied: Path, file: str, old: str, new: str, operations: set[str]) -> None:
     rewrite(copied / file, (old, new))
     assert changed_in(copied) == operations
 
@@ -155,25 +153,16 @@ COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "nvidia-h200/measurements-repeat": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu0": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu1": ({}, {"attention": 10, "gemm": 40}),
-    "nvidia-h200/measurements/gpu10": (
-        {"cross_entropy": 7, "rms_norm": 132, "rope_qk_norm": 69, "swiglu": 51},
-        {},
-    ),
+    "nvidia-h200/measurements/gpu10": ({"cross_entropy": 7, "rms_norm": 132, "rope_qk_norm": 69, "swiglu": 51}, {}),
     "nvidia-h200/measurements/gpu2/run0": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu2/run1": ({}, {"attention": 20, "gemm": 80}),
     "nvidia-h200/measurements/gpu3": ({}, {"attention": 24, "gemm": 100}),
     "nvidia-h200/measurements/gpu4": ({}, {"attention": 10, "gemm": 38}),
     "nvidia-h200/measurements/gpu5/run0": ({"attention": 10}, {"gemm": 40}),
     "nvidia-h200/measurements/gpu5/run1": ({"_grouped_mm": 15, "attention": 20, "gemm": 80}, {}),
-    "nvidia-h200/measurements/gpu5/run2": (
-        {"cross_entropy": 7, "swiglu": 51},
-        {"rms_norm": 132, "rope_qk_norm": 69},
-    ),
+    "nvidia-h200/measurements/gpu5/run2": ({"cross_entropy": 7, "swiglu": 51}, {"rms_norm": 132, "rope_qk_norm": 69}),
     "nvidia-h200/measurements/gpu7": ({"attention": 649}, {}),
-    "nvidia-h200/measurements/gpu9": (
-        {"cross_entropy": 7, "rope_qk_norm": 69, "swiglu": 51},
-        {"rms_norm": 132},
-    ),
+    "nvidia-h200/measurements/gpu9": ({"cross_entropy": 7, "rope_qk_norm": 69, "swiglu": 51}, {"rms_norm": 132}),
 }
 
 
@@ -210,13 +199,7 @@ def test_rows_of_other_kernels_are_left_out_and_counted() -> None:
     old = {**row(), records.KERNELS: "0" * 12}
     unknown = row(Attention(batch=1, heads=2, kv_heads=2, seq=64, head_dim=64))
     del unknown[records.KERNELS]
-    rows = [
-        row(),
-        row(backend="torch"),
-        old,
-        unknown,
-        {"key": "scalar/sync", "shape": None, "backend": "torch"},
-    ]
+    rows = [row(), row(backend="torch"), old, unknown, {"key": "scalar/sync", "shape": None, "backend": "torch"}]
     kept, others = present(rows)
     assert kept == [rows[0], rows[1], rows[4]]
     assert others == {"gemm": 1, "attention": 1}

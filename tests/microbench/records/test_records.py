@@ -150,10 +150,7 @@ def test_a_bad_machine_file_is_a_data_error(tmp_path: Path, text: str) -> None:
 
 
 def test_a_second_recorder_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
-    with (
-        Recorder(tmp_path, MACHINE),
-        pytest.raises(UsageError, match=rf"another process \(pid {os.getpid()}\)"),
-    ):
+    with Recorder(tmp_path, MACHINE), pytest.raises(UsageError, match=rf"another process \(pid {os.getpid()}\)"):
         Recorder(tmp_path, MACHINE)
     Recorder(tmp_path, MACHINE).close()
 
@@ -197,9 +194,7 @@ except RunError as error:
 
 
 def test_a_disk_that_fills_midway_keeps_every_finished_row(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, check=True)
     finished, message = done.stdout.split(" ", 1)
     assert "no room" in message
     found = records.read(tmp_path)

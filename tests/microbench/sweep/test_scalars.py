@@ -17,9 +17,7 @@ from flopcast.microbench.sweep import ceilings, scalars, sweep
 from flopcast.microbench.sweep import ceilings as sweep_ceilings
 from flopcast.microbench.timing import device, make_timer, timer
 
-SHORT = replace(
-    timer.CPU_QUICK, sustained_seconds=0.05, timeout_seconds=0.02, warm_up_seconds=0.0, scalar_repeats=2
-)
+SHORT = replace(timer.CPU_QUICK, sustained_seconds=0.05, timeout_seconds=0.02, warm_up_seconds=0.0, scalar_repeats=2)
 
 
 def test_ceilings_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +43,7 @@ def test_ceilings_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_working_sets_are_swept_through_the_end_of_the_cache() -> None:
-    quick, standard, full = (
-        scalars.scalar_measures(timer.CpuTimer(SHORT), s) for s in ("quick", "standard", "full")
-    )
+    quick, standard, full = (scalars.scalar_measures(timer.CpuTimer(SHORT), s) for s in ("quick", "standard", "full"))
     assert set(quick) < set(standard) == set(full)
     sizes = [int(key.split("/")[2]) for key in standard if key.startswith("scalar/copy/")]
     assert sizes == sorted(sizes)
@@ -159,15 +155,7 @@ def test_ceilings_of_a_gpu(tmp_path: Path) -> None:
         made = make_timer.make_timer(device_, timer.QUICK)
         scalars.run_scalars(recorder=recorder, timer=made, suite="quick")
         rows = {row["key"].removeprefix("scalar/"): row for row in recorder}
-    needed = (
-        "launch",
-        "sync",
-        "launch_queue",
-        "kernel_floor",
-        "kernel_floor_cupti",
-        "kernel_gap",
-        "hbm_copy",
-    )
+    needed = ("launch", "sync", "launch_queue", "kernel_floor", "kernel_floor_cupti", "kernel_gap", "hbm_copy")
     assert {name: rows[name]["reason"] for name in needed if rows[name]["status"] != "ok"} == {}
     assert 1e-6 < rows["launch"]["value"] < 1e-4
     assert 5e-7 < rows["kernel_floor"]["value"] < 2e-5

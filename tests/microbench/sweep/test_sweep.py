@@ -276,7 +276,5 @@ def test_real_matrix_products_on_the_processor(standin: ModuleType, tmp_path: Pa
     ]
     wanted.append(cases.Case(shape=Gemm(m=64, n=64, k=64), backend="no-such-backend"))
     with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
-        summary = sweep.run_sweep(
-            wanted, recorder=recorder, timer=timer.CpuTimer(standin.POLICY), suite="quick"
-        )
+        summary = sweep.run_sweep(wanted, recorder=recorder, timer=timer.CpuTimer(standin.POLICY), suite="quick")
     assert summary.statuses == {"ok": 6, "error": 1}

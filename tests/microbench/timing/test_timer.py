@@ -15,18 +15,12 @@ from flopcast.microbench.timing import timer
 from flopcast.microbench.timing.timer import TimingPolicy
 
 POLICY = TimingPolicy(
-    min_samples=10,
-    max_samples=40,
-    timeout_seconds=1.0,
-    timeout_samples=3,
-    warm_up_calls=1,
-    max_rotation_bytes=1 << 20,
+    min_samples=10, max_samples=40, timeout_seconds=1.0, timeout_samples=3, warm_up_calls=1, max_rotation_bytes=1 << 20
 )
 
 
 @given(
-    samples=st.lists(st.floats(min_value=1e-6, max_value=1.0), max_size=60),
-    elapsed=st.floats(min_value=0, max_value=3),
+    samples=st.lists(st.floats(min_value=1e-6, max_value=1.0), max_size=60), elapsed=st.floats(min_value=0, max_value=3)
 )
 def test_stopping_rule(samples: list[float], elapsed: float) -> None:
     stop = timer.should_stop(samples, elapsed, POLICY)
@@ -96,11 +90,7 @@ def test_calls_that_are_dear_to_prepare_are_flushed_for() -> None:
     assert not timing.warnings
 
 
-@given(
-    footprint=st.integers(0, 1 << 34),
-    cache=st.integers(1 << 20, 1 << 28),
-    free=st.integers(0, 1 << 37),
-)
+@given(footprint=st.integers(0, 1 << 34), cache=st.integers(1 << 20, 1 << 28), free=st.integers(0, 1 << 37))
 def test_rotation_outgrows_the_cache_within_the_memory_allowed(footprint: int, cache: int, free: int) -> None:
     policy = TimingPolicy()
     sets = timer.rotation_sets(footprint, cache, free, policy)

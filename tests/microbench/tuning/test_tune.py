@@ -33,11 +33,7 @@ def timed(config: str, seconds: float, *, m: int = 1024, layout: str = "nt", **m
 def test_the_grid_is_the_three_products_of_every_layer() -> None:
     grid = shapes.grid()
     assert len(grid) == len(set(grid)) == 4 * (9 * 3 + 3) * 3
-    for layout, expected in {
-        "nt": (8192, 3072, 1024),
-        "nn": (8192, 1024, 3072),
-        "tn": (3072, 1024, 8192),
-    }.items():
+    for layout, expected in {"nt": (8192, 3072, 1024), "nn": (8192, 1024, 3072), "tn": (3072, 1024, 8192)}.items():
         shape = shapes.layer(layout, 8192, 3072, 1024)
         assert (shape.m, shape.n, shape.k) == expected
         assert shape in grid
@@ -100,9 +96,7 @@ def test_a_shape_done_again_tries_what_its_record_lacks() -> None:
     records = [timed(FAST, 1e-5), timed(SLOW, 9e-6), timed("cublas", 8e-6), timed(first, 1.0, round=1)]
     found = [
         config.key
-        for config in tuning_table.again(
-            options, tuning_table.configurations(records)["nt", 1024, 1024, 1024]
-        )
+        for config in tuning_table.again(options, tuning_table.configurations(records)["nt", 1024, 1024, 1024])
     ]
     assert found[:2] == [SLOW, FAST]  # the fastest of the last time compete again
     assert len(found) == len(set(found))
@@ -126,9 +120,7 @@ def test_the_shipped_table_holds_what_was_right_on_its_device() -> None:
     (table,) = matmul_table.tables()
     assert table.device == "NVIDIA H200"
     chosen = {
-        (layout, *place, config.key)
-        for layout, choices in table.choices.items()
-        for place, config in choices.items()
+        (layout, *place, config.key) for layout, choices in table.choices.items() for place, config in choices.items()
     }
     assert len(chosen) == len(shapes.grid())
     assert chosen <= seen
@@ -147,17 +139,13 @@ def test_small_integers_multiply_exactly() -> None:
     assert check.rounding(lost.bfloat16(), exact.float(), 0.0) > 1
 
 
-def test_the_benchmarks_rows_are_summed_up_and_drawn(
-    tmp_path: Path, load_module: Callable[[Path], ModuleType]
-) -> None:
+def test_the_benchmarks_rows_are_summed_up_and_drawn(tmp_path: Path, load_module: Callable[[Path], ModuleType]) -> None:
     module = load_module(REPORTS.parents[1] / "benchmarks" / "kernels.py")
     measured = module.read_rows(REPORTS / "kernels.csv")
     products = [row["key"] for row in measured if row["kernel"] == "matmul"]
     assert len(products) == len(set(products)) == len(shapes.grid())
     text = "\n".join(module.summarise(measured))
-    assert (
-        "ok     matmul / cuBLAS, m, n, k >= 1024: 1.005 (to reach 1.00), least 0.879 (to reach 0.80)" in text
-    )
+    assert "ok     matmul / cuBLAS, m, n, k >= 1024: 1.005 (to reach 1.00), least 0.879 (to reach 0.80)" in text
     again = tmp_path / "kernels.csv"
     module.append(again, measured[:2])
     module.append(again, [{**measured[2], "status": "error", "reason": "launch", "ratio": ""}])

@@ -15,7 +15,7 @@ REFUSED = {
     "none in the suite": (("--backend", "triton"), ("--backend triton", "'cpu-quick' has no case of it")),
     "the host": (("--suite", "host", "--backend", "triton"), ("--suite host", "leave one of the two out")),
     "a model": (("--config", "qwen3-0.6b", "--backend", "triton"), ("--backend triton", "--matmul and --attention")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

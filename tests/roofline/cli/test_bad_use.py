@@ -22,9 +22,7 @@ Command = Callable[..., Any]
 
 
 def process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "flopcast", *arguments], capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([sys.executable, "-m", "flopcast", *arguments], capture_output=True, text=True, timeout=60)
 
 
 QWEN3 = load_config("qwen3-0.6b")
@@ -301,9 +299,7 @@ def test_bad_use_is_refused_with_a_message(flopcast: Command, folder: Path, case
     assert sorted(folder.iterdir()) == before, "something was written"
 
 
-def test_a_device_that_is_not_there_is_named_and_the_processor_offered(
-    flopcast: Command, folder: Path
-) -> None:
+def test_a_device_that_is_not_there_is_named_and_the_processor_offered(flopcast: Command, folder: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
@@ -341,18 +337,14 @@ def test_a_reader_that_leaves_early_ends_it_quietly() -> None:
 def test_a_full_disk_behind_it_is_told_in_a_line(arguments: Sequence[str]) -> None:
     with Path("/dev/full").open("w") as full:
         left = subprocess.run(
-            [sys.executable, "-m", "flopcast", *arguments], stdout=full, stderr=subprocess.PIPE, text=True,
-            timeout=60,
-        )  # fmt: skip
+            [sys.executable, "-m", "flopcast", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
     assert (left.returncode, left.stderr) == (1, "flopcast: No space left on device\n")
 
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [
-        (RunError("no room to write x"), "no room to write x"),
-        (KeyboardInterrupt(), "finished measurements are kept"),
-    ],
+    [(RunError("no room to write x"), "no room to write x"), (KeyboardInterrupt(), "finished measurements are kept")],
 )
 def test_what_fails_although_it_was_asked_well_exits_1(
     flopcast: Command, monkeypatch: pytest.MonkeyPatch, fault: BaseException, said: str
@@ -371,18 +363,7 @@ def test_version_and_help(flopcast: Command) -> None:
     assert flopcast("--version").out.startswith("flopcast 0")
     helped = flopcast("--help")
     assert helped.code == 0
-    for command in (
-        "bench",
-        "fit",
-        "gpus",
-        "predict",
-        "sweep",
-        "kernels",
-        "validate",
-        "cost",
-        "roofline",
-        "report",
-    ):
+    for command in ("bench", "fit", "gpus", "predict", "sweep", "kernels", "validate", "cost", "roofline", "report"):
         assert command in helped.out
         assert flopcast(command, "--help").code == 0
 

@@ -52,12 +52,7 @@ def test_predict_keeps_the_contract(flopcast: Command) -> None:
 
 def test_the_numbers_of_a_forecast_agree(flopcast: Command) -> None:
     found = predict(flopcast)
-    assert (found["gpu"], found["profile_basis"], found["mode"], found["depth"]) == (
-        H200,
-        "measured",
-        "eager",
-        4,
-    )
+    assert (found["gpu"], found["profile_basis"], found["mode"], found["depth"]) == (H200, "measured", "eager", 4)
     assert 0 < found["step_seconds_low"] <= found["step_seconds"] <= found["step_seconds_high"]
     assert found["step_seconds"] >= found["device_seconds"] > 0
     assert sum(share["seconds"] for share in found["breakdown"]) == pytest.approx(found["device_seconds"])
@@ -78,14 +73,7 @@ def test_the_numbers_of_a_forecast_agree(flopcast: Command) -> None:
 def test_a_forecast_prints_as_tables_on_stdout(flopcast: Command) -> None:
     result = flopcast(*PREDICT)
     assert result.code == 0
-    for part in (
-        "step, 90% interval",
-        "host (to enqueue",
-        "MFU",
-        "peak memory",
-        "per million tokens",
-        "gemm",
-    ):
+    for part in ("step, 90% interval", "host (to enqueue", "MFU", "peak memory", "per million tokens", "gemm"):
         assert part in result.out
     assert "nan" not in result.out.lower().split()
 
@@ -256,9 +244,7 @@ def test_roofs_are_printed_with_what_they_rest_on(flopcast: Command) -> None:
     for number in (*found["ceilings"].values(), *found["peaks"].values()):
         assert number["low"] <= number["value"] <= number["high"]
         assert number["basis"]
-    assert {"hbm_copy", "matrix_burst/bf16", "matrix_sustained/bf16", "kernel_floor"} <= set(
-        found["ceilings"]
-    )
+    assert {"hbm_copy", "matrix_burst/bf16", "matrix_sustained/bf16", "kernel_floor"} <= set(found["ceilings"])
     shown = flopcast("roofline", "--gpu", H200).out
     assert "TFLOP/s" in shown
     assert "FLOP per byte" in shown

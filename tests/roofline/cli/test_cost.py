@@ -97,12 +97,7 @@ def test_cost_says_what_another_host_would_change(flopcast: Command) -> None:
     at = {row["host_factor"]: row["flops_per_usd"] for row in found["what_if"] if row["n_params"] < 1e8}
     assert at[2.0] <= at[1.0] <= at[0.5] <= at[0.0]
     out = " ".join(flopcast(*COST).out.split())
-    for part in (
-        "no host",
-        "host at 2 x its cost",
-        "compiled steps are not modelled yet",
-        "Break-even price ratio",
-    ):
+    for part in ("no host", "host at 2 x its cost", "compiled steps are not modelled yet", "Break-even price ratio"):
         assert part in out
 
 

@@ -70,8 +70,9 @@ def test_a_sweep_without_json_reports_on_stderr(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("steps.csv").write_text("width\n512\n")
-    result = flopcast("sweep", "--gpu", H200, "--from", "steps.csv", "--out", "out.csv", "--host", "none",
-                      "--price", f"{H200}=2")  # fmt: skip
+    result = flopcast(
+        "sweep", "--gpu", H200, "--from", "steps.csv", "--out", "out.csv", "--host", "none", "--price", f"{H200}=2"
+    )
     assert (result.code, result.out) == (0, "")
     assert "1 of 1 steps forecast for nvidia-h200 (measured) -> out.csv" in result.err
     row = rows_of(Path("out.csv"))[0]
@@ -103,9 +104,7 @@ def test_kernels_are_timed_alone(flopcast: Command, tmp_path: Path) -> None:
     assert result.document == {"out": str(out), "rows": 16, "timed": 6, "failed": 10}
     rows = {row["name"]: row for row in rows_of(out)}
     assert list(rows)[:3] == ["big", "tiny", "row"]
-    assert {"seconds", "seconds_low", "seconds_high", "tflops", "bound", "basis", "reason"} <= set(
-        rows["big"]
-    )
+    assert {"seconds", "seconds_low", "seconds_high", "tflops", "bound", "basis", "reason"} <= set(rows["big"])
     for name in ("big", "tiny", "row", "own", "att", "back"):
         row = rows[name]
         assert 0 < float(row["seconds_low"]) <= float(row["seconds"]) <= float(row["seconds_high"])

@@ -113,9 +113,7 @@ def wide(batch=4):
 """
 
 
-def test_a_step_without_products_is_explained(
-    flopcast: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_without_products_is_explained(flopcast: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("scaled.py").write_text(
         "import torch\nclass Scaled(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -143,9 +141,7 @@ def test_a_module_is_explained_and_its_largest_batch_found(
     assert found["forecast"]["tokens_per_second"] * found["step"]["seconds"] == pytest.approx(64)
     device = found["forecast"]["device_seconds"]
     assert sum(part["seconds"] for part in found["modules"]) == pytest.approx(device)
-    assert {part["op_class"] if "op_class" in part else part["class"] for part in found["classes"]} >= {
-        "gemm"
-    }
+    assert {part["op_class"] if "op_class" in part else part["class"] for part in found["classes"]} >= {"gemm"}
     assert "--optimizer adamw-fused" in {a["option"] for a in found["alternatives"]}
     assert json.loads(flopcast("predict", *step, "--batch", 64, "--explain", "--json")[1]) == found
     largest = json.loads(flopcast("predict", *step, "--largest-batch", "--json")[1])["largest_batch"]

@@ -73,24 +73,17 @@ def test_a_step_costs_the_same_in_every_command(flopcast: Command, tmp_path: Pat
     predicted = flopcast("predict", "--gpu", H200, "--width", 512, "--json").document
     planned = flopcast("plan", "--gpus", H200, "--width", 512, "--json").document["plans"][0]
     point = flopcast("cost", "--gpus", H200, "--widths", 512, "--json").document["points"][0]
-    assert (
-        flopcast("sweep", "--gpu", H200, "--from", tmp_path / "in.csv", "--out", tmp_path / "out.csv").code
-        == 0
-    )
+    assert flopcast("sweep", "--gpu", H200, "--from", tmp_path / "in.csv", "--out", tmp_path / "out.csv").code == 0
     (row,) = csv.DictReader((tmp_path / "out.csv").open())
     for name in ("step_seconds", "bound"):
         assert predicted[name] == planned[name] == point[name]
     for name in ("step_seconds_low", "step_seconds_high", "device_seconds", "host_seconds", "flops_counted"):
         assert predicted[name] == point[name]
         assert float(row[name]) == pytest.approx(predicted[name], rel=1e-6)
-    assert predicted["usd_per_step"] / 1024 * 1e6 == pytest.approx(
-        planned["usd_per_million_tokens"], rel=1e-12
-    )
+    assert predicted["usd_per_step"] / 1024 * 1e6 == pytest.approx(planned["usd_per_million_tokens"], rel=1e-12)
 
 
-def test_a_million_tokens_of_a_step_of_micro_batches_are_all_counted(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_million_tokens_of_a_step_of_micro_batches_are_all_counted(capsys: pytest.CaptureFixture[str]) -> None:
     price = load_prices()[0]
     one, four = Run(batch=4, seq=256), Run(batch=4, seq=256, accumulate=4, checkpoint="full")
     found = forecast(make_config(width=512, depth=4), one, find_profile(H200), price=price)
@@ -116,9 +109,7 @@ def test_a_folder_of_kernels_is_no_folder_of_steps(flopcast: Command, root: Path
 
 
 def test_a_narrow_terminal_cuts_no_number() -> None:
-    rows = [
-        ["a100-80gb-pcie", "4", "7,308", "8.1%", "18.9 (15-30)", "1,811 (1,650-2,300)", "0.068", "host"]
-    ] * 2
+    rows = [["a100-80gb-pcie", "4", "7,308", "8.1%", "18.9 (15-30)", "1,811 (1,650-2,300)", "0.068", "host"]] * 2
     columns = ("GPU", "batch", "tokens/s", "MFU", "days", "$", "$/Mtoken", "bound by")
     written = io.StringIO()
     narrow = console.Whole(width=76, file=written)
@@ -168,9 +159,7 @@ def test_a_table_of_another_kind_is_refused_at_once(flopcast: Command, tmp_path:
     assert len(result.err) < 1500
 
 
-def test_what_takes_seconds_says_so(
-    flopcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_seconds_says_so(flopcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, that is: here it is written down what would be shown."""
     shown: list[str] = []
 
@@ -183,9 +172,7 @@ def test_what_takes_seconds_says_so(
     monkeypatch.setattr(profiles, "user_folder", lambda: tmp_path / "profiles")
     monkeypatch.setattr(assemble, "build_report", lambda *a, **k: tmp_path / "page.html")
     monkeypatch.setattr(assemble, "print_summary", lambda *a: None)
-    measured = (
-        Path(__file__).resolve().parents[3] / "reports" / "nvidia-h200" / "measurements" / "gpu5" / "run2"
-    )
+    measured = Path(__file__).resolve().parents[3] / "reports" / "nvidia-h200" / "measurements" / "gpu5" / "run2"
     table = tmp_path / "table.csv"
     rows = [f"gemm,{256 * i},1024,1024,nt,bf16,{0.01 * i}" for i in range(1, 25)]
     table.write_text("\n".join(["op,m,n,k,layout,dtype,latency_ms", *rows, ""]))
@@ -199,16 +186,7 @@ def test_what_takes_seconds_says_so(
             "--out",
             tmp_path / "page",
         ),
-        ("refining",): (
-            "import",
-            table,
-            "--gpu",
-            "nvidia-l4",
-            "--source",
-            "me",
-            "--out",
-            tmp_path / "l4.json.gz",
-        ),
+        ("refining",): ("import", table, "--gpu", "nvidia-l4", "--source", "me", "--out", tmp_path / "l4.json.gz"),
         ("comparing",): ("compare", H200, H200),
     }.items():
         shown.clear()

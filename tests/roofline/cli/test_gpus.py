@@ -97,9 +97,7 @@ def test_each_gpu_is_measured_into_a_folder_of_its_own_and_the_host_once(both: B
     assert {"gpu0", "gpu1"} == set(found["spread"]["cards"])
 
 
-def test_fit_takes_the_median_card_and_names_the_slowest(
-    flopcast: Command, both: Bench, tmp_path: Path
-) -> None:
+def test_fit_takes_the_median_card_and_names_the_slowest(flopcast: Command, both: Bench, tmp_path: Path) -> None:
     fitted = flopcast("fit", both.folder, "--out", tmp_path / "median.json")
     assert fitted.code == 0, fitted.err
     profile = Profile.load(tmp_path / "median.json")

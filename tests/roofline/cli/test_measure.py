@@ -185,9 +185,7 @@ def test_models_asked_for_are_held_directly(flopcast: Command, measured: Path, t
     assert "0 measured" in parts["ceilings"], "the suite's are used"
     assert "done before" in parts["kernels"]
     (tmp_path / "mine.py").write_text(FACTORY)
-    done = start(
-        "bench", "--device", "cpu", "--module", "mine:tiny", "--batch", "32", "--out", measured, cwd=tmp_path
-    )
+    done = start("bench", "--device", "cpu", "--module", "mine:tiny", "--batch", "32", "--out", measured, cwd=tmp_path)
     assert done.communicate(timeout=120)
     assert done.returncode == 0
     found = identities(measured)
@@ -220,9 +218,7 @@ def test_predict_says_how_its_device_time_came_about(flopcast: Command) -> None:
         (("--suite", "huge"), "valid are quick, standard, full"),
     ],
 )
-def test_a_bench_that_cannot_be(
-    flopcast: Command, tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
+def test_a_bench_that_cannot_be(flopcast: Command, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
     result = flopcast("bench", "--device", "cpu", "--out", tmp_path / "out", *options)
     assert (result.code, result.out) == (2, "")
     assert message in result.err
@@ -232,9 +228,7 @@ def test_a_bench_that_cannot_be(
 # --- fit ----------------------------------------------------------------------------------------------------
 
 
-def test_measurements_become_a_profile_that_forecasts(
-    flopcast: Command, measured: Path, tmp_path: Path
-) -> None:
+def test_measurements_become_a_profile_that_forecasts(flopcast: Command, measured: Path, tmp_path: Path) -> None:
     fitted = flopcast("fit", measured, "--out", tmp_path / "a" / "cpu.json", "--json")
     assert fitted.code == 0, fitted.err
     document = fitted.document
@@ -355,8 +349,10 @@ def test_real_steps_are_compared_and_what_cannot_run_keeps_its_row(
     result = flopcast("validate", "--device", "cpu", "--gpu", profile, "--out", out, "--json")
     assert result.code == 0, result.err
     assert [(row["name"], row["status"]) for row in result.document["rows"]] == [
-        ("vast", "oom"), ("odd", "error"), ("tiny", "ok")
-    ]  # fmt: skip
+        ("vast", "oom"),
+        ("odd", "error"),
+        ("tiny", "ok"),
+    ]
     rows = table_of(out)
     assert list(rows) == ["vast", "odd", "tiny"]
     done = rows["tiny"]
@@ -414,9 +410,7 @@ def test_the_profile_is_looked_for_before_a_step_is_run(
 
 
 @pytest.mark.usefixtures("a_ladder_of_one")
-def test_steps_may_be_run_here_and_compared_elsewhere(
-    flopcast: Command, profile: Path, tmp_path: Path
-) -> None:
+def test_steps_may_be_run_here_and_compared_elsewhere(flopcast: Command, profile: Path, tmp_path: Path) -> None:
     steps = tmp_path / "steps"
     none = flopcast("validate", "--device", "cpu", "--run-only", "--budget", "0", "--out", steps)
     assert none.code == 0, none.err
@@ -436,9 +430,7 @@ def test_steps_may_be_run_here_and_compared_elsewhere(
 
 
 @pytest.mark.usefixtures("a_ladder_of_one")
-def test_estimates_of_another_run_stand_beside_the_steps(
-    flopcast: Command, profile: Path, tmp_path: Path
-) -> None:
+def test_estimates_of_another_run_stand_beside_the_steps(flopcast: Command, profile: Path, tmp_path: Path) -> None:
     """torch's estimates that failed where the steps ran are made again elsewhere, on the same kind of device."""
     steps, elsewhere = tmp_path / "steps", tmp_path / "estimates"
     ran = flopcast("validate", "--device", "cpu", "--run-only", "--out", steps)
@@ -447,16 +439,7 @@ def test_estimates_of_another_run_stand_beside_the_steps(
     failed = {"key": TINY.estimate_key, "backend": "torch", "cache": "cold", "shape": None, "value": None}
     with records.Recorder(elsewhere, {**machine, "machine": "another"}) as recorder:
         recorder.append({**failed, "status": "error", "reason": "no encoding"})
-    comparison = (
-        "validate",
-        "--steps-from",
-        steps,
-        "--gpu",
-        profile,
-        "--estimates-from",
-        elsewhere,
-        "--json",
-    )
+    comparison = ("validate", "--steps-from", steps, "--gpu", profile, "--estimates-from", elsewhere, "--json")
     empty = flopcast(*comparison)
     assert (empty.code, empty.out) == (2, "")
     with records.Recorder(elsewhere, {**machine, "machine": "another"}) as recorder:

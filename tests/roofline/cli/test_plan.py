@@ -66,7 +66,7 @@ BAD = {
     "a GPU without a price": ("--width 512 --gpus nvidia-a10g", ("nvidia-a10g", "--price nvidia-a10g=")),
     "a provider for no GPU": ("--width 512 --gpus nvidia-l4 --provider nvidia-h200=Lambda", ("none of the GPUs",)),
     "hosts that are none": ("--width 512 --gpus nvidia-l4 --hosts both", ("'both'", "own, same")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -80,8 +80,7 @@ def test_bad_use_of_plan_says_what_is_valid(flopcast: Command, case: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "count"),
-    [("10B", 1e10), ("300M", 3e8), ("1.5e9", 1.5e9), ("2,000", 2000), ("1T", 1e12), ("7k", 7e3)],
+    ("text", "count"), [("10B", 1e10), ("300M", 3e8), ("1.5e9", 1.5e9), ("2,000", 2000), ("1T", 1e12), ("7k", 7e3)]
 )
 def test_tokens_are_read_as_people_write_them(text: str, count: float) -> None:
     assert token_count(text) == count
@@ -140,11 +139,7 @@ def test_a_catalogue_becomes_a_book_and_its_bad_rows_are_named(
     point = flopcast(
         "cost", "--gpus", "nvidia-h100-sxm", "--widths", 512, "--prices", out, "--kind", "spot", "--json"
     ).document["points"][0]
-    assert (point["price_usd_per_hour"], point["price_kind"], point["price_date_inferred"]) == (
-        2.69,
-        "spot",
-        False,
-    )
+    assert (point["price_usd_per_hour"], point["price_kind"], point["price_date_inferred"]) == (2.69, "spot", False)
 
 
 def test_cost_reads_a_catalogue_itself(flopcast: Command, catalogue: Path) -> None:
@@ -156,12 +151,11 @@ def test_cost_reads_a_catalogue_itself(flopcast: Command, catalogue: Path) -> No
 
 def test_providers_differ_by_gpu(flopcast: Command) -> None:
     command = ("cost", "--gpus", f"{H200},nvidia-l4", "--widths", 512, "--json")
-    found = flopcast(
-        *command, "--provider", "RunPod Secure Cloud", "--provider", f"{H200}=Hyperstack"
-    ).document
+    found = flopcast(*command, "--provider", "RunPod Secure Cloud", "--provider", f"{H200}=Hyperstack").document
     assert {p["gpu"]: p["price_provider"] for p in found["points"]} == {
-        H200: "Hyperstack", "nvidia-l4": "RunPod Secure Cloud"
-    }  # fmt: skip
+        H200: "Hyperstack",
+        "nvidia-l4": "RunPod Secure Cloud",
+    }
 
 
 PRICES_BAD = {

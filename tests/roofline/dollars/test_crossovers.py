@@ -40,12 +40,7 @@ def price(gpu: str, usd: float) -> Price:
 
 
 def curve(
-    gpu: str,
-    seconds: list[float],
-    usd: float = 1.0,
-    error: float = 0.0,
-    fits: int = 99,
-    sizes: list[float] = SIZES,
+    gpu: str, seconds: list[float], usd: float = 1.0, error: float = 0.0, fits: int = 99, sizes: list[float] = SIZES
 ) -> CostCurve:
     steps = [
         StepPoint(
@@ -113,9 +108,7 @@ def test_at_the_break_even_ratio_both_are_equal(
 
 @laws
 @given(seconds_lists, seconds_lists, errors, st.floats(0.1, 10))
-def test_scaling_all_prices_leaves_the_crossovers(
-    a: list[float], b: list[float], error: float, factor: float
-) -> None:
+def test_scaling_all_prices_leaves_the_crossovers(a: list[float], b: list[float], error: float, factor: float) -> None:
     before = crossovers([curve("a", a, 1.0, error), curve("b", b, 2.0, error)])
     after = crossovers([curve("a", a, factor, error), curve("b", b, 2.0 * factor, error)])
     assume(all(abs(abs(x / y) - 1) > 1e-6 for x, y in zip(a, b, strict=True)))
@@ -165,9 +158,7 @@ def test_a_slower_step_gives_fewer_flops_per_usd(seconds: list[float], usd: floa
 
 @laws
 @given(seconds_lists, st.floats(1e8, 16e8))
-def test_the_curve_goes_through_its_points_and_stays_between_neighbours(
-    seconds: list[float], size: float
-) -> None:
+def test_the_curve_goes_through_its_points_and_stays_between_neighbours(seconds: list[float], size: float) -> None:
     one = curve("a", seconds)
     for point in one.points:
         assert one.flops_per_usd_at(point.step.n_params) == point.flops_per_usd
@@ -218,10 +209,7 @@ def test_what_is_not_separable_is_said_to_be_so() -> None:
     near = [0.1, 0.11, 0.1, 0.09, 0.1]
     (row,) = crossovers([curve("a", FLAT, 1.0, 0.3), curve("b", near, 1.0, 0.3)])
     assert row.status == NOT_SEPARABLE
-    assert (
-        NOT_SEPARABLE
-        in crossover_rows([curve("a", FLAT, 1.0, 0.3), curve("b", near, 1.0, 0.3)])[0]["sentence"]
-    )
+    assert NOT_SEPARABLE in crossover_rows([curve("a", FLAT, 1.0, 0.3), curve("b", near, 1.0, 0.3)])[0]["sentence"]
     best = best_gpu([curve("a", FLAT, 1.0, 0.3), curve("b", near, 1.0, 0.3)], 2e8)
     assert best is not None
     assert (best.gpu, best.contenders, best.separable) == ("a", ("b",), False)
@@ -342,8 +330,7 @@ def test_a_cause_that_one_alone_feels_does_not_cancel() -> None:
 def test_a_ratio_keeps_what_does_not_cancel(one: float, two: float, own: float) -> None:
     """A cause that moves a by `one` and b by `two` leaves their difference, beside what is each one's own."""
     a, b = (
-        moved(curve(gpu, FLAT, 1.0, exp(hypot(own, by)) - 1), host=(-by, by))
-        for gpu, by in (("a", one), ("b", two))
+        moved(curve(gpu, FLAT, 1.0, exp(hypot(own, by)) - 1), host=(-by, by)) for gpu, by in (("a", one), ("b", two))
     )
     ratio = a.points[0].flops_per_second.over(b.points[0].flops_per_second)
     assert log(ratio.high) == pytest.approx(hypot(own, own, one - two))

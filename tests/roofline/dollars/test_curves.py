@@ -38,8 +38,9 @@ def curves(profiles: list[Profile]) -> list[CostCurve]:
 
 def test_a_curve_a_gpu_with_its_price_and_basis(curves: list[CostCurve]) -> None:
     assert [(c.gpu, c.basis, c.price.usd_per_hour) for c in curves] == [
-        ("nvidia-h200", "measured", 4.0), ("nvidia-l4", "projected", 0.5)
-    ]  # fmt: skip
+        ("nvidia-h200", "measured", 4.0),
+        ("nvidia-l4", "projected", 0.5),
+    ]
     assert [[(p.step.width, p.step.depth) for p in c.points] for c in curves] == [[(256, 4), (512, 4)]] * 2
 
 
@@ -49,8 +50,10 @@ def test_a_point_is_the_forecast_of_its_model(curves: list[CostCurve], profiles:
         step = point.step
         assert (step.n_params, step.tokens, step.fits) == (found.n_params, 4 * 256, found.fits)
         assert (step.step_seconds, step.low, step.high) == (
-            found.step_seconds, found.step_seconds_low, found.step_seconds_high
-        )  # fmt: skip
+            found.step_seconds,
+            found.step_seconds_low,
+            found.step_seconds_high,
+        )
         assert (step.bound, step.needed_bytes) == (found.bound, found.needed_bytes)
         assert point.usd_per_step == pytest.approx(curve.price.usd_per_hour / 3600 * found.step_seconds)
 
@@ -90,9 +93,7 @@ def test_what_if_forecasts_other_hosts(profiles: list[Profile]) -> None:
     (curve,) = cost_curves(profiles[:1], MODELS[:1], Run(), PRICES, what_if=True)
     own = h200.host or NO_HOST
     for factor in HOST_FACTORS:
-        host = (
-            replace(scaled(own, factor), sigma=own.sigma) if factor else replace(scaled(own, 0.0), sigma=0.0)
-        )
+        host = replace(scaled(own, factor), sigma=own.sigma) if factor else replace(scaled(own, 0.0), sigma=0.0)
         found = forecast(MODELS[0], Run(), h200, host=host)
         point = curve.with_host(factor).points[0]
         assert point.step.step_seconds == pytest.approx(found.step_seconds)
@@ -132,9 +133,7 @@ def test_tables_and_figure_are_written(curves: list[CostCurve], tmp_path: Path) 
     assert paths[-1].stat().st_size > 1000
 
 
-def test_one_gpu_alone_has_no_crossovers_and_is_written_all_the_same(
-    curves: list[CostCurve], tmp_path: Path
-) -> None:
+def test_one_gpu_alone_has_no_crossovers_and_is_written_all_the_same(curves: list[CostCurve], tmp_path: Path) -> None:
     for path in write_cost(curves[:1], tmp_path):
         assert path.is_file()
 

@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from flopcast.errors import UsageError
 from flopcast.roofline.dollars.curves import cost_curves
-from flopcast.roofline.dollars.plan import (
-    BUDGET,
-    LADDER,
-    MEMORY,
-    NOTHING,
-    cheapest,
-    largest_models,
-    plans,
-)
+from flopcast.roofline.dollars.plan import BUDGET, LADDER, MEMORY, NOTHING, cheapest, largest_models, plans
 from flopcast.roofline.dollars.points import CostCurve, StepPoint, cost_curve
 from flopcast.roofline.gpu.catalogue.prices import parse_override
 from flopcast.roofline.gpu.library.profiles import find_profiles

@@ -82,9 +82,7 @@ def test_percentages_are_not_rounded_up(share: float, text: str) -> None:
     assert floor_percent(share) == text
 
 
-def test_the_table(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: Source
-) -> None:
+def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: Source) -> None:
     monkeypatch.setattr(shipped_coverage, "qwen3_sources", lambda kind: [small])
     monkeypatch.setattr("sys.argv", ["coverage", "nvidia-h200"])
     shipped_coverage.main()

@@ -33,9 +33,7 @@ def item(host: float, device: float = 0.0, launches: int | None = None, kind: st
 
 
 def step_of(items: list[Item], **options: Any) -> float:
-    defaults: dict[str, Any] = {
-        "gap_seconds": GAP, "queue_depth": 1024, "sync_seconds": SYNC, "is_synchronous": False,
-    }  # fmt: skip
+    defaults: dict[str, Any] = {"gap_seconds": GAP, "queue_depth": 1024, "sync_seconds": SYNC, "is_synchronous": False}
     return simulate(items, **{**defaults, **options})
 
 
@@ -76,11 +74,7 @@ def test_more_of_anything_is_never_faster(items: list[Item], data: st.DataObject
     step = step_of(items)
     at = data.draw(st.integers(0, len(items) - 1))
     more = data.draw(microseconds)
-    slower_host = [
-        *items[:at],
-        replace(items[at], host_seconds=items[at].host_seconds + more),
-        *items[at + 1 :],
-    ]
+    slower_host = [*items[:at], replace(items[at], host_seconds=items[at].host_seconds + more), *items[at + 1 :]]
     assert step_of(slower_host) >= step - 1e-12
     if items[at].launches:
         slower_kernel = [*items[:at], replace(items[at], seconds=items[at].seconds + more), *items[at + 1 :]]
@@ -137,9 +131,7 @@ def chain(sizes: list[int]) -> Stream:
     """Op n reads tensor n and writes tensor n + 1; bytes as given."""
     operands = [Operand((size,), (1,), "uint8") for size in sizes]
     return Stream(
-        ops=tuple(
-            Op("aten.neg.default", "forward", (i,), (i + 1,), args='[{"t":0}]') for i in range(len(sizes) - 1)
-        ),
+        ops=tuple(Op("aten.neg.default", "forward", (i,), (i + 1,), args='[{"t":0}]') for i in range(len(sizes) - 1)),
         tensors=tuple(TensorRef(operand, i) for i, operand in enumerate(operands)),
         storages=tuple(Storage(size, "activation") for size in sizes),
         n_params=0,
@@ -151,11 +143,7 @@ def test_what_was_just_written_is_in_l2() -> None:
     runs = [True, True, True]
     # 2000 bytes hold an op's input, written by the one before, but not what the step before wrote
     assert l2_shares(stream, runs, 2000)[1:] == [0.5, 0.5]
-    assert l2_shares(stream, runs, 10**9) == [
-        1.0,
-        1.0,
-        1.0,
-    ]  # a step that fits whole: warm from the one before
+    assert l2_shares(stream, runs, 10**9) == [1.0, 1.0, 1.0]  # a step that fits whole: warm from the one before
     assert l2_shares(stream, runs, 0) == [0.0, 0.0, 0.0]
     assert l2_shares(chain([10**6, 10**6]), [True], 10**5) == [0.0]
 
@@ -212,9 +200,7 @@ def test_host_costs_are_counted_as_they_were_calibrated(
     calls = {"launch": 1e-5, "view": 4e-6}
     costs = {**calls, "host_op": 3e-6, "per_tensor": 1e-6}
     host = HostCosts("h", calls, calls, costs, step_fixed=0.0, sigma=0.1, basis="measured")
-    odd = replace(
-        profile, launch_counts={"optimizer/_foreach_mul_|fp32": 20.0, "optimizer/_foreach_sqrt|fp32": 22.0}
-    )
+    odd = replace(profile, launch_counts={"optimizer/_foreach_mul_|fp32": 20.0, "optimizer/_foreach_sqrt|fp32": 22.0})
     for optimizer in ("adamw", "adamw-fused"):
         stream = at_depth(traced(tiny, optimizer=optimizer), 6)
         items = device_work(stream, odd, host, Backends())

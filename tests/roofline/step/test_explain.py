@@ -82,9 +82,11 @@ def test_a_real_step_is_taken_apart_without_loss(small: tuple[Stream, Explanatio
     assert "model.layers.*.mlp.down_proj" in names
     assert not any(".1." in name for name in names)
     optimizer = next(module for module in found.modules if module.module == OPTIMIZER)
-    assert optimizer.seconds == optimizer.optimizer == pytest.approx(
-        next(part.seconds for part in found.classes if part.op_class == "optimizer")
-    )  # fmt: skip
+    assert (
+        optimizer.seconds
+        == optimizer.optimizer
+        == pytest.approx(next(part.seconds for part in found.classes if part.op_class == "optimizer"))
+    )
 
 
 @FAST
@@ -127,11 +129,7 @@ def test_convolutions_and_grouped_products_cost_their_flops(profile: Profile) ->
     rate = 1e12
     fast = Number(1e30, 1e30, 1e30, "measured")
     slow = Number(rate, rate, rate, "measured")
-    ceilings = {
-        "hbm_copy": fast,
-        "matrix_sustained/bf16": slow,
-        "kernel_floor": Number(0.0, 0.0, 0.0, "measured"),
-    }
+    ceilings = {"hbm_copy": fast, "matrix_sustained/bf16": slow, "kernel_floor": Number(0.0, 0.0, 0.0, "measured")}
     part = replace(profile, ceilings={**profile.ceilings, **ceilings})
     conv = trace_module(torch.nn.Conv2d(64, 64, 3), torch.randn(8, 64, 32, 32))
     config = {**load_config("qwen3-moe"), "hidden_size": 64, "moe_intermediate_size": 32, "vocab_size": 512}
@@ -160,12 +158,7 @@ def test_merging_classes_never_adds_bytes(stream: Stream, profile: Profile) -> N
 def test_a_synchronisation_is_named_and_costs_what_the_step_saves(small: tuple[Stream, Explanation]) -> None:
     stream, found = small
     (sync,) = found.syncs
-    assert (sync.op, sync.module, sync.phase, sync.calls) == (
-        "aten._local_scalar_dense",
-        "model",
-        "forward",
-        1,
-    )
+    assert (sync.op, sync.module, sync.phase, sync.calls) == ("aten._local_scalar_dense", "model", "forward", 1)
     profile = find_profile("nvidia-h200")
     assert profile.host is not None
     items = device_work(stream, profile, profile.host, Backends())
@@ -205,9 +198,7 @@ def test_each_alternative_is_the_forecast_of_its_option(small: tuple[Stream, Exp
     assert {"--host none", "--optimizer adamw-fused", "--attention sdpa-flash"} <= set(advice)
     bound = advice["--host none"]
     assert bound.kind == "bound"
-    assert bound.step_seconds == pytest.approx(
-        forecast_stream(stream, Run(), profile, host=NO_HOST).step_seconds
-    )
+    assert bound.step_seconds == pytest.approx(forecast_stream(stream, Run(), profile, host=NO_HOST).step_seconds)
     flash = forecast_stream(stream, Run(attention="sdpa-flash"), profile)
     assert advice["--attention sdpa-flash"].device_seconds == pytest.approx(flash.device_seconds)
     gains = [a.gain for a in advice.values() if a.kind == "forecast"]

@@ -42,9 +42,7 @@ def ask(tiny: dict[str, Any], traced: Tracing, profile: Profile) -> Callable[...
 
     def one(config: Mapping[str, Any] | None = None, *, on: Profile = profile, **options: Any) -> Forecast:
         run = Run(**{"batch": 2, "seq": 32, **options})
-        stream = traced(
-            config or tiny, batch=run.batch, seq=run.seq, optimizer=run.optimizer, precision=run.precision
-        )
+        stream = traced(config or tiny, batch=run.batch, seq=run.seq, optimizer=run.optimizer, precision=run.precision)
         return forecast_stream(stream, run, on)
 
     return one
@@ -131,9 +129,7 @@ def test_what_bounds(ask: Callable[..., Forecast], profile: Profile) -> None:
 
 def test_another_host(tiny: dict[str, Any], profile: Profile) -> None:
     assert profile.host is not None
-    slow = replace(
-        profile.host, name="slow", forward={key: 10 * value for key, value in profile.host.forward.items()}
-    )
+    slow = replace(profile.host, name="slow", forward={key: 10 * value for key, value in profile.host.forward.items()})
     own = forecast(tiny, Run(batch=2, seq=32), profile)
     other = forecast(tiny, Run(batch=2, seq=32), profile, host=slow)
     assert other.host == "slow"

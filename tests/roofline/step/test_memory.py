@@ -69,21 +69,14 @@ def test_lifetimes() -> None:
     assert peak_bytes(small([100, 1], ["parameter", "activation"])) == 1024  # each block rounded up to 512
     assert peak_bytes(small([512], ["activation"]), workspace=10) == 522
     stream = small([4096, 512, 4096], ["activation"] * 3)
-    reused = replace(
-        stream, ops=(stream.ops[0], stream.ops[1], replace(stream.ops[2], freed=(0,)), stream.ops[3])
-    )
+    reused = replace(stream, ops=(stream.ops[0], stream.ops[1], replace(stream.ops[2], freed=(0,)), stream.ops[3]))
     assert peak_bytes(reused) == 4608  # the first is gone when the third is made
     assert peak_bytes(stream) == 8704
 
 
-@given(
-    sizes=st.lists(st.integers(0, 10**6), min_size=1, max_size=20),
-    data=st.data(),
-)
+@given(sizes=st.lists(st.integers(0, 10**6), min_size=1, max_size=20), data=st.data())
 def test_peak_is_between_the_largest_and_the_sum(sizes: list[int], data: st.DataObject) -> None:
-    kinds = data.draw(
-        st.lists(st.sampled_from(["activation", "parameter"]), min_size=len(sizes), max_size=len(sizes))
-    )
+    kinds = data.draw(st.lists(st.sampled_from(["activation", "parameter"]), min_size=len(sizes), max_size=len(sizes)))
     peak = peak_bytes(small(sizes, kinds))
     assert peak == sum(rounded(size) for size in sizes)
     assert all(rounded(size) - size < 512 and rounded(size) % 512 == 0 for size in sizes)

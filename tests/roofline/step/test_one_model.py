@@ -48,8 +48,7 @@ def test_every_operation_of_the_step_is_measured_once(source: Source, h200: Prof
 def test_hot_is_measured_where_the_timeline_finds_operands_in_l2(source: Source, h200: Profile) -> None:
     def hot(l2_bytes: float) -> int:
         return sum(
-            case.cache == "hot"
-            for case in step_cases(source, {**h200.device, "l2_bytes": l2_bytes}, h200.stack)
+            case.cache == "hot" for case in step_cases(source, {**h200.device, "l2_bytes": l2_bytes}, h200.stack)
         )
 
     assert hot(0) == 0
@@ -68,10 +67,7 @@ def test_hot_is_measured_where_the_timeline_finds_operands_in_l2(source: Source,
 def test_backends_are_those_that_the_step_runs(
     source: Source, gpu: str, options: dict[str, str], expected: tuple[str, str]
 ) -> None:
-    device, stack = (
-        {"type": "cuda", "l2_bytes": 5e7, "capability": [8, 9]},
-        {"torch": "2.11.0+cu130", "cudnn": 91900},
-    )
+    device, stack = ({"type": "cuda", "l2_bytes": 5e7, "capability": [8, 9]}, {"torch": "2.11.0+cu130", "cudnn": 91900})
     if gpu == "nvidia-h200":
         device["capability"] = [9, 0]
     cases = step_cases(replace(source, **options), device, stack)
@@ -114,12 +110,7 @@ def test_sources_are_kept_as_they_were(source: Source, tmp_path: Path) -> None:
 
 def test_held_out_rows_of_the_step_are_fitted(source: Source, h200: Profile) -> None:
     first, *_ = (case for case in step_cases(source, h200.device, h200.stack) if case.cache == "cold")
-    wanted: dict[str, Any] = {
-        "key": first.shape.key,
-        "backend": first.backend,
-        "cache": "cold",
-        "role": "holdout",
-    }
+    wanted: dict[str, Any] = {"key": first.shape.key, "backend": first.backend, "cache": "cold", "role": "holdout"}
     rows = [wanted, {**wanted, "key": "gemm/nt/bf16/7x7x7"}, {"key": "scalar/launch", "value": 1.0}]
     machine = {"device": h200.device, "stack": h200.stack}
     turned, count = one_model.promote(rows, [source], machine)
@@ -135,9 +126,7 @@ def test_options_ask_for_a_model() -> None:
     found = asked({"config": "qwen3-0.6b", "depth": 4, "batch": 8, "seq": 1024, "optimizer": "adamw-fused"})
     assert found is not None
     assert found.run == Run(batch=8, seq=1024, optimizer="adamw-fused")
-    assert " ".join(found.arguments) == (
-        "--config qwen3-0.6b --depth 4 --batch 8 --seq 1024 --optimizer adamw-fused"
-    )
+    assert " ".join(found.arguments) == ("--config qwen3-0.6b --depth 4 --batch 8 --seq 1024 --optimizer adamw-fused")
     assert found.source("cuda").label == "qwen3-0.6b-d4 8x1024 adamw-fused"
     assert found.source("cuda").stream.depth == 4
 

@@ -31,20 +31,11 @@ def h200() -> Profile:
 
 
 def step(profile: Profile, width: int, **options: Any) -> Forecast:
-    return forecast(
-        make_config(width=width, depth=depth_for(width, "printed")), Run(**LARGE | options), profile
-    )
+    return forecast(make_config(width=width, depth=depth_for(width, "printed")), Run(**LARGE | options), profile)
 
 
-@given(
-    joules=st.floats(0.1, 100.0),
-    moved=st.floats(0.0, 30.0),
-    matrix=st.floats(0.01, 0.2),
-    rest=st.floats(0.0, 0.1),
-)
-def test_the_clock_that_is_found_draws_the_limit(
-    joules: float, moved: float, matrix: float, rest: float
-) -> None:
+@given(joules=st.floats(0.1, 100.0), moved=st.floats(0.0, 30.0), matrix=st.floats(0.01, 0.2), rest=st.floats(0.0, 0.1))
+def test_the_clock_that_is_found_draws_the_limit(joules: float, moved: float, matrix: float, rest: float) -> None:
     draw = Draw(700.0, 119.0, joules, moved, matrix)
     seconds = matrix + rest
     clock, longer = draw.clock(seconds), seconds + draw.added_seconds(seconds)
@@ -53,9 +44,7 @@ def test_the_clock_that_is_found_draws_the_limit(
     else:
         assert power_limit.LEAST_CLOCK <= clock <= 1.0
         drawn = 119.0 + (clock * joules + moved) / longer
-        assert (
-            drawn == pytest.approx(700.0) if clock > power_limit.LEAST_CLOCK else drawn >= 700.0 * (1 - 1e-6)
-        )
+        assert drawn == pytest.approx(700.0) if clock > power_limit.LEAST_CLOCK else drawn >= 700.0 * (1 - 1e-6)
         assert draw.clock_held(longer) == pytest.approx(clock)
     assert draw.times(1.1).added_seconds(seconds) >= draw.added_seconds(seconds)
 

@@ -133,9 +133,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str | bytes, s
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "a" / "out.csv"
-    csv_files.write_rows(
-        path, ["n", "fits", "mfu", "reason"], [{"n": 3, "fits": True, "mfu": 0.25, "more": 1}]
-    )
+    csv_files.write_rows(path, ["n", "fits", "mfu", "reason"], [{"n": 3, "fits": True, "mfu": 0.25, "more": 1}])
     assert csv_files.read_rows(path) == (
         ["n", "fits", "mfu", "reason"],
         [{"n": "3", "fits": "true", "mfu": "0.25", "reason": ""}],
@@ -180,20 +178,10 @@ def test_rows_that_cannot_be_done_stay_in_place_and_cost_the_others_nothing(h200
         {"width": "512", "precision": "fp8"},
     ]
     seen: list[tuple[int, int]] = []
-    found = step_sweep.sweep(
-        rows, h200, lambda gpu: None, progress=lambda done, total: seen.append((done, total))
-    )
+    found = step_sweep.sweep(rows, h200, lambda gpu: None, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (7, 7)
     assert [bool(row.get("step_seconds")) for row in found] == [False, True, *[False] * 5]
-    said = (
-        "kv_heads 4",
-        None,
-        "beyond the last column: 4, true",
-        "not modelled yet",
-        "qwen9",
-        "0 layers",
-        "'fp8'",
-    )
+    said = ("kv_heads 4", None, "beyond the last column: 4, true", "not modelled yet", "qwen9", "0 layers", "'fp8'")
     for row, part in zip(found, said, strict=True):
         assert part is None if row["reason"] is None else part is not None and part in row["reason"]
 
@@ -209,8 +197,7 @@ def test_what_is_not_known_well_is_a_warning_and_no_reason(h200: Profile) -> Non
 @given(st.floats(0.01, 100), st.floats(0.01, 100))
 def test_a_dearer_hour_never_makes_a_cheaper_step(step: Forecast, one: float, two: float) -> None:
     cheap, dear = (
-        step_sweep.scalars(replace(step, price=parse_override(f"nvidia-h200={usd}")))
-        for usd in sorted((one, two))
+        step_sweep.scalars(replace(step, price=parse_override(f"nvidia-h200={usd}"))) for usd in sorted((one, two))
     )
     assert cheap["usd_per_step"] <= dear["usd_per_step"]
     assert cheap["flops_per_usd"] >= dear["flops_per_usd"]
@@ -270,8 +257,7 @@ def part(ceilings: dict[str, float], peaks: dict[str, float], h200: Profile) -> 
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "bound"),
-    [(4096, 4096, 4096, "matrix"), (1, 4096, 4096, "memory"), (16, 16, 16, "launch")],
+    ("m", "n", "k", "bound"), [(4096, 4096, 4096, "matrix"), (1, 4096, 4096, "memory"), (16, 16, 16, "launch")]
 )
 def test_the_slowest_roof_bounds(h200: Profile, m: int, n: int, k: int, bound: str) -> None:
     roofs = {"hbm_copy": 1e12, "kernel_floor": 1e-6, "matrix_burst/bf16": 1e14}
@@ -297,7 +283,5 @@ def test_a_written_table_of_kernels_holds_no_nan(tmp_path: Path, h200: Profile) 
     csv_files.write_rows(tmp_path / "out.csv", ["m", *kernel_times.KERNELS_OUT], found)
     with (tmp_path / "out.csv").open() as file:
         one, two = csv.DictReader(file)
-    assert all(
-        math.isfinite(float(one[name])) for name in ("seconds", "seconds_low", "seconds_high", "tflops")
-    )
+    assert all(math.isfinite(float(one[name])) for name in ("seconds", "seconds_low", "seconds_high", "tflops"))
     assert [two[name] for name in kernel_times.KERNELS_OUT[:-1]] == [""] * 6

@@ -65,9 +65,7 @@ def test_shared_errors_do_not_average_out(items: list[Item], profile: Profile) -
 def test_cards_of_a_kind(items: list[Item], profile: Profile) -> None:
     assert card_sigma({"gemm": 1.0}, profile) == 0.0
     apart = with_cards(profile, {"gpu0": 0.98, "gpu1": 1.02})
-    assert card_sigma({"gemm": 1.0, "copy": 2.0}, apart) == pytest.approx(
-        log(1.02 / 0.98) / sqrt(2), rel=1e-3
-    )
+    assert card_sigma({"gemm": 1.0, "copy": 2.0}, apart) == pytest.approx(log(1.02 / 0.98) / sqrt(2), rel=1e-3)
     assert device_log_sigma(items, apart) > device_log_sigma(items, profile)
 
 
@@ -165,11 +163,7 @@ def test_intervals_held_what_they_say() -> None:
 def test_intervals_hold_the_steps_of_the_ladder() -> None:
     """The same of forecasts as they are made now, for the steps whose streams are shipped."""
     measured = records.read(HELD_OUT / "steps" / "run0").rows
-    ladder = [
-        row
-        for row in measured
-        if row["key"].startswith("host/") or row.get("plan", {}).get("group") == "ladder"
-    ]
+    ladder = [row for row in measured if row["key"].startswith("host/") or row.get("plan", {}).get("group") == "ladder"]
     found = compare(ladder, find_profile("nvidia-h200"))
     inside = [row["within_interval"] for row in found]
     assert len(inside) >= 9

@@ -45,9 +45,7 @@ def runs(measured: Path, first_card: Path) -> tuple[Side, Side]:
 def slowed(side: Side, op_class: str, factor: float, every: int = 1) -> Side:
     """Every so many rows of one class slower."""
     hit = [key for key, reading in side.readings.items() if reading.group.partition(",")[0] == op_class]
-    slow = {
-        key: replace(side.readings[key], seconds=side.readings[key].seconds * factor) for key in hit[::every]
-    }
+    slow = {key: replace(side.readings[key], seconds=side.readings[key].seconds * factor) for key in hit[::every]}
     return replace(side, readings={**side.readings, **slow})
 
 
@@ -115,10 +113,7 @@ def test_of_two_gpus_the_slower_has_not_regressed(flopcast: Command) -> None:
     assert "SLOWER" in said.out
     assert "REGRESSED" not in said.out
     assert "slower on the other GPU beyond 3.0%" in said.err
-    groups = {
-        c["group"]
-        for c in flopcast("compare", "nvidia-h100-sxm", "nvidia-h200", "--json").document["classes"]
-    }
+    groups = {c["group"] for c in flopcast("compare", "nvidia-h100-sxm", "nvidia-h200", "--json").document["classes"]}
     assert "softmax" in groups
     assert not any(group.startswith(("conv", "fused")) for group in groups)
 
@@ -169,8 +164,10 @@ def test_what_was_measured_for_one_alone_is_counted_though_it_is_estimated_for_t
     found = compare(a, replace(b, readings={**scalars, "its own": next(iter(a.readings.values()))}))
     assert "estimates" in found.warnings[0]
     assert sum(change.rows for change in found.changes) == len(a.readings) - found.unmatched[0]
-    assert found.unmatched == (len([k for k in a.readings if k.startswith(("scalar/", "host/")) and k not in scalars]),
-                               1 + len(scalars.keys() - a.readings.keys()))  # fmt: skip
+    assert found.unmatched == (
+        len([k for k in a.readings if k.startswith(("scalar/", "host/")) and k not in scalars]),
+        1 + len(scalars.keys() - a.readings.keys()),
+    )
 
 
 def test_another_gpu_is_compared_and_its_doubt_is_noise(flopcast: Command) -> None:

@@ -14,13 +14,7 @@ from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.validation.host_of_run import NEAR, RESTLESS, RunHost
 
 COSTS = HostCosts(
-    name="a host",
-    forward={"launch": 1e-5},
-    backward={},
-    optimizer={},
-    step_fixed=1e-4,
-    sigma=0.3,
-    basis="measured",
+    name="a host", forward={"launch": 1e-5}, backward={}, optimizer={}, step_fixed=1e-4, sigma=0.3, basis="measured"
 )
 
 
@@ -35,8 +29,7 @@ def test_a_restless_host_is_as_uncertain_as_it_was() -> None:
     found = run([exp(each) for each in noise])
     assert found.sigma == pytest.approx(0.1 * sqrt(1.5), rel=0.1)
     held = [
-        abs(log(found.pace[i]) - fmean([log(found.pace[i - 1]), log(found.pace[i + NEAR])]))
-        < 1.645 * found.sigma
+        abs(log(found.pace[i]) - fmean([log(found.pace[i - 1]), log(found.pace[i + NEAR])])) < 1.645 * found.sigma
         for i in range(NEAR, len(found.pace) - NEAR, NEAR)
     ]
     assert fmean(held) == pytest.approx(0.9, abs=0.03)

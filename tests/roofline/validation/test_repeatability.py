@@ -38,14 +38,10 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     """Short rows 2% slower in the second run by the timer and 1% by the profiler, long ones 0.5% faster; the tenth of
     each ten times as far."""
     first = [row(shape, 1e-5) for shape in SHORT] + [row(shape, 1e-3) for shape in LONG]
-    second = [
-        row(shape, 1.02e-5 if i < 9 else 1.2e-5, kernel_seconds=1.01e-5) for i, shape in enumerate(SHORT)
-    ]
+    second = [row(shape, 1.02e-5 if i < 9 else 1.2e-5, kernel_seconds=1.01e-5) for i, shape in enumerate(SHORT)]
     second += [row(shape, 0.995e-3 if i < 9 else 0.95e-3) for i, shape in enumerate(LONG)]
     scalar = {**records.EMPTY_FIELDS, "key": "scalar/hbm_copy", "shape": None, "value": 4e12}
-    return run(tmp_path / "a", [*first, scalar]), run(
-        tmp_path / "b", [*second[::-1], {**scalar, "value": 4.04e12}]
-    )
+    return run(tmp_path / "a", [*first, scalar]), run(tmp_path / "b", [*second[::-1], {**scalar, "value": 4.04e12}])
 
 
 def test_long_and_short_rows_and_both_readings_are_told_apart(runs: tuple[Path, Path]) -> None:
@@ -68,9 +64,7 @@ def test_a_missed_target_is_said(tmp_path: Path) -> None:
     b = run(tmp_path / "b", [row(LONG[0], 1.02e-3)])
     found = repeatability.compare_folders(a, b)
     assert found.targets == {"long": False, "short": None}
-    assert "median of rows of 50 us and more ABOVE 1%, by what the profile takes" in repeatability.remarks(
-        found
-    )
+    assert "median of rows of 50 us and more ABOVE 1%, by what the profile takes" in repeatability.remarks(found)
 
 
 def test_rows_of_one_run_alone_or_that_failed_keep_their_line(tmp_path: Path) -> None:
@@ -82,8 +76,10 @@ def test_rows_of_one_run_alone_or_that_failed_keep_their_line(tmp_path: Path) ->
     with (tmp_path / "out" / "repeatability.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(line["difference"], line["reason"]) for line in lines] == [
-        ("0", ""), ("", "oom in the second run"), ("", "not in the second run"),
-    ]  # fmt: skip
+        ("0", ""),
+        ("", "oom in the second run"),
+        ("", "not in the second run"),
+    ]
     assert (lines[0]["class"], lines[0]["length"], lines[0]["throttled_a"]) == ("gemm", "long", "false")
 
 

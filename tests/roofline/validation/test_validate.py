@@ -25,14 +25,7 @@ from flopcast.roofline.validation.baselines import compare_methods
 from flopcast.roofline.validation.comparable import check_device, check_stack, check_stream
 from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_plans import QWEN3_GROUPS, validation_plans
-from flopcast.roofline.validation.validate import (
-    COLUMNS,
-    compare,
-    signed_error,
-    step_folders,
-    summary,
-    write_csv,
-)
+from flopcast.roofline.validation.validate import COLUMNS, compare, signed_error, step_folders, summary, write_csv
 
 Rows = list[dict[str, Any]]
 
@@ -90,9 +83,7 @@ def test_errors_are_signed(found: Forecast, tiny: dict[str, Any], profile: Profi
     assert signed_error(None, 2.0) is signed_error(2.0, None) is signed_error(2.0, 0.0) is None
 
 
-def test_a_step_without_kernels_keeps_its_times(
-    found: Forecast, tiny: dict[str, Any], profile: Profile
-) -> None:
+def test_a_step_without_kernels_keeps_its_times(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     (row,) = compare(rows_of(found, tiny, kernels=False), profile)
     assert row["step_error"] == pytest.approx(0.0, abs=1e-9)
     assert row["device_error"] is row["gemm_error"] is row["kernels"] is None
@@ -135,9 +126,7 @@ def test_progress_is_told(found: Forecast, tiny: dict[str, Any], profile: Profil
     assert told == [(1, 1)]
 
 
-def test_a_full_queue_says_nothing_of_the_host(
-    found: Forecast, tiny: dict[str, Any], profile: Profile
-) -> None:
+def test_a_full_queue_says_nothing_of_the_host(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     step, kernels = rows_of(found, tiny)
     kernels = {**kernels, "n_kernels": 2000, "device_seconds": 2 * step["host_seconds"]}
     assert compare([step, kernels], profile)[0]["host_error"] is None
@@ -220,9 +209,7 @@ def test_steps_to_validate_on(device: str, name: str) -> None:
         assert not {(p.config["hidden_size"], p.batch, p.seq) for p in off} & fitted
 
 
-def test_rows_of_kernels_may_lie_before_their_steps(
-    found: Forecast, tiny: dict[str, Any], profile: Profile
-) -> None:
+def test_rows_of_kernels_may_lie_before_their_steps(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     rows = rows_of(found, tiny)
     assert compare(rows, profile) == compare(rows[::-1], profile)
 
@@ -265,9 +252,7 @@ def test_steps_of_another_device_are_refused_unless_told(profile: Profile) -> No
         check_device({"type": "cpu", "name": "Xeon"}, processor)
 
 
-def test_other_kinds_of_steps_are_summed_up_apart(
-    found: Forecast, tiny: dict[str, Any], profile: Profile
-) -> None:
+def test_other_kinds_of_steps_are_summed_up_apart(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     def of_group(group: str, slower: float) -> dict[str, Any]:
         rows = rows_of(found, tiny, slower=slower)
         return compare([{**row, "plan": {**row["plan"], "group": group}} for row in rows], profile)[0]

@@ -24,14 +24,7 @@ from flopcast.roofline.views.figures.widths import penalty_figure, sawtooth_figu
 from flopcast.roofline.views.page.widths import TABLES, rows_of
 from flopcast.roofline.widths import measured_rules, penalties
 from flopcast.roofline.widths import shapes as widths_shapes
-from flopcast.roofline.widths.penalties import (
-    Penalty,
-    Point,
-    anchor_of,
-    penalty,
-    power_of_two,
-    rule_of,
-)
+from flopcast.roofline.widths.penalties import Penalty, Point, anchor_of, penalty, power_of_two, rule_of
 from flopcast.roofline.widths.sawtooth import sawtooth_points, sawtooth_widths, wave_ends
 from studies.widths import check, hindsight, products, sets
 from studies.widths.sets import SETS
@@ -84,9 +77,10 @@ def test_an_error_in_common_leaves_the_penalty_certain() -> None:
     assert alone.device_high - alone.device > 0.1
 
 
-@pytest.mark.parametrize(("value", "multiple", "anchor"), [
-    (1025, 1, 64), (1028, 4, 64), (1056, 32, 64), (1088, 64, 128), (1152, 128, 256), (1024, 256, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "multiple", "anchor"),
+    [(1025, 1, 64), (1028, 4, 64), (1056, 32, 64), (1088, 64, 128), (1152, 128, 256), (1024, 256, None)],
+)
 def test_what_a_width_is_held_against(value: int, multiple: int, anchor: int | None) -> None:
     assert power_of_two(value) == multiple
     assert anchor_of(value) == anchor
@@ -132,9 +126,7 @@ def test_alignment_shows_in_a_step_of_the_h200(points: list[Point]) -> None:
 def test_the_step_hides_what_the_host_bounds(h200: Profile) -> None:
     from flopcast.roofline.widths.answer import answer
 
-    small = answer(
-        MODEL, Run(batch=4, seq=256, optimizer="adamw-fused"), h200, axes=("ffn",), with_shapes=False
-    )
+    small = answer(MODEL, Run(batch=4, seq=256, optimizer="adamw-fused"), h200, axes=("ffn",), with_shapes=False)
     assert small.is_host_bound
     says = small.host_words() or ""
     assert "the host bounds this step" in says
@@ -174,8 +166,7 @@ def test_constraints_are_read(text: str, params: float, tolerance: float) -> Non
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "600M", "params=", "params=600M±", "params=0±2%", "params=600M±60%", "memory=80G", "params=6.0.0M"],
+    "text", ["", "600M", "params=", "params=600M±", "params=0±2%", "params=600M±60%", "memory=80G", "params=6.0.0M"]
 )
 def test_other_constraints_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="600M±2%"):
@@ -370,12 +361,7 @@ def test_a_step_that_failed_keeps_its_row(h200: Profile) -> None:
     def row(plan: Any, value: float | None, kind: str = "step") -> dict[str, Any]:
         key = plan.key if kind == "step" else plan.kernels_key
         status = "ok" if value else "oom"
-        return {
-            "key": key,
-            "status": status,
-            "value": value,
-            "plan": {"name": plan.name, "config": plan.config},
-        }
+        return {"key": key, "status": status, "value": value, "plan": {"name": plan.name, "config": plan.config}}
 
     def run(scale: float) -> check.Measured:
         rows = [row(shape, 0.1 * scale)]
@@ -452,12 +438,7 @@ def test_which_rows_of_a_product_are_misaligned(shape: Gemm, kind: tuple[str, st
 
 
 def test_a_split_product_is_one_with_its_fill_and_its_sum() -> None:
-    kernels = [
-        ["Memset (Device)", 1.0],
-        ["gemm_a", 2.0],
-        ["splitKreduce_kernel", 0.5],
-        ["gemm_b_splitK", 3.0],
-    ]
+    kernels = [["Memset (Device)", 1.0], ["gemm_a", 2.0], ["splitKreduce_kernel", 0.5], ["gemm_b_splitK", 3.0]]
     assert products.joined(kernels) == [("gemm_a", 3.5), ("gemm_b_splitK", 3.0)]
 
 
@@ -516,9 +497,7 @@ def test_the_figure_of_all_sets_shows_the_newest_plainly(root: Path) -> None:
     figure = penalty_figure([row for name in TABLES for row in rows_of(folder / name)], "nvidia-h200")
     assert figure is not None
     assert figure.alt.startswith("Forecast against measured penalties of 133 widths")
-    assert (
-        figure.caption.index("Of set 3") < figure.caption.index("Of set 2") < figure.caption.index("Of set 1")
-    )
+    assert figure.caption.index("Of set 3") < figure.caption.index("Of set 2") < figure.caption.index("Of set 1")
     assert "Faint: sets 1 and 2." in figure.caption
     assert "sets 2 and 3 before any step ran, set 1 by the profile of now" in figure.basis
 

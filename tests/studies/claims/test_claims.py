@@ -41,9 +41,7 @@ def prices(l4: float, a100: float, h100: float) -> PriceSet:
     return PriceSet("mine", {gpu: price(gpu, usd) for gpu, usd in ((L4, l4), (A100, a100), (H100, h100))})
 
 
-def points(
-    gpu: str, seconds: Sequence[float], error: float, bound: str = "memory", fits: int = 9
-) -> list[StepPoint]:
+def points(gpu: str, seconds: Sequence[float], error: float, bound: str = "memory", fits: int = 9) -> list[StepPoint]:
     return [
         StepPoint(n_params=int(n), width=1024, depth=5, step_seconds=s, low=s / error, high=s * error,
                   flops_counted=6 * n * 1024, tokens=1024, bound=bound, fits=i < fits, device_seconds=s / 2)
@@ -135,10 +133,7 @@ def test_the_price_lists_are_those_of_their_days() -> None:
 
 def test_the_folder_is_written_whole(tmp_path: Path) -> None:
     curves = ladder(1.2)
-    batches = {
-        gpu: [CostPoint(gpu, p.step, p.price) for p in c.points]
-        for gpu, c in zip(SECONDS, curves, strict=True)
-    }
+    batches = {gpu: [CostPoint(gpu, p.step, p.price) for p in c.points] for gpu, c in zip(SECONDS, curves, strict=True)}
     found = Gathered(
         {(law, hosts): curves for law in LAWS for hosts in HOSTS}, dict.fromkeys(HOSTS, batches), [FLAT], []
     )
@@ -147,9 +142,7 @@ def test_the_folder_is_written_whole(tmp_path: Path) -> None:
     shown = section(found)
     assert [figure.name for figure in shown.figures] == ["claims", "batch"]
     assert len(shown.rows) == len(shown.sentences) == 4
-    assert shown.sentences == summary(
-        [row for row in rows if row["depth_law"] == LAWS[0] and row["hosts"] == OWN]
-    )
+    assert shown.sentences == summary([row for row in rows if row["depth_law"] == LAWS[0] and row["hosts"] == OWN])
     paths = write(found, tmp_path / "new", shown)
     assert all(path.is_file() for path in paths)
     text = (tmp_path / "new" / "README.md").read_text()

@@ -57,9 +57,7 @@ def test_layouts_named_by_columns_are_ours_named_by_rows() -> None:
 
 def test_a_check_says_how_far_rows_are_off_and_how_many_its_interval_holds() -> None:
     logs = np.log(np.array([1.1, 0.9, 1.3, 1.0]))
-    checked = Checked(
-        "nvidia-a100-80gb-sxm", "matmul", "refined", "", logs, np.full(4, 0.1), {"k": [64, 64, 128, 128]}
-    )
+    checked = Checked("nvidia-a100-80gb-sxm", "matmul", "refined", "", logs, np.full(4, 0.1), {"k": [64, 64, 128, 128]})
     row = checked.row()
     assert row["mean_abs_error"] == pytest.approx(0.125)
     assert row["coverage90"] == 0.75  # 1.3 is 2.6 deviations off

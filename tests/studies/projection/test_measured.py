@@ -44,10 +44,7 @@ def test_what_is_said_ahead_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def _judged() -> list[projection_measured.Row]:
     measured = [Measured("kernel", "gemm", f"k{i}", "torch", "cold", 1.0) for i in range(5)]
-    measured += [
-        Measured("device", "ladder", "s", "", "", 2.0),
-        Measured("ceiling", "", "hbm_copy", "", "", 4e12),
-    ]
+    measured += [Measured("device", "ladder", "s", "", "", 2.0), Measured("ceiling", "", "hbm_copy", "", "", 4e12)]
     said = [
         {"kind": "kernel", "key": f"k{i}", "backend": "torch", "cache": "cold", "value": value, "low": value * 0.9,
          "high": value * 1.1}
@@ -117,8 +114,5 @@ def test_the_committed_page_is_of_the_committed_rows() -> None:
         rows = list(csv.DictReader(file))
     whole = next(row for row in rows if (row["stage"], row["kind"], row["group"]) == (AHEAD, "device", "all"))
     page_ = (FOLDER / "README.md").read_text()
-    assert (
-        f"**{whole['rows']} real steps: device time {float(whole['median_error']):+.1%} at the median"
-        in page_
-    )
+    assert f"**{whole['rows']} real steps: device time {float(whole['median_error']):+.1%} at the median" in page_
     assert "nvidia-h200" in page_

@@ -57,8 +57,9 @@ def test_losses_are_forward_and_backward_of_sizes_off_the_blind_ones() -> None:
     vocabularies = {call.outputs[0].shape[1] for call in calls}
     assert len({call.key for call in calls}) == len(calls)
     assert Counter(call.op for call in calls) == {
-        "aten._log_softmax.default": len(calls) // 2, "aten._log_softmax_backward_data.default": len(calls) // 2,
-    }  # fmt: skip
+        "aten._log_softmax.default": len(calls) // 2,
+        "aten._log_softmax_backward_data.default": len(calls) // 2,
+    }
     blind = [value for place in SETS[3].neighbourhoods for value in place.unaligned]
     assert min(abs(size - value) for size in vocabularies for value in blind) > NEAR
     assert {power_of_two(size) for size in vocabularies} >= {1, 2, 4, 8, 16, 32}

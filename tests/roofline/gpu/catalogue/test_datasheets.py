@@ -3,12 +3,7 @@ import csv
 import pytest
 
 from flopcast.errors import UsageError
-from flopcast.roofline.gpu.catalogue.datasheets import (
-    SPECS_FILE,
-    find_spec,
-    load_specs,
-    spec_of_device,
-)
+from flopcast.roofline.gpu.catalogue.datasheets import SPECS_FILE, find_spec, load_specs, spec_of_device
 
 NAMES = {
     "nvidia-h200",
@@ -26,13 +21,7 @@ NAMES = {
     "nvidia-b200",
 }
 # dense bf16 FLOP per clock and SM, fp32 accumulation; GeForce (and the A10G) run at half of their chip's rate
-FLOPS_PER_CLOCK = {
-    (8, 0): (2048,),
-    (8, 6): (512, 1024),
-    (8, 9): (512, 1024),
-    (9, 0): (4096,),
-    (10, 0): (8192,),
-}
+FLOPS_PER_CLOCK = {(8, 0): (2048,), (8, 6): (512, 1024), (8, 9): (512, 1024), (9, 0): (4096,), (10, 0): (8192,)}
 
 
 def test_every_named_gpu_ships_once() -> None:
@@ -58,9 +47,7 @@ def test_a_spec_is_consistent_with_itself(name: str) -> None:
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones_and_how_to_measure_one() -> None:
-    with pytest.raises(
-        UsageError, match=r"nvidia-h100-pcie or nvidia-h100-sxm.*Known: .*nvidia-l4.*flopcast bench"
-    ):
+    with pytest.raises(UsageError, match=r"nvidia-h100-pcie or nvidia-h100-sxm.*Known: .*nvidia-l4.*flopcast bench"):
         find_spec("H100")
     with pytest.raises(UsageError, match="Did you mean nvidia-l40s"):
         find_spec("nvidia-l40x")

@@ -22,7 +22,7 @@ PRINTED: list[tuple[str, tuple[int, int], int, float, dict[str, float]]] = [
     ("NVIDIA GeForce RTX 4090", (8, 9), 128, 2520, {"bf16": 165.2, "fp8": 330.3, "fp32": 82.6, "tf32": 82.6}),
     ("NVIDIA H100 80GB HBM3", (9, 0), 132, 1830, {"bf16": 989.4, "tf32": 494.7, "fp8": 1978.9}),
     ("NVIDIA GeForce RTX 5090", (12, 0), 170, 2407, {"bf16": 209.5, "tf32": 104.8, "fp8": 419, "fp32": 104.8}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "capability", "sms", "mhz", "printed"), PRINTED, ids=lambda v: str(v)[:24])
@@ -56,12 +56,6 @@ def test_a_known_gpu_has_published_peaks_and_those_that_its_row_lacks() -> None:
 
 def test_a_part_of_unknown_architecture_is_held_against_its_burst() -> None:
     burst = Number(1e14, 1e14, 1e14, "measured")
-    device = {
-        "type": "cuda",
-        "name": "NVIDIA Next",
-        "capability": [13, 0],
-        "sm_count": 200,
-        "clock_mhz": 2000,
-    }
+    device = {"type": "cuda", "name": "NVIDIA Next", "capability": [13, 0], "sm_count": 200, "clock_mhz": 2000}
     assert device_peaks(device, {"matrix_burst/bf16": burst}) == {"bf16": burst}
     assert device_peaks({"type": "cpu", "name": "x"}, {"matrix_burst/fp32": burst}) == {"fp32": burst}

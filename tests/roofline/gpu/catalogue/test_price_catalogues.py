@@ -53,8 +53,9 @@ REFUSED = {
 def test_a_bad_row_is_left_out_and_named_with_its_line(tmp_path: Path, row: str) -> None:
     found = read_skypilot(catalogue(tmp_path, GOOD, row), day=DAY, today=TODAY)
     assert [(p.gpu, p.kind, p.usd_per_hour) for p in found.prices] == [
-        ("nvidia-l4", "on-demand", 0.39), ("nvidia-l4", "spot", 0.22)
-    ]  # fmt: skip
+        ("nvidia-l4", "on-demand", 0.39),
+        ("nvidia-l4", "spot", 0.22),
+    ]
     (text,) = found.refused
     assert text.startswith(f"line 3: {REFUSED[row]}")
     with pytest.raises(DataError, match=r"no usable price: line 2: "):
@@ -62,9 +63,7 @@ def test_a_bad_row_is_left_out_and_named_with_its_line(tmp_path: Path, row: str)
 
 
 def test_a_spot_column_that_repeats_the_other_is_no_spot_price(tmp_path: Path) -> None:
-    found = read_skypilot(
-        catalogue(tmp_path, "1x_L4_SECURE,L4,1.0,8,50,L4,CA,0.49,0.49"), day=DAY, today=TODAY
-    )
+    found = read_skypilot(catalogue(tmp_path, "1x_L4_SECURE,L4,1.0,8,50,L4,CA,0.49,0.49"), day=DAY, today=TODAY)
     assert [(p.kind, p.usd_per_hour) for p in found.prices] == [("on-demand", 0.49)]
     assert found.refused[0].startswith("line 2: SpotPrice of L4 equals Price")
 
@@ -184,9 +183,7 @@ def test_without_gpuhunt_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(importlib.util.find_spec("gpuhunt") is None, reason="gpuhunt is an extra")
 def test_gpuhunt_reads_a_local_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = (
-        "instance_name,location,price,cpu,memory,gpu_count,gpu_name,gpu_memory,spot,disk_size,gpu_vendor"
-    )
+    columns = "instance_name,location,price,cpu,memory,gpu_count,gpu_name,gpu_memory,spot,disk_size,gpu_vendor"
     (tmp_path / "runpod.csv").write_text(f"{columns}\nNVIDIA L4,US-TX-1,0.49,8,50,1,L4,24,False,,nvidia\n")
     monkeypatch.setenv("GPUHUNT_CATALOG_DIR", str(tmp_path))
     (price,) = refresh_gpuhunt().prices

@@ -37,12 +37,7 @@ def book(tmp_path: Path, text: str, name: str = "prices.csv") -> Path:
 
 def test_the_shipped_book_has_the_prices_of_the_article() -> None:
     prices = load_prices()
-    wanted = {
-        "nvidia-l4": 0.39,
-        "nvidia-a100-80gb-pcie": 1.64,
-        "nvidia-h100-sxm": 2.69,
-        "nvidia-h200": 3.59,
-    }
+    wanted = {"nvidia-l4": 0.39, "nvidia-a100-80gb-pcie": 1.64, "nvidia-h100-sxm": 2.69, "nvidia-h200": 3.59}
     for gpu, usd in wanted.items():
         price = require(prices, gpu, on=ARTICLE_DATE)
         assert (price.usd_per_hour, price.provider, price.kind) == (usd, DEFAULT_PROVIDER, "on-demand")
@@ -130,9 +125,7 @@ def test_a_bad_row_is_refused_with_its_line(tmp_path: Path, row: str) -> None:
 
 
 def test_a_bad_toml_table_is_refused_with_its_line(tmp_path: Path) -> None:
-    table = (
-        "[[price]]\ngpu = 'nvidia-l4'\nprovider = 'Me'\nkind = 'spot'\nusd_per_hour = {}\ndate = 2025-01-02\n"
-    )
+    table = "[[price]]\ngpu = 'nvidia-l4'\nprovider = 'Me'\nkind = 'spot'\nusd_per_hour = {}\ndate = 2025-01-02\n"
     path = book(tmp_path, table.format(1) + "\n" + table.format(-1), "prices.toml")
     with pytest.raises(DataError, match="line 8: usd_per_hour is -1"):
         load_prices(path, today=TODAY)
@@ -164,9 +157,7 @@ def test_a_book_of_several_providers_does_not_choose_among_them(tmp_path: Path) 
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.dates(date(2020, 1, 1), date(2026, 1, 1)), min_size=1, unique=True), st.integers(-400, 2600)
-)
+@given(st.lists(st.dates(date(2020, 1, 1), date(2026, 1, 1)), min_size=1, unique=True), st.integers(-400, 2600))
 def test_latest_is_the_newest_not_after_the_day(days: list[date], offset: int) -> None:
     prices = [replace(parse_override("nvidia-l4=1"), provider="Me", date=day) for day in days]
     on = date(2020, 1, 1) + timedelta(days=offset)

@@ -20,12 +20,7 @@ from flopcast.roofline.gpu.fit.rows import fit
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import describe
 
-SHAPES = [
-    Gemm(m=m, n=n, k=k, layout="nt")
-    for m in (256, 1024, 4096)
-    for n in (512, 2048)
-    for k in (512, 1024, 4096)
-]
+SHAPES = [Gemm(m=m, n=n, k=k, layout="nt") for m in (256, 1024, 4096) for n in (512, 2048) for k in (512, 1024, 4096)]
 DEVICE = {
     "type": "cuda", "name": "NVIDIA H200", "uuid": "GPU-0", "sm_count": 132, "clock_mhz": 1980,
     "memory_bytes": 150 * 10**9, "l2_bytes": 60 * 2**20, "capability": [9, 0], "power_limit_w": 700.0,
@@ -222,9 +217,7 @@ def test_a_profile_of_cards_is_the_median_with_intervals_as_wide_as_they_differ(
     assert apart.provenance["gpus"]["classes"]["gemm/cold"]["slowest"] == "gpu1"
     kept = Profile.from_json(json.loads(json.dumps(apart.to_json())))
     assert kept.estimate([(work, "torch", "cold")]) == [wide]
-    projected = replace(
-        apart, provenance={"source": apart.provenance}
-    )  # a projection has deviations of its own
+    projected = replace(apart, provenance={"source": apart.provenance})  # a projection has deviations of its own
     assert projected.estimate([(work, "torch", "cold")])[0].sigma == pytest.approx(narrow.sigma, rel=1e-2)
 
 
@@ -245,9 +238,7 @@ def test_a_single_card_of_its_own_folder_has_no_spread(tmp_path: Path) -> None:
         ({"stack": {**STACK, "torch": "2.12"}}, "torch (2.11.0 and 2.12)"),
     ],
 )
-def test_cards_of_two_kinds_or_stacks_are_not_mixed(
-    tmp_path: Path, device: dict[str, Any], said: str
-) -> None:
+def test_cards_of_two_kinds_or_stacks_are_not_mixed(tmp_path: Path, device: dict[str, Any], said: str) -> None:
     measure(tmp_path / "gpu0", 0, [row(SHAPES[0], 1e-5)])
     measure(tmp_path / "gpu1", 1, [row(SHAPES[0], 1e-5)], **device)
     with pytest.raises(DataError) as fault:

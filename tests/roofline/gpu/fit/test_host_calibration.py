@@ -10,12 +10,7 @@ import pytest
 
 from flopcast.microbench.recipe.plans import PHASES, HostPlan
 from flopcast.roofline.gpu.fit import host_calibration
-from flopcast.roofline.gpu.fit.host_calibration import (
-    count_ops,
-    host_counts,
-    host_plan,
-    synchronous_host,
-)
+from flopcast.roofline.gpu.fit.host_calibration import count_ops, host_counts, host_plan, synchronous_host
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower

@@ -48,9 +48,7 @@ def law(shape: Shape, cache: str) -> float:
     if isinstance(shape, Attention):
         rate = (0.45 if shape.direction == "fwd" else 0.35) * PEAK / (1 + 300 / shape.seq)
         return FLOOR + shape.flops / rate
-    factor = {"aten.mul.Tensor": 1.0, "aten._to_copy.default": 0.5, "aten.add.Tensor": 1.05}.get(
-        shape.op, 1.0
-    )
+    factor = {"aten.mul.Tensor": 1.0, "aten._to_copy.default": 0.5, "aten.add.Tensor": 1.05}.get(shape.op, 1.0)
     bandwidth = BANDWIDTH * factor * (1.6 if cache == "hot" else 1.0)
     return FLOOR + describe(shape).bytes / bandwidth
 
@@ -65,13 +63,7 @@ def pointwise(op: str, numel: int, width: int = 1024) -> Call:
 
 
 def row(
-    shape: Shape,
-    rng: np.random.Generator,
-    noise: float,
-    *,
-    role: str = "fit",
-    cache: str = "cold",
-    **fields: Any,
+    shape: Shape, rng: np.random.Generator, noise: float, *, role: str = "fit", cache: str = "cold", **fields: Any
 ) -> dict[str, Any]:
     seconds = law(shape, cache) * float(np.exp(rng.normal(0, noise)))
     samples = (seconds * np.exp(rng.normal(0, 0.01, 20))).tolist()
@@ -131,9 +123,7 @@ def measurements(noise: float, seed: int = 0) -> list[dict[str, Any]]:
                 rows.append(row(pointwise(op, 1 << power), rng, noise, cache=cache))
                 rows.append(row(pointwise(op, 3 << (power - 1)), rng, noise, cache=cache, role="holdout"))
     for direction in ("fwd", "bwd"):
-        for i, (batch, seq) in enumerate(
-            (b, s) for b in (1, 2, 4, 8) for s in (256, 512, 1024, 2048, 4096, 8192)
-        ):
+        for i, (batch, seq) in enumerate((b, s) for b in (1, 2, 4, 8) for s in (256, 512, 1024, 2048, 4096, 8192)):
             shape = Attention(batch=batch, heads=16, kv_heads=8, seq=seq, head_dim=128, direction=direction)
             rows.append(row(shape, rng, noise, role="holdout" if i % 4 == 3 else "fit"))
     return rows
@@ -267,13 +257,7 @@ def test_gpu_names() -> None:
 
 
 def test_peaks_of_an_unknown_gpu_come_from_the_live_device() -> None:
-    device = {
-        "type": "cuda",
-        "name": "NVIDIA GeForce X",
-        "sm_count": 100,
-        "clock_mhz": 2000.0,
-        "capability": [8, 9],
-    }
+    device = {"type": "cuda", "name": "NVIDIA GeForce X", "sm_count": 100, "clock_mhz": 2000.0, "capability": [8, 9]}
     peaks = device_peaks(device, {})
     assert peaks["bf16"].value == pytest.approx(100 * 2e9 * 512)
     assert peaks["tf32"].value == pytest.approx(100 * 2e9 * 256)
@@ -320,24 +304,14 @@ def test_a_wall_clock_that_stalled_moves_nothing() -> None:
     [
         ("aten.mul.Tensor", {"cache": "cold", "sets": 3}, 9e-6),  # back to back, as in a step
         ("aten.mul.Tensor", {"cache": "hot"}, 9e-6),
-        (
-            "aten.mul.Tensor",
-            {"cache": "cold", "sets": 256},
-            10e-6,
-        ),  # so small that rotating leaves them in L2
+        ("aten.mul.Tensor", {"cache": "cold", "sets": 256}, 10e-6),  # so small that rotating leaves them in L2
         ("aten.embedding.default", {"cache": "cold", "sets": 3}, 10e-6),  # few rows of a large table
         ("aten.mul.Tensor", {"cache": "cold", "sets": 3, "seconds": 11e-6}, 10e-6),  # the least
     ],
 )
 def test_which_of_two_readings_counts(op: str, changes: dict[str, Any], expected: float) -> None:
     measured = row(pointwise(op, 1 << 20), np.random.default_rng(0), 0.0)
-    measured |= {
-        "seconds": 9e-6,
-        "kernel_seconds": 10e-6,
-        "samples": [9e-6] * 10,
-        "timer": "graph",
-        **changes,
-    }
+    measured |= {"seconds": 9e-6, "kernel_seconds": 10e-6, "samples": [9e-6] * 10, "timer": "graph", **changes}
     profile, _ = fit_rows([measured], MACHINE)
     (surface,) = profile.surfaces.values()
     assert surface.seconds == pytest.approx((expected,))
@@ -353,9 +327,7 @@ def test_which_of_two_readings_counts(op: str, changes: dict[str, Any], expected
         ("aten._to_copy.default", ("int64",), "fp32", 0.0),
     ],
 )
-def test_which_kernels_widen_what_they_read(
-    op: str, inputs: tuple[str, ...], output: str, expected: float
-) -> None:
+def test_which_kernels_widen_what_they_read(op: str, inputs: tuple[str, ...], output: str, expected: float) -> None:
     operands = [Operand((512, 64), (64, 1), dtype) for dtype in (*inputs, output)]
     call = Call(op, tuple(operands[:-1]), (operands[-1],), json.dumps([{"t": i} for i in range(len(inputs))]))
     assert widened_bytes(describe(call)) == expected
@@ -384,8 +356,9 @@ def test_a_loss_of_more_rows_may_take_less_and_sums_over_groups_follow_their_siz
         return Call(
             "aten.nll_loss_forward.default",
             (Operand((rows, 50000), (50000, 1), "fp32"), Operand((rows,), (1,), "int64")),
-            (Operand((), (), "fp32"), Operand((), (), "fp32")), '[{"t":0},{"t":1},null,1,-100]',
-        )  # fmt: skip
+            (Operand((), (), "fp32"), Operand((), (), "fp32")),
+            '[{"t":0},{"t":1},null,1,-100]',
+        )
 
     def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -393,26 +366,20 @@ def test_a_loss_of_more_rows_may_take_less_and_sums_over_groups_follow_their_siz
     def sums(batch: int, group: int) -> Call:
         shape, left = (batch, 1, group, 256, 128), (batch, 1, 256, 128)
         return Call(
-            "aten.sum.dim_IntList", (Operand(shape, contiguous(shape), "fp32"),),
-            (Operand(left, contiguous(left), "fp32"),), '[{"t":0},[2]]',
-        )  # fmt: skip
+            "aten.sum.dim_IntList",
+            (Operand(shape, contiguous(shape), "fp32"),),
+            (Operand(left, contiguous(left), "fp32"),),
+            '[{"t":0},[2]]',
+        )
 
     turns = {32: 1, 64: 2, 128: 4, 256: 8, 384: 12, 512: 16, 1024: 16, 2048: 16}
     seconds = {loss(rows): 1.2e-6 + 1.04e-6 * count for rows, count in turns.items()}
-    seconds |= {
-        (call := sums(batch, 2)): FLOOR + 3 * call.bytes / BANDWIDTH for batch in (2, 4, 8, 16, 32, 64)
-    }
+    seconds |= {(call := sums(batch, 2)): FLOOR + 3 * call.bytes / BANDWIDTH for batch in (2, 4, 8, 16, 32, 64)}
     rng = np.random.default_rng(0)
-    rows = [
-        row(call, rng, 0.0, kernel_seconds=time, seconds=time + 1e-6, samples=[])
-        for call, time in seconds.items()
-    ]
+    rows = [row(call, rng, 0.0, kernel_seconds=time, seconds=time + 1e-6, samples=[]) for call, time in seconds.items()]
     profile, _ = fit_rows(rows, MACHINE)
     asked = [loss(640), loss(768), sums(20, 7)]
-    found = [
-        estimate.seconds
-        for estimate in profile.estimate([(describe(call), "torch", "cold") for call in asked])
-    ]
+    found = [estimate.seconds for estimate in profile.estimate([(describe(call), "torch", "cold") for call in asked])]
     assert found[0] == pytest.approx(1.2e-6 + 20 * 1.04e-6, rel=0.1)
     assert found[1] == pytest.approx(1.2e-6 + 12 * 1.04e-6, rel=0.1)
     assert found[2] == pytest.approx(FLOOR + 3 * asked[2].bytes / BANDWIDTH, rel=0.2)

@@ -15,12 +15,7 @@ from flopcast.roofline.gpu.laws.attention import dealt, flash_splits, schedule_o
 from flopcast.roofline.stream.lowering.describe import describe
 
 MEASURED = (
-    Path(__file__).resolve().parents[4]
-    / "reports"
-    / "nvidia-h200"
-    / "measurements"
-    / "gpu0"
-    / "measurements.jsonl.gz"
+    Path(__file__).resolve().parents[4] / "reports" / "nvidia-h200" / "measurements" / "gpu0" / "measurements.jsonl.gz"
 )
 BASE = {
     "peak": 1e15, "sm_count": 132.0, "efficiency": 0.5, "prologue": 1e-6, "floor": 3e-6, "bandwidth": 4e12,
@@ -77,10 +72,7 @@ def test_a_masked_step_of_flash_takes_longer() -> None:
     assert attention._lengths("fwd/causal/bf16/d128", params, 256) == (2 + 2 * more, 4 + 2 * more)
     assert attention._lengths("fwd/causal/bf16/d128", params, 197) == (2 + 2 * more, 4 + 3 * more)
     assert attention._lengths("fwd/full/bf16/d128", params, 256) == (4, 4)
-    assert attention._lengths("bwd/causal/bf16/d128", schedule_of("sdpa-flash", "bwd", 128), 256) == (
-        4,
-        2,
-    )
+    assert attention._lengths("bwd/causal/bf16/d128", schedule_of("sdpa-flash", "bwd", 128), 256) == (4, 2)
 
 
 def test_the_residual_knows_part_empty_blocks_and_rounds_apart() -> None:
@@ -104,9 +96,7 @@ def test_a_lone_block_does_not_share_its_sm() -> None:
 
 @given(st.integers(1, 40), st.integers(1, 12), st.sampled_from([1, 2]), st.floats(0, 2))
 @settings(max_examples=40, deadline=None)
-def test_no_schedule_beats_the_mean_or_its_longest_block(
-    heads: int, blocks: int, resident: int, start: float
-) -> None:
+def test_no_schedule_beats_the_mean_or_its_longest_block(heads: int, blocks: int, resident: int, start: float) -> None:
     lengths = tuple(range(1, blocks + 1))
     found = dealt(lengths, heads, 8, resident, start)
     work = heads * (sum(lengths) + start * blocks)
@@ -119,9 +109,7 @@ def test_no_schedule_beats_the_mean_or_its_longest_block(
 def test_one_block_more_than_places_costs_a_round(backend: str) -> None:
     """Backward, 2 blocks of 128 keys a head: 66 heads fill 132 SMs."""
     full, more = (
-        seconds(
-            Attention(batch=1, heads=heads, kv_heads=heads, seq=256, head_dim=128, direction="bwd"), backend
-        )
+        seconds(Attention(batch=1, heads=heads, kv_heads=heads, seq=256, head_dim=128, direction="bwd"), backend)
         for heads in (66, 67)
     )
     even = seconds(Attention(batch=1, heads=64, kv_heads=64, seq=256, head_dim=128, direction="bwd"), backend)
@@ -130,9 +118,7 @@ def test_one_block_more_than_places_costs_a_round(backend: str) -> None:
 
 def test_shared_key_heads_cost_two_sums_backward() -> None:
     own, shared = (
-        seconds(
-            Attention(batch=1, heads=16, kv_heads=kv, seq=1024, head_dim=128, direction="bwd"), "sdpa-cudnn"
-        )
+        seconds(Attention(batch=1, heads=16, kv_heads=kv, seq=1024, head_dim=128, direction="bwd"), "sdpa-cudnn")
         for kv in (16, 8)
     )
     numel = 16 * 1024 * 128

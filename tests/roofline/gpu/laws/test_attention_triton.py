@@ -54,17 +54,12 @@ def by_hand(kernel: str, heads: int, seq: int, group: int, programs: int) -> tup
 
 @pytest.mark.parametrize("kernel", ["forward", "dkdv", "dq"])
 @pytest.mark.parametrize(
-    ("heads", "seq", "group"),
-    [(64, 1024, 2), (7, 197, 1), (96, 256, 3), (300, 640, 4), (16, 8192, 2), (40, 1000, 5)],
+    ("heads", "seq", "group"), [(64, 1024, 2), (7, 197, 1), (96, 256, 3), (300, 640, 4), (16, 8192, 2), (40, 1000, 5)]
 )
-def test_programs_take_the_tiles_that_the_kernels_give_them(
-    kernel: str, heads: int, seq: int, group: int
-) -> None:
+def test_programs_take_the_tiles_that_the_kernels_give_them(kernel: str, heads: int, seq: int, group: int) -> None:
     direction = "fwd" if kernel == "forward" else "bwd"
     params = {**told(direction), "sm_count": 132.0}
-    work, tiles, mean = attention_triton.loads(
-        kernel, VARIANT[direction], params, 128, sizes(heads, seq, group)
-    )
+    work, tiles, mean = attention_triton.loads(kernel, VARIANT[direction], params, 128, sizes(heads, seq, group))
     assert (work[0], tiles[0]) == by_hand(kernel, heads, seq, group, 132)
     assert mean[0] <= work[0]
 
@@ -93,9 +88,9 @@ def test_other_parts_run_other_kernels() -> None:
 def test_no_call_takes_less_than_one_of_fewer_heads() -> None:
     """A tile's time and a step's add up over what the busiest program runs."""
     for direction, variant in VARIANT.items():
-        prior = priors.attention_prior(989e12, 132.0, 2e-6, 4e12, attention.schedule_of(
-            "triton", direction, 128, True, H200
-        ))  # fmt: skip
+        prior = priors.attention_prior(
+            989e12, 132.0, 2e-6, 4e12, attention.schedule_of("triton", direction, 128, True, H200)
+        )
         params = {**prior.fixed, **{name: belief.value for name, belief in prior.law.items()}}
         heads = np.arange(2.0, 400.0, 2.0)
         features = np.column_stack([np.log2(heads), np.ones(len(heads)), np.full(len(heads), 10.0)])
@@ -116,8 +111,7 @@ def test_a_few_calls_tell_the_law() -> None:
     def points(rows: list[tuple[int, int, int]]) -> Points:
         features = np.log2(np.array(rows, float))
         shapes = [
-            Attention(batch=1, heads=h, kv_heads=h // g, seq=s, head_dim=128, direction="bwd")
-            for h, g, s in rows
+            Attention(batch=1, heads=h, kv_heads=h // g, seq=s, head_dim=128, direction="bwd") for h, g, s in rows
         ]
         bytes_, flops = (np.array([float(getattr(s, name)) for s in shapes]) for name in ("bytes", "flops"))
         seconds = np.exp(attention.log_seconds(variant, true, features, bytes_, flops))

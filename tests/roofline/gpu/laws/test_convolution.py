@@ -18,9 +18,7 @@ from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.stream.lowering.describe import describe
 
 FLOOR, PEAK, BANDWIDTH, SM_COUNT = 2e-6, 1e15, 4e12, 132.0
-VARIANTS = tuple(
-    f"fwd/bf16/{layout}/k{kernel}s1x1" for layout in ("nchw", "nhwc") for kernel in ("1x1", "3x3")
-)
+VARIANTS = tuple(f"fwd/bf16/{layout}/k{kernel}s1x1" for layout in ("nchw", "nhwc") for kernel in ("1x1", "3x3"))
 
 
 def packed(*shape: int, dtype: str = "bf16") -> Operand:
@@ -34,9 +32,7 @@ def convolution(batch: int, channels: int, out: int, side: int, window: int, str
     data, weight = packed(batch, channels, side, side), packed(out, channels, window, window)
     places = side // stride
     args = [{"t": 0}, {"t": 1}, None, [stride] * 2, [window // 2] * 2, [1, 1], False, [0, 0], 1]
-    return Call(
-        "aten.convolution.default", (data, weight), (packed(batch, out, places, places),), json.dumps(args)
-    )
+    return Call("aten.convolution.default", (data, weight), (packed(batch, out, places, places),), json.dumps(args))
 
 
 def seconds_of(variant: str, bytes_: float, flops: float) -> float:
@@ -102,9 +98,7 @@ def test_a_kind_that_was_not_measured_is_told_by_its_relatives() -> None:
 def test_a_backward_is_named_by_what_it_computes(mask: list[bool], direction: str) -> None:
     data, weight, gradient = packed(8, 16, 28, 28), packed(32, 16, 3, 3), packed(8, 32, 28, 28)
     args = [{"t": 0}, {"t": 1}, {"t": 2}, [0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask]
-    call = Call(
-        "aten.convolution_backward.default", (gradient, data, weight), (data, weight), json.dumps(args)
-    )
+    call = Call("aten.convolution_backward.default", (gradient, data, weight), (data, weight), json.dumps(args))
     work = describe(call)
     assert work.variant.split("/")[0] == direction
     assert work.flops == 2 * 8 * 28 * 28 * 32 * 16 * 9 * sum(mask[:2])

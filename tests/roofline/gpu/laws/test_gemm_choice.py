@@ -141,9 +141,7 @@ def test_the_gradient_of_the_fit() -> None:
     label = np.arange(len(few)) % count
     label = np.where(found.parts[np.arange(len(few)), label] > 1, label + count, label)
     rng = np.random.default_rng(0)
-    theta = np.concatenate(
-        [rng.normal(-14.5, 0.3, 2 * count), rng.normal(0, 1, 3 * count), [-1.0, -12.7, 29.7, 1.0]]
-    )
+    theta = np.concatenate([rng.normal(-14.5, 0.3, 2 * count), rng.normal(0, 1, 3 * count), [-1.0, -12.7, 29.7, 1.0]])
     at = (sizes, found, np.arange(len(few)) % 2, label, 2, np.zeros_like(theta), np.full_like(theta, 10.0))
 
     def value(x: Array) -> float:

@@ -30,8 +30,7 @@ def surface_of(sizes: list[tuple[int, int, int]], scale: float) -> Surface:
     table = matmul_table.find("NVIDIA H200", "")
     shapes = [Gemm(m=m, n=n, k=k, dtype="bf16", layout="nt") for m, n, k in sizes]
     seconds = [
-        scale * matmul_configs.cost(matmul_table.choose(s, 132, (9, 0), tma=True, table=table), s, 132)
-        for s in shapes
+        scale * matmul_configs.cost(matmul_table.choose(s, 132, (9, 0), tma=True, table=table), s, 132) for s in shapes
     ]
     points = Points(
         features(sizes), np.array([float(s.bytes) for s in shapes]), np.array([float(s.flops) for s in shapes]),
@@ -68,22 +67,14 @@ def test_which_surfaces_it_is_for() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "size", "partial"),
-    [
-        ("nt", (100, 128, 64), 0),
-        ("nt", (128, 128, 72), 1),
-        ("nn", (128, 200, 64), 1),
-        ("tn", (136, 128, 65), 1),
-    ],
+    [("nt", (100, 128, 64), 0), ("nt", (128, 128, 72), 1), ("nn", (128, 200, 64), 1), ("tn", (136, 128, 65), 1)],
 )
 def test_rows_of_whole_lines(layout: str, size: tuple[int, int, int], partial: int) -> None:
     assert gemm_triton.partial(f"{layout}/bf16", features([size])).tolist() == [partial]
     params = {"scale": 1.0, "partial": 0.25, "sm_count": 132.0, "peak": 989e12, "table": 1.0}
     without = {**params, "partial": 0.0}
     ones = np.ones(1)
-    seconds = [
-        laws.log_seconds("tuned", f"{layout}/bf16", p, features([size]), ones, ones)
-        for p in (params, without)
-    ]
+    seconds = [laws.log_seconds("tuned", f"{layout}/bf16", p, features([size]), ones, ones) for p in (params, without)]
     assert seconds[0] - seconds[1] == pytest.approx(0.25 * partial)
 
 

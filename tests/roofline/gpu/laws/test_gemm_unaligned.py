@@ -54,9 +54,7 @@ def library(shape: Gemm) -> tuple[tuple[int, int, int], int, float]:
 def kernels(shape: Gemm) -> list[tuple[str, float]]:
     """As the profiler has them: the transpose is computed."""
     (rows, columns, _), mode, seconds = library(shape)
-    name = (
-        f"void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_{columns}x{rows}_nn_align1>(Params)"
-    )
+    name = f"void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_{columns}x{rows}_nn_align1>(Params)"
     return [("Memset (Device)", 1e-6)] * mode + [(name, seconds - mode * 1e-6)]
 
 
@@ -116,9 +114,7 @@ def test_other_names_are_of_no_such_kernel() -> None:
 def test_new_products_are_forecast_from_what_was_learnt() -> None:
     new = shapes(1, 200)
     seconds = np.array([library(shape)[2] for shape in new])
-    off, plain = (
-        np.abs(np.log(made.predict(*columns(new)).seconds / seconds)) for made in (KNOWN, surface({}))
-    )
+    off, plain = (np.abs(np.log(made.predict(*columns(new)).seconds / seconds)) for made in (KNOWN, surface({})))
     assert np.median(off) < 0.025
     assert np.quantile(off, 0.9) < 0.08
     assert np.quantile(off, 0.9) < 0.7 * np.quantile(plain, 0.9)
@@ -138,9 +134,7 @@ def test_few_names_teach_nothing() -> None:
 
 def test_a_mode_never_seen_is_never_expected() -> None:
     """None of the library's products adds up its parts by a kernel of its own."""
-    assert [LEARNT[f"unaligned/align1/{r}x{c}x{d}/reduced"] for r, c, d in PACES] == [
-        -fit_gemm_unaligned.NEVER
-    ] * 3
+    assert [LEARNT[f"unaligned/align1/{r}x{c}x{d}/reduced"] for r, c, d in PACES] == [-fit_gemm_unaligned.NEVER] * 3
 
 
 @pytest.mark.parametrize("what", ["m", "n", "k"])

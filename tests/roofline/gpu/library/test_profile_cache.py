@@ -28,9 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def estimates(profile: Profile) -> list[Estimate]:
-    return profile.estimate(
-        [(describe(s), b, c) for s in SHAPES for b in ("torch", "sdpa") for c in ("cold", "hot")]
-    )
+    return profile.estimate([(describe(s), b, c) for s in SHAPES for b in ("torch", "sdpa") for c in ("cold", "hot")])
 
 
 @pytest.mark.parametrize("gpu", ["nvidia-h200", "nvidia-l4"])

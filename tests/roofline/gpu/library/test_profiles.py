@@ -97,9 +97,7 @@ def test_every_known_name_finds_a_profile_of_that_name_and_basis(keep: Keep) -> 
         assert (profile.gpu, profile.basis) == (entry.name, entry.basis)
 
 
-def test_nothing_is_projected_where_no_measured_profile_ships(
-    monkeypatch: pytest.MonkeyPatch, keep: Keep
-) -> None:
+def test_nothing_is_projected_where_no_measured_profile_ships(monkeypatch: pytest.MonkeyPatch, keep: Keep) -> None:
     keep("my-gpu")
     monkeypatch.setattr(profiles, "SOURCE", "nvidia-h900")
     assert profiles.names() == [*sorted(known_profiles()), "my-gpu"]

@@ -30,9 +30,7 @@ def samples(seconds: float, cold: float, drift: tuple[float, ...]) -> list[float
     return [seconds * factor * share for share in drift for factor in (cold, 1.0, 1.0, 1.0)]
 
 
-def rows(
-    cold: float = 1.4, drift: tuple[float, ...] = (0.98, 1.0, 1.02), told: bool = True
-) -> list[dict[str, Any]]:
+def rows(cold: float = 1.4, drift: tuple[float, ...] = (0.98, 1.0, 1.02), told: bool = True) -> list[dict[str, Any]]:
     found = []
     for depth in DEPTHS:
         for phase, per_layer in PER_LAYER.items():
@@ -55,11 +53,7 @@ def host() -> HostCosts:
 
 
 def test_cost_by_layer_comes_back_with_its_spread(host: HostCosts) -> None:
-    assert (host.layers["model"], host.layers["mode"], host.layers["depths"]) == (
-        "qwen3-adamw",
-        "eager",
-        [2, 6, 12],
-    )
+    assert (host.layers["model"], host.layers["mode"], host.layers["depths"]) == ("qwen3-adamw", "eager", [2, 6, 12])
     for phase, per_layer in PER_LAYER.items():
         layer = host.layers[phase]
         assert layer["seconds"] == pytest.approx(per_layer)
@@ -72,10 +66,7 @@ def test_cost_by_layer_comes_back_with_its_spread(host: HostCosts) -> None:
 
 
 def test_depths_that_disagree_show_between_them() -> None:
-    bent = [
-        {**row, "samples": [1.2 * s for s in row["samples"]]} if "depth12" in row["key"] else row
-        for row in rows()
-    ]
+    bent = [{**row, "samples": [1.2 * s for s in row["samples"]]} if "depth12" in row["key"] else row for row in rows()]
     between = layer_costs(bent)["forward"]["between"]
     assert between["6-12"] > 1.3 * between["2-6"]
 
@@ -181,14 +172,10 @@ def test_the_shipped_hosts_are_measured_and_named_after_their_processor() -> Non
         assert host.date
         assert host.stack["torch"]
         assert 1e-4 < host.layers["forward"]["seconds"] < host.layers["step"]["seconds"] < 1e-1
-        assert (
-            host.layers["forward"]["low"] < host.layers["forward"]["seconds"] < host.layers["forward"]["high"]
-        )
+        assert host.layers["forward"]["low"] < host.layers["forward"]["seconds"] < host.layers["forward"]["high"]
 
 
-def test_a_listing_says_of_how_many_machines_a_host_is(
-    host: HostCosts, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_listing_says_of_how_many_machines_a_host_is(host: HostCosts, capsys: pytest.CaptureFixture[str]) -> None:
     assert hosts.summary(host)[3] == "1"
     several = combine([host, slower(host, 2.0), slower(host, 1.5)])
     step = host.layers["step"]["seconds"] * 1e3

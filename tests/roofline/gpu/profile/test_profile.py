@@ -106,24 +106,13 @@ def test_where_an_answer_comes_from_is_said() -> None:
             (moved(1 << 20, variant="neg|fp32>fp32|a>a"), "torch", "cold"),
         ]
     )
-    assert [estimate.basis for estimate in found] == [
-        "measured",
-        "interpolated",
-        "extrapolated",
-        "extrapolated",
-    ]
+    assert [estimate.basis for estimate in found] == ["measured", "interpolated", "extrapolated", "extrapolated"]
     assert found[0].seconds == pytest.approx(FLOOR + (1 << 20) / 1.5e12, rel=0.01)
     assert found[0].sigma < found[1].sigma < found[3].sigma
 
 
 def test_answers_keep_the_order_of_the_requests() -> None:
-    pieces = [
-        moved(1 << 16),
-        product(512, 512, 512),
-        ATTENTION,
-        moved(1 << 24, "unheard", "of"),
-        moved(1 << 20),
-    ]
+    pieces = [moved(1 << 16), product(512, 512, 512), ATTENTION, moved(1 << 24, "unheard", "of"), moved(1 << 20)]
     requests = [(piece, "sdpa" if piece is ATTENTION else "torch", "cold") for piece in pieces]
     together = PROFILE.estimate(requests)
     alone = [PROFILE.estimate([request])[0] for request in requests]
@@ -156,10 +145,7 @@ def test_an_unknown_variant_is_like_its_class_with_the_same_dtypes() -> None:
 
 def test_an_unmeasured_dtype_is_scaled_by_its_peak() -> None:
     bf16, fp32 = PROFILE.estimate(
-        [
-            (product(4096, 4096, 4096), "torch", "cold"),
-            (product(4096, 4096, 4096, "nt/fp32"), "torch", "cold"),
-        ]
+        [(product(4096, 4096, 4096), "torch", "cold"), (product(4096, 4096, 4096, "nt/fp32"), "torch", "cold")]
     )
     assert fp32.seconds / bf16.seconds == pytest.approx(16, rel=0.15)
     assert fp32.sigma >= 0.35
@@ -184,11 +170,7 @@ def test_other_layouts_backends_and_batches_are_answered_too() -> None:
 def test_an_empty_profile_still_answers_from_bytes_and_flops() -> None:
     bare = replace(PROFILE, surfaces={}, ceilings={}, peaks={}, host=None)
     small, large, matrix = bare.estimate(
-        [
-            (moved(1), "torch", "cold"),
-            (moved(1 << 34), "torch", "cold"),
-            (product(8192, 8192, 8192), "torch", "cold"),
-        ]
+        [(moved(1), "torch", "cold"), (moved(1 << 34), "torch", "cold"), (product(8192, 8192, 8192), "torch", "cold")]
     )
     assert small.seconds == pytest.approx(DEFAULT_FLOOR, rel=1e-3)
     assert large.seconds == pytest.approx((1 << 34) / 1e12, rel=0.01)

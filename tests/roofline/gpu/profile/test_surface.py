@@ -48,9 +48,7 @@ def memory_surface(seed: int, noise: float = 0.02, count: int = 24) -> Surface:
     rng = np.random.default_rng(seed)
     bytes_ = np.round(2.0 ** rng.uniform(10, 30, count))
     inner = rng.choice([16.0, 128.0, 1024.0], count)
-    seconds = (FLOOR + bytes_ * np.where(inner < 64, 1.3, 1.0) / BANDWIDTH) * np.exp(
-        rng.normal(0, noise, count)
-    )
+    seconds = (FLOOR + bytes_ * np.where(inner < 64, 1.3, 1.0) / BANDWIDTH) * np.exp(rng.normal(0, noise, count))
     features = np.column_stack([np.log2(bytes_), np.log2(inner)])
     points = Points(features, bytes_, np.zeros(count), seconds, np.full(count, 0.005))
     prior = memory_prior(Belief(3e-6, 0.5), Belief(1.5e12, 0.5), 3)
@@ -102,9 +100,7 @@ def test_json_gives_identical_predictions(kind: str) -> None:
     assert again == surface
     features, bytes_, flops = own_points(surface)
     here, there = (s.predict(features + 0.37, bytes_ * 1.3, flops * 1.3) for s in (surface, again))
-    assert there.seconds == pytest.approx(
-        here.seconds, rel=3e-5
-    )  # a file keeps seven digits of what was solved for
+    assert there.seconds == pytest.approx(here.seconds, rel=3e-5)  # a file keeps seven digits of what was solved for
     assert there.sigma == pytest.approx(here.sigma, rel=1e-6)
 
 
@@ -142,9 +138,7 @@ def test_far_from_every_point_the_law_answers_with_a_wider_bar() -> None:
     17.0]), seed=st.sampled_from([0, 1, 2]), noise=st.sampled_from([0.02, 0.15]),
 )  # fmt: skip
 @settings(max_examples=150, deadline=None)
-def test_more_bytes_never_take_less(
-    bytes_: float, doublings: float, inner: float, seed: int, noise: float
-) -> None:
+def test_more_bytes_never_take_less(bytes_: float, doublings: float, inner: float, seed: int, noise: float) -> None:
     surface = _noisy(seed, noise)
     log_bytes = np.array([bytes_, bytes_ + doublings])
     features = np.column_stack([log_bytes, [inner, inner]])
@@ -162,14 +156,10 @@ def _noisy(seed: int, noise: float) -> Surface:
 
 
 @given(
-    exponents=st.tuples(*[st.integers(4, 16)] * 3),
-    axis=st.integers(0, 2),
-    kind=st.sampled_from(["law", "residual"]),
+    exponents=st.tuples(*[st.integers(4, 16)] * 3), axis=st.integers(0, 2), kind=st.sampled_from(["law", "residual"])
 )
 @settings(max_examples=150, deadline=None)
-def test_doubling_a_product_never_makes_it_much_faster(
-    exponents: tuple[int, int, int], axis: int, kind: str
-) -> None:
+def test_doubling_a_product_never_makes_it_much_faster(exponents: tuple[int, int, int], axis: int, kind: str) -> None:
     small = 2.0 ** np.array(exponents)
     sizes = np.array([small, small * np.where(np.arange(3) == axis, 2.0, 1.0)])
     columns = gemm_columns(sizes)
@@ -182,12 +172,7 @@ def test_doubling_a_product_never_makes_it_much_faster(
         assert 0 < less <= more * 1.15
 
 
-@given(
-    heads=st.integers(0, 12),
-    seq=st.integers(0, 17),
-    axis=st.integers(0, 1),
-    group=st.sampled_from([0.0, 1.0, 3.0]),
-)
+@given(heads=st.integers(0, 12), seq=st.integers(0, 17), axis=st.integers(0, 1), group=st.sampled_from([0.0, 1.0, 3.0]))
 @settings(max_examples=100, deadline=None)
 def test_attention_law_rises_with_heads_and_length(heads: int, seq: int, axis: int, group: float) -> None:
     h = np.array([2.0**heads, 2.0 ** (heads + (axis == 0))])
@@ -205,9 +190,7 @@ def test_attention_law_rises_with_heads_and_length(heads: int, seq: int, axis: i
 def test_any_positive_times_make_a_finite_surface(seconds: list[float], log_bytes: float) -> None:
     count = len(seconds)
     bytes_ = np.full(count, 2.0**log_bytes)
-    points = Points(
-        np.log2(bytes_)[:, None], bytes_, np.zeros(count), np.array(seconds), np.full(count, 0.01)
-    )
+    points = Points(np.log2(bytes_)[:, None], bytes_, np.zeros(count), np.array(seconds), np.full(count, 0.01))
     surface = fit_surface("memory", "x", points, memory_prior(Belief(2e-6, 0.5), Belief(1e12, 0.5), 1))
     found = surface.predict(np.array([[log_bytes], [12.5]]), np.array([bytes_[0], 5793.0]), np.zeros(2))
     assert np.all(np.isfinite(found.seconds) & (found.seconds > 0))
@@ -220,8 +203,7 @@ def test_an_answer_does_not_depend_on_what_else_is_asked() -> None:
     features = np.column_stack([log_bytes, np.full(50, 7.0)])
     together = surface.predict(features, np.exp2(log_bytes), np.zeros(50)).seconds
     alone = [
-        surface.predict(features[i : i + 1], np.exp2(log_bytes[i : i + 1]), np.zeros(1)).seconds[0]
-        for i in range(50)
+        surface.predict(features[i : i + 1], np.exp2(log_bytes[i : i + 1]), np.zeros(1)).seconds[0] for i in range(50)
     ]
     assert together == pytest.approx(alone, rel=1e-12)
 
@@ -307,9 +289,7 @@ def test_what_is_made_from_a_surface_is_solved_anew() -> None:
 
 def test_a_file_keeps_what_hot_products_share_with_cold_ones() -> None:
     base, hot, _, sizes, _ = shared_surfaces()
-    profile = Profile(
-        "g", "measured", {}, {}, {}, {"torch/gemm/nt/bf16/hot": hot, "torch/gemm/nt/bf16/cold": base}
-    )
+    profile = Profile("g", "measured", {}, {}, {}, {"torch/gemm/nt/bf16/hot": hot, "torch/gemm/nt/bf16/cold": base})
     kept = Profile.from_json(json.loads(json.dumps(profile.to_json()))).surfaces["torch/gemm/nt/bf16/hot"]
     for a, b in zip(kept.predict(*gemm_columns(sizes)), hot.predict(*gemm_columns(sizes)), strict=True):
         assert a == pytest.approx(b, rel=1e-6)
@@ -326,14 +306,7 @@ def test_sizes_of_another_number_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [
-        {"kind": "magic"},
-        {"seconds": []},
-        {"seconds": [-1.0] * 24},
-        {"features": []},
-        {"residual": {}},
-        {"x": 1},
-    ],
+    [{"kind": "magic"}, {"seconds": []}, {"seconds": [-1.0] * 24}, {"features": []}, {"residual": {}}, {"x": 1}],
 )
 def test_a_malformed_record_is_refused(broken: dict[str, object]) -> None:
     record = {**SURFACES["memory"].to_json(), **broken}

@@ -38,9 +38,7 @@ def whole(bare: Profile) -> Profile:
     return completed(bare)
 
 
-def test_what_was_measured_stays_and_what_was_lent_says_so(
-    bare: Profile, whole: Profile, source: Profile
-) -> None:
+def test_what_was_measured_stays_and_what_was_lent_says_so(bare: Profile, whole: Profile, source: Profile) -> None:
     assert whole.basis == "measured"
     assert whole.own_surfaces == bare.surfaces
     assert whole.projected_kinds == whole.surfaces.keys() - bare.surfaces.keys()
@@ -94,7 +92,5 @@ def test_the_shipped_name_finds_the_whole_profile_and_says_what_is_projected() -
     assert (entry.basis, SOURCE in entry.source) == ("measured", True)
     config = make_config(width=256, depth=4)
     assert not any("projected" in text for text in forecast(config, Run(), found).warnings)
-    (warning,) = (
-        text for text in forecast(config, Run(precision="tf32"), found).warnings if "device" in text
-    )
+    (warning,) = (text for text in forecast(config, Run(precision="tf32"), found).warnings if "device" in text)
     assert f"not measured on this GPU, projected from {SOURCE}'s: gemm" in warning

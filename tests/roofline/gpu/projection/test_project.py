@@ -16,12 +16,7 @@ from hypothesis import strategies as st
 from flopcast.errors import UsageError
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, find_spec, load_specs
-from flopcast.roofline.gpu.catalogue.power import (
-    burst_rate,
-    matrix_rate,
-    sustained_clock,
-    sustained_fraction,
-)
+from flopcast.roofline.gpu.catalogue.power import burst_rate, matrix_rate, sustained_clock, sustained_fraction
 from flopcast.roofline.gpu.fit import priors
 from flopcast.roofline.gpu.laws import attention as laws_attention
 from flopcast.roofline.gpu.laws import gemm as laws_gemm
@@ -30,14 +25,7 @@ from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
-from flopcast.roofline.gpu.projection.project import (
-    SAME_CHIP_SIGMA,
-    SIGMA,
-    common_sigma,
-    memory_rate,
-    project,
-    sigmas,
-)
+from flopcast.roofline.gpu.projection.project import SAME_CHIP_SIGMA, SIGMA, common_sigma, memory_rate, project, sigmas
 
 H200 = find_spec("nvidia-h200")
 OTHERS = sorted(set(load_specs()) - {"nvidia-h200"})
@@ -62,9 +50,7 @@ def call(op_class: str, variant: str, bytes_: int) -> Asked:
 
 
 def attention(seq: int) -> Asked:
-    return Asked(
-        "attention", "fwd/causal/bf16/d128", (6.0, 2.0, log2(seq)), 4 * 64 * seq * 256, 64 * seq**2 * 256
-    )
+    return Asked("attention", "fwd/causal/bf16/d128", (6.0, 2.0, log2(seq)), 4 * 64 * seq * 256, 64 * seq**2 * 256)
 
 
 def surface(kind: str, points: list[Asked], params: dict[str, float]) -> Surface:
@@ -85,9 +71,7 @@ def surface(kind: str, points: list[Asked], params: dict[str, float]) -> Surface
         flops=tuple(float(p.flops) for p in points),
         seconds=tuple(seconds.tolist()),
         noise=(0.005,) * len(points),
-        residual=Residual(
-            lengths=(3.0,) * inputs, amplitude=0.05, white=0.01, levels=(0.1,) * levels, sigma_scale=0.9
-        ),
+        residual=Residual(lengths=(3.0,) * inputs, amplitude=0.05, white=0.01, levels=(0.1,) * levels, sigma_scale=0.9),
     )
 
 
@@ -139,13 +123,7 @@ def source() -> Profile:
     return Profile(
         gpu="nvidia-h200",
         basis="measured",
-        device={
-            "name": "NVIDIA H200",
-            "type": "cuda",
-            "sm_count": 132,
-            "uuid": "GPU-1",
-            "memory_bytes": 150 * 10**9,
-        },
+        device={"name": "NVIDIA H200", "type": "cuda", "sm_count": 132, "uuid": "GPU-1", "memory_bytes": 150 * 10**9},
         peaks={"bf16": number(989.4e12, "datasheet")},
         ceilings={
             "matrix_burst/bf16": number(750e12),
@@ -287,15 +265,7 @@ def test_every_parameter_of_the_laws_was_thought_of(prior: Callable[..., priors.
     scaled = {"peak", "bandwidth", "split_bandwidth", "l2_bandwidth", "prologue", "epilogue", "split"}
     scaled |= {"follow_bandwidth", "sum_bandwidth"}
     given = {"sm_count", "l2_bytes"}
-    kept = {
-        "floor",
-        "fade",
-        "absorbed",
-        "quantised",
-        "misaligned",
-        "misaligned_result",
-        *laws_gemm.TILE_NAMES,
-    }
+    kept = {"floor", "fade", "absorbed", "quantised", "misaligned", "misaligned_result", *laws_gemm.TILE_NAMES}
     kept |= {
         "efficiency",
         "uneven",
@@ -415,9 +385,7 @@ def test_products_before_hopper_are_costed_by_tiles(source: Profile) -> None:
         there.surfaces["torch/gemm/nt/bf16/cold"],
         params={**there.surfaces["torch/gemm/nt/bf16/cold"].params, "throttle": 2.0},
     )
-    free = zeros.law(
-        np.array([large.features]), np.array([float(large.bytes)]), np.array([float(large.flops)])
-    )
+    free = zeros.law(np.array([large.features]), np.array([float(large.bytes)]), np.array([float(large.flops)]))
     assert large.flops / float(np.exp(free)[0]) == pytest.approx(295e12, rel=0.02)
     older = replace(zeros, params={**zeros.params, "align2": 0.4})
     odd = gemm(2048, 2048, 2047)

@@ -12,20 +12,10 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
-from flopcast.roofline.gpu.library.profiles import (
-    PUBLISHED,
-    find_profile,
-    projection,
-    published_record,
-)
+from flopcast.roofline.gpu.library.profiles import PUBLISHED, find_profile, projection, published_record
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.projection.project import SIGMA, common_sigma
-from flopcast.roofline.gpu.projection.published_fit import (
-    apply,
-    estimates,
-    refine,
-    serving_estimate,
-)
+from flopcast.roofline.gpu.projection.published_fit import apply, estimates, refine, serving_estimate
 from flopcast.roofline.gpu.projection.published_tables import Table, Timed, read_table, refusal
 
 L4 = find_spec("nvidia-l4")
@@ -48,9 +38,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def gemm_row(m: int, n: int, k: int, ms: float = 10.0, **more: Any) -> dict[str, Any]:
-    return {
-        "gpu": "NVIDIA L4", "op": "linear", "dtype": "bf16", "m": m, "n": n, "k": k, "latency_ms": ms, **more,
-    }  # fmt: skip
+    return {"gpu": "NVIDIA L4", "op": "linear", "dtype": "bf16", "m": m, "n": n, "k": k, "latency_ms": ms, **more}
 
 
 def attention_row(seq: int, **more: Any) -> dict[str, Any]:
@@ -70,15 +58,8 @@ def table(rows: list[dict[str, Any]], folder: Path, gpu: str = "nvidia-l4") -> T
 def test_products_and_attention_are_read_plain_and_gzipped(tmp_path: Path) -> None:
     for name in ("plain.csv", "packed.csv.gz"):
         (row,) = read_table(write(tmp_path / name, [gemm_row(129, 256, 512, 0.5)]), L4).rows
-        assert (row.line, row.seconds, row.work.variant, row.work.flops) == (
-            2,
-            5e-4,
-            "nt/bf16",
-            2 * 129 * 256 * 512,
-        )
-    first, second = table(
-        [attention_row(512), attention_row(512, op="attention", direction="bwd")], tmp_path
-    ).rows
+        assert (row.line, row.seconds, row.work.variant, row.work.flops) == (2, 5e-4, "nt/bf16", 2 * 129 * 256 * 512)
+    first, second = table([attention_row(512), attention_row(512, op="attention", direction="bwd")], tmp_path).rows
     assert (first.is_serving, first.work.variant) == (True, "fwd/causal/bf16/d128")
     assert (second.is_serving, second.work.variant) == (False, "bwd/causal/bf16/d128")
 
@@ -110,19 +91,13 @@ def test_wrong_rows_are_refused_by_their_line(changed: dict[str, str], reason: s
 
 
 def test_wrong_attention_is_refused_by_its_line(tmp_path: Path) -> None:
-    found = table(
-        [attention_row(64), attention_row(64, kv_heads=5), attention_row(64, head_dim="x")], tmp_path
-    )
+    found = table([attention_row(64), attention_row(64, kv_heads=5), attention_row(64, head_dim="x")], tmp_path)
     assert [line for line, _ in found.refused] == [3, 4]
     assert "q_heads 16 is not divisible by kv_heads 5" in found.refused[0][1]
 
 
 def test_rows_of_other_gpus_are_left_out_not_taken_for_this_one(tmp_path: Path) -> None:
-    rows = [
-        gemm_row(64, 64, 64),
-        gemm_row(64, 64, 64, gpu="NVIDIA L40S"),
-        gemm_row(64, 64, 64, gpu="nvidia-l4"),
-    ]
+    rows = [gemm_row(64, 64, 64), gemm_row(64, 64, 64, gpu="NVIDIA L40S"), gemm_row(64, 64, 64, gpu="nvidia-l4")]
     found = table(rows, tmp_path)
     assert ([row.line for row in found.rows], found.others) == ([2, 4], 1)
 
@@ -148,24 +123,18 @@ def test_a_file_without_the_columns_is_refused(text: str, reason: str, tmp_path:
 
 # --- refining -----------------------------------------------------------------------------------------------
 
-SIZES = [
-    (m, n, k) for m in (128, 513, 1024, 4096) for n in (256, 1024, 3072, 8192) for k in (64, 512, 2048, 8192)
-]
+SIZES = [(m, n, k) for m in (128, 513, 1024, 4096) for n in (256, 1024, 3072, 8192) for k in (64, 512, 2048, 8192)]
 
 
 @pytest.fixture(scope="module")
 def made(plain: Profile, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Times of a GPU like the projected L4 but with twice the launch floor, 0.8 of its inner loop, less power."""
     own = plain.surfaces[NT]
-    changed = {
-        name: own.params[name] * by for name, by in (("floor", 2.0), ("reach", 0.8), ("throttle", 0.7))
-    }
+    changed = {name: own.params[name] * by for name, by in (("floor", 2.0), ("reach", 0.8), ("throttle", 0.7))}
     truth = replace(own, params={**own.params, **changed})
     rows = []
     for m, n, k in SIZES:
-        logs = truth.law(
-            np.log2([[m, n, k]]), np.array([2.0 * (m * k + n * k + m * n)]), np.array([2.0 * m * n * k])
-        )
+        logs = truth.law(np.log2([[m, n, k]]), np.array([2.0 * (m * k + n * k + m * n)]), np.array([2.0 * m * n * k]))
         rows.append(gemm_row(m, n, k, float(np.exp(logs[0])) * 1e3))
     return write(tmp_path_factory.mktemp("made") / "made.csv", rows)
 
@@ -215,9 +184,7 @@ def test_what_ships_is_remade_by_its_record(plain: Profile, made: Path) -> None:
 
 def test_a_servers_attention_is_told_apart_from_torchs(plain: Profile, tmp_path: Path) -> None:
     """Heads that share keys are packed: one query row of 16 heads costs a block, not 16; the stores come on top."""
-    short = table(
-        [attention_row(1, latency_ms=1.0), attention_row(1, latency_ms=1.0, kv_heads=16)], tmp_path
-    ).rows
+    short = table([attention_row(1, latency_ms=1.0), attention_row(1, latency_ms=1.0, kv_heads=16)], tmp_path).rows
     seconds, _ = serving_estimate(plain, L4, short)
     many = table([attention_row(1, latency_ms=9.0, batch=256, kv_heads=k) for k in (1, 16)], tmp_path).rows
     packed, apart = serving_estimate(plain, L4, many)[0]
@@ -236,9 +203,7 @@ def test_too_few_rows_and_measured_profiles_are_refused(plain: Profile, tmp_path
 # --- the command and what ships -----------------------------------------------------------------------------
 
 
-def test_import_makes_a_profile_that_predicts(
-    flopcast: Callable[..., Any], made: Path, tmp_path: Path
-) -> None:
+def test_import_makes_a_profile_that_predicts(flopcast: Callable[..., Any], made: Path, tmp_path: Path) -> None:
     out = tmp_path / "l4.json"
     options = "--gpu", "nvidia-l4", "--source", "a page", "--out", out
     result = flopcast("import", made, *options, "--hold-out", "--json")
@@ -251,9 +216,7 @@ def test_import_makes_a_profile_that_predicts(
     assert flopcast(*command).document["profile_basis"] == "published"
 
 
-def test_import_refuses_with_lines_and_what_to_do(
-    flopcast: Callable[..., Any], made: Path, tmp_path: Path
-) -> None:
+def test_import_refuses_with_lines_and_what_to_do(flopcast: Callable[..., Any], made: Path, tmp_path: Path) -> None:
     bad = write(tmp_path / "bad.csv", [gemm_row(512, 512, 512), gemm_row(0, 512, 512)])
     result = flopcast("import", bad, "--gpu", "nvidia-l4", "--source", "a page")
     assert result.code == 2

@@ -42,9 +42,7 @@ def test_every_mask_and_head_size_is_drawn_as_often_as_planned() -> None:
     found = shapes(attention_cases((), plan, "fit", ["sdpa-flash"]))
     forward = Counter((s.causal, s.head_dim) for s in found if s.direction == "fwd")
     assert forward == {(True, 128): 3, (False, 128): 2, (True, 64): 1, (False, 64): 4}
-    assert attention_cases((), plan, "fit", ["sdpa-flash"]) == attention_cases(
-        (), plan, "fit", ["sdpa-flash"]
-    )
+    assert attention_cases((), plan, "fit", ["sdpa-flash"]) == attention_cases((), plan, "fit", ["sdpa-flash"])
 
 
 def test_what_is_drawn_is_within_bounds() -> None:

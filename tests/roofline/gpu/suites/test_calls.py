@@ -9,14 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flopcast.kernels import aten
 from flopcast.kernels.shapes import Call, Operand
 from flopcast.roofline.gpu.suites import library
-from flopcast.roofline.gpu.suites.calls import (
-    PLANS,
-    call_cases,
-    deepened,
-    made_from,
-    scaled,
-    spread,
-)
+from flopcast.roofline.gpu.suites.calls import PLANS, call_cases, deepened, made_from, scaled, spread
 from flopcast.roofline.stream.lowering.describe import describe
 
 
@@ -29,9 +22,11 @@ def rows(*shape: int, dtype: str = "fp32") -> Operand:
 
 MEAN = Call("aten.mean.dim", (rows(4, 256, 1024),), (rows(4, 256, 1),), '[{"t":0},[-1],true]')
 LOOKUP = Call(
-    "aten.embedding.default", (rows(151936, 1024), rows(4, 256, dtype="int64")), (rows(4, 256, 1024),),
+    "aten.embedding.default",
+    (rows(151936, 1024), rows(4, 256, dtype="int64")),
+    (rows(4, 256, 1024),),
     '[{"t":0},{"t":1}]',
-)  # fmt: skip
+)
 
 
 def test_a_call_is_made_longer_along_its_leading_dimension() -> None:
@@ -54,9 +49,11 @@ def test_a_loss_keeps_a_target_a_row() -> None:
         "aten.nll_loss_forward.default", (logits, targets), (scalar, scalar), '[{"t":0},{"t":1},null,1,-100]'
     )
     backward = Call(
-        "aten.nll_loss_backward.default", (scalar, logits, targets, scalar), (logits,),
+        "aten.nll_loss_backward.default",
+        (scalar, logits, targets, scalar),
+        (logits,),
         '[{"t":0},{"t":1},{"t":2},null,1,-100,{"t":3}]',
-    )  # fmt: skip
+    )
     for call in (forward, backward):
         found = scaled(call, 3, 8)
         assert found is not None
@@ -71,22 +68,11 @@ def test_the_loss_is_held_out_too() -> None:
     """The sizes of a step's loss are the same for every width: what judges it are those between."""
     held = [case for case in library.load("standard") if case.role == "holdout"]
     classes = {describe(case.shape).op_class for case in held}
-    assert classes >= {
-        "gemm",
-        "attention",
-        "pointwise",
-        "copy",
-        "reduction",
-        "loss",
-        "optimizer",
-        "embedding",
-    }
+    assert classes >= {"gemm", "attention", "pointwise", "copy", "reduction", "loss", "optimizer", "embedding"}
 
 
 def test_what_names_its_sizes_is_left_alone() -> None:
-    padded = Call(
-        "aten.slice_backward.default", (rows(16, 64),), (rows(16, 128),), '[{"t":0},[16,128],1,0,64,1]'
-    )
+    padded = Call("aten.slice_backward.default", (rows(16, 64),), (rows(16, 128),), '[{"t":0},[16,128],1,0,64,1]')
     assert scaled(padded, 2, 1) is None
     column = Call("aten.mul.Tensor", (rows(16, 64), rows(16)), (rows(16, 64),), '[{"t":0},{"t":1}]')
     assert scaled(column, 2, 1) is None
@@ -94,9 +80,7 @@ def test_what_names_its_sizes_is_left_alone() -> None:
 
 def test_an_optimizer_gets_the_tensors_of_more_layers() -> None:
     weights = (rows(100, 8), rows(8, 8), rows(8, 16), rows(8))
-    call = Call(
-        "aten._foreach_add_.List", weights + weights, (), '[{"ts":[0,4]},{"ts":[4,4]}]', written=(0, 1, 2, 3)
-    )
+    call = Call("aten._foreach_add_.List", weights + weights, (), '[{"ts":[0,4]},{"ts":[4,4]}]', written=(0, 1, 2, 3))
     found = deepened(call, 2)
     assert found is not None
     assert [o.shape for o in found.inputs[:6]] == [(100, 8), (8, 8), (8, 16), (8, 8), (8, 16), (8,)]
@@ -139,10 +123,7 @@ def test_fit_and_holdout_have_no_call_in_common() -> None:
     works = [describe(case.shape) for case in dict.fromkeys(cases)]
     fit = call_cases(works, PLANS["standard", "fit"], "fit")
     held = call_cases(
-        works,
-        PLANS["standard", "holdout"],
-        "holdout",
-        without={c.shape for c in fit if isinstance(c.shape, Call)},
+        works, PLANS["standard", "holdout"], "holdout", without={c.shape for c in fit if isinstance(c.shape, Call)}
     )
     assert held
     assert not {c.shape for c in fit} & {c.shape for c in held}

@@ -9,14 +9,7 @@ import pytest
 
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.gpu.suites import gemms as suites_gemms
-from flopcast.roofline.gpu.suites.gemms import (
-    LAYOUTS,
-    MAX_BYTES,
-    MAX_MACS,
-    PLANS,
-    GemmPlan,
-    gemm_cases,
-)
+from flopcast.roofline.gpu.suites.gemms import LAYOUTS, MAX_BYTES, MAX_MACS, PLANS, GemmPlan, gemm_cases
 from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase
 from flopcast.roofline.stream.lowering.describe import Work, describe
 
@@ -36,8 +29,7 @@ def test_a_suite_holds_what_its_plan_says(suite: str) -> None:
     assert len(set(shapes)) == len(shapes)
     drawn = Counter(shape.layout for shape in shapes[plan.stream :])
     assert all(
-        drawn[layout] == plan.like_stream + plan.unaligned + plan.half_aligned + plan.random
-        for layout in LAYOUTS
+        drawn[layout] == plan.like_stream + plan.unaligned + plan.half_aligned + plan.random for layout in LAYOUTS
     )
     assert max(s.m * s.n * s.k for s in shapes) <= MAX_MACS
     assert max(s.bytes for s in shapes) <= MAX_BYTES

@@ -34,9 +34,7 @@ def test_shipped_suites_follow_their_plans(name: str) -> None:
     measurements = {(c.shape.key, c.backend, c.cache) for c in cases}
     assert len(measurements) == len(cases), "nothing is measured twice"
     assert {case.cache for case in cases} == set(plan.caches)
-    attention = Counter(
-        (c.backend, c.role) for c in cases if isinstance(c.shape, Attention) and c.cache == "cold"
-    )
+    attention = Counter((c.backend, c.role) for c in cases if isinstance(c.shape, Attention) and c.cache == "cold")
     expected: Counter[tuple[str, str]] = Counter()
     for backend in plan.attention_backends:
         expected[backend, "fit"] = 2 * (len(plan.grid) + drawn(plan.attention))
@@ -68,9 +66,7 @@ def test_suites_take_the_time_they_may(name: str, most: float) -> None:
 def test_the_estimate_is_what_a_measured_suite_took() -> None:
     """The committed rows of an H200: 7102 cases in 321 s by their time stamps."""
     rows = [row for row in records.read(REPORT).rows if row.get("shape")]
-    cases = [
-        SuiteCase(shape_from_json(row["shape"]), row["backend"], row["cache"], row["role"]) for row in rows
-    ]
+    cases = [SuiteCase(shape_from_json(row["shape"]), row["backend"], row["cache"], row["role"]) for row in rows]
     first, *_, last = (datetime.fromisoformat(row["time"]) for row in rows)
     estimate = sum(size.seconds for size in sizes(cases, find_profile("nvidia-h200")))
     assert estimate == pytest.approx((last - first).total_seconds(), rel=0.25)
@@ -118,11 +114,7 @@ checked: set[tuple[str, str]] = set()  # suites share most of their kinds of cal
 @pytest.mark.parametrize("name", SUITES)
 def test_a_call_of_each_kind_can_be_made_again_and_gives_what_was_recorded(name: str) -> None:
     """On fake tensors: the recorded arguments fit the operator, results have the recorded sizes, strides and dtypes."""
-    kinds = {
-        (c.shape.op, describe(c.shape).variant): c.shape
-        for c in library.load(name)
-        if isinstance(c.shape, Call)
-    }
+    kinds = {(c.shape.op, describe(c.shape).variant): c.shape for c in library.load(name) if isinstance(c.shape, Call)}
     assert len(kinds) > 50
     calls = [call for kind, call in kinds.items() if kind not in checked and call.op not in CUDA_ONLY]
     checked.update(kinds)
@@ -137,9 +129,7 @@ def test_a_call_of_each_kind_can_be_made_again_and_gives_what_was_recorded(name:
             results = [t for t in found if isinstance(t, torch.Tensor)]
             if not call.written:
                 assert [tuple(t.shape) for t in results] == [o.shape for o in call.outputs], call.key
-                assert [str(t.dtype) for t in results] == [
-                    str(aten._DTYPES[o.dtype]) for o in call.outputs
-                ], call.key
+                assert [str(t.dtype) for t in results] == [str(aten._DTYPES[o.dtype]) for o in call.outputs], call.key
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -147,9 +137,10 @@ def test_whole_numbers_are_valid_indices_wherever_they_are_looked_up(name: str) 
     """Run here: an index out of bounds is an error on a processor, and the end of the process's context on CUDA."""
     lookups = ("embedding", "index", "gather", "scatter", "nll_loss", "take")
     calls = {
-        c.shape.op: c.shape for c in sorted(library.load(name), key=lambda c: -c.shape.bytes)
+        c.shape.op: c.shape
+        for c in sorted(library.load(name), key=lambda c: -c.shape.bytes)
         if isinstance(c.shape, Call) and c.shape.op.split(".")[1].startswith(lookups)
-    }  # fmt: skip
+    }
     assert len(calls) >= 4
     for call in calls.values():  # the smallest of each
         if call.bytes < 3e8:
@@ -196,8 +187,10 @@ def test_a_suite_built_now(tmp_path: Path) -> None:
     cases = build.build(plan)
     attention = [c for c in cases if isinstance(c.shape, Attention)]
     assert Counter((c.backend, c.cache) for c in attention) == {
-        ("sdpa-flash", "cold"): 4, ("sdpa-flash", "hot"): 4, ("triton", "cold"): 1
-    }  # fmt: skip
+        ("sdpa-flash", "cold"): 4,
+        ("sdpa-flash", "hot"): 4,
+        ("triton", "cold"): 1,
+    }
     assert sum(c.backend == "triton" for c in cases if isinstance(c.shape, Gemm)) == 3
     for role, count in (("fit", 2), ("holdout", 1)):
         kinds = Counter(describe(c.shape).variant for c in cases if isinstance(c.shape, Call) and c.role == role

@@ -151,9 +151,7 @@ def test_micro_batches_and_checkpointing(tiny: dict[str, Any], profile: Profile)
     assert again.device_seconds > once.device_seconds
 
 
-def test_checkpointing_saves_memory(
-    traced: Callable[..., Stream], profile: Profile, tiny: dict[str, Any]
-) -> None:
+def test_checkpointing_saves_memory(traced: Callable[..., Stream], profile: Profile, tiny: dict[str, Any]) -> None:
     deep = {**tiny, "num_hidden_layers": 12}
     stream = traced(deep, batch=8, seq=64, checkpoint="full")
     peak = {

@@ -32,9 +32,7 @@ def no_tracing(*_: Any) -> Any:
     raise AssertionError("traced again")
 
 
-def test_traced_once_for_every_depth(
-    tiny: dict[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traced_once_for_every_depth(tiny: dict[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = get_stream(tiny, RUN)
     files = list(cache_folder().rglob("*.json.gz"))
     assert len(files) == 1
@@ -54,9 +52,7 @@ def test_traced_once_for_every_depth(
 
 
 @pytest.fixture
-def traced_before(
-    tiny: dict[str, Any], traced: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch
-) -> list[Traced]:
+def traced_before(tiny: dict[str, Any], traced: Callable[..., Stream], monkeypatch: pytest.MonkeyPatch) -> list[Traced]:
     """Tracing takes no time: it gives the stream that another test traced. Lists what was asked for."""
     stream, asked = traced(tiny), []
 
@@ -79,9 +75,7 @@ def test_a_torn_file_is_traced_again(tiny: dict[str, Any], cache: Path, traced_b
     assert traced_before == [RUN, RUN]
 
 
-def test_an_unwritable_cache_does_no_harm(
-    tiny: dict[str, Any], cache: Path, traced_before: list[Traced]
-) -> None:
+def test_an_unwritable_cache_does_no_harm(tiny: dict[str, Any], cache: Path, traced_before: list[Traced]) -> None:
     (cache / "flopcast").write_text("a file where the folder should be")
     assert get_stream(tiny, RUN).depth == 3
     assert get_stream(tiny, RUN).depth == 3
@@ -100,11 +94,7 @@ ladder = get_stream(make_config(width=512, depth=9), Traced())
 print(small.depth, ladder.depth, [m for m in ("torch", "transformers", "pandas", "scipy") if m in sys.modules])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"XDG_CACHE_HOME": str(tmp_path)},
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"XDG_CACHE_HOME": str(tmp_path)}
     )
     assert done.stdout.strip() == "28 9 []"
     assert list(tmp_path.iterdir()) == []
@@ -127,11 +117,7 @@ def test_what_launches_the_same_has_one_key() -> None:
         {"layer_types": ["sliding_attention"] * 28},
     ]  # fmt: skip
     keys = [stream_key({**config, **change}, RUN) for change in changes]
-    runs = [
-        Traced(batch=1, seq=16, optimizer="adamw-fused"),
-        Traced(batch=1, seq=16, device="cpu"),
-        Traced(batch=1),
-    ]
+    runs = [Traced(batch=1, seq=16, optimizer="adamw-fused"), Traced(batch=1, seq=16, device="cpu"), Traced(batch=1)]
     keys += [stream_key(config, run) for run in runs]
     assert len({key, *keys}) == 1 + len(keys)
 

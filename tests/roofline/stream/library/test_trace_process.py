@@ -59,9 +59,7 @@ def test_optimizer_state_without_a_first_step(
 ) -> None:
     """The second step's stream is the same whether a first one ran or only made its state."""
     name, _, precision = family.partition("-")
-    config = {"qwen3": tiny, "qwen3_moe": {**with_depth(load_config("qwen3-moe"), 3), "vocab_size": 512}}.get(
-        name
-    )
+    config = {"qwen3": tiny, "qwen3_moe": {**with_depth(load_config("qwen3-moe"), 3), "vocab_size": 512}}.get(name)
     if config is None and name == "gpt2":
         config = {**with_depth(load_config("gpt2"), 3), "vocab_size": 512}
     config = config or {
@@ -75,9 +73,7 @@ def test_optimizer_state_without_a_first_step(
     assert streams.to_json(short) == streams.to_json(trace(config, **run))  # type: ignore[arg-type]
 
 
-def test_parameters_without_gradients_have_no_state(
-    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_without_gradients_have_no_state(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that leaves parameters out is traced with a whole first step."""
     build = training_step.build_model
 

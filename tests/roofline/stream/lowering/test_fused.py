@@ -81,15 +81,9 @@ def forecast(stream: Stream, profile: Profile, host: HostCosts | None = None, ru
     return forecast_stream(stream, run, profile, host=host)
 
 
-def test_its_forecast_moves_less_and_launches_less(
-    tiny: Mapping[str, Any], traced: Tracing, profile: Profile
-) -> None:
-    fused = forecast(
-        traced(tiny, fused="triton", batch=8, seq=256), profile, run=replace(RUN, batch=8, seq=256)
-    )
-    plain = forecast(
-        traced(tiny, batch=8, seq=256), profile, run=replace(RUN, batch=8, seq=256, fused="none")
-    )
+def test_its_forecast_moves_less_and_launches_less(tiny: Mapping[str, Any], traced: Tracing, profile: Profile) -> None:
+    fused = forecast(traced(tiny, fused="triton", batch=8, seq=256), profile, run=replace(RUN, batch=8, seq=256))
+    plain = forecast(traced(tiny, batch=8, seq=256), profile, run=replace(RUN, batch=8, seq=256, fused="none"))
     classes = {share.op_class: share for share in fused.breakdown}
     assert classes["fused"].calls == sum(operators(traced(tiny, fused="triton")).values())
     assert "softmax" not in classes
@@ -149,10 +143,7 @@ def test_an_operator_costs_the_host_what_was_measured_besides(
     assert after.device_seconds == before.device_seconds
     # products and attention of Triton's too, where they are chosen, and nowhere else
     chosen = forecast(
-        stream,
-        profile,
-        replace(profile.host, triton=COSTS),
-        replace(RUN, matmul="triton", attention="triton"),
+        stream, profile, replace(profile.host, triton=COSTS), replace(RUN, matmul="triton", attention="triton")
     )
     products = sum(
         op.name.startswith(("aten.mm", "aten.addmm")) and stream.tensors[op.inputs[0]].operand.dtype == "bf16"
@@ -176,8 +167,10 @@ def test_costs_come_from_rows_and_go_through_files(profile: Profile) -> None:
     failed = {"key": "host_op/attention", "status": "ok", "value": None, "base_seconds": None}
     below = {"key": "host_op/mm", "status": "ok", "value": 1e-5, "base_seconds": 2e-5}
     assert operator_costs([*rows(), failed, below]) == {
-        "rms_norm": pytest.approx(5e-5), "swiglu": pytest.approx(5e-5), "mm": 0.0,
-    }  # fmt: skip
+        "rms_norm": pytest.approx(5e-5),
+        "swiglu": pytest.approx(5e-5),
+        "mm": 0.0,
+    }
     host = fit_host(rows(), {}, {**profile.ceilings, "launch": profile.ceilings["sync"]}, {"cpu": "x"}, [])
     assert host is not None
     again = profile_host.from_json(json.loads(json.dumps(profile_host.to_json(host))))
@@ -185,8 +178,9 @@ def test_costs_come_from_rows_and_go_through_files(profile: Profile) -> None:
     assert again.triton["rms_norm"] == pytest.approx(5e-5)
     assert scaled(host, 2.0).triton["swiglu"] == pytest.approx(1e-4)
     assert profile_host.combine([host, replace(host, triton={"swiglu": 2e-4})]).triton == {
-        "rms_norm": pytest.approx(5e-5), "swiglu": pytest.approx(1e-4),
-    }  # fmt: skip
+        "rms_norm": pytest.approx(5e-5),
+        "swiglu": pytest.approx(1e-4),
+    }
     with pytest.raises(DataError, match="no cost"):
         profile_host.from_json({**profile_host.to_json(host), "triton": {"mm": -1.0}})
 

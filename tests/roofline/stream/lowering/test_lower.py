@@ -39,22 +39,11 @@ def works(stream: Stream) -> list[Work]:
 def lowered(name: str, inputs: list[Operand], outputs: list[Operand], args: Any, **op: Any) -> Any:
     tensors = tuple(TensorRef(operand, i) for i, operand in enumerate((*inputs, *outputs)))
     stream = Stream(
-        ops=(),
-        tensors=tensors,
-        storages=tuple(Storage(t.operand.bytes, "activation") for t in tensors),
-        n_params=0,
+        ops=(), tensors=tensors, storages=tuple(Storage(t.operand.bytes, "activation") for t in tensors), n_params=0
     )
     count = len(inputs)
     return lower(
-        stream,
-        Op(
-            name,
-            "forward",
-            tuple(range(count)),
-            tuple(range(count, len(tensors))),
-            args=json.dumps(args),
-            **op,
-        ),
+        stream, Op(name, "forward", tuple(range(count)), tuple(range(count, len(tensors))), args=json.dumps(args), **op)
     )
 
 
@@ -74,16 +63,10 @@ class Head(torch.nn.Module):
 def test_layouts_of_a_linear_layer_as_torch_really_runs_it() -> None:
     model = Head()
     batch = training_step.causal_lm_batch(torch.randint(0, 32, (3, 4)))
-    step = training_step.TrainingStep(
-        model, torch.optim.AdamW(model.parameters(), fused=True), batch, "fp32", "cpu"
-    )
+    step = training_step.TrainingStep(model, torch.optim.AdamW(model.parameters(), fused=True), batch, "fp32", "cpu")
     stream = record_step(step)
     by_phase = {
-        phase: [
-            w[0]
-            for op in stream.ops
-            if op.phase == phase and (w := lower(stream, op)) and isinstance(w[0], Gemm)
-        ]
+        phase: [w[0] for op in stream.ops if op.phase == phase and (w := lower(stream, op)) and isinstance(w[0], Gemm)]
         for phase in ("forward", "backward")
     }
     tokens = 12
@@ -112,17 +95,12 @@ def test_layouts_of_a_linear_layer_as_torch_really_runs_it() -> None:
     ],
 )
 def test_layout_from_strides(a: Operand, b: Operand, layout: str) -> None:
-    shape, backend = lowered(
-        "aten.mm.default", [a, b], [contiguous(a.shape[0], 6, dtype="bf16")], [{"t": 0}, {"t": 1}]
-    )
+    shape, backend = lowered("aten.mm.default", [a, b], [contiguous(a.shape[0], 6, dtype="bf16")], [{"t": 0}, {"t": 1}])
     assert shape == Gemm(m=a.shape[0], n=6, k=4, layout=layout)
     assert backend == "torch"
     bias = contiguous(6, dtype="bf16")
     with_bias, _ = lowered(
-        "aten.addmm.default",
-        [bias, a, b],
-        [contiguous(a.shape[0], 6, dtype="bf16")],
-        [{"t": 0}, {"t": 1}, {"t": 2}],
+        "aten.addmm.default", [bias, a, b], [contiguous(a.shape[0], 6, dtype="bf16")], [{"t": 0}, {"t": 1}, {"t": 2}]
     )
     assert with_bias == shape
 
@@ -162,21 +140,14 @@ def test_flops_are_torchs_own_counts(traced: Tracing) -> None:
     for work in found:
         if isinstance(work.shape, Attention):
             shape = work.shape
-            q = (
-                shape.batch,
-                shape.heads,
-                shape.seq,
-                shape.head_dim,
-            )  # keys and values repeated to the query's heads
+            q = (shape.batch, shape.heads, shape.seq, shape.head_dim)  # keys and values repeated to the query's heads
             full = sdpa_flop(q, q, q) if shape.direction == "fwd" else sdpa_backward_flop(q, q, q, q)
             assert work.flops == full // 2
     assert all(w.flops == 0 for w in found if w.op_class not in ("gemm", "attention"))
 
 
 @pytest.mark.parametrize(("optimizer", "bytes_a_parameter"), [("adamw", 80), ("adamw-fused", 28)])
-def test_bytes_of_the_optimizers(
-    optimizer: str, bytes_a_parameter: int, tiny: dict[str, Any], traced: Tracing
-) -> None:
+def test_bytes_of_the_optimizers(optimizer: str, bytes_a_parameter: int, tiny: dict[str, Any], traced: Tracing) -> None:
     """Parameter, gradient, two moments: 28 bytes fused (16 read, 12 written); foreach passes over them nine times."""
     stream = traced(tiny, optimizer=optimizer)
     moved = sum(w.bytes for w in works(stream) if w.op_class == "optimizer")
@@ -218,10 +189,7 @@ def test_flat_calls_of_one_kind_share_a_curve(sizes: list[int], dtype: str, scal
 
 
 @given(
-    m=st.integers(1, 5000),
-    n=st.integers(1, 5000),
-    k=st.integers(1, 5000),
-    layout=st.sampled_from(["nt", "nn", "tn"]),
+    m=st.integers(1, 5000), n=st.integers(1, 5000), k=st.integers(1, 5000), layout=st.sampled_from(["nt", "nn", "tn"])
 )
 def test_products(m: int, n: int, k: int, layout: str) -> None:
     work = describe(Gemm(m=m, n=n, k=k, layout=layout))  # type: ignore[arg-type]
@@ -260,9 +228,11 @@ def test_looking_up_a_table_moves_its_rows_in_use() -> None:
     assert work.op_class == "embedding"
     assert 2 * out.bytes <= work.bytes <= 2 * out.bytes + ids.bytes
     loss = Call(
-        "aten.nll_loss_forward.default", (contiguous(8, 100_000), ids), (contiguous(), contiguous()),
+        "aten.nll_loss_forward.default",
+        (contiguous(8, 100_000), ids),
+        (contiguous(), contiguous()),
         '[{"t":0},{"t":1},null,1,-100]',
-    )  # fmt: skip
+    )
     assert describe(loss).bytes < 1000
 
 

@@ -58,9 +58,7 @@ def test_the_ladder() -> None:
     models = ladder()
     assert [model["hidden_size"] for model in models] == list(LADDER_WIDTHS)
     for model in models:
-        width, heads, kv_heads = (
-            model[k] for k in ("hidden_size", "num_attention_heads", "num_key_value_heads")
-        )
+        width, heads, kv_heads = (model[k] for k in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
         assert heads == max(1, width // 128)
         assert heads % kv_heads == 0
         assert kv_heads == max(d for d in range(1, max(1, heads // 2) + 1) if heads % d == 0)
@@ -99,10 +97,7 @@ def test_shipped_configs() -> None:
         ({"vocab": -5}, "vocab"),
         ({"width": 64.0}, "width"),
         ({"width": True}, "width"),
-        (
-            {"heads": 12, "kv_heads": 5},
-            "heads 12 is not divisible by kv_heads 5: valid kv_heads are 1, 2, 3, 4, 6, 12",
-        ),
+        ({"heads": 12, "kv_heads": 5}, "heads 12 is not divisible by kv_heads 5: valid kv_heads are 1, 2, 3, 4, 6, 12"),
         ({"heads": 2, "kv_heads": 4}, "not divisible"),
     ],
 )
@@ -115,10 +110,7 @@ def test_sizes_that_cannot_be(sizes: dict[str, Any], message: str) -> None:
 def test_any_positive_width_and_depth_make_a_model(width: int, depth: int) -> None:
     config = make_config(width=width, depth=depth)
     heads = {"heads": config["num_attention_heads"], "kv_heads": config["num_key_value_heads"]}
-    wider, deeper = (
-        make_config(width=width + 1, depth=depth, **heads),
-        make_config(width=width, depth=depth + 1),
-    )
+    wider, deeper = (make_config(width=width + 1, depth=depth, **heads), make_config(width=width, depth=depth + 1))
     assert n_params(config) < min(n_params(wider), n_params(deeper))
     untied = make_config(width=width, depth=depth, tied=False)
     assert n_params(untied) - n_params(config) == 151_936 * width

@@ -37,9 +37,7 @@ def facts(stream: Stream, op: Op) -> tuple[Any, ...]:
     ],
     ids=str,
 )
-def test_three_layers_unfold_to_what_five_give(
-    tiny: dict[str, Any], traced: Tracing, run: dict[str, Any]
-) -> None:
+def test_three_layers_unfold_to_what_five_give(tiny: dict[str, Any], traced: Tracing, run: dict[str, Any]) -> None:
     unfolded = at_depth(traced(tiny, folded=False, **run), 5)
     real = traced(with_depth(tiny, 5), folded=False, **run)
     assert unfolded.depth == real.depth == 5
@@ -82,16 +80,7 @@ def small_stream() -> Stream:
     operand = Operand((4, 8), (8, 1), "fp32")
     return Stream(
         ops=(
-            Op(
-                "aten.mul.Tensor",
-                "forward",
-                (0, 1),
-                (2,),
-                (),
-                '[{"t":0},{"t":1}]',
-                layer=0,
-                module="m.layers.0",
-            ),
+            Op("aten.mul.Tensor", "forward", (0, 1), (2,), (), '[{"t":0},{"t":1}]', layer=0, module="m.layers.0"),
             Op("aten.add_.Tensor", "backward", (2, 0), (), (0,), '[{"t":0},{"t":1}]', freed=(1,)),
         ),
         tensors=(TensorRef(operand, 0), TensorRef(operand, 1), TensorRef(operand, 2)),
@@ -128,10 +117,7 @@ GOOD = json.dumps(streams.to_json(small_stream())).encode()
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            gzip.compress(GOOD.replace(b'"schema": 1', b'"schema": 2'), mtime=0),
-            "schema 2, this flopcast reads 1",
-        ),
+        (gzip.compress(GOOD.replace(b'"schema": 1', b'"schema": 2'), mtime=0), "schema 2, this flopcast reads 1"),
         (gzip.compress(GOOD, mtime=0)[:-20], "not a flopcast op stream"),
         (gzip.compress(GOOD, mtime=0)[:30] + b"\x00" * 40, "not a flopcast op stream"),
         (GOOD, "not a flopcast op stream"),  # not gzipped

@@ -26,9 +26,7 @@ Tracing = Callable[..., Stream]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused"])
-def test_another_batch_is_as_traced(
-    tiny: dict[str, Any], traced: Tracing, golden: ModuleType, optimizer: str
-) -> None:
+def test_another_batch_is_as_traced(tiny: dict[str, Any], traced: Tracing, golden: ModuleType, optimizer: str) -> None:
     low, high = (traced(tiny, batch=batch, optimizer=optimizer) for batch in (2, 3))
     want = traced(tiny, batch=6, optimizer=optimizer)
     got = rebatched(low, high, 6)

@@ -26,12 +26,7 @@ from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops import to_micro_batches
 from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.stream.ops.to_micro_batches import (
-    TRACED,
-    NotAlike,
-    times_run,
-    with_micro_batches,
-)
+from flopcast.roofline.stream.ops.to_micro_batches import TRACED, NotAlike, times_run, with_micro_batches
 from flopcast.roofline.validation.baselines import roofline
 
 Tracing = Callable[..., Stream]
@@ -55,11 +50,7 @@ def differences(one: Any, other: Any, at: str = "") -> list[str]:
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [line for key in one for line in differences(one[key], other[key], f"{at}/{key}")]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [
-            line
-            for i, pair in enumerate(zip(one, other, strict=True))
-            for line in differences(*pair, f"{at}/{i}")
-        ]
+        return [line for i, pair in enumerate(zip(one, other, strict=True)) for line in differences(*pair, f"{at}/{i}")]
     if isinstance(one, float) and isinstance(other, float):
         return [] if math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-12) else [f"{at}: {one} {other}"]
     return [] if one == other else [f"{at}: {one} {other}"]
@@ -102,9 +93,7 @@ def test_many_micro_batches_are_as_all_of_them_traced(
     assert sum(times_run(short)) == sum(times_run(every)) == len(every.ops)
     want, got = (explain_stream(stream, run, profile).to_json() for stream in (every, short))
     assert not differences(got, want)
-    assert roofline(short, find_profile("nvidia-h200")) == pytest.approx(
-        roofline(every, find_profile("nvidia-h200"))
-    )
+    assert roofline(short, find_profile("nvidia-h200")) == pytest.approx(roofline(every, find_profile("nvidia-h200")))
 
 
 def test_one_trace_serves_any_number_of_micro_batches(
@@ -169,12 +158,8 @@ def test_micro_batches_that_differ_are_traced_one_by_one(
     assert set(times_run(stream)) == {1}
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("accumulate", 8), ("checkpoint", "full"), ("optimizer", "adamw-fused")]
-)
-def test_a_step_function_is_not_asked_for_what_it_does_itself(
-    profile: Profile, option: str, value: Any
-) -> None:
+@pytest.mark.parametrize(("option", "value"), [("accumulate", 8), ("checkpoint", "full"), ("optimizer", "adamw-fused")])
+def test_a_step_function_is_not_asked_for_what_it_does_itself(profile: Profile, option: str, value: Any) -> None:
     model = torch.nn.Linear(8, 8)
 
     def step() -> None:

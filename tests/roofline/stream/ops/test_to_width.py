@@ -34,11 +34,13 @@ UNALIGNED = make_config(width=97, depth=3, heads=6, kv_heads=2, head_dim=22, ffn
 CASES = {
     "unaligned": (UNALIGNED, {}),
     # hidden size, heads x head_dim, ffn, vocabulary and tokens are one number
-    "equal sizes": (make_config(width=256, depth=3, heads=8, kv_heads=4, head_dim=32, ffn=256, vocab=256, tied=False),
-                    {"seq": 256, "optimizer": "adamw-fused", "checkpoint": "full"}),
+    "equal sizes": (
+        make_config(width=256, depth=3, heads=8, kv_heads=4, head_dim=32, ffn=256, vocab=256, tied=False),
+        {"seq": 256, "optimizer": "adamw-fused", "checkpoint": "full"},
+    ),
     # one key-value head, one layer: what stands alone takes other paths
     "a head alone": (with_depth(LLAMA, 1), {"accumulate": 2, "precision": "bf16", "device": "cpu"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -67,9 +69,7 @@ def test_unfolded_to_the_depth_asked_for() -> None:
 @given(batch=st.integers(1, 512), seq=st.integers(2, 40_000), accumulate=st.integers(1, 300))
 def test_the_primes_are_no_factors_of_tokens(batch: int, seq: int, accumulate: int) -> None:
     """Else tokens would change with a width."""
-    reference = reference_of(
-        make_config(width=256, depth=4), Traced(batch=batch, seq=seq, accumulate=accumulate)
-    )
+    reference = reference_of(make_config(width=256, depth=4), Traced(batch=batch, seq=seq, accumulate=accumulate))
     sizes = dimensions(reference)
     primes = [prime for prime in sizes.values() if prime != 1]
     assert len(set(primes)) == len(primes)
@@ -107,7 +107,5 @@ def test_the_forward_alone_is_what_a_model_without_gradients_runs(precision: str
 
 def _calls(stream: Stream) -> Counter[Any]:
     return Counter(
-        (op.name, tuple(stream.tensors[i].operand.shape for i in op.inputs))
-        for op in stream.ops
-        if op.kind != "view"
+        (op.name, tuple(stream.tensors[i].operand.shape for i in op.inputs)) for op in stream.ops if op.kind != "view"
     )

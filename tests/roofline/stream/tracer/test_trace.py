@@ -122,8 +122,7 @@ def test_kernels_are_those_of_an_h200(name: str, golden: ModuleType, traced: Tra
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "precision"),
-    [("adamw", "autocast-bf16"), ("adamw-fused", "autocast-bf16"), ("adamw-fused", "bf16")],
+    ("optimizer", "precision"), [("adamw", "autocast-bf16"), ("adamw-fused", "autocast-bf16"), ("adamw-fused", "bf16")]
 )
 def test_the_trace_is_what_this_processor_runs(
     optimizer: str, precision: str, tiny: dict[str, Any], golden: ModuleType
@@ -132,9 +131,7 @@ def test_the_trace_is_what_this_processor_runs(
     real = record_step(step)
     fake = trace(tiny, batch=2, seq=32, optimizer=optimizer, precision=precision, device="cpu")
     found, expected = golden.ops_of(fake), golden.ops_of(real)
-    if (
-        optimizer == "adamw"
-    ):  # a loop over parameters takes numbers that depend on the step: compare the calls
+    if optimizer == "adamw":  # a loop over parameters takes numbers that depend on the step: compare the calls
         found, expected = (calls(stream) for stream in (fake, real))
     assert found - expected == expected - found == Counter()
     assert fake.n_params == real.n_params == sum(p.numel() for p in step.model.parameters())
@@ -206,9 +203,7 @@ def test_other_models_trace_too(name: str, traced: Tracing) -> None:
         ({"model_type": "qwen3", **SMALL, "rms_norm_eps": "small"}, "cuda", "cannot be traced"),
     ],
 )
-def test_what_cannot_be_traced_says_why(
-    config: dict[str, Any], device: str, message: str, traced: Tracing
-) -> None:
+def test_what_cannot_be_traced_says_why(config: dict[str, Any], device: str, message: str, traced: Tracing) -> None:
     with pytest.raises(UsageError, match=message):
         traced(config, device=device)
 
@@ -284,8 +279,9 @@ def test_step_counters_of_foreach_adamw_lie_on_the_host(tiny: dict[str, Any], tr
     host = [op for op in stream.ops if op.kind == "host"]
     parameters = sum(s.kind == "parameter" for s in stream.storages)
     assert Counter(op.name for op in host) == {
-        "aten._foreach_add_.Tensor": 1, "aten._local_scalar_dense.default": 2 * parameters,
-    }  # fmt: skip
+        "aten._foreach_add_.Tensor": 1,
+        "aten._local_scalar_dense.default": 2 * parameters,
+    }
     assert all(lower(stream, op) is None for op in host)
     fused = traced(tiny, optimizer="adamw-fused")
     assert not [op for op in fused.ops if op.kind == "host"]

@@ -79,8 +79,7 @@ def step(name: str, error: float, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(613182976, "613M"), (2031679232, "2.03B"), (999_999_999, "1B"), (4_096, "4.1k")],
+    ("value", "text"), [(613182976, "613M"), (2031679232, "2.03B"), (999_999_999, "1B"), (4_096, "4.1k")]
 )
 def test_counts_are_short(value: int, text: str) -> None:
     assert count(value) == text
@@ -92,13 +91,7 @@ def test_units_follow_the_size() -> None:
     assert duration(1.11e-6) == "1.11 µs"
     assert duration(0.0335) == "33.5 ms"
     assert [duration(s) for s in (0.9996e-3, 0.9996, 33.5, 5000.0)] == ["1 ms", "1 s", "33.5 s", "5,000 s"]
-    assert [byte_size(n) for n in (4, 999.6e6, 2.5e9, 3.71e13, 2e15)] == [
-        "4 B",
-        "1 GB",
-        "2.5 GB",
-        "37.1 TB",
-        "2 PB",
-    ]
+    assert [byte_size(n) for n in (4, 999.6e6, 2.5e9, 3.71e13, 2e15)] == ["4 B", "1 GB", "2.5 GB", "37.1 TB", "2 PB"]
 
 
 def test_nothing_to_draw_gives_no_figure(profile: Profile) -> None:

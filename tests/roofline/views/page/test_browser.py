@@ -65,13 +65,7 @@ class Browser:
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
-        self.call(
-            "Network.emulateNetworkConditions",
-            offline=True,
-            latency=0,
-            downloadThroughput=0,
-            uploadThroughput=0,
-        )
+        self.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
 
     def close(self) -> None:
         self.session = ""
@@ -112,8 +106,9 @@ class Browser:
     def open(self, page: Path, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
         """Loads a page at a size in CSS pixels; under 600 as a phone does."""
         self.events.clear()
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                  mobile=width < 600)  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=page.resolve().as_uri())
@@ -180,9 +175,7 @@ def test_it_loads_without_network_and_without_a_word_in_the_console(browser: Bro
     browser.open(PAGE)
     assert browser.faults == []
     assert PAGE.stat().st_size < 3_000_000
-    shown = browser.run(
-        "[...document.querySelectorAll('.card svg')].map((svg) => svg.getBoundingClientRect().height)"
-    )
+    shown = browser.run("[...document.querySelectorAll('.card svg')].map((svg) => svg.getBoundingClientRect().height)")
     assert len(shown) >= 8
     assert all(height > 100 for height in shown)
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
@@ -209,9 +202,7 @@ def test_every_figure_has_words_and_hovering_a_point_shows_its_values(browser: B
         browser.run("document.querySelector('#tip').className = ''")
         browser.hover(1, 1)
         browser.hover(*at)
-        said = browser.run(
-            "[document.querySelector('#tip').className, document.querySelector('#tip').textContent]"
-        )
+        said = browser.run("[document.querySelector('#tip').className, document.querySelector('#tip').textContent]")
         assert said[0] == "shown", name
         assert re.search(r"\d", said[1]), name
         box = browser.run("""(() => {
@@ -271,9 +262,7 @@ def test_tables_sort_and_download(browser: Browser) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_is_readable_at_phone_width_in_light_and_dark(browser: Browser, dark: bool) -> None:
     browser.open(PAGE, 390, 844, dark=dark)
-    assert (
-        browser.run("document.documentElement.scrollWidth") <= 390
-    )  # tables and figures scroll, the page does not
+    assert browser.run("document.documentElement.scrollWidth") <= 390  # tables and figures scroll, the page does not
     assert browser.faults == []
     ground = DARK_COLOURS[CARD] if dark else CARD
     assert colour(browser, ".card", "backgroundColor") == ground

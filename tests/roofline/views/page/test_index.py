@@ -92,10 +92,7 @@ def test_checks_of_widths_are_told_by_set_and_kind() -> None:
         errors = [float(r["penalty_error"]) for r in rows if r["set"] == name and r["penalty_error"]]
         assert counts[name, "all"]["count"] == len(errors) >= 32
         assert counts[name, "all"]["near"] == sum(abs(error) <= 0.015 for error in errors)
-        kinds = [
-            counts[name, kind]["count"]
-            for kind in ("odd sizes", "multiples of 2 or 4", "multiples of 8 to 32")
-        ]
+        kinds = [counts[name, kind]["count"] for kind in ("odd sizes", "multiples of 2 or 4", "multiples of 8 to 32")]
         assert sum(kinds) == len(errors)
     table = widths.check_table(rows)
     assert table is not None

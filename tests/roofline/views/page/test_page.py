@@ -49,19 +49,12 @@ def measurements() -> list[dict[str, Any]]:
     for size in (1, 64, 4096):
         operand = Operand((size, 1024), (1024, 1), "fp32")
         call = Call("aten.mul.Tensor", (operand, operand), (operand,), '[{"t":0},{"t":1}]')
-        rows += [
-            measurement(call, 2e-6 + call.bytes / 4e12),
-            measurement(call, 2e-6 + call.bytes / 6e12, "hot"),
-        ]
-    rows.append(
-        {**measurement(Gemm(m=8, n=8, k=8), 1.0), "status": "oom", "seconds": None, "kernel_seconds": None}
-    )
+        rows += [measurement(call, 2e-6 + call.bytes / 4e12), measurement(call, 2e-6 + call.bytes / 6e12, "hot")]
+    rows.append({**measurement(Gemm(m=8, n=8, k=8), 1.0), "status": "oom", "seconds": None, "kernel_seconds": None})
     return rows
 
 
-def step_row(
-    config: Config, name: str, seconds: float | None, device: float, *, batch: int = 4
-) -> dict[str, Any]:
+def step_row(config: Config, name: str, seconds: float | None, device: float, *, batch: int = 4) -> dict[str, Any]:
     """A row as `run_steps` writes it; without seconds, one that ran out of memory."""
     plan = {"name": name, "config": config, "batch": batch, "seq": 256, "precision": "autocast-bf16",
             "optimizer": "adamw", "attention": "sdpa", "group": "ladder"}  # fmt: skip
@@ -140,9 +133,7 @@ def data(
                "holdout_median": 0.04, "holdout_p90": None, "holdout_coverage": 1.0, "worst": []}  # fmt: skip
     fit = {"surfaces": [], "classes": [quality], "n": 9, "n_holdout": 2, "n_throttled": 0, "unused": {"oom": 1},
            "warnings": ["one row is odd"]}  # fmt: skip
-    return ReportData(
-        profile, fit, measurements(), validation, anatomy, curves, notes=("Measured in a cellar.",)
-    )
+    return ReportData(profile, fit, measurements(), validation, anatomy, curves, notes=("Measured in a cellar.",))
 
 
 @pytest.fixture(scope="module")
@@ -185,9 +176,7 @@ def read(path: Path) -> Page:
 def test_the_page_loads_nothing_from_anywhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     tags = read(page).tags
-    links = [
-        attrs[name] for _, attrs in tags for name in ("src", "href", "srcset", "data") if attrs.get(name)
-    ]
+    links = [attrs[name] for _, attrs in tags for name in ("src", "href", "srcset", "data") if attrs.get(name)]
     assert links
     assert all(str(link).startswith(("#", "data:")) for link in links)
     assert not re.search(r"url\((?!#)|@import|https?://", text)
@@ -248,9 +237,7 @@ def test_every_ceiling_price_and_pair_appears_with_its_basis(page: Path, data: R
     assert "one row is odd" in text
 
 
-def test_the_summary_tells_the_worst_forecast_with_its_sign(
-    page: Path, validation: list[dict[str, Any]]
-) -> None:
+def test_the_summary_tells_the_worst_forecast_with_its_sign(page: Path, validation: list[dict[str, Any]]) -> None:
     text = page.read_text(encoding="utf-8")
     sentence = how_wrong(validation)
     assert "worst +50.0% (wide 4x256 adamw)" in sentence
@@ -277,9 +264,7 @@ def test_points_have_hover_texts(page: Path) -> None:
     words = [head + word for head, all_words in told for word in re.split(r"\||; ", all_words)]
     shapes = [shape_from_json(row["shape"]) for row in gemms]
     rates = [shape.flops / row["seconds"] for shape, row in zip(shapes, gemms, strict=True)]
-    seen = apart(
-        [shape.flops / shape.bytes for shape in shapes], rates
-    )  # one of those that lie under one another
+    seen = apart([shape.flops / shape.bytes for shape in shapes], rates)  # one of those that lie under one another
     assert sum(word.startswith("matmul, ") for word in words) == len(seen) > 1
     assert "wide 4x256 adamw: measured" in text
 
