@@ -1,1 +1,1 @@
-"""From measured rows to a profile: one time a row, surfaces by kind of kernel, the host, several cards, the residuals."""
+"""From measured rows to a profile: a time for each row, surfaces by kind of kernel, the host, cards, residuals."""
