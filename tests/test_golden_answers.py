@@ -25,9 +25,7 @@ def quick() -> list[str]:
 
 
 @pytest.mark.parametrize("command", quick())
-def test_the_answer_is_the_one_that_is_kept(
-    command: str, answers: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answer_is_the_one_that_is_kept(command: str, answers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words exactly; numbers within a millionth, since sums are made in another order where there are other processors
     (or, of times, within a picosecond)."""
     for name, value in answers.SETTINGS.items():
@@ -51,8 +49,4 @@ def test_a_difference_is_told_by_its_line(answers: ModuleType) -> None:
         "stdout, line 2: ' \"seconds\": 1.0,' is now ' \"seconds\": 1.0000001,'"
     ]
     told = answers.differing_lines(kept, beyond, relative=1e-6)
-    assert [line.partition(":")[0] for line in told] == [
-        "exit code, line 1",
-        "stdout, line 2",
-        "stdout, line 3",
-    ]
+    assert [line.partition(":")[0] for line in told] == ["exit code, line 1", "stdout, line 2", "stdout, line 3"]

@@ -64,9 +64,7 @@ def answer(command: str) -> Answer:
             name = path.relative_to(folder).as_posix()
             if path.is_file() and name not in given and not name.startswith(("cache/", "__pycache__/")):
                 found[name] = path.read_text(encoding="utf-8")
-        assert str(folder) not in "".join(found.values()), (
-            f"a path of this machine in the answer of {command}"
-        )
+        assert str(folder) not in "".join(found.values()), f"a path of this machine in the answer of {command}"
         today = date.today().isoformat()
         return {part: _kept(text.replace(today, "TODAY")) for part, text in found.items() if text}
 
@@ -114,9 +112,7 @@ def golden() -> dict[str, Answer]:
     return found
 
 
-def differing_lines(
-    kept: Answer, found: Answer, *, relative: float = 0.0, absolute: float = 0.0
-) -> list[str]:
+def differing_lines(kept: Answer, found: Answer, *, relative: float = 0.0, absolute: float = 0.0) -> list[str]:
     """Each line in which two answers differ, as "part, line N: 'kept' is now 'found'": in a word, or in a number by
     more than the tolerance."""
     lines = []
@@ -125,9 +121,7 @@ def differing_lines(
         for number, (one, other) in enumerate(zip_longest(*both), start=1):
             if relative and one and other and one.startswith(HASHED) and other.startswith(HASHED):
                 continue  # of numbers that may differ a little
-            if one != other and (
-                one is None or other is None or not _is_close(one, other, relative, absolute)
-            ):
+            if one != other and (one is None or other is None or not _is_close(one, other, relative, absolute)):
                 lines.append(f"{part}, line {number}: {one!r} is now {other!r}")
     return lines
 
@@ -156,9 +150,7 @@ def _write(answers: Mapping[str, Answer]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="run the cases whose command holds one of these")
     parser.add_argument("--fast", action="store_true", help="run the quick cases alone")
     parser.add_argument("--update", action="store_true", help="write the answers in place of comparing them")
