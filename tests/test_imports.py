@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("kernels", "microbench", "roofline", "studies")
 
 TORCH = {"torch", "transformers", "triton"}
-# The package, its command and its map: they stand above all rooms.
-FACES = {"flopcast", "flopcast.__main__", "flopcast.roofline"}
+# The package and its command: they stand above all rooms.
+FACES = {"flopcast", "flopcast.__main__"}
 HEAVY = TORCH | {"numpy", "pandas", "scipy", "matplotlib"}
 
 TRACERS = "flopcast.roofline.stream.tracer"
@@ -206,7 +206,9 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def test_every_room_exists() -> None:
-    assert {room_of(module) for module in SOURCES if module not in FACES} == set(ROOMS)
+    """A package that holds its docstring alone stands in none."""
+    modules = {m for m, source in SOURCES.items() if m not in FACES and len(ast.parse(source).body) > 1}
+    assert {room_of(module) for module in modules} == set(ROOMS)
 
 
 @pytest.mark.parametrize("folder", sorted({f.parent for p in PARTS[1:] for f in (ROOT / p).rglob("*.py")}))
