@@ -42,7 +42,6 @@ def commands_in(text: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def options() -> dict[str, set[str]]:
     """The options of each command."""
-    app._add_commands()
     group = typer.main.get_command(app.app)
     commands = group.commands  # type: ignore[attr-defined]
     return {

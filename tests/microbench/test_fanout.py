@@ -21,7 +21,7 @@ from flopcast.microbench.records import records
 SLOW_BENCH = """
 import argparse, json, os, sys, time
 from flopcast.microbench import fanout
-from flopcast.microbench.records import Recorder
+from flopcast.microbench.records.records import Recorder
 fanout.end_with_parent()
 parser = argparse.ArgumentParser()
 parser.add_argument("command")

@@ -28,7 +28,7 @@ PLAN = StepPlan(name="tiny", config=TINY, batch=2, seq=16)
 IN_THE_INTERPRETER = """
 import torch
 from flopcast.kernels import matmul
-from flopcast.microbench import patches
+from flopcast.microbench.recipe import patches
 
 calls = []
 triton = patches.matmul_triton

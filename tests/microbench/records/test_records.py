@@ -182,7 +182,7 @@ def test_a_full_disk_is_a_clear_error() -> None:
 LIMITED = """
 import resource, sys
 from flopcast.errors import RunError
-from flopcast.microbench.records import Recorder
+from flopcast.microbench.records.records import Recorder
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # a disk that fills in the midst of a line
 recorder = Recorder(sys.argv[1], {"schema": 1, "machine": "aaaa"})
 try:

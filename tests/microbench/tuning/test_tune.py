@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from flopcast.kernels.matmul_configs import GLUON, proposals, shared_memory_limi
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.tuning import check, record, shapes, tune
 from flopcast.microbench.tuning import table as tuning_table
+from studies.kernels import pairs
 
 REPORTS = Path(__file__).resolve().parents[3] / "reports" / "nvidia-h200"
 FAST, SLOW = "tma/128x128x64/w8s6/g8/k1/c1p1", "tma/64x64x64/w4s4/g8/stream/c1p3"
@@ -139,19 +138,18 @@ def test_small_integers_multiply_exactly() -> None:
     assert check.rounding(lost.bfloat16(), exact.float(), 0.0) > 1
 
 
-def test_the_benchmarks_rows_are_summed_up_and_drawn(tmp_path: Path, load_module: Callable[[Path], ModuleType]) -> None:
-    module = load_module(REPORTS.parents[1] / "benchmarks" / "kernels.py")
-    measured = module.read_rows(REPORTS / "kernels.csv")
+def test_the_benchmarks_rows_are_summed_up_and_drawn(tmp_path: Path) -> None:
+    measured = pairs.read_rows(REPORTS / "kernels.csv")
     products = [row["key"] for row in measured if row["kernel"] == "matmul"]
     assert len(products) == len(set(products)) == len(shapes.grid())
-    text = "\n".join(module.summarise(measured))
+    text = "\n".join(pairs.summarise(measured))
     assert "ok     matmul / cuBLAS, m, n, k >= 1024: 1.005 (to reach 1.00), least 0.879 (to reach 0.80)" in text
     again = tmp_path / "kernels.csv"
-    module.append(again, measured[:2])
-    module.append(again, [{**measured[2], "status": "error", "reason": "launch", "ratio": ""}])
-    assert module.read_rows(again)[:2] == measured[:2]
-    assert "2 pairs timed, 1 not" in "\n".join(module.summarise(module.read_rows(again)))
-    module.plot(measured, tmp_path / "kernels.png")
+    pairs.append(again, measured[:2])
+    pairs.append(again, [{**measured[2], "status": "error", "reason": "launch", "ratio": ""}])
+    assert pairs.read_rows(again)[:2] == measured[:2]
+    assert "2 pairs timed, 1 not" in "\n".join(pairs.summarise(pairs.read_rows(again)))
+    pairs.plot(measured, tmp_path / "kernels.png")
     assert (tmp_path / "kernels.png").read_bytes().startswith(b"\x89PNG")
 
 

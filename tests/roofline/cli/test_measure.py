@@ -32,19 +32,22 @@ from flopcast.roofline.validation import run, step_plans
 BRIEFLY = """
 import sys
 from dataclasses import replace
-from flopcast.microbench import scalars, timer
-from flopcast.roofline import calibration, cli, suite
+from flopcast.microbench.sweep import scalars
+from flopcast.microbench.timing import timer
+from flopcast.roofline.cli import app
+from flopcast.roofline.gpu.fit import host_calibration
+from flopcast.roofline.gpu.suites import library
 
-load, plan, ceilings = suite.load, calibration.host_plan, scalars.scalar_measures
+load, plan, ceilings = library.load, host_calibration.host_plan, scalars.scalar_measures
 scalars.scalar_measures = lambda *a: {k: m for k, m in ceilings(*a).items() if not k.startswith("scalar/copy/")}
-suite.load = lambda name: load(name)[::11]
-calibration.host_plan = lambda kind: replace(plan(kind), rounds=1, steps_per_round=1)
+library.load = lambda name: load(name)[::11]
+host_calibration.host_plan = lambda kind: replace(plan(kind), rounds=1, steps_per_round=1)
 timer.POLICIES["cpu"]["quick"] = replace(
     timer.CPU_QUICK, min_samples=2, timeout_seconds=0.01, warm_up_seconds=0.01, sustained_seconds=0.1,
     max_rotation_bytes=1 << 24, max_sets=4, scalar_repeats=2,
 )
 sys.argv = ["flopcast", *sys.argv[1:]]
-cli.main()
+app.main()
 """
 
 RUN: dict[str, Any] = {"width": 64, "depth": 2, "vocab": 4096}  # the width that the suite measures

@@ -98,7 +98,7 @@ def test_the_page_holds_what_the_rows_say() -> None:
 
 
 def test_a_gpu_of_which_nothing_was_said_ahead_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nothing was said ahead.*projection_ahead nvidia-l4"):
+    with pytest.raises(UsageError, match=r"nothing was said ahead.*studies.projection.ahead nvidia-l4"):
         projection_measured.main(["nvidia-l4", "--out", str(tmp_path)])
 
 

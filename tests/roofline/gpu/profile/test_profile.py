@@ -237,7 +237,7 @@ def broken(**changes: Any) -> bytes:
 def test_what_is_no_profile_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "p.json").write_bytes(data)
     with pytest.raises(DataError, match=message):
-        profiles.find(str(tmp_path / "p.json"))
+        Profile.load(tmp_path / "p.json")
 
 
 def test_a_missing_file_and_an_unwritable_place(tmp_path: Path) -> None:
@@ -249,10 +249,7 @@ def test_a_missing_file_and_an_unwritable_place(tmp_path: Path) -> None:
 
 def test_profiles_are_found_by_name(tmp_path: Path) -> None:
     PROFILE.save(tmp_path / "test-gpu.json.gz")
-    assert profiles.find("test-gpu", folder=tmp_path) == PROFILE
     assert list(profiles.known_profiles(tmp_path)) == ["test-gpu"]
-    with pytest.raises(UsageError, match=r"test-gpu.*flopcast bench.*flopcast fit"):
-        profiles.find("tset-gpu", folder=tmp_path)
 
 
 def test_importing_profiles_loads_nothing_heavy() -> None:

@@ -22,7 +22,7 @@ from flopcast.roofline.stream.tracer.trace import trace
 ASKED = {"batch": 2, "seq": 32, "checkpoint": "full", "accumulate": 2}
 _PREDICT = """
 import sys
-from flopcast.roofline.cli import app
+from flopcast.roofline.cli.app import app
 app(["predict", "--gpu", "nvidia-h200", "--config", sys.argv[1], "--batch", "3", "--seq", "16", "--json"],
     standalone_mode=False)
 print(sorted({"torch", "transformers"} & sys.modules.keys()), file=sys.stderr)

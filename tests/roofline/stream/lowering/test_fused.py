@@ -18,8 +18,9 @@ from flopcast.roofline.gpu.fit.host_calibration import host_plan
 from flopcast.roofline.gpu.profile import host as profile_host
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.suites import library, suite
+from flopcast.roofline.gpu.suites import library
 from flopcast.roofline.gpu.suites.calls import FIT, HOLDOUT
+from flopcast.roofline.gpu.suites.names import FUSED
 from flopcast.roofline.step.forecast import Forecast, forecast_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES
@@ -219,7 +220,7 @@ def test_a_run_has_its_own_operators_costs_else_the_profiles(profile: Profile) -
 
 
 def test_the_suite_holds_what_patched_steps_launch() -> None:
-    cases = library.load(suite.FUSED)
+    cases = library.load(FUSED)
     calls = [(case, case.shape) for case in cases if isinstance(case.shape, Call)]
     assert len(calls) == len(cases)
     assert {case.backend for case in cases} == {"triton"}

@@ -16,11 +16,11 @@ from flopcast.roofline.step.forecast import forecast
 from flopcast.roofline.step.largest_batch import largest_batch
 from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.step.sweep import sweep
-from flopcast.roofline.stream.library import prefetch, streams
+from flopcast.roofline.stream.library import prefetch
 from flopcast.roofline.stream.library.by_batch import stream_of
 from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.stream.ops.to_batch import NotLinear, rebatched
+from flopcast.roofline.stream.ops.to_batch import BATCHES, NotLinear, rebatched
 
 Tracing = Callable[..., Stream]
 
@@ -72,7 +72,7 @@ def test_a_sweep_is_as_one_forecast_each(
     rows = [{**shape, "depth": str(depth), "batch": str(batch)} for depth in (3, 4) for batch in (4, 5, 6, 7)]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = sweep([*rows, {**shape, "depth": "0"}], profile, lambda gpu: None)
-    assert len(list(tmp_path.rglob("*.json.gz"))) == len(prefetch.rebatch.BATCHES)
+    assert len(list(tmp_path.rglob("*.json.gz"))) == len(BATCHES)
     assert "depth" in found[-1]["reason"]
     assert "step_seconds" not in found[-1]
     monkeypatch.undo()
@@ -86,12 +86,12 @@ def test_a_sweep_is_as_one_forecast_each(
 def test_traces_are_made_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What several processes left in the cache is what a caller gets, and errors are the caller's."""
     asked: list[int] = []
-    monkeypatch.setattr(streams, "get_stream", lambda config, traced: asked.append(traced.batch))
+    monkeypatch.setattr(prefetch, "get_stream", lambda config, traced: asked.append(traced.batch))
     prefetch.trace_into_cache({}, Traced(batch=5))
     assert asked == [5]
 
     def refuse(config: Any, traced: Traced) -> Stream:
         raise UsageError("cannot be traced")
 
-    monkeypatch.setattr(streams, "get_stream", refuse)
+    monkeypatch.setattr(prefetch, "get_stream", refuse)
     prefetch.trace_into_cache({}, Traced())  # the caller asks again and is told
