@@ -1,53 +1,104 @@
-"""Numbers in words, with their units: ms, TFLOP/s and $ per million tokens appear on the screen only."""
+"""Numbers in words, for the terminal, the figures and the pages alike.
+
+Everything else in flopcast is in SI units: ms, TFLOP/s and GB appear where a person reads, and are made here. Two
+functions for one quantity differ on purpose: in the columns of a page the unit stands in the heading and decimals line
+up, in a sentence or a terminal's cell the number carries its unit and as few digits as it needs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from flopcast.roofline.base.numbers import Number
-
-
-NONE = "-"
+NONE = "-"  # a number that is not known; pages, which need no ASCII, show an en dash
 
 
 def ms(seconds: float | None) -> str:
+    """Milliseconds without the unit: 0.01234 -> "12.34", 1.5 -> "1,500.0", None -> "-"."""
     if seconds is None:
         return NONE
     return f"{seconds * 1e3:.2f}" if seconds < 0.1 else f"{seconds * 1e3:,.1f}"
 
 
-def percent(error: float | None) -> str:
-    """+1.5%; 0.0% has no sign"""
-    return NONE if error is None else f"{error * 100:+.1f}%" if abs(error) >= 0.0005 else "0.0%"
+def ms_in_column(seconds: float) -> str:
+    """As `ms`, with two decimals throughout so that a column's points line up, and three below 1 ms."""
+    return f"{seconds * 1e3:.3f}" if seconds < 1e-3 else f"{seconds * 1e3:,.2f}"
 
 
-def share(value: float | None) -> str:
-    return NONE if value is None else f"{value * 100:.1f}%"
+def duration(seconds: float) -> str:
+    """Three digits in the unit that fits: 2e-5 -> "20 µs", 0.5 -> "500 ms", 1234 -> "1,234 s"."""
+    if seconds >= 0.9995:
+        return f"{three_digits(seconds)} s"
+    return f"{seconds * 1e6:.3g} µs" if seconds < 0.9995e-3 else f"{seconds * 1e3:.3g} ms"
 
 
-def rate(flops_per_second: float) -> str:
-    return (
-        f"{flops_per_second / 1e12:,.1f} TFLOP/s"
-        if flops_per_second >= 1e12
-        else f"{flops_per_second / 1e9:,.1f} GFLOP/s"
-    )
+def percent(change: float | None) -> str:
+    """A change or an error, signed: 0.015 -> "+1.5%", -0.0001 -> "0.0%", None -> "-"."""
+    return NONE if change is None else f"{change:+,.1%}" if abs(change) >= 0.0005 else "0.0%"
 
 
-def gigabytes(count: float | None) -> str:
-    return NONE if count is None else f"{count / 1e9:.2f} GB" if count < 1e10 else f"{count / 1e9:.1f} GB"
+def share(part: float | None) -> str:
+    """A part of a whole, or an error without its sign: 0.423 -> "42.3%", None -> "-"."""
+    return NONE if part is None else f"{part:,.1%}"
 
 
-def parameters(count: float) -> str:
-    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+def integer(value: float) -> str:
+    """1234.5 -> "1,234"."""
+    return f"{value:,.0f}"
 
 
-def numbers(found: Mapping[str, Number]) -> dict[str, Any]:
-    return {name: asdict(number) for name, number in found.items()}
+def three_digits(value: float) -> str:
+    """Three significant digits, thousands in full: "0.017", "60.6", "1,440"."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def short(gpu: str) -> str:
-    """nvidia-a100-80gb-pcie -> a100-80gb-pcie: a column's worth."""
+def three_in_column(value: float) -> str:
+    """As `three_digits`, with zeros at the end, so that a column's points line up: "0.0170", "92.0", "131"."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+def yes_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def count(value: float) -> str:
+    """A number of parameters or tokens in three digits: 613182976 -> "613M"."""
+    if value >= 0.9995e9:  # which three digits make 1000M
+        return f"{value / 1e9:.3g}B"
+    return f"{value / 1e6:.3g}M" if value >= 0.9995e6 else f"{value / 1e3:.3g}k"
+
+
+def parameters(value: float) -> str:
+    """A model's parameters where one model is the subject: 613182976 -> "613.2 M"."""
+    return f"{value / 1e9:.2f} B" if value >= 1e9 else f"{value / 1e6:.1f} M"
+
+
+def scale(most: float, unit: str) -> tuple[float, str]:
+    """What a rate, or an axis up to `most`, is divided by, and the unit then: 2e13, "FLOP/s" -> (1e12, "TFLOP/s")."""
+    return (1e12, f"T{unit}") if most >= 1e12 else (1e9, f"G{unit}")
+
+
+def rate(value: float, unit: str, decimals: int | None = None) -> str:
+    """A rate in three digits, or with so many decimals: 7.9e14, "FLOP/s" -> "790 TFLOP/s", with 1 "790.0 TFLOP/s"."""
+    by, name = scale(value, unit)
+    return f"{three_digits(value / by) if decimals is None else f'{value / by:,.{decimals}f}'} {name}"
+
+
+def byte_size(size: float) -> str:
+    """Three digits in the unit that fits, by powers of ten: 1e6 -> "1 MB"."""
+    for power, unit in ((15, "PB"), (12, "TB"), (9, "GB"), (6, "MB"), (3, "kB")):
+        if size >= 0.9995 * 10**power:  # which three digits make 1000 of the smaller unit
+            return f"{size / 10**power:.3g} {unit}"
+    return f"{size:.3g} B"
+
+
+def gb_in_column(size: float) -> str:
+    """1.234e9 -> "1.23", 1.234e10 -> "12.3"."""
+    return f"{size / 1e9:.2f}" if size < 1e10 else f"{size / 1e9:.1f}"
+
+
+def gigabytes(size: float | None) -> str:
+    """Memory to compare with a GPU's, which is told in GB whatever its size: 1.234e9 -> "1.23 GB", None -> "-"."""
+    return NONE if size is None else f"{gb_in_column(size)} GB"
+
+
+def short_name(gpu: str) -> str:
+    """A GPU's name without its maker, for a column: "nvidia-a100-80gb-pcie" -> "a100-80gb-pcie"."""
     return gpu.removeprefix("nvidia-")

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flopcast.roofline.base.units import count, short_name
 from flopcast.roofline.dollars.points import CostCurve, CostPoint
-from flopcast.roofline.views.figures.canvas import (
-    CARD,
-    GREY,
-    INK,
-    Figure,
-    count,
-    finish,
-    halo,
-    new_sheet,
-    plain_log,
-    styled,
-)
-from flopcast.roofline.views.figures.cost import COLOURS, PETA, dashes, parameter_axis, short
+from flopcast.roofline.views.figures.canvas import CARD, GREY, INK, Figure, finish, halo, new_sheet, plain_log, styled
+from flopcast.roofline.views.figures.cost import COLOURS, PETA, dashes, parameter_axis
 from studies.claims.claims import A100, H100, H200, HALF_BILLION, L4, PriceSet, batch_models, models_of
 
 COLOUR_OF = dict(zip((L4, A100, H100, H200), COLOURS, strict=False))
@@ -39,11 +29,11 @@ def claims_figure(curves: Sequence[CostCurve], price_sets: Sequence[PriceSet]) -
             xs, colour = [n for n, _ in at], COLOUR_OF[gpu]
             ax.fill_between(xs, [r.low for _, r in at], [r.high for _, r in at], color=colour, alpha=0.13, lw=0)
             ax.plot(xs, [r.value for _, r in at], color=colour, lw=2.0, ls=style[gpu],
-                    label=short(gpu) if ax is sheet.axes[0] else None)  # fmt: skip
+                    label=short_name(gpu) if ax is sheet.axes[0] else None)  # fmt: skip
             tips = [f"{gpu} over {H100} at {count(n)}: {r.value:.3g} ({r.low:.3g} to {r.high:.3g})" for n, r in at]
             sheet.scatter(ax, xs, [r.value for _, r in at], tips, s=14, color=colour, linewidths=0, zorder=3)
         ax.axhline(
-            1.0, color=COLOUR_OF[H100], lw=1.6, ls=style[H100], label=short(H100) if ax is sheet.axes[0] else None
+            1.0, color=COLOUR_OF[H100], lw=1.6, ls=style[H100], label=short_name(H100) if ax is sheet.axes[0] else None
         )
         ax.axvline(HALF_BILLION, color=GREY, lw=1.0, ls=":")
         ax.set(xscale="log", yscale="log", ylabel="over the H100's")
@@ -85,7 +75,7 @@ def batch_figure(
                 continue
             xs = [p.step.flops_counted for p in points]
             ys = [p.flops_per_usd.value / PETA for p in points]
-            ax.plot(xs, ys, color=colour, lw=1.8, ls=style, label=short(gpu) if filled else None)
+            ax.plot(xs, ys, color=colour, lw=1.8, ls=style, label=short_name(gpu) if filled else None)
             tips = [
                 f"{gpu}, {how}: width {p.step.width}, {p.step.tokens:,} tokens: {y:.3g} PFLOP/$, "
                 f"bound by {p.step.bound}"

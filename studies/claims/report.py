@@ -16,6 +16,7 @@ from typing import Any
 
 from flopcast.roofline.base.csv_files import write_rows
 from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.base.units import count
 from flopcast.roofline.cli.choose.cost import write_cost
 from flopcast.roofline.dollars.crossovers import best_gpu, sentence
 from flopcast.roofline.dollars.crossovers import crossovers as crossings
@@ -28,7 +29,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.library.by_batch import stream_of
 from flopcast.roofline.stream.model.models import ladder
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.views.figures.canvas import Figure, count
+from flopcast.roofline.views.figures.canvas import Figure
 from flopcast.roofline.views.page.extra import summary
 from studies.claims.claims import COMPARED, H200, PriceSet, test_claims
 

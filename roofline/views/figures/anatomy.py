@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from flopcast.roofline.base.units import count
 from flopcast.roofline.views.figures.canvas import (
     CARD,
     CLASS_COLOURS,
@@ -14,7 +15,6 @@ from flopcast.roofline.views.figures.canvas import (
     Figure,
     Row,
     Sheet,
-    count,
     finish,
     new_sheet,
     styled,

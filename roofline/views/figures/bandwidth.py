@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flopcast.roofline.base.units import byte_size, duration, rate, scale, three_digits
 from flopcast.roofline.gpu.profile.roofs import LEAST_KERNEL_SECONDS, Point, Roofs, points_of, points_of_rows, roofs_of
 from flopcast.roofline.views.figures.canvas import (
     CLASS_COLOURS,
@@ -18,15 +19,10 @@ from flopcast.roofline.views.figures.canvas import (
     Sheet,
     Theme,
     apart,
-    byte_size,
-    duration,
     finish,
     halo,
     new_sheet,
-    plain,
     plain_log,
-    rate,
-    scale,
     styled,
 )
 
@@ -76,13 +72,13 @@ def draw_memory(sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], t
         is_copy = name == "hbm_copy"
         colour = theme.of(INK if is_copy else GREY)
         ax.axhline(number.value / by, color=colour, lw=1.7 if is_copy else 0.9, ls=dash)
-        labels.append((number.value / by, f"{name.removeprefix('hbm_')} {plain(number.value / by)}", colour))
+        labels.append((number.value / by, f"{name.removeprefix('hbm_')} {three_digits(number.value / by)}", colour))
         if is_copy and is_projected:
             ax.axhspan(number.low / by, number.high / by, color=colour, alpha=0.12, lw=0)
     if roofs.reference_bandwidth:
         value = roofs.reference_bandwidth / by
         ax.axhline(value, color=theme.of(GREY), lw=1.0, ls=(0, (1, 2)))
-        labels.append((value, f"datasheet {plain(value)}", theme.of(GREY)))
+        labels.append((value, f"datasheet {three_digits(value)}", theme.of(GREY)))
     if roofs.floor is not None:
         floor = roofs.floor.value
         end = min(right, top * floor)
@@ -116,8 +112,10 @@ def _draw_sweeps(ax: Axes, roofs: Roofs, by: float, unit: str, theme: Theme) -> 
                 ls="-" if name == "copy" else (0, (3, 1)))  # fmt: skip
         best = max(number.value for _, number in sweep)
         at = next(pair for pair in sweep if pair[1].value >= best / 4)  # left of there, nothing lies as high
-        ax.annotate(f"{name} by working set, up to {plain(best / by)} {unit}", (at[0], at[1].value / by), (-7, 3),
-                    textcoords="offset points", fontsize=8.2, ha="right", path_effects=halo(), zorder=6)  # fmt: skip
+        ax.annotate(
+            f"{name} by working set, up to {three_digits(best / by)} {unit}", (at[0], at[1].value / by), (-7, 3),
+            textcoords="offset points", fontsize=8.2, ha="right", path_effects=halo(), zorder=6,
+        )  # fmt: skip
     low, high = ax.get_xlim()
     if low < roofs.cache_bytes < high:
         ax.axvline(roofs.cache_bytes, color=theme.of(GREY), lw=0.9, ls=":")

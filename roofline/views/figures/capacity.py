@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flopcast.roofline.base.units import count
 from flopcast.roofline.step.forecast import tokens_of, width_of
 from flopcast.roofline.views.figures.canvas import (
     BLUE,
@@ -17,7 +18,6 @@ from flopcast.roofline.views.figures.canvas import (
     Figure,
     Row,
     Sheet,
-    count,
     finish,
     new_sheet,
     styled,

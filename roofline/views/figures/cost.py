@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flopcast.errors import UsageError
+from flopcast.roofline.base.units import count, short_name
 from flopcast.roofline.dollars.crossovers import crossovers, sentence
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.views.figures.canvas import (
@@ -25,7 +26,6 @@ from flopcast.roofline.views.figures.canvas import (
     YELLOW,
     Figure,
     Sheet,
-    count,
     finish,
     new_sheet,
     plain_log,
@@ -38,11 +38,6 @@ if TYPE_CHECKING:
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, INK)
 PETA = 1e15
-
-
-def short(gpu: str) -> str:
-    """nvidia-a100-80gb-pcie -> a100-80gb-pcie"""
-    return gpu.removeprefix("nvidia-")
 
 
 @styled
@@ -72,8 +67,8 @@ def cost_figure(curves: Sequence[CostCurve], reference: str | None = None) -> Fi
         for c in shown
     )
     lower = (
-        f" Lower panel: the same over {short(_reference(shown, reference).gpu)}, what both forecasts share cancelled; "
-        "a band that does not reach 1 decides."
+        f" Lower panel: the same over {short_name(_reference(shown, reference).gpu)}, what both forecasts share "
+        "cancelled; a band that does not reach 1 decides."
         if len(shown) > 1
         else ""
     )
@@ -170,10 +165,10 @@ def _draw_ratios(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve], base: CostC
         ]
         ax.plot(xs, [r.value for _, r in at], color=colour, lw=2.0, ls=dashes(curve))
         sheet.scatter(ax, xs, [r.value for _, r in at], tips, s=14, color=colour, linewidths=0, zorder=3)
-        labels.append((at[-1][1].value, short(curve.gpu), colour))
+        labels.append((at[-1][1].value, short_name(curve.gpu), colour))
     ax.axhline(1.0, color=colours[base.gpu], lw=1.6, ls=dashes(base))
-    labels.append((1.0, short(base.gpu), colours[base.gpu]))
-    ax.set(xscale="log", yscale="log", ylabel=f"over {short(base.gpu)}'s")
+    labels.append((1.0, short_name(base.gpu), colours[base.gpu]))
+    ax.set(xscale="log", yscale="log", ylabel=f"over {short_name(base.gpu)}'s")
     plain_log(ax, "y")
     if labels:
         sheet.label_right(ax, labels)

@@ -14,20 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flopcast.kernels.shapes import Gemm
+from flopcast.roofline.base.units import duration, scale, three_digits
 from flopcast.roofline.gpu.laws import gemm
 from flopcast.roofline.gpu.profile.roofs import roofs_of
 from flopcast.roofline.stream.lowering.describe import describe
-from flopcast.roofline.views.figures.canvas import (
-    LIGHT,
-    Figure,
-    Theme,
-    duration,
-    finish,
-    new_sheet,
-    plain,
-    scale,
-    styled,
-)
+from flopcast.roofline.views.figures.canvas import LIGHT, Figure, Theme, finish, new_sheet, styled
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
@@ -125,10 +116,10 @@ def map_figure(profile: Profile, found: ProductMap | None, *, theme: Theme = LIG
     bar.outline.set_visible(False)
     slow = float(np.quantile(found.flops_per_second[_large(found)], 0.1))
     caption = (
-        f"Products m x n x {found.k} in {DTYPE}, in steps of {step}: the best reaches {plain(best / by)} {unit}"
+        f"Products m x n x {found.k} in {DTYPE}, in steps of {step}: the best reaches {three_digits(best / by)} {unit}"
         + (f", {best / roof.best.value:.0%} of the burst roof" if roof else "")
-        + f"; one in ten of those with both sides of 2048 and more stays below {plain(slow / by)}. The ragged edges "
-        "are waves: a last round of tiles that does not fill the multiprocessors takes as long as a full one."
+        + f"; one in ten of those with both sides of 2048 and more stays below {three_digits(slow / by)}. The ragged "
+        "edges are waves: a last round of tiles that does not fill the multiprocessors takes as long as a full one."
     )
     if found.waves is not None:
         caption += " A cell's words name the likeliest tile and how many rounds it makes."
@@ -139,7 +130,7 @@ def map_figure(profile: Profile, found: ProductMap | None, *, theme: Theme = LIG
     )
     alt = (
         f"Heat map of {unit} over m and n from {sizes[0]} to {sizes[-1]}: dark along both axes, where products are "
-        f"small, and bright to {plain(best / by)} {unit} beyond, with steps where another wave of tiles begins."
+        f"small, and bright to {three_digits(best / by)} {unit} beyond, with steps where another wave of tiles begins."
     )
     return finish(sheet, "map", "Efficiency map: products over m and n", caption, alt,
                   f"estimates of a {profile.basis} profile, operands from memory (cold): {bases}")  # fmt: skip
@@ -154,7 +145,9 @@ def _tips(found: ProductMap, by: float, unit: str) -> list[str]:
     tips = []
     for i, m in enumerate(found.sizes):
         for j, n in enumerate(found.sizes):
-            tip = f"{m} x {n}: {plain(found.flops_per_second[i, j] / by)} {unit}, {duration(found.seconds[i, j])}"
+            tip = (
+                f"{m} x {n}: {three_digits(found.flops_per_second[i, j] / by)} {unit}, {duration(found.seconds[i, j])}"
+            )
             if found.waves is not None and found.tiles is not None:
                 tip += f"; {found.tiles[i][j]}, {found.waves[i, j]:.2f} waves"
             tips.append(tip)

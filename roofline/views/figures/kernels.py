@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flopcast.kernels.shapes import DTYPE_BYTES
+from flopcast.roofline.base.units import duration, rate, scale, three_digits
 from flopcast.roofline.gpu.profile.roofs import (
     BANDWIDTHS,
     MatrixRoof,
@@ -35,14 +36,10 @@ from flopcast.roofline.views.figures.canvas import (
     Sheet,
     Theme,
     apart,
-    duration,
     finish,
     halo,
     new_sheet,
-    plain,
     plain_log,
-    rate,
-    scale,
     styled,
 )
 
@@ -164,12 +161,12 @@ def _draw_matrix_roof(
     if is_projected and is_main:
         best = roof.best
         ax.fill_between([best.value / copy, right], best.low / by, best.high / by, color=colour, alpha=0.10, lw=0)
-    values = " / ".join(plain(n.value / by) for n in (roof.burst, roof.sustained) if n is not None)
+    values = " / ".join(three_digits(n.value / by) for n in (roof.burst, roof.sustained) if n is not None)
     labels = [(roof.lasting.value / by, f"{roof.dtype}  {values}", colour)]
     if roof.peak is not None and is_main:
         ax.plot([roof.peak.value / copy / 2, right], [roof.peak.value / by] * 2, color=theme.of(GREY), lw=1.0,
                 ls=(0, (1, 2)))  # fmt: skip
-        text = f"peak {plain(roof.peak.value / by)}, {roof.peak.basis}"
+        text = f"peak {three_digits(roof.peak.value / by)}, {roof.peak.basis}"
         labels.append((roof.peak.value / by, text, theme.of(GREY)))
     return labels
 

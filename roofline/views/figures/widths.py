@@ -12,6 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from flopcast.roofline.base.units import count
 from flopcast.roofline.views.figures.canvas import (
     BLUE,
     BROWN,
@@ -28,7 +29,6 @@ from flopcast.roofline.views.figures.canvas import (
     Figure,
     Sheet,
     Theme,
-    count,
     finish,
     halo,
     new_sheet,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flopcast.roofline.base.units import count, ms_in_column, three_in_column, yes_no
 from flopcast.roofline.dollars.crossovers import best_rows, break_even_rows, cost_rows, crossover_rows
 from flopcast.roofline.dollars.points import CostCurve
-from flopcast.roofline.views.figures.canvas import count
-from flopcast.roofline.views.page.table import Column, Table, ms, prose, text, three, yes_no
+from flopcast.roofline.views.page.table import Column, Table, prose, text
 
 
 def price_table(curves: Sequence[CostCurve]) -> Table | None:
@@ -33,13 +33,15 @@ def cost_table(curves: Sequence[CostCurve]) -> Table | None:
         return None
     columns = [
         text("gpu", "GPU"), text("profile_basis", "profile"), Column("width", "width"), Column("depth", "layers"),
-        Column("n_params", "parameters", count), Column("step_seconds", "step, ms", ms),
-        Column("step_seconds_low", "low", ms),
-        Column("step_seconds_high", "high", ms), Column("usd_per_million_tokens", "$/Mtoken", three),
-        Column("usd_per_million_tokens_low", "low", three), Column("usd_per_million_tokens_high", "high", three),
-        Column("flops_per_usd", "PFLOP/$", lambda v: three(v / 1e15)),
-        Column("flops_per_usd_low", "low", lambda v: three(v / 1e15)),
-        Column("flops_per_usd_high", "high", lambda v: three(v / 1e15)), text("reason", "reason"),
+        Column("n_params", "parameters", count), Column("step_seconds", "step, ms", ms_in_column),
+        Column("step_seconds_low", "low", ms_in_column),
+        Column("step_seconds_high", "high", ms_in_column),
+        Column("usd_per_million_tokens", "$/Mtoken", three_in_column),
+        Column("usd_per_million_tokens_low", "low", three_in_column),
+        Column("usd_per_million_tokens_high", "high", three_in_column),
+        Column("flops_per_usd", "PFLOP/$", lambda v: three_in_column(v / 1e15)),
+        Column("flops_per_usd_low", "low", lambda v: three_in_column(v / 1e15)),
+        Column("flops_per_usd_high", "high", lambda v: three_in_column(v / 1e15)), text("reason", "reason"),
     ]  # fmt: skip
     note = f"Counted FLOPs, {rows[0]['tokens']:,} tokens a step; low and high: 90% intervals."
     return Table("costs", "Cost by GPU and model size", note, columns, rows)
@@ -53,9 +55,9 @@ def leader_table(curves: Sequence[CostCurve]) -> Table | None:
     columns = [
         Column("n_params", "parameters", count),
         text("gpu", "most FLOPs per dollar"),
-        Column("flops_per_usd", "PFLOP/$", lambda v: three(v / 1e15)),
-        Column("flops_per_usd_low", "low", lambda v: three(v / 1e15)),
-        Column("flops_per_usd_high", "high", lambda v: three(v / 1e15)),
+        Column("flops_per_usd", "PFLOP/$", lambda v: three_in_column(v / 1e15)),
+        Column("flops_per_usd_low", "low", lambda v: three_in_column(v / 1e15)),
+        Column("flops_per_usd_high", "high", lambda v: three_in_column(v / 1e15)),
         prose("contenders", "not separable from it"),
     ]
     for row in rows:
@@ -88,8 +90,9 @@ def break_even_table(curves: Sequence[CostCurve], gpu: str) -> Table | None:
         row["better"] = row["better"] or "not separable"
     columns = [
         text("gpu_a", "GPU a"), text("gpu_b", "GPU b"), Column("n_params", "parameters", count),
-        Column("ratio", "equal at price a / b", three), Column("low", "low", three), Column("high", "high", three),
-        Column("price_ratio", "today's price a / b", three), text("better", "better buy today"),
+        Column("ratio", "equal at price a / b", three_in_column), Column("low", "low", three_in_column),
+        Column("high", "high", three_in_column),
+        Column("price_ratio", "today's price a / b", three_in_column), text("better", "better buy today"),
     ]  # fmt: skip
     note = "Depends on speed alone, so it outlives any price list: below this ratio of prices a is the better buy."
     return Table("break-even", "Break-even prices", note, columns, rows)

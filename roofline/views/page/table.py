@@ -71,32 +71,3 @@ def text(key: str, label: str) -> Column:
 
 def prose(key: str, label: str) -> Column:
     return Column(key, label, str, is_number=False, is_prose=True)
-
-
-def yes_no(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}" if seconds < 1e-3 else f"{seconds * 1e3:,.2f}"
-
-
-def percent(error: float) -> str:
-    return f"{error:+,.1%}"
-
-
-def share(value: float) -> str:
-    return f"{value:,.1%}"
-
-
-def gigabytes(size: float) -> str:
-    return f"{size / 1e9:.2f}" if size < 1e10 else f"{size / 1e9:.1f}"
-
-
-def integer(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def three(value: float) -> str:
-    """Three significant digits: 0.0170, 92.0, 131."""
-    return f"{value:#.3g}".rstrip(".")

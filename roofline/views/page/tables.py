@@ -5,6 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flopcast.roofline.base.units import (
+    count,
+    duration,
+    gb_in_column,
+    integer,
+    ms_in_column,
+    percent,
+    rate,
+    share,
+    three_in_column,
+    yes_no,
+)
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.gpu.profile.roofs import spec_of
 from flopcast.roofline.step.forecast import tokens_of, width_of
@@ -12,21 +24,8 @@ from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.model.models import row_label
 from flopcast.roofline.validation.validate import summary
 from flopcast.roofline.views.figures.agreement import RESIDUALS
-from flopcast.roofline.views.figures.canvas import Row, count, duration, rate
-from flopcast.roofline.views.page.table import (
-    NONE,
-    Column,
-    Table,
-    gigabytes,
-    integer,
-    ms,
-    percent,
-    prose,
-    share,
-    text,
-    three,
-    yes_no,
-)
+from flopcast.roofline.views.figures.canvas import Row
+from flopcast.roofline.views.page.table import NONE, Column, Table, prose, text
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
@@ -171,13 +170,13 @@ def anatomy_table(found: Sequence[Forecast], curve: CostCurve | None) -> Table |
     ]  # fmt: skip
     columns = [
         Column("width", "width", str), Column("depth", "layers", str), Column("n_params", "parameters", count),
-        Column("step_seconds", "step, ms", ms), Column("step_seconds_low", "low", ms),
-        Column("step_seconds_high", "high", ms), Column("device_seconds", "device, ms", ms), 
-        Column("host_seconds", "host, ms", ms), text("bound", "bound by"),
+        Column("step_seconds", "step, ms", ms_in_column), Column("step_seconds_low", "low", ms_in_column),
+        Column("step_seconds_high", "high", ms_in_column), Column("device_seconds", "device, ms", ms_in_column), 
+        Column("host_seconds", "host, ms", ms_in_column), text("bound", "bound by"),
         Column("tokens_per_second", "tokens/s", integer), Column("mfu", "MFU, counted", share),
-        Column("mfu_6n", "MFU, 6N", share), Column("peak_bytes", "peak memory, GB", gigabytes),
+        Column("mfu_6n", "MFU, 6N", share), Column("peak_bytes", "peak memory, GB", gb_in_column),
         Column("fits", "fits", yes_no, is_number=False), Column("kernels", "kernels", integer),
-        Column("usd_per_million_tokens", "$/Mtoken", three),
+        Column("usd_per_million_tokens", "$/Mtoken", three_in_column),
     ]  # fmt: skip
     dtype_peak = found[0].peak_flops_per_second
     note = (
@@ -203,11 +202,12 @@ def batch_table(found: Sequence[Forecast], name: str, seq: int, largest: int | N
         for f in found
     ]  # fmt: skip
     columns = [
-        Column("batch", "batch", str), Column("step_seconds", "step, ms", ms), Column("step_seconds_low", "low", ms),
-        Column("step_seconds_high", "high", ms), Column("device_seconds", "device, ms", ms),
-        Column("host_seconds", "host, ms", ms), text("bound", "bound by"),
+        Column("batch", "batch", str), Column("step_seconds", "step, ms", ms_in_column),
+        Column("step_seconds_low", "low", ms_in_column),
+        Column("step_seconds_high", "high", ms_in_column), Column("device_seconds", "device, ms", ms_in_column),
+        Column("host_seconds", "host, ms", ms_in_column), text("bound", "bound by"),
         Column("tokens_per_second", "tokens/s", integer), Column("mfu", "MFU, counted", share),
-        Column("peak_bytes", "peak memory, GB", gigabytes), Column("needed_bytes", "needed, GB", gigabytes),
+        Column("peak_bytes", "peak memory, GB", gb_in_column), Column("needed_bytes", "needed, GB", gb_in_column),
         Column("fits", "fits", yes_no, is_number=False),
     ]  # fmt: skip
     note = f"{name}, sequences of {seq} tokens, AdamW, autocast to bf16; low and high: 90% interval."
@@ -217,9 +217,9 @@ def batch_table(found: Sequence[Forecast], name: str, seq: int, largest: int | N
 
 
 _VALIDATION_DETAILS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("device_seconds", "device measured, ms", ms), ("device_forecast", "device forecast, ms", ms),
-    ("host_seconds", "host measured, ms", ms), ("host_forecast", "host forecast, ms", ms),
-    ("peak_bytes", "memory measured, GB", gigabytes), ("peak_forecast", "memory forecast, GB", gigabytes),
+    ("device_seconds", "device measured, ms", ms_in_column), ("device_forecast", "device forecast, ms", ms_in_column),
+    ("host_seconds", "host measured, ms", ms_in_column), ("host_forecast", "host forecast, ms", ms_in_column),
+    ("peak_bytes", "memory measured, GB", gb_in_column), ("peak_forecast", "memory forecast, GB", gb_in_column),
     ("kernels", "kernels measured", integer), ("kernels_forecast", "kernels forecast", integer),
     ("width", "width", str), ("depth", "layers", str), ("n_params", "parameters", count),
 )  # fmt: skip
@@ -231,10 +231,10 @@ def validation_table(rows: Sequence[Row]) -> Table | None:
         return None
     columns = [
         text("label", "step"),
-        Column("step_seconds", "measured, ms", ms),
-        Column("step_forecast", "forecast, ms", ms),
-        Column("step_low", "low", ms),
-        Column("step_high", "high", ms),
+        Column("step_seconds", "measured, ms", ms_in_column),
+        Column("step_forecast", "forecast, ms", ms_in_column),
+        Column("step_low", "low", ms_in_column),
+        Column("step_high", "high", ms_in_column),
         Column("step_error", "step error", percent, is_error=True),
         Column("within_interval", "in interval", yes_no, is_number=False),
         Column("device_error", "device error", percent, is_error=True),
@@ -262,8 +262,8 @@ def component_table(rows: Sequence[Row]) -> Table | None:
     columns += [Column(f"{group}_error", f"{RESIDUALS[group]} error", percent, is_error=True) for group in GROUPS]
     for group in GROUPS:
         columns += [
-            Column(f"{group}_seconds", f"{RESIDUALS[group]} measured, ms", ms, is_detail=True),
-            Column(f"{group}_forecast", f"{RESIDUALS[group]} forecast, ms", ms, is_detail=True),
+            Column(f"{group}_seconds", f"{RESIDUALS[group]} measured, ms", ms_in_column, is_detail=True),
+            Column(f"{group}_forecast", f"{RESIDUALS[group]} forecast, ms", ms_in_column, is_detail=True),
         ]
     note = "Device time of the same steps by class, forecast against the profiler's kernel times."
     return Table("components", "Validation: device time by class", note, columns, _labelled(rows))

@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from flopcast.roofline.base.units import percent, yes_no
 from flopcast.roofline.views.page.data import Section
-from flopcast.roofline.views.page.table import Column, Table, percent, text, yes_no
+from flopcast.roofline.views.page.table import Column, Table, text
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile

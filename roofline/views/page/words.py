@@ -9,11 +9,12 @@ from math import log
 from statistics import median
 from typing import TYPE_CHECKING
 
+from flopcast.roofline.base.units import count, duration, rate
 from flopcast.roofline.dollars.crossovers import best_gpu
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.step.forecast import tokens_of, width_of
 from flopcast.roofline.stream.model.models import row_label
-from flopcast.roofline.views.figures.canvas import Row, count, duration, rate
+from flopcast.roofline.views.figures.canvas import Row
 from flopcast.roofline.views.page.data import ReportData
 
 if TYPE_CHECKING:

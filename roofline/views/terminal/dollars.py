@@ -7,8 +7,7 @@ from itertools import combinations
 from math import log
 from typing import TYPE_CHECKING, Any
 
-from flopcast.roofline.base.units import NONE, parameters, short
-from flopcast.roofline.views.figures.canvas import count
+from flopcast.roofline.base.units import NONE, count, parameters, short_name, three_digits
 from flopcast.roofline.views.terminal.console import console, table
 
 if TYPE_CHECKING:
@@ -72,11 +71,6 @@ def spread_sizes(curves: Sequence[CostCurve], most: int = SHOWN_SIZES) -> list[f
     return sorted({min(sizes, key=lambda size: abs(log(size) - at)) for at in wanted})
 
 
-def three(value: float) -> str:
-    """Three digits, never in powers of ten: 0.0312, 7.04, 107."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def two(value: float) -> str:
     """Two digits, for the ends of intervals: 0.031, 7, 110."""
     return f"{float(f'{value:.2g}'):,.10g}"
@@ -84,7 +78,7 @@ def two(value: float) -> str:
 
 def span(value: float, low: float, high: float) -> str:
     """83.2 (56-120)"""
-    return f"{three(value)} ({two(low)}-{two(high)})"
+    return f"{three_digits(value)} ({two(low)}-{two(high)})"
 
 
 def ranged(found: Ranged, unit: float = 1.0) -> str:
@@ -129,11 +123,11 @@ def _curve_table(curves: Sequence[CostCurve], run: Run, one_host: bool) -> Table
         step = points[0].step
         cells = [ranged(p.flops_per_usd, PETA) if p.step.fits else "no memory" for p in points]
         best = best_gpu(curves, float(step.n_params))
-        leader = NONE if best is None else short(best.gpu) + ("" if best.separable else " *")
+        leader = NONE if best is None else short_name(best.gpu) + ("" if best.separable else " *")
         rows.append([f"{step.width} x {step.depth}", parameters(step.n_params), *cells, leader])
     how = f"{run.batch} x {run.seq} tokens, {run.optimizer}, {run.mode}"
     title = f"PFLOP per dollar (90% interval), counted FLOPs; {how}"
-    columns = ("width x depth", "parameters", *(short(c.gpu) for c in curves), "best")
+    columns = ("width x depth", "parameters", *(short_name(c.gpu) for c in curves), "best")
     fed = "one host feeds all of them" if one_host else "each stands in a host of its own (--hosts)"
     return lean(title, columns, rows, f"* not separable from the next one at these prices and intervals; {fed}")
 
@@ -157,7 +151,7 @@ def _size_table(curves: Sequence[CostCurve]) -> Table:
             s = found.step
             rows.append(
                 [
-                    count(size), short(curve.gpu), span(s.step_seconds * 1e3, s.low * 1e3, s.high * 1e3),
+                    count(size), short_name(curve.gpu), span(s.step_seconds * 1e3, s.low * 1e3, s.high * 1e3),
                     s.bound or NONE, ranged(found.flops_per_second, TERA), ranged(found.flops_per_usd, PETA),
                     ranged(found.usd_per_million_tokens),
                 ]
@@ -180,8 +174,8 @@ def _break_even_table(curves: Sequence[CostCurve]) -> Table:
                 continue
             mark = {a.gpu: " a", b.gpu: " b"}.get(found.better or "", "")
             cells.append(f"{span(found.ratio, found.low, found.high)}{mark}")
-        today = three(a.price.usd_per_hour / b.price.usd_per_hour)
-        rows.append([f"{short(a.gpu)} / {short(b.gpu)}", today, *cells])
+        today = three_digits(a.price.usd_per_hour / b.price.usd_per_hour)
+        rows.append([f"{short_name(a.gpu)} / {short_name(b.gpu)}", today, *cells])
     return lean(
         "Break-even price ratio of a / b: below it a is the better buy, whatever the price list",
         ("a / b", "prices", *(count(size) for size in sizes)),
@@ -194,7 +188,7 @@ def _what_if_table(curves: Sequence[CostCurve], scenarios: Sequence[Mapping[str,
     sizes = spread_sizes(curves)
     by_case: dict[tuple[float, int], dict[float, str]] = {}
     for row in scenarios:
-        cell = short(row["gpu"]) + ("" if row["separable"] else " *")
+        cell = short_name(row["gpu"]) + ("" if row["separable"] else " *")
         by_case.setdefault((row["host_factor"], row["batch"]), {})[row["n_params"]] = cell
     base = next(iter(by_case), (1.0, 0))[1]
     rows = [
@@ -260,15 +254,15 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
     for plan in found:
         seconds, usd, point = plan.seconds, plan.usd, plan.point
         if point is None or seconds is None or usd is None:
-            rows.append([short(plan.gpu), *[NONE] * (7 if budget_usd else 6), plan.reason or ""])
+            rows.append([short_name(plan.gpu), *[NONE] * (7 if budget_usd else 6), plan.reason or ""])
             continue
         bought = None if budget_usd is None else plan.tokens_for(budget_usd)
         rows.append(
             [
-                short(plan.gpu), str(plan.run.batch), f"{point.tokens_per_second.value:,.0f}",
+                short_name(plan.gpu), str(plan.run.batch), f"{point.tokens_per_second.value:,.0f}",
                 f"{plan.mfu or 0.0:.1%}", ranged(seconds, DAY), ranged(usd),
                 *([f"{count(bought.value)} ({count(bought.low)}-{count(bought.high)})"] if bought else []),
-                three(point.usd_per_million_tokens.value), point.step.bound,
+                three_digits(point.usd_per_million_tokens.value), point.step.bound,
             ]
         )  # fmt: skip
     first = next((plan.point.step for plan in found if plan.point is not None), None)
@@ -281,12 +275,12 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
     title = f"Training {model}on {count(found[0].tokens)} tokens; {how} (90% intervals)"
     out.print(lean(title, columns, rows, PACE))
     for plan in found:
-        out.print(f"{short(plan.gpu)} ({plan.basis}): {plan.price.label}")
+        out.print(f"{short_name(plan.gpu)} ({plan.basis}): {plan.price.label}")
     best = cheapest(found)
     if best is not None:
         plan, rivals = best
-        others = f"; by the intervals {', '.join(map(short, rivals))} may be cheaper" if rivals else ""
-        out.print(f"- least dollars: {short(plan.gpu)}{others}")
+        others = f"; by the intervals {', '.join(map(short_name, rivals))} may be cheaper" if rivals else ""
+        out.print(f"- least dollars: {short_name(plan.gpu)}{others}")
 
 
 def largest_document(
@@ -313,13 +307,14 @@ def print_largest(found: Sequence[Largest], curves: Sequence[CostCurve], tokens_
         if row.n_params is None or row.cost_usd is None or row.days is None:
             small = curve.fitting[0].step.n_params if curve.fitting else None
             why = f"{row.limited_by}: the smallest has {count(small)}" if small else row.limited_by
-            rows.append([short(row.gpu), NONE, NONE, NONE, NONE, why])
+            rows.append([short_name(row.gpu), NONE, NONE, NONE, NONE, why])
             continue
         low = count(row.low) if row.low else f"below {count(curve.fitting[0].step.n_params)}"
         rows.append(
             [
-                short(row.gpu), f"{count(row.n_params)} ({low}-{count(row.high or row.n_params)})",
-                count(row.n_params * tokens_per_parameter), three(row.cost_usd), three(row.days), row.limited_by,
+                short_name(row.gpu), f"{count(row.n_params)} ({low}-{count(row.high or row.n_params)})",
+                count(row.n_params * tokens_per_parameter), three_digits(row.cost_usd), three_digits(row.days),
+                row.limited_by,
             ]
         )  # fmt: skip
     out = console()
@@ -330,4 +325,4 @@ def print_largest(found: Sequence[Largest], curves: Sequence[CostCurve], tokens_
     columns = ("GPU", "parameters", "tokens", "$", "days", "limited by")
     out.print(lean(title, columns, rows, PACE))
     for curve in curves:
-        out.print(f"{short(curve.gpu)} ({curve.basis}): {curve.price.label}")
+        out.print(f"{short_name(curve.gpu)} ({curve.basis}): {curve.price.label}")

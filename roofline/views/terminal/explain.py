@@ -6,27 +6,29 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, percent, share
-from flopcast.roofline.views.figures.canvas import byte_size
+from flopcast.roofline.base.units import (
+    NONE,
+    byte_size,
+    gigabytes,
+    ms,
+    parameters,
+    percent,
+    rate,
+    scale,
+    share,
+    three_digits,
+)
+from flopcast.roofline.gpu.profile.roofs import DTYPES, Roofs, best_points, points_of, roofs_of
 from flopcast.roofline.views.terminal.console import console, say, table
 from flopcast.roofline.views.terminal.forecast import run_words
 
 if TYPE_CHECKING:
+    from flopcast.roofline.base.numbers import Number
+    from flopcast.roofline.gpu.profile.profile import Profile
     from flopcast.roofline.step.alternatives import Advice
     from flopcast.roofline.step.explain import Explanation
     from flopcast.roofline.step.forecast import Forecast
     from flopcast.roofline.stream.model.run import Run
-
-
-from typing import TYPE_CHECKING
-
-from flopcast.roofline.base.units import rate
-from flopcast.roofline.gpu.profile.roofs import DTYPES, Roofs, best_points, points_of, roofs_of
-from flopcast.roofline.views.figures.canvas import plain, scale
-
-if TYPE_CHECKING:
-    from flopcast.roofline.base.numbers import Number
-    from flopcast.roofline.gpu.profile.profile import Profile
 
 
 MODULES_SHOWN = 16
@@ -169,8 +171,8 @@ def print_roofs(profile: Profile) -> None:
     def flops(number: Number | None) -> str:
         if number is None:
             return NONE
-        bounds = f" ({plain(number.low / by)}-{plain(number.high / by)})" if is_projected else ""
-        return plain(number.value / by) + bounds
+        bounds = f" ({three_digits(number.low / by)}-{three_digits(number.high / by)})" if is_projected else ""
+        return three_digits(number.value / by) + bounds
 
     def ridge(value: float | None) -> str:
         return NONE if value is None else f"{value:.3g}"
@@ -180,7 +182,7 @@ def print_roofs(profile: Profile) -> None:
             roof.dtype,
             flops(roof.burst),
             flops(roof.sustained),
-            NONE if roof.peak is None else f"{plain(roof.peak.value / by)} {roof.peak.basis}",
+            NONE if roof.peak is None else f"{three_digits(roof.peak.value / by)} {roof.peak.basis}",
             share(roof.share),
             ridge(roof.ridge_memory),
             ridge(roof.ridge_cache),
@@ -210,7 +212,7 @@ def print_roofs(profile: Profile) -> None:
     out.print(table("Launch bound", ("", "value", "basis"), floors))
     found = [
         [f"{b.op_class}, {b.backend}, {b.cache}", f"{b.points:,}",
-         rate(b.rate) if b.unit == "FLOP/s" else bandwidth(b.rate),
+         rate(b.rate, "FLOP/s", 1) if b.unit == "FLOP/s" else bandwidth(b.rate),
          NONE if b.share is None else f"{share(b.share)} of {b.of}"]
         for b in best_points(roofs, points_of(profile))
     ]  # fmt: skip
@@ -231,7 +233,7 @@ FLOORS = {
 
 
 def flops_of_peak(number: Number | None) -> str:
-    return NONE if number is None else f"{rate(number.value)} {number.basis}"
+    return NONE if number is None else f"{rate(number.value, 'FLOP/s', 1)} {number.basis}"
 
 
 def bandwidth(value: float) -> str:

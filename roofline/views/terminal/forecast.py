@@ -32,8 +32,8 @@ def run_words(run: Run, unit: str = "tokens") -> str:
 
 
 def print_forecast(found: Forecast, run: Run) -> None:
+    from flopcast.roofline.base.units import byte_size
     from flopcast.roofline.step.memory import CONTEXT_BYTES, FRAGMENTATION
-    from flopcast.roofline.views.figures.canvas import byte_size
 
     out = console()
     depth = f"{found.depth} layers, " if found.depth else ""
@@ -76,7 +76,7 @@ def print_forecast(found: Forecast, run: Run) -> None:
 
 def _flops_rows(found: Forecast) -> list[list[str]]:
     """FLOPs and MFU; 6N is of tokens alone: an image costs more than 6 FLOPs a parameter."""
-    peak = rate(found.peak_flops_per_second)
+    peak = rate(found.peak_flops_per_second, "FLOP/s", 1)
     if found.unit != "tokens":
         return [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{share(found.mfu)} of {peak}"]]
     return [

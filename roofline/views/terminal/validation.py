@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flopcast.roofline.base.units import NONE, ms, percent, share
+from flopcast.roofline.base.units import NONE, duration, ms, percent, share
 from flopcast.roofline.validation import baselines
 from flopcast.roofline.validation.compare import ROWS_SHOWN, Change, Comparison, StepChange
-from flopcast.roofline.views.figures.canvas import duration
 from flopcast.roofline.views.terminal.console import console, say, table
 from flopcast.roofline.views.terminal.dollars import lean
 

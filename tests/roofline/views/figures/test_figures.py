@@ -13,6 +13,7 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.base.numbers import Number
+from flopcast.roofline.base.units import byte_size, count, duration, rate
 from flopcast.roofline.dollars.points import CostCurve, StepPoint, cost_curve
 from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
 from flopcast.roofline.gpu.library.profiles import find_profile
@@ -26,19 +27,7 @@ from flopcast.roofline.validation.validate import COLUMNS
 from flopcast.roofline.views.figures.agreement import agreement_figure, residual_figure
 from flopcast.roofline.views.figures.anatomy import anatomy_figure, batch_figure
 from flopcast.roofline.views.figures.bandwidth import memory_figure
-from flopcast.roofline.views.figures.canvas import (
-    CARD,
-    DARK,
-    DARK_COLOURS,
-    apart,
-    byte_size,
-    count,
-    duration,
-    finish,
-    new_sheet,
-    rate,
-    spread_apart,
-)
+from flopcast.roofline.views.figures.canvas import CARD, DARK, DARK_COLOURS, apart, finish, new_sheet, spread_apart
 from flopcast.roofline.views.figures.capacity import capacity_figure, host_figure
 from flopcast.roofline.views.figures.cost import cost_figure, save_cost_figure
 from flopcast.roofline.views.figures.efficiency_map import map_figure, product_map
