@@ -16,4 +16,4 @@ class Number:
     source: str = ""
 
 
-Z = 1.6449  # standard normal quantile of a two-sided 90% interval
+Z_90 = 1.6449  # standard normal quantile of a two-sided 90% interval

@@ -20,7 +20,7 @@ from math import exp, log
 from typing import Any
 
 from flopcast.errors import UsageError
-from flopcast.roofline.base.numbers import Z
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.dollars.crossovers import best_rows
 from flopcast.roofline.dollars.points import HOST, CostCurve, Moves, StepPoint, cost_curve
 from flopcast.roofline.gpu.catalogue.prices import Price
@@ -118,19 +118,19 @@ def step_point(
     shared: dict[str, Moves] = {}
     if device_sigma:
         slope = (
-            -moved(device_factor=exp(-Z * device_sigma)) / (Z * device_sigma),
-            moved(device_factor=exp(Z * device_sigma)) / (Z * device_sigma),
+            -moved(device_factor=exp(-Z_90 * device_sigma)) / (Z_90 * device_sigma),
+            moved(device_factor=exp(Z_90 * device_sigma)) / (Z_90 * device_sigma),
         )
         for cause, sigma in class_sigmas(items, profile).items():
-            shared[cause] = (-slope[0] * Z * sigma, slope[1] * Z * sigma)
+            shared[cause] = (-slope[0] * Z_90 * sigma, slope[1] * Z_90 * sigma)
     if shares_host and host.sigma:
-        shared[HOST] = (moved(host_factor=exp(-Z * host.sigma)), moved(host_factor=exp(Z * host.sigma)))
+        shared[HOST] = (moved(host_factor=exp(-Z_90 * host.sigma)), moved(host_factor=exp(Z_90 * host.sigma)))
     others = {}
     for factor in HOST_FACTORS if what_if else ():
         seconds = steps(host_factor=factor)
         down, up = base / found.step_seconds_low, found.step_seconds_high / base
         if not factor:  # the kernels' interval is left; with a host the width stays
-            down = up = exp(Z * device_sigma)
+            down = up = exp(Z_90 * device_sigma)
         others[factor] = (seconds, seconds / down, seconds * up)
     return StepPoint(
         n_params=found.n_params,

@@ -10,7 +10,7 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.roofline.base.numbers import Z
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -172,7 +172,7 @@ def forecast_items(
     peak_memory = peak_bytes(stream, workspace_bytes(capability and tuple(capability)))
     needed = needed_bytes(peak_memory)
     breakdown = by_class(items)
-    spread = exp(Z * device_sigma)
+    spread = exp(Z_90 * device_sigma)
     return Forecast(
         gpu=profile.gpu,
         profile_basis=profile.basis,

@@ -9,13 +9,13 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.base.csv_files import Row, check_length, parse_cell
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.model.run import MOST
 
 MAX_SIZE = 2**40  # of one dimension in `kernels`: beyond it products leave the range of a float
 
-_Z = 1.6449
 GEMM_BACKENDS = ("torch", "triton")
 ATTENTION_BACKENDS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
 KERNEL_DTYPES = ("bf16", "fp16", "tf32", "fp32")
@@ -43,7 +43,7 @@ def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
             out[index]["reason"] = "backend triton needs a GPU"
             continue
         seconds = found.seconds + gap * profile.launches(work)
-        spread = exp(_Z * found.sigma)
+        spread = exp(Z_90 * found.sigma)
         dtype = getattr(work.shape, "dtype", "bf16")
         if dtype not in rates:
             rates[dtype] = _rate(dtype, profile)

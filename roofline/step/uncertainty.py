@@ -33,7 +33,7 @@ from functools import cache
 from math import exp, hypot, log, sqrt
 from typing import Any
 
-from flopcast.roofline.base.numbers import Z
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -181,13 +181,13 @@ def step_interval(
     beyond = spreads().beyond
 
     def moved(sign: int) -> float:
-        by_device = log(run(device_factor=exp(sign * Z * device_sigma)) / step)
-        follows = abs(by_device) / (Z * device_sigma) if device_sigma else 0.0
+        by_device = log(run(device_factor=exp(sign * Z_90 * device_sigma)) / step)
+        follows = abs(by_device) / (Z_90 * device_sigma) if device_sigma else 0.0
         parts = (
-            run(host_factor=exp(sign * Z * host.sigma)),
-            run(gap_factor=exp(sign * Z * gap_sigma)),
-            run(power_factor=exp(sign * Z * power_limit.SIGMA)),
+            run(host_factor=exp(sign * Z_90 * host.sigma)),
+            run(gap_factor=exp(sign * Z_90 * gap_sigma)),
+            run(power_factor=exp(sign * Z_90 * power_limit.SIGMA)),
         )
-        return hypot(by_device, Z * beyond * follows, *(log(part / step) for part in parts))
+        return hypot(by_device, Z_90 * beyond * follows, *(log(part / step) for part in parts))
 
     return step, step * exp(-moved(-1)), step * exp(moved(1))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from flopcast.kernels.shapes import shape_from_json
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.fit.cards import read_folder
 from flopcast.roofline.gpu.fit.row_seconds import graph_gap_of, taken_seconds
 from flopcast.roofline.gpu.library.profiles import find_profile
@@ -140,7 +141,7 @@ def profile_side(profile: Profile, label: str) -> Side:
             sizes = " x ".join(f"{2**size:.0f}" for size in features)
             readings[f"{name}/{features}"] = Reading(group, seconds, noise, None, f"{name}: {sizes}")
     for name, number in profile.ceilings.items():
-        own = math.log(number.high / number.low) / 2 / 1.645 if 0 < number.low <= number.high else 0.0
+        own = math.log(number.high / number.low) / 2 / Z_90 if 0 < number.low <= number.high else 0.0
         made = _scalar(name, number.value, own) if number.value > 0 else None
         if made is not None:
             readings[f"scalar/{name}"] = made

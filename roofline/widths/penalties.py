@@ -24,7 +24,7 @@ from typing import Any
 
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import Gemm
-from flopcast.roofline.base.numbers import Z
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import Backends, device_work
@@ -321,7 +321,7 @@ def penalty(one: Point, below: Point, above: Point) -> Penalty:
     return Penalty(
         axis=one.axis, value=one.value, multiple=one.multiple, below=below.value, above=above.value,
         step=one.step_seconds / line(lambda p: p.step_seconds) - 1, device=ratio - 1,
-        device_low=ratio * (1 - Z * sigma) - 1, device_high=ratio * (1 + Z * sigma) - 1, layouts=layouts,
+        device_low=ratio * (1 - Z_90 * sigma) - 1, device_high=ratio * (1 + Z_90 * sigma) - 1, layouts=layouts,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Shape
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.roofline.base.csv_files import format_cell
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.library.profiles import projection
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.suites import library
@@ -32,7 +33,6 @@ from flopcast.roofline.validation.step_plans import validation_plans
 from flopcast.roofline.validation.validate import compare
 
 SUITES = ("standard", "fused")
-Z90 = 1.645  # half-width of a 90% interval in standard deviations
 FILE = "forecasts.csv.gz"
 # `kind`: "kernel", "ceiling", "step", "device", or "device/<group of operations>". `value`: seconds, of a ceiling what
 # it counts; low and high are the ends of the 90% interval, empty where none is stated.
@@ -54,7 +54,7 @@ def kernel_rows(profile: Profile, asked: Sequence[tuple[Shape, str, str]]) -> It
     """Seconds of each shape."""
     requests = [(describe(shape, backend), backend, cache) for shape, backend, cache in asked]
     for (shape, backend, cache), found in zip(asked, profile.estimate(requests), strict=True):
-        wide = exp(Z90 * found.sigma)
+        wide = exp(Z_90 * found.sigma)
         yield {
             "kind": "kernel", "key": shape.key, "backend": backend, "cache": cache,
             "value": found.seconds, "low": found.seconds / wide, "high": found.seconds * wide,

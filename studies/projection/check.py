@@ -31,6 +31,7 @@ import numpy as np
 
 from flopcast.kernels.shapes import Attention, Call, Gemm, Operand
 from flopcast.roofline.base.csv_files import write_rows
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.library.profiles import PUBLISHED, projection
@@ -40,7 +41,6 @@ from flopcast.roofline.gpu.projection.published_tables import Timed, read_table
 from flopcast.roofline.stream.lowering.describe import describe
 from studies.projection.targets import FROM_OTHER, OTHER, SOURCE, TARGETS
 
-Z90 = 1.645
 GEMM_TABLES = {"nvidia-a100-80gb-sxm": "gemm_bf16_a100_sxm.csv.gz", "nvidia-l40s": "gemm_bf16_l40s.csv.gz"}
 ATTENTION_TABLE = "attention_forward_bf16_a100_l40s.csv.gz"
 POINTWISE_TABLE, EFFICIENCY_TABLE = "pointwise_fp32_l4.csv.gz", "training_op_efficiency_bf16_a100_pcie.csv"
@@ -76,7 +76,7 @@ class Checked:
             "median_error": float(np.median(errors)),
             "p5_error": float(np.quantile(errors, 0.05)),
             "p95_error": float(np.quantile(errors, 0.95)),
-            "coverage90": float((np.abs(self.logs) <= Z90 * self.sigma).mean()),
+            "coverage90": float((np.abs(self.logs) <= Z_90 * self.sigma).mean()),
             "target": target,
             "met": None if target is None else mean <= target,
             "what": self.what,

@@ -16,7 +16,7 @@ from flopcast.roofline.stream.lowering.classes import GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-from flopcast.roofline.base.numbers import Z
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.step.uncertainty import FILE, Spreads, spreads
 from flopcast.roofline.validation.step_plans import GROUP
 
@@ -90,7 +90,7 @@ def _spread(errors: Sequence[float]) -> float | None:
 def _student(n: int) -> float:
     """How much wider than the normal distribution's an interval has to be when its spread comes from n values."""
     known = max((degrees for degrees in _STUDENT if degrees <= n), default=min(_STUDENT))
-    return _STUDENT[known] / Z
+    return _STUDENT[known] / Z_90
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

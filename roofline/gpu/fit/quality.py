@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.fit.surfaces import Case
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -89,7 +90,7 @@ def _quality(
     from."""
     inner = np.abs([error for _, error, _ in left_out]) if len(left_out) > 1 else np.empty(0)
     outer = np.abs([error for _, error, _ in held])
-    within = [abs(np.log1p(error)) <= 1.645 * float(np.hypot(sigma, case.noise)) for case, error, sigma in held]
+    within = [abs(np.log1p(error)) <= Z_90 * float(np.hypot(sigma, case.noise)) for case, error, sigma in held]
     everything = [(case.row["key"], error, "fit") for case, error, _ in left_out if len(left_out) > 1]
     everything += [(case.row["key"], error, "holdout") for case, error, _ in held]
     worst = tuple(sorted(everything, key=lambda item: -abs(item[1]))[:WORST_ROWS])

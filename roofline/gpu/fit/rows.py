@@ -20,7 +20,7 @@ import numpy as np
 
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Shape, shape_from_json
-from flopcast.roofline.base.numbers import Number
+from flopcast.roofline.base.numbers import Z_90, Number
 from flopcast.roofline.gpu.catalogue.device import attention_alias, device_peaks, gpu_name
 from flopcast.roofline.gpu.fit.cards import read_folder, with_cards
 from flopcast.roofline.gpu.fit.host import fit_host, with_origin
@@ -173,7 +173,7 @@ def ceilings_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Number]:
     found: dict[str, Number] = {}
     for row in rows:
         if row["key"].startswith("scalar/") and row.get("value") is not None:
-            half = float(np.exp(1.645 * log_spread(row)))
+            half = float(np.exp(Z_90 * log_spread(row)))
             value = float(row["value"])
             source = f"{row['key']}, {row.get('n') or len(row.get('samples') or [])} samples"
             found[row["key"].removeprefix("scalar/")] = Number(value, value / half, value * half, "measured", source)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.fit.priors import Prior
 from flopcast.roofline.gpu.laws import gemm, laws
 from flopcast.roofline.gpu.laws.smooth import Array
@@ -168,7 +169,7 @@ def _own(surface: Surface) -> tuple[float, ...]:
 
 def scale_of(ratios: Array) -> float:
     """What sigma is multiplied by so that 90% of the errors lie within the 90% interval."""
-    return float(np.clip(np.quantile(ratios, 0.9) / 1.645, *SCALE_BOUNDS))
+    return float(np.clip(np.quantile(ratios, 0.9) / Z_90, *SCALE_BOUNDS))
 
 
 # --- the law ------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from math import exp, hypot, log
 import numpy as np
 
 from flopcast.errors import UsageError
-from flopcast.roofline.base.numbers import Number
+from flopcast.roofline.base.numbers import Z_90, Number
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, find_spec, load_specs, spec_of_device
 from flopcast.roofline.gpu.catalogue.power import burst_rate, matrix_rate, sustained_fraction
 from flopcast.roofline.gpu.laws import gemm_triton
@@ -49,7 +49,6 @@ SIGMA = {"gemm": 0.25, "attention": 0.21, "conv": 0.30, "memory": 0.15, "hot": 0
 # were foretold of an H100 before one was measured (reports/projection/nvidia-h100-sxm; 0.07, 0.04, 0.09 and 0.10).
 # Convolutions were not among them.
 SAME_CHIP_SIGMA = {**SIGMA, "gemm": 0.07, "attention": 0.05, "memory": 0.10, "hot": 0.10}
-Z90 = 1.645  # half-width of a 90% interval in standard deviations
 
 # Attention kernels written for Ampere (torch's flash) issue mma.sync, which on Hopper reaches 0.63 of the
 # peak that wgmma reaches (Luo et al. 2024, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture",
@@ -306,8 +305,8 @@ def _ceiling(
     elif name.startswith("kernel_floor"):
         factor = cycles(source, target)
     value = number.value * factor
-    down = hypot(log(number.value / number.low), Z90 * sigma) if number.low > 0 else Z90 * sigma
-    up = hypot(log(number.high / number.value), Z90 * sigma)
+    down = hypot(log(number.value / number.low), Z_90 * sigma) if number.low > 0 else Z_90 * sigma
+    up = hypot(log(number.high / number.value), Z_90 * sigma)
     return Number(value, value * exp(-down), value * exp(up), "extrapolated", source_note)
 
 

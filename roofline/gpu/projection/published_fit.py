@@ -21,7 +21,7 @@ import numpy as np
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention
-from flopcast.roofline.base.numbers import Number
+from flopcast.roofline.base.numbers import Z_90, Number
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
 from flopcast.roofline.gpu.laws import laws
 from flopcast.roofline.gpu.laws.gemm_before_hopper import TILE_NAMES
@@ -36,7 +36,6 @@ PRIOR_SIGMA, TILE_SIGMA = 0.5, 0.1
 ROBUST, NOISE = 0.1, 0.16  # log seconds; NOISE: how far a row counts as off, against the priors
 ROUNDS, STEP, LONGEST = 9, 1e-3, 0.5
 LEAST_ROWS, MOST_ROWS = 20, {"gemm": 2000, "attention": 700}
-Z90 = 1.645
 LEAST_SIGMA = 0.05  # two stacks' times of the same products on the same GPU differ by 6% (A100) to 16% (L40S)
 FAINT = 1e-3
 
@@ -137,7 +136,7 @@ def fit_surface(profile: Profile, spec: GpuSpec, name: str, rows: Sequence[Timed
         rows[0].is_serving,
         {key: start[key] for key in names},
         {key: after[key] for key in names},
-        max(float(np.quantile(left, 0.9)) / Z90, LEAST_SIGMA),
+        max(float(np.quantile(left, 0.9)) / Z_90, LEAST_SIGMA),
         len(rows),
     )
 
@@ -256,7 +255,7 @@ def apply(profile: Profile, record: Mapping[str, Any]) -> Profile:
     square = surfaces.get("torch/gemm/nt/bf16/cold")
     if own and sustained is not None and square is not None and published.get("torch/gemm/nt/bf16/cold"):
         rate = _square_rate(square)
-        spread = np.exp(Z90 * sigma["gemm"])
+        spread = np.exp(Z_90 * sigma["gemm"])
         ceilings["matrix_sustained/bf16"] = Number(rate, rate / spread, rate * spread, "published", record["source"])
     before = profile.provenance.get("published") or {}
     sources = [before["source"]] if before.get("source", record["source"]) != record["source"] else []
