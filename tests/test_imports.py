@@ -197,7 +197,6 @@ def test_imports_go_down_only() -> None:
     assert not up, "these rooms stand in the other order in studies/house.py: " + "; ".join(up)
 
 
-@pytest.mark.xfail(reason="explain borrows predict's signature, predict hands over to explain", strict=True)
 def test_no_module_imports_itself_through_others() -> None:
     graph: dict[str, set[str]] = {}
     for importer, imported in arrows():

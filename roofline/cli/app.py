@@ -26,6 +26,7 @@ from flopcast.roofline.cli.gpu.kernels import kernels
 from flopcast.roofline.cli.gpu.report import report
 from flopcast.roofline.cli.gpu.roofline import roofline
 from flopcast.roofline.cli.gpu.tune import tune_kernels
+from flopcast.roofline.cli.shared.groups import expanded
 from flopcast.roofline.cli.step.explain import explain
 from flopcast.roofline.cli.step.predict import predict
 from flopcast.roofline.cli.step.sweep import sweep
@@ -80,23 +81,9 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 # In the order of `flopcast --help`: what a GPU does, what a step costs, what to choose.
 for command in (
-    gpus,
-    bench,
-    fit,
-    roofline,
-    kernels,
-    compare,
-    report,
-    predict,
-    explain,
-    sweep,
-    validate,
-    widths,
-    cost,
-    prices,
-    plan,
-):
-    app.command()(command)
+    gpus, bench, fit, roofline, kernels, compare, report, predict, explain, sweep, validate, widths, cost, prices, plan,
+):  # fmt: skip
+    app.command()(expanded(command))
 app.command("import")(import_table)
 app.command("tune-kernels")(tune_kernels)
 

@@ -11,76 +11,79 @@ import typer
 
 from flopcast.errors import UsageError
 from flopcast.roofline.base.csv_files import write_rows
-from flopcast.roofline.cli.shared.options import AsJson, PriceDate, PriceFile, PriceGiven, PriceKind, Provider
-from flopcast.roofline.cli.shared.price_options import GPUS, gpu_names, price_book
+from flopcast.roofline.cli.shared.groups import Only
+from flopcast.roofline.cli.shared.options import (
+    ALL_GPUS,
+    AsJson,
+    Gpus,
+    HostsOptions,
+    PriceKind,
+    PriceOptions,
+    RunOptions,
+    ladder_of,
+)
+from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
 from flopcast.roofline.dollars.crossovers import best_rows, break_even_rows, cost_rows, crossover_rows, memory_rows
 from flopcast.roofline.dollars.points import CostCurve
-from flopcast.roofline.stream.model.run import Run
 
 
 def cost(
-    gpus: Annotated[str, typer.Option(help="Comma-separated GPUs.")] = GPUS,
+    gpus: Gpus = ALL_GPUS,
+    *,
     depth_law: Annotated[str, typer.Option(help="Layers of each width: printed, ln or qwen3.")] = "printed",
     widths: Annotated[str | None, typer.Option(help="Comma-separated widths; default: 256 to 4096 by 256.")] = None,
-    batch: Annotated[int, typer.Option(help="Sequences a micro-batch.")] = 4,
-    seq: Annotated[int, typer.Option(help="Tokens a sequence.")] = 256,
-    optimizer: Annotated[str, typer.Option(help="adamw or adamw-fused.")] = "adamw",
-    mode: Annotated[str, typer.Option(help="eager; compile is not modelled yet.")] = "eager",
-    host: Annotated[str | None, typer.Option(
-        help="One host for all GPUs: one of `flopcast gpus --hosts`, a profile's, `none`."
-    )] = None,
-    hosts: Annotated[str, typer.Option(
-        help="own: each GPU in a machine of its own; same: in one machine, whose pace cancels in comparisons."
-    )] = "own",
-    what_if: Annotated[bool, typer.Option(
-        "--what-if", help="Larger batches too, 4 and 16 times (traces what is not at hand: seconds each)."
-    )] = False,
-    prices: PriceFile = None, price: PriceGiven = None, provider: Provider = None, on: PriceDate = None,
+    run: Annotated[RunOptions, Only("batch", "seq", "optimizer", "mode")],
+    feeding: HostsOptions,
+    what_if: Annotated[
+        bool,
+        typer.Option(
+            "--what-if", help="Larger batches too, 4 and 16 times (traces what is not at hand: seconds each)."
+        ),
+    ] = False,
+    price: PriceOptions,
     kind: PriceKind = "on-demand",
     out: Annotated[Path | None, typer.Option(help="Folder for the tables (CSV) and the figure.")] = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """FLOPs per dollar against model size, for several GPUs: curves, crossovers, break-even prices."""
     from dataclasses import replace
 
     from flopcast.roofline.base.csv_files import check_writable
-    from flopcast.roofline.cli.shared.options import whole_numbers
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.dollars.curves import SAME, cost_curves, what_if_rows
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
     from flopcast.roofline.stream.library.by_batch import stream_of
-    from flopcast.roofline.stream.model.models import LADDER_WIDTHS, ladder
     from flopcast.roofline.views.terminal import console, dollars
 
-    if mode == "compile":
+    if run.mode == "compile":
         raise UsageError(
             "mode 'compile' is not modelled yet: use eager, whose table of other hosts also gives the bound with no "
             "host at all (what CUDA graphs of these kernels would reach; fused kernels may go beyond it)"
         )
-    chosen = LADDER_WIDTHS if widths is None else tuple(sorted(set(whole_numbers("--widths", widths))))
-    models = ladder(chosen, depth_law)
+    models = ladder_of(widths, depth_law)
     profiles = find_profiles(gpu_names(gpus))
-    book = price_book(prices, price, provider, on, gpus=[profile.gpu for profile in profiles], required=True, kind=kind)
-    run = Run(batch=batch, seq=seq, optimizer=optimizer, mode=mode)
-    run.check()
+    book = price_book(price, [profile.gpu for profile in profiles], required=True, kind=kind)
+    asked = run.to_run()
     check_writable(out, is_folder=True)
-    feeding = find_host(host)
+    host = find_host(feeding.host)
     with console.progress("forecasting the ladder") as advance:
-        curves = cost_curves(profiles, models, run, book, host=feeding, hosts=hosts, what_if=True, progress=advance)
+        curves = cost_curves(
+            profiles, models, asked, book, host=host, hosts=feeding.hosts, what_if=True, progress=advance
+        )
         larger = {}
         for factor in (4, 16) if what_if else ():
             larger[factor] = cost_curves(
-                profiles, models, replace(run, batch=batch * factor), book, host=feeding, hosts=hosts,
+                profiles, models, replace(asked, batch=asked.batch * factor), book, host=host, hosts=feeding.hosts,
                 streams=stream_of, progress=advance,
             )  # fmt: skip
-    scenarios = what_if_rows(curves, larger, batch)
+    scenarios = what_if_rows(curves, larger, asked.batch)
     if out is not None:
         for path in write_cost(curves, out, scenarios=scenarios):
             console.say(f"wrote {path}")
     if as_json:
-        emit(dollars.document(curves, models, run, hosts=hosts, host=host, scenarios=scenarios))
+        emit(dollars.document(curves, models, asked, hosts=feeding.hosts, host=feeding.host, scenarios=scenarios))
     else:
-        dollars.print_cost(curves, run, scenarios, one_host=host is not None or hosts == SAME)
+        dollars.print_cost(curves, asked, scenarios, one_host=feeding.host is not None or feeding.hosts == SAME)
 
 
 def write_cost(curves: Sequence[CostCurve], folder: Path, *, scenarios: Sequence[Mapping[str, Any]] = ()) -> list[Path]:

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli.shared.options import AsJson, PriceDate, PriceFile, refuse_unused
-from flopcast.roofline.cli.shared.price_options import checked_day, tell
+from flopcast.roofline.cli.shared.options import AsJson, PriceBook, PriceDay, refuse_unused
+from flopcast.roofline.cli.shared.price_book import checked_day, tell
 
 
 def prices(
     gpu: Annotated[str | None, typer.Option("--gpu", help="This GPU's prices alone.")] = None,
-    book: PriceFile = None,
+    book: PriceBook = None,
     source: Annotated[Path | None, typer.Option("--from", help="A vms.csv of SkyPilot's catalogue.")] = None,
     refresh: Annotated[str | None, typer.Option(
         help="gpuhunt: today's prices from its catalogue (an extra: pip install 'flopcast\\[prices]')."
@@ -28,7 +28,7 @@ def prices(
     alias: Annotated[list[str] | None, typer.Option(
         help="NAME=GPU: what an ambiguous name in a catalogue means, e.g. A100-80GB=nvidia-a100-80gb-pcie."
     )] = None,
-    on: PriceDate = None,
+    on: PriceDay = None,
     out: Annotated[Path | None, typer.Option(help="CSV to write, for --prices.")] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip

@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli.shared import options as shared
+from flopcast.roofline.cli.shared.groups import Only
+from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, RunOptions, is_given, refuse_unused
 
 
 def widths(
-    gpu: shared.Gpu,
+    context: typer.Context,
+    gpu: Gpu,
+    *,
     around: Annotated[int | None, typer.Option(help="Hidden size; the rest follows the ladder's shape.")] = None,
-    config: shared.ConfigName = None,
-    depth: shared.Depth = None, depth_law: shared.DepthLaw = None, heads: shared.Heads = None,
-    kv_heads: shared.KvHeads = None, head_dim: shared.HeadDim = None, ffn: shared.Ffn = None,
-    vocab: shared.Vocab = None, tied: shared.Tied = None,
-    batch: shared.Batch = 4, seq: shared.Seq = 256, accumulate: shared.Accumulate = 1,
-    checkpoint: shared.Checkpoint = "none",
-    precision: Annotated[str | None, typer.Option(
-        help="autocast-bf16 (default), bf16 (default of --forward-only), tf32 or fp32."
-    )] = None,
-    optimizer: shared.Optimizer = "adamw", matmul: shared.Matmul = "torch", attention: shared.Attention = "sdpa",
-    host: shared.Host = None,
+    model: Annotated[
+        ModelOptions, Only("config", "depth", "depth_law", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")
+    ],
+    run: Annotated[
+        RunOptions, Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention")
+    ],
+    host: Host = None,
     axis: Annotated[str, typer.Option(help="Comma-separated: hidden, ffn, vocab, heads.")] = "hidden,ffn,vocab,heads",
     span: Annotated[int, typer.Option(help="How far from a size its multiples of 64 are tried.")] = 128,
-    constraint: Annotated[str | None, typer.Option(
-        help="Shapes of so many parameters: 'params=600M±2%' (or +-2%). Default: the model's own, 2%."
-    )] = None,
-    shapes: Annotated[bool, typer.Option(
-        "--shapes/--no-shapes", help="Whether to try shapes of equal parameters."
-    )] = True,
-    forward_only: Annotated[bool, typer.Option(
-        "--forward-only", help="The forward alone, as inference runs it."
-    )] = False,
+    constraint: Annotated[
+        str | None,
+        typer.Option(help="Shapes of so many parameters: 'params=600M±2%' (or +-2%). Default: the model's own, 2%."),
+    ] = None,
+    shapes: Annotated[
+        bool, typer.Option("--shapes/--no-shapes", help="Whether to try shapes of equal parameters.")
+    ] = True,
+    forward_only: Annotated[
+        bool,
+        typer.Option(
+            "--forward-only", help="The forward alone, as inference runs it, in bf16 where no --precision is given."
+        ),
+    ] = False,
     tolerate: Annotated[float, typer.Option(help="Median penalty in percent that a multiple may cost.")] = 1.0,
     out: Annotated[Path | None, typer.Option(help="CSV to write: one forecast a row.")] = None,
     figure: Annotated[Path | None, typer.Option(help="Figure to write: FILE.png or FILE.svg.")] = None,
     theme: Annotated[str | None, typer.Option(help="Ground of the figure: light (default) or dark.")] = None,
-    as_json: shared.AsJson = False,
-) -> None:  # fmt: skip
+    as_json: AsJson = False,
+) -> None:
     """Which multiple to keep each width to, what ignoring it costs, and the best shapes of equal parameters."""
     from flopcast.roofline.base.csv_files import check_writable, write_rows
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
-    from flopcast.roofline.stream.model.models import model_from
-    from flopcast.roofline.stream.model.run import Run
     from flopcast.roofline.views.figures.file import check_figure
     from flopcast.roofline.views.terminal import console
     from flopcast.roofline.views.terminal import widths as terminal_widths
@@ -63,7 +65,7 @@ def widths(
         raise UsageError("--figure draws hidden sizes: valid with --axis hidden among the axes")
     check_figure(figure, theme or "light", "--figure")
     if figure is None:
-        shared.refuse_unused("without --figure: it says how the figure is drawn", {"theme": theme})
+        refuse_unused("without --figure: it says how the figure is drawn", {"theme": theme})
     check_writable(out)
     check_writable(figure, "--figure")
     if not 0.0 < tolerate < 100.0:
@@ -72,22 +74,17 @@ def widths(
         raise UsageError(f"--span is {span}: valid is 64 to 1024")
     if constraint is not None and not shapes:
         raise UsageError("--constraint with --no-shapes: the constraint is on shapes, leave one of the two")
-    asked = None if constraint is None else widths_shapes.parse_constraint(constraint)
-    described = {
-        "config": config, "width": around, "depth": depth, "depth_law": depth_law, "heads": heads,
-        "kv_heads": kv_heads, "head_dim": head_dim, "ffn": ffn, "vocab": vocab, "tied": tied,
-    }  # fmt: skip
-    if config is None and around is None:
+    held = None if constraint is None else widths_shapes.parse_constraint(constraint)
+    if model.config is None and around is None:
         raise UsageError("no model: give --around with a hidden size, or --config (a name or a config.json)")
-    model = model_from(described)
-    run = Run(batch=batch, seq=seq, accumulate=accumulate, checkpoint=checkpoint,
-              precision=precision or ("bf16" if forward_only else "autocast-bf16"), optimizer=optimizer,
-              matmul=matmul, attention=attention)  # fmt: skip
-    run.check()
+    config = replace(model, width=around).to_config()
+    if forward_only and not is_given(context, "precision"):
+        run = replace(run, precision="bf16")
+    asked = run.to_run()
     profile = find_profile(gpu)
     with console.progress("forecasting widths") as advance:
         found = answer.answer(
-            model, run, profile, axes=axes, span=span, forward=forward_only, constraint=asked, with_shapes=shapes,
+            config, asked, profile, axes=axes, span=span, forward=forward_only, constraint=held, with_shapes=shapes,
             tolerated=tolerate / 100.0, host=find_host(host), progress=advance,
         )  # fmt: skip
     if out is not None:
@@ -99,7 +96,7 @@ def widths(
 
         drawn = sawtooth_figure(found.points["hidden"], profile, theme=THEMES[theme or "light"])
         if drawn is None:
-            raise UsageError(f"--figure: no hidden size near {model['hidden_size']} to draw")
+            raise UsageError(f"--figure: no hidden size near {config['hidden_size']} to draw")
         try:
             figure.parent.mkdir(parents=True, exist_ok=True)
             figure.write_bytes(drawn.png if figure.suffix.lower() == ".png" else drawn.svg_file.encode())

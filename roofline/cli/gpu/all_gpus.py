@@ -9,8 +9,8 @@ from typing import Any
 
 from flopcast.errors import DataError, RunError, UsageError
 from flopcast.microbench.records import records
-from flopcast.roofline.cli.shared.options import HOST_SUITE
 from flopcast.roofline.gpu.fit import cards
+from flopcast.roofline.gpu.suites.names import HOST
 from flopcast.roofline.views.terminal import console
 
 
@@ -39,9 +39,9 @@ def bench_all_gpus(out: Path, suite: str | None, arguments: Sequence[str]) -> di
     try:
         console.say(f"{len(devices)} GPUs; first the host, by itself")
         again = ("--retry",) if "--retry" in arguments else ()
-        first = fanout.jobs(devices[:1], out, ("--suite", HOST_SUITE, *again))
+        first = fanout.jobs(devices[:1], out, ("--suite", HOST, *again))
         calibrated = fanout.run_side_by_side(first, console.say)
-        if suite == HOST_SUITE:
+        if suite == HOST:
             found = calibrated
         else:
             side_by_side = fanout.jobs(devices, out, (*suite_, *arguments, "--skip-host"))

@@ -6,52 +6,75 @@ They import `microbench`, and with it torch, only when they run.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.roofline.cli.shared.options import AsJson, Device, Out, Retry
+from flopcast.roofline.gpu.suites.names import FUSED, HOST, OF_TRITON, SUITES, check_suite
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.suites.suite import SuiteCase
     from flopcast.roofline.step.one_model import Asked
-from flopcast.roofline.cli.shared.options import BACKENDS, Device, Json, Out, Retry
-from flopcast.roofline.gpu.suites.names import FUSED, OF_TRITON, SUITES, check_suite
+
+BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # of a suite's cases
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """The model whose step is measured in place of a suite. None: not given, so `Run`'s default if there is a model."""
+
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of a suite, exactly what a step of this model launches: a config.json, or a shipped name."
+        ),
+    ] = None
+    module: Annotated[
+        str | None,
+        typer.Option(help="As --config, for any module: package.module:factory, which returns (module, batch)."),
+    ] = None
+    depth: Annotated[int | None, typer.Option(help="Layers of --config.")] = None
+    batch: Annotated[int | None, typer.Option(help="Of the model: sequences a step.")] = None
+    seq: Annotated[int | None, typer.Option(help="Of the model: tokens a sequence.")] = None
+    accumulate: Annotated[int | None, typer.Option(help="Of the model: micro-batches a step.")] = None
+    checkpoint: Annotated[str | None, typer.Option(help="Of the model: none or full.")] = None
+    precision: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None
+    optimizer: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None
+    matmul: Annotated[str | None, typer.Option(help="Of the model: torch or triton.")] = None
+    attention: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None
+    fused: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None
 
 
 def bench(
-    suite: Annotated[str | None, typer.Option(
-        help="quick (a minute; the default), standard (six minutes), full (twenty), fused, attention: Triton's "
-        "fused kernels or its attention alone (a minute each), or host: what launches cost, alone."
-    )] = None,
-    device: Device = None, out: Out = Path("out"), retry: Retry = False,
-    all_gpus: Annotated[bool, typer.Option(
-        "--all-gpus", help="Each GPU of this host, side by side, into OUT/gpu0, OUT/gpu1, ..."
-    )] = False,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="quick (a minute; the default), standard (six minutes), full (twenty), fused, attention: Triton's "
+            "fused kernels or its attention alone (a minute each), or host: what launches cost, alone."
+        ),
+    ] = None,
+    device: Device = None,
+    out: Out = Path("out"),
+    retry: Retry = False,
+    *,
+    all_gpus: Annotated[
+        bool, typer.Option("--all-gpus", help="Each GPU of this host, side by side, into OUT/gpu0, OUT/gpu1, ...")
+    ] = False,
     budget: Annotated[float | None, typer.Option(help="Seconds for the sweep; the next run continues.")] = None,
-    backend: Annotated[str | None, typer.Option(
-        help="Of a suite only the cases of this backend, without the host: triton after its kernels were changed."
-    )] = None,
-    config: Annotated[str | None, typer.Option(
-        help="Instead of a suite, exactly what a step of this model launches: a config.json, or a shipped name."
-    )] = None,
-    module: Annotated[str | None, typer.Option(
-        help="As --config, for any module: package.module:factory, which returns (module, batch)."
-    )] = None,
-    depth: Annotated[int | None, typer.Option(help="Layers of --config.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Of the model: sequences a step.")] = None,
-    seq: Annotated[int | None, typer.Option(help="Of the model: tokens a sequence.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Of the model: micro-batches a step.")] = None,
-    checkpoint: Annotated[str | None, typer.Option(help="Of the model: none or full.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
-    matmul: Annotated[str | None, typer.Option(help="Of the model: torch or triton.")] = None,
-    attention: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
-    fused: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a suite only the cases of this backend, without the host: triton after its kernels were changed."
+        ),
+    ] = None,
+    step: MeasuredStep,
     skip_host: Annotated[bool, typer.Option("--skip-host", hidden=True)] = False,
-    as_json: Json = False,
-) -> None:  # fmt: skip
+    as_json: AsJson = False,
+) -> None:
     """Measures this machine: ceilings, host cost, kernels. Appends as it goes; run again to resume."""
     from flopcast.microbench import fanout
     from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
@@ -60,11 +83,7 @@ def bench(
     from flopcast.roofline.views.terminal import hosts
     from flopcast.roofline.views.terminal.console import say
 
-    model = one_model.asked({
-        "config": config, "module": module, "depth": depth, "batch": batch, "seq": seq, "accumulate": accumulate,
-        "checkpoint": checkpoint, "precision": precision, "optimizer": optimizer, "matmul": matmul,
-        "attention": attention, "fused": fused,
-    })  # fmt: skip
+    model = one_model.asked(vars(step))
     if model is not None and backend is not None:
         raise UsageError(
             f"--backend {backend} is of a suite: which a step of a model runs, --matmul and --attention say"
@@ -100,10 +119,10 @@ def bench(
 
 
 def _check_bench(suite: str | None, budget: float | None, backend: str | None = None) -> None:
-    check_suite(suite or "quick", (*SUITES, "host"))
+    check_suite(suite or "quick", (*SUITES, HOST))
     if backend is not None and backend not in BACKENDS:
         raise UsageError(f"--backend {backend!r}: valid are {', '.join(BACKENDS)}")
-    if backend is not None and suite == "host":
+    if backend is not None and suite == HOST:
         raise UsageError(f"--backend {backend} with --suite host, which has no cases: leave one of the two out")
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
@@ -120,14 +139,13 @@ def run_bench(
     from flopcast.microbench.sweep.cases import Case
     from flopcast.microbench.timing.device import describe, pick_device
     from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
-    from flopcast.roofline.cli.shared import options
     from flopcast.roofline.gpu.fit import host_calibration
     from flopcast.roofline.gpu.suites import library
     from flopcast.roofline.step import one_model
 
     chosen = pick_device(device)
     gpu_all_gpus.check_out(out, all_gpus=False)
-    host_only = suite == options.HOST_SUITE
+    host_only = suite == HOST
     of_triton = suite in OF_TRITON and model is None
     if of_triton and chosen.type != "cuda":
         raise UsageError(f"suite {suite!r} on {chosen.type}: Triton's kernels run on a CUDA GPU")

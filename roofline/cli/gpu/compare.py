@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.roofline.cli.shared.options import AsJson
 
 REGRESSED = 3
 
@@ -17,9 +18,7 @@ def compare(
     tolerance: Annotated[
         float, typer.Option(help="Share by which a class may become slower before it counts as regressed.")
     ] = 0.03,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What got faster and what slower from A to B, by class and beyond noise. Exit 3 where something regressed."""
     from flopcast.roofline.cli.shared.output import emit

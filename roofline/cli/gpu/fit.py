@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from flopcast.roofline.cli.shared.options import Json
+from flopcast.roofline.cli.shared.options import AsJson
 
 
 def fit(
@@ -19,7 +19,7 @@ def fit(
     repeat: Annotated[
         Path | None, typer.Option(help="A second run of the suite: compared row by row -> repeatability.csv.")
     ] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turns measurements into a profile and prints how well it fits, on rows it never saw too."""
     from dataclasses import asdict

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from flopcast.roofline.cli.shared import options as shared
+from flopcast.roofline.cli.shared.options import AsJson
 from flopcast.roofline.cli.shared.output import emit
 
 
 def gpus(
     hosts: Annotated[bool, typer.Option("--hosts", help="The hosts alone, for --host.")] = False,
-    as_json: shared.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Profiles and hosts known, and how each came about."""
     from flopcast.roofline.gpu.library.profiles import known, known_hosts

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.roofline.cli.shared.options import AsJson
 
 
 def import_table(
@@ -22,9 +23,7 @@ def import_table(
     skip_refused: Annotated[
         bool, typer.Option("--skip-refused", help="Leave refused rows out instead of stopping.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Refine a projected profile by a published table of matrix products or attention times.
 

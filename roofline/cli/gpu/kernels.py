@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from flopcast.roofline.cli.shared import options as shared
+from flopcast.roofline.cli.shared.options import AsJson, Gpu
 from flopcast.roofline.cli.shared.output import say_done
 
 
 def kernels(
-    gpu: shared.Gpu,
+    gpu: Gpu,
     source: Annotated[Path, typer.Option("--from", help="CSV: op,m,n,k,layout or batch,heads,...; see docs/files.md.")],
     out: Annotated[Path, typer.Option(help="CSV to write.")],
-    as_json: shared.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Single operations, from CSV to CSV: seconds of the kernel alone, with a range."""
     from flopcast.roofline.base import csv_files

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli.shared.options import Device, Json, Out, Suite, refuse_unused
+from flopcast.roofline.cli.shared.options import AsJson, Device, Out, Suite, refuse_unused
 
 
 def report(
@@ -20,7 +20,7 @@ def report(
     index: Annotated[Path | None, typer.Option(
         help="Folder of such folders: its index.html is made over the pages there. One beside OUT is kept up to date."
     )] = None,
-    device: Device = None, suite: Suite = None, as_json: Json = False,
+    device: Device = None, suite: Suite = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """The page a person reads: roofline, a step's anatomy, forecast against measured, dollars, memory, host."""
     from flopcast import files

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.roofline.cli.shared.options import AsJson
 
 KERNELS = ("matmul",)
 
@@ -21,9 +22,7 @@ def tune_kernels(
     again_below: Annotated[
         float, typer.Option(help="Shapes in the record whose ratio to cuBLAS is under this are done again.")
     ] = 0.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remake the table of kernel configurations: check each, time each, keep the fastest of every shape.
 

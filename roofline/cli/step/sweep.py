@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
-from flopcast.roofline.cli.shared import options as shared
+from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, PriceOptions
 from flopcast.roofline.cli.shared.output import say_done
-from flopcast.roofline.cli.shared.price_options import price_of
+from flopcast.roofline.cli.shared.price_book import price_of
 
 
 def sweep(
-    gpu: shared.Gpu,
+    gpu: Gpu,
+    *,
     source: Annotated[Path, typer.Option("--from", help="CSV: one step a row, columns as predict's options.")],
     out: Annotated[Path, typer.Option(help="CSV to write.")],
-    host: shared.Host = None, prices: shared.PriceFile = None, price: shared.PriceGiven = None,
-    provider: shared.Provider = None, on: shared.PriceDate = None, as_json: shared.AsJson = False,
-) -> None:  # fmt: skip
+    host: Host = None,
+    price: PriceOptions,
+    as_json: AsJson = False,
+) -> None:
     """Many steps, from CSV to CSV. A row that cannot be done keeps its place and says why."""
     from flopcast.roofline.base import csv_files
     from flopcast.roofline.base.csv_files import check_writable
@@ -32,7 +34,7 @@ def sweep(
     csv_files.check_columns(source, columns, ("name", *models.MODEL_COLUMNS, *step_sweep.RUN_COLUMNS))
     check_writable(out)
     profile = find_profile(gpu)
-    priced = price_of(profile, prices, price, provider, on)
+    priced = price_of(profile, price)
     with console.progress("forecasting") as advance:
         found = step_sweep.sweep(rows, profile, lambda gpu: priced, host=find_host(host), progress=advance)
     profile_cache.keep(profile)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli.shared.options import Device, Json, Retry, Suite, refuse_unused
+from flopcast.roofline.cli.shared.options import AsJson, Device, Retry, Suite, refuse_unused
 from flopcast.roofline.gpu.suites.names import check_suite
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def validate(
     any_gpu: Annotated[bool, typer.Option(
         "--any-gpu", help="Compare though the steps ran on another GPU than the profile's."
     )] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Runs real training steps here and compares them with their forecasts, part by part."""
     from flopcast.roofline.base.csv_files import check_writable

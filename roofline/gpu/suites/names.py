@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flopcast.errors import UsageError
 
+HOST = "host"  # what launches cost, alone: a suite of no cases
 SUITES = ("quick", "standard", "full", "fused", "attention")
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flopcast.errors import UsageError
 
 if TYPE_CHECKING:
+    from flopcast.roofline.cli.shared.options import PriceOptions
     from flopcast.roofline.gpu.catalogue.price_catalogues import Collected
     from flopcast.roofline.gpu.catalogue.prices import Price
     from flopcast.roofline.gpu.profile.profile import Profile
-
-
-GPUS = "nvidia-l4,nvidia-a100-80gb-pcie,nvidia-h100-sxm,nvidia-h200"
 
 
 def tell(found: Collected) -> None:
@@ -47,18 +44,11 @@ def gpu_names(text: str) -> list[str]:
 
 
 def price_book(
-    path: Path | None,
-    given: list[str] | None,
-    provider: Sequence[str] | None,
-    on: str | None,
-    *,
-    gpus: Sequence[str],
-    required: bool = False,
-    kind: str = "on-demand",
+    options: PriceOptions, gpus: Sequence[str], *, required: bool = False, kind: str = "on-demand"
 ) -> Mapping[str, Price]:
     """GPU -> the price to use: given on the command line, else the provider's newest; of `gpus` alone.
 
-    `provider`: one for all, or "GPU=PROVIDER" for one GPU, repeated. A GPU of a profile file need not be known by name.
+    A GPU of a profile file need not be known by name.
     What a catalogue's rows were refused for is told on stderr. Raises UsageError, if `required` also for a GPU of no
     price.
     """
@@ -66,28 +56,27 @@ def price_book(
     from flopcast.roofline.gpu.catalogue.prices import latest, parse_override, require, with_overrides
     from flopcast.roofline.gpu.library.profiles import names
 
-    day = checked_day("--on", on)
+    day = checked_day("--on", options.on)
     known = [*names(), *gpus]
-    overrides = [parse_override(text, known_gpus=known) for text in given or []]
-    for text, override in zip(given or [], overrides, strict=True):
+    given = options.price or []
+    overrides = [parse_override(text, known_gpus=known) for text in given]
+    for text, override in zip(given, overrides, strict=True):
         if override.gpu not in gpus:
             raise UsageError(f"--price {text!r}: {override.gpu} is none of the GPUs asked for ({', '.join(gpus)})")
-    collected = load_any(path, known_gpus=known)
+    collected = load_any(options.prices, known_gpus=known)
     tell(collected)
     book = with_overrides(collected.prices, overrides)
-    asked = _providers(provider, gpus)
+    asked = _providers(options.provider, gpus)
     if required:
         return {gpu: require(book, gpu, asked.get(gpu), kind, on=day) for gpu in gpus}
     found = {gpu: latest(book, gpu, asked.get(gpu), kind, on=day) for gpu in gpus}
     return {gpu: price for gpu, price in found.items() if price is not None}
 
 
-def price_of(
-    profile: Profile, path: Path | None, given: list[str] | None, provider: Sequence[str] | None, on: str | None
-) -> Price | None:
+def price_of(profile: Profile, options: PriceOptions) -> Price | None:
     """The price of one GPU, as `price_book` finds it; where one was asked for and there is none, stderr is told."""
-    found = price_book(path, given, provider, on, gpus=[profile.gpu]).get(profile.gpu)
-    if found is None and (on is not None or provider or path is not None):
+    found = price_book(options, [profile.gpu]).get(profile.gpu)
+    if found is None and (options.on is not None or options.provider or options.prices is not None):
         from flopcast.roofline.views.terminal import (
             console,  # and rich with it, 25 ms, where there is something to say
         )

@@ -1,0 +1,57 @@
+"""Groups of options: what several commands share is declared once, as the fields of a frozen dataclass.
+
+A command names the group as a parameter's type and is handed an instance of it; `expanded` makes the function that
+typer reads, with the fields in the parameter's place. `Annotated[RunOptions, Only("batch", "seq")]` offers these
+fields alone; the others keep their defaults.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from inspect import Parameter
+from typing import Any, get_args, get_type_hints
+
+
+class Only:
+    """The fields of a group that a command offers."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer takes it: each option a parameter of its own. A command without groups stays as it is."""
+    parameters: list[Parameter] = []
+    groups: dict[str, tuple[type, list[str]]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        group, *marks = get_args(parameter.annotation) or (parameter.annotation,)
+        options = [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+        if is_dataclass(group) and isinstance(group, type):
+            options = _options(group, next((mark.names for mark in marks if isinstance(mark, Only)), None))
+            groups[parameter.name] = group, [option.name for option in options]
+        parameters += options
+    if not groups:
+        return command
+
+    @wraps(command)
+    def with_groups(**given: Any) -> None:
+        made = {
+            name: group(**{option: given.pop(option) for option in names}) for name, (group, names) in groups.items()
+        }
+        command(**given, **made)
+
+    with_groups.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_groups
+
+
+def _options(group: type, names: tuple[str, ...] | None) -> list[Parameter]:
+    """The fields of a group as parameters, in their order."""
+    types = get_type_hints(group, include_extras=True)
+    return [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
+        for field in fields(group)
+        if names is None or field.name in names
+    ]
