@@ -11,7 +11,7 @@ from __future__ import annotations
 # From the ground up. A module belongs to the longest entry that its name begins with.
 ROOMS = (
     # what all share
-    "flopcast.errors", "flopcast.files", "flopcast.gc_pause", "flopcast.microbench.progress",
+    "flopcast.errors", "flopcast.files", "flopcast.gc_pause", "flopcast.progress",
     # what can be run
     "flopcast.kernels",
     # how it is measured

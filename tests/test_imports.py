@@ -43,7 +43,7 @@ PLAIN = (
     | {f"flopcast.kernels.{name}" for name in ("attention_config", "matmul_configs", "matmul_table")}
     | {f"flopcast.microbench.{name}" for name in ("records.records", "recipe.plans", "records.kernel_sources")}
 )
-SHARED = {"flopcast", "flopcast.errors", "flopcast.files", "flopcast.gc_pause"}
+SHARED = {"flopcast", "flopcast.errors", "flopcast.files", "flopcast.gc_pause", "flopcast.progress"}
 
 
 @dataclass(frozen=True)

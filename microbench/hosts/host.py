@@ -19,11 +19,12 @@ from typing import Any, Protocol
 
 import torch
 
-from flopcast.microbench.progress import progress
+from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
 from flopcast.microbench.sweep.cases import first_line, is_out_of_memory
 from flopcast.microbench.sweep.sweep import Summary
-from flopcast.microbench.timing.timer import no_garbage_collection, synchronise
+from flopcast.microbench.timing.timer import synchronise
+from flopcast.progress import progress
 
 PHASES = ("zero_grad", "forward", "backward", "optimizer")
 
@@ -69,7 +70,7 @@ def run_host(
     steps: dict[int, Step] = {}
     failed: dict[int, tuple[str, str]] = {}
     samples: dict[int, list[dict[str, float]]] = {depth: [] for depth in builders}
-    with progress(rounds * len(builders) + len(builders), f"host cost, {model}") as advance:
+    with progress(f"host cost, {model}", (rounds + 1) * len(builders), in_logs=True) as shown:
         for depth, build in builders.items():
             try:
                 steps[depth] = build()
@@ -78,13 +79,13 @@ def run_host(
             except Exception as error:
                 steps.pop(depth, None)
                 failed[depth] = ("oom" if is_out_of_memory(error) else "error", first_line(error))
-            advance(f"building depth {depth}")
+            shown.advance(f"building depth {depth}")
         for _ in range(rounds):
             for depth, step in steps.items():
                 gc.collect()
                 with no_garbage_collection():
                     samples[depth] += [host_phases(step, device, clock) for _ in range(steps_per_round)]
-                advance(f"depth {depth}")
+                shown.advance(f"depth {depth}")
     for depth in builders:
         status, reason = failed.get(depth, ("ok", None))
         for phase in (*PHASES, "step"):

@@ -22,11 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.patches import patched
 from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
 from flopcast.microbench.sweep.cases import first_line, status_of
 from flopcast.microbench.sweep.sweep import Summary
-from flopcast.microbench.timing.timer import no_garbage_collection, synchronise
+from flopcast.microbench.timing.timer import synchronise
 
 PREFIX = "host_op/"
 CALLS = 20  # in a row: each launches at most three kernels, the queue holds about 1,024

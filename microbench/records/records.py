@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from flopcast.errors import DataError, RunError, UsageError
+from flopcast.files import NO_ROOM, write, write_errors
 
 SCHEMA = 1
 METHOD = 1  # raised whenever a change in how things are timed makes old rows incomparable
@@ -52,9 +53,6 @@ EARLIER = {
     "db8fc63faa1b": "de554812951d",  # cross_entropy
 }
 _REQUIRED = ("key", "status", "machine", "method")
-
-# What "no room" looks like: disk full, quota, file-size limit (RLIMIT_FSIZE).
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _OPENING = b'{"schema":'  # how every line begins: tells a torn first line from a foreign file
 
@@ -219,7 +217,7 @@ def write_line(descriptor: int, line: bytes, path: Path | str) -> None:
     try:
         written = os.write(descriptor, line)
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             raise RunError(_no_room(path, error)) from error
         raise RunError(f"{path} cannot be written: {error.strerror}; the rows in it are whole") from error
     if written != len(line):
@@ -233,22 +231,6 @@ def _no_room(path: Path | str, error: OSError) -> str:
         f"no room to write {path}: {error.strerror}. All finished rows are in it;"
         " free some space and run the same command again, it continues where it stopped"
     )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or nothing. Raises RunError when there is no room, UsageError when not allowed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        if error.errno in _NO_ROOM:
-            raise RunError(_no_room(path, error)) from error
-        raise UsageError(f"{path} cannot be written: {error.strerror}: give another --out") from error
 
 
 class Recorder:
@@ -287,7 +269,8 @@ class Recorder:
         self._status: dict[Identity, str] = {identity(row): row["status"] for row in found.rows}
         self._kernels: dict[Identity, str | None] = {identity(row): kernels_in(row) for row in found.rows}
         if not (self.folder / MACHINE).exists():
-            write_atomically(self.folder / MACHINE, json.dumps(dict(machine), indent=1) + "\n")
+            with write_errors(self.folder / MACHINE):
+                write(self.folder / MACHINE, json.dumps(dict(machine), indent=1) + "\n")
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -349,7 +332,7 @@ class Recorder:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno in _NO_ROOM:  # file systems that allocate late say so only here
+            if error.errno in NO_ROOM:  # file systems that allocate late say so only here
                 raise RunError(_no_room(self.path, error)) from error
             raise RunError(f"{self.path} could not be brought to disk: {error.strerror}") from error
         self._synced = time.monotonic()
@@ -387,7 +370,7 @@ def lock_folder(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             raise RunError(_no_room(folder, error)) from error
         raise UsageError(f"{folder} cannot be written: {error.strerror}: give another --out") from error
     try:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.training_step import TrainingStep
 from flopcast.microbench.timing.device import Reading
 
@@ -86,8 +87,7 @@ def time_step(
     phases: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
     reading: Reading | None = None
     gc.collect()
-    gc.disable()
-    try:
+    with no_garbage_collection():
         for number in range(rounds):
             synchronize()
             start = time.perf_counter()
@@ -112,8 +112,6 @@ def time_step(
             hosts.append(end - begin)
             for name, seconds in spent.items():
                 phases[name].append(seconds)
-    finally:
-        gc.enable()
     return StepTiming(
         step_seconds=tuple(walls),
         host_seconds=tuple(hosts),

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.hosts.host import host_phases
 from flopcast.microbench.hosts.operators import operator_rows
-from flopcast.microbench.progress import progress
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.patches import patched
 from flopcast.microbench.recipe.plans import PHASES, HostPlan, StepPlan
@@ -25,7 +25,8 @@ from flopcast.microbench.steps.measure import Kernel, StepKernels, StepTiming, p
 from flopcast.microbench.sweep.cases import first_line, is_out_of_memory
 from flopcast.microbench.sweep.sweep import Summary
 from flopcast.microbench.timing.device import Reading, telemetry
-from flopcast.microbench.timing.timer import no_garbage_collection, synchronise
+from flopcast.microbench.timing.timer import synchronise
+from flopcast.progress import progress
 
 Measure = Callable[[training_step.TrainingStep], dict[str, Any]]
 PlanMeasure = Callable[[StepPlan], dict[str, Any]]
@@ -73,7 +74,7 @@ def run_steps(
 
     def work_through(todo: list[StepPlan], label: str, key_of: Callable[[StepPlan], str], measure: PlanMeasure) -> int:
         done = 0
-        with progress(len(todo), label) as advance:
+        with progress(label, len(todo), in_logs=True) as shown:
             for plan in todo:
                 if budget_seconds is not None and clock() - start >= budget_seconds:
                     break
@@ -89,7 +90,7 @@ def run_steps(
                 recorder.append({**shared, **row})
                 summary.statuses[row["status"]] += 1
                 done += 1
-                advance(plan.name)
+                shown.advance(plan.name)
         return len(todo) - done
 
     read = telemetry(device)

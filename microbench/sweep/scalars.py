@@ -32,8 +32,8 @@ from typing import Any
 
 import torch
 
+from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.references import BackendUnavailable
-from flopcast.microbench.progress import progress
 from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
 from flopcast.microbench.sweep.cases import first_line, status_of
 from flopcast.microbench.sweep.ceilings import (
@@ -49,7 +49,8 @@ from flopcast.microbench.sweep.ceilings import (
     matrix_sustained,
 )
 from flopcast.microbench.sweep.sweep import Summary
-from flopcast.microbench.timing.timer import Timer, no_garbage_collection, synchronise
+from flopcast.microbench.timing.timer import Timer, synchronise
+from flopcast.progress import progress
 
 TINY = 1024  # elements: one block's work, 4 KB
 GAP_KERNELS = 800  # fits the queue of about 1,024 launches
@@ -82,14 +83,14 @@ def run_scalars(
     wanted = {key: measure for key, measure in measures.items() if only is None or key in only}
     todo = {key: m for key, m in wanted.items() if not recorder.is_done(key, retry=retry)}
     statuses: Counter[str] = Counter()
-    with progress(len(todo), "ceilings") as advance:
+    with progress("ceilings", len(todo), in_logs=True) as shown:
         for key, measure in todo.items():
             if budget_seconds is not None and clock() - start >= budget_seconds:
                 break
             row = _scalar_fields(measure, timer)
             recorder.append({"key": key, "backend": "torch", "cache": "cold", "shape": None, "suite": suite, **row})
             statuses[row["status"]] += 1
-            advance(key)
+            shown.advance(key)
     done = sum(statuses.values())
     return Summary(statuses, len(wanted) - len(todo), len(todo) - done, clock() - start)
 

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from flopcast.errors import RunError
 from flopcast.kernels.shapes import Shape, shape_to_json
-from flopcast.microbench.progress import progress
 from flopcast.microbench.records.kernel_sources import BACKEND, OPERANDS, kernels_of
 from flopcast.microbench.records.records import Recorder
 from flopcast.microbench.sweep.cases import (
@@ -36,6 +35,7 @@ from flopcast.microbench.sweep.cases import (
     timing_fields,
 )
 from flopcast.microbench.timing.timer import Call, Timer, free_bytes, storage_bytes
+from flopcast.progress import progress
 
 __all__ = ["Case", "Summary", "kernel_module", "run_sweep"]
 
@@ -116,10 +116,10 @@ def run_sweep(
 
     if todo and not spent() and not timer.warm_up():
         sweep.warn(UNSETTLED)
-    with progress(len(todo), label) as advance, sweep.context():
+    with progress(label, len(todo), in_logs=True) as shown, sweep.context():
         pending = list(reversed(todo))
         while pending and not spent():
-            sweep.run_batch(pending, spent, advance)
+            sweep.run_batch(pending, spent, shown.advance)
     return Summary(
         statuses=sweep.statuses,
         skipped=len(wanted) - len(todo),

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.timing.device import Reading, telemetry, typical_reading
 from flopcast.microbench.timing.timer import (
     Call,
@@ -24,7 +25,6 @@ from flopcast.microbench.timing.timer import (
     TimingPolicy,
     cold_warnings,
     free_bytes,
-    no_garbage_collection,
     rotate,
     rotation_sets,
     should_stop,

@@ -10,18 +10,17 @@ which together are some times its size, or the cache is flushed in between. `hot
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.timing.device import Reading, last_level_cache_bytes, telemetry
 
 Operands = Sequence[Tensor]
@@ -225,18 +224,6 @@ def synchronise(device: torch.device) -> None:
     """Wait until the device has done all that was enqueued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """A collection takes 10-100 ms with transformers loaded, and may free CUDA objects amid a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 # --- the processor

@@ -1,24 +1,66 @@
-"""Folders that are made, and where files of ours are kept between runs."""
+"""Files and folders that are written, and where files of ours are kept between runs."""
 
 from __future__ import annotations
 
 import errno
+import gzip
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from flopcast.errors import UsageError
+from flopcast.errors import RunError, UsageError
+
+# What "no room" looks like: disk full, quota, file-size limit (RLIMIT_FSIZE).
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def cache_folder(kind: str) -> Path:
+    """Where files of a kind ("streams", "profiles", ...) are kept for the user; not made here."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "flopcast" / kind
+
+
+@contextmanager
+def write_errors(path: Path, option: str = "--out") -> Iterator[None]:
+    """Within it, an OSError of writing to `path` becomes one for the user: RunError where there is no room, else
+    UsageError, which names the option that chooses another path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise RunError(
+                f"no room to write {path}: {error.strerror}; free some space and run the same command again"
+            ) from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another {option}") from error
 
 
 def make_folder(folder: Path) -> None:
     """Raises UsageError when it cannot be made, or what is there cannot be written to."""
-    try:
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as fault:
-        raise UsageError(f"{folder} cannot be written: {fault.strerror}; choose another --out") from fault
 
 
-def cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "flopcast" / "streams"
+def write(path: Path, content: str | bytes, *, private: bool = False) -> None:
+    """Writes a file whole or not at all, and makes its folder where there is none.
+
+    Gzipped where the name ends in .gz, without a time stamp: the same content gives the same bytes. `private`: for the
+    user alone to read. Raises OSError; `write_errors` makes it one for the user.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        mode = 0o600 if private else 0o666
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # file systems that allocate late find only here that there is no room
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

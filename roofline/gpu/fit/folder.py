@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flopcast.errors import DataError, UsageError
+from flopcast.errors import DataError, FlopcastError
 from flopcast.roofline.gpu.fit import cards
 from flopcast.roofline.gpu.profile import host as profile_host
 from flopcast.roofline.gpu.profile.host import HostCosts
@@ -62,7 +62,7 @@ def save_host(host: HostCosts | None, path: Path) -> Path | None:
         return None
     profile_host.save(host, path)
     if host.device and host.device != host.cpu:
-        with suppress(UsageError):  # a read-only home: the file asked for is written
+        with suppress(FlopcastError):  # a read-only home: the file asked for is written
             profile_host.save(host, user_hosts() / f"{host.name}.json")
     return path
 
@@ -89,8 +89,5 @@ def save_profile(profile: Profile, path: Path) -> None:
 
     make_folder(path.parent)
     profile.save(path)
-    try:
-        user_folder().mkdir(parents=True, exist_ok=True)
+    with suppress(FlopcastError):  # a read-only home: the profile asked for is written
         profile.save(user_folder() / f"{profile.gpu}.json.gz")
-    except (OSError, UsageError):  # a read-only home: the profile asked for is written
-        pass

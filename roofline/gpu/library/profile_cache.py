@@ -14,7 +14,6 @@ import hashlib
 import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flopcast.files import cache_folder
+from flopcast.files import cache_folder, write
 from flopcast.roofline.gpu.profile.profile import Profile
 
 MOST_FILES = 12  # of some 5 MB; the least recently made go
@@ -39,7 +38,7 @@ _MOST_LOADED = 16
 
 
 def folder() -> Path:
-    return cache_folder().parent / "prepared"
+    return cache_folder("prepared")
 
 
 def load(name: str, sources: Sequence[Path], make: Callable[[], Profile]) -> Profile:
@@ -86,16 +85,7 @@ def _read(path: Path) -> Profile | None:
 
 
 def _write(profile: Profile, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")  # for the user alone
-    try:
-        with os.fdopen(handle, "wb") as file:
-            pickle.dump(profile, file, protocol=5)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    write(path, pickle.dumps(profile, protocol=5), private=True)  # a pickle is run: none but the user's own
     files = sorted(path.parent.glob("*.pickle"), key=lambda file: file.stat().st_mtime)
     for old in files[:-MOST_FILES]:
         old.unlink(missing_ok=True)

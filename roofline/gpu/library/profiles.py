@@ -4,13 +4,13 @@ times, where such ship), or a file."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.files import cache_folder
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.catalogue.datasheets import SPECS_FILE, find_spec, load_specs, unknown_gpu_message
 from flopcast.roofline.gpu.library import profile_cache
@@ -35,13 +35,12 @@ class Known:
 
 def user_folder() -> Path:
     """Where `flopcast fit` keeps the profiles of this user's machines."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "flopcast" / "profiles"
+    return cache_folder("profiles")
 
 
 def user_hosts() -> Path:
     """Where `flopcast fit` keeps the hosts that this user measured."""
-    return user_folder().parent / "hosts"
+    return cache_folder("hosts")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from flopcast.errors import DataError, UsageError
+from flopcast import files
+from flopcast.errors import DataError
 from flopcast.roofline.base.shipped import DATA
 
 SCHEMA = 1
@@ -84,16 +85,10 @@ def to_json(host: HostCosts) -> dict[str, Any]:
 
 
 def save(host: HostCosts, path: Path | str) -> None:
-    """Writes the host whole or not at all. Raises UsageError when it cannot be written."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(to_json(host), indent=1, allow_nan=False) + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(f"{path} cannot be written: {error.strerror}: give another --out") from error
+    """Writes the host whole or not at all. Raises UsageError when it cannot be written, RunError without room."""
+    text = json.dumps(to_json(host), indent=1, allow_nan=False) + "\n"
+    with files.write_errors(Path(path)):
+        files.write(Path(path), text)
 
 
 def load(path: Path | str) -> HostCosts:

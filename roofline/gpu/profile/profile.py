@@ -12,13 +12,13 @@ import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flopcast.errors import DataError, UsageError
+from flopcast import files
+from flopcast.errors import DataError
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.profile.host import HostCosts
@@ -222,19 +222,11 @@ class Profile:
         }
 
     def save(self, path: Path | str) -> None:
-        """Write the profile whole or not at all; gzip where the name ends in .gz. Raises UsageError."""
-        path = Path(path)
-        # a fixed date in the gzip header: the same profile gives the same bytes
+        """Writes the profile whole or not at all; gzip where the name ends in .gz. The same profile gives the same
+        bytes. Raises UsageError when it cannot be written, RunError without room."""
         text = json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
-        data = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
-            raise UsageError(f"{path} cannot be written: {error.strerror}: give another --out") from error
+        with files.write_errors(Path(path)):
+            files.write(Path(path), text)
 
     @classmethod
     def load(cls, path: Path | str) -> Profile:

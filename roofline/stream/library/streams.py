@@ -115,7 +115,7 @@ def is_at_hand(config: Mapping[str, Any], traced: Traced) -> bool:
 
 
 def _cached_path(key: str) -> Path:
-    return cache_folder() / _versions() / f"{key}.json.gz"
+    return cache_folder("streams") / _versions() / f"{key}.json.gz"
 
 
 def _find_or_trace(config: Mapping[str, Any], traced: Traced, trace: Trace | None) -> Stream:

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flopcast import files
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Call, Operand
 
@@ -145,10 +146,7 @@ def from_json(record: Any, source: str = "stream") -> Stream:
 def save(stream: Stream, path: Path) -> None:
     """Gzipped JSON without a time stamp, so that the same stream gives the same bytes."""
     data = json.dumps(to_json(stream), separators=(",", ":")).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(gzip.compress(data, 9, mtime=0))
-    part.replace(path)
+    files.write(path, data)
 
 
 def load(path: Path) -> Stream:

@@ -11,7 +11,6 @@ import torch
 
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.microbench.hosts import host
-from flopcast.microbench.progress import progress
 from flopcast.microbench.records import records
 from flopcast.microbench.sweep import ceilings, scalars, sweep
 from flopcast.microbench.sweep import ceilings as sweep_ceilings
@@ -124,27 +123,6 @@ def test_host_costs_by_depth_and_phase(tmp_path: Path) -> None:
     assert rows["host/tiny-adamw/depth4/step"]["value"] >= max(parts)
     assert rows["host/tiny-adamw/depth1000/step"]["status"] == "oom"
     assert run().measured == 0
-
-
-def test_progress_is_silent_for_what_is_short(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress(3, "measuring") as advance:
-        for unit in "abc":
-            advance(unit)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_progress_without_a_terminal_is_plain_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ticks = iter(range(0, 10_000, 4))
-    monkeypatch.setattr("flopcast.microbench.progress.time.monotonic", lambda: float(next(ticks)))
-    with progress(10, "measuring") as advance:
-        for unit in range(10):
-            advance(str(unit))
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "measuring: 2/10, about 32 s left" in err
-    assert "\x1b" not in err
 
 
 @pytest.mark.gpu

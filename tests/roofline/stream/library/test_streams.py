@@ -34,7 +34,7 @@ def no_tracing(*_: Any) -> Any:
 
 def test_traced_once_for_every_depth(tiny: dict[str, Any], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = get_stream(tiny, RUN)
-    files = list(cache_folder().rglob("*.json.gz"))
+    files = list(cache_folder("streams").rglob("*.json.gz"))
     assert len(files) == 1
     assert files[0].is_relative_to(cache)
     assert "torch" in files[0].parent.name
@@ -66,7 +66,7 @@ def traced_before(tiny: dict[str, Any], traced: Callable[..., Stream], monkeypat
 
 def test_a_torn_file_is_traced_again(tiny: dict[str, Any], cache: Path, traced_before: list[Traced]) -> None:
     first = get_stream(tiny, RUN)
-    (path,) = cache_folder().rglob(f"{stream_key(tiny, RUN)}.json.gz")
+    (path,) = cache_folder("streams").rglob(f"{stream_key(tiny, RUN)}.json.gz")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     assert get_stream(tiny, RUN) == first
@@ -140,7 +140,7 @@ def test_layers_of_two_types_are_not_folded(cache: Path) -> None:
         "layer_types": ["sliding_attention", "full_attention"],
     }  # fmt: skip
     assert get_stream(config, RUN).depth == 2
-    (path,) = cache_folder().rglob("*.json.gz")
+    (path,) = cache_folder("streams").rglob("*.json.gz")
     assert path.name.startswith(stream_key(config, RUN))
 
 
