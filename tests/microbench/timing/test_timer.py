@@ -15,8 +15,9 @@ from flopcast.microbench.timing import timer
 from flopcast.microbench.timing.timer import TimingPolicy
 
 POLICY = TimingPolicy(
-    min_samples=10, max_samples=40, timeout_seconds=1.0, timeout_samples=3, warm_up_calls=1, max_rotation_bytes=1 << 20
-)
+    min_samples=10, max_samples=40, timeout_seconds=1.0, timeout_samples=3, warm_up_calls=1,
+    max_rotation_bytes=1 << 20, rotation_seconds=60.0,  # a busy machine takes its time to copy
+)  # fmt: skip
 
 
 @given(
