@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.progress import progress
 from flopcast.roofline.base.csv_files import write_rows
 from flopcast.roofline.cli.shared.groups import Only
 from flopcast.roofline.cli.shared.options import (
@@ -66,15 +67,15 @@ def cost(
     asked = run.to_run()
     check_writable(out, is_folder=True)
     host = find_host(feeding.host)
-    with console.progress("forecasting the ladder") as advance:
+    with progress("forecasting the ladder") as shown:
         curves = cost_curves(
-            profiles, models, asked, book, host=host, hosts=feeding.hosts, what_if=True, progress=advance
+            profiles, models, asked, book, host=host, hosts=feeding.hosts, what_if=True, progress=shown.update
         )
         larger = {}
         for factor in (4, 16) if what_if else ():
             larger[factor] = cost_curves(
                 profiles, models, replace(asked, batch=asked.batch * factor), book, host=host, hosts=feeding.hosts,
-                streams=stream_of, progress=advance,
+                streams=stream_of, progress=shown.update,
             )  # fmt: skip
     scenarios = what_if_rows(curves, larger, asked.batch)
     if out is not None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.groups import Only
 from flopcast.roofline.cli.shared.options import (
     ALL_GPUS,
@@ -58,7 +59,6 @@ def plan(
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.dollars.plan import TOKENS_PER_PARAMETER, check_devices, plans
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
-    from flopcast.roofline.views.terminal import console
     from flopcast.roofline.views.terminal.dollars import plan_document, print_plans
 
     check_devices(num_gpus)
@@ -95,9 +95,9 @@ def plan(
     if is_ladder and budget_usd is not None:
         _budget(asked, profiles, book, budget_usd, tokens_per_param, models, hosts, as_json)
         return
-    with console.progress("forecasting") as advance:
+    with progress("forecasting") as shown:
         found = plans(
-            config, asked, profiles, book, tokens=wanted, auto_batch=sequences is None, progress=advance, **hosts,
+            config, asked, profiles, book, tokens=wanted, auto_batch=sequences is None, progress=shown.update, **hosts,
             tokens_per_parameter=tokens_per_param,
         )  # fmt: skip
     if as_json:
@@ -113,11 +113,10 @@ def _budget(
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.dollars.curves import cost_curves
     from flopcast.roofline.dollars.plan import largest_models
-    from flopcast.roofline.views.terminal import console
     from flopcast.roofline.views.terminal.dollars import largest_document, print_largest
 
-    with console.progress("forecasting the ladder") as advance:
-        curves = cost_curves(profiles, models, run, book, progress=advance, **feeding)
+    with progress("forecasting the ladder") as shown:
+        curves = cost_curves(profiles, models, run, book, progress=shown.update, **feeding)
     found = largest_models(curves, usd, tokens_per_param)
     if as_json:
         emit(largest_document(found, curves, tokens_per_param))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.groups import Only
 from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, RunOptions, is_given, refuse_unused
 
@@ -82,10 +83,10 @@ def widths(
         run = replace(run, precision="bf16")
     asked = run.to_run()
     profile = find_profile(gpu)
-    with console.progress("forecasting widths") as advance:
+    with progress("forecasting widths") as shown:
         found = answer.answer(
             config, asked, profile, axes=axes, span=span, forward=forward_only, constraint=held, with_shapes=shapes,
-            tolerated=tolerate / 100.0, host=find_host(host), progress=advance,
+            tolerated=tolerate / 100.0, host=find_host(host), progress=shown.update,
         )  # fmt: skip
     if out is not None:
         write_rows(out, answer.CSV_COLUMNS, found.csv_rows())

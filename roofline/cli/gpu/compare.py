@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson
 
 REGRESSED = 3
@@ -27,11 +28,10 @@ def compare(
     from flopcast.roofline.validation.compare_sides import side_of
     from flopcast.roofline.views.terminal import console
     from flopcast.roofline.views.terminal.validation import print_comparison
-    from flopcast.roofline.views.terminal.waiting import waiting
 
     if not 0 <= tolerance < 10:
         raise UsageError(f"--tolerance is {tolerance:g}: valid is a share from 0 on, such as 0.03 for 3%")
-    with waiting("comparing"):
+    with progress("comparing"):
         sides = side_of(a), side_of(b)
         found = comparing.compare(*sides, tolerance)
         one, two = (side.profile for side in sides)

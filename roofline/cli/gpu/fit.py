@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson
 
 
@@ -35,10 +36,9 @@ def fit(
     from flopcast.roofline.views.terminal import console, hosts
     from flopcast.roofline.views.terminal import fit as terminal_fit
     from flopcast.roofline.views.terminal import repeatability as terminal_repeatability
-    from flopcast.roofline.views.terminal.waiting import waiting
 
     check_writable(out)
-    with waiting("reading"):
+    with progress("reading"):
         found = cards.read_folder(folder)
     if fitted.is_host_only(found):
         host, path = fitted.fit_host_only(folder, found, out)
@@ -49,7 +49,7 @@ def fit(
             kept = f", or as --host {host.name} unless that ships" if host.basis == "measured" else ""
             console.say(f"wrote {path}; use it as --host {path}{kept}")
         return
-    with waiting("fitting"):
+    with progress("fitting"):
         repeated = None if repeat is None else repeatability.compare_folders(folder, repeat)
         profile, quality = fit_folder(folder, found)
     path = out or folder / "profile.json.gz"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson
 
 
@@ -38,7 +39,6 @@ def import_table(
     from flopcast.roofline.gpu.projection.published_fit import errors, refine
     from flopcast.roofline.gpu.projection.published_tables import read_table, refusal
     from flopcast.roofline.views.terminal import console
-    from flopcast.roofline.views.terminal.waiting import waiting
 
     if not source.strip():
         raise UsageError("--source is missing: say who published the table and where, as it is kept with the profile")
@@ -52,7 +52,7 @@ def import_table(
         raise UsageError(f"{refusal(table, found)}; mend them, or give --skip-refused to leave them out")
     if not found.rows:
         raise UsageError(f"{table}: none of its {found.others} rows is of {spec.name}; give --gpu as the table has it")
-    with waiting("refining"):
+    with progress("refining"):
         refined, record = refine(profile, spec, found.rows, source.strip(), hold_out=hold_out)
         checked = errors(profile, refined, spec, record, found.rows, hold_out=hold_out)
     make_folder(out.parent)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Device, Out, Suite, refuse_unused
 
 
@@ -36,7 +37,6 @@ def report(
     from flopcast.roofline.views.page import assemble
     from flopcast.roofline.views.page import index as page_index
     from flopcast.roofline.views.terminal.console import say
-    from flopcast.roofline.views.terminal.waiting import waiting
 
     if not measure and measurements is None and gpu is None:
         raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
@@ -47,7 +47,7 @@ def report(
         refuse_unused("without --measure: it says what is measured", {"device": device, "suite": suite})
     ran_on = None if steps is None else run.machine_of(steps)
     known = None if gpu is None else find_profile(gpu)
-    with waiting("reading"):
+    with progress("reading"):
         found = None if measurements is None else read_folder(measurements)
     of = None if found is None else found.machine["device"]
     if of is not None and gpu not in (None, gpu_name(of)):
@@ -73,20 +73,20 @@ def report(
             say(f"    {part}: {text}")
         say("2/4 fitting a profile")
         found = read_folder(measurements)
-        with waiting("fitting"):
+        with progress("fitting"):
             profile, quality = profile_of_folder.fit_folder(measurements, found)
         folder.save_profile(profile, out / "profile.json.gz")
         say(f"3/4 running real Qwen3 training steps -> {steps}")
         say(f"    {run.run_validation_steps(device, suite, steps)}")
         say("4/4 comparing, drawing")
     elif measurements is not None:
-        with waiting("fitting"):
+        with progress("fitting"):
             profile, quality = profile_of_folder.fit_folder(measurements, found)
         folder.save_profile(profile, out / "profile.json.gz")
     else:
         profile, quality = find_profile(gpu or ""), None
     profile = completed(profile)
-    with waiting("comparing, drawing"):
+    with progress("comparing, drawing"):
         page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), steps=steps)
     over = page_index.keep(out, index)
     if as_json:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Gpu, refuse_unused
 from flopcast.roofline.views.figures.file import check_figure, write_figure
 
@@ -28,7 +29,6 @@ def roofline(
     from flopcast.roofline.gpu.profile import roofs
     from flopcast.roofline.views.terminal import console
     from flopcast.roofline.views.terminal import explain as terminal_explain
-    from flopcast.roofline.views.terminal.waiting import waiting
 
     check_figure(out, theme or "light")
     check_writable(out)
@@ -40,7 +40,7 @@ def roofline(
     if out is None:
         refuse_unused("without --out: it says how the figure is drawn", {"dtype": dtype, "theme": theme})
     if out is not None:
-        with waiting("drawing"):
+        with progress("drawing"):
             write_figure(profile, out, dtype=dtype, theme=theme or "light")
         console.say(f"wrote {out}")
     if as_json:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, RunOptions, module_sizes
 
 
@@ -32,7 +33,6 @@ def explain(
     from flopcast.roofline.step.explain import explain_stream
     from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
     from flopcast.roofline.views.terminal import explain as terminal_explain
-    from flopcast.roofline.views.terminal.waiting import waiting
 
     sizes = module_sizes(context, model, run)
     config = model.to_config() if model.module is None else None
@@ -40,7 +40,7 @@ def explain(
     profile = find_profile(gpu)
     priced = price_of(profile, price)
     feeding = find_host(host)
-    with waiting("forecasting"):
+    with progress("forecasting"):
         if model.module is not None:
             from flopcast.roofline.stream.library import modules
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, RunOptions, module_sizes
 from flopcast.roofline.cli.shared.output import emit
 from flopcast.roofline.cli.shared.price_book import price_of
@@ -39,7 +40,6 @@ def predict(
     from flopcast.roofline.step.forecast import forecast
     from flopcast.roofline.stream.library.trace_process import tracing_apart
     from flopcast.roofline.stream.model.run import traced_on
-    from flopcast.roofline.views.terminal.waiting import waiting
 
     sizes = module_sizes(context, model, run)
     config = model.to_config() if model.module is None else {}
@@ -54,7 +54,7 @@ def predict(
         priced = price_of(profile, price)
         own: dict[str, Any] = {"host": find_host(host), "price": priced}
         largest: int | None = None
-        stack.enter_context(waiting("forecasting"))
+        stack.enter_context(progress("forecasting"))
         if model.module is None:
             result = forecast(config, asked, profile, **own, trace=trace)
         else:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, PriceOptions
 from flopcast.roofline.cli.shared.output import say_done
 from flopcast.roofline.cli.shared.price_book import price_of
@@ -28,15 +29,14 @@ def sweep(
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step import sweep as step_sweep
     from flopcast.roofline.stream.model import models
-    from flopcast.roofline.views.terminal import console
 
     columns, rows = csv_files.read_rows(source)
     csv_files.check_columns(source, columns, ("name", *models.MODEL_COLUMNS, *step_sweep.RUN_COLUMNS))
     check_writable(out)
     profile = find_profile(gpu)
     priced = price_of(profile, price)
-    with console.progress("forecasting") as advance:
-        found = step_sweep.sweep(rows, profile, lambda gpu: priced, host=find_host(host), progress=advance)
+    with progress("forecasting") as shown:
+        found = step_sweep.sweep(rows, profile, lambda gpu: priced, host=find_host(host), progress=shown.update)
     profile_cache.keep(profile)
     csv_files.write_rows(out, list(dict.fromkeys([*columns, "depth", *step_sweep.SWEEP_OUT])), found)
     say_done([row.get("step_seconds") for row in found], ("steps", "forecast"), profile, out, as_json)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flopcast.errors import UsageError
+from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Device, Retry, Suite, refuse_unused
 from flopcast.roofline.gpu.suites.names import check_suite
 
@@ -114,7 +115,6 @@ def compare_folder(
     Raises UsageError for another stack, unless `any_stack`, and for estimates of another kind of GPU.
     """
     from flopcast.roofline.validation import validate as checks
-    from flopcast.roofline.views.terminal.console import progress
 
-    with progress("comparing") as advance:
-        return checks.compare_runs(folder, profile, estimates=estimates, any_stack=any_stack, progress=advance)
+    with progress("comparing") as shown:
+        return checks.compare_runs(folder, profile, estimates=estimates, any_stack=any_stack, progress=shown.update)

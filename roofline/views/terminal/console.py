@@ -1,10 +1,9 @@
-"""What the terminal shows: tables and progress. Units are ms, TFLOP/s, TB/s and $/Mtoken here and only here."""
+"""What the terminal shows, results on stdout and remarks on stderr. ms, TFLOP/s, TB/s and $/Mtoken are for people."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -27,16 +26,6 @@ def console() -> Console:
 def say(text: str) -> None:
     """A line for the person, on stderr: stdout is for results."""
     print(text, file=sys.stderr)
-
-
-@contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields advance(done, total): a bar on stderr where that is a terminal, nothing elsewhere."""
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Table:

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 
 from flopcast.roofline.gpu.profile.profile import PROFILES, Profile
 from flopcast.roofline.stream.model.models import load_config
-from flopcast.roofline.views.terminal.waiting import waiting
 
 H200 = "nvidia-h200"
 # A step whose stream ships, so that no test but those of other shapes traces one.
@@ -269,15 +267,3 @@ def test_a_module_by_name(flopcast: Command, tmp_path: Path, monkeypatch: pytest
     assert "token" not in shown
     assert "samples/s" in flopcast("explain", "--gpu", H200, "--module", "mine:pair", "--batch", 32).out
     assert flopcast("predict", "--gpu", H200, "--width", 512, "--json").document["unit"] == "tokens"
-
-
-def test_what_takes_long_counts_seconds_on_a_terminal_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("flopcast.roofline.views.terminal.waiting.SOON", 0.01)
-    for is_terminal, shown in ((True, "tracing ... 0 s"), (False, "")):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal)
-        with waiting("tracing"):
-            time.sleep(0.2)
-        told = capsys.readouterr()
-        assert (told.out, told.err.replace("\r", "").replace("\x1b[K", "")) == ("", shown)
