@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.errors import UsageError
-from flopcast.roofline.gpu.suites.names import check_suite
+from flopcast.roofline.gpu.suites.suite import check_suite
 
 ESTIMATES = ("estimates",)  # of `microbench.run_steps.PARTS`
 

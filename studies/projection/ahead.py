@@ -26,7 +26,7 @@ from flopcast.roofline.base.csv_files import format_cell
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.library.profiles import projection
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.suites import library
+from flopcast.roofline.gpu.suites import suite
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.validation.step_plans import validation_plans
@@ -75,7 +75,7 @@ def step_rows(profile: Profile, plans: Iterable[Mapping[str, Any]]) -> Iterator[
 
 def ahead(profile: Profile) -> Iterator[Row]:
     """All that is said before a card is measured: of the suites' cases whatever their role, of every step."""
-    cases = [case for name in SUITES for case in library.load(name)]
+    cases = [case for name in SUITES for case in suite.load(name)]
     asked = [(case.shape, case.backend, case.cache) for case in cases]
     return forecast_rows(profile, asked, [asdict(plan) for plan in validation_plans("cuda")])
 

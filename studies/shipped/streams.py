@@ -8,7 +8,7 @@ The streams of the ladder and of the shipped configs let `predict` and `cost` an
 from __future__ import annotations
 
 from flopcast.roofline.base.shipped import DATA
-from flopcast.roofline.gpu.suites import build
+from flopcast.roofline.gpu.suites.plans import PLANS
 from flopcast.roofline.stream.library.streams import shipped_path, stream_key, trace_now
 from flopcast.roofline.stream.model.models import (
     LADDER_WIDTHS,
@@ -43,7 +43,7 @@ def shipped_streams() -> list[tuple[Config, Traced]]:
 
 def main() -> None:
     """Writes data/suites and data/streams."""
-    suites.remake(build.PLANS)
+    suites.remake(PLANS)
     wanted = shipped_streams()
     for old in (DATA / "streams").glob("*.json.gz"):
         old.unlink()

@@ -14,7 +14,7 @@ import typer
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared.options import AsJson, Device, Out, Retry
-from flopcast.roofline.gpu.suites.names import FUSED, HOST, OF_TRITON, SUITES, check_suite
+from flopcast.roofline.gpu.suites.suite import FUSED, HOST, OF_TRITON, SUITES, check_suite
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.suites.suite import SuiteCase
@@ -140,7 +140,7 @@ def run_bench(
     from flopcast.microbench.timing.device import describe, pick_device
     from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
     from flopcast.roofline.gpu.fit import host_calibration
-    from flopcast.roofline.gpu.suites import library
+    from flopcast.roofline.gpu.suites import suite as suites
     from flopcast.roofline.step import one_model
 
     chosen = pick_device(device)
@@ -157,7 +157,7 @@ def run_bench(
     if host_only:
         listed: Iterable[SuiteCase] = ()
     elif model is None:
-        listed = [case for case in library.load(name) if backend in (None, case.backend)]
+        listed = [case for case in suites.load(name) if backend in (None, case.backend)]
         if not listed and backend is not None:
             raise UsageError(f"--backend {backend}: suite {name!r} has no case of it; standard and full have")
     else:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from flopcast.kernels.shapes import Attention
-from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase
+from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase, distinct, first
 
 Grid = Sequence[tuple[int, int, int, int, int]]  # batch, heads, kv_heads, seq, head_dim: causal
 
@@ -120,13 +121,7 @@ def attention_cases(
     shapes = _grid_shapes(grid)
     taken = {*without, *shapes, *_grid_shapes(CUDA_GRID), *_grid_shapes(CUDA_GRID_HOLDOUT)}
     for count, causal, head_dim in plan.kinds():
-        drawn: list[Attention] = []
-        while len(drawn) < count:
-            shape = draw(rng, causal, head_dim, among)
-            if shape not in taken:
-                taken.add(shape)
-                drawn.append(shape)
-        shapes += drawn
+        shapes += distinct(partial(draw, rng, causal, head_dim, among), taken, count)
     return [
         SuiteCase(both, backend, "cold", role) for backend in backends for shape in shapes for both in directions(shape)
     ]
@@ -143,9 +138,10 @@ def directions(shape: Attention) -> tuple[Attention, Attention]:
 
 def draw(rng: random.Random, causal: bool, head_dim: int, among: Range) -> Attention:
     """A configuration of at most MAX_TOKENS and `max_flops`; 197 and 577 are a vision transformer's lengths."""
-    while True:
+
+    def configuration() -> Attention:
         kv_heads, group = rng.choice(among.kv_heads), rng.choice(among.groups)
-        shape = Attention(
+        return Attention(
             batch=rng.choice(among.batches),
             heads=kv_heads * group,
             kv_heads=kv_heads,
@@ -153,6 +149,7 @@ def draw(rng: random.Random, causal: bool, head_dim: int, among: Range) -> Atten
             head_dim=head_dim,
             causal=causal,
         )
-        small = shape.batch * shape.seq <= MAX_TOKENS and shape.flops <= among.max_flops
-        if small and shape.heads <= MOST_HEADS:
-            return shape
+
+    return first(
+        configuration, lambda s: s.batch * s.seq <= MAX_TOKENS and s.flops <= among.max_flops and s.heads <= MOST_HEADS
+    )

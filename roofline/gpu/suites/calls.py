@@ -30,27 +30,31 @@ SCALABLE = ("pointwise", "copy", "reduction", "embedding", "cat", "softmax", "lo
 class CallPlan:
     """How many calls of a kind of kernel: by class where it is named, else `others`. `largest`: bytes of a call."""
 
-    pointwise: int = 10
-    copy: int = 10
-    reduction: int = 10
-    embedding: int = 10
-    optimizer: int = 10
+    pointwise: int | None = None
+    copy: int | None = None
+    reduction: int | None = None
+    embedding: int | None = None
+    optimizer: int | None = None
     others: int = 10
     largest: int = 16 * 10**9
 
     def most(self, op_class: str) -> int:
-        return int(getattr(self, op_class, self.others))
+        """How many calls of each variant of the class."""
+        count: int | None = getattr(self, op_class, None)
+        return self.others if count is None else count
 
 
 # By what bounds the forecast on an H200 with ten calls a variant, errors of points left out: reductions 5 and 13%
 # (two sizes each, rows and columns), embeddings' gradients 9%, casts 10% at the 90th percentile.
 PLANS = {
-    ("quick", "fit"): CallPlan(pointwise=4, copy=4, reduction=5, embedding=4, optimizer=4, others=4, largest=6 * 10**9),
-    ("quick", "holdout"): CallPlan(pointwise=0, copy=0, reduction=0, embedding=0, optimizer=0, others=0),
+    ("quick", "fit"): CallPlan(reduction=5, others=4, largest=6 * 10**9),
+    ("quick", "holdout"): CallPlan(others=0),
     ("standard", "fit"): CallPlan(pointwise=16, copy=20, reduction=36, embedding=20, optimizer=14, others=10),
     ("standard", "holdout"): CallPlan(pointwise=4, copy=5, reduction=8, embedding=5, optimizer=4, others=3),
     ("full", "fit"): CallPlan(pointwise=24, copy=28, reduction=50, embedding=30, optimizer=20, others=16),
     ("full", "holdout"): CallPlan(pointwise=6, copy=8, reduction=12, embedding=8, optimizer=6, others=5),
+    ("cpu-quick", "fit"): CallPlan(others=3),
+    ("cpu-quick", "holdout"): CallPlan(others=1),
 }
 
 
@@ -197,27 +201,17 @@ def deepened(call: Call, times: int) -> Call | None:
     )
 
 
-# (width, batch, seq) of the patched Qwen3 steps, from 1,024 to 16,384 tokens; (precision)
-FIT = (
-    *((width, 4, 256, "autocast-bf16") for width in (256, 512, 1024, 2048, 4096)),
-    *((width, 8, 1024, "autocast-bf16") for width in (512, 1024, 2048)),
-    (256, 2, 4096, "autocast-bf16"), (640, 2, 1024, "autocast-bf16"), (1792, 4, 512, "autocast-bf16"),
-    (2560, 4, 1024, "autocast-bf16"), (4096, 2, 2048, "autocast-bf16"), (1024, 4, 4096, "autocast-bf16"),
-    (512, 4, 256, "bf16"), (1024, 16, 256, "bf16"), (2048, 8, 1024, "bf16"),
-)  # fmt: skip
-HOLDOUT = ((896, 4, 256, "autocast-bf16"), (1280, 4, 512, "autocast-bf16"), (2304, 4, 768, "autocast-bf16"))
-
 # The loss of 8,192 tokens moves 5 GB, and its reference takes eight times the memory.
-MOST = {"fit": CallPlan(others=12, largest=6 * 10**9), "holdout": CallPlan(others=3, largest=6 * 10**9)}
+FUSED_PLANS = {"fit": CallPlan(others=12, largest=6 * 10**9), "holdout": CallPlan(others=3, largest=6 * 10**9)}
 
 
 def fused_cases(fit: Iterable[Work], holdout: Iterable[Work]) -> list[SuiteCase]:
-    """Cold, and hot where an L2 holds them; what is fitted is not held out."""
+    """The fused kernels' calls of both roles, cold, and hot where an L2 holds them; what is fitted is not held out."""
     fitted = [work for work in fit if work.op_class == "fused"]
     shapes = {work.shape for work in fitted}
     held = [work for work in holdout if work.op_class == "fused" and work.shape not in shapes]
     return [
         replace(case, backend="triton")
         for role, works in (("fit", fitted), ("holdout", held))
-        for case in call_cases(works, MOST[role], role)
+        for case in call_cases(works, FUSED_PLANS[role], role)
     ]

@@ -8,11 +8,12 @@ of one another. Draws depend on the plan and the role alone, so that a suite is 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from flopcast.kernels.shapes import Gemm
-from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase
+from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase, distinct, first
 from flopcast.roofline.stream.lowering.describe import Work
 
 LAYOUTS = ("nt", "nn", "tn")
@@ -67,17 +68,17 @@ def gemm_cases(works: Sequence[Work], plan: GemmPlan, role: str, without: Collec
     stream = list(dict.fromkeys(w.shape for w in works if isinstance(w.shape, Gemm) and w.shape not in without))
     shapes = dict.fromkeys(rng.sample(stream, plan.stream) if len(stream) > plan.stream else stream)
     taken = {*without, *shapes}
-    for draw, count in (
-        (draw_like_stream, plan.like_stream),
-        (draw_unaligned, plan.unaligned),
-        (draw_random, plan.random),
-    ):
+    kinds = (draw_like_stream, plan.like_stream), (draw_unaligned, plan.unaligned), (draw_random, plan.random)
+    for draw, count in kinds:
         for layout in LAYOUTS:
-            for shape in _distinct(draw, rng, layout, taken, count):
-                shapes[shape] = None
+            shapes |= dict.fromkeys(distinct(partial(draw, rng, layout), taken, count))
     cases = _with_hot(shapes, rng, plan, role)
     rng = random.Random(HALF_SEEDS[role])
-    halves = [s for layout in LAYOUTS for s in _distinct(draw_half_aligned, rng, layout, taken, plan.half_aligned)]
+    halves = [
+        shape
+        for layout in LAYOUTS
+        for shape in distinct(partial(draw_half_aligned, rng, layout), taken, plan.half_aligned)
+    ]
     return cases + _with_hot(halves, rng, plan, role)
 
 
@@ -92,38 +93,32 @@ def _with_hot(shapes: Iterable[Gemm], rng: random.Random, plan: GemmPlan, role: 
 
 def draw_like_stream(rng: random.Random, layout: str) -> Gemm:
     """Tokens and widths as steps have them: multiples of 64, the two widths in a ratio that models use."""
-    while True:
-        shape = layer(layout, _tokens(rng), *_widths(rng))
-        if _is_affordable(shape):
-            return shape
+    return first(lambda: layer(layout, _tokens(rng), *_widths(rng)), _is_affordable)
 
 
-def draw_unaligned(rng: random.Random, layout: str) -> Gemm:
-    """As `draw_like_stream` with a width, or both, one of x-8, x-1, x+1, x+8 around a multiple of 64, 128 or 256."""
-    while True:
+def draw_unaligned(
+    rng: random.Random, layout: str, offsets: Sequence[int] = OFFSETS, odd_vocabularies: float = 0.0
+) -> Gemm:
+    """As `draw_like_stream` with a width, or both, one of `offsets` (-8, -1, 1, 8) beside a multiple of 64, 128 or 256;
+    of a share of them out is an odd vocabulary."""
+
+    def draw() -> Gemm:
         widths = list(_widths(rng))
         for i in rng.choice(((0,), (1,), (0, 1))):
             anchor = rng.choice(ANCHORS)
-            widths[i] = max(anchor, round(widths[i] / anchor) * anchor) + rng.choice(OFFSETS)
-        shape = layer(layout, _tokens(rng), *widths)
-        if _is_affordable(shape):
-            return shape
+            widths[i] = max(anchor, round(widths[i] / anchor) * anchor) + rng.choice(offsets)
+        if odd_vocabularies and rng.random() < odd_vocabularies:
+            widths[1] = rng.choice(ODD_VOCABULARIES)
+        return layer(layout, _tokens(rng), *widths)
+
+    return first(draw, _is_affordable)
 
 
 def draw_half_aligned(rng: random.Random, layout: str) -> Gemm:
-    """As `draw_unaligned` with x-4, x-2, x+2, x+4; now and then out is an odd vocabulary.
+    """As `draw_unaligned` with offsets of -4, -2, 2 and 4, and with odd vocabularies.
 
     Forecasts of whole steps were 5 points off the measured penalty there, and 6 at odd vocabularies (widths.csv)."""
-    while True:
-        widths = list(_widths(rng))
-        for i in rng.choice(((0,), (1,), (0, 1))):
-            anchor = rng.choice(ANCHORS)
-            widths[i] = max(anchor, round(widths[i] / anchor) * anchor) + rng.choice(HALF_OFFSETS)
-        if rng.random() < ODD_VOCABULARY_SHARE:
-            widths[1] = rng.choice(ODD_VOCABULARIES)
-        shape = layer(layout, _tokens(rng), *widths)
-        if _is_affordable(shape):
-            return shape
+    return draw_unaligned(rng, layout, HALF_OFFSETS, ODD_VOCABULARY_SHARE)
 
 
 def draw_random(rng: random.Random, layout: str) -> Gemm:
@@ -136,33 +131,22 @@ def draw_random(rng: random.Random, layout: str) -> Gemm:
         return max(multiple, round(2 ** rng.uniform(*SIDES) / multiple) * multiple)
 
     is_aligned = rng.random() < 0.5
-    while True:
+
+    def draw() -> Gemm:
         m, n, k = (side(64 if is_aligned else rng.choice((1, 1, 2, 8, 64))) for _ in range(3))
-        if m * n * k <= RANDOM_MACS:
-            return Gemm(m=m, n=n, k=k, layout=layout)
+        return Gemm(m=m, n=n, k=k, layout=layout)
 
-
-def _distinct(
-    draw: Callable[[random.Random, str], Gemm], rng: random.Random, layout: str, taken: set[Gemm], count: int
-) -> Iterator[Gemm]:
-    while count > 0:
-        shape = draw(rng, layout)
-        if shape not in taken:
-            taken.add(shape)
-            count -= 1
-            yield shape
+    return first(draw, lambda shape: shape.m * shape.n * shape.k <= RANDOM_MACS)
 
 
 def _tokens(rng: random.Random) -> int:
-    low, high = TOKENS
-    return _rounded(_log_uniform(rng, low, high), rng.choice((64, 128, 256)))
+    return _rounded(_log_uniform(rng, *TOKENS), rng.choice((64, 128, 256)))
 
 
 def _widths(rng: random.Random) -> tuple[int, int]:
     """(in, out) of a layer; now and then out is a vocabulary."""
-    low, high = WIDTHS
     multiple = rng.choice((64, 128, 128, 256))
-    width = _rounded(_log_uniform(rng, low, high), multiple)
+    width = _rounded(_log_uniform(rng, *WIDTHS), multiple)
     if rng.random() < VOCABULARY_SHARE:
         return width, rng.choice(VOCABULARIES)
     pair = width, _rounded(width * rng.choice(RATIOS), multiple)

@@ -1,72 +1,28 @@
-"""How long a suite takes, before it is run: cases and seconds by class, on the GPU of a profile.
+"""A suite: shapes to measure. Each is a JSON file in `data/suites` that a person can open; `studies/shipped/suites.py`
+makes them from the plans of this room, so that measuring needs no tracing.
 
-What a case costs besides its samples - operands, reference, check, profiler, capture - was fitted to the wall clock of
-2431 rows on an H200 with a 16-core host (METHOD 1, policy "standard"; 91 s for 94 s measured). Another host moves it.
+Every case has a role: "fit" cases make the profile, "holdout" cases only judge it, and come from models of their own.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
-from flopcast.kernels.shapes import Gemm, Shape
-from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.errors import UsageError
+from flopcast.kernels.shapes import Shape, shape_from_json, shape_to_json
+from flopcast.roofline.base.shipped import DATA
 
-SETUP_SECONDS = {"gemm": 0.013, "attention": 0.068}  # attention is checked against a reference in blocks
-SETUP_OTHERS = 0.016
-SECONDS_PER_BYTE = 5.2e-12  # random operands and a reference in double precision
-SECONDS_PER_FLOP = 3.6e-14  # of a product: its reference in fp32
-SAMPLES = 16  # the mean of rows, most of 10, some of 100
-SAMPLE_SECONDS, TIMEOUT_SECONDS, TIMEOUT_SAMPLES = 1e-3, 0.25, 3  # as TimingPolicy has them
-# Host calibration, ceilings and warm-ups of a bench, besides its cases.
-FIXED_SECONDS = 36.0
-
-
-@dataclass(frozen=True)
-class Size:
-    """Cases of one class: how many, how many of them held out, and the seconds that measuring them takes."""
-
-    op_class: str
-    cases: int
-    held_out: int
-    seconds: float
-
-
-def sizes(cases: Sequence[SuiteCase], profile: Profile) -> list[Size]:
-    """By class, the one that takes longest first."""
-    works = [describe(case.shape) for case in cases]
-    times = profile.estimate([(work, case.backend, case.cache) for work, case in zip(works, cases, strict=True)])
-    found: dict[str, list[tuple[SuiteCase, float]]] = defaultdict(list)
-    for case, work, time in zip(cases, works, times, strict=True):
-        found[work.op_class].append((case, case_seconds(case, work.op_class, time.seconds)))
-    return sorted(
-        (
-            Size(name, len(rows), sum(case.role == "holdout" for case, _ in rows), sum(s for _, s in rows))
-            for name, rows in found.items()
-        ),
-        key=lambda size: -size.seconds,
-    )
-
-
-def case_seconds(case: SuiteCase, op_class: str, kernel_seconds: float) -> float:
-    """Wall seconds of one case whose kernel takes `kernel_seconds`."""
-    sample = max(SAMPLE_SECONDS, kernel_seconds)
-    timed = min(SAMPLES * sample, max(TIMEOUT_SECONDS, TIMEOUT_SAMPLES * sample))
-    checked = case.shape.flops * SECONDS_PER_FLOP if isinstance(case.shape, Gemm) else 0.0
-    return SETUP_SECONDS.get(op_class, SETUP_OTHERS) + timed + checked + case.shape.bytes * SECONDS_PER_BYTE
-
-
-def describe_size(name: str, found: Sequence[Size], gpu: str) -> str:
-    """One line: what the suite holds and how long it takes."""
-    total = sum(size.seconds for size in found)
-    parts = ", ".join(f"{s.op_class} {s.cases} ({s.held_out} held out) {s.seconds:.0f} s" for s in found)
-    count = sum(size.cases for size in found)
-    return f"{name}: {count} cases, about {total:.0f} s on {gpu} and {FIXED_SECONDS:.0f} s besides them; {parts}"
-
-
+FUSED = "fused"  # the fused kernels alone: steps traced with them, of which nothing else is measured
+ATTENTION = "attention"  # Triton's attention alone (`attention.triton_cases`): drawn, not traced
+OF_TRITON = (FUSED, ATTENTION)
+SUITES = ("quick", "standard", "full", *OF_TRITON)
 HOT_BYTES = 128 * 1024**2  # above about twice the largest L2 nothing stays hot
+Drawn = TypeVar("Drawn", bound=Shape)
 
 
 @dataclass(frozen=True)
@@ -77,3 +33,52 @@ class SuiteCase:
     backend: str
     cache: str
     role: str
+
+
+def check_suite(suite: str, valid: tuple[str, ...] = SUITES) -> None:
+    """Raises UsageError for a name that is not among the valid ones."""
+    if suite not in valid:
+        raise UsageError(f"suite {suite!r}: valid are {', '.join(valid)}")
+
+
+def load(name: str) -> list[SuiteCase]:
+    """The cases of a shipped suite. Raises UsageError for an unknown name."""
+    path = shipped_path(name)
+    if not path.is_file():
+        known = sorted(other.name.removesuffix(".json.gz") for other in path.parent.glob("*.json.gz"))
+        raise UsageError(f"unknown suite {name!r}: valid are {', '.join(known)}")
+    record = json.loads(gzip.decompress(path.read_bytes()))
+    shapes = [shape_from_json(shape) for shape in record["shapes"]]
+    return [SuiteCase(shapes[i], backend, cache, role) for i, backend, cache, role in record["cases"]]
+
+
+def save(cases: Sequence[SuiteCase], path: Path, sources: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Writes a suite; the same cases give the same bytes. `sources`: the steps traced for it, by role."""
+    index = {shape: i for i, shape in enumerate(dict.fromkeys(case.shape for case in cases))}
+    record = {
+        "sources": dict(sources or {}),
+        "shapes": [shape_to_json(shape) for shape in index],
+        "cases": [[index[case.shape], case.backend, case.cache, case.role] for case in cases],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(json.dumps(record, separators=(",", ":")).encode(), 9, mtime=0))
+
+
+def shipped_path(name: str) -> Path:
+    """Where the suite of this name lies in the package."""
+    return DATA / "suites" / f"{name}.json.gz"
+
+
+def first(draw: Callable[[], Drawn], is_allowed: Callable[[Drawn], bool]) -> Drawn:
+    """Draws until a shape is allowed."""
+    while not is_allowed(shape := draw()):
+        pass
+    return shape
+
+
+def distinct(draw: Callable[[], Drawn], taken: set[Drawn], count: int) -> Iterator[Drawn]:
+    """Draws `count` shapes that are not in `taken`, and adds them to it."""
+    for _ in range(count):
+        shape = first(draw, lambda shape: shape not in taken)
+        taken.add(shape)
+        yield shape

@@ -15,7 +15,7 @@ from flopcast.errors import UsageError
 from flopcast.microbench.recipe.plans import PHASES
 from flopcast.roofline.gpu.fit.host_calibration import host_plan
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.suites.build import PLANS
+from flopcast.roofline.gpu.suites.plans import PLANS
 from flopcast.roofline.step.forecast import Forecast, forecast
 from flopcast.roofline.stream.lowering.classes import GROUPS, OP_CLASSES, op_class
 from flopcast.roofline.stream.model.models import check_config
@@ -203,7 +203,7 @@ def test_steps_to_validate_on(device: str, name: str) -> None:
         assert len(triton) >= 6
         judged = {(str(p.config), p.batch, p.seq) for p in plans if p.group != "intervals"}
         assert not judged & {(str(p.config), p.batch, p.seq) for p in plans if p.group == "intervals"}
-        fitted = {(source.width, source.batch, source.seq) for source in PLANS["standard"].fit}
+        fitted = {(source.width, source.batch, source.seq) for source in PLANS["standard"].fit.sources}
         off = [p for p in plans if p.group == "off the ladder"]
         assert off
         assert not {(p.config["hidden_size"], p.batch, p.seq) for p in off} & fitted

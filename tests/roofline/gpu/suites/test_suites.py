@@ -15,12 +15,12 @@ from flopcast.kernels import aten
 from flopcast.kernels.shapes import Attention, Call, Gemm, shape_from_json
 from flopcast.microbench.records import records
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.suites import build, library
-from flopcast.roofline.gpu.suites.attention import AttentionPlan
-from flopcast.roofline.gpu.suites.build import PLANS, Plan, Source
+from flopcast.roofline.gpu.suites import build, suite
 from flopcast.roofline.gpu.suites.calls import CallPlan
+from flopcast.roofline.gpu.suites.duration import FIXED_SECONDS, durations
 from flopcast.roofline.gpu.suites.gemms import GemmPlan
-from flopcast.roofline.gpu.suites.suite import FIXED_SECONDS, HOT_BYTES, SuiteCase, sizes
+from flopcast.roofline.gpu.suites.plans import PLANS, Plan, RolePlan, Source
+from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.validation.step_plans import validation_plans
 
@@ -30,37 +30,33 @@ REPORT = Path(__file__).resolve().parents[4] / "reports" / "nvidia-h200" / "meas
 
 @pytest.mark.parametrize("name", SUITES)
 def test_shipped_suites_follow_their_plans(name: str) -> None:
-    plan, cases = PLANS[name], library.load(name)
+    plan, cases = PLANS[name], suite.load(name)
     measurements = {(c.shape.key, c.backend, c.cache) for c in cases}
     assert len(measurements) == len(cases), "nothing is measured twice"
     assert {case.cache for case in cases} == set(plan.caches)
     attention = Counter((c.backend, c.role) for c in cases if isinstance(c.shape, Attention) and c.cache == "cold")
     expected: Counter[tuple[str, str]] = Counter()
     for backend in plan.attention_backends:
-        expected[backend, "fit"] = 2 * (len(plan.grid) + drawn(plan.attention))
-        expected[backend, "holdout"] = 2 * (len(plan.grid_holdout) + drawn(plan.attention_holdout))
+        for role, own in (("fit", plan.fit), ("holdout", plan.holdout)):
+            expected[backend, role] = 2 * (len(own.grid) + sum(count for count, *_ in own.attention.kinds()))
     expected["triton", "fit"] = plan.triton_attention
     assert attention == +expected
     gemms = [c for c in cases if isinstance(c.shape, Gemm)]
     assert sum(c.backend == "triton" for c in gemms) == plan.triton_gemms
     cold = Counter(c.role for c in gemms if c.backend == "torch" and c.cache == "cold")
-    for role, wanted in (("fit", plan.gemms), ("holdout", plan.gemms_holdout)):
+    for role, wanted in (("fit", plan.fit.gemms), ("holdout", plan.holdout.gemms)):
         like_no_stream = 3 * (wanted.like_stream + wanted.unaligned + wanted.half_aligned + wanted.random)
         assert like_no_stream <= cold[role] <= like_no_stream + wanted.stream
     assert {"nt", "nn", "tn"} <= {c.shape.layout for c in gemms if isinstance(c.shape, Gemm)}
-    assert bool(plan.holdout) == any(c.role == "holdout" for c in cases)
-
-
-def drawn(plan: AttentionPlan) -> int:
-    return sum(count for count, *_ in plan.kinds())
+    assert bool(plan.holdout.sources) == any(c.role == "holdout" for c in cases)
 
 
 @pytest.mark.parametrize(("name", "most"), [("quick", 60), ("standard", 360), ("full", 1200)])
 def test_suites_take_the_time_they_may(name: str, most: float) -> None:
     """Seconds on an H200, host calibration and ceilings included."""
-    found = sizes(library.load(name), find_profile("nvidia-h200"))
+    found = durations(suite.load(name), find_profile("nvidia-h200"))
     assert sum(size.seconds for size in found) + FIXED_SECONDS <= most
-    assert sum(size.cases for size in found) == len(library.load(name))
+    assert sum(size.cases for size in found) == len(suite.load(name))
 
 
 def test_the_estimate_is_what_a_measured_suite_took() -> None:
@@ -68,13 +64,13 @@ def test_the_estimate_is_what_a_measured_suite_took() -> None:
     rows = [row for row in records.read(REPORT).rows if row.get("shape")]
     cases = [SuiteCase(shape_from_json(row["shape"]), row["backend"], row["cache"], row["role"]) for row in rows]
     first, *_, last = (datetime.fromisoformat(row["time"]) for row in rows)
-    estimate = sum(size.seconds for size in sizes(cases, find_profile("nvidia-h200")))
+    estimate = sum(size.seconds for size in durations(cases, find_profile("nvidia-h200")))
     assert estimate == pytest.approx((last - first).total_seconds(), rel=0.25)
 
 
 def test_widths_beside_multiples_and_all_token_counts_are_measured() -> None:
     for name in ("standard", "full"):
-        fit = [c.shape for c in library.load(name) if c.role == "fit" and isinstance(c.shape, Gemm)]
+        fit = [c.shape for c in suite.load(name) if c.role == "fit" and isinstance(c.shape, Gemm)]
         sides = {side % 64 for shape in fit for side in (shape.n, shape.k)}
         assert {1, 8, 56, 63} <= sides
         tokens = [shape.k if shape.layout == "tn" else shape.m for shape in fit]
@@ -91,14 +87,14 @@ def test_steps_that_judge_are_no_source() -> None:
     }
     assert len(judged) > 10
     for name in ("standard", "full"):
-        for source in PLANS[name].fit:
+        for source in PLANS[name].fit.sources:
             model = source.module or source.config
             assert (model, source.batch, 1 if source.module else source.seq) not in judged
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_no_holdout_shape_is_fitted(name: str) -> None:
-    cases = library.load(name)
+    cases = suite.load(name)
     fit = {case.shape.key for case in cases if case.role == "fit"}
     held = {case.shape.key for case in cases if case.role == "holdout"}
     assert fit
@@ -114,7 +110,7 @@ checked: set[tuple[str, str]] = set()  # suites share most of their kinds of cal
 @pytest.mark.parametrize("name", SUITES)
 def test_a_call_of_each_kind_can_be_made_again_and_gives_what_was_recorded(name: str) -> None:
     """On fake tensors: the recorded arguments fit the operator, results have the recorded sizes, strides and dtypes."""
-    kinds = {(c.shape.op, describe(c.shape).variant): c.shape for c in library.load(name) if isinstance(c.shape, Call)}
+    kinds = {(c.shape.op, describe(c.shape).variant): c.shape for c in suite.load(name) if isinstance(c.shape, Call)}
     assert len(kinds) > 50
     calls = [call for kind, call in kinds.items() if kind not in checked and call.op not in CUDA_ONLY]
     checked.update(kinds)
@@ -138,7 +134,7 @@ def test_whole_numbers_are_valid_indices_wherever_they_are_looked_up(name: str) 
     lookups = ("embedding", "index", "gather", "scatter", "nll_loss", "take")
     calls = {
         c.shape.op: c.shape
-        for c in sorted(library.load(name), key=lambda c: -c.shape.bytes)
+        for c in sorted(suite.load(name), key=lambda c: -c.shape.bytes)
         if isinstance(c.shape, Call) and c.shape.op.split(".")[1].startswith(lookups)
     }
     assert len(calls) >= 4
@@ -150,9 +146,9 @@ def test_whole_numbers_are_valid_indices_wherever_they_are_looked_up(name: str) 
 @pytest.mark.parametrize("name", SUITES)
 def test_hot_cases_fit_the_cache_and_none_is_too_large(name: str) -> None:
     plan = PLANS[name]
-    for case in library.load(name):
+    for case in suite.load(name):
         work = describe(case.shape)
-        assert work.bytes <= 1.2 * plan.calls.largest or not isinstance(case.shape, Call)
+        assert work.bytes <= 1.2 * plan.fit.calls.largest or not isinstance(case.shape, Call)
         assert case.cache == "cold" or work.bytes <= 1.2 * HOT_BYTES
 
 
@@ -160,26 +156,25 @@ def test_unknown_suites() -> None:
     with pytest.raises(
         UsageError, match="unknown suite 'huge': valid are attention, cpu-quick, full, fused, quick, standard"
     ):
-        library.load("huge")
-
-
-def most(count: int) -> CallPlan:
-    classes = ("pointwise", "copy", "reduction", "embedding", "optimizer", "others")
-    return CallPlan(**dict.fromkeys(classes, count))
+        suite.load("huge")
 
 
 def test_a_suite_built_now(tmp_path: Path) -> None:
     """A plan of two narrow models: a few calls of each kind of kernel, and all products."""
     plan = Plan(
         device="cuda",
-        fit=(Source(width=64, batch=1, seq=32, vocab=512), Source(width=64, batch=4, seq=64, vocab=512)),
-        holdout=(Source(width=64, batch=2, seq=32, vocab=512),),
-        calls=most(2),
-        calls_holdout=most(1),
-        gemms=GemmPlan(stream=20, random=2, unaligned=1),
-        gemms_holdout=GemmPlan(stream=4, random=1),
-        grid=((1, 2, 1, 64, 128),),
-        grid_holdout=((1, 2, 1, 96, 128),),
+        fit=RolePlan(
+            sources=(Source(width=64, batch=1, seq=32, vocab=512), Source(width=64, batch=4, seq=64, vocab=512)),
+            calls=CallPlan(others=2),
+            gemms=GemmPlan(stream=20, random=2, unaligned=1),
+            grid=((1, 2, 1, 64, 128),),
+        ),
+        holdout=RolePlan(
+            sources=(Source(width=64, batch=2, seq=32, vocab=512),),
+            calls=CallPlan(others=1),
+            gemms=GemmPlan(stream=4, random=1),
+            grid=((1, 2, 1, 96, 128),),
+        ),
         attention_backends=("sdpa-flash",),
         triton_gemms=3,
         triton_attention=1,
@@ -198,15 +193,15 @@ def test_a_suite_built_now(tmp_path: Path) -> None:
         assert set(kinds.values()) <= set(range(1, count + 1))
     shapes = {role: {c.shape for c in cases if c.role == role} for role in ("fit", "holdout")}
     assert not shapes["fit"] & shapes["holdout"]
-    library.save(cases, tmp_path / "a.json.gz")
-    library.save(list(cases), tmp_path / "b.json.gz")
+    suite.save(cases, tmp_path / "a.json.gz")
+    suite.save(list(cases), tmp_path / "b.json.gz")
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
 
 
 def test_saved_suites_are_loaded_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = library.load("quick")
+    cases = suite.load("quick")
     folder = tmp_path / "data" / "suites"
     folder.mkdir(parents=True)
-    library.save(cases, folder / "mine.json.gz", sources={"fit": ["a step"]})
-    monkeypatch.setattr(library, "files", lambda _package: tmp_path)
-    assert library.load("mine") == cases
+    suite.save(cases, folder / "mine.json.gz", sources={"fit": ["a step"]})
+    monkeypatch.setattr(suite, "DATA", tmp_path / "data")
+    assert suite.load("mine") == cases

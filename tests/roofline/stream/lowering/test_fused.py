@@ -18,9 +18,8 @@ from flopcast.roofline.gpu.fit.host_calibration import host_plan
 from flopcast.roofline.gpu.profile import host as profile_host
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.suites import library
-from flopcast.roofline.gpu.suites.calls import FIT, HOLDOUT
-from flopcast.roofline.gpu.suites.names import FUSED
+from flopcast.roofline.gpu.suites import suite
+from flopcast.roofline.gpu.suites.plans import FUSED_SOURCES
 from flopcast.roofline.step.forecast import Forecast, forecast_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES
@@ -220,7 +219,7 @@ def test_a_run_has_its_own_operators_costs_else_the_profiles(profile: Profile) -
 
 
 def test_the_suite_holds_what_patched_steps_launch() -> None:
-    cases = library.load(FUSED)
+    cases = suite.load(suite.FUSED)
     calls = [(case, case.shape) for case in cases if isinstance(case.shape, Call)]
     assert len(calls) == len(cases)
     assert {case.backend for case in cases} == {"triton"}
@@ -231,7 +230,8 @@ def test_the_suite_holds_what_patched_steps_launch() -> None:
         names = {shape.op.split(".")[1] for shape in shapes}
         assert names >= {name + way for name in FORWARD for way in ("", "_backward")}
         assert names >= {"cross_entropy_with_gradient"}
-    assert not {source[:3] for source in FIT} & {source[:3] for source in HOLDOUT}
+    fit_steps, held_steps = ({(s.width, s.batch, s.seq) for s in own} for own in FUSED_SOURCES.values())
+    assert not fit_steps & held_steps
     assert max(case.shape.bytes for case in cases) <= 6 * 10**9
     assert {case.cache for case in cases} == {"cold", "hot"}
 
