@@ -17,6 +17,7 @@ from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Shape, shape_from_json, shape_to_json
 from flopcast.roofline.base.shipped import DATA
 
+HOST = "host"  # what launches cost, alone: a suite of no cases
 FUSED = "fused"  # the fused kernels alone: steps traced with them, of which nothing else is measured
 ATTENTION = "attention"  # Triton's attention alone (`attention.triton_cases`): drawn, not traced
 OF_TRITON = (FUSED, ATTENTION)
