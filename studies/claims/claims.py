@@ -1,11 +1,10 @@
 """The source article's claims about FLOPs per dollar, put to the test with its own prices and with others.
 
-Pure: curves in, plain rows out. `report.gather` makes the curves, `plots_claims` the figures, and
+Pure: curves in, plain rows out. `report.gather` makes the curves, `figures` draws them, and
 
     python -m studies.claims --out reports/economics
 
-remakes the whole folder. For a page: `report.section()` gives rows (dicts of plain values), figures and the
-sentences of `summary`.
+remakes the whole folder.
 
 A claim is settled model by model of the ladder, at 90%: it holds where every comparison that it needs is decided for
 it, it does not where one model decides against it, and else it is "not separable". "Middle" counts at how many models

@@ -2,8 +2,8 @@
 
     python -m studies.claims --out reports/economics
 
-Forecasts only, about a minute on two cores once the op streams of the batches are traced. `section` gives the same to
-a page of its own: rows, sentences, figures.
+Forecasts only, about a minute on two cores once the op streams of the batches are traced. The page of a GPU shows the
+rows of claims.json, whose `why` is made here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from flopcast.roofline.base.csv_files import write_rows
 from flopcast.roofline.base.shipped import DATA
-from flopcast.roofline.base.units import count
+from flopcast.roofline.base.units import count, short_name
 from flopcast.roofline.cli.choose.cost import write_cost
 from flopcast.roofline.dollars.crossovers import best_gpu, sentence
 from flopcast.roofline.dollars.crossovers import crossovers as crossings
@@ -30,8 +30,8 @@ from flopcast.roofline.stream.library.by_batch import stream_of
 from flopcast.roofline.stream.model.models import ladder
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.figures.canvas import Figure
-from flopcast.roofline.views.page.extra import summary
 from studies.claims.claims import COMPARED, H200, PriceSet, test_claims
+from studies.markdown import table
 
 COMMAND = "python -m studies.claims --out reports/economics"
 GPUS = (*COMPARED, H200)
@@ -55,10 +55,9 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Section:
-    """For a page: plain rows, a sentence each, and figures."""
+    """What README.md shows of the claims: rows, and figures."""
 
     rows: Sequence[Mapping[str, Any]]
-    sentences: Sequence[str]
     figures: Sequence[Figure]
 
 
@@ -114,7 +113,7 @@ def claim_rows(found: Gathered) -> list[dict[str, Any]]:
 
 
 def section(found: Gathered | None = None) -> Section:
-    """What a page shows: the rows of the printed law with hosts of their own, a sentence each, and the figures.
+    """The rows of the printed depth law with each GPU on a host of its own, and the figures.
 
     Without `found` it makes its own forecasts: some ten seconds once the streams of the batches are traced."""
     from studies.claims.figures import batch_figure, claims_figure
@@ -125,7 +124,7 @@ def section(found: Gathered | None = None) -> Section:
         claims_figure(found.ladders[LAWS[0], OWN], found.price_sets),
         batch_figure(found.ladders[LAWS[0], OWN], found.batches[OWN], found.price_sets[0]),
     )
-    return Section(rows, summary(rows), [figure for figure in drawn if figure is not None])
+    return Section(rows, [figure for figure in drawn if figure is not None])
 
 
 def write(found: Gathered, out: Path, shown: Section | None = None) -> list[Path]:
@@ -136,7 +135,8 @@ def write(found: Gathered, out: Path, shown: Section | None = None) -> list[Path
     paths = [out / "claims.csv", out / "claims.json", out / "README.md"]
     write_rows(paths[0], list(rows[0]), rows)
     prices = {s.name: [{**vars(p), "date": p.date.isoformat()} for p in s.prices.values()] for s in found.price_sets}
-    paths[1].write_text(json.dumps({"prices": prices, "claims": rows}, indent=1, allow_nan=False) + "\n")
+    claims = [{**row, "why": why(row)} for row in rows]
+    paths[1].write_text(json.dumps({"prices": prices, "claims": claims}, indent=1, allow_nan=False) + "\n")
     for figure in shown.figures:
         paths.append(out / f"{figure.name}.png")
         save_figure(figure, paths[-1])
@@ -150,7 +150,7 @@ def write(found: Gathered, out: Path, shown: Section | None = None) -> list[Path
 def page(found: Gathered, rows: Sequence[Mapping[str, Any]], shown: Section) -> str:
     """README.md: the command, the prices, the verdicts, why, and what the rest of the folder holds."""
     basis = ", ".join(f"{p.gpu} {p.basis}" for p in found.profiles)
-    names = [gpu.removeprefix("nvidia-") for gpu in GPUS]
+    names = [short_name(gpu) for gpu in GPUS]
     curves = found.ladders[LAWS[0], OWN]
     lines = [
         "# FLOPs per dollar: the article's claims, tested",
@@ -164,13 +164,15 @@ def page(found: Gathered, rows: Sequence[Mapping[str, Any]], shown: Section) -> 
         "",
         "## Prices, $ per GPU and hour",
         "",
-        *_table(("", *names, "provider, day"), [_price_row(prices) for prices in found.price_sets]),
+        table(("", *names, "provider, day"), [_price_row(prices) for prices in found.price_sets]),
+        "",
         "## Verdicts",
         "",
         "Each GPU in a host of its own; after the bar, all in one host, whose pace cancels in comparisons, where that "
         "changes the verdict or the count.",
         "",
-        *_table(("claim", "depth law", *(s.name for s in found.price_sets)), _verdict_rows(rows, found.price_sets)),
+        table(("claim", "depth law", *(s.name for s in found.price_sets)), _verdict_rows(rows, found.price_sets)),
+        "",
         "## Who leads",
         "",
         "Most FLOPs per dollar by the middle estimates, of these four GPUs; * not separable from the next.",
@@ -190,7 +192,8 @@ def page(found: Gathered, rows: Sequence[Mapping[str, Any]], shown: Section) -> 
         "20 tokens a parameter, 4 x 256 tokens a step, one GPU, newest prices; interval and days in brackets. More: "
         "`flopcast plan`.",
         "",
-        *_table(("budget", *names), _budget_rows(curves)),
+        table(("budget", *names), _budget_rows(curves)),
+        "",
         "## In this folder",
         "",
         "- `claims.csv`, `claims.json`: every claim under every price list, depth law and assumption about hosts, "
@@ -229,11 +232,10 @@ def _leaders(found: Gathered) -> list[str]:
             priced = [c.at_price(prices.prices[c.gpu]) for c in curves if c.gpu in prices.prices]
             best = [best_gpu(priced, float(size)) for size in sizes]
             cells = [
-                "-" if b is None else b.gpu.removeprefix("nvidia-").split("-")[0] + ("" if b.separable else " *")
-                for b in best
+                "-" if b is None else short_name(b.gpu).split("-")[0] + ("" if b.separable else " *") for b in best
             ]
             rows.append([prices.name, *cells])
-        lines += _table((f"{law} law", *map(count, sizes)), rows)
+        lines += [table((f"{law} law", *map(count, sizes)), rows), ""]
     return lines
 
 
@@ -251,13 +253,21 @@ def _reasons(shown: Section) -> list[str]:
     lines = []
     for claim in dict.fromkeys(row["claim"] for row in shown.rows):
         lines.append(f"- {claim}")
-        pairs = zip(shown.rows, shown.sentences, strict=True)
-        lines += [f"  - {text.removeprefix(f'{claim}, ')}" for row, text in pairs if row["claim"] == claim]
+        mine = [row for row in shown.rows if row["claim"] == claim]
+        lines += [f"  - {row['prices']}: {row['verdict']}; {why(row)}" for row in mine]
     return [*lines, ""]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows), ""]
+def why(row: Mapping[str, Any]) -> str:
+    """What a verdict rests on: the middle estimates, the pair that settles it, and the reason."""
+    if row["ratio"] is None:
+        return f"{row['reason']}."
+    gpu, rival = (short_name(row[name]).split("-")[0].upper() for name in ("gpu", "rival"))
+    middle = f"{row['middle_for']} of {row['models']} models by the middle estimates; " if row["models"] > 1 else ""
+    return (
+        f"{middle}{gpu} over {rival} at {row['at']}: {row['ratio']:.2f} ({row['ratio_low']:.2f} to "
+        f"{row['ratio_high']:.2f}); {row['reason']}."
+    )
 
 
 def _price_row(prices: PriceSet) -> list[str]:
@@ -298,7 +308,7 @@ def _power(profiles: Sequence[Profile]) -> list[str]:
         kept = profile.provenance.get("sustained_fraction")
         watts = profile.device.get("power_limit_w")
         if kept and watts:
-            name = profile.gpu.removeprefix("nvidia-")
+            name = short_name(profile.gpu)
             parts.append(f"{name} {kept[0]:.0%} ({kept[1]:.0%} to {kept[2]:.0%}) at {watts:g} W")
     if not parts:
         return []

@@ -9,6 +9,7 @@ from typing import Any
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.views.figures.canvas import BLUE, CLASS_LABELS, INK, ORANGE, Figure, finish, new_sheet, styled
+from studies.markdown import table
 
 Row = Mapping[str, Any]
 FEWEST = 4  # rows of a class that a line is worth
@@ -66,25 +67,29 @@ def page(
         *_offs(rows),
         "## Real steps",
         "",
-        *_table(
+        table(
             ("", "steps", *_HEAD, "median today"), [_cells(row, classes, KIND_WORDS[row["kind"]]) for row in of_steps]
         ),
+        "",
         "Device time by what is run:",
         "",
-        *_table(("", "steps", *_HEAD, "median today"), [_cells(row, classes, row["group"]) for row in groups
+        table(("", "steps", *_HEAD, "median today"), [_cells(row, classes, row["group"]) for row in groups
                                                          if row["stage"] == "ahead"]),
+        "",
         "## Kernels",
         "",
-        *_table(("kernels", "rows", *_HEAD, "median today"),
+        table(("kernels", "rows", *_HEAD, "median today"),
                 [_cells(row, classes, _name(row)) for row in kernels if row["stage"] == "ahead"]),
+        "",
         "## Ceilings",
         "",
-        *_table(("", "measured", "ahead (90%)", "error", "inside", "today"), [_ceiling_cells(row) for row in ceilings]),
+        table(("", "measured", "ahead (90%)", "error", "inside", "today"), [_ceiling_cells(row) for row in ceilings]),
+        "",
         "![Errors of the projection by class](ahead.png)",
         "",
         "## Every step",
         "",
-        *_table(
+        table(
             ("step", "what", "batch x seq", "optimizer", "step ms", "error", "device ms", "error", "inside",
              *(CLASS_LABELS.get(group, "rest") for group in GROUPS), "step, today, host of the run"),
             [_step_cells(row) for row in steps],
@@ -244,7 +249,7 @@ def figure(rows: Sequence[Row], gpu: str) -> Figure | None:
     ax.grid(False, axis="y")
     caption = (
         f"How far the {gpu} as projected, written down before the card was measured, was from the card: medians, and "
-        "bars from the 10th to the 90th percentile (cut at {LIMIT:.0%}); above the line real "
+        f"bars from the 10th to the 90th percentile (cut at {LIMIT:.0%}); above the line real "
         "steps and their parts, below single kernels."
     )
     alt = "Ranges of signed errors by class. Medians: " + ", ".join(
@@ -263,8 +268,3 @@ def _percent(value: float) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.1%}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
-    return [*lines, ""]

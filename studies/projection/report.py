@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from studies.markdown import table
 from studies.projection.steps import __doc__ as STEPS
 from studies.projection.steps import fp32_rows
 from studies.projection.targets import FROM_OTHER, LOOKED_AT, SOURCE, TARGETS
@@ -33,7 +34,7 @@ def page(
         "parameters that ship (`roofline/data/published`).\n",
         f"Products and attention: {SOURCE}. Element-wise calls: sitar-lab/NeuSight (MIT). Training products on an A100 "
         "PCIe: MooreThreads/SimuMax (Apache-2.0). Steps: mosaicml/llm-foundry. The tables do not ship.\n",
-        _table(
+        table(
             ["GPU", "class", "stage", "rows", "mean abs. error", "target", "median", "5% to 95%", "in 90% interval"],
             [_cells(row) for row in rows],
         ),
@@ -52,7 +53,7 @@ def page(
         if stage != FROM_OTHER and ((gpu, op_class, stage) in TARGETS or op_class == "attention forward"):
             parts.append(f"\n{gpu}, {op_class}, {stage}\n")
             parts.append(
-                _table(
+                table(
                     ["by", "", "rows", "mean abs. error", "median"],
                     [
                         [WAYS.get(s["by"], s["by"]), _size(s), str(s["rows"]), _percent(s["mean_abs_error"]),
@@ -116,7 +117,7 @@ def _judged(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
         "\n## Against cards measured afterwards\n",
         "Forecasts of the projection from the datasheet and the H200, written down before anything of the GPU had been "
         "measured; made by `projection_measured.py`, whose folder has every number.\n",
-        _table(head, sorted(cells, key=lambda row: row[1] != kinds["device"])),
+        table(head, sorted(cells, key=lambda row: row[1] != kinds["device"])),
     ]
 
 
@@ -141,7 +142,7 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
         cells.append([*key, *_summary(some)])
     for stage in dict.fromkeys(s["stage"] for s in steps):
         cells.append(["all", stage, *_summary([s for s in steps if s["stage"] == stage])])
-    parts.append(_table(head, cells))
+    parts.append(table(head, cells))
     head = ["GPU", "model", "sequence", "micro-batch x accumulation", "published s", "forecast s (shipped)", "error",
             "zero-shot error", "error with torch's flash"]  # fmt: skip
     plain = {_key(s): s for s in steps if s["stage"] == "zero-shot"}
@@ -151,7 +152,7 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
          _signed(s["error_torch_flash"])]
         for s in steps if s["stage"] == "shipped"
     ]  # fmt: skip
-    parts.append("\n" + _table(head, cells))
+    parts.append("\n" + table(head, cells))
     return parts
 
 
@@ -165,7 +166,7 @@ def _fp32(steps: Sequence[Mapping[str, Any]]) -> list[str]:
          _signed(s["error"]), _signed(s["neusight_error"])]
         for s in steps
     ]  # fmt: skip
-    return ["\n## Model steps in fp32, with caution\n", said + "\n", _table(head, cells)]
+    return ["\n## Model steps in fp32, with caution\n", said + "\n", table(head, cells)]
 
 
 def _key(step: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -195,8 +196,3 @@ def _percent(value: float) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.1%}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
-    return "\n".join(lines)

@@ -16,6 +16,7 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.roofline.base.csv_files import write_rows
 from flopcast.roofline.gpu.profile.profile import Profile
+from studies.markdown import table
 from studies.widths.check import KINDS, Row, forecasts, judged, measured_of, rows_in, shapes_of, summary
 from studies.widths.sets import SETS, CheckSet
 
@@ -43,18 +44,15 @@ def hindsight(profile: Profile, steps: Path, sets: Mapping[int, CheckSet] = SETS
     return found
 
 
-def lines(found: Mapping[int, Sequence[Row]]) -> list[str]:
+def by_set(found: Mapping[int, Sequence[Row]]) -> str:
     """A Markdown table: how many came within 1.5 points, and the median and worst difference, by set and kind."""
-    said = [
-        "| set | " + " | ".join(("all", *KINDS)) + " | right sign | in 90% interval |",
-        "|---" * (len(KINDS) + 4) + "|",
-    ]
+    made = []
     for name, rows in (*found.items(), ("all", [row for mine in found.values() for row in mine])):
         of = summary(rows)
         cells = [_cell(of), *(_cell(of["kinds"].get(kind, {})) for kind in KINDS)]
         counts = [f"{round(of[share] * of['judged'])} of {of['judged']}" for share in ("right_sign", "within_interval")]
-        said.append(f"| {name} | " + " | ".join([*cells, *counts]) + " |")
-    return said
+        made.append([str(name), *cells, *counts])
+    return table(("set", "all", *KINDS, "right sign", "in 90% interval"), made)
 
 
 def _cell(of: Mapping[str, Any]) -> str:
@@ -79,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.out is not None:
         rows = [{name: row[name] for name in COLUMNS} for mine in found.values() for row in mine]
         write_rows(given.out, COLUMNS, rows)
-    print("\n".join(lines(found)))
+    print(by_set(found))
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ A part that its data do not suffice for is left out; a fault in making one is sa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flopcast.errors import FlopcastError
 from flopcast.roofline.views.page.data import Section
@@ -67,38 +67,13 @@ def claim_parts(folder: Path) -> Iterator[Section]:
     rows = [row for row in found if row.get("depth_law") == "printed" and row.get("hosts") == OWN]
     if not rows:
         return
-    shown = [
-        {**row, "sentence": sentence.partition("; ")[2] or sentence}
-        for row, sentence in zip(rows, summary(rows), strict=True)
-    ]
     columns = [
         text("claim", "claim"), text("prices", "prices"), text("verdict", "verdict"),
-        Column("middle_for", "by middle estimates, models for it"), Column("models", "of"), prose("sentence", "why"),
+        Column("middle_for", "by middle estimates, models for it"), Column("models", "of"), prose("why", "why"),
     ]  # fmt: skip
     note = (
         "Decided at 90%, model by model of the ladder: it holds where every comparison is decided for it, it does not "
         "where one model decides against it. Other depth laws, hosts and the curves: reports/economics."
     )
-    table = Table("claims", "The source article's claims under several price lists", note, columns, shown)
+    table = Table("claims", "The source article's claims under several price lists", note, columns, rows)
     yield Section("claims", "The article's claims", (), [table])
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence for each row."""
-    return [_sentence(row) for row in rows]
-
-
-def _sentence(row: Mapping[str, Any]) -> str:
-    head = f"{row['claim']}, {row['prices']}: {row['verdict']}"
-    if row["ratio"] is None:
-        return f"{head}; {row['reason']}."
-    pair = f"{_short(row['gpu'])} over {_short(row['rival'])}"
-    middle = f"{row['middle_for']} of {row['models']} models by the middle estimates; " if row["models"] > 1 else ""
-    return (
-        f"{head}; {middle}{pair} at {row['at']}: {row['ratio']:.2f} ({row['ratio_low']:.2f} to "
-        f"{row['ratio_high']:.2f}); {row['reason']}."
-    )
-
-
-def _short(gpu: str) -> str:
-    return gpu.removeprefix("nvidia-").split("-")[0].upper()

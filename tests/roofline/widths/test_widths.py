@@ -301,7 +301,7 @@ def test_hindsight_is_of_every_width_that_was_run(h200: Profile, root: Path) -> 
         before = table[row["neighbourhood"], str(row["value"])]
         assert row["penalty_measured"] == pytest.approx(float(before["penalty_measured"]), abs=1e-6)
         assert row["profile"].endswith(h200.provenance["to"])
-    said = hindsight.lines(found)
+    said = hindsight.by_set(found).splitlines()
     assert len(said) == 5
     assert "of 4 (" in said[2]
     assert said[-1].startswith("| all | ")

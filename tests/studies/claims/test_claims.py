@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 from flopcast.roofline.dollars.curves import HOSTS, OWN
 from flopcast.roofline.dollars.points import CostCurve, CostPoint, StepPoint, cost_curve
 from flopcast.roofline.gpu.catalogue.prices import Price
-from flopcast.roofline.views.page.extra import summary
 from studies.claims.claims import (
     A100,
     A100_NEVER,
@@ -27,7 +27,7 @@ from studies.claims.claims import (
     reason,
     test_claims,
 )
-from studies.claims.report import LAWS, Gathered, claim_rows, price_sets, section, write
+from studies.claims.report import LAWS, Gathered, claim_rows, price_sets, section, why, write
 
 SIZES = (1e8, 4e8, 1e9, 2e9)  # two below 2^29, two above
 
@@ -141,12 +141,15 @@ def test_the_folder_is_written_whole(tmp_path: Path) -> None:
     assert len(rows) == 2 * (4 + 3)
     shown = section(found)
     assert [figure.name for figure in shown.figures] == ["claims", "batch"]
-    assert len(shown.rows) == len(shown.sentences) == 4
-    assert shown.sentences == summary([row for row in rows if row["depth_law"] == LAWS[0] and row["hosts"] == OWN])
+    assert list(shown.rows) == [row for row in rows if row["depth_law"] == LAWS[0] and row["hosts"] == OWN]
+    assert len(shown.rows) == 4
     paths = write(found, tmp_path / "new", shown)
     assert all(path.is_file() for path in paths)
     text = (tmp_path / "new" / "README.md").read_text()
+    kept = json.loads((tmp_path / "new" / "claims.json").read_text())["claims"]
+    assert [row["claim"] for row in kept] == [row["claim"] for row in rows]
     for row in shown.rows:
         assert row["claim"] in text
         assert row["reason"] in text
+        assert row | {"why": why(row)} in kept
     assert "python -m studies.claims --out reports/economics" in text
