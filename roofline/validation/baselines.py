@@ -8,10 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any
-
 from flopcast.roofline.gpu.catalogue.datasheets import load_specs, spec_of_device
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import describe
@@ -19,16 +15,7 @@ from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
 
-METHODS = ("roofline", "six_n", "torch")
-LABELS = {
-    "step": "this forecast",
-    "roofline": "roofline, datasheet peaks",
-    "six_n": "6N x tokens / (0.4 x peak)",
-    "torch": "torch RuntimeEstimator",
-}
 UTILISATION = 0.4  # of the peak, in `six_n`
-
-Row = dict[str, Any]
 
 
 def bandwidth(profile: Profile) -> float | None:
@@ -57,30 +44,3 @@ def roofline(stream: Stream, profile: Profile) -> float | None:
 def six_n(n_params: int, tokens: int, peak_flops_per_second: float) -> float:
     """Seconds of 6 x parameters x tokens FLOPs at 40% of the peak."""
     return 6 * n_params * tokens / (UTILISATION * peak_flops_per_second)
-
-
-def compare_methods(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Median and worst |error| of step time by method, for all steps that every method has, and by what bounds them.
-
-    A row: {"method", "label", "n", and for each of "all", "device-bound", "host-bound": "<set>_n", "<set>_median",
-    "<set>_worst", "<set>_signed" (the median of forecast / measured - 1)}. Methods that say nothing of any step
-    (torch's, where it was not run) are left out; the sets hold the same steps for each of the others.
-    """
-    present = ["step", *(name for name in METHODS if any(row.get(f"{name}_error") is not None for row in rows))]
-    done = [row for row in rows if all(row.get(f"{name}_error") is not None for name in present)]
-    sets = {
-        "all": done,
-        "device-bound": [row for row in done if row["bound"] != "host"],
-        "host-bound": [row for row in done if row["bound"] == "host"],
-    }
-    found = []
-    for name in present if done else []:
-        entry: Row = {"method": name, "label": LABELS[name], "n": len(done)}
-        for label, members in sets.items():
-            errors = [row[f"{name}_error"] for row in members]
-            entry[f"{label}_n"] = len(errors)
-            entry[f"{label}_median"] = median(map(abs, errors)) if errors else None
-            entry[f"{label}_worst"] = max(map(abs, errors), default=None)
-            entry[f"{label}_signed"] = median(errors) if errors else None
-        found.append(entry)
-    return found

@@ -61,7 +61,7 @@ def machine_here(device: str | None) -> dict[str, Any]:
 def machine_of(folder: Path) -> dict[str, Any]:
     """The description of the device whose real steps `folder` holds. Raises UsageError when it holds none."""
     from flopcast.microbench.records import records
-    from flopcast.roofline.validation.validate import step_folders
+    from flopcast.roofline.validation.compare_steps import step_folders
 
     first = step_folders(folder)[0]
     if not records.file_in(first).is_file():

@@ -160,6 +160,3 @@ def _shipped(name: str, **options: Any) -> StepPlan:
 
 def _module(factory: str, **options: Any) -> StepPlan:
     return StepPlan(name=factory, config={}, module=_ZOO + factory, seq=1, group=FAMILIES, **options)
-
-
-GROUP = "intervals"  # of the steps that the spreads are estimated from

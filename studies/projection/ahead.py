@@ -27,10 +27,9 @@ from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.library.profiles import projection
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.suites import suite
-from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.validation.compare_steps import compare
 from flopcast.roofline.validation.step_plans import validation_plans
-from flopcast.roofline.validation.validate import compare
 
 SUITES = ("standard", "fused")
 FILE = "forecasts.csv.gz"
@@ -65,12 +64,10 @@ def step_rows(profile: Profile, plans: Iterable[Mapping[str, Any]]) -> Iterator[
     """Steps as if nobody had run them. One that cannot be forecast is left out."""
     unrun = [{"key": StepPlan(**plan).key, "plan": plan, "status": "not run"} for plan in plans]
     for made, row in zip(unrun, compare(unrun, profile), strict=True):
-        if row["step_forecast"] is None:
-            continue
-        whole = (("step", "step"), ("device", "device"))
-        for kind, name in (*whole, *((f"device/{group}", group) for group in GROUPS)):
-            ends = {end: row.get(f"{name}_{end}") for end in ("low", "high")}
-            yield {"kind": kind, "key": made["key"], "value": row[f"{name}_forecast"], **ends}
+        classes = {f"device/{group}": part for group, part in row.classes.items()}
+        for kind, part in {"step": row.step, "device": row.device, **classes}.items():
+            if part.forecast is not None:
+                yield {"kind": kind, "key": made["key"], "value": part.forecast, "low": part.low, "high": part.high}
 
 
 def ahead(profile: Profile) -> Iterator[Row]:

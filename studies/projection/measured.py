@@ -35,7 +35,7 @@ from flopcast.roofline.gpu.library.profiles import projection
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.lowering.describe import describe
-from flopcast.roofline.validation.validate import compare, read_steps, step_folders
+from flopcast.roofline.validation.compare_steps import compare, read_steps, step_folders
 from studies.projection import ahead as projection_ahead
 
 AHEAD, TODAY = "ahead", "today"
@@ -112,8 +112,8 @@ def _steps_of(run: Path, profile: Profile) -> Iterator[tuple[str, Row]]:
     rows = read_steps(run)
     plans = {row["key"]: row["plan"] for row in rows if row["key"].startswith("step/")}
     for (key, plan), row in zip(plans.items(), compare(rows, profile), strict=True):
-        if row["step_seconds"] is not None:
-            yield key, {**row, "plan": plan}
+        if row.step.measured is not None:
+            yield key, {**row.to_json(), "plan": plan}
 
 
 def step_numbers(steps: Iterable[tuple[str, Row]]) -> Iterator[Measured]:

@@ -6,19 +6,17 @@ python -m studies.shipped.intervals DIR [--gpu PROFILE]
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from math import log, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flopcast.roofline.stream.lowering.classes import GROUPS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.step.uncertainty import FILE, Spreads, spreads
-from flopcast.roofline.validation.step_plans import GROUP
+from flopcast.roofline.stream.lowering.classes import GROUPS
+from flopcast.roofline.validation.step_comparison import Part, StepComparison
+from flopcast.roofline.validation.step_plans import INTERVALS
 
 LEAST_STEPS = 4  # of fewer a spread is not estimated: the default stays
 
@@ -31,8 +29,8 @@ _STUDENT = {4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.81
 # --- where the spreads come from ------------------------------------------------------------------------
 
 
-def estimate(rows: Iterable[Mapping[str, Any]], source: Mapping[str, Any] | None = None) -> Spreads:
-    """Spreads from rows of `validate.compare`, of which those of group "intervals" alone count.
+def estimate(rows: Iterable[StepComparison], source: Mapping[str, Any] | None = None) -> Spreads:
+    """Spreads from real steps beside their forecasts, of which those of group "intervals" alone count.
 
     A class's: root mean square of its log errors. What is common: of the log errors of the whole device time, less what
     the classes explain if they were independent. The host's: of the step's, where the host bounds it, less what the
@@ -40,33 +38,29 @@ def estimate(rows: Iterable[Mapping[str, Any]], source: Mapping[str, Any] | None
     nothing. Each widened by Student's quantile for the number of steps; where fewer than `LEAST_STEPS` have it, the
     default stays.
     """
-    done = [row for row in rows if row["group"] == GROUP and row["status"] == "ok" and row["device_seconds"]]
+    done = [row for row in rows if row.plan.group == INTERVALS and row.status == "ok" and row.device.measured]
     plain = Spreads()
     classes: dict[str, float] = {}
     for group in GROUPS:
-        errors = [log(1 + row[f"{group}_error"]) for row in done if row[f"{group}_error"] is not None]
-        found = _spread(errors)
+        found = _spread(_logs(row.classes[group] for row in done))
         if found is not None:
             classes[group] = found
     excess = []
     for row in done:
-        shares = {group: row[f"{group}_seconds"] / row["device_seconds"] for group in GROUPS}
+        shares = {group: (part.measured or 0.0) / (row.device.measured or 1.0) for group, part in row.classes.items()}
         explained = sum((shares[group] * classes.get(group, plain.default)) ** 2 for group in GROUPS)
-        excess.append(log(1 + row["device_error"]) ** 2 - explained)
+        excess.append(log(1 + (row.device.error or 0.0)) ** 2 - explained)
     common = plain.common
     if len(excess) >= LEAST_STEPS:
         common = sqrt(max(0.0, sum(excess) / len(excess))) * _student(len(excess))
-    off = [
-        log(1 + row["step_error"]) - log(1 + row["device_error"])
-        for row in done
-        if row["bound"] != "host" and row["step_error"] is not None
-    ]
-    beyond = _spread(off)
+    by_device = [row for row in done if not row.is_host_bound and row.step.error is not None]
+    beyond = _spread([step - device for row in by_device for step, device in [_logs([row.step, row.device])]])
     known = spreads().host_same_run  # with it the rows were forecast
     left = [
-        log(1 + row["step_error"]) ** 2 - max(0.0, (row.get("host_sigma") or known) ** 2 - known**2)
+        step**2 - max(0.0, (row.host_sigma or known) ** 2 - known**2)
         for row in done
-        if row["bound"] == "host"
+        if row.is_host_bound
+        for step in _logs([row.step])
     ]
     host = None
     if len(left) >= LEAST_STEPS:
@@ -76,8 +70,13 @@ def estimate(rows: Iterable[Mapping[str, Any]], source: Mapping[str, Any] | None
         common=round(common, 4),
         beyond=plain.beyond if beyond is None else round(beyond, 4),
         host_same_run=plain.host_same_run if host is None else round(host, 4),
-        source={**(source or {}), "steps": [row["name"] for row in done]},
+        source={**(source or {}), "steps": [row.plan.name for row in done]},
     )
+
+
+def _logs(parts: Iterable[Part]) -> list[float]:
+    """Errors of those that have one, as logarithms of forecast over measured."""
+    return [log(1 + part.error) for part in parts if part.error is not None]
 
 
 def _spread(errors: Sequence[float]) -> float | None:
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from flopcast.microbench.records import records
     from flopcast.roofline.gpu.library.profiles import find_profile
-    from flopcast.roofline.validation.validate import compare
+    from flopcast.roofline.validation.compare_steps import compare
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
@@ -110,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured = [
         row
         for row in records.read(given.folder).rows
-        if row["key"].startswith("host/") or (row.get("plan") or {}).get("group") == GROUP
+        if row["key"].startswith("host/") or (row.get("plan") or {}).get("group") == INTERVALS
     ]
     machine = records.read_machine(given.folder)
     days = sorted(row["time"][:10] for row in measured)

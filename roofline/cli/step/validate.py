@@ -6,7 +6,7 @@ It imports `microbench`, and with it torch, only when it runs steps.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ from flopcast.roofline.gpu.suites.suite import check_suite
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
+    from flopcast.roofline.validation.step_comparison import StepComparison
 
 
 def validate(
@@ -48,9 +49,10 @@ def validate(
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.catalogue.device import gpu_name
     from flopcast.roofline.gpu.library.profiles import find_profile
-    from flopcast.roofline.validation import baselines, comparable
-    from flopcast.roofline.validation import validate as checks
+    from flopcast.roofline.validation import comparable
     from flopcast.roofline.validation.run import ESTIMATES, machine_here, machine_of, run_validation_steps
+    from flopcast.roofline.validation.step_comparison import write_csv
+    from flopcast.roofline.validation.summary import compare_methods, summaries
     from flopcast.roofline.views.terminal import console
     from flopcast.roofline.views.terminal.validation import print_validation
 
@@ -96,25 +98,26 @@ def validate(
     if not rows:
         raise UsageError(f"{folder} holds no real steps: `flopcast validate --out STEPS` runs them")
     table = (out or folder) / "validation.csv"
-    checks.write_csv(rows, table)
+    write_csv(rows, table)
     if as_json:
         emit({
-            "gpu": profile.gpu, "rows": rows, "summary": checks.summary(rows),
-            "methods": baselines.compare_methods(rows),
+            "gpu": profile.gpu, "rows": [row.to_json() for row in rows],
+            "summary": [entry.to_json() for entry in summaries(rows)],
+            "methods": [entry.to_json() for entry in compare_methods(rows)],
         })  # fmt: skip
     else:
-        print_validation(rows, checks.summary(rows))
+        print_validation(rows)
         console.say(f"wrote {table}")
 
 
 def compare_folder(
     folder: Path, profile: Profile, *, any_stack: bool = False, estimates: Path | None = None
-) -> list[dict[str, Any]]:
+) -> list[StepComparison]:
     """The rows of `validate` for a folder of real steps; with `estimates`, torch's of that folder count for them.
 
     Raises UsageError for another stack, unless `any_stack`, and for estimates of another kind of GPU.
     """
-    from flopcast.roofline.validation import validate as checks
+    from flopcast.roofline.validation.compare_steps import compare_runs
 
     with progress("comparing") as shown:
-        return checks.compare_runs(folder, profile, estimates=estimates, any_stack=any_stack, progress=shown.update)
+        return compare_runs(folder, profile, estimates=estimates, any_stack=any_stack, progress=shown.update)

@@ -234,8 +234,3 @@ def model_from(options: Mapping[str, Any]) -> Config:
 
 # The processor's own ladder: it does 1e10 to 1e11 FLOP/s, so models a hundred times smaller.
 CPU_VOCABULARY, CPU_BATCH, CPU_SEQ = 4096, 1, 128
-
-
-def row_label(row: Mapping[str, Any]) -> str:
-    """w256-d4 4x256 adamw"""
-    return f"{row['name']} {row['batch']}x{row['seq']} {row['optimizer']}"

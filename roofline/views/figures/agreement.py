@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import NamedTuple
 
 from flopcast.roofline.stream.lowering.classes import GROUPS
-from flopcast.roofline.stream.model.models import row_label
+from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.views.figures.canvas import (
     BLUE,
     CARD,
@@ -19,7 +20,6 @@ from flopcast.roofline.views.figures.canvas import (
     RED,
     SKY,
     Figure,
-    Row,
     finish,
     new_sheet,
     plain_log,
@@ -27,30 +27,51 @@ from flopcast.roofline.views.figures.canvas import (
 )
 
 
+class _Point(NamedTuple):
+    """A step that ran and has a forecast: seconds, and the forecast's error."""
+
+    row: StepComparison
+    measured: float
+    low: float
+    forecast: float
+    high: float
+    error: float
+
+
+def _points(rows: Sequence[StepComparison]) -> Iterator[_Point]:
+    for row in rows:
+        step = row.step
+        if step.measured and step.forecast and step.low and step.high and step.error is not None:
+            yield _Point(row, step.measured, step.low, step.forecast, step.high, step.error)
+
+
 @styled
-def agreement_figure(rows: Sequence[Row]) -> Figure | None:
+def agreement_figure(rows: Sequence[StepComparison]) -> Figure | None:
     """Forecast step against measured step, and the error with its interval below. None without measured steps."""
-    done = [row for row in rows if row["step_seconds"] and row["step_forecast"]]
+    done = list(_points(rows))
     if not done:
         return None
     sheet = new_sheet(6.6, rows=2, sharex=True, height_ratios=(3, 2))
     upper, lower = sheet.axes
-    groups = list(dict.fromkeys(str(row["group"]) for row in done))
+    groups = list(dict.fromkeys(point.row.plan.group for point in done))
     colours = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
     markers = ("o", "s", "D", "^", "v", "P")
     for index, group in enumerate(groups):
-        members = [row for row in done if row["group"] == group]
+        members = [point for point in done if point.row.plan.group == group]
         colour, marker = colours[index % 6], markers[index % 6]
-        xs = [row["step_seconds"] * 1e3 for row in members]
+        xs = [point.measured * 1e3 for point in members]
         tips = [
-            f"{row_label(row)}: measured {row['step_seconds'] * 1e3:.2f} ms, forecast "
-            f"{row['step_forecast'] * 1e3:.2f} ({row['step_low'] * 1e3:.2f} to {row['step_high'] * 1e3:.2f}), "
-            f"{row['step_error']:+.1%}, {row['bound']}-bound"
-            for row in members
+            f"{point.row.label_with_optimizer}: measured {point.measured * 1e3:.2f} ms, forecast "
+            f"{point.forecast * 1e3:.2f} ({point.low * 1e3:.2f} to {point.high * 1e3:.2f}), "
+            f"{point.error:+.1%}, {point.row.bound}-bound"
+            for point in members
         ]
-        ends3 = ("low", "forecast", "high")
-        absolute = [[row[f"step_{end}"] * 1e3 for row in members] for end in ends3]
-        relative = [[100 * (row[f"step_{end}"] / row["step_seconds"] - 1) for row in members] for end in ends3]
+        ends3 = [(point.low, point.forecast, point.high) for point in members]
+        absolute = [[seconds * 1e3 for seconds in end] for end in zip(*ends3, strict=True)]
+        relative = [
+            [100 * (seconds / point.measured - 1) for seconds, point in zip(end, members, strict=True)]
+            for end in zip(*ends3, strict=True)
+        ]
         for ax, (low, middle, high) in ((upper, absolute), (lower, relative)):
             ax.vlines(xs, low, high, color=colour, lw=1.3, alpha=0.7)
             sheet.scatter(
@@ -66,7 +87,7 @@ def agreement_figure(rows: Sequence[Row]) -> Figure | None:
                 facecolors=colour if index < 6 else CARD,
                 linewidths=0.0 if index < 6 else 1.2,
             )
-    values = [row[k] * 1e3 for row in done for k in ("step_seconds", "step_low", "step_high")]
+    values = [seconds * 1e3 for point in done for seconds in (point.measured, point.low, point.high)]
     ends = [min(values) / 1.15, max(values) * 1.15]
     upper.plot(ends, ends, color=INK, lw=1.0)
     upper.fill_between(
@@ -80,13 +101,13 @@ def agreement_figure(rows: Sequence[Row]) -> Figure | None:
     for ax in (upper, lower):
         plain_log(ax, "x")
     plain_log(upper, "y")
-    errors = [abs(row["step_error"]) for row in done]
-    worst = max(done, key=lambda row: abs(row["step_error"]))
-    inside = sum(bool(row["within_interval"]) for row in done)
+    errors = [abs(point.error) for point in done]
+    worst = max(done, key=lambda point: abs(point.error))
+    inside = sum(bool(point.row.step.is_within) for point in done)
     caption = (
         f"{len(done)} real steps, none used in fitting: median error {median(errors):.1%}, worst "
-        f"{worst['step_error']:+.1%} ({row_label(worst)}); {inside} of {len(done)} measured steps lie within their 90% "
-        "interval. Bars: 90% intervals of the forecast, in the lower panel relative to the measured step."
+        f"{worst.error:+.1%} ({worst.row.label_with_optimizer}); {inside} of {len(done)} measured steps lie within "
+        "their 90% interval. Bars: 90% intervals of the forecast, in the lower panel relative to the measured step."
     )
     alt = f"Forecast against measured step time of {len(done)} steps, with the error of each below. {caption}"
     return finish(sheet, "agreement", "Forecast against measured steps", caption, alt,
@@ -99,10 +120,10 @@ RESIDUALS = {"step": "step", "device": "device time", "host": "host time", "peak
 
 
 @styled
-def residual_figure(rows: Sequence[Row]) -> Figure | None:
+def residual_figure(rows: Sequence[StepComparison]) -> Figure | None:
     """Signed error of every component of every step. None without measured steps."""
-    errors: dict[str, list[tuple[float, Row]]] = {
-        name: [(row[f"{name}_error"], row) for row in rows if row[f"{name}_error"] is not None] for name in RESIDUALS
+    errors = {
+        name: [(error, row) for row in rows if (error := row.parts[name].error) is not None] for name in RESIDUALS
     }
     names = [name for name, found in errors.items() if found]
     if not names:
@@ -123,8 +144,8 @@ def residual_figure(rows: Sequence[Row]) -> Figure | None:
             xs = [100 * max(-limit, min(limit, e)) for e, _ in points]
             # spread in the order of the rows, so that equal errors do not hide each other
             ys = [place + 0.5 * ((i * 0.618) % 1 - 0.5) for i in range(len(points))]
-            tips = [f"{row_label(row)}: {RESIDUALS[name]} {e:+.1%}" for e, row in points]
-            colours = [ORANGE if row["bound"] == "host" else BLUE for _, row in points]
+            tips = [f"{row.label_with_optimizer}: {RESIDUALS[name]} {e:+.1%}" for e, row in points]
+            colours = [ORANGE if row.is_host_bound else BLUE for _, row in points]
             sheet.scatter(ax, xs, ys, tips, s=size, marker=marker, c=colours, alpha=0.75, linewidths=0)
         middle = 100 * max(-limit, min(limit, median(e for e, _ in errors[name])))
         ax.plot([middle] * 2, [place - 0.36, place + 0.36], color=INK, lw=2)
@@ -132,7 +153,7 @@ def residual_figure(rows: Sequence[Row]) -> Figure | None:
     ax.set_yticks(range(len(names)), [RESIDUALS[name] for name in names])
     ax.set(xlim=(-108 * limit, 108 * limit), ylim=(len(names) - 0.4, -0.6), xlabel="forecast / measured - 1, %")
     ax.grid(False, axis="y")
-    bounds = {row["bound"] == "host" for found in errors.values() for _, row in found}
+    bounds = {row.is_host_bound for found in errors.values() for _, row in found}
     for is_host, colour, label in ((False, BLUE, "bound by the device"), (True, ORANGE, "bound by the host")):
         if is_host in bounds:
             ax.scatter([], [], s=20, color=colour, label=label)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from flopcast.roofline.base.units import count
+from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.views.figures.canvas import (
     CARD,
     CLASS_COLOURS,
@@ -13,7 +14,6 @@ from flopcast.roofline.views.figures.canvas import (
     INK,
     RED,
     Figure,
-    Row,
     Sheet,
     finish,
     new_sheet,
@@ -28,21 +28,26 @@ from flopcast.roofline.step.forecast import tokens_of, width_of
 
 
 @styled
-def anatomy_figure(found: Sequence[Forecast], validation: Sequence[Row] = ()) -> Figure | None:
+def anatomy_figure(found: Sequence[Forecast], validation: Sequence[StepComparison] = ()) -> Figure | None:
     """Device time by class, stacked, over width; host and step on top; measured steps of the same models."""
     if not found:
         return None
     sheet = new_sheet(5.6)
     ax = sheet.axes[0]
     top = _stack(sheet, ax, found, [1e3] * len(found), "ms", _model_of)
-    measured = [(i, row) for i, f in enumerate(found) for row in validation if _same_run(row, f)]
+    measured = [
+        (i, row, row.step.measured)
+        for i, f in enumerate(found)
+        for row in validation
+        if row.step.measured and _same_run(row, f)
+    ]
     if measured:
         tips = [
-            f"{row['name']}: measured {row['step_seconds'] * 1e3:.2f} ms, forecast off by {row['step_error']:+.1%}"
-            for _, row in measured
+            f"{row.plan.name}: measured {seconds * 1e3:.2f} ms, forecast off by {row.step.error:+.1%}"
+            for _, row, seconds in measured
         ]
         # beside the forecast, so that neither hides the other
-        xs, ys = [i + 0.22 for i, _ in measured], [row["step_seconds"] * 1e3 for _, row in measured]
+        xs, ys = [i + 0.22 for i, _, _ in measured], [seconds * 1e3 for _, _, seconds in measured]
         sheet.scatter(ax, xs, ys, tips, s=30, marker="D", facecolors=CARD, edgecolors=INK, linewidths=1.5, zorder=5,
                       label="step, measured")  # fmt: skip
         top = max(top, *ys)
@@ -172,10 +177,7 @@ def _shown_class(op_class: str) -> str:
     return op_class if op_class in CLASS_COLOURS else "rest"
 
 
-def _same_run(row: Row, found: Forecast) -> bool:
-    """Whether a validation row ran what `found` forecasts: its own forecast then is the same number."""
-    return (
-        bool(row["step_seconds"])
-        and row["n_params"] == found.n_params
-        and (abs(row["step_forecast"] / found.step_seconds - 1) < 1e-9)
-    )
+def _same_run(row: StepComparison, found: Forecast) -> bool:
+    """Whether a real step ran what `found` forecasts: its own forecast then is the same number."""
+    forecast = row.step.forecast or 0.0
+    return row.n_params == found.n_params and abs(forecast / found.step_seconds - 1) < 1e-9

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import count
 from flopcast.roofline.step.forecast import tokens_of, width_of
+from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.views.figures.canvas import (
     BLUE,
     CARD,
@@ -16,7 +17,6 @@ from flopcast.roofline.views.figures.canvas import (
     ORANGE,
     RED,
     Figure,
-    Row,
     Sheet,
     finish,
     new_sheet,
@@ -37,7 +37,7 @@ PHASES = ("forward", "backward", "optimizer")
 @styled
 def capacity_figure(
     ladder: Sequence[Forecast], batches: Sequence[Forecast], memory_bytes: float, name: str, seq: int,
-    validation: Sequence[Row] = (),
+    validation: Sequence[StepComparison] = (),
 ) -> Figure | None:  # fmt: skip
     """Peak memory over width and, of one model, over batch, against what the GPU has. None without a ladder."""
     if not ladder or not memory_bytes:
@@ -51,14 +51,14 @@ def capacity_figure(
     ax.set_xticks(range(len(ladder)), labels, fontsize=8.5)
     ax.set(xlabel=f"width, steps of {tokens_of(ladder[0]):,} tokens", ylabel="GB at the peak")
     measured = [
-        (i, row["peak_bytes"] / 1e9, row)
+        (i, row.peak.measured / 1e9, row)
         for i, f in enumerate(ladder)
         for row in validation
-        if row["peak_bytes"] and row["n_params"] == f.n_params and row["peak_forecast"] == f.peak_bytes
+        if row.peak.measured and row.n_params == f.n_params and row.peak.forecast == f.peak_bytes
     ]
     if measured:
         tips = [
-            f"{row['name']}: measured {size:.3g} GB, forecast off by {row['peak_error']:+.1%}"
+            f"{row.plan.name}: measured {size:.3g} GB, forecast off by {row.peak.error:+.1%}"
             for _, size, row in measured
         ]
         sheet.scatter(ax, [i for i, _, _ in measured], [size for _, size, _ in measured], tips, s=30, marker="D",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.roofline.step.forecast import Forecast, forecast
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.gpu.fit.quality import FitReport
     from flopcast.roofline.gpu.profile.host import HostCosts
     from flopcast.roofline.gpu.profile.profile import Profile
+    from flopcast.roofline.validation.step_comparison import StepComparison
 
 
 # GPUs that a report compares its own with: those of the source article.
@@ -34,16 +35,17 @@ def build_report(
     Raises UsageError when the folder cannot be written.
     """
     from flopcast.roofline.step.largest_batch import largest_batch
-    from flopcast.roofline.validation import validate
+    from flopcast.roofline.validation.compare_steps import compare_runs
+    from flopcast.roofline.validation.step_comparison import write_csv
     from flopcast.roofline.views.figures.efficiency_map import product_map
     from flopcast.roofline.views.page.data import ReportData
     from flopcast.roofline.views.page.extra import extra_parts
     from flopcast.roofline.views.page.page import render
 
-    rows: list[dict[str, Any]] = []
+    rows: list[StepComparison] = []
     if steps is not None:
-        rows = validate.compare_runs(steps, profile)
-        validate.write_csv(rows, out / "validation.csv")
+        rows = compare_runs(steps, profile)
+        write_csv(rows, out / "validation.csv")
     is_cpu = profile.device.get("type") == "cpu"
     parts = extra_parts(profile, out, may_trace=steps is not None)  # comparing steps traces, other reports must not
     ladder_steps = anatomy(profile)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.views.figures.canvas import Figure, Row
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class ReportData:
     profile: Profile
     fit: Mapping[str, Any] | None = None
     measurements: Sequence[Row] = ()
-    validation: Sequence[Row] = ()
+    validation: Sequence[StepComparison] = ()
     anatomy: Sequence[Forecast] = ()
     curves: Sequence[CostCurve] = ()
     title: str = ""

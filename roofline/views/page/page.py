@@ -132,7 +132,7 @@ def main_numbers(data: ReportData) -> dict[str, Any]:
     """What the index says of a page: SI units, null where there is none."""
     profile = data.profile
     made = profile.provenance
-    done = [row for row in data.validation if row["step_error"] is not None]
+    done = [row for row in data.validation if row.step.error is not None]
     return {
         "schema": 1,
         "gpu": profile.gpu,

@@ -47,7 +47,7 @@ def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
     if rest:
         yield "method", _facts(rest, tuple(rest))
     if data.validation:
-        versions = {(row["torch"], row["transformers"]) for row in data.validation if row["torch"]}
+        versions = {(row.torch, row.transformers) for row in data.validation if row.torch}
         streams = "; ".join(f"torch {torch}, transformers {hf}" for torch, hf in sorted(versions))
         traced = f"; op streams traced with {streams}" if streams else ""
         yield "validation", f"{len(data.validation)} real steps{traced}"

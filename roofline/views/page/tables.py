@@ -21,8 +21,8 @@ from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.gpu.profile.roofs import spec_of
 from flopcast.roofline.step.forecast import tokens_of, width_of
 from flopcast.roofline.stream.lowering.classes import GROUPS
-from flopcast.roofline.stream.model.models import row_label
-from flopcast.roofline.validation.validate import summary
+from flopcast.roofline.validation.step_comparison import StepComparison
+from flopcast.roofline.validation.summary import summaries
 from flopcast.roofline.views.figures.agreement import RESIDUALS
 from flopcast.roofline.views.figures.canvas import Row
 from flopcast.roofline.views.page.table import NONE, Column, Table, prose, text
@@ -225,7 +225,7 @@ _VALIDATION_DETAILS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 )  # fmt: skip
 
 
-def validation_table(rows: Sequence[Row]) -> Table | None:
+def validation_table(rows: Sequence[StepComparison]) -> Table | None:
     """Every step, those that could not run too. The errors come first, what they are made of after them."""
     if not rows:
         return None
@@ -255,7 +255,7 @@ def _short(reason: str) -> str:
     return reason if len(reason) <= 70 else f"{reason[:68].rstrip()} …"
 
 
-def component_table(rows: Sequence[Row]) -> Table | None:
+def component_table(rows: Sequence[StepComparison]) -> Table | None:
     if not rows:
         return None
     columns = [text("label", "step")]
@@ -269,31 +269,31 @@ def component_table(rows: Sequence[Row]) -> Table | None:
     return Table("components", "Validation: device time by class", note, columns, _labelled(rows))
 
 
-def _labelled(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [{**row, "label": row_label(row)} for row in rows]
+def _labelled(rows: Sequence[StepComparison]) -> list[dict[str, Any]]:
+    return [{**row.to_json(), "label": row.label_with_optimizer} for row in rows]
 
 
-def summary_table(rows: Sequence[Row]) -> Table | None:
+def summary_table(rows: Sequence[StepComparison]) -> Table | None:
     """One line a component: median and worst |error| over all steps and by what bounds them."""
-    sets = summary([dict(row) for row in rows]) if rows else []
+    sets = summaries(rows)
     if not sets:
         return None
     lines = [
         {
             "component": shown,
-            **{f"{kind}/{entry['rows']}": entry[f"{name}_{kind}"] for entry in sets for kind in _KINDS},
+            **{f"{kind}/{entry.label}": getattr(entry.parts[name], kind) for entry in sets for kind in _KINDS},
         }
         for name, shown in RESIDUALS.items()
-        if sets[0][f"{name}_median"] is not None
+        if sets[0].parts[name].median is not None
     ]
     columns = [text("component", "component")]
     for entry in sets:
-        label = f"{_SHORT.get(entry['rows'], entry['rows'])} ({entry['n']})"
+        label = f"{_SHORT.get(entry.label, entry.label)} ({entry.n})"
         columns += [
-            Column(f"{kind}/{entry['rows']}", label if kind == "median" else kind, share, is_error=True)
+            Column(f"{kind}/{entry.label}", label if kind == "median" else kind, share, is_error=True)
             for kind in _KINDS
         ]
-    inside = ", ".join(f"{entry['coverage']:.0%} of {entry['rows']} ({entry['n']})" for entry in sets)
+    inside = ", ".join(f"{entry.coverage:.0%} of {entry.label} ({entry.n})" for entry in sets)
     note = (
         "|forecast / measured - 1|: the median over so many steps, and beside it the worst. Measured steps inside the "
         f"90% interval: {inside}."

@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import log
-from statistics import median
 from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import count, duration, rate
 from flopcast.roofline.dollars.crossovers import best_gpu
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.step.forecast import tokens_of, width_of
-from flopcast.roofline.stream.model.models import row_label
-from flopcast.roofline.views.figures.canvas import Row
+from flopcast.roofline.validation.step_comparison import StepComparison
+from flopcast.roofline.validation.summary import errors_of
 from flopcast.roofline.views.page.data import ReportData
 
 if TYPE_CHECKING:
@@ -108,11 +107,11 @@ def _what_a_step_costs(data: ReportData) -> str:
             f"; ${usd * step.step_seconds * 1000:.3g} per 1,000 steps, "
             f"${usd / step.tokens_per_second * 1e6:.3g}/Mtoken at {price.label}"
         )
-    real = next((r for r in data.validation if r["name"] == "qwen3-0.6b" and r["step_seconds"]), None)
-    if real is not None:
+    real = next((row for row in data.validation if row.plan.name == "qwen3-0.6b" and row.step.measured), None)
+    if real is not None and real.step.measured and real.step.forecast:
         text += (
-            f". Qwen3-0.6B itself ({real['depth']} layers, {real['batch'] * real['seq']:,} tokens): "
-            f"measured {_ms(real['step_seconds'])}, forecast {_ms(real['step_forecast'])}"
+            f". Qwen3-0.6B itself ({real.depth} layers, {real.plan.batch * real.plan.seq:,} tokens): "
+            f"measured {_ms(real.step.measured)}, forecast {_ms(real.step.forecast)}"
         )
     return text + "."
 
@@ -121,31 +120,31 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:,.0f} ms"
 
 
-def how_wrong(rows: Sequence[Row]) -> str:
+def how_wrong(rows: Sequence[StepComparison]) -> str:
     """Median, worst and signed error over the steps that ran, and what did not run."""
-    done = [row for row in rows if row["step_error"] is not None]
+    done = [row for row in rows if row.step.error is not None]
     left = len(rows) - len(done)
     rest = f" {left} of {len(rows)} steps could not be compared (see the table)." if left else ""
     if not done:
         return f"No step could be compared.{rest}"
-    errors = [row["step_error"] for row in done]
-    worst = max(done, key=lambda row: abs(row["step_error"]))
-    judged = [row for row in done if not row.get("used_in_intervals")]  # the others told how wide it is to be
-    inside = sum(bool(row["within_interval"]) for row in judged)
+    all_errors = errors_of(row.step for row in done)
+    worst = max(done, key=lambda row: abs(row.step.error or 0.0))
+    judged = [row for row in done if not row.used_in_intervals]  # the others told how wide it is to be
+    inside = sum(bool(row.step.is_within) for row in judged)
     told = f" ({len(done) - len(judged)} steps told its width)" if len(judged) < len(done) else ""
     bounds = (
-        ("host", [r for r in done if r["bound"] == "host"]),
-        ("device", [r for r in done if r["bound"] != "host"]),
+        ("host", [row for row in done if row.is_host_bound]),
+        ("device", [row for row in done if not row.is_host_bound]),
     )
     by_bound = ", ".join(
-        f"{median(abs(r['step_error']) for r in members):.1%} over {len(members)} bound by the {name}"
+        f"{errors_of(row.step for row in members).median:.1%} over {len(members)} bound by the {name}"
         for name, members in bounds
         if members and len(members) < len(done)
     )
     return (
-        f"Over {len(done)} real steps, none used in fitting: median |error| {median(map(abs, errors)):.1%}"
+        f"Over {len(done)} real steps, none used in fitting: median |error| {all_errors.median:.1%}"
         + (f" ({by_bound})" if by_bound else "")
-        + f", median signed {median(errors):+.1%}, worst {worst['step_error']:+.1%} ({row_label(worst)}); "
+        + f", median signed {all_errors.signed:+.1%}, worst {worst.step.error:+.1%} ({worst.label_with_optimizer}); "
         f"{inside} of {len(judged)} inside the 90% interval{told}.{rest}"
     )
 
@@ -264,11 +263,11 @@ def key_numbers(data: ReportData) -> Iterator[KeyNumber]:
         if curve is not None:
             usd = curve.price.usd_per_hour / 3600 / step.tokens_per_second * 1e6
             yield KeyNumber(f"${usd:.3g}", "per million tokens, the same step", curve.price.label)
-    done = [abs(row["step_error"]) for row in data.validation if row["step_error"] is not None]
-    if done:
-        device = [abs(r["device_error"]) for r in data.validation if r["device_error"] is not None]
-        note = f"device time {median(device):.1%}" if device else ""
-        yield KeyNumber(f"{median(done):.1%}", f"median error over {len(done)} real steps", note)
+    done = errors_of(row.step for row in data.validation)
+    if done.n:
+        device = errors_of(row.device for row in data.validation)
+        note = f"device time {device.median:.1%}" if device.n else ""
+        yield KeyNumber(f"{done.median:.1%}", f"median error over {done.n} real steps", note)
 
 
 def reference_step(found: Sequence[Forecast]) -> Forecast:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records import records
 from flopcast.roofline.base import numbers
 from flopcast.roofline.base.numbers import Number
@@ -29,8 +30,9 @@ from flopcast.roofline.step.uncertainty import (
 )
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.validation import step_plans
-from flopcast.roofline.validation.validate import compare
+from flopcast.roofline.validation.compare_steps import compare
+from flopcast.roofline.validation.step_comparison import Part, StepComparison
+from flopcast.roofline.validation.step_plans import INTERVALS
 from studies.shipped import intervals
 from studies.shipped.intervals import estimate
 
@@ -100,22 +102,30 @@ def test_a_step_that_follows_the_device_is_as_uncertain_as_such_steps_were(
         return log(step / low)
 
     busy, waiting = 1000.0, 1e-3
-    assert width(0.03, busy) ** 2 - width(0.0, busy) ** 2 == pytest.approx((numbers.Z * 0.03) ** 2, rel=0.1)
+    assert width(0.03, busy) ** 2 - width(0.0, busy) ** 2 == pytest.approx((numbers.Z_90 * 0.03) ** 2, rel=0.1)
     assert width(0.03, waiting) == pytest.approx(width(0.0, waiting), rel=0.02)
 
 
-def row(error: float, name: str = "step", **changes: Any) -> dict[str, Any]:
-    """A step of which every part is off by `error`."""
-    parts = {f"{group}_error": error for group in GROUPS} | {f"{group}_seconds": 1.0 for group in GROUPS}
-    return {"name": name, "group": step_plans.GROUP, "status": "ok", "bound": "host", "step_error": error,
-            "device_error": error, "device_seconds": float(len(GROUPS)), **parts, **changes}  # fmt: skip
+def row(
+    error: float, *, group: str = INTERVALS, status: str = "ok", step_error: float | None = None, **fields: Any
+) -> StepComparison:
+    """A step of which every part is off by `error`, but for the step as a whole where that is given."""
+
+    def off(seconds: float, by: float = error) -> Part:
+        return Part(measured=seconds, forecast=seconds * (1 + by))
+
+    whole = off(1.0, error if step_error is None else step_error)
+    return StepComparison(
+        StepPlan(name="step", config={}, group=group), status, step=whole,
+        device=off(float(len(GROUPS))), classes={name: off(1.0) for name in GROUPS}, **{"bound": "host", **fields},
+    )  # fmt: skip
 
 
 def test_spreads_come_from_their_own_steps_alone() -> None:
     rows = [row(error) for error in (0.02, -0.02, 0.02, -0.02, 0.02, -0.02)]
     found = estimate([*rows, row(0.5, group="ladder"), row(0.5, status="oom")])
     assert found.source["steps"] == ["step"] * 6
-    student = 1.943 / numbers.Z
+    student = 1.943 / numbers.Z_90
     for group in GROUPS:
         assert found.classes[group] == pytest.approx(0.02 * student, rel=0.03)
     # every class off by the same in a step: independent classes would explain a sixth of its square
@@ -153,7 +163,7 @@ def test_intervals_held_what_they_say() -> None:
     with (HELD_OUT / "validation.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["status"] == "ok"]
     assert len(rows) >= 30
-    judged = [row for row in rows if row["group"] != step_plans.GROUP]
+    judged = [row for row in rows if row["group"] != INTERVALS]
     assert {row["used_in_fit"] for row in judged} == {"false"}
     inside = [float(r["step_low"]) <= float(r["step_seconds"]) <= float(r["step_high"]) for r in judged]
     assert inside == [row["within_interval"] == "true" for row in judged]
@@ -165,7 +175,7 @@ def test_intervals_hold_the_steps_of_the_ladder() -> None:
     measured = records.read(HELD_OUT / "steps" / "run0").rows
     ladder = [row for row in measured if row["key"].startswith("host/") or row.get("plan", {}).get("group") == "ladder"]
     found = compare(ladder, find_profile("nvidia-h200"))
-    inside = [row["within_interval"] for row in found]
+    inside = [row.step.is_within for row in found]
     assert len(inside) >= 9
-    assert sum(inside) >= 0.75 * len(inside)
-    assert all(row["interval_width"] < 0.45 for row in found)  # a host known to 13%
+    assert sum(map(bool, inside)) >= 0.75 * len(inside)
+    assert all((row.step.interval_width or 1.0) < 0.45 for row in found)  # a host known to 13%

@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.base.units import byte_size, count, duration, rate
 from flopcast.roofline.dollars.points import CostCurve, StepPoint, cost_curve
@@ -23,7 +23,7 @@ from flopcast.roofline.stream.library.by_batch import stream_of
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.model.models import load_config
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.validation.validate import COLUMNS
+from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from flopcast.roofline.views.figures.agreement import agreement_figure, residual_figure
 from flopcast.roofline.views.figures.anatomy import anatomy_figure, batch_figure
 from flopcast.roofline.views.figures.bandwidth import memory_figure
@@ -57,14 +57,13 @@ def curve(gpu: str, rates: list[float], basis: str = "measured") -> CostCurve:
     return cost_curve(gpu, points, price, basis)
 
 
-def step(name: str, error: float, **fields: Any) -> dict[str, Any]:
-    """A row of `compare` whose every component is off by `error`."""
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {"name": name, "group": "ladder", "batch": 4, "seq": 256, "optimizer": "adamw", "status": "ok",
-            "bound": "memory", "step_seconds": 0.02, "step_forecast": 0.02 * (1 + error), "within_interval": True,
-            "step_low": 0.019, "step_high": 0.03}  # fmt: skip
-    row |= {f"{part}_error": error for part in ("step", "device", "host", "peak", *GROUPS)}
-    return row | fields
+def step(name: str, error: float) -> StepComparison:
+    """A real step whose every component is off by `error`."""
+    off = Part(measured=0.02, forecast=0.02 * (1 + error))
+    return StepComparison(
+        StepPlan(name=name, config={}), "ok", step=replace(off, low=0.019, high=0.03), device=off, host=off, peak=off,
+        classes=dict.fromkeys(GROUPS, off), bound="memory",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_an_error_off_the_scale_is_counted_and_not_lost() -> None:
 
 
 def test_a_step_that_did_not_run_is_no_point() -> None:
-    rows = [step("ran", 0.1), step("oom", 0.0, status="oom", step_seconds=None, step_error=None)]
+    rows = [step("ran", 0.1), StepComparison(StepPlan(name="oom", config={}), "oom", step=Part(forecast=0.02))]
     figure = agreement_figure(rows)
     assert figure is not None
     assert "oom" not in figure.svg

@@ -26,7 +26,8 @@ from flopcast.roofline.step.forecast import Forecast, forecast, width_of
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.model.models import Config, ladder, make_config
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.validation.validate import compare
+from flopcast.roofline.validation.compare_steps import compare
+from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.views.figures.canvas import apart
 from flopcast.roofline.views.page.data import ReportData
 from flopcast.roofline.views.page.page import render
@@ -113,7 +114,7 @@ def curves(anatomy: list[Forecast]) -> list[CostCurve]:
 
 
 @pytest.fixture(scope="module")
-def validation(profile: Profile, anatomy: list[Forecast]) -> list[dict[str, Any]]:
+def validation(profile: Profile, anatomy: list[Forecast]) -> list[StepComparison]:
     small, large = ladder(WIDTHS)
     return compare(
         [
@@ -127,7 +128,7 @@ def validation(profile: Profile, anatomy: list[Forecast]) -> list[dict[str, Any]
 
 @pytest.fixture(scope="module")
 def data(
-    profile: Profile, anatomy: list[Forecast], curves: list[CostCurve], validation: list[dict[str, Any]]
+    profile: Profile, anatomy: list[Forecast], curves: list[CostCurve], validation: list[StepComparison]
 ) -> ReportData:
     quality = {"name": "torch/gemm/cold", "n": 9, "n_holdout": 2, "left_out_median": 0.03, "left_out_p90": 0.1,
                "holdout_median": 0.04, "holdout_p90": None, "holdout_coverage": 1.0, "worst": []}  # fmt: skip
@@ -207,15 +208,15 @@ def test_ids_are_unique(page: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_every_validation_row_appears_with_every_error(page: Path, validation: list[dict[str, Any]]) -> None:
+def test_every_validation_row_appears_with_every_error(page: Path, validation: list[StepComparison]) -> None:
     tables = read(page).tables
     for name, errors in (("validation", ("step", "device", "host", "peak")), ("components", tuple(GROUPS))):
         _, *rows = tables[name]
         assert len(rows) == len(validation) == 3
         for row, cells in zip(validation, rows, strict=True):
-            assert cells[0].startswith(row["name"])
+            assert cells[0].startswith(row.plan.name)
             for error in errors:
-                value = row[f"{error}_error"]
+                value = row.parts[error].error
                 assert value is None or f"{value:+,.1%}" in cells
     assert "CUDA out of memory <of course>" in tables["validation"][3]
 
@@ -237,7 +238,7 @@ def test_every_ceiling_price_and_pair_appears_with_its_basis(page: Path, data: R
     assert "one row is odd" in text
 
 
-def test_the_summary_tells_the_worst_forecast_with_its_sign(page: Path, validation: list[dict[str, Any]]) -> None:
+def test_the_summary_tells_the_worst_forecast_with_its_sign(page: Path, validation: list[StepComparison]) -> None:
     text = page.read_text(encoding="utf-8")
     sentence = how_wrong(validation)
     assert "worst +50.0% (wide 4x256 adamw)" in sentence

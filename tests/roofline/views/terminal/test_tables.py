@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.roofline.base import units
 from flopcast.roofline.gpu.fit.quality import FitReport, Quality
 from flopcast.roofline.gpu.library.profiles import Known, find_profile
@@ -16,7 +17,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import forecast
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.validation import validate
+from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from flopcast.roofline.views.terminal import console, fit, gpus
 from flopcast.roofline.views.terminal import forecast as terminal_forecast
 from flopcast.roofline.views.terminal.explain import print_roofs
@@ -109,10 +110,8 @@ def test_progress_is_silent_where_there_is_no_terminal(capsys: Captured) -> None
 
 
 def test_steps_that_failed_are_rows_of_dashes_with_their_reasons(capsys: Captured) -> None:
-    row = dict.fromkeys(validate.COLUMNS) | {
-        "name": "wide", "batch": 4, "seq": 256, "status": "oom", "reason": "can't allocate memory",
-    }  # fmt: skip
-    print_validation([row], validate.summary([row]))
+    row = StepComparison(StepPlan(name="wide", config={}), "oom", "can't allocate memory")
+    print_validation([row])
     out, err = capsys.readouterr()
     (shown,) = [line for line in out.splitlines() if "wide 4x256" in line]
     assert "oom" in shown
@@ -121,13 +120,12 @@ def test_steps_that_failed_are_rows_of_dashes_with_their_reasons(capsys: Capture
 
 
 def test_a_step_is_one_line_and_nothing_has_no_sign(capsys: Captured) -> None:
-    row = dict.fromkeys(validate.COLUMNS) | {
-        "name": "w1024-d17", "batch": 8, "seq": 1024, "status": "ok", "optimizer": "adamw-fused", "bound": "memory",
-        "step_seconds": 0.1175, "step_forecast": 0.1178, "step_error": 0.0021, "device_seconds": 0.1153,
-        "device_error": 0.0031, "host_seconds": 0.02488, "host_error": -0.121, "peak_error": -0.0002,
-        "measured_share": 0.155,
-    }  # fmt: skip
-    print_validation([row], [])
+    plan = StepPlan(name="w1024-d17", config={}, batch=8, seq=1024, optimizer="adamw-fused")
+    row = StepComparison(
+        plan, "ok", bound="memory", step=Part(0.1175, 0.1178), device=Part(0.1153, 0.11566),
+        host=Part(0.02488, 0.02187), peak=Part(1e10, 0.9998e10), measured_share=0.155,
+    )  # fmt: skip
+    print_validation([row])
     (shown,) = [line for line in capsys.readouterr().out.splitlines() if "w1024-d17 8x1024 fused" in line]
     assert "117.5     117.8" in shown
     assert " 0.0% " in shown
@@ -135,7 +133,7 @@ def test_a_step_is_one_line_and_nothing_has_no_sign(capsys: Captured) -> None:
 
 
 def test_no_steps_at_all_is_an_empty_table(capsys: Captured) -> None:
-    print_validation([], [])
+    print_validation([])
     assert "Forecast against real steps" in capsys.readouterr().out
 
 

@@ -21,11 +21,12 @@ from flopcast.roofline.stream.lowering.classes import GROUPS, OP_CLASSES, op_cla
 from flopcast.roofline.stream.model.models import check_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.validation.baselines import compare_methods
 from flopcast.roofline.validation.comparable import check_device, check_stack, check_stream
+from flopcast.roofline.validation.compare_steps import compare, step_folders
 from flopcast.roofline.validation.host_of_run import hosts_of_runs
+from flopcast.roofline.validation.step_comparison import COLUMNS, Part, StepComparison, signed_error, write_csv
 from flopcast.roofline.validation.step_plans import QWEN3_GROUPS, validation_plans
-from flopcast.roofline.validation.validate import COLUMNS, compare, signed_error, step_folders, summary, write_csv
+from flopcast.roofline.validation.summary import compare_methods, summaries
 
 Rows = list[dict[str, Any]]
 
@@ -60,33 +61,30 @@ def found(tiny: dict[str, Any], profile: Profile) -> Forecast:
     return forecast(tiny, Run(batch=2, seq=32), profile)
 
 
-ERRORS = [f"{name}_error" for name in ("step", "device", "host", "peak", *GROUPS)]
-
-
 def test_a_step_as_forecast_has_no_error(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     (row,) = compare(rows_of(found, tiny), profile)
-    assert [row[name] for name in ERRORS] == pytest.approx([0.0] * len(ERRORS), abs=1e-9)
-    assert row["within_interval"] is True
-    assert row["used_in_fit"] is False
-    assert row["kernels"] == row["kernels_forecast"] == found.kernels
-    assert row["n_params"] == found.n_params
-    assert (row["width"], row["depth"], row["batch"], row["seq"]) == (64, 3, 2, 32)
-    assert sum(row[f"{group}_seconds"] for group in GROUPS) == pytest.approx(row["device_seconds"])
-    assert sum(row[f"{group}_forecast"] for group in GROUPS) == pytest.approx(row["device_forecast"])
+    assert [part.error for part in row.parts.values()] == pytest.approx([0.0] * (4 + len(GROUPS)), abs=1e-9)
+    assert row.step.is_within is row.device.is_within is True
+    assert row.to_json()["used_in_fit"] is False
+    assert row.kernels == Part(found.kernels, found.kernels)
+    assert row.n_params == found.n_params
+    assert (row.width, row.depth, row.plan.batch, row.plan.seq) == (64, 3, 2, 32)
+    assert sum(part.measured or 0.0 for part in row.classes.values()) == pytest.approx(row.device.measured)
+    assert sum(part.forecast or 0.0 for part in row.classes.values()) == pytest.approx(row.device.forecast)
 
 
 def test_errors_are_signed(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     (row,) = compare(rows_of(found, tiny, slower=2.0), profile)
-    assert [row[name] for name in ERRORS] == pytest.approx([-0.5] * len(ERRORS), rel=1e-6)
-    assert row["within_interval"] is False
+    assert [part.error for part in row.parts.values()] == pytest.approx([-0.5] * (4 + len(GROUPS)), rel=1e-6)
+    assert row.step.is_within is False
     assert signed_error(3.0, 2.0) == 0.5
     assert signed_error(None, 2.0) is signed_error(2.0, None) is signed_error(2.0, 0.0) is None
 
 
 def test_a_step_without_kernels_keeps_its_times(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     (row,) = compare(rows_of(found, tiny, kernels=False), profile)
-    assert row["step_error"] == pytest.approx(0.0, abs=1e-9)
-    assert row["device_error"] is row["gemm_error"] is row["kernels"] is None
+    assert row.step.error == pytest.approx(0.0, abs=1e-9)
+    assert row.device.error is row.classes["gemm"].error is row.kernels.measured is None
     failed = [rows_of(found, tiny)[0], {**rows_of(found, tiny)[1], "status": "oom"}]
     assert compare(failed, profile) == [row]
 
@@ -103,21 +101,21 @@ def test_what_did_not_run_keeps_its_row(found: Forecast, tiny: dict[str, Any], p
         "peak_bytes": None,
     }
     foreseen, unforeseen = compare([oom], small)[0], compare([oom], profile)[0]
-    assert "out of memory, as forecast" in foreseen["reason"]
-    assert "CUDA out of memory" in foreseen["reason"]
-    assert unforeseen["reason"] == "CUDA out of memory"
-    assert foreseen["status"] == "oom"
-    assert foreseen["step_forecast"] > 0
-    assert foreseen["step_error"] is foreseen["step_seconds"] is None
+    assert "out of memory, as forecast" in (foreseen.reason or "")
+    assert "CUDA out of memory" in (foreseen.reason or "")
+    assert unforeseen.reason == "CUDA out of memory"
+    assert foreseen.status == "oom"
+    assert (foreseen.step.forecast or 0.0) > 0
+    assert foreseen.step.error is foreseen.step.measured is None
     unknown = {**step, "plan": {**step["plan"], "config": {**tiny, "model_type": "no-such-model"}}}
     failed = {**step, "status": "error", "reason": "what a bug"}
     several = [{**row, "key": f"step/{i}"} for i, row in enumerate((oom, unknown, step, failed))]
     rows = compare([*several, {"key": "host/x/depth2/forward", "status": "error"}], profile)
     assert len(rows) == 4  # only steps, all of them, in order
-    assert "no-such-model" in rows[1]["reason"]
-    assert rows[2]["status"] == "ok"
-    assert rows[3]["reason"] == "what a bug"
-    assert summary(rows[3:]) == []
+    assert "no-such-model" in (rows[1].reason or "")
+    assert rows[2].status == "ok"
+    assert rows[3].reason == "what a bug"
+    assert summaries(rows[3:]) == []
 
 
 def test_progress_is_told(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
@@ -129,29 +127,29 @@ def test_progress_is_told(found: Forecast, tiny: dict[str, Any], profile: Profil
 def test_a_full_queue_says_nothing_of_the_host(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     step, kernels = rows_of(found, tiny)
     kernels = {**kernels, "n_kernels": 2000, "device_seconds": 2 * step["host_seconds"]}
-    assert compare([step, kernels], profile)[0]["host_error"] is None
+    assert compare([step, kernels], profile)[0].host.error is None
     kernels = {**kernels, "n_kernels": 900}
-    assert compare([step, kernels], profile)[0]["host_error"] is not None
+    assert compare([step, kernels], profile)[0].host.error is not None
 
 
 def test_a_processors_host_share_is_what_its_operators_leave(tiny: dict[str, Any], profile: Profile) -> None:
     cpu = replace(profile, device={**profile.device, "type": "cpu"})
     found = forecast(tiny, Run(batch=2, seq=32), cpu)
     (row,) = compare(rows_of(found, tiny), cpu)
-    assert row["host_seconds"] == pytest.approx(row["step_seconds"] - row["device_seconds"])
-    assert row["step_error"] == pytest.approx(0.0, abs=1e-9)
-    assert row["kernels"] is row["kernels_forecast"] is None
+    assert row.host.measured == pytest.approx((row.step.measured or 0.0) - (row.device.measured or 0.0))
+    assert row.step.error == pytest.approx(0.0, abs=1e-9)
+    assert row.kernels == Part()
 
 
 def test_summary(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     rows = [compare(rows_of(found, tiny, slower=factor), profile)[0] for factor in (1.0, 1.25, 2.0)]
-    everything, host_bound = summary(rows)
-    assert (everything["rows"], everything["n"]) == ("all", 3)
-    assert host_bound["rows"] == f"{'host' if found.bound == 'host' else 'device'}-bound"
-    assert everything["step_median"] == pytest.approx(0.2)
-    assert everything["step_worst"] == pytest.approx(0.5)
-    assert everything["coverage"] == pytest.approx(sum(r["within_interval"] for r in rows) / 3)
-    assert summary([]) == []
+    everything, host_bound = summaries(rows)
+    assert (everything.label, everything.n) == ("all", 3)
+    assert host_bound.label == f"{'host' if found.bound == 'host' else 'device'}-bound"
+    assert everything.parts["step"].median == pytest.approx(0.2)
+    assert everything.parts["step"].worst == pytest.approx(0.5)
+    assert everything.coverage == pytest.approx(sum(bool(row.step.is_within) for row in rows) / 3)
+    assert summaries([]) == []
 
 
 def test_csv(found: Forecast, tiny: dict[str, Any], profile: Profile, tmp_path: Path) -> None:
@@ -253,20 +251,20 @@ def test_steps_of_another_device_are_refused_unless_told(profile: Profile) -> No
 
 
 def test_other_kinds_of_steps_are_summed_up_apart(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
-    def of_group(group: str, slower: float) -> dict[str, Any]:
+    def of_group(group: str, slower: float) -> StepComparison:
         rows = rows_of(found, tiny, slower=slower)
         return compare([{**row, "plan": {**row["plan"], "group": group}} for row in rows], profile)[0]
 
     groups = ("ladder", "patched", "other families", "options", "intervals")
     rows = [of_group(group, 1.25 + i / 4) for i, group in enumerate(groups)]
-    by_name = {entry["rows"]: entry for entry in summary(rows)}
-    assert by_name["all"]["n"] == 1
-    assert by_name["all"]["step_worst"] == pytest.approx(0.2)
-    assert by_name["patched with other kernels"]["step_worst"] == pytest.approx(1 / 3)
-    assert by_name["other families"]["n"] == by_name["options"]["n"] == 1
-    assert sum(entry["n"] for name, entry in by_name.items() if not name.endswith("-bound")) == 4
-    assert [row["used_in_intervals"] for row in rows] == [False] * 4 + [True]
-    assert by_name["all"]["interval_width"] > 0
+    by_name = {entry.label: entry for entry in summaries(rows)}
+    assert by_name["all"].n == 1
+    assert by_name["all"].parts["step"].worst == pytest.approx(0.2)
+    assert by_name["patched with other kernels"].parts["step"].worst == pytest.approx(1 / 3)
+    assert by_name["other families"].n == by_name["options"].n == 1
+    assert sum(entry.n for name, entry in by_name.items() if not name.endswith("-bound")) == 4
+    assert [row.used_in_intervals for row in rows] == [False] * 4 + [True]
+    assert (by_name["all"].interval_width or 0.0) > 0
 
 
 def test_the_same_steps_by_other_methods(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
@@ -274,16 +272,18 @@ def test_the_same_steps_by_other_methods(found: Forecast, tiny: dict[str, Any], 
     rows = rows_of(found, tiny)
     estimate = {"key": "step_estimate/tiny", "status": "ok", "value": 2 * found.step_seconds}
     (row,) = compare([*rows, estimate], h200)
-    assert row["torch_error"] == pytest.approx(1.0)
-    assert row["roofline_forecast"] < row["device_forecast"]  # nothing beats the datasheet
-    assert row["six_n_forecast"] == pytest.approx(6 * found.n_params * 64 / (0.4 * 9e14))
-    methods = {entry["method"]: entry for entry in compare_methods([row])}
+    assert row.baselines["torch"].error == pytest.approx(1.0)
+    assert (
+        0.0 < (row.baselines["roofline"].forecast or 0.0) < (row.device.forecast or 0.0)
+    )  # nothing beats the datasheet
+    assert row.baselines["six_n"].forecast == pytest.approx(6 * found.n_params * 64 / (0.4 * 9e14))
+    methods = {entry.method: entry for entry in compare_methods([row])}
     assert list(methods) == ["step", "roofline", "six_n", "torch"]
-    assert methods["step"]["all_worst"] == pytest.approx(0.0, abs=1e-9)
-    assert methods["torch"]["all_signed"] == pytest.approx(1.0)
+    assert methods["step"].sets["all"].worst == pytest.approx(0.0, abs=1e-9)
+    assert methods["torch"].sets["all"].signed == pytest.approx(1.0)
     (unknown,) = compare(rows, profile)  # a GPU without a datasheet, and torch's estimator not run
-    assert unknown["roofline_forecast"] is unknown["torch_forecast"] is None
-    assert [entry["method"] for entry in compare_methods([unknown])] == ["step", "six_n"]
+    assert unknown.baselines["roofline"].forecast is unknown.baselines["torch"].forecast is None
+    assert [entry.method for entry in compare_methods([unknown])] == ["step", "six_n"]
 
 
 def test_the_host_is_the_one_beside_the_step(tiny: dict[str, Any], profile: Profile) -> None:
@@ -307,8 +307,8 @@ def test_the_host_is_the_one_beside_the_step(tiny: dict[str, Any], profile: Prof
         for row in rows_of(forecast(tiny, Run(batch=2, seq=32), profile), tiny)[:1]
     ]
     first, second = compare([*steps, *calibration], profile)
-    assert second["host_forecast"] == pytest.approx(2 * first["host_forecast"])
-    assert first["host_calibrated"] == "in the same run"
+    assert second.host.forecast == pytest.approx(2 * (first.host.forecast or 0.0))
+    assert first.host_calibrated == "in the same run"
 
 
 def test_steps_of_several_machines_are_read_together(tmp_path: Path) -> None:

@@ -1,0 +1,249 @@
+"""Forecast against real steps, component by component: device time by class, host, step, memory, kernels.
+
+The measured side are the rows that `microbench.run_steps` wrote; none of them is used in fitting. Errors are
+signed, forecast / measured - 1: what cancels in the step shows in its parts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.kernels.shapes import canonical_json
+from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.forecast import Forecast, forecast_stream, traced_of
+from flopcast.roofline.step.uncertainty import is_synchronous
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.lowering.classes import GROUPS, op_class
+from flopcast.roofline.stream.model.run import Run, run_from
+from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.validation import baselines
+from flopcast.roofline.validation.comparable import check_stack, check_stream, release
+from flopcast.roofline.validation.host_of_run import hosts_of_runs
+from flopcast.roofline.validation.step_comparison import Part, StepComparison, signed_error
+from flopcast.roofline.validation.step_plans import INTERVALS
+
+Row = dict[str, Any]
+
+ESTIMATES = "estimates"  # folder beside steps, of torch's estimates that were made apart
+
+
+def compare(
+    measured: Iterable[Mapping[str, Any]],
+    profile: Profile,
+    *,
+    stack: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[StepComparison]:
+    """One row a real step, in the order of `measured` (rows of `run_steps`; of several of one step the last counts).
+
+    Where the tiny models of the host calibration ran between the steps, the host of the forecast is the one of that
+    run, as it was at that moment, else the profile's: one process differs from the next by more than the forecast is
+    wrong. A step that did not run, or cannot be forecast, keeps its row with a reason. `stack`: the versions that the
+    steps ran with; UsageError where they are not those of profile and streams. None: not asked.
+    """
+    found = list(measured)
+    if stack is not None:
+        check_stack(stack, profile)
+    hosts = hosts_of_runs(found, profile)
+    steps = {row["key"]: row for row in found if row["key"].startswith("step/")}
+    parts = {row["key"].partition("/")[2]: row for row in found if row["key"].startswith("step_kernels/")}
+    estimates = {row["key"].partition("/")[2]: row for row in found if row["key"].startswith("step_estimate/")}
+    streams = _Streams()
+    rows = []
+    for number, (key, row) in enumerate(steps.items()):
+        name = key.partition("/")[2]
+        estimate = estimates.get(name, {})
+        whole = {**row, **_device_part(parts.get(name)), "torch_estimate": estimate.get("value")}
+        run_host = hosts.get(row.get("session"))
+        host = None if run_host is None else run_host.at(row.get("host_samples_before"))
+        rows.append(_compare(whole, profile, host, streams, stack))
+        progress(number + 1, len(steps))
+    return rows
+
+
+def compare_runs(
+    folder: Path,
+    profile: Profile,
+    *,
+    estimates: Path | None = None,
+    any_stack: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[StepComparison]:
+    """As `compare`, of a folder of steps, or of one with those of several machines in run0, run1, ...: each run's host
+    is its own. Raises what `read_steps` does, and UsageError for another stack unless `any_stack`."""
+    from flopcast.microbench.records import records
+
+    runs = step_folders(folder)
+    if estimates is None and records.file_in(folder / ESTIMATES).is_file():
+        estimates = folder / ESTIMATES
+    rows: list[StepComparison] = []
+    for run in runs:
+        stack = None if any_stack else records.read_machine(run)["stack"]
+        rows += compare(read_steps(run, estimates), profile, stack=stack, progress=progress)
+    return rows
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """The folder itself, or the runs that lie in it."""
+    from flopcast.roofline.gpu.fit.cards import run_folders
+
+    return list(run_folders(folder).values()) or [folder]
+
+
+def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
+    """The rows of a folder of real steps, and those of torch's estimates that were made apart (`validate
+    --only-estimates`): in `estimates`, else in the folder's own "estimates" where it has one.
+
+    Raises UsageError where another kind of GPU or release of torch made them than ran the steps, or none were made.
+    """
+    from flopcast.microbench.records import records
+
+    rows = records.read(folder).rows
+    if estimates is None:
+        estimates = folder / ESTIMATES
+        if not records.file_in(estimates).is_file():
+            return rows
+    if not records.file_in(estimates).is_file():
+        raise UsageError(f"{estimates} holds no estimates: `flopcast validate --only-estimates` makes them")
+    made, ran = (
+        (machine["device"].get("name"), release(machine["stack"]["torch"]))
+        for machine in map(records.read_machine, (estimates, folder))
+    )
+    if made != ran:
+        raise UsageError(
+            f"the estimates in {estimates} were made on {made[0]} with torch {made[1]}, the steps ran on {ran[0]} with "
+            f"torch {ran[1]}: run `flopcast validate --only-estimates` on such a GPU"
+        )
+    found = [
+        row for row in records.read(estimates).rows if row["key"].startswith("step_estimate/") and row["status"] == "ok"
+    ]
+    if not found:
+        raise UsageError(f"{estimates} holds no estimate that was made: see `reason` in its rows")
+    return rows + found
+
+
+def _device_part(kernels: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the profiled run of a step adds to its times; nothing known where it was not run or failed."""
+    empty: dict[str, Any] = {"device_seconds": None, "n_kernels": None, "ops": {}}
+    if kernels is None or kernels["status"] != "ok":
+        return empty
+    return {name: kernels[name] for name in empty}
+
+
+class _Streams:
+    """The stream of the step at hand, kept for the next: neighbours often differ in their kernels alone."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._stream: Stream | None = None
+
+    def of(self, plan: StepPlan, run: Run, profile: Profile) -> Stream:
+        key = canonical_json([plan.config, plan.module, asdict(traced_of(run, profile))])
+        if self._stream is None or key != self._key:
+            self._stream = stream_of(plan, run, profile)
+            self._key = key
+        return self._stream
+
+
+def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
+    """The op stream of a real step. Raises UsageError as `forecast` does."""
+    if plan.module:
+        from flopcast.roofline.stream.tracer.trace import trace_module
+
+        traced = asdict(traced_of(run, profile))
+        traced.pop("fused")  # of Qwen3 alone, which is no module of a factory
+        return trace_module(plan.module, sizes={"batch": traced.pop("batch"), "seq": traced.pop("seq")}, **traced)
+    return get_stream(plan.config, traced_of(run, profile))
+
+
+def plan_of(row: Mapping[str, Any]) -> StepPlan:
+    """The plan of a row of `run_steps`; what a row of an older version lacks is as it was then: the default."""
+    return StepPlan(**{name: value for name, value in row["plan"].items() if name in StepPlan.__dataclass_fields__})
+
+
+def _compare(
+    row: Mapping[str, Any], profile: Profile, host: HostCosts | None, streams: _Streams, stack: Mapping[str, Any] | None
+) -> StepComparison:
+    plan = plan_of(row)
+    compared = StepComparison(
+        plan,
+        row["status"],
+        row.get("reason"),
+        host_calibrated="in the same run" if host is not None else "with the profile",
+        used_in_intervals=plan.group == INTERVALS,
+        clock_mhz=row.get("clock_mhz"),
+    )
+    try:
+        run = run_from(asdict(plan))
+        run.check()
+        stream = streams.of(plan, run, profile)
+        if stack is not None:
+            check_stream(stream, stack)
+        found = forecast_stream(stream, run, profile, host=host)
+        shipped = found if host is None else forecast_stream(stream, run, profile)
+    except UsageError as fault:
+        if stack is not None and "--any-stack" in str(fault):
+            raise
+        return replace(compared, reason=compared.reason or str(fault))
+    measured: Mapping[str, Any] = row if row["status"] == "ok" else {}
+    reason = compared.reason
+    if row["status"] == "oom" and not found.fits:
+        reason = f"out of memory, as forecast ({found.needed_bytes / 1e9:.0f} GB needed): {reason}"
+    step = measured.get("value")
+    others = {"roofline": baselines.roofline(stream, profile), "six_n": None, "torch": row.get("torch_estimate")}
+    if not plan.module:  # tokens of a module are not known
+        tokens = run.batch * run.seq * run.accumulate
+        others["six_n"] = baselines.six_n(found.n_params, tokens, found.peak_flops_per_second)
+    classes = _measured_classes(measured)
+    return replace(
+        compared,
+        reason=reason,
+        n_params=found.n_params,
+        step=Part(step, found.step_seconds, found.step_seconds_low, found.step_seconds_high),
+        device=Part(
+            measured.get("device_seconds"), found.device_seconds, found.device_seconds_low, found.device_seconds_high
+        ),
+        host=_host_part(measured, found, profile),
+        peak=Part(measured.get("peak_bytes"), found.peak_bytes),
+        kernels=Part() if is_synchronous(profile) else Part(measured.get("n_kernels"), found.kernels),
+        classes={name: Part(classes.get(name), seconds) for name, seconds in _forecast_classes(found).items()},
+        baselines={name: Part(step, seconds) for name, seconds in others.items()},
+        profile_host_error=signed_error(shipped.step_seconds, step),
+        host_sigma=None if host is None else host.sigma,
+        bound=found.bound,
+        measured_share=found.basis_shares.get("measured"),
+        torch=found.stack["stream"]["torch"],
+        transformers=found.stack["stream"]["transformers"],
+    )
+
+
+def _host_part(measured: Mapping[str, Any], found: Forecast, profile: Profile) -> Part:
+    host, device = measured.get("host_seconds"), measured.get("device_seconds")
+    if is_synchronous(profile):  # an op runs when it is called: the host's share is what the operators leave
+        return Part(None if device is None else measured["value"] - device, found.host_seconds)
+    kernels = measured.get("n_kernels")
+    if kernels and host and device and kernels > profile.ceiling("queue_depth", 1024) and host < device:
+        return Part(host, found.host_seconds, is_comparable=False)  # the queue was full: the time was the device's
+    return Part(host, found.host_seconds)
+
+
+def _forecast_classes(found: Forecast) -> dict[str, float]:
+    by_class = {share.op_class: share.seconds for share in found.breakdown}
+    return {group: sum(by_class.get(name, 0.0) for name in names) for group, names in GROUPS.items()}
+
+
+def _measured_classes(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by group; nothing where the step was not profiled."""
+    if not measured.get("ops"):
+        return {}
+    by_class: dict[str, float] = defaultdict(float)
+    for op, (seconds, _count) in measured["ops"].items():
+        by_class[op_class(op)] += seconds
+    return {group: sum(by_class.get(name, 0.0) for name in names) for group, names in GROUPS.items()}

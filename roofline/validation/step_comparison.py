@@ -1,0 +1,169 @@
+"""A real step beside its forecast, quantity by quantity.
+
+Errors are signed, forecast / measured - 1: what cancels in the step shows in its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.roofline.base.csv_files import write_rows
+from flopcast.roofline.stream.lowering.classes import GROUPS
+
+
+@dataclass(frozen=True)
+class Part:
+    """One quantity of a step: seconds, bytes or a count. None where it was not measured or cannot be forecast.
+
+    `low` and `high` are the ends of the forecast's 90% interval. `is_comparable` is False where what was measured is
+    not what is forecast: the host's time, where it waited for the device.
+    """
+
+    measured: float | None = None
+    forecast: float | None = None
+    low: float | None = None
+    high: float | None = None
+    is_comparable: bool = True
+
+    @property
+    def error(self) -> float | None:
+        """forecast / measured - 1; None where either is missing or nothing was measured."""
+        return signed_error(self.forecast, self.measured) if self.is_comparable else None
+
+    @property
+    def is_within(self) -> bool | None:
+        """Whether what was measured lies inside the forecast's interval."""
+        if self.measured is None or self.low is None or self.high is None:
+            return None
+        return self.low <= self.measured <= self.high
+
+    @property
+    def interval_width(self) -> float | None:
+        """Width of the interval over the forecast, of what was measured."""
+        if self.is_within is None or self.low is None or self.high is None or not self.forecast:
+            return None
+        return (self.high - self.low) / self.forecast
+
+
+def signed_error(forecast: float | None, measured: float | None) -> float | None:
+    """forecast / measured - 1; None where either is missing or nothing was measured."""
+    return None if forecast is None or not measured or measured <= 0 else forecast / measured - 1
+
+
+# What else forecasts the same steps (`baselines.py`).
+METHODS = ("roofline", "six_n", "torch")
+# The settings of a plan that have a column each.
+_SETTINGS = (
+    "batch", "seq", "precision", "optimizer", "matmul", "attention", "accumulate", "checkpoint", "fused", "module",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepComparison:
+    """A real step beside its forecast. What did not run, or cannot be forecast, has a `reason` and empty parts.
+
+    `step`, `device` and `host` are seconds, `peak` bytes of memory, `kernels` a count; `classes` the device's seconds
+    by the groups of `classes.GROUPS`, `baselines` the step's seconds by METHODS.
+    `profile_host_error` is the step's error with the host of the profile in place of the one that ran beside the step,
+    and `host_sigma` the deviation of the latter's logarithm (None: the profile's was taken).
+    """
+
+    plan: StepPlan
+    status: str
+    reason: str | None = None
+    n_params: int | None = None
+    step: Part = Part()
+    device: Part = Part()
+    host: Part = Part()
+    peak: Part = Part()
+    kernels: Part = Part()
+    classes: Mapping[str, Part] = field(default_factory=lambda: dict.fromkeys(GROUPS, Part()))
+    baselines: Mapping[str, Part] = field(default_factory=lambda: dict.fromkeys(METHODS, Part()))
+    profile_host_error: float | None = None
+    host_sigma: float | None = None
+    bound: str | None = None
+    measured_share: float | None = None
+    host_calibrated: str = "with the profile"
+    used_in_intervals: bool = False
+    clock_mhz: float | None = None
+    transformers: str | None = None
+    torch: str | None = None
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """What errors are told of: step, device, host, peak memory, and the device's time by class."""
+        return {"step": self.step, "device": self.device, "host": self.host, "peak": self.peak, **self.classes}
+
+    @property
+    def width(self) -> int | None:
+        config = self.plan.config
+        return config.get("hidden_size", config.get("n_embd"))
+
+    @property
+    def depth(self) -> int | None:
+        config = self.plan.config
+        return config.get("num_hidden_layers", config.get("n_layer"))
+
+    @property
+    def is_host_bound(self) -> bool:
+        return self.bound == "host"
+
+    @property
+    def label(self) -> str:
+        """w1024-d5 4x256 fused triton: the name, the batch, and every setting that is not the usual one."""
+        plan, usual = self.plan, StepPlan(name="", config={})
+        words = {
+            "optimizer": plan.optimizer.removeprefix("adamw-"), "matmul": plan.matmul, "attention": plan.attention,
+            "precision": plan.precision, "checkpoint": "checkpoint", "accumulate": f"accumulate {plan.accumulate}",
+            "fused": f"fused {plan.fused}",
+        }  # fmt: skip
+        unusual = [text for name, text in words.items() if getattr(plan, name) != getattr(usual, name)]
+        size = f"{plan.batch}" if plan.module else f"{plan.batch}x{plan.seq}"
+        return " ".join([plan.name, size, *dict.fromkeys(unusual)])
+
+    @property
+    def label_with_optimizer(self) -> str:
+        """w256-d4 4x256 adamw"""
+        return f"{self.plan.name} {self.plan.batch}x{self.plan.seq} {self.plan.optimizer}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The row of validation.csv and of `validate --json`: flat, the same names in the same order for every step."""
+
+        def cells(name: str, part: Part) -> dict[str, Any]:
+            return {f"{name}_seconds": part.measured, f"{name}_forecast": part.forecast, f"{name}_error": part.error}
+
+        return {
+            "name": self.plan.name, "group": self.plan.group, "width": self.width, "depth": self.depth,
+            **{name: getattr(self.plan, name) for name in _SETTINGS},
+            "n_params": self.n_params, "status": self.status, "reason": self.reason,
+            "step_seconds": self.step.measured, "step_forecast": self.step.forecast, "step_low": self.step.low,
+            "step_high": self.step.high, "step_error": self.step.error, "within_interval": self.step.is_within,
+            "interval_width": self.step.interval_width, "step_error_profile_host": self.profile_host_error,
+            **cells("device", self.device),
+            "device_low": self.device.low, "device_high": self.device.high, "device_within": self.device.is_within,
+            **cells("host", self.host), "host_sigma": self.host_sigma,
+            "peak_bytes": self.peak.measured, "peak_forecast": self.peak.forecast, "peak_error": self.peak.error,
+            "kernels": self.kernels.measured, "kernels_forecast": self.kernels.forecast, "bound": self.bound,
+            **{key: value for name in GROUPS for key, value in cells(name, self.classes[name]).items()},
+            **{
+                f"{name}_{what}": getattr(self.baselines[name], what)
+                for name in METHODS
+                for what in ("forecast", "error")
+            },
+            "measured_share": self.measured_share, "host_calibrated": self.host_calibrated,
+            "used_in_fit": False,  # none ever is
+            "used_in_intervals": self.used_in_intervals, "clock_mhz": self.clock_mhz,
+            "transformers": self.transformers, "torch": self.torch,
+        }  # fmt: skip
+
+
+COLUMNS = tuple(StepComparison(StepPlan(name="", config={}), "ok").to_json())
+
+
+def write_csv(rows: Sequence[StepComparison], path: Path) -> None:
+    """All columns, empty where there is no value. Raises UsageError when it cannot be written."""
+    write_rows(path, COLUMNS, (row.to_json() for row in rows))

@@ -1,0 +1,135 @@
+"""How wrong the forecasts of a set of steps are: by component, by what bounds the step, and beside other methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from flopcast.roofline.validation.step_comparison import METHODS, Part, StepComparison
+from flopcast.roofline.validation.step_plans import FAMILIES, INTERVALS, OPTIONS, PATCHED
+
+# Groups of steps that are more than the forecast's own ground, plain Qwen3: each is summed up by itself.
+GROUP_LABELS = {OPTIONS: "options", PATCHED: "patched with other kernels", FAMILIES: "other families"}
+METHOD_LABELS = {
+    "step": "this forecast",
+    "roofline": "roofline, datasheet peaks",
+    "six_n": "6N x tokens / (0.4 x peak)",
+    "torch": "torch RuntimeEstimator",
+}
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The errors of several forecasts: how many, the median and the greatest |error|, the median signed error."""
+
+    n: int
+    median: float | None
+    worst: float | None
+    signed: float | None
+
+
+def errors_of(parts: Iterable[Part]) -> Errors:
+    """Of those parts that have an error."""
+    found = [part.error for part in parts if part.error is not None]
+    if not found:
+        return Errors(0, None, None, None)
+    return Errors(len(found), median(map(abs, found)), max(map(abs, found)), median(found))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The errors of a set of steps by component. `coverage`, `device_coverage`: the share of step times, and of device
+    times, inside their 90% intervals; `interval_width`: mean width of the step's interval over the step."""
+
+    label: str
+    n: int
+    parts: Mapping[str, Errors]
+    coverage: float | None
+    device_coverage: float | None
+    interval_width: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        errors = {
+            f"{name}_{what}": getattr(found, what) for name, found in self.parts.items() for what in ("median", "worst")
+        }
+        return {"rows": self.label, "n": self.n, **errors, "coverage": self.coverage,
+                "device_coverage": self.device_coverage, "interval_width": self.interval_width}  # fmt: skip
+
+
+def summaries(rows: Sequence[StepComparison]) -> list[Summary]:
+    """Of plain Qwen3 steps, all and by what bounds them, then of each other group; none of an empty set.
+
+    Steps that the intervals are estimated from (group "intervals") are in none.
+    """
+    done = [row for row in rows if row.status == "ok" and row.plan.group != INTERVALS]
+    sets = {
+        **_by_bound([row for row in done if row.plan.group not in GROUP_LABELS]),
+        **{label: [row for row in done if row.plan.group == group] for group, label in GROUP_LABELS.items()},
+    }
+    return [_summary(label, members) for label, members in sets.items() if members]
+
+
+def _by_bound(rows: Sequence[StepComparison]) -> dict[str, list[StepComparison]]:
+    return {
+        "all": list(rows),
+        "device-bound": [row for row in rows if not row.is_host_bound],
+        "host-bound": [row for row in rows if row.is_host_bound],
+    }
+
+
+def _summary(label: str, rows: Sequence[StepComparison]) -> Summary:
+    return Summary(
+        label,
+        len(rows),
+        {name: errors_of(row.parts[name] for row in rows) for name in rows[0].parts},
+        _mean(row.step.is_within for row in rows),
+        _mean(row.device.is_within for row in rows),
+        _mean(row.step.interval_width for row in rows),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True)
+class MethodErrors:
+    """The errors of the step's time by one method. `sets`: of "all", "device-bound" and "host-bound" steps."""
+
+    method: str
+    n: int
+    sets: Mapping[str, Errors]
+
+    @property
+    def label(self) -> str:
+        return METHOD_LABELS[self.method]
+
+    def to_json(self) -> dict[str, Any]:
+        errors = {f"{name}_{what}": value for name, found in self.sets.items() for what, value in vars(found).items()}
+        return {"method": self.method, "label": self.label, "n": self.n, **errors}
+
+
+def compare_methods(rows: Sequence[StepComparison]) -> list[MethodErrors]:
+    """Errors of step time by method, this forecast first, for all steps that every method has.
+
+    Methods that say nothing of any step (torch's, where it was not run) are left out.
+    """
+
+    def part(row: StepComparison, method: str) -> Part:
+        return row.step if method == "step" else row.baselines[method]
+
+    methods = ["step", *(name for name in METHODS if any(part(row, name).error is not None for row in rows))]
+    done = [row for row in rows if all(part(row, name).error is not None for name in methods)]
+    if not done:
+        return []
+    return [
+        MethodErrors(
+            name,
+            len(done),
+            {label: errors_of(part(row, name) for row in members) for label, members in _by_bound(done).items()},
+        )
+        for name in methods
+    ]
