@@ -48,5 +48,5 @@ def forecast(
     run.check()
     profile = gpu if isinstance(gpu, Profile) else find_profile(str(gpu))
     fed_by = find_host(host) if isinstance(host, str) else host
-    stream = module_stream(step_fn_or_module, batch, run, profile.device["type"], loss_fn=loss_fn)
+    stream = module_stream(step_fn_or_module, run, profile.device["type"], batch=batch, loss_fn=loss_fn)
     return forecast_stream(stream, run_of_stream(stream, run), profile, host=fed_by, price=price)

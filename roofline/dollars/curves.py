@@ -30,7 +30,7 @@ from flopcast.roofline.step.device_work import Backends, device_work
 from flopcast.roofline.step.forecast import forecast_items, traced_of
 from flopcast.roofline.step.simulation import Item
 from flopcast.roofline.step.uncertainty import device_log_sigma, simulated, spreads
-from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.library.streams import Vary, get_stream
 from flopcast.roofline.stream.lowering.classes import group_of
 from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Run, Traced
@@ -50,13 +50,13 @@ def cost_curves(
     host: HostCosts | None = None,
     hosts: str = OWN,
     what_if: bool = False,
-    streams: Callable[[Config, Traced], Stream] = get_stream,
+    vary: Vary | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[CostCurve]:
     """One curve a profile over `models`; `prices` must hold each profile's GPU.
 
     `host` feeds all GPUs; without it each is fed by its profile's, and `hosts` "same" says that these are one machine.
-    `what_if` forecasts the steps of other hosts too (`HOST_FACTORS`). `streams` says where op streams come from.
+    `what_if` forecasts the steps of other hosts too (`HOST_FACTORS`). `vary` is for `get_stream`.
     Raises UsageError for models that cannot be, and for "same" where the profiles' hosts are not one.
     """
     feeding = feeding_hosts(profiles, host, hosts)
@@ -68,7 +68,7 @@ def cost_curves(
         for found, profile, (own, is_shared) in zip(points, profiles, feeding, strict=True):
             traced = traced_of(run, profile)
             if traced not in at_hand:
-                at_hand[traced] = streams(model, traced)
+                at_hand[traced] = get_stream(model, traced, vary=vary)
             point = step_point(at_hand[traced], model, run, profile, own, shares_host=is_shared, what_if=what_if)
             found.append(point)
             done += 1

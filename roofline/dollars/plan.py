@@ -21,11 +21,9 @@ from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import peak_for, traced_of
 from flopcast.roofline.step.largest_batch import largest_batch
-from flopcast.roofline.stream.library.by_batch import stream_of
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config
-from flopcast.roofline.stream.model.run import Run, Traced
-from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.model.run import Run
 
 # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models" (arXiv 2203.15556), table 3: about 20 tokens a
 # parameter at every size.
@@ -138,7 +136,9 @@ def plans(
         zip(profiles, feeding_hosts(profiles, host, hosts), strict=True)
     ):
         batch = largest_batch(model, run, profile) if auto_batch else run.batch
-        stream = _stream(model, traced_of(replace(run, batch=max(batch, 1)), profile), auto_batch)
+        traced = traced_of(replace(run, batch=max(batch, 1)), profile)
+        # the search for the largest batch has traced two, from which any other follows
+        stream = get_stream(model, traced, vary="batch" if auto_batch else None)
         wanted = tokens_per_parameter * stream.n_params if tokens is None else tokens
         own_run = replace(run, batch=batch)
         plan = Plan(
@@ -154,11 +154,6 @@ def plans(
         found.append(plan)
         progress(index + 1, len(profiles))
     return found
-
-
-def _stream(model: Config, traced: Traced, is_searched: bool) -> Stream:
-    """The search for the largest batch has traced two, from which any other follows."""
-    return stream_of(model, traced) if is_searched else get_stream(model, traced)
 
 
 def cheapest(found: Sequence[Plan]) -> tuple[Plan, tuple[str, ...]] | None:

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 from flopcast.errors import FlopcastError
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.gpu.profile.host import NO_HOST
-from flopcast.roofline.step.forecast import forecast_stream
-from flopcast.roofline.stream.library.by_batch import stream_of
-from flopcast.roofline.stream.library.streams import is_at_hand
-from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.step.forecast import forecast_stream, traced_of
+from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef, packet
-from flopcast.roofline.stream.ops.to_batch import BATCHES
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.host import HostCosts
@@ -147,8 +145,8 @@ def _candidates(
         return
     for name, option, other, changed in _traced_candidates(run, config):
         traced = traced_of(changed, profile)
-        is_ready = trace or is_known(other, traced)
-        yield _Candidate(name, option, changed, partial(stream_of, other, traced) if is_ready else None)
+        is_ready = trace or is_at_hand(other, traced, vary="batch")
+        yield _Candidate(name, option, changed, partial(get_stream, other, traced, vary="batch") if is_ready else None)
 
 
 def _traced_candidates(run: Run, config: Config) -> Iterator[tuple[str, str, Config, Run]]:
@@ -163,17 +161,6 @@ def _traced_candidates(run: Run, config: Config) -> Iterator[tuple[str, str, Con
     for field, option in _SIZES.items():
         for size in nearest_multiples(int(config.get(field) or 0), is_vocabulary=field == "vocab_size"):
             yield f"{field} {config[field]} to {size}", f"{option} {size}", {**config, field: size}, run
-
-
-def traced_of(run: Run, profile: Profile) -> Traced:
-    """What of a run decides its op stream."""
-    fields = {name: getattr(run, name) for name in Traced.__dataclass_fields__ if hasattr(run, name)}
-    return Traced(**fields, device=profile.device["type"])
-
-
-def is_known(config: Config, traced: Traced) -> bool:
-    """Whether `stream_of` answers without a trace: the stream is at hand, or the two that every batch follows from."""
-    return is_at_hand(config, traced) or all(is_at_hand(config, replace(traced, batch=b)) for b in BATCHES)
 
 
 def nearest_multiples(size: int, *, is_vocabulary: bool = False) -> list[int]:

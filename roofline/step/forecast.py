@@ -23,7 +23,7 @@ from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES
 from flopcast.roofline.stream.lowering.lower import recomputed
 from flopcast.roofline.stream.model.models import VOCABULARY, make_config, n_params
-from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced, traced_on
+from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
@@ -126,18 +126,18 @@ def forecast(
     trace: Trace | None = None,
 ) -> Forecast:
     """Forecasts one step of `config` on the part that `profile` describes; `trace` makes an op stream that is not at
-    hand (`stream_cache.get_stream`).
+    hand (`get_stream`).
 
     Raises UsageError for what is invalid, not modelled, or not a model.
     """
     run.check()
-    stream = get_stream(config, traced_of(run, profile), trace)
+    stream = get_stream(config, traced_of(run, profile), trace=trace)
     return forecast_stream(stream, run, profile, host=host, price=price)
 
 
 def traced_of(run: Run, profile: Profile) -> Traced:
     """What of the run and the device decides the op stream."""
-    return traced_on(run, profile.device["type"])
+    return run.traced_on(profile.device["type"])
 
 
 def forecast_stream(

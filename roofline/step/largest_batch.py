@@ -11,10 +11,10 @@ from flopcast.errors import UsageError
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import traced_of
 from flopcast.roofline.step.memory import needed_bytes, peak_bytes, workspace_bytes
-from flopcast.roofline.stream.library.by_batch import stream_of
+from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.stream.ops.to_batch import BATCHES, NotLinear, rebatched
+from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
+from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
 
 MOST = 2**20  # sequences: beyond it nothing is asked
 
@@ -24,7 +24,11 @@ def largest_batch(config: Mapping[str, Any], run: Run, profile: Profile) -> int:
 
     Raises UsageError as `forecast` does."""
     run.check()
-    return _largest(lambda batch: stream_of(config, traced_of(replace(run, batch=batch), profile)), run.seq, profile)
+
+    def stream_at(batch: int) -> Stream:
+        return get_stream(config, traced_of(replace(run, batch=batch), profile), vary="batch")
+
+    return _largest(stream_at, run.seq, profile)
 
 
 def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping[str, int]) -> int:
@@ -35,7 +39,7 @@ def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping
 
     @cache
     def traced(batch: int) -> Stream:
-        stream = modules.module_stream(module, None, run, profile.device["type"], sizes={**sizes, "batch": batch})
+        stream = modules.module_stream(module, run, profile.device["type"], sizes={**sizes, "batch": batch})
         if stream.meta["batch"] != batch:
             raise UsageError(
                 f"--largest-batch with --module {module}: asked for a batch of {batch} the factory makes one of "
@@ -47,8 +51,8 @@ def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping
         if batch in (1, *BATCHES):
             return traced(batch)
         try:
-            return rebatched(traced(BATCHES[0]), traced(BATCHES[1]), batch)
-        except NotLinear:
+            return to_batch(traced(BATCHES[0]), traced(BATCHES[1]), batch)
+        except NotDerivable:
             return traced(batch)
 
     return _largest(stream_at, traced(BATCHES[0]).meta["seq"], profile)

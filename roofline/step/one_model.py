@@ -22,7 +22,7 @@ from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.model.models import model_from
-from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import Stream
 
@@ -86,18 +86,14 @@ class Asked:
 
     def _config(self, device_type: str) -> tuple[str, Stream]:
         run, depth = self.run, self.options.get("depth")
-        traced = Traced(
-            batch=run.batch, seq=run.seq, precision=run.precision, optimizer=run.optimizer, device=device_type,
-            accumulate=run.accumulate, checkpoint=run.checkpoint, fused=run.fused,
-        )  # fmt: skip
         config = model_from({"config": self.options["config"], "depth": depth})
         path = Path(self.options["config"])
         name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-        return (name or "config") + (f"-d{depth}" if depth else ""), get_stream(config, traced)
+        return (name or "config") + (f"-d{depth}" if depth else ""), get_stream(config, run.traced_on(device_type))
 
     def _module(self, device_type: str) -> tuple[str, Stream]:
         """The factory has its own sizes, but for those that were given."""
-        from flopcast.roofline.stream.tracer.trace import trace_module
+        from flopcast.roofline.stream.library.modules import module_stream
 
         run, module = self.run, str(self.options["module"])
         if run.fused != "none":
@@ -105,11 +101,7 @@ class Asked:
                 f"--module with --fused {run.fused}: a factory patches its own model, leave one of the two out"
             )
         sizes = {name: self.options[name] for name in ("batch", "seq") if name in self.options}
-        stream = trace_module(
-            module, sizes=sizes, precision=run.precision, optimizer=run.optimizer, device=device_type,
-            accumulate=run.accumulate, checkpoint=run.checkpoint,
-        )  # fmt: skip
-        return module.rpartition(":")[2], stream
+        return module.rpartition(":")[2], module_stream(module, run, device_type, sizes=sizes)
 
 
 def asked(options: Mapping[str, Any]) -> Asked | None:

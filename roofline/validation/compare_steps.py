@@ -155,11 +155,9 @@ class _Streams:
 def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
     """The op stream of a real step. Raises UsageError as `forecast` does."""
     if plan.module:
-        from flopcast.roofline.stream.tracer.trace import trace_module
+        from flopcast.roofline.stream.library.modules import module_stream
 
-        traced = asdict(traced_of(run, profile))
-        traced.pop("fused")  # of Qwen3 alone, which is no module of a factory
-        return trace_module(plan.module, sizes={"batch": traced.pop("batch"), "seq": traced.pop("seq")}, **traced)
+        return module_stream(plan.module, run, profile.device["type"], sizes={"batch": run.batch, "seq": run.seq})
     return get_stream(plan.config, traced_of(run, profile))
 
 

@@ -16,7 +16,8 @@ from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import Config, n_params
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.stream.ops.to_width import MODEL_TYPES, NotDimensional, dimensions
+from flopcast.roofline.stream.ops.op_stream import NotDerivable
+from flopcast.roofline.stream.ops.to_width import MODEL_TYPES, dimensions
 from flopcast.roofline.widths import measured_rules
 from flopcast.roofline.widths import penalties as widths_penalties
 from flopcast.roofline.widths import shapes as widths_shapes
@@ -147,7 +148,7 @@ def with_all_sizes(config: Mapping[str, Any]) -> Config:
     """The config with head_dim and key-value heads said. Raises UsageError for a model without these dimensions."""
     try:
         sizes = dimensions(config)
-    except NotDimensional as fault:
+    except NotDerivable as fault:
         raise UsageError(
             f"widths of a model with model_type {config.get('model_type')!r} ({fault}): valid are "
             f"{', '.join(MODEL_TYPES)} with hidden, ffn and vocabulary sizes above 1; `flopcast sweep` forecasts any "

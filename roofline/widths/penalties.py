@@ -29,7 +29,7 @@ from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import Backends, device_work
 from flopcast.roofline.step.forecast import forecast_items, traced_of
-from flopcast.roofline.stream.library.by_width import stream_of
+from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config, check_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.forward_only import forward_only
@@ -152,7 +152,7 @@ def point(
 
     Raises UsageError as `forecast` does.
     """
-    stream = stream_of(config, traced_of(run, profile))
+    stream = get_stream(config, traced_of(run, profile), vary="width")
     if forward:
         stream = forward_only(stream)
     return point_of(axis, value, config, stream, run, profile, host=host)

@@ -26,7 +26,6 @@ from flopcast.roofline.dollars.points import CostCurve, CostPoint
 from flopcast.roofline.gpu.catalogue.prices import ARTICLE_DATE, Price, latest, load_prices
 from flopcast.roofline.gpu.library.profiles import find_profiles
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.stream.library.by_batch import stream_of
 from flopcast.roofline.stream.model.models import ladder
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.figures.canvas import Figure
@@ -97,7 +96,7 @@ def gather(
         batches[hosts] = {gpu: [] for gpu in GPUS}
         for batch in BATCHES:
             run = replace(Run(), batch=batch)
-            for curve in cost_curves(profiles, model, run, prices, hosts=hosts, streams=stream_of):
+            for curve in cost_curves(profiles, model, run, prices, hosts=hosts, vary="batch"):
                 batches[hosts][curve.gpu] += curve.points
     return Gathered(ladders, batches, sets, profiles)
 

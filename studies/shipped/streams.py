@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.suites.plans import PLANS
-from flopcast.roofline.stream.library.streams import shipped_path, stream_key, trace_now
+from flopcast.roofline.stream.library.stored import shipped_path, stream_key
+from flopcast.roofline.stream.library.streams import trace_now
 from flopcast.roofline.stream.model.models import (
     LADDER_WIDTHS,
     Config,

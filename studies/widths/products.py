@@ -26,7 +26,7 @@ from flopcast.roofline.gpu.profile.host import NO_HOST
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import Backends, device_work
 from flopcast.roofline.step.forecast import traced_of
-from flopcast.roofline.stream.library.by_width import stream_of
+from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.widths.penalties import power_of_two
 from studies.widths.check import rows_in
 from studies.widths.sets import REPEAT, CheckSet
@@ -92,7 +92,7 @@ def products(chosen: CheckSet, profile: Profile, rows: Iterable[Mapping[str, Any
             plan = place.plan(value)
             if plan.name not in measured:
                 continue
-            stream = stream_of(plan.config, traced_of(place.run, profile))
+            stream = get_stream(plan.config, traced_of(place.run, profile), vary="width")
             items = device_work(stream, profile, profile.host or NO_HOST, Backends())
             forecast = [
                 (item.work.shape, item.seconds)

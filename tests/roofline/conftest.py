@@ -12,7 +12,8 @@ import pytest
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.stream.library.streams import get_stream, stream_key, trace_now
+from flopcast.roofline.stream.library.stored import stream_key
+from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream

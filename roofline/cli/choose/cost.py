@@ -53,7 +53,6 @@ def cost(
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.dollars.curves import SAME, cost_curves, what_if_rows
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
-    from flopcast.roofline.stream.library.by_batch import stream_of
     from flopcast.roofline.views.terminal import console, dollars
 
     if run.mode == "compile":
@@ -75,7 +74,7 @@ def cost(
         for factor in (4, 16) if what_if else ():
             larger[factor] = cost_curves(
                 profiles, models, replace(asked, batch=asked.batch * factor), book, host=host, hosts=feeding.hosts,
-                streams=stream_of, progress=shown.update,
+                vary="batch", progress=shown.update,
             )  # fmt: skip
     scenarios = what_if_rows(curves, larger, asked.batch)
     if out is not None:

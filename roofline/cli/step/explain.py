@@ -45,11 +45,11 @@ def explain(
             from flopcast.roofline.stream.library import modules
 
             modules.check_sizes(model.module, sizes)
-            stream = modules.module_stream(model.module, None, asked, profile.device["type"], sizes=sizes)
+            stream = modules.module_stream(model.module, asked, profile.device["type"], sizes=sizes)
             asked, trace = modules.run_of_stream(stream, asked), False
         else:
             assert config is not None
-            traced = alternatives.traced_of(asked, profile)
+            traced = asked.traced_on(profile.device["type"])
             # where the step itself has to be traced, torch is there for the alternatives too
             trace = what_if or not is_at_hand(config, traced)
             stream = get_stream(config, traced)

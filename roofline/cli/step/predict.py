@@ -39,7 +39,6 @@ def predict(
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step.forecast import forecast
     from flopcast.roofline.stream.library.trace_process import tracing_apart
-    from flopcast.roofline.stream.model.run import traced_on
 
     sizes = module_sizes(context, model, run)
     config = model.to_config() if model.module is None else {}
@@ -47,7 +46,7 @@ def predict(
     with ExitStack() as stack:
         trace = None
         if model.module is None and not largest_batch:  # which needs two more traces, in one process with torch
-            likely = traced_on(asked, "cpu" if gpu == "cpu" else "cuda")
+            likely = asked.traced_on("cpu" if gpu == "cpu" else "cuda")
             # another process imports torch while this one looks the profile up
             trace = stack.enter_context(tracing_apart(config, likely))
         profile = find_profile(gpu)
@@ -62,7 +61,7 @@ def predict(
             from flopcast.roofline.stream.library import modules
 
             modules.check_sizes(model.module, sizes)
-            stream = modules.module_stream(model.module, None, asked, profile.device["type"], sizes=sizes)
+            stream = modules.module_stream(model.module, asked, profile.device["type"], sizes=sizes)
             asked = modules.run_of_stream(stream, asked)
             result = forecast_stream(stream, asked, profile, **own)
         if largest_batch:

@@ -18,9 +18,9 @@ from flopcast.roofline.stream.library.streams import trace_now
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.model.models import load_config, make_config, with_depth
-from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream
-from flopcast.roofline.stream.ops.to_depth import at_depth
+from flopcast.roofline.stream.ops.to_depth import to_depth
 
 
 def build(plan: Plan) -> list[SuiteCase]:
@@ -82,12 +82,10 @@ def works(sources: Iterable[Source], device: str) -> list[Work]:
 
 def _trace(source: Source, device: str) -> Stream:
     if source.module:
-        from flopcast.roofline.stream.tracer.trace import trace_module
+        from flopcast.roofline.stream.library.modules import module_stream
 
-        return trace_module(
-            f"flopcast.microbench.zoo:{source.module}", sizes={"batch": source.batch}, precision=source.precision,
-            optimizer=source.optimizer, device=device,
-        )  # fmt: skip
+        run = Run(precision=source.precision, optimizer=source.optimizer)
+        return module_stream(f"flopcast.microbench.zoo:{source.module}", run, device, sizes={"batch": source.batch})
     config = (
         load_config(source.config)
         if source.config
@@ -97,4 +95,4 @@ def _trace(source: Source, device: str) -> Stream:
         batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer, device=device,
         fused=source.fused,
     )  # fmt: skip
-    return at_depth(trace_now(with_depth(config, FOLDED_DEPTH), traced), source.depth)
+    return to_depth(trace_now(with_depth(config, FOLDED_DEPTH), traced), source.depth)

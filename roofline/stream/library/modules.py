@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 def module_stream(
     source: Any,
-    batch: Any,
     run: Run,
     device: str,
     *,
+    batch: Any = None,
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Stream:
-    """The op stream of `source` on `device`, "cuda" or "cpu". Raises UsageError."""
+    """The op stream of one step of `source`, which may be what `trace_module` takes, on `device`, "cuda" or "cpu".
+
+    A factory chooses its own batch and sequence length, but for the `sizes` given. Raises UsageError.
+    """
     from flopcast.roofline.stream.tracer.trace import trace_module
 
     stream = trace_module(

@@ -1,136 +1,134 @@
-"""Where op streams come from without tracing them again: the wheel, the user's cache, at last the tracer.
+"""Which op stream a model and a run stand for, and where it comes from: the one place that is asked for streams.
 
-A stream of a model with identical layers is stored folded, so that one file serves every depth of at least
-three layers. Only a stream found nowhere imports torch.
+A stream is the first of these that there is:
+
+- one that ships in the wheel, or that this user's cache has from an earlier trace (`stored`). A model of identical
+  layers is stored at FOLDED_DEPTH, and a step of many micro-batches at TRACED of them, from which any other depth and
+  number follow (`ops/to_depth`, `ops/to_micro_batches`);
+- where the caller varies the batch or the width, one that follows from traces made for all of them (`ops/to_batch`,
+  `ops/to_width`);
+- one traced now (`trace_now`), in a process of its own (`trace_process`), or side by side ahead of time (`prefetch`).
+
+Only tracing imports torch. Streams of a user's modules are traced whenever they are asked for (`modules`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
+import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cache
-from importlib import metadata
-from importlib.resources import files
-from pathlib import Path
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
-from flopcast.errors import DataError, UsageError
-from flopcast.files import cache_folder
+from flopcast.errors import UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
+from flopcast.roofline.stream.library.stored import find_stored, is_stored, store
 from flopcast.roofline.stream.lowering.fused import check_fused
-from flopcast.roofline.stream.model.models import check_config, depth_of, with_depth
+from flopcast.roofline.stream.model.models import Config, check_config, depth_of, with_depth
 from flopcast.roofline.stream.model.run import Traced
-from flopcast.roofline.stream.ops import op_stream as streams
-from flopcast.roofline.stream.ops import to_micro_batches
-from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream
-from flopcast.roofline.stream.ops.to_depth import at_depth
-
-# Raised when the tracer gives another stream for the same model: what was cached before is traced again.
-TRACER = 2
-
+from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, NotDerivable, Stream
+from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
+from flopcast.roofline.stream.ops.to_depth import to_depth
+from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
+from flopcast.roofline.stream.ops.to_width import reference_of, to_width
 
 Trace = Callable[[Mapping[str, Any], Traced], Stream]
-
-# Run options that are no part of the key at these values.
-_UNSAID = {"accumulate": 1, "checkpoint": "none", "fused": "none"}
-# Fields of a config.json that do not change what is launched.
-_IRRELEVANT = {
-    "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",
-    "eos_token_id", "pad_token_id", "initializer_range", "rope_theta", "rope_parameters", "rms_norm_eps",
-    "max_position_embeddings", "hidden_act", "attention_bias", "use_cache", "name",
-}  # fmt: skip
-_KEPT_IF = {"hidden_act": "silu", "attention_bias": False}  # but only at these values
-# What a Qwen3 config.json says besides, at the values that are the model's own defaults.
-_QWEN3_DEFAULTS = {"attention_dropout": 0.0, "use_sliding_window": False, "sliding_window": None,
-                   "rope_scaling": None, "max_window_layers": 28}  # fmt: skip
+Vary = Literal["batch", "width"]
 
 
-def stream_key(config: Mapping[str, Any], traced: Traced) -> str:
-    """Hash of what the stream depends on, versions left out; the same for configs that launch the same."""
-    kept = {
-        name: value
-        for name, value in config.items()
-        if name not in _IRRELEVANT or (name in _KEPT_IF and value != _KEPT_IF[name])
-    }
-    if kept.get("model_type") == "qwen3":
-        kept = {k: v for k, v in kept.items() if k not in _QWEN3_DEFAULTS or v != _QWEN3_DEFAULTS[k]}
-        if set(kept.get("layer_types") or ()) == {"full_attention"}:
-            del kept["layer_types"]
-    run = {name: value for name, value in asdict(traced).items() if value != _UNSAID.get(name)}
-    return hashlib.sha256(canonical_json([kept, run]).encode()).hexdigest()[:20]
+def get_stream(
+    config: Mapping[str, Any], traced: Traced, *, vary: Vary | None = None, trace: Trace | None = None
+) -> Stream:
+    """The op stream of one step of `config`, at its own depth.
 
-
-def shipped_path(key: str) -> Path:
-    return Path(str(files("flopcast.roofline") / "data" / "streams" / f"{key}.json.gz"))
-
-
-@cache  # looking a version up reads files: 5 ms, and each row of a sweep asks
-def _versions() -> str:
-    return f"tracer{TRACER}-" + "-".join(
-        f"{name}{metadata.version(name)}" for name in ("torch", "transformers")
-    ).replace("+", "_")
-
-
-def get_stream(config: Mapping[str, Any], traced: Traced, trace: Trace | None = None) -> Stream:
-    """The op stream of `config` at its own depth: shipped, cached, or traced (and then cached) by `trace`, else by
-    `trace_now`.
-
-    Raises UsageError for sizes that cannot be, and when transformers refuses the config.
+    `vary`: what the caller varies from one stream to the next. Those that are not at hand then follow from two batches,
+    or from one width, that are traced for all, where the model allows it. `trace` traces (default: `trace_now`); what
+    it gives is cached. Raises UsageError for sizes that cannot be, and when transformers refuses the config.
     """
     check_config(config)
     check_fused(config, traced.fused)
     positions = config.get("n_positions")
     if isinstance(positions, int) and traced.seq > positions:
         raise UsageError(f"seq is {traced.seq}: this model has {positions} positions (n_positions), use at most that")
-    if traced.accumulate > to_micro_batches.TRACED:
-        some = get_stream(config, as_traced(traced), trace)
-        with contextlib.suppress(to_micro_batches.NotAlike):
-            return to_micro_batches.with_micro_batches(some, traced.accumulate)
     depth = depth_of(config)
-    # A single layer is first and last at once; layers of several types are not one layer repeated.
-    if depth < 2 or len(set(config.get("layer_types") or ())) > 1:
-        return _find_or_trace(config, traced, trace)
-    folded = _find_or_trace(with_depth(config, FOLDED_DEPTH), traced, trace)
-    if folded.depth == depth:
-        return folded
-    if folded.depth == FOLDED_DEPTH:
-        return at_depth(folded, depth)
-    return _find_or_trace(config, traced, trace)  # layers differ from one another: nothing to fold
+    if vary is not None and sources_of(config, traced, vary) and not is_at_hand(config, traced):
+        with suppress(NotDerivable, UsageError):  # of a trace that was not asked for
+            found = _follow(config, traced, vary)
+            return to_depth(found, depth) if is_folded(config) else found
+    if traced.accumulate > TRACED:
+        few = get_stream(config, as_traced(traced), trace=trace)
+        with suppress(NotDerivable):
+            return to_micro_batches(few, traced.accumulate)
+    base = folded(config)
+    found = _find_or_trace(base, traced, trace)
+    if found.depth == FOLDED_DEPTH and is_folded(config):
+        return to_depth(found, depth)
+    # layers that differ from one another, for all that the config says: nothing to fold
+    return found if base == config else _find_or_trace(config, traced, trace)
+
+
+def is_at_hand(config: Mapping[str, Any], traced: Traced, *, vary: Vary | None = None) -> bool:
+    """Whether `get_stream` answers without a trace."""
+    if is_stored(folded(config), as_traced(traced)) or is_stored(config, as_traced(traced)):
+        return True
+    sources = sources_of(config, traced, vary) if vary is not None else []
+    return bool(sources) and all(is_stored(*source) for source in sources)
+
+
+def sources_of(config: Mapping[str, Any], traced: Traced, vary: Vary) -> list[tuple[Config, Traced]]:
+    """The streams, as they are stored, from which this one and others that differ in `vary` follow; none where it has
+    to be traced itself."""
+    as_stored = as_traced(traced)
+    if vary == "batch":
+        batches = BATCHES if traced.batch not in (1, *BATCHES) else ()
+        return [(folded(config), replace(as_stored, batch=batch)) for batch in batches]
+    with suppress(NotDerivable):
+        return [(reference_of(config, traced), as_stored)]
+    return []
+
+
+def _follow(config: Mapping[str, Any], traced: Traced, vary: Vary) -> Stream:
+    """The stream made from its sources, at their depth. Raises NotDerivable, and UsageError as `get_stream`."""
+    if vary == "batch":
+        return _at_batch(canonical_json(folded(config)), traced)
+    return to_width(_source(canonical_json(reference_of(config, traced)), traced), config)
+
+
+@lru_cache(maxsize=64)
+def _at_batch(config: str, traced: Traced) -> Stream:
+    low, high = (_source(config, replace(traced, batch=batch)) for batch in BATCHES)
+    return to_batch(low, high, traced.batch)
+
+
+@lru_cache(maxsize=64)
+def _source(config: str, traced: Traced) -> Stream:
+    return get_stream(json.loads(config), traced)
+
+
+def folded(config: Mapping[str, Any]) -> Config:
+    """The config at the depth at which its stream is stored."""
+    return with_depth(config, FOLDED_DEPTH) if is_folded(config) else dict(config)
+
+
+def is_folded(config: Mapping[str, Any]) -> bool:
+    """Whether any depth is stored as FOLDED_DEPTH: a single layer is first and last at once, and layers of several
+    types are not one layer repeated."""
+    return depth_of(config) >= 2 and len(set(config.get("layer_types") or ())) <= 1
 
 
 def as_traced(traced: Traced) -> Traced:
     """With as many micro-batches as are traced for it."""
-    return replace(traced, accumulate=min(traced.accumulate, to_micro_batches.TRACED))
-
-
-def is_at_hand(config: Mapping[str, Any], traced: Traced) -> bool:
-    """Whether `get_stream` finds the stream, folded or at the config's own depth, without tracing it."""
-    traced = as_traced(traced)
-    folded = with_depth(config, FOLDED_DEPTH) if depth_of(config) >= 2 else config
-    keys = {stream_key(folded, traced), stream_key(config, traced)}
-    return any(shipped_path(key).is_file() or _cached_path(key).is_file() for key in keys)
-
-
-def _cached_path(key: str) -> Path:
-    return cache_folder("streams") / _versions() / f"{key}.json.gz"
+    return replace(traced, accumulate=min(traced.accumulate, TRACED))
 
 
 def _find_or_trace(config: Mapping[str, Any], traced: Traced, trace: Trace | None) -> Stream:
-    key = stream_key(config, traced)
-    shipped = shipped_path(key)
-    if shipped.is_file():
-        return streams.load(shipped)
-    cached = _cached_path(key)
-    if cached.is_file():
-        with contextlib.suppress(DataError):  # torn, or of another flopcast: trace it again
-            return streams.load(cached)
-    stream = (trace or trace_now)(config, traced)
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not the answer
-        streams.save(stream, cached)
-    return stream
+    found = find_stored(config, traced)
+    if found is None:
+        found = (trace or trace_now)(config, traced)
+        store(found, config, traced)
+    return found
 
 
 def trace_now(config: Mapping[str, Any], traced: Traced) -> Stream:
@@ -142,8 +140,8 @@ def trace_now(config: Mapping[str, Any], traced: Traced) -> Stream:
             return trace(config, **asdict(traced))
         except Exception as fault:  # transformers, its config classes and torch each have errors of their own
             kind = config.get("model_type")
-            said = " ".join(str(fault).split())[:300] or type(fault).__name__
+            reason = " ".join(str(fault).split())[:300] or type(fault).__name__
             raise UsageError(
-                f"config with model_type {kind!r} cannot be traced: {said}; "
+                f"config with model_type {kind!r} cannot be traced: {reason}; "
                 "valid is the config.json of a causal language model that transformers can build"
             ) from fault

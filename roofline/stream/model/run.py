@@ -19,6 +19,21 @@ PRECISIONS = tuple(PEAK_OF)
 OPTIMIZERS = ("adamw", "adamw-fused")
 MATMULS = ("torch", "triton", "best")
 ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
+FUSED = ("none", "triton")  # of `predict --fused`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What besides the config decides the op stream."""
+
+    batch: int = 4
+    seq: int = 256
+    precision: str = "autocast-bf16"
+    optimizer: str = "adamw"
+    device: str = "cuda"
+    accumulate: int = 1
+    checkpoint: str = "none"
+    fused: str = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,39 +80,13 @@ class Run:
             if value != modelled:
                 raise UsageError(f"{name} {value!r} is not modelled yet: use {modelled or 'a named backend'}")
 
-
-def traced_on(run: Run, device: str) -> Traced:
-    """As `traced_of`, on "cuda" or "cpu"."""
-    return Traced(
-        batch=run.batch,
-        seq=run.seq,
-        precision=run.precision,
-        optimizer=run.optimizer,
-        device=device,
-        accumulate=run.accumulate,
-        checkpoint=run.checkpoint,
-        fused=run.fused,
-    )
+    def traced_on(self, device: str) -> Traced:
+        """What of the run decides the op stream on `device`, "cuda" or "cpu"."""
+        shared = {name: value for name, value in vars(self).items() if name in Traced.__dataclass_fields__}
+        return Traced(**shared, device=device)
 
 
 def run_from(options: Mapping[str, Any]) -> Run:
     """A Run from options by name; what is missing takes its default."""
     known = {name: options[name] for name in Run.__dataclass_fields__ if options.get(name) is not None}
     return Run(**known)
-
-
-FUSED = ("none", "triton")  # of `predict --fused`
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traced:
-    """What besides the config decides the op stream."""
-
-    batch: int = 4
-    seq: int = 256
-    precision: str = "autocast-bf16"
-    optimizer: str = "adamw"
-    device: str = "cuda"
-    accumulate: int = 1
-    checkpoint: str = "none"
-    fused: str = "none"

@@ -1,7 +1,7 @@
 """The op stream: every ATen call of one training step, in order, with what each tensor is stored in.
 
-A `Stream` is plain data (JSON), made by `trace.py` and read without torch. Layers are folded (`unfolding`), and so are
-micro-batches (`micro_batches`).
+A `Stream` is plain data (JSON), made by `tracer/trace.py` and read without torch. Its layers may be folded (`to_depth`)
+and so may its micro-batches (`to_micro_batches`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from flopcast.kernels.shapes import Call, Operand
 SCHEMA = 1
 PHASES = ("forward", "backward", "optimizer")
 FOLDED_DEPTH = 3  # first, middle and last layer differ in what their neighbours are
+
+
+class NotDerivable(ValueError):
+    """A stream does not follow from those that were given: it has to be traced."""
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from flopcast.kernels.shapes import Operand
-from flopcast.roofline.stream.ops.op_stream import Storage, Stream, TensorRef
+from flopcast.roofline.stream.ops.op_stream import NotDerivable, Storage, Stream, TensorRef
 
 # Not 1: strides of a dimension of one element say nothing, and calls take other paths there.
 BATCHES = (2, 3)
 
 
-class NotLinear(ValueError):
-    """Two streams differ in more than sizes."""
-
-
-def rebatched(low: Stream, high: Stream, batch: int) -> Stream:
-    """The stream of `batch` from those of BATCHES. Raises NotLinear where they are not of one line."""
+def to_batch(low: Stream, high: Stream, batch: int) -> Stream:
+    """The stream of `batch` from those of BATCHES. Raises NotDerivable where these differ in more than sizes."""
     first, second = BATCHES
     steps = batch - first
 
@@ -38,33 +34,33 @@ def rebatched(low: Stream, high: Stream, batch: int) -> Stream:
             return type(a)(line(x, y) for x, y in zip(a, b, strict=True))
         if isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
             return {key: line(a[key], b[key]) for key in a}
-        raise NotLinear(f"{a!r} and {b!r}")
+        raise NotDerivable(f"{a!r} and {b!r}")
 
     def text(a: str, b: str) -> str:
         return a if a == b else json.dumps(line(json.loads(a), json.loads(b)), separators=(",", ":"))
 
     if len(low.ops) != len(high.ops) or len(low.storages) != len(high.storages):
-        raise NotLinear("another number of operations")
+        raise NotDerivable("another number of operations")
     ops = []
     for a, b in zip(low.ops, high.ops, strict=True):
         if a == b:
             ops.append(a)
             continue
         if replace(a, args="", kwargs="") != replace(b, args="", kwargs=""):
-            raise NotLinear(f"{a.name} and {b.name}")
+            raise NotDerivable(f"{a.name} and {b.name}")
         ops.append(replace(a, args=text(a.args, b.args), kwargs=text(a.kwargs, b.kwargs)))
     if len(low.tensors) != len(high.tensors):
-        raise NotLinear("another number of tensors")
+        raise NotDerivable("another number of tensors")
     tensors = []
     for s, t in zip(low.tensors, high.tensors, strict=True):
         if s.operand.dtype != t.operand.dtype or s.storage != t.storage:
-            raise NotLinear(f"{s} and {t}")
+            raise NotDerivable(f"{s} and {t}")
         shape, stride = line(s.operand.shape, t.operand.shape), line(s.operand.stride, t.operand.stride)
         tensors.append(TensorRef(Operand(shape, stride, s.operand.dtype), s.storage))
     storages = []
     for p, q in zip(low.storages, high.storages, strict=True):
         if p.kind != q.kind or p.layer != q.layer:
-            raise NotLinear(f"{p} and {q}")
+            raise NotDerivable(f"{p} and {q}")
         storages.append(Storage(line(p.bytes, q.bytes), p.kind, p.layer))
     return replace(
         low, ops=tuple(ops), tensors=tuple(tensors), storages=tuple(storages), meta={**low.meta, "batch": batch}

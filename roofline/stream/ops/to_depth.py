@@ -1,6 +1,6 @@
 """Streams of any depth from one of three layers.
 
-A step of a model with identical layers is traced at depth 3 and `at_depth` gives the stream of any depth from it:
+A step of a model with identical layers is traced at depth 3 and `to_depth` gives the stream of any depth from it:
 
     pre, forward layer 0, 1, 2, loss, backward layer 2, 1, 0, post, optimizer
              the middle layer is repeated ^ and its storages renamed; several micro-batches the same, one by one
@@ -18,18 +18,19 @@ from itertools import groupby
 from typing import Any
 
 from flopcast.kernels.shapes import Operand
-from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Op, Storage, Stream, TensorRef
+from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, NotDerivable, Op, Storage, Stream, TensorRef
 
 
-def at_depth(stream: Stream, depth: int) -> Stream:
+def to_depth(stream: Stream, depth: int) -> Stream:
     """The stream of the same model with `depth` layers.
 
     Needs a stream traced at FOLDED_DEPTH and `depth` >= 2; a stream already at `depth` is returned as it is.
+    Raises NotDerivable for others.
     """
     if stream.depth == depth:
         return stream
     if stream.depth != FOLDED_DEPTH or depth < 2:
-        raise ValueError(f"cannot unfold a stream of depth {stream.depth} to {depth}: trace it at that depth")
+        raise NotDerivable(f"cannot unfold a stream of depth {stream.depth} to {depth}: trace it at that depth")
     return _Unfolding(stream, depth).run()
 
 

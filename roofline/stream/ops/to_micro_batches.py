@@ -12,28 +12,24 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from flopcast.roofline.stream.ops.op_stream import Op, Stream
+from flopcast.roofline.stream.ops.op_stream import NotDerivable, Op, Stream
 
 TRACED = 4
 _REPEATED = 2  # of those traced, by number: the third
 _META = "micro_batches_alike"  # in a stream's meta: for how many the third stands
 
 
-class NotAlike(ValueError):
-    """The last micro-batches of a stream differ, or cannot be told apart."""
-
-
-def with_micro_batches(stream: Stream, count: int) -> Stream:
+def to_micro_batches(stream: Stream, count: int) -> Stream:
     """The stream of a step of `count` micro-batches, more than TRACED, from one of TRACED. Its ops stay as they are.
 
-    Raises NotAlike.
+    Raises NotDerivable where the last micro-batches differ, or cannot be told apart.
     """
     blocks = _micro_batches(stream)
     if len(blocks) != TRACED:
-        raise NotAlike(f"{len(blocks)} runs of forward and backward, {TRACED} micro-batches")
+        raise NotDerivable(f"{len(blocks)} runs of forward and backward, {TRACED} micro-batches")
     third, last = ([_said(stream, op) for op in stream.ops[block]] for block in blocks[_REPEATED:])
     if third != last:
-        raise NotAlike("the last two micro-batches make other calls")
+        raise NotDerivable("the last two micro-batches make other calls")
     alike = count - TRACED + 1
     many = replace(stream, meta={**stream.meta, "accumulate": count, _META: alike})
     object.__setattr__(many, "repeats", stream.repeats)  # of the same ops

@@ -18,7 +18,7 @@ from typing import Any
 from flopcast.kernels.shapes import DTYPE_BYTES, Operand
 from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
 from flopcast.roofline.stream.model.run import Traced
-from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
+from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, NotDerivable, Op, Storage, Stream, TensorRef
 
 # Dense decoders of transformers whose config says all six dimensions.
 MODEL_TYPES = ("qwen3", "llama", "mistral")
@@ -30,23 +30,19 @@ _FREE_HEADS = ("qwen3",)  # others of transformers refuse hidden sizes that are 
 _NO_END = 2**63 - 1  # "to the end" of a slice
 
 
-class NotDimensional(ValueError):
-    """The config has no dimensions of its own that a stream can be made of."""
-
-
 def dimensions(config: Mapping[str, Any]) -> dict[str, int]:
-    """h, f, v, k, g, p of a config (see the module). Raises NotDimensional."""
+    """h, f, v, k, g, p of a config (see the module). Raises NotDerivable."""
     if config.get("model_type") not in MODEL_TYPES:
-        raise NotDimensional("not a dense decoder whose config says all six dimensions")
+        raise NotDerivable("not a dense decoder whose config says all six dimensions")
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head_dim = int(config.get("head_dim") or hidden // heads)
         ffn, vocab = int(config["intermediate_size"]), int(config["vocab_size"])
     except (KeyError, TypeError, ValueError) as fault:
-        raise NotDimensional(f"no {fault}") from fault
+        raise NotDerivable(f"no {fault}") from fault
     if heads % kv_heads or head_dim % 2 or head_dim < 4 or min(hidden, ffn, vocab) < 2:
-        raise NotDimensional("dimensions of one, or odd heads")
+        raise NotDerivable("dimensions of one, or odd heads")
     return {"h": hidden, "f": ffn, "v": vocab, "k": kv_heads, "g": heads // kv_heads, "p": head_dim // 2}
 
 
@@ -59,10 +55,22 @@ def with_dimensions(config: Mapping[str, Any], sizes: Mapping[str, int]) -> Conf
     }  # fmt: skip
 
 
+def reference_of(config: Mapping[str, Any], traced: Traced) -> Config:
+    """The config that is traced for `config` and all of other widths: folded depth, primes for dimensions.
+
+    Raises NotDerivable.
+    """
+    sizes = dimensions(config)
+    if depth_of(config) < 1 or len(set(config.get("layer_types") or ())) > 1:
+        raise NotDerivable("layers that do not fold")
+    depth = FOLDED_DEPTH if depth_of(config) > 1 else 1  # a single layer is first and last at once
+    return with_depth(with_dimensions(config, _primes(sizes, traced, str(config["model_type"]))), depth)
+
+
 def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[str, int]:
     """A prime a dimension, one for a dimension of one; none divides a number that tokens make.
 
-    Hidden sizes that have to be multiples of the heads are a prime times these: `redimensioned` takes them out whole,
+    Hidden sizes that have to be multiples of the heads are a prime times these: `to_width` takes them out whole,
     before the heads.
     """
     batch, seq = traced.batch, traced.seq
@@ -76,16 +84,16 @@ def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[s
     return found
 
 
-def redimensioned(reference: Stream, config: Mapping[str, Any]) -> Stream:
+def to_width(reference: Stream, config: Mapping[str, Any]) -> Stream:
     """The stream of `config` from one traced of `reference_of` it, at the reference's depth.
 
-    Raises NotDimensional where the two do not belong together.
+    Raises NotDerivable where the two do not belong together.
     """
     traced_as = dimensions(reference.meta["config"])
     wanted = dimensions(config)
     swaps = [(traced_as[name], wanted[name]) for name in wanted if traced_as[name] != wanted[name]]
     if any(prime == 1 for prime, _ in swaps):
-        raise NotDimensional("a head that stands alone in the reference")
+        raise NotDerivable("a head that stands alone in the reference")
     scale = (2 * traced_as["p"]) ** -0.5  # of attention's scores
     known: dict[int, int] = {_NO_END: _NO_END}
 

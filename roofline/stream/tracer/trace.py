@@ -37,8 +37,8 @@ from flopcast.microbench.recipe.training_step import (
     make_optimizer,
     use_fused,
 )
-from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.stream.ops.to_micro_batches import TRACED, NotAlike, with_micro_batches
+from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
+from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
 from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, Hosts, as_on_cuda, untraced
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.recorder import flatten
@@ -163,8 +163,8 @@ def trace_module(
         return _trace_module(source, batch, loss_fn, sizes or {}, device, options, micro_batches)
 
     if accumulate > TRACED:
-        with contextlib.suppress(NotAlike):
-            return with_micro_batches(traced(TRACED), accumulate)
+        with contextlib.suppress(NotDerivable):
+            return to_micro_batches(traced(TRACED), accumulate)
     return traced(accumulate)
 
 

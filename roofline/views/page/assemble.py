@@ -84,12 +84,12 @@ def anatomy(profile: Profile) -> list[Forecast]:
 def batches(profile: Profile) -> list[Forecast]:
     """Qwen3-0.6B over batches, to the first that does not fit."""
     from flopcast.roofline.step.forecast import forecast_stream, traced_of
-    from flopcast.roofline.stream.library.by_batch import stream_of
+    from flopcast.roofline.stream.library.streams import get_stream
 
     found: list[Forecast] = []
     for batch in BATCHES:
         run = Run(batch=batch)
-        stream = stream_of(load_config(BATCHED), traced_of(run, profile))
+        stream = get_stream(load_config(BATCHED), traced_of(run, profile), vary="batch")
         found.append(forecast_stream(stream, run, profile))
         if not found[-1].fits:
             break

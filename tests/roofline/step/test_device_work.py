@@ -20,7 +20,7 @@ from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, Item, simu
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
-from flopcast.roofline.stream.ops.to_depth import at_depth
+from flopcast.roofline.stream.ops.to_depth import to_depth
 
 Tracing = Callable[..., Stream]
 
@@ -202,7 +202,7 @@ def test_host_costs_are_counted_as_they_were_calibrated(
     host = HostCosts("h", calls, calls, costs, step_fixed=0.0, sigma=0.1, basis="measured")
     odd = replace(profile, launch_counts={"optimizer/_foreach_mul_|fp32": 20.0, "optimizer/_foreach_sqrt|fp32": 22.0})
     for optimizer in ("adamw", "adamw-fused"):
-        stream = at_depth(traced(tiny, optimizer=optimizer), 6)
+        stream = to_depth(traced(tiny, optimizer=optimizer), 6)
         items = device_work(stream, odd, host, Backends())
         for phase, counts in host_calibration.count_ops(stream).items():
             charged = sum(i.host_seconds for i in items if i.phase == phase)

@@ -15,7 +15,7 @@ from flopcast.kernels.shapes import Operand
 from flopcast.roofline.step.memory import needed_bytes, peak_bytes, rounded, workspace_bytes
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
-from flopcast.roofline.stream.ops.to_depth import at_depth
+from flopcast.roofline.stream.ops.to_depth import to_depth
 
 Tracing = Callable[..., Stream]
 MIB = 1024**2
@@ -30,7 +30,7 @@ def test_peaks_of_an_h200(name: str, golden: ModuleType, traced: Tracing) -> Non
 
 
 def test_more_of_anything_needs_more(tiny: dict[str, Any], traced: Tracing) -> None:
-    by_depth = [peak_bytes(at_depth(traced(tiny), depth)) for depth in (2, 3, 5, 9)]
+    by_depth = [peak_bytes(to_depth(traced(tiny), depth)) for depth in (2, 3, 5, 9)]
     assert by_depth == sorted(set(by_depth))
     by_batch = [peak_bytes(traced(tiny, batch=batch)) for batch in (2, 8)]
     assert by_batch == sorted(set(by_batch))

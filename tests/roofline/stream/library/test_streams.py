@@ -14,7 +14,8 @@ import pytest
 from flopcast.errors import UsageError
 from flopcast.files import cache_folder
 from flopcast.roofline.stream.library import streams
-from flopcast.roofline.stream.library.streams import get_stream, stream_key
+from flopcast.roofline.stream.library.stored import stream_key
+from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import load_config, make_config, n_params, with_depth
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -86,9 +87,8 @@ def test_an_unwritable_cache_does_no_harm(tiny: dict[str, Any], cache: Path, tra
 def test_a_shipped_stream_needs_neither_torch_nor_a_cache(tmp_path: Path) -> None:
     code = """
 import sys
-from flopcast.roofline.stream.model.models import load_config, make_config
-from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.model.models import load_config, make_config
 from flopcast.roofline.stream.model.run import Traced
 small = get_stream(load_config("qwen3-0.6b"), Traced())
 ladder = get_stream(make_config(width=512, depth=9), Traced())

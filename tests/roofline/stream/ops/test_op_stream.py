@@ -17,7 +17,7 @@ from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.model.models import with_depth
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
-from flopcast.roofline.stream.ops.to_depth import at_depth
+from flopcast.roofline.stream.ops.to_depth import to_depth
 
 Tracing = Callable[..., Stream]
 RUNS = [(device, optimizer) for device in ("cuda", "cpu") for optimizer in ("adamw", "adamw-fused")]
@@ -38,7 +38,7 @@ def facts(stream: Stream, op: Op) -> tuple[Any, ...]:
     ids=str,
 )
 def test_three_layers_unfold_to_what_five_give(tiny: dict[str, Any], traced: Tracing, run: dict[str, Any]) -> None:
-    unfolded = at_depth(traced(tiny, folded=False, **run), 5)
+    unfolded = to_depth(traced(tiny, folded=False, **run), 5)
     real = traced(with_depth(tiny, 5), folded=False, **run)
     assert unfolded.depth == real.depth == 5
     assert unfolded.n_params == real.n_params
@@ -62,18 +62,18 @@ def test_three_layers_unfold_to_what_five_give(tiny: dict[str, Any], traced: Tra
 
 def test_other_depths(tiny: dict[str, Any], traced: Tracing) -> None:
     folded = traced(tiny, folded=False)
-    assert at_depth(folded, 3) is folded
-    per_layer = [at_depth(folded, depth).n_params for depth in (2, 3, 4, 50)]
+    assert to_depth(folded, 3) is folded
+    per_layer = [to_depth(folded, depth).n_params for depth in (2, 3, 4, 50)]
     layer = per_layer[1] - per_layer[0]
     assert layer == folded.meta["layer_params"] > 0
     assert per_layer == [per_layer[0] + n * layer for n in (0, 1, 2, 48)]
-    two = at_depth(folded, 2)
+    two = to_depth(folded, 2)
     real = traced(with_depth(tiny, 2), folded=False)
     assert Counter(facts(two, op) for op in two.ops) == Counter(facts(real, op) for op in real.ops)
     with pytest.raises(ValueError, match="trace it at that depth"):
-        at_depth(folded, 1)
+        to_depth(folded, 1)
     with pytest.raises(ValueError, match="trace it at that depth"):
-        at_depth(two, 4)
+        to_depth(two, 4)
 
 
 def small_stream() -> Stream:
@@ -141,10 +141,10 @@ def test_a_missing_stream(tmp_path: Path) -> None:
 
 
 def test_layers_keep_their_names(tiny: dict[str, Any], traced: Tracing) -> None:
-    deep = at_depth(traced(tiny, folded=False), 12)
+    deep = to_depth(traced(tiny, folded=False), 12)
     for op in deep.ops:
         if op.layer is not None and op.module:
             assert f".layers.{op.layer}." in f"{op.module}.", (op.module, op.layer)
     assert {op.layer for op in deep.ops} == {None, *range(12)}
     changed = replace(deep, depth=12)
-    assert at_depth(changed, 12) is changed
+    assert to_depth(changed, 12) is changed

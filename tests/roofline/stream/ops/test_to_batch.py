@@ -17,10 +17,10 @@ from flopcast.roofline.step.largest_batch import largest_batch
 from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.step.sweep import sweep
 from flopcast.roofline.stream.library import prefetch
-from flopcast.roofline.stream.library.by_batch import stream_of
+from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.run import Run, Traced
-from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.stream.ops.to_batch import BATCHES, NotLinear, rebatched
+from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
+from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
 
 Tracing = Callable[..., Stream]
 
@@ -29,7 +29,7 @@ Tracing = Callable[..., Stream]
 def test_another_batch_is_as_traced(tiny: dict[str, Any], traced: Tracing, golden: ModuleType, optimizer: str) -> None:
     low, high = (traced(tiny, batch=batch, optimizer=optimizer) for batch in (2, 3))
     want = traced(tiny, batch=6, optimizer=optimizer)
-    got = rebatched(low, high, 6)
+    got = to_batch(low, high, 6)
     assert golden.ops_of(got) == golden.ops_of(want)
     assert peak_bytes(got) == peak_bytes(want)
     assert [op.freed for op in got.ops] == [op.freed for op in want.ops]
@@ -38,16 +38,16 @@ def test_another_batch_is_as_traced(tiny: dict[str, Any], traced: Tracing, golde
 
 def test_unfolded_afterwards(tiny: dict[str, Any], traced: Tracing, golden: ModuleType) -> None:
     deep = {**tiny, "num_hidden_layers": 5}
-    got = stream_of(deep, Traced(batch=6, seq=32))
+    got = get_stream(deep, Traced(batch=6, seq=32), vary="batch")
     assert golden.ops_of(got) == golden.ops_of(traced(deep, batch=6))
 
 
 def test_streams_that_are_not_of_one_line(tiny: dict[str, Any], traced: Tracing) -> None:
     low = traced(tiny, batch=2)
-    with pytest.raises(NotLinear):
-        rebatched(low, replace(traced(tiny, batch=3), ops=traced(tiny, batch=3).ops[:-1]), 4)
-    with pytest.raises(NotLinear):
-        rebatched(low, traced(tiny, batch=3, optimizer="adamw-fused"), 4)
+    with pytest.raises(NotDerivable):
+        to_batch(low, replace(traced(tiny, batch=3), ops=traced(tiny, batch=3).ops[:-1]), 4)
+    with pytest.raises(NotDerivable):
+        to_batch(low, traced(tiny, batch=3, optimizer="adamw-fused"), 4)
 
 
 def test_the_largest_batch_fits_and_the_next_does_not(tiny: dict[str, Any], profile: Profile) -> None:

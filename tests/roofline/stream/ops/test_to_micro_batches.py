@@ -21,12 +21,11 @@ from flopcast.roofline.step.explain import explain_stream
 from flopcast.roofline.step.forecast import forecast, traced_of
 from flopcast.roofline.step.simulation import Item, Simulation
 from flopcast.roofline.stream.library import modules
-from flopcast.roofline.stream.library.by_batch import stream_of
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.stream.ops import to_micro_batches
-from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.stream.ops.to_micro_batches import TRACED, NotAlike, times_run, with_micro_batches
+from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
+from flopcast.roofline.stream.ops.to_micro_batches import TRACED, times_run, to_micro_batches
+from flopcast.roofline.stream.tracer import trace as tracer
 from flopcast.roofline.validation.baselines import roofline
 
 Tracing = Callable[..., Stream]
@@ -109,7 +108,7 @@ def test_one_trace_serves_any_number_of_micro_batches(
     assert found[1024].step_seconds - found[128].step_seconds == pytest.approx(14 * more)
     assert found[1024].peak_bytes == found[64].peak_bytes
     larger = replace(RUN, batch=6, accumulate=128)
-    by_line = stream_of(deep, traced_of(larger, profile))
+    by_line = get_stream(deep, traced_of(larger, profile), vary="batch")
     assert times_run(by_line) == times_run(get_stream(deep, traced_of(replace(RUN, accumulate=128), profile)))
 
 
@@ -119,11 +118,11 @@ def test_many_micro_batches_of_a_module(profile: Profile, monkeypatch: pytest.Mo
 
     def explained() -> Any:
         run = Run(accumulate=11)
-        stream = modules.module_stream(mlp, None, run, profile.device["type"])
+        stream = modules.module_stream(mlp, run, profile.device["type"])
         return len(stream.ops), explain_stream(stream, modules.run_of_stream(stream, run), profile).to_json()
 
     length, found = explained()
-    monkeypatch.setattr(to_micro_batches, "TRACED", 1024)
+    monkeypatch.setattr(tracer, "TRACED", 1024)
     every, want = explained()
     assert length < every / 2
     assert not differences(found, want)
@@ -133,13 +132,13 @@ def test_micro_batches_that_differ_are_traced_one_by_one(
     tiny: dict[str, Any], traced: Tracing, profile: Profile
 ) -> None:
     for count in (2, 3):
-        with pytest.raises(NotAlike, match=f"{count} runs of forward and backward"):
-            with_micro_batches(traced(tiny, accumulate=count), 8)
+        with pytest.raises(NotDerivable, match=f"{count} runs of forward and backward"):
+            to_micro_batches(traced(tiny, accumulate=count), 8)
     four = traced(tiny, accumulate=TRACED)
     last = max(i for i, op in enumerate(four.ops) if op.phase == "forward")
     other = replace(four, ops=(*four.ops[:last], replace(four.ops[last], args="[7]"), *four.ops[last + 1 :]))
-    with pytest.raises(NotAlike, match="other calls"):
-        with_micro_batches(other, 8)
+    with pytest.raises(NotDerivable, match="other calls"):
+        to_micro_batches(other, 8)
 
     class Counting(torch.nn.Module):
         """Does something else in each forward."""
@@ -153,7 +152,7 @@ def test_micro_batches_that_differ_are_traced_one_by_one(
             self.calls += 1
             return self.layer(x) * self.calls  # type: ignore[no-any-return]
 
-    stream = modules.module_stream(Counting(), torch.randn(2, 8), Run(accumulate=7), profile.device["type"])
+    stream = modules.module_stream(Counting(), Run(accumulate=7), profile.device["type"], batch=torch.randn(2, 8))
     assert sum(op.phase == "forward" and op.name == "aten.mul.Tensor" for op in stream.ops) == 7
     assert set(times_run(stream)) == {1}
 
@@ -166,6 +165,6 @@ def test_a_step_function_is_not_asked_for_what_it_does_itself(profile: Profile, 
         for _ in range(TRACED):
             model(torch.randn(2, 8)).sum().backward()
 
-    assert modules.module_stream(step, None, Run(), profile.device["type"]).meta["unit"] == "steps"
+    assert modules.module_stream(step, Run(), profile.device["type"]).meta["unit"] == "steps"
     with pytest.raises(UsageError, match=f"{option} {value} of .*step, .*leave {option} out"):
-        modules.module_stream(step, None, replace(Run(), **{option: value}), profile)
+        modules.module_stream(step, replace(Run(), **{option: value}), profile)

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.training_step import FunctionStep, build
 from flopcast.roofline.step.memory import peak_bytes
-from flopcast.roofline.stream.library.by_width import reference_of
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.model.models import load_config, make_config, n_params, with_depth
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.forward_only import forward_only
-from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.stream.ops.to_depth import at_depth
-from flopcast.roofline.stream.ops.to_width import NotDimensional, dimensions, redimensioned
+from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
+from flopcast.roofline.stream.ops.to_depth import to_depth
+from flopcast.roofline.stream.ops.to_width import dimensions, reference_of, to_width
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.widths import answer
 
@@ -48,7 +47,7 @@ def test_a_stream_of_other_dimensions_is_as_traced(case: str) -> None:
     """Shapes, strides, bytes, arguments, lifetimes: all of a real trace, to the last number."""
     config, run = CASES[case]
     traced = Traced(**{"batch": 2, "seq": 48, **run})
-    got = streams.to_json(redimensioned(get_stream(reference_of(config, traced), traced), config))
+    got = streams.to_json(to_width(get_stream(reference_of(config, traced), traced), config))
     want = streams.to_json(get_stream(config, traced))
     for part in ("n_params", "depth", "storages", "tensors", "ops"):
         assert got[part] == want[part], part
@@ -60,7 +59,7 @@ def test_unfolded_to_the_depth_asked_for() -> None:
     config = with_depth(UNALIGNED, 6)
     traced = Traced(batch=2, seq=48)
     want = get_stream(config, traced)
-    got = at_depth(redimensioned(get_stream(reference_of(config, traced), traced), config), 6)
+    got = to_depth(to_width(get_stream(reference_of(config, traced), traced), config), 6)
     assert got.depth == 6
     assert got.ops == want.ops
     assert got.n_params == n_params(config)
@@ -79,7 +78,7 @@ def test_the_primes_are_no_factors_of_tokens(batch: int, seq: int, accumulate: i
 
 def test_models_without_these_dimensions_are_refused() -> None:
     gpt2 = load_config("gpt2")
-    with pytest.raises(NotDimensional):
+    with pytest.raises(NotDerivable):
         dimensions(gpt2)
     with pytest.raises(UsageError, match="valid are qwen3, llama, mistral"):
         answer.with_all_sizes(gpt2)

@@ -20,7 +20,7 @@ from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.steps.measure import profile_kernels
 from flopcast.roofline.gpu.profile.profile import PROFILES, Profile
-from flopcast.roofline.stream.library.streams import shipped_path, stream_key
+from flopcast.roofline.stream.library.stored import shipped_path, stream_key
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
 from flopcast.roofline.stream.model.models import depth_of, load_config, n_params, shipped_names
