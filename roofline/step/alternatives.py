@@ -139,7 +139,7 @@ def _candidates(
         )
     for backend in measured_backends(profile, stream, run):
         yield _Candidate(f"attention by {backend}", f"--attention {backend}", replace(run, attention=backend), own)
-    if run.matmul != "triton" and any(name.startswith("triton/gemm/") for name in profile.surfaces):
+    if run.matmul != "triton" and any((key.backend, key.op_class) == ("triton", "gemm") for key in profile.surfaces):
         yield _Candidate("matmul by Triton", "--matmul triton", replace(run, matmul="triton"), own)
     if config is None:
         return
@@ -182,7 +182,7 @@ def measured_backends(profile: Profile, stream: Stream, run: Run) -> list[str]:
     if not any("attention" in packet(op.name) for op in stream.ops):
         return []
     current = profile.default_attention if run.attention == "sdpa" else run.attention
-    names = {name.split("/", 1)[0] for name in profile.surfaces if "/attention/" in name}
+    names = {key.backend for key in profile.surfaces if key.op_class == "attention"}
     return sorted(names - {current, "torch"})
 
 

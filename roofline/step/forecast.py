@@ -22,6 +22,7 @@ from flopcast.roofline.step.uncertainty import device_log_sigma, is_synchronous,
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES
 from flopcast.roofline.stream.lowering.lower import recomputed
+from flopcast.roofline.stream.lowering.variants import KernelKind
 from flopcast.roofline.stream.model.models import VOCABULARY, make_config, n_params
 from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -274,14 +275,14 @@ def _warnings(items: Sequence[Item], stream: Stream, profile: Profile) -> tuple[
     if profile.basis != "measured":
         return ()
     lent_from = (profile.provenance.get("projected_kinds") or {}).get("from")
-    lent_kinds = {"/".join(name.split("/")[1:-1]) for name in profile.projected_kinds}
+    lent_kinds = {key.kind for key in profile.projected_kinds}
     total = sum(item.seconds for item in items) or 1.0
     lent: dict[str, float] = defaultdict(float)
     unknown: dict[str, float] = defaultdict(float)
     for item in items:
         if item.work is not None and item.basis == "extrapolated":
-            kind = f"{item.work.op_class}/{item.work.variant}"
-            (lent if kind in lent_kinds else unknown)[kind.replace("/", " ", 1)] += item.seconds
+            kind = KernelKind(item.work.op_class, item.work.variant)
+            (lent if kind in lent_kinds else unknown)[f"{kind.op_class} {kind.variant}"] += item.seconds
     return tuple(
         f"{share:.0%} of device time is in kernels {how}: {_largest(found)}"
         for found, how in (

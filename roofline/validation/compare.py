@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 
 from flopcast.errors import DataError
-from flopcast.roofline.gpu.profile.profile import Profile, surface_name
+from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import forecast
+from flopcast.roofline.stream.lowering.variants import Variant
 from flopcast.roofline.stream.model.models import load_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.validation.compare_sides import (
@@ -177,25 +178,23 @@ def _estimated(a: Side, other: Profile) -> list[tuple[str, Reading, Reading]]:
     """The points of a profile with another's estimates of them."""
     assert a.profile is not None
     found = {}  # of points with the same features the last counts, as in the readings
-    for name, surface in a.profile.own_surfaces.items():
-        backend, op_class, rest = name.split("/", 2)
-        variant, _, cache = rest.rpartition("/")
+    for key, surface in a.profile.own_surfaces.items():
         works = [
-            _Work(op_class, variant, features, round(size), round(flops))
+            _Work(key.op_class, key.variant, features, round(size), round(flops))
             for features, size, flops in zip(surface.features, surface.bytes, surface.flops, strict=True)
         ]
-        assert name == surface_name(backend, op_class, variant, cache)
-        for work, estimate in zip(works, other.estimate([(work, backend, cache) for work in works]), strict=True):
-            key = f"{name}/{work.features}"
-            one = a.readings[key]
-            found[key] = key, one, Reading(one.group, estimate.seconds, 0.0, estimate.sigma, one.name)
+        asked = [(work, key.backend, key.cache) for work in works]
+        for work, estimate in zip(works, other.estimate(asked), strict=True):
+            name = f"{key}/{work.features}"
+            one = a.readings[name]
+            found[name] = name, one, Reading(one.group, estimate.seconds, 0.0, estimate.sigma, one.name)
     return list(found.values())
 
 
 @dataclass(frozen=True)
 class _Work:
     op_class: str
-    variant: str
+    variant: Variant
     features: tuple[float, ...]
     bytes: int
     flops: int

@@ -133,13 +133,11 @@ def _of_scalar(seconds: float) -> float:
 def profile_side(profile: Profile, label: str) -> Side:
     """Of a profile: its measured points, ceilings and host."""
     readings = {}
-    for name, surface in profile.own_surfaces.items():
-        backend, op_class, rest = name.split("/", 2)
-        cache = rest.rpartition("/")[2]
-        group = group_of(op_class, backend, cache)
+    for key, surface in profile.own_surfaces.items():
+        group = group_of(key.op_class, key.backend, key.cache)
         for features, seconds, noise in zip(surface.features, surface.seconds, surface.noise, strict=True):
             sizes = " x ".join(f"{2**size:.0f}" for size in features)
-            readings[f"{name}/{features}"] = Reading(group, seconds, noise, None, f"{name}: {sizes}")
+            readings[f"{key}/{features}"] = Reading(group, seconds, noise, None, f"{key}: {sizes}")
     for name, number in profile.ceilings.items():
         own = math.log(number.high / number.low) / 2 / Z_90 if 0 < number.low <= number.high else 0.0
         made = _scalar(name, number.value, own) if number.value > 0 else None

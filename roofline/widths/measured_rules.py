@@ -23,7 +23,7 @@ from flopcast.roofline.widths.penalties import ALIGNED, MULTIPLES, TOP_MULTIPLE,
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
-
+from flopcast.roofline.stream.lowering.variants import GemmVariant
 
 LEAST_SIDE = 512  # of a width: below, a step of 64 is a large part of it
 LEAST_SECONDS = 8e-6  # of a product: below, launching it is most of it
@@ -148,15 +148,15 @@ def measured_rules(profile: Profile, found: Sequence[Comparison] | None = None) 
 
 def _measured(profile: Profile, dtype: str, cache: str) -> Iterator[tuple[Gemm, float]]:
     """(product, seconds) of the points of torch's surfaces, one product at a time."""
-    for name, surface in profile.own_surfaces.items():
-        parts = name.split("/")  # torch/gemm/nt/bf16[/unaligned]/cold
-        if parts[:2] != ["torch", "gemm"] or parts[-1] != cache or parts[3:4] != [dtype]:
+    for key, surface in profile.own_surfaces.items():
+        variant = key.variant
+        if (key.backend, key.cache) != ("torch", cache) or not isinstance(variant, GemmVariant):
             continue
-        if parts[2] not in ("nt", "nn", "tn") or len(surface.features[0]) != 3:
+        if variant.form or variant.dtype != dtype or len(surface.features[0]) != 3:
             continue
         for features, seconds in zip(surface.features, surface.seconds, strict=True):
             m, n, k = (round(2.0**size) for size in features)
-            yield Gemm(m=m, n=n, k=k, dtype=dtype, layout=parts[2]), seconds
+            yield Gemm(m=m, n=n, k=k, dtype=dtype, layout=variant.layout), seconds
 
 
 def _widths(shape: Gemm) -> dict[str, int]:

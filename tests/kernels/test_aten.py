@@ -15,19 +15,20 @@ from flopcast.kernels import aten
 from flopcast.kernels.shapes import Call, Operand
 from flopcast.roofline.gpu.suites import suite
 from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.variants import KernelKind
 
 Replayed = tuple[Call, tuple[torch.Tensor, ...], list[torch.Tensor], Any]
 
 
 def smallest_of_each_kind() -> list[Call]:
     """One call of each variant that the processor's suite measures, the smallest."""
-    kinds: dict[tuple[str, str], Call] = {}
+    kinds: dict[KernelKind, Call] = {}
     for case in suite.load("cpu-quick"):
         if isinstance(case.shape, Call):
             work = describe(case.shape)
-            known = kinds.get((work.op_class, work.variant))
+            known = kinds.get(KernelKind(work.op_class, work.variant))
             if known is None or case.shape.bytes < known.bytes:
-                kinds[work.op_class, work.variant] = case.shape
+                kinds[KernelKind(work.op_class, work.variant)] = case.shape
     return list(kinds.values())
 
 
@@ -41,7 +42,7 @@ def replay(call: Call, seed: int = 0) -> Replayed:
 
 
 def name_of(call: Call) -> str:
-    return describe(call).variant
+    return str(describe(call).variant)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=name_of)

@@ -12,6 +12,7 @@ from flopcast.roofline.gpu.fit import surface
 from flopcast.roofline.gpu.fit.priors import Belief, Prior
 from flopcast.roofline.gpu.fit.surface import Points
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
+from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
 
 # A few kernels; products at 0.4 of the peak; tensors read and written once, or three times where laid out anew.
 KERNELS, SHARE_OF_PEAK = 3.0, 0.4
@@ -21,18 +22,14 @@ AMPLITUDE, WHITE, LEVEL = 0.15, 0.05, 0.1
 
 
 def conv_priors(
-    groups: Mapping[str, tuple[str, Points]],
-    floor: float,
-    bandwidth: float,
-    peaks: Mapping[str, float],
-    sm_count: float,
-) -> dict[str, Prior]:
-    """Of surfaces by name, from their variants and points. Each law is fitted once from the ceilings; what the laws of
+    groups: Mapping[SurfaceKey, Points], floor: float, bandwidth: float, peaks: Mapping[str, float], sm_count: float
+) -> dict[SurfaceKey, Prior]:
+    """Of surfaces, from their points. Each law is fitted once from the ceilings; what the laws of
     a direction, dtype and layout came out as is what is believed of each of them."""
-    first: dict[str, tuple[Prior, dict[str, float]]] = {}
-    kin: dict[tuple[str, ...], list[dict[str, float]]] = defaultdict(list)
-    for name, (variant, points) in groups.items():
-        _, dtype, layout, *_ = variant.split("/")
+    first: dict[SurfaceKey, tuple[Prior, dict[str, float]]] = {}
+    kin: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
+    for key, points in groups.items():
+        dtype, layout = _kin(key)[1:]
         peak = peaks.get("tf32" if dtype == "fp32" else dtype) or min(peaks.values(), default=1e12)
         law = {
             "floor": Belief(KERNELS * floor, WIDE),
@@ -41,15 +38,21 @@ def conv_priors(
         }
         hyper = Residual((3.0, 3.0, 3.0, 2.0), AMPLITUDE, WHITE, (LEVEL,))
         prior = Prior(law, {"sm_count": sm_count}, hyper)
-        params = surface.fit_law("conv", variant, points, prior)
-        first[name] = prior, params
-        kin[tuple(variant.split("/")[:3])].append(params)
+        params = surface.fit_law("conv", key.variant, points, prior)
+        first[key] = prior, params
+        kin[_kin(key)].append(params)
     priors = {}
-    for name, (variant, _) in groups.items():
-        prior, _ = first[name]
-        alike = kin[tuple(variant.split("/")[:3])]
-        priors[name] = replace(prior, law={term: _typical(alike, term) for term in prior.law})
+    for key, (prior, _) in first.items():
+        alike = kin[_kin(key)]
+        priors[key] = replace(prior, law={term: _typical(alike, term) for term in prior.law})
     return priors
+
+
+def _kin(key: SurfaceKey) -> tuple[str, str, str]:
+    """Direction, dtype and layout."""
+    variant = key.variant
+    assert isinstance(variant, ConvVariant), key
+    return variant.direction, variant.dtype, variant.layout
 
 
 def _typical(laws: list[dict[str, float]], term: str) -> Belief:

@@ -14,6 +14,7 @@ from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.fit.surfaces import Case
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
 WORST_ROWS = 5
 
@@ -55,29 +56,28 @@ def quality_report(
     profile: Profile, fitted: Sequence[Case], held: Sequence[Case], n_throttled: int,
     unused: dict[str, int], warnings: list[str],
 ) -> FitReport:  # fmt: skip
-    left_out: dict[str, list[tuple[Case, float, float]]] = defaultdict(list)
-    groups: dict[str, list[Case]] = defaultdict(list)
+    left_out: dict[SurfaceKey, list[tuple[Case, float, float]]] = defaultdict(list)
+    groups: dict[SurfaceKey, list[Case]] = defaultdict(list)
     for case in fitted:
         groups[case.surface].append(case)
-    for name, group in groups.items():
-        errors, sigmas = profile.surfaces[name].leave_one_out
-        left_out[name] = list(zip(group, np.expm1(errors).tolist(), sigmas.tolist(), strict=True))
-    out_of_sample: dict[str, list[tuple[Case, float, float]]] = defaultdict(list)
+    for key, group in groups.items():
+        errors, sigmas = profile.surfaces[key].leave_one_out
+        left_out[key] = list(zip(group, np.expm1(errors).tolist(), sigmas.tolist(), strict=True))
+    out_of_sample: dict[SurfaceKey, list[tuple[Case, float, float]]] = defaultdict(list)
     for case, found in zip(
         held, profile.estimate([(case.work, case.backend, case.cache) for case in held]), strict=True
     ):
         out_of_sample[case.surface].append((case, found.seconds / case.seconds - 1.0, found.sigma))
-    names = sorted({*left_out, *out_of_sample})
-    surfaces = [_quality(name, left_out[name], out_of_sample[name]) for name in names]
-    by_class: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        backend, op_class, *_, cache = name.split("/")
-        by_class[f"{backend}/{op_class}/{cache}"].append(name)
+    keys = sorted({*left_out, *out_of_sample}, key=str)
+    surfaces = [_quality(str(key), left_out[key], out_of_sample[key]) for key in keys]
+    by_class: dict[str, list[SurfaceKey]] = defaultdict(list)
+    for key in keys:
+        by_class[f"{key.backend}/{key.op_class}/{key.cache}"].append(key)
     classes = [
         _quality(name, [e for n in members for e in left_out[n]], [e for n in members for e in out_of_sample[n]])
         for name, members in sorted(by_class.items())
     ]
-    missing = [name for name in names if name not in profile.surfaces]
+    missing = [key for key in keys if key not in profile.surfaces]
     if missing:
         warnings.append(f"{len(missing)} held-out variants have no surface of their own, the first {missing[0]}")
     return FitReport(surfaces, classes, len(fitted), len(held), n_throttled, unused, warnings)

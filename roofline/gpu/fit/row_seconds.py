@@ -10,6 +10,7 @@ import numpy as np
 from flopcast.kernels.shapes import Shape, shape_from_json
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.stream.lowering.describe import Work
+from flopcast.roofline.stream.lowering.variants import GemmVariant
 
 # From here on a row is long: what the timer and the profiler differ by is clocks, not caches.
 LONG_SECONDS = 100e-6
@@ -107,7 +108,7 @@ def _taken(
     except (KeyError, TypeError, ValueError, IndexError):
         return None  # the fit warns of it
     seconds = taken_seconds(row, work.op_class, gap)
-    is_unaligned = work.op_class == "gemm" and work.variant.endswith("unaligned")
+    is_unaligned = isinstance(work.variant, GemmVariant) and not work.variant.is_aligned
     if seconds and is_unaligned and not row.get("seconds") and row.get("clock_mhz"):
         return seconds * float(row["clock_mhz"]) / highest
     return seconds

@@ -30,6 +30,7 @@ from flopcast.roofline.gpu.fit.surface import DOUBT_FACTOR
 from flopcast.roofline.gpu.fit.surfaces import Case, fit_surfaces
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import Work, describe
+from flopcast.roofline.stream.lowering.variants import KernelKind
 
 __all__ = ["FitReport", "Quality", "fit", "fit_rows"]
 
@@ -182,10 +183,10 @@ def ceilings_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Number]:
     return found
 
 
-def _launch_counts(cases: Iterable[Case]) -> dict[str, float]:
-    counts: dict[str, list[int]] = defaultdict(list)
+def _launch_counts(cases: Iterable[Case]) -> dict[KernelKind, float]:
+    counts: dict[KernelKind, list[int]] = defaultdict(list)
     for case in cases:
         kernels = case.row.get("kernels")
         if kernels:
-            counts[f"{case.work.op_class}/{case.work.variant}"].append(len(kernels))
-    return {name: float(np.mean(values)) for name, values in sorted(counts.items())}
+            counts[KernelKind(case.work.op_class, case.work.variant)].append(len(kernels))
+    return {kind: float(np.mean(counts[kind])) for kind in sorted(counts, key=str)}

@@ -27,6 +27,7 @@ from flopcast.roofline.gpu.profile.gaussian_process import (
     squared_distances,
 )
 from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.stream.lowering.variants import Variant
 
 FOLDS = 4
 POOLED_POINTS = 20  # surfaces of fewer points take their error bars from all of their class
@@ -61,7 +62,7 @@ class Points:
         return Points(*(column[which] for column in columns))
 
 
-def fit_surface(kind: str, variant: str, points: Points, prior: Prior, base: Surface | None = None) -> Surface:
+def fit_surface(kind: str, variant: Variant, points: Points, prior: Prior, base: Surface | None = None) -> Surface:
     """The surface through `points`; `base` is that of the same kernel with cold operands, whose residual it shares.
 
     Raises ValueError without points or with times that are not positive."""
@@ -75,7 +76,7 @@ def fit_surface(kind: str, variant: str, points: Points, prior: Prior, base: Sur
     return replace(surface, residual=replace(residual, sigma_scale=_sigma_scale(surface, points, prior)))
 
 
-def fit_doubtful(kind: str, variant: str, points: Points, prior: Prior) -> tuple[Surface, int]:
+def fit_doubtful(kind: str, variant: Variant, points: Points, prior: Prior) -> tuple[Surface, int]:
     """`fit_surface` for times that may be wrong many times over, and how many were taken to be.
 
     A wall clock on a busy machine reads 8 ms for 20 us where a thread waits for its turn, in every sample
@@ -100,7 +101,12 @@ def _less_base(points: Points, base: Surface | None) -> Points:
 
 
 def _surface(
-    kind: str, variant: str, params: dict[str, float], points: Points, residual: Residual, base: Surface | None = None
+    kind: str,
+    variant: Variant,
+    params: dict[str, float],
+    points: Points,
+    residual: Residual,
+    base: Surface | None = None,
 ) -> Surface:
     return Surface(
         kind=kind,
@@ -191,7 +197,7 @@ def _decode(name: str, value: float) -> float:
 
 
 def fit_law(
-    kind: str, variant: str, points: Points, prior: Prior, start: Mapping[str, float] | None = None
+    kind: str, variant: Variant, points: Points, prior: Prior, start: Mapping[str, float] | None = None
 ) -> dict[str, float]:
     """Least squares of relative errors, large ones damped, with the prior as further residuals.
 
@@ -235,7 +241,7 @@ _GEMM_LENGTH = 1.5  # of inputs that jump from shape to shape: shorter ones lear
 _MEMORY_LENGTH = 4.0  # so that a memory surface's residual has faded at the end of its monotone grid
 
 
-def _fit_residual(kind: str, variant: str, params: dict[str, float], points: Points, belief: Residual) -> Residual:
+def _fit_residual(kind: str, variant: Variant, params: dict[str, float], points: Points, belief: Residual) -> Residual:
     """Hyper-parameters of greatest posterior (marginal likelihood times log-normal priors), analytic
     gradient."""
     from scipy.optimize import minimize

@@ -19,9 +19,16 @@ from flopcast.roofline.gpu.fit.kernel_choice import learn_tiles
 from flopcast.roofline.gpu.fit.priors import Belief, Prior
 from flopcast.roofline.gpu.fit.surface import Points
 from flopcast.roofline.gpu.laws import attention, gemm, gemm_triton, laws, reduction
-from flopcast.roofline.gpu.profile.profile import base_name, surface_name
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.stream.lowering.describe import Work
+from flopcast.roofline.stream.lowering.variants import (
+    AttentionVariant,
+    CallVariant,
+    ConvVariant,
+    GemmVariant,
+    SurfaceKey,
+    Variant,
+)
 
 # What is believed of residuals timed by the wall clock, on a processor: threads, caches and neighbours
 # make them several times those of a GPU (there 0.05 and 0.015 for kernels that move bytes).
@@ -72,24 +79,24 @@ class Case:
     noise: float
 
     @property
-    def surface(self) -> str:
-        return surface_name(self.backend, self.work.op_class, self.work.variant, self.cache)
+    def surface(self) -> SurfaceKey:
+        return SurfaceKey(self.backend, self.work.op_class, self.work.variant, self.cache)
 
 
 def fit_surfaces(
     cases: Sequence[Case], device: Mapping[str, Any], peaks: Mapping[str, Number], ceilings: Mapping[str, Number]
-) -> tuple[dict[str, Surface], int]:
-    """(surface by name, number of rows that were given no weight)."""
-    groups: dict[str, list[Case]] = defaultdict(list)
+) -> tuple[dict[SurfaceKey, Surface], int]:
+    """(surface by its key, number of rows that were given no weight)."""
+    groups: dict[SurfaceKey, list[Case]] = defaultdict(list)
     for case in cases:
         groups[case.surface].append(case)
     kinds = {name: _kind(group[0], device) for name, group in groups.items()}
-    fitted: dict[str, Surface] = {}
+    fitted: dict[SurfaceKey, Surface] = {}
     doubtful = 0
     small = {name: group for name, group in groups.items() if kinds[name] == "memory"}
     priors = _memory_priors(small, device, ceilings)
     priors |= conv_priors(
-        {n: (g[0].work.variant, _points(g)) for n, g in groups.items() if kinds[n] == "conv"},
+        {key: _points(group) for key, group in groups.items() if kinds[key] == "conv"},
         _floor(ceilings),
         _bandwidth(ceilings, "cold"),
         {dtype: number.value for dtype, number in peaks.items()},
@@ -100,16 +107,16 @@ def fit_surfaces(
         float(device.get("sm_count") or 1),
         {dtype: number.value for dtype, number in peaks.items()},
     )
-    fitted_from: dict[str, tuple[Points, Prior]] = {}
+    fitted_from: dict[SurfaceKey, tuple[Points, Prior]] = {}
     donors: dict[tuple[str, str, bool], Surface] = {}
     # the surface with most points first: what it learns of tiles and floors is what the others start from; cold before
     # hot, which share the residuals of products
-    for name, group in sorted(groups.items(), key=lambda item: (item[1][0].cache != "cold", -len(item[1]), item[0])):
+    for name, group in sorted(groups.items(), key=lambda item: (item[0].cache != "cold", -len(item[1]), str(item[0]))):
         work, points = group[0].work, _points(group)
-        if kinds[name] == gemm_triton.KIND:
+        if kinds[name] == gemm_triton.KIND and isinstance(work.variant, GemmVariant):
             own = gemm_triton.PARTIAL_NOISE * gemm_triton.partial(work.variant, points.features)
             points = replace(points, noise=np.hypot(points.noise, own))
-        kin = (group[0].backend, work.op_class, work.variant.endswith("unaligned") or work.variant.startswith("bwd/"))
+        kin = (group[0].backend, work.op_class, _is_backward_or_unaligned(work.variant))
         prior = priors.get(name) or _dense_prior(
             group[0].backend, work, points, device, peaks, ceilings, tiles if group[0].backend == "torch" else {}
         )
@@ -129,32 +136,41 @@ def fit_surfaces(
             donors.setdefault(kin, fitted[name])
     for name, scale in _pooled_scales(fitted, fitted_from, groups).items():
         fitted[name] = replace(fitted[name], residual=replace(fitted[name].residual, sigma_scale=scale))
-    return {name: fitted[name] for name in sorted(fitted)}, doubtful
+    return {key: fitted[key] for key in sorted(fitted, key=str)}, doubtful
+
+
+def _is_backward_or_unaligned(variant: Variant) -> bool:
+    """Whether the kernels are others than those of the forward, of aligned rows."""
+    if isinstance(variant, GemmVariant):
+        return not variant.is_aligned
+    return isinstance(variant, AttentionVariant | ConvVariant) and variant.direction == "bwd"
 
 
 def _kind(case: Case, device: Mapping[str, Any]) -> str:
     work = case.work
-    if gemm_triton.is_for(case.backend, work.op_class, work.variant) and gemm_triton.table_of(device) is not None:
+    if gemm_triton.is_for(case.backend, work.variant) and gemm_triton.table_of(device) is not None:
         return gemm_triton.KIND
     return laws.kind_of(work.op_class)
 
 
-def _base(name: str, kind: str, fitted: Mapping[str, Surface]) -> Surface | None:
+def _base(key: SurfaceKey, kind: str, fitted: Mapping[SurfaceKey, Surface]) -> Surface | None:
     """Of a kernel with hot operands the surface with cold ones. Cross-validated on an H200's 623 hot products, theirs
     and their cold twins left out, the 90th percentile of the error: random ones 17.3% without, 14.4% with; unaligned
     ones 23.4 and 16.5%, those like streams 10.6 and 9.2%."""
-    shares = kind in ("gemm", "conv", "attention") and base_name(name) != name
-    return fitted.get(base_name(name)) if shares else None
+    shares = kind in ("gemm", "conv", "attention") and key.cache != "cold"
+    return fitted.get(key.with_cache("cold")) if shares else None
 
 
 def _pooled_scales(
-    fitted: Mapping[str, Surface], fitted_from: Mapping[str, tuple[Points, Prior]], groups: Mapping[str, list[Case]]
-) -> dict[str, float]:
+    fitted: Mapping[SurfaceKey, Surface],
+    fitted_from: Mapping[SurfaceKey, tuple[Points, Prior]],
+    groups: Mapping[SurfaceKey, list[Case]],
+) -> dict[SurfaceKey, float]:
     """sigma_scale of the small surfaces of all but products: from the points of a backend, class and cache state, each
     told by the others of its surface. With 8 points a surface's own would be a guess; untouched, 47% of an H200's
     held-out reductions and, cross-validated, 68% of torch's flash attention with hot operands lay in their 90%
     interval."""
-    pools: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(dict)
+    pools: dict[tuple[str, str, str], dict[SurfaceKey, list[float]]] = defaultdict(dict)
     for name, surface in fitted.items():
         points, prior = fitted_from[name]
         case = groups[name][0]
@@ -163,7 +179,7 @@ def _pooled_scales(
             pool[name] = []
             if len(points) > 3:
                 pool[name] = fit_surface.left_out_ratios(surface, points, prior, len(points)).tolist()
-    scales: dict[str, float] = {}
+    scales: dict[SurfaceKey, float] = {}
     for pool in pools.values():
         ratios = np.array([ratio for members in pool.values() for ratio in members])
         if len(ratios) >= fit_surface.POOLED_POINTS:
@@ -201,13 +217,13 @@ def _spill(cache: str, device: Mapping[str, Any], ceilings: Mapping[str, Number]
 
 
 def _memory_priors(
-    groups: Mapping[str, list[Case]], device: Mapping[str, Any], ceilings: Mapping[str, Number]
-) -> dict[str, Prior]:
+    groups: Mapping[SurfaceKey, list[Case]], device: Mapping[str, Any], ceilings: Mapping[str, Number]
+) -> dict[SurfaceKey, Prior]:
     """Each law is fitted once from the ceilings; what the laws of a class came out as is then what is
     believed of each, so that a variant of one point is taken for a typical one of its class."""
     first: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
-    alike: dict[tuple[str, str], list[tuple[str, dict[str, float]]]] = defaultdict(list)
-    bandwidths: dict[str, float] = {}
+    alike: dict[tuple[str, str], list[tuple[SurfaceKey, dict[str, float]]]] = defaultdict(list)
+    bandwidths: dict[SurfaceKey, float] = {}
     for name, group in groups.items():
         work, cache, points = group[0].work, group[0].cache, _points(group)
         floor, bandwidth = Belief(_floor(ceilings), 0.5), Belief(_bandwidth(ceilings, cache), 0.7)
@@ -223,7 +239,7 @@ def _memory_priors(
         kin = first[_class(work), cache]
         floor, bandwidth = _typical(kin, "floor", 0.3), _typical(kin, "bandwidth", 0.3)
         spill = _spill(cache, device, ceilings)
-        cold = bandwidths.get(f"{name.removesuffix('/hot')}/cold")
+        cold = bandwidths.get(name.with_cache("cold"))
         if spill is not None and cold is not None:  # what does not fit is fetched as the same kernel does cold
             spill = Belief(cold, BEYOND_SD), spill[1]
         prior = _memory_prior(work, _points(group), floor, bandwidth, spill, device)
@@ -237,15 +253,20 @@ def _memory_priors(
     return priors
 
 
+def _call(work: Work) -> CallVariant:
+    assert isinstance(work.variant, CallVariant), work
+    return work.variant
+
+
 def _class(work: Work) -> str:
     """Kernels of one are alike in floor and bandwidth: a single block's are its own."""
-    return "one block" if work.variant.startswith("nll_loss_forward") else work.op_class
+    return "one block" if _call(work).operation == "nll_loss_forward" else work.op_class
 
 
 def _operation(work: Work) -> str:
     """The kernel of a reduction, whatever its operand's strides."""
-    parts = work.variant.split("|")
-    return f"{work.op_class}/{parts[0]}/{parts[-1].rstrip('~')}"
+    call = _call(work)
+    return f"{work.op_class}/{call.operation}/{(call.pattern or call.dtypes).rstrip('~')}"
 
 
 def _typical(laws_: Sequence[Mapping[str, float]], name: str, least: float) -> Belief:
@@ -265,7 +286,8 @@ def _memory_prior(
     inputs = laws.inputs("memory", work.variant, {}, points.features).shape[1]
     prior = fit_priors.memory_prior(floor, bandwidth, inputs)
     law, fixed = dict(prior.law), dict(prior.fixed)
-    if work.variant.startswith("_log_softmax"):
+    variant = _call(work)
+    if variant.operation.startswith("_log_softmax"):
         fixed["row_alignments"] = ROW_ALIGNMENTS
     if spill is not None:
         law["beyond"], fixed["l2_bytes"] = spill
@@ -283,20 +305,21 @@ def _memory_prior(
         if points.features.shape[1] > 3 and device.get("sm_count"):
             del law["each"]
             law |= {
-                name: belief for name, belief in PLANES.items() if name != "spread" or "backward" not in work.variant
+                name: belief
+                for name, belief in PLANES.items()
+                if name != "spread" or "backward" not in variant.operation
             }
             fixed["sm_count"] = float(device["sm_count"])
         elif work.op_class == "reduction" and device.get("sm_count"):
             law |= LATENCIES
             fixed["sm_count"] = float(device["sm_count"])
             counts, results = (np.exp2(points.features[:, i]).round() for i in (1, 2))
-            plan = reduction.plan(work.variant, results, counts, fixed["sm_count"])
+            plan = reduction.plan(variant, results, counts, fixed["sm_count"])
             if np.ptp(plan.loads) == 0.0:
                 law["load"] = Belief(LOADS[spill is not None], LATENCY_SD)
-            operation, pattern = work.variant.split("|")[0], work.variant.split("|")[-1]
-            if np.ptp(counts) == 0.0 and pattern.startswith(("mix", "col")):
+            if np.ptp(counts) == 0.0 and variant.pattern.startswith(("mix", "col")):
                 law["each"] = ACROSS
-            if operation == "sum" and pattern in ("mix~", "col~"):
+            if variant.operation == "sum" and variant.pattern in ("mix~", "col~"):
                 law["element"] = ELEMENT
         elif work.op_class == "reduction":
             law["step"] = STEP
@@ -305,10 +328,10 @@ def _memory_prior(
 
 def widened_bytes(work: Work) -> float:
     """Bytes an element of an element-wise call that reads a narrower dtype than it writes; 0 for any other."""
-    parts = work.variant.split("|")
-    if work.op_class not in ("pointwise", "copy") or len(parts) < 3 or ">" not in parts[1] or ">" not in parts[2]:
+    call = _call(work)
+    if work.op_class not in ("pointwise", "copy") or ">" not in call.dtypes or ">" not in call.pattern:
         return 0.0
-    (sources, results), (read, written) = (part.split(">") for part in parts[1:3])
+    (sources, results), (read, written) = call.dtypes.split(">"), call.pattern.split(">")
     sizes = [DTYPE_BYTES.get(name, 0) for name in results.split("+")]
     narrow = any(0 < DTYPE_BYTES.get(name, 0) < min(sizes) for name in sources.split("+"))
     if not narrow or not sources.replace("+", "").isalnum() or "int" in sources or "bool" in sources:
@@ -327,27 +350,27 @@ def _dense_prior(
     ceilings: Mapping[str, Number],
     tiles: Mapping[tuple[int, str], Mapping[str, float]],
 ) -> Prior:
-    tokens = work.variant.split("/")
-    peak = next((peaks[token].value for token in tokens if token in peaks), None)
-    if peak is None:  # fp64, or a processor where only fp32 was tried: the least that is known
-        peak = min((number.value for number in peaks.values()), default=1e12)
+    variant = work.variant
+    known_peak = peaks.get(variant.dtypes)
+    # of fp64, or on a processor where only fp32 was tried, the least that is known
+    peak = min((n.value for n in peaks.values()), default=1e12) if known_peak is None else known_peak.value
     sm_count = float(device.get("sm_count") or 1)
     floor, bandwidth = _floor(ceilings), _bandwidth(ceilings, "cold")
-    if gemm_triton.is_for(backend, work.op_class, work.variant):
+    if gemm_triton.is_for(backend, work.variant):
         table = gemm_triton.table_of(device)
         if table is not None:
             return fit_priors.tuned_prior(peak, sm_count, table)
-    if work.op_class == "gemm":
-        learnt = gemm.learnt_for(work.variant, tiles)
+    if isinstance(variant, GemmVariant):
+        learnt = gemm.learnt_for(variant, tiles)
         known = {"sm_count": sm_count, **learnt}
-        inputs = laws.inputs(work.op_class, work.variant, known, points.features).shape[1]
+        inputs = laws.inputs(work.op_class, variant, known, points.features).shape[1]
         l2_bytes = float(device.get("l2_bytes") or 0.0)
         sizes = points.features.shape[1]
         prior = fit_priors.gemm_prior(peak, sm_count, floor, bandwidth, l2_bytes, inputs, sizes)
         prior = replace(prior, fixed={**prior.fixed, **learnt})
-        if tokens[-1] == "unaligned":
+        if not variant.is_aligned:
             prior = replace(prior, hyper=replace(prior.hyper, white=UNALIGNED_WHITE))
         return prior
-    head_dim = int(tokens[-1].removeprefix("d"))
-    schedule = attention.schedule_of(work.backend, tokens[0], head_dim, tokens[1] == "causal", device)
+    assert isinstance(variant, AttentionVariant), variant
+    schedule = attention.schedule_of(work.backend, variant.direction, variant.head_dim, variant.is_causal, device)
     return fit_priors.attention_prior(peak, sm_count, floor, bandwidth, schedule)

@@ -27,6 +27,7 @@ import numpy as np
 from flopcast.roofline.gpu.laws import attention_triton
 from flopcast.roofline.gpu.laws.attention_triton import FADE_FLOPS, OVERLAP, Sizes
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max
+from flopcast.roofline.stream.lowering.variants import AttentionVariant
 
 Params = Mapping[str, float]
 
@@ -76,16 +77,15 @@ def schedule_of(
     return found | {"rounds": 1.0}
 
 
-def log_seconds(variant: str, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
+def log_seconds(variant: AttentionVariant, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
     """log of seconds. features: log2 of batch x heads, of query heads to a key head, of the length."""
-    head_dim = _head_dim(variant)
+    head_dim = variant.head_dim
     heads, group, seq = _sizes(features)
     if attention_triton.are_told(params):
-        sizes = Sizes(heads, seq, group)
-        return attention_triton.log_seconds(variant, params, sizes, head_dim, bytes_, flops)
+        return attention_triton.log_seconds(variant, params, Sizes(heads, seq, group), bytes_, flops)
     steps, starts, splits = _dealt(variant, params, heads, seq, group)
     block, advance = params["block"], params["advance"]
-    products = 5.0 if variant.startswith("bwd") else 2.0
+    products = 5.0 if variant.direction == "bwd" else 2.0
     step = 2.0 * products * block * advance * head_dim * params["sm_count"] / (params["peak"] * params["efficiency"])
     rows = seq * group if params.get("packs") else seq
     matrix = (steps * step + starts * params["prologue"]) * np.where(
@@ -102,14 +102,14 @@ def log_seconds(variant: str, params: Params, features: Array, bytes_: Array, fl
     return np.asarray(np.log(seconds))
 
 
-def inputs(variant: str, params: Params, features: Array) -> Array:
+def inputs(variant: AttentionVariant, params: Params, features: Array) -> Array:
     """The features, by how much the longest place outlasts the mean, and whether keys are split: [rows, sizes + 2].
 
     With "rounds" among the parameters (profiles of before have none) also whether the last block of a head is part
     empty, and log2 of the rounds of blocks: [rows, sizes + 4]."""
     heads, group, seq = _sizes(features)
     if attention_triton.are_told(params):
-        told = attention_triton.inputs(variant, params, Sizes(heads, seq, group), _head_dim(variant))
+        told = attention_triton.inputs(variant, params, Sizes(heads, seq, group))
         return np.column_stack([features, *told])
     steps, _, splits = _dealt(variant, params, heads, seq)
     lengths = [_lengths(variant, params, int(s)) for s in seq]
@@ -131,10 +131,6 @@ def _following(params: Params, numel: Array, group: Array) -> Array:
     return np.asarray(seconds + np.where(group > 1.0, sums, 0.0))
 
 
-def _head_dim(variant: str) -> int:
-    return next((int(part[1:]) for part in variant.split("/") if part[0] == "d" and part[1:].isdigit()), 128)
-
-
 def _sizes(features: Array) -> tuple[Array, Array, Array]:
     heads, group, seq = (np.asarray(np.exp2(features[:, i]), np.float64) for i in range(3))
     return np.round(heads).clip(1.0), group, np.round(seq).clip(1.0)
@@ -144,7 +140,7 @@ def _sizes(features: Array) -> tuple[Array, Array, Array]:
 
 
 def _dealt(
-    variant: str, params: Params, heads: Array, seq: Array, group: Array | None = None
+    variant: AttentionVariant, params: Params, heads: Array, seq: Array, group: Array | None = None
 ) -> tuple[Array, Array, Array]:
     """(steps, blocks) that the place which is done last has run, one after the other, and splits of the keys."""
     if params.get("packs") and group is not None:
@@ -154,7 +150,7 @@ def _dealt(
     for row, (count, length) in enumerate(zip(heads.astype(int).tolist(), seq.astype(int).tolist(), strict=True)):
         splits = 1
         if params["splits"]:
-            splits = flash_splits(count, length, _head_dim(variant), sm_count)
+            splits = flash_splits(count, length, variant.head_dim, sm_count)
         lengths = _lengths(variant, params, length) if splits == 1 else _split(variant, length, splits)
         low, high = (dealt(lengths, count, sm_count, resident, start) for start in _STARTS)
         blocks = (high - low) / (_STARTS[1] - _STARTS[0])
@@ -172,12 +168,11 @@ def _steps(direction: str, causal: bool, block: int, advance: int, seq: int) -> 
     return tuple(whole - i * block // advance for i in blocks)
 
 
-def _lengths(variant: str, params: Params, seq: int) -> tuple[float, ...]:
+def _lengths(variant: AttentionVariant, params: Params, seq: int) -> tuple[float, ...]:
     """Steps of each block of one head, in launch order."""
-    direction = "bwd" if variant.startswith("bwd") else "fwd"
-    block, advance, is_causal = int(params["block"]), int(params["advance"]), "causal" in variant
-    steps = _steps(direction, is_causal, block, advance, seq)
-    if not (is_causal and params.get("masked")):
+    block, advance = int(params["block"]), int(params["advance"])
+    steps = _steps(variant.direction, variant.is_causal, block, advance, seq)
+    if not (variant.is_causal and params.get("masked")):
         return steps
     most = ceil(block / advance) + (seq % block != 0)  # flash_fwd_kernel.h, n_masking_steps
     return tuple(count + params["masked"] * min(most, count) for count in steps)
@@ -269,14 +264,16 @@ def _paces(count: int) -> tuple[float, ...]:
     return tuple(float(mean * part) for part in lean)
 
 
-def _dealt_packed(variant: str, params: Params, heads: Array, seq: Array, group: Array) -> tuple[Array, Array, Array]:
+def _dealt_packed(
+    variant: AttentionVariant, params: Params, heads: Array, seq: Array, group: Array
+) -> tuple[Array, Array, Array]:
     """As `_dealt`, for forward kernels whose blocks take their rows from all query heads of a key head ("packs"), as
     FlashAttention 3 does before Hopper."""
     found = np.empty((3, len(heads)))
     block, advance = int(params["block"]), int(params["advance"])
     sizes = zip(*(np.round(x).astype(int).tolist() for x in (heads, seq, group)), strict=True)
     for row, (count, length, each) in enumerate(sizes):
-        lengths = _packed_steps("causal" in variant, block, advance, length, each)
+        lengths = _packed_steps(variant.is_causal, block, advance, length, each)
         low, high = (
             dealt(lengths, max(count // each, 1), int(params["sm_count"]), int(params["resident"]), start)
             for start in _STARTS
@@ -318,11 +315,11 @@ def flash_splits(heads: int, seq: int, head_dim: int, sm_count: int) -> int:
     return min(splits for splits, reached in share.items() if reached >= _GOOD * best)
 
 
-def _split(variant: str, seq: int, splits: int) -> tuple[int, ...]:
+def _split(variant: AttentionVariant, seq: int, splits: int) -> tuple[int, ...]:
     """Steps of each block of one head whose keys are split, in those of 128 rows by 64 (d128) or 128 (d64): a step
     of 64 rows by twice as many keys is as much work."""
-    columns = _split_columns(_head_dim(variant))
+    columns = _split_columns(variant.head_dim)
     each = ceil(ceil(seq / columns) / splits)
-    whole = _steps("fwd", "causal" in variant, _SPLIT_ROWS, columns, seq)
+    whole = _steps("fwd", variant.is_causal, _SPLIT_ROWS, columns, seq)
     parts = (min(steps - part * each, each) for part in range(splits) for steps in whole)
     return tuple(steps for steps in parts if steps > 0)  # the others end at once

@@ -22,6 +22,7 @@ import numpy as np
 
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max
+from flopcast.roofline.stream.lowering.variants import AttentionVariant
 
 ROWS = 128  # of a tile: queries, keys of dK and dV
 PRODUCTS = {"forward": 2.0, "dkdv": 4.0, "dq": 3.0}
@@ -91,41 +92,41 @@ def parameters(
 
 
 def log_seconds(
-    variant: str, params: Mapping[str, float], sizes: Sizes, head_dim: int, bytes_: Array, flops: Array
+    variant: AttentionVariant, params: Mapping[str, float], sizes: Sizes, bytes_: Array, flops: Array
 ) -> Array:
     """As `attention_law.log_seconds`. A tile takes a time besides its steps (its first loads, the mask of its diagonal,
     its results), and before dK and dV runs a kernel that only reads: the dot product of each row of the output with its
     gradient."""
     matrix = np.zeros(len(bytes_))
-    for kernel in kernels_of(variant[:3]):
-        work, tiles, _ = loads(kernel, variant, params, head_dim, sizes)
+    for kernel in kernels_of(variant.direction):
+        work, tiles, _ = loads(kernel, variant, params, sizes)
         own = "dq_" if kernel == "dq" else ""
         rate = params["peak"] / params["sm_count"] * params[f"{own}efficiency"]
-        matrix = matrix + 2.0 * PRODUCTS[kernel] * head_dim * work / rate + tiles * params[f"{own}prologue"]
+        matrix = matrix + 2.0 * PRODUCTS[kernel] * variant.head_dim * work / rate + tiles * params[f"{own}prologue"]
     matrix = matrix * np.where(sizes.seq % ROWS != 0, np.exp(params["uneven"]), 1.0)
     matrix = matrix * (1.0 + params["fade"] * np.log2(1.0 + flops / FADE_FLOPS))
     seconds = params["floor"] + soft_max(matrix, bytes_ / params["bandwidth"], OVERLAP)
     if "follow_bandwidth" in params:
-        seconds = seconds + 4.0 * sizes.heads * sizes.seq * head_dim / params["follow_bandwidth"]
+        seconds = seconds + 4.0 * sizes.heads * sizes.seq * variant.head_dim / params["follow_bandwidth"]
     return np.asarray(np.log(seconds))
 
 
-def inputs(variant: str, params: Mapping[str, float], sizes: Sizes, head_dim: int) -> list[Array]:
+def inputs(variant: AttentionVariant, params: Mapping[str, float], sizes: Sizes) -> list[Array]:
     """Columns: of each kernel how much longer its busiest program runs than all do on average, in log2; whether rows
     are left over; rounds of tiles, in log2."""
-    kernels = kernels_of(variant[:3])
-    told = [loads(kernel, variant, params, head_dim, sizes) for kernel in kernels]
+    kernels = kernels_of(variant.direction)
+    told = [loads(kernel, variant, params, sizes) for kernel in kernels]
     columns = [2.0 * np.log2(work / mean).clip(0.0, 3.0) for work, _, mean in told]
     return [*columns, np.where(sizes.seq % ROWS != 0, 2.0, 0.0), np.log2(told[-1][1])]
 
 
 def loads(
-    kernel: str, variant: str, params: Mapping[str, float], head_dim: int, sizes: Sizes
+    kernel: str, variant: AttentionVariant, params: Mapping[str, float], sizes: Sizes
 ) -> tuple[Array, Array, Array]:
     """(work, tiles, mean work) of each call, as `Load`."""
-    table, causal, programs = _table(kernel, params), "causal" in variant, int(params["sm_count"])
+    table, causal, programs = _table(kernel, params), variant.is_causal, int(params["sm_count"])
     rows = zip(*(np.round(x).astype(int).tolist() for x in sizes), strict=True)
-    found = [_load(kernel, causal, table, head_dim, programs, *row) for row in rows]
+    found = [_load(kernel, causal, table, variant.head_dim, programs, *row) for row in rows]
     work, tiles, mean = np.array(found, float).reshape(-1, 3).T
     return work, tiles, mean
 

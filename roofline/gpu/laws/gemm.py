@@ -14,10 +14,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from flopcast.kernels.shapes import DTYPE_BYTES
 from flopcast.roofline.gpu.laws import gemm_unaligned
 from flopcast.roofline.gpu.laws.gemm_choice import K_STEP_BYTES, Choice, Sizes, Tiles, choose
 from flopcast.roofline.gpu.laws.smooth import SOFT_STEP, Array, soft_max, soft_min, trailing_zeros
+from flopcast.roofline.stream.lowering.variants import GemmVariant
 
 Params = Mapping[str, float]
 
@@ -60,7 +60,7 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-def log_seconds(variant: str, params: Params, features: Array, bytes_: Array) -> Array:
+def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: Array) -> Array:
     m, n, _, batch = _gemm_sizes(features)
     family = _family(variant, features)
     matrix = np.empty(len(m))
@@ -68,19 +68,19 @@ def log_seconds(variant: str, params: Params, features: Array, bytes_: Array) ->
         rows = family == i
         if rows.any() and gemm_unaligned.is_learnt(params, name):
             sizes, reached = _sizes_and_alignment(variant, features[rows]), params[_REACHED[i]]
-            matrix[rows] = gemm_unaligned.matrix_seconds(params, name, sizes, reached, _item_bytes(variant))
+            matrix[rows] = gemm_unaligned.matrix_seconds(params, name, sizes, reached, variant.item_bytes)
         elif rows.any() and is_learnt(params, name):
             matrix[rows] = _chosen_blocks(variant, params, features[rows], i)
         elif rows.any():
             matrix[rows] = _gemm_blocks(variant, params, features[rows], i)
     # results that fit the L2 are not waited for on their way to memory
-    written = _item_bytes(variant) * m * n * batch
+    written = variant.item_bytes * m * n * batch
     absorbed = params["absorbed"] / (1.0 + (written / (L2_SHARE * params["l2_bytes"])) ** 2)
     memory = (bytes_ - absorbed * written) / params["bandwidth"]
     return np.log(params["floor"] + soft_max(matrix, memory))
 
 
-def _gemm_blocks(variant: str, params: Params, features: Array, family: int) -> Array:
+def _gemm_blocks(variant: GemmVariant, params: Params, features: Array, family: int) -> Array:
     """Seconds of the cheapest tile and split of a family, over rows of `features`.
 
     A step of the inner loop takes as long as its products or its loads, whichever is more."""
@@ -88,7 +88,7 @@ def _gemm_blocks(variant: str, params: Params, features: Array, family: int) -> 
     sm_count, quantised = params["sm_count"], params["quantised"]
     tile_m, tile_n = np.array([tile for name in _FAMILIES[family] for tile in _TILES[name]], float).T
     reached = np.array([params[name] for name in _FAMILIES[family] for _ in _TILES[name]])
-    advance = K_STEP_BYTES / _item_bytes(variant)
+    advance = K_STEP_BYTES / variant.item_bytes
     products = 2.0 * tile_m * tile_n * advance * sm_count / (params["peak"] * reached)
     loads = (tile_m + tile_n) * K_STEP_BYTES * sm_count / params["l2_bandwidth"]
     step = soft_max(products, loads, SOFT_STEP)
@@ -109,13 +109,13 @@ def _gemm_blocks(variant: str, params: Params, features: Array, family: int) -> 
     return soft_min(best)
 
 
-def _chosen_blocks(variant: str, params: Params, features: Array, family: int) -> Array:
+def _chosen_blocks(variant: GemmVariant, params: Params, features: Array, family: int) -> Array:
     """Seconds by the likeliest choices of tile and split: the exponential of their mean log."""
     m, n, k, batch = (size[:, None] for size in _gemm_sizes(features))
     tiles, choice = _choice(variant, params, features, family)
     tile_m, tile_n = tiles.rows[choice.tile], tiles.columns[choice.tile]
     sm_count, quantised = params["sm_count"], params["quantised"]
-    advance = K_STEP_BYTES / _item_bytes(variant)
+    advance = K_STEP_BYTES / variant.item_bytes
     reached = params[_REACHED[family]]
     products = 2.0 * tile_m * tile_n * advance * sm_count / (params["peak"] * reached)
     loads = (tile_m + tile_n) * K_STEP_BYTES * sm_count / params["l2_bandwidth"]
@@ -145,13 +145,13 @@ def tile_params(family: str, tiles: Tiles) -> dict[str, float]:
     return found
 
 
-def _choice(variant: str, params: Params, features: Array, family: int) -> tuple[Tiles, Choice]:
+def _choice(variant: GemmVariant, params: Params, features: Array, family: int) -> tuple[Tiles, Choice]:
     """The tiles of a family and the choice among them. Kept between calls: a fit asks for the same products hundreds of
     times, with other parameters of the time but the same of the choice."""
     start = f"{TILE_PREFIX}{FAMILIES[family]}/"
     given = tuple((name[len(start) :], value) for name, value in params.items() if name.startswith(start))
     features = np.ascontiguousarray(features)
-    return _choice_of(given, features.tobytes(), features.shape[1], params["sm_count"], _item_bytes(variant))
+    return _choice_of(given, features.tobytes(), features.shape[1], params["sm_count"], variant.item_bytes)
 
 
 @lru_cache(maxsize=64)
@@ -168,7 +168,7 @@ def _choice_of(
     return tiles, choose(tiles, sizes, sm_count, item_bytes)
 
 
-def inputs(variant: str, params: Params, features: Array) -> Array:
+def inputs(variant: GemmVariant, params: Params, features: Array) -> Array:
     if any(gemm_unaligned.is_learnt(params, name) for name in FAMILIES):
         return _unaligned_inputs(variant, params, features)
     if any(is_learnt(params, name) for name in FAMILIES):
@@ -184,17 +184,16 @@ def inputs(variant: str, params: Params, features: Array) -> Array:
     return np.column_stack(columns)
 
 
-def learnt_for(variant: str, learnt: Mapping[tuple[int, str], Mapping[str, float]]) -> dict[str, float]:
+def learnt_for(variant: GemmVariant, learnt: Mapping[tuple[int, str], Mapping[str, float]]) -> dict[str, float]:
     """Of what was learnt by bytes of an item and layout (`fit_choice.learn_tiles`) that of the families that a
     variant's products run on."""
     found = learnt.get(kernels_of(variant), {})
-    is_unaligned = variant.split("/")[-1] == "unaligned"
-    families = FAMILIES[1:] if is_unaligned else FAMILIES[:1]
+    families = FAMILIES[:1] if variant.is_aligned else FAMILIES[1:]
     starts = tuple(f"{start}{name}/" for start in (TILE_PREFIX, gemm_unaligned.PREFIX) for name in families)
     return {name: value for name, value in found.items() if name.startswith(starts)}
 
 
-def _unaligned_inputs(variant: str, params: Params, features: Array) -> Array:
+def _unaligned_inputs(variant: GemmVariant, params: Params, features: Array) -> Array:
     """The sizes, what the likeliest kernels are and leave idle, and how rows are aligned."""
     found = np.zeros((len(features), gemm_unaligned.INPUTS))
     family = _family(variant, features)
@@ -202,19 +201,19 @@ def _unaligned_inputs(variant: str, params: Params, features: Array) -> Array:
         rows = family == i
         if rows.any() and gemm_unaligned.is_learnt(params, name):
             sizes = _sizes_and_alignment(variant, features[rows])
-            found[rows] = gemm_unaligned.inputs(params, name, sizes, _item_bytes(variant))
+            found[rows] = gemm_unaligned.inputs(params, name, sizes, variant.item_bytes)
     sizes = _sizes_and_alignment(variant, features)
     return np.column_stack([features, found, *gemm_unaligned.row_inputs(sizes)])
 
 
-def _sizes_and_alignment(variant: str, features: Array) -> gemm_unaligned.Sizes:
-    layout, sides = _layout(variant), np.column_stack(_gemm_sizes(features))
+def _sizes_and_alignment(variant: GemmVariant, features: Array) -> gemm_unaligned.Sizes:
+    layout, sides = variant.layout, np.column_stack(_gemm_sizes(features))
     along = [2 if layout[0] == "n" else 0, 2 if layout[1] == "t" else 1, 1]  # rows of a, b and the result
-    row_bytes = np.minimum(sides[:, along], 2.0**50).astype(np.int64) * _item_bytes(variant)
+    row_bytes = np.minimum(sides[:, along], 2.0**50).astype(np.int64) * variant.item_bytes
     return gemm_unaligned.sizes_of(sides, row_bytes)
 
 
-def _choice_inputs(variant: str, params: Params, features: Array) -> Array:
+def _choice_inputs(variant: GemmVariant, params: Params, features: Array) -> Array:
     """The sizes, what the likeliest tiles are and what they leave idle, and how rows are aligned."""
     found = np.zeros((len(features), 9))
     family = _family(variant, features)
@@ -227,7 +226,7 @@ def _choice_inputs(variant: str, params: Params, features: Array) -> Array:
     return np.column_stack([features, found, apart, worst, result])
 
 
-def _tile_inputs(variant: str, params: Params, features: Array, family: int) -> Array:
+def _tile_inputs(variant: GemmVariant, params: Params, features: Array, family: int) -> Array:
     m, n, _, batch = (size[:, None] for size in _gemm_sizes(features))
     tiles, choice = _choice(variant, params, features, family)
     tile_m, tile_n = tiles.rows[choice.tile], tiles.columns[choice.tile]
@@ -249,11 +248,11 @@ def _tile_inputs(variant: str, params: Params, features: Array, family: int) -> 
     return np.column_stack([(choice.share * column).sum(axis=1) for column in columns])
 
 
-def _family(variant: str, features: Array) -> NDArray[np.intp]:
+def _family(variant: GemmVariant, features: Array) -> NDArray[np.intp]:
     return np.asarray(np.digitize(np.maximum(*_gemm_misalignment(variant, features)), _FAMILY_EDGES))
 
 
-def _apart(variant: str, features: Array) -> Array:
+def _apart(variant: GemmVariant, features: Array) -> Array:
     """How misaligned the better of the two operands is."""
     return np.asarray(_operand_misalignment(variant, features).min(axis=0))
 
@@ -263,31 +262,23 @@ def _gemm_sizes(features: Array) -> tuple[Array, Array, Array, Array]:
     return sizes[:, 0], sizes[:, 1], sizes[:, 2], sizes[:, 3] if sizes.shape[1] > 3 else np.ones(len(sizes))
 
 
-def kernels_of(variant: str) -> tuple[int, str]:
+def kernels_of(variant: GemmVariant) -> tuple[int, str]:
     """What the choice of a kernel goes by: bytes of an item, layout."""
-    return _item_bytes(variant), _layout(variant)
+    return variant.item_bytes, variant.layout
 
 
-def _layout(variant: str) -> str:
-    return next((part for part in variant.split("/") if part in ("nt", "nn", "tn", "tt")), "nt")
-
-
-def _item_bytes(variant: str) -> int:
-    return next((DTYPE_BYTES[part] for part in variant.split("/") if part in DTYPE_BYTES), 2)
-
-
-def _gemm_misalignment(variant: str, features: Array) -> tuple[Array, Array]:
+def _gemm_misalignment(variant: GemmVariant, features: Array) -> tuple[Array, Array]:
     """(of the worse operand, of the result). "nt" reads rows of k and k, "nn" of k and n, "tn" of m and n."""
     of = _operand_misalignment(variant, features)
-    shift = np.log2(_item_bytes(variant))
+    shift = np.log2(variant.item_bytes)
     result = _MISALIGNMENT[(trailing_zeros(features[:, 1]) + shift).clip(0, 7).astype(int)]
     return of.max(axis=0), result
 
 
-def _operand_misalignment(variant: str, features: Array) -> Array:
+def _operand_misalignment(variant: GemmVariant, features: Array) -> Array:
     """Of both operands, [2, rows]."""
-    layout = _layout(variant)
-    shift = np.log2(_item_bytes(variant))
+    layout = variant.layout
+    shift = np.log2(variant.item_bytes)
     zeros = [trailing_zeros(features[:, i]) for i in range(3)]
     both = (zeros[2 if layout[0] == "n" else 0], zeros[2 if layout[1] == "t" else 1])
     return np.array([_MISALIGNMENT[(z + shift).clip(0, 7).astype(int)] for z in both])

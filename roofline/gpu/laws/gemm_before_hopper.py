@@ -24,8 +24,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flopcast.roofline.gpu.laws.gemm import kernels_of
 from flopcast.roofline.gpu.laws.smooth import SOFT_STEP, Array, soft_max, trailing_zeros
+from flopcast.roofline.stream.lowering.variants import GemmVariant
 
 Params = Mapping[str, float]
 
@@ -46,11 +46,11 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-def log_seconds(variant: str, params: Params, features: Array, bytes_: Array) -> Array:
+def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: Array) -> Array:
     """log of seconds. features: log2 of m, n, k and (if there is a fourth) of the batch."""
     m, n, k, batch = _sizes(features)
     matrix = _blocks(variant, params, features) / _pace(variant, params, features)
-    written = kernels_of(variant)[0] * m * n * batch
+    written = variant.item_bytes * m * n * batch
     absorbed = params["absorbed"] / (1.0 + (written / (L2_SHARE * params["l2_bytes"])) ** 2)
     memory = (bytes_ - absorbed * written) / params["bandwidth"]
     computing = 2.0 * m * n * k * batch / params["peak"]
@@ -62,16 +62,15 @@ def log_seconds(variant: str, params: Params, features: Array, bytes_: Array) ->
     return np.asarray(np.log(params["floor"] + soft_max(matrix / clock, memory, OVERLAP)))
 
 
-def _blocks(variant: str, params: Params, features: Array) -> Array:
+def _blocks(variant: GemmVariant, params: Params, features: Array) -> Array:
     """Seconds of the blocks at the highest clock."""
     m, n, k, batch = (size[:, None] for size in _sizes(features))
-    item_bytes = kernels_of(variant)[0]
     sm_count, quantised = params["sm_count"], params["quantised"]
     rows, columns = np.array(TILES, float).T
     warp = np.where(rows * columns <= SMALL_BLOCK, SMALL_WARP_TILE, WARP_TILE)
     warp_rows, warp_columns = np.minimum(rows, warp), np.minimum(columns, warp)
     read = (rows / warp_rows) * (columns / warp_columns) * (warp_rows + warp_columns)
-    advance = STEP_BYTES / item_bytes
+    advance = STEP_BYTES / variant.item_bytes
     products = 2.0 * rows * columns * advance / (params["peak"] * params["reach"])
     shared = (read + rows + columns) * STEP_BYTES / params["shared_bandwidth"]
     loads = (rows + columns) * STEP_BYTES / params["l2_bandwidth"]
@@ -94,14 +93,14 @@ def _blocks(variant: str, params: Params, features: Array) -> Array:
     return np.asarray(np.exp((share * logs).sum(axis=1) / share.sum(axis=1)))
 
 
-def _pace(variant: str, params: Params, features: Array) -> Array:
+def _pace(variant: GemmVariant, params: Params, features: Array) -> Array:
     """Of kernels for what the operands' rows are aligned to: 1 from 16 bytes on."""
-    item_bytes, layout = kernels_of(variant)
+    layout = variant.layout
     zeros = np.minimum(
         trailing_zeros(features[:, 2 if layout[0] == "n" else 0]),
         trailing_zeros(features[:, 2 if layout[1] == "t" else 1]),
     )
-    aligned = item_bytes * np.exp2(zeros)
+    aligned = variant.item_bytes * np.exp2(zeros)
     return np.where(aligned >= 16, 1.0, np.where(aligned >= 4, params["align4"], params["align2"]))
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
 from flopcast.roofline.gpu.laws.smooth import Array
+from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant
 
 KIND = "tuned"
 PARAMETERS = {"scale", "partial", "sm_count", "peak", "table"}
@@ -40,24 +41,25 @@ def table_of(device: Mapping[str, Any]) -> int | None:
     return 0 if found is None else matmul_table.tables().index(found) + 1
 
 
-def is_for(backend: str, op_class: str, variant: str) -> bool:
+def is_for(backend: str, variant: Variant) -> bool:
     """Whether a surface is of products that the tensor-memory kernels run: of 16 bits, rows of whole 16 bytes."""
-    parts = variant.split("/")
     return (
-        (backend, op_class) == ("triton", "gemm")
-        and len(parts) == 2
-        and parts[0] in ("nt", "nn", "tn")
-        and DTYPE_BYTES.get(parts[1]) == 2
+        backend == "triton"
+        and isinstance(variant, GemmVariant)
+        and not variant.form
+        and variant.is_aligned
+        and variant.layout in ("nt", "nn", "tn")
+        and DTYPE_BYTES.get(variant.dtype) == 2
     )
 
 
-def log_seconds(variant: str, params: Mapping[str, float], features: Array) -> Array:
+def log_seconds(variant: GemmVariant, params: Mapping[str, float], features: Array) -> Array:
     """log of seconds. features: log2 of m, n and k."""
     found = _costs(variant, params, features)
     return np.asarray(np.log(params["scale"] * found) + params["partial"] * partial(variant, features))
 
 
-def inputs(variant: str, params: Mapping[str, float], features: Array) -> Array:
+def inputs(variant: GemmVariant, params: Mapping[str, float], features: Array) -> Array:
     """The features, whether rows start within 128 bytes, and how far the cost is above that of the peak, in log2."""
     m, n, k = features.T
     ideal = 2.0 ** (m + n + k + 1.0) / params["peak"]
@@ -65,25 +67,24 @@ def inputs(variant: str, params: Mapping[str, float], features: Array) -> Array:
     return np.column_stack([features, 2.0 * partial(variant, features), 2.0 * waste])
 
 
-def partial(variant: str, features: Array) -> Array:
+def partial(variant: GemmVariant, features: Array) -> Array:
     """[rows], 1 where rows of an operand, or of the result, are no whole lines of 128 bytes."""
     m, n, k = np.exp2(features.T).round()
-    rows = {"nt": (k, n), "nn": (k, n), "tn": (m, n)}[variant.split("/")[0]]
+    rows = {"nt": (k, n), "nn": (k, n), "tn": (m, n)}[variant.layout]
     return np.asarray(np.any([size % _LINE_ELEMENTS != 0 for size in rows], axis=0), np.float64)
 
 
-def _costs(variant: str, params: Mapping[str, float], features: Array) -> Array:
-    layout, dtype = variant.split("/")[:2]
+def _costs(variant: GemmVariant, params: Mapping[str, float], features: Array) -> Array:
     sizes = np.exp2(features).round().astype(int).tolist()
     sm_count, table = int(params["sm_count"]), int(params["table"])
-    return np.array([_cost(layout, dtype, m, n, k, sm_count, table) for m, n, k in sizes])
+    return np.array([_cost(variant, m, n, k, sm_count, table) for m, n, k in sizes])
 
 
 @lru_cache(maxsize=65536)
-def _cost(layout: str, dtype: str, m: int, n: int, k: int, sm_count: int, table: int) -> float:
+def _cost(variant: GemmVariant, m: int, n: int, k: int, sm_count: int, table: int) -> float:
     from flopcast.kernels import matmul_configs, matmul_table
 
-    shape = Gemm(m=m, n=n, k=k, dtype=dtype, layout=layout)
+    shape = Gemm(m=m, n=n, k=k, dtype=variant.dtype, layout=variant.layout)
     known = matmul_table.tables()[table - 1] if table else None
     config = matmul_table.choose(shape, sm_count, HOPPER, tma=True, table=known)
     return matmul_configs.cost(config, shape, sm_count)

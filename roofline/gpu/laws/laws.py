@@ -20,6 +20,7 @@ gives what the residual is learnt over: the features and what quantisation and a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def kind_of(op_class: str) -> str:
     return op_class if op_class in ("gemm", "attention", "conv") else "memory"
 
 
-def log_seconds(kind: str, variant: str, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
+def log_seconds(kind: str, variant: Any, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
     """log of seconds. features[rows, sizes] in log2, bytes and flops[rows]."""
     if kind == "gemm":
         return gemm.log_seconds(variant, params, features, bytes_)
@@ -70,7 +71,7 @@ def log_seconds(kind: str, variant: str, params: Params, features: Array, bytes_
     return _memory(variant, params, features, bytes_)
 
 
-def inputs(kind: str, variant: str, params: Params, features: Array) -> Array:
+def inputs(kind: str, variant: Any, params: Params, features: Array) -> Array:
     """What the residual depends on, [rows, inputs]: features scaled so that a length scale of a few suits
     each."""
     if kind == "gemm":
@@ -100,7 +101,7 @@ def sensitivities(kind: str, params: Params, bytes_: Array) -> Array:
 # --- kernels that move bytes --------------------------------------------------------------------------------
 
 
-def _memory(variant: str, params: Params, features: Array, bytes_: Array) -> Array:
+def _memory(variant: Any, params: Params, features: Array, bytes_: Array) -> Array:
     moving = bytes_ / params["bandwidth"]
     if "beyond" in params:
         filled = (bytes_ / (SPILL_SHARE * params["l2_bytes"])) ** SPILL_POWER

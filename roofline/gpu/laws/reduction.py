@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopcast.roofline.gpu.laws.smooth import Array
+from flopcast.roofline.stream.lowering.variants import CallVariant
 
 THREADS, WARP, SM_THREADS = 512.0, 32.0, 2048.0
 UNROLLED = 4.0  # values that a thread loads at once
@@ -30,12 +31,11 @@ class Plan(NamedTuple):
     merged: Array
 
 
-def plan(variant: str, results: Array, count: Array, sm_count: float) -> Plan:
+def plan(variant: CallVariant, results: Array, count: Array, sm_count: float) -> Plan:
     """Of `results` results (for a scan: rows) of `count` elements each."""
-    parts = variant.split("|")
-    if parts[0] == "cumsum":
+    if variant.operation == "cumsum":
         return _scan(results, count)
-    along = parts[-1].startswith(("row", "all"))
+    along = variant.pattern.startswith(("row", "all"))
     found = (_along_rows if along else _down_columns)(results, count, sm_count)
     return found._replace(loads=np.where(count > 1, found.loads, 0.0))  # of one element: a copy
 

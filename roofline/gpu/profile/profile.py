@@ -26,6 +26,7 @@ from flopcast.roofline.gpu.profile.request import Estimate, Request, WorkLike
 from flopcast.roofline.gpu.profile.surface import Prediction, Surface
 from flopcast.roofline.gpu.profile.unmeasured import DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT, Fallback
 from flopcast.roofline.stream.lowering.grouped import IMBALANCE, is_group_by_group, product_of
+from flopcast.roofline.stream.lowering.variants import GemmVariant, KernelKind, SurfaceKey
 
 SCHEMA = 1
 PROFILES = DATA / "profiles"
@@ -38,16 +39,12 @@ _FAR = 0.1
 THREADS_FROM = 2000  # requests: 10,000 products take 1.4 s of a processor, all ops of a step 20 ms
 
 
-def surface_name(backend: str, op_class: str, variant: str, cache: str) -> str:
-    return f"{backend}/{op_class}/{variant}/{cache}"
-
-
 @dataclass(frozen=True)
 class Profile:
     """What is known of one GPU (or processor) and its host.
 
     `peaks`: dense FLOP/s by dtype. `ceilings`: what was reached (see `fit.py` for the names).
-    `launch_counts`: kernels a call launches, by "class/variant". `aliases`: backend names that stand for
+    `launch_counts`: kernels that one call launches. `aliases`: backend names that stand for
     another ("sdpa": the one torch picks).
     """
 
@@ -56,8 +53,8 @@ class Profile:
     device: dict[str, Any]
     peaks: dict[str, Number]
     ceilings: dict[str, Number]
-    surfaces: dict[str, Surface]
-    launch_counts: dict[str, float] = field(default_factory=dict)
+    surfaces: dict[SurfaceKey, Surface]
+    launch_counts: dict[KernelKind, float] = field(default_factory=dict)
     host: HostCosts | None = None
     stack: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +77,7 @@ class Profile:
     def launches(self, work: WorkLike, default: int = 1) -> int:
         """Kernels that one call launches: as measured for its variant; an optimizer's call grows with its
         tensors, so that `default` (torch's own rules) counts there if it is greater."""
-        count = self.launch_counts.get(f"{work.op_class}/{work.variant}")
+        count = self.launch_counts.get(KernelKind(work.op_class, work.variant))
         if count is None:
             return default
         return max(round(count), default) if work.op_class == "optimizer" else round(count)
@@ -92,40 +89,39 @@ class Profile:
         kernels, is not in it. Never raises for a work that was not measured: it falls back
         (`fallback.py`)."""
         out: list[Estimate | None] = [None] * len(requests)
-        groups: dict[str, list[int]] = {}
+        groups: dict[SurfaceKey, list[int]] = {}
         missing: list[int] = []
-        one_by_one: list[int] = []
+        one_by_one: list[tuple[int, GemmVariant]] = []
         for i, (work, backend, cache) in enumerate(requests):
-            name = surface_name(self.aliases.get(backend, backend), work.op_class, work.variant, cache)
-            surface = self.surfaces.get(name)
-            if is_group_by_group(work.op_class, work.variant) and (
-                surface is None or work.features not in surface.measured
-            ):
-                one_by_one.append(i)
+            key = SurfaceKey(self.aliases.get(backend, backend), work.op_class, work.variant, cache)
+            surface = self.surfaces.get(key)
+            if is_group_by_group(work.variant) and (surface is None or work.features not in surface.measured):
+                one_by_one.append((i, work.variant))
             elif surface is None or len(surface.features[0]) != len(work.features):
                 missing.append(i)
             else:
-                groups.setdefault(name, []).append(i)
-        for name, members, found in self._predict(requests, groups):
+                groups.setdefault(key, []).append(i)
+        for key, members, found in self._predict(requests, groups):
+            name = str(key)
             columns = zip(members, found.seconds.tolist(), found.sigma.tolist(), found.likeness.tolist(), strict=True)
             for i, seconds, sigma, likeness in columns:
                 basis = "interpolated" if likeness > _FAR else "extrapolated"
-                if requests[i][0].features in self.surfaces[name].measured:
+                if requests[i][0].features in self.surfaces[key].measured:
                     basis = "measured"
-                if self.basis != "measured" or name in self.projected_kinds:  # another GPU's points, scaled
-                    basis = "published" if name in self._refined else "extrapolated"
+                if self.basis != "measured" or key in self.projected_kinds:  # another GPU's points, scaled
+                    basis = "published" if key in self._refined else "extrapolated"
                 out[i] = Estimate(seconds, sigma, basis, name)
         if missing:
             for i, (seconds, sigma, source) in zip(
                 missing, self._fallback.estimate([requests[i] for i in missing]), strict=True
             ):
                 out[i] = Estimate(seconds, sigma, "extrapolated", source)
-        products = [product_of(requests[i][0].variant, requests[i][0].features) for i in one_by_one]
+        products = [product_of(variant, requests[i][0].features) for i, variant in one_by_one]
         if products:
             each = self.estimate(
-                [(product, requests[i][1], "cold") for i, (product, _) in zip(one_by_one, products, strict=True)]
+                [(product, requests[i][1], "cold") for (i, _), (product, _) in zip(one_by_one, products, strict=True)]
             )
-            for i, one, (_, number) in zip(one_by_one, each, products, strict=True):
+            for (i, _), one, (_, number) in zip(one_by_one, each, products, strict=True):
                 sigma = math.hypot(one.sigma, IMBALANCE)
                 out[i] = Estimate(number * one.seconds, sigma, one.basis, f"{number} of {one.source}")
         found_all = [estimate for estimate in out if estimate is not None]
@@ -137,20 +133,20 @@ class Profile:
         ]
 
     def _predict(
-        self, requests: Sequence[Request], groups: Mapping[str, Sequence[int]]
-    ) -> Iterator[tuple[str, Sequence[int], Prediction]]:
+        self, requests: Sequence[Request], groups: Mapping[SurfaceKey, Sequence[int]]
+    ) -> Iterator[tuple[SurfaceKey, Sequence[int], Prediction]]:
         """(surface, requests, prediction), of many requests by parts in threads, since numpy's loops let others run."""
         import numpy as np
 
-        def predict(part: tuple[str, Sequence[int]]) -> tuple[str, Sequence[int], Prediction]:
-            name, members = part
+        def predict(part: tuple[SurfaceKey, Sequence[int]]) -> tuple[SurfaceKey, Sequence[int], Prediction]:
+            key, members = part
             works = [requests[i][0] for i in members]
-            found = self.surfaces[name].predict(
+            found = self.surfaces[key].predict(
                 np.array([work.features for work in works], float),
                 np.array([work.bytes for work in works], float),
                 np.array([work.flops for work in works], float),
             )
-            return name, members, found
+            return key, members, found
 
         total, processors = sum(map(len, groups.values())), os.cpu_count() or 1
         if total < THREADS_FROM or processors == 1:
@@ -159,25 +155,25 @@ class Profile:
         from concurrent.futures import ThreadPoolExecutor
 
         size = total // (2 * processors)
-        parts = [(name, at[i : i + size]) for name, at in groups.items() for i in range(0, len(at), size)]
+        parts = [(key, at[i : i + size]) for key, at in groups.items() for i in range(0, len(at), size)]
         with ThreadPoolExecutor(processors) as pool:
             yield from pool.map(predict, sorted(parts, key=lambda part: -len(part[1])))
 
     @cached_property
-    def projected_kinds(self) -> frozenset[str]:
+    def projected_kinds(self) -> frozenset[SurfaceKey]:
         """Of a measured profile, the surfaces that were not measured but lent by another GPU's (`complete.py`)."""
-        return frozenset((self.provenance.get("projected_kinds") or {}).get("surfaces") or ())
+        return frozenset(map(SurfaceKey.parse, (self.provenance.get("projected_kinds") or {}).get("surfaces") or ()))
 
     @property
-    def own_surfaces(self) -> dict[str, Surface]:
+    def own_surfaces(self) -> dict[SurfaceKey, Surface]:
         """The surfaces but for those lent."""
-        return {name: found for name, found in self.surfaces.items() if name not in self.projected_kinds}
+        return {key: found for key, found in self.surfaces.items() if key not in self.projected_kinds}
 
     @cached_property
-    def _refined(self) -> frozenset[str]:
+    def _refined(self) -> frozenset[SurfaceKey]:
         """Surfaces whose parameters were fitted to published times of this GPU (`published_fit.py`)."""
         found = self.provenance.get("published") or {}
-        return frozenset(found.get("rows") or ()) if self.basis == "published" else frozenset()
+        return frozenset(map(SurfaceKey.parse, found.get("rows") or ())) if self.basis == "published" else frozenset()
 
     @property
     def card_spread(self) -> Mapping[str, Any]:
@@ -210,11 +206,15 @@ class Profile:
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}
 
     def to_json(self) -> dict[str, Any]:
-        surfaces = {name: surface.to_json() for name, surface in self.surfaces.items()}
-        shallow = {name: getattr(self, name) for name in _PLAIN}
+        surfaces = {str(key): surface.to_json() for key, surface in self.surfaces.items()}
+        plain = {name: getattr(self, name) for name in ("stack", "provenance", "aliases")}
         return {
             "schema": SCHEMA,
-            **shallow,
+            "gpu": self.gpu,
+            "basis": self.basis,
+            "device": self.device,
+            "launch_counts": {str(kind): count for kind, count in self.launch_counts.items()},
+            **plain,
             "peaks": {name: asdict(number) for name, number in self.peaks.items()},
             "ceilings": {name: asdict(number) for name, number in self.ceilings.items()},
             "host": None if self.host is None else asdict(self.host),
@@ -255,8 +255,11 @@ class Profile:
                 **{field_: record[field_] for field_ in _PLAIN},
                 peaks={key: Number(**value) for key, value in record["peaks"].items()},
                 ceilings={key: Number(**value) for key, value in record["ceilings"].items()},
+                launch_counts={KernelKind.parse(kind): count for kind, count in record["launch_counts"].items()},
                 host=None if record["host"] is None else HostCosts(**record["host"]),
-                surfaces=_with_bases({key: Surface.from_json(value) for key, value in record["surfaces"].items()}),
+                surfaces=_with_bases(
+                    {SurfaceKey.parse(name): Surface.from_json(value) for name, value in record["surfaces"].items()}
+                ),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{name} is a malformed profile: {type(error).__name__}: {error}") from None
@@ -269,16 +272,11 @@ class Profile:
         return replace(self, host=host)
 
 
-def base_name(name: str) -> str:
-    """The surface of the same kernel with cold operands."""
-    return f"{name.rsplit('/', 1)[0]}/cold"
-
-
-def _with_bases(surfaces: dict[str, Surface]) -> dict[str, Surface]:
+def _with_bases(surfaces: dict[SurfaceKey, Surface]) -> dict[SurfaceKey, Surface]:
     return {
-        name: replace(s, base=surfaces[base_name(name)]).solved(s.weights) if s.has_base else s
-        for name, s in surfaces.items()
+        key: replace(s, base=surfaces[key.with_cache("cold")]).solved(s.weights) if s.has_base else s
+        for key, s in surfaces.items()
     }
 
 
-_PLAIN = ("gpu", "basis", "device", "launch_counts", "stack", "provenance", "aliases")
+_PLAIN = ("gpu", "basis", "device", "stack", "provenance", "aliases")

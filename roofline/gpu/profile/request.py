@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from flopcast.roofline.stream.lowering.variants import Variant
+
 
 class WorkLike(Protocol):
     """What is asked for: `lower.Work`, or anything with these."""
@@ -11,7 +13,7 @@ class WorkLike(Protocol):
     @property
     def op_class(self) -> str: ...
     @property
-    def variant(self) -> str: ...
+    def variant(self) -> Variant: ...
     @property
     def features(self) -> tuple[float, ...]: ...
     @property

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flopcast.kernels.shapes import shape_from_json
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, load_specs, spec_of_device
 from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant
 
 if TYPE_CHECKING:
     from flopcast.roofline.base.numbers import Number
@@ -69,7 +70,7 @@ class Point:
 
     op_class: str
     backend: str
-    variant: str
+    variant: Variant
     cache: str
     bytes: float
     flops: float
@@ -95,15 +96,15 @@ class Point:
         """Of products and attention, from the variant; "" for other classes."""
         if not self.flops:
             return ""
-        return next((part for part in self.variant.split("/") if part in DTYPES), "")
+        return self.variant.dtypes if self.variant.dtypes in DTYPES else ""
 
     @property
     def is_unaligned(self) -> bool:
         """Rows that do not start at multiples of 16 bytes: other, slower kernels."""
-        return "unaligned" in self.variant
+        return isinstance(self.variant, GemmVariant) and not self.variant.is_aligned
 
     def to_json(self) -> dict[str, Any]:
-        record = asdict(self) | {"class": self.op_class, "dtype": self.dtype}
+        record = asdict(self) | {"variant": str(self.variant), "class": self.op_class, "dtype": self.dtype}
         del record["op_class"], record["features"]
         return record
 
@@ -219,12 +220,10 @@ def points_of(profile: Profile) -> list[Point]:
     """Every point of the profile's surfaces: measured kernels, or (projected) another part's, scaled."""
     basis = "measured" if profile.basis == "measured" else "extrapolated"
     points = []
-    for name, surface in profile.own_surfaces.items():
-        backend, op_class, rest = name.split("/", 2)
-        variant, _, cache = rest.rpartition("/")
+    for key, surface in profile.own_surfaces.items():
         rows = zip(surface.bytes, surface.flops, surface.seconds, surface.features, strict=True)
         points += [
-            Point(op_class, backend, variant, cache, moved, flops, seconds, features, basis)
+            Point(key.op_class, key.backend, key.variant, key.cache, moved, flops, seconds, features, basis)
             for moved, flops, seconds, features in rows
         ]
     return points

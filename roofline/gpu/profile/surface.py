@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flopcast.kernels.shapes import DTYPE_BYTES
 from flopcast.roofline.gpu.laws import laws
 from flopcast.roofline.gpu.laws.smooth import Array, median
 from flopcast.roofline.gpu.profile.gaussian_process import (
@@ -34,6 +33,7 @@ from flopcast.roofline.gpu.profile.gaussian_process import (
     lower_inverse,
     numbered,
 )
+from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant, parse_variant
 
 PART = 512  # points whose inputs are worked out at once
 LOCAL_FROM = 256  # of more points than that, the NEAREST ones tell how sure a prediction is
@@ -63,7 +63,7 @@ class Surface:
     """
 
     kind: str
-    variant: str
+    variant: Variant
     params: dict[str, float]
     features: tuple[tuple[float, ...], ...]
     bytes: tuple[float, ...]
@@ -300,12 +300,12 @@ class Surface:
 
     def to_json(self) -> dict[str, Any]:
         """Of products the sizes themselves where features, bytes and FLOPs follow from them: thousands are kept."""
-        record = asdict(replace(self, base=None))
+        record = asdict(replace(self, base=None)) | {"variant": str(self.variant)}
         del record["base"], record["_solved"]
         record["weights"] = self._state.weights.tolist()
         if not self.has_base:
             del record["has_base"]
-        if self.kind == "gemm":
+        if self.kind == "gemm" and isinstance(self.variant, GemmVariant):
             sizes = [[round(2.0**size) for size in row] for row in self.features]
             same = _from_sizes(self.variant, sizes)
             if all(same[name] == record[name] for name in same):
@@ -315,15 +315,16 @@ class Surface:
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Surface:
         """Raises ValueError, TypeError or KeyError on what is not a surface."""
-        fields = dict(record)
+        variant = parse_variant(record["variant"])
+        fields = dict(record) | {"variant": variant}
         solved = tuple(map(float, fields.pop("weights", ())))
         own = dict(fields.pop("residual"))
         for name in ("lengths", "levels"):
             own[name] = tuple(map(float, own[name]))
         numbers = ["seconds", "noise", "own"]
         fields.setdefault("own", ())
-        if "sizes" in fields:
-            fields |= _from_sizes(fields["variant"], fields.pop("sizes"))
+        if "sizes" in fields and isinstance(variant, GemmVariant):
+            fields |= _from_sizes(variant, fields.pop("sizes"))
         else:
             fields["features"] = tuple([tuple(map(float, row)) for row in fields["features"]])
             numbers += ["bytes", "flops"]
@@ -352,12 +353,11 @@ class Surface:
         return self
 
 
-def _from_sizes(variant: str, sizes: list[list[int]]) -> dict[str, Any]:
+def _from_sizes(variant: GemmVariant, sizes: list[list[int]]) -> dict[str, Any]:
     """Features, bytes and FLOPs of products as `lower.describe` has them."""
-    dtype = next((part for part in variant.split("/") if part in DTYPE_BYTES), "bf16")
     rows = [row if len(row) == 4 else (*row, 1) for row in sizes]
     # as `Gemm` has them, which a third of a profile's reading would go to making thousands of
-    moved = [batch * (m * k + k * n + m * n) * DTYPE_BYTES[dtype] for m, n, k, batch in rows]
+    moved = [batch * (m * k + k * n + m * n) * variant.item_bytes for m, n, k, batch in rows]
     return {
         "features": tuple([tuple([log2(size) for size in row]) for row in sizes]),
         "bytes": tuple([float(count) for count in moved]),

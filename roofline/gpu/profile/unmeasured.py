@@ -29,6 +29,7 @@ import numpy as np
 from flopcast.roofline.gpu.laws.smooth import median
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, FUSED_PASSES
+from flopcast.roofline.stream.lowering.variants import CallVariant, SurfaceKey
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.request import Request, WorkLike
@@ -61,36 +62,8 @@ Answer = tuple[float, float, str]  # seconds, sigma, source
 
 
 @dataclass(frozen=True)
-class Name:
-    """A surface's name taken apart."""
-
-    backend: str
-    op_class: str
-    variant: str
-    cache: str
-
-    @classmethod
-    def parse(cls, name: str) -> Name:
-        backend, op_class, rest = name.split("/", 2)
-        variant, cache = rest.rsplit("/", 1)
-        return cls(backend, op_class, variant, cache)
-
-    def __str__(self) -> str:
-        return f"{self.backend}/{self.op_class}/{self.variant}/{self.cache}"
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        return tuple(self.variant.replace("|", "/").split("/"))
-
-    @property
-    def dtypes(self) -> str:
-        """The token of the variant that names dtypes; empty where there is none."""
-        return next((t for t in self.tokens if any(d in t for d in ("fp", "bf16", "tf32", "int", "bool"))), "")
-
-
-@dataclass(frozen=True)
 class Fallback:
-    surfaces: Mapping[str, Surface]
+    surfaces: Mapping[SurfaceKey, Surface]
     peaks: Mapping[str, float]
     ceilings: Mapping[str, float]
     aliases: Mapping[str, str]
@@ -98,11 +71,10 @@ class Fallback:
     sm_count: int = DEFAULT_SM_COUNT
 
     @cached_property
-    def _names(self) -> dict[str, list[Name]]:
-        by_class: dict[str, list[Name]] = {}
-        for text in self.surfaces:
-            name = Name.parse(text)
-            by_class.setdefault(name.op_class, []).append(name)
+    def _of_class(self) -> dict[str, list[SurfaceKey]]:
+        by_class: dict[str, list[SurfaceKey]] = {}
+        for key in self.surfaces:
+            by_class.setdefault(key.op_class, []).append(key)
         return by_class
 
     @cached_property
@@ -115,10 +87,9 @@ class Fallback:
         states."""
         if op_class not in self._ratios:
             ratios: list[float] = []
-            for name in self._names.get(op_class, ()):
-                hot = self.surfaces.get(str(Name(name.backend, op_class, name.variant, "hot")))
-                cold = self.surfaces.get(str(Name(name.backend, op_class, name.variant, "cold")))
-                if name.cache == "cold" and hot is not None and cold is not None:
+            for key in self._of_class.get(op_class, ()):
+                hot, cold = (self.surfaces.get(key.with_cache(cache)) for cache in ("hot", "cold"))
+                if key.cache == "cold" and hot is not None and cold is not None:
                     of = np.array(cold.features), np.array(cold.bytes), np.array(cold.flops)
                     ratios.extend((hot.law(*of) - cold.law(*of)).tolist())
             self._ratios[op_class] = float(median(np.array(ratios))) if ratios else 0.0
@@ -126,9 +97,9 @@ class Fallback:
 
     def estimate(self, requests: Sequence[Request]) -> list[Answer]:
         """Grouped by what is asked for, so that each relative is evaluated once a group."""
-        groups: dict[Name, list[int]] = {}
+        groups: dict[SurfaceKey, list[int]] = {}
         for i, (work, backend, cache) in enumerate(requests):
-            wanted = Name(self.aliases.get(backend, backend), work.op_class, work.variant, cache)
+            wanted = SurfaceKey(self.aliases.get(backend, backend), work.op_class, work.variant, cache)
             groups.setdefault(wanted, []).append(i)
         out: dict[int, Answer] = {}
         for wanted, members in groups.items():
@@ -136,14 +107,14 @@ class Fallback:
             out.update(zip(members, answers, strict=True))
         return [out[i] for i in range(len(requests))]
 
-    def _group(self, wanted: Name, works: Sequence[WorkLike]) -> list[Answer]:
-        other = Name(wanted.backend, wanted.op_class, wanted.variant, "hot" if wanted.cache == "cold" else "cold")
-        surface = self.surfaces.get(str(other))
+    def _group(self, wanted: SurfaceKey, works: Sequence[WorkLike]) -> list[Answer]:
+        other = wanted.with_cache("hot" if wanted.cache == "cold" else "cold")
+        surface = self.surfaces.get(other)
         if surface is not None and _fits(surface, works):
             return self._other_cache(wanted, other, surface, works)
-        operation = wanted.variant.partition("|")[0]
-        known = self._names.get(wanted.op_class, [])
-        if operation in NORM_PASSES and all(name.variant.partition("|")[0] != operation for name in known):
+        operation = _operation(wanted)
+        known = self._of_class.get(wanted.op_class, [])
+        if operation in NORM_PASSES and all(_operation(key) != operation for key in known):
             return [self._norm(operation, wanted, work) for work in works]
         if wanted.op_class == "fused" and not known:
             return [self._fused(operation, work) for work in works]
@@ -151,27 +122,29 @@ class Fallback:
             return [self._convolution(wanted, work) for work in works]
         # laws take any number of sizes of their class, but one that counts a third size has to be given it
         sizes = min(len(work.features) for work in works)
-        relatives = [name for name in known if sizes > 2 or "each" not in self.surfaces[str(name)].params]
+        relatives = [key for key in known if sizes > 2 or "each" not in self.surfaces[key].params]
         if relatives:
             return self._relatives(wanted, relatives, works)
         return [self._nothing(wanted, work) for work in works]
 
-    def _other_cache(self, wanted: Name, other: Name, surface: Surface, works: Sequence[WorkLike]) -> list[Answer]:
+    def _other_cache(
+        self, wanted: SurfaceKey, other: SurfaceKey, surface: Surface, works: Sequence[WorkLike]
+    ) -> list[Answer]:
         ratio = self._ratio(wanted.op_class)
         ratio = ratio if wanted.cache == "hot" else -ratio
         found = surface.predict(*_columns(works))
         seconds, sigma = found.seconds * np.exp(ratio), np.hypot(found.sigma, OTHER_CACHE)
         return [(t, s, f"{other}, other cache") for t, s in zip(seconds.tolist(), sigma.tolist(), strict=True)]
 
-    def _relatives(self, wanted: Name, relatives: list[Name], works: Sequence[WorkLike]) -> list[Answer]:
+    def _relatives(self, wanted: SurfaceKey, relatives: list[SurfaceKey], works: Sequence[WorkLike]) -> list[Answer]:
         best = max(_likeness(wanted, name) for name in relatives)
         chosen = [name for name in relatives if _likeness(wanted, name) == best]
         # of equals, those with most points
-        chosen = sorted(chosen, key=lambda name: -len(self.surfaces[str(name)].seconds))[:RELATIVES]
+        chosen = sorted(chosen, key=lambda name: -len(self.surfaces[name].seconds))[:RELATIVES]
         columns = _columns(works)
-        logs = np.stack([self.surfaces[str(n)].law(*columns) + self._shift(wanted, n) for n in chosen])
+        logs = np.stack([self.surfaces[n].law(*columns) + self._shift(wanted, n) for n in chosen])
         spread = logs.std(axis=0)
-        same_dtypes = all(name.dtypes == wanted.dtypes for name in chosen)
+        same_dtypes = all(name.variant.dtypes == wanted.variant.dtypes for name in chosen)
         added = SAME_DTYPES if same_dtypes else SAME_CLASS
         if all(name.backend != wanted.backend for name in chosen):
             added = float(np.hypot(added, OTHER_BACKEND))
@@ -179,26 +152,26 @@ class Fallback:
         source = f"{wanted.op_class} like {chosen[0].backend} {chosen[0].variant}"
         return [(t, s, source) for t, s in zip(seconds.tolist(), sigma.tolist(), strict=True)]
 
-    def _shift(self, wanted: Name, name: Name) -> float:
+    def _shift(self, wanted: SurfaceKey, name: SurfaceKey) -> float:
         """log of what a relative's time is multiplied by: cache state, and the dtypes' matrix rates."""
         shift = 0.0
         if wanted.cache != name.cache:
             ratio = self._ratio(wanted.op_class)
             shift += ratio if wanted.cache == "hot" else -ratio
-        if wanted.op_class in ("gemm", "attention") and wanted.dtypes != name.dtypes:
-            own, its = (self.ceilings.get(f"matrix_sustained/{n.dtypes}") for n in (wanted, name))
+        if wanted.op_class in ("gemm", "attention") and wanted.variant.dtypes != name.variant.dtypes:
+            own, its = (self.ceilings.get(f"matrix_sustained/{n.variant.dtypes}") for n in (wanted, name))
             if not (own and its):
-                own, its = self.peaks.get(wanted.dtypes), self.peaks.get(name.dtypes)
+                own, its = self.peaks.get(wanted.variant.dtypes), self.peaks.get(name.variant.dtypes)
             if own and its:
                 shift += float(np.log(its / own))
         return shift
 
-    def _norm(self, operation: str, wanted: Name, work: WorkLike) -> Answer:
+    def _norm(self, operation: str, wanted: SurfaceKey, work: WorkLike) -> Answer:
         """Passes over the tensors at copy bandwidth; batch norm's sums no faster than a channel's block loads."""
         passes, kernels = NORM_PASSES[operation]
         bandwidth = self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH)
         seconds = work.bytes * passes / bandwidth
-        if "batch_norm" in operation and wanted.tokens[-1].startswith("mix"):
+        if "batch_norm" in operation and wanted.variant.tokens[-1].startswith("mix"):
             count, channels = (round(2**size) for size in work.features[1:3])
             waves = ceil(channels * CHANNEL_THREADS / (SM_THREADS * self.sm_count))
             loop = waves * count / CHANNEL_THREADS * LOAD_CYCLES / (self.clock_mhz * 1e6)
@@ -211,11 +184,11 @@ class Fallback:
         seconds = work.bytes / self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH) * FUSED_PASSES.get(operation, 1.0)
         return FUSED_LAUNCHES.get(operation, 1) * self._floor + seconds, NOTHING, "passes over its tensors"
 
-    def _convolution(self, wanted: Name, work: WorkLike) -> Answer:
+    def _convolution(self, wanted: SurfaceKey, work: WorkLike) -> Answer:
         """Its FLOPs at the rate sustained by products of its dtype, and its tensors laid out for it."""
-        dtype = wanted.tokens[1]
+        dtype = wanted.variant.tokens[1]
         bandwidth = self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH)
-        passes = CONV_PASSES.get(wanted.tokens[2], 1) if dtype in ("bf16", "fp16") else 1
+        passes = CONV_PASSES.get(wanted.variant.tokens[2], 1) if dtype in ("bf16", "fp16") else 1
         moving = work.bytes * (passes - 1) / bandwidth  # kernels of their own, before and after the products
         return (
             passes * self._floor + moving + max(work.flops / self._matrix_rate(dtype), work.bytes / bandwidth),
@@ -232,22 +205,32 @@ class Fallback:
     def _floor(self) -> float:
         return self.ceilings.get("kernel_floor", DEFAULT_FLOOR)
 
-    def _nothing(self, wanted: Name, work: WorkLike) -> Answer:
+    def _nothing(self, wanted: SurfaceKey, work: WorkLike) -> Answer:
         floor = self._floor
         bandwidth = self.ceilings.get("hbm_copy", DEFAULT_BANDWIDTH)
         seconds = floor + work.bytes / bandwidth
         if work.flops:
-            peak = self.peaks.get(wanted.dtypes) or self.peaks.get("bf16") or DEFAULT_PEAK
+            peak = self.peaks.get(wanted.variant.dtypes) or self.peaks.get("bf16") or DEFAULT_PEAK
             seconds = max(seconds, floor + work.flops / (peak * DEFAULT_EFFICIENCY))
         return seconds, NOTHING, "bytes and FLOPs alone"
 
 
-def _likeness(wanted: Name, name: Name) -> tuple[bool, bool, int, bool]:
+def _likeness(wanted: SurfaceKey, name: SurfaceKey) -> tuple[bool, bool, int, bool]:
     """Greater is more alike: dtypes first, then backend, shared tokens of the variant, cache."""
     # a sum over dimensions between others strides as one over the first does: no row of its own for each result
-    own, its = ({token.replace("mix", "col") for token in n.tokens} for n in (wanted, name))
+    own, its = ({token.replace("mix", "col") for token in n.variant.tokens} for n in (wanted, name))
     shared = len(own & its)
-    return name.dtypes == wanted.dtypes, name.backend == wanted.backend, shared, name.cache == wanted.cache
+    return (
+        name.variant.dtypes == wanted.variant.dtypes,
+        name.backend == wanted.backend,
+        shared,
+        name.cache == wanted.cache,
+    )
+
+
+def _operation(key: SurfaceKey) -> str:
+    """The operation of a call that only moves bytes; "" of any other."""
+    return key.variant.operation if isinstance(key.variant, CallVariant) else ""
 
 
 def _fits(surface: Surface, works: Sequence[WorkLike]) -> bool:

@@ -21,7 +21,7 @@ from math import sqrt
 from typing import Any
 
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
-from flopcast.roofline.gpu.profile.profile import Profile, base_name
+from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.projection.project import project, sigmas
 
 
@@ -32,13 +32,13 @@ def complete(measured: Profile, source: Profile, spec: GpuSpec, own: GpuSpec) ->
     Raises UsageError as `project` does."""
     there = project(source, spec)
     lent = {
-        name: surface
-        for name, surface in there.surfaces.items()
-        if name not in measured.surfaces and base_name(name) not in measured.surfaces
+        key: surface
+        for key, surface in there.surfaces.items()
+        if key not in measured.surfaces and key.with_cache("cold") not in measured.surfaces
     }
     notes: dict[str, Any] = {}
     if lent:
-        notes["projected_kinds"] = {"from": source.gpu, "sigma": sigmas(own, spec), "surfaces": sorted(lent)}
+        notes["projected_kinds"] = {"from": source.gpu, "sigma": sigmas(own, spec), "surfaces": sorted(map(str, lent))}
     if not measured.card_spread and source.card_spread:
         kept = {
             name: {"sigma": found["sigma"], "factors": found["factors"]}

@@ -23,10 +23,11 @@ import numpy as np
 
 from flopcast.roofline.gpu.catalogue import power
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
-from flopcast.roofline.gpu.laws import gemm_before_hopper
+from flopcast.roofline.gpu.laws import gemm_before_hopper, laws
 from flopcast.roofline.gpu.laws.gemm import FAMILIES, TILE_PREFIX
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.stream.lowering.variants import GemmVariant, SurfaceKey
 
 # L2 read bandwidth per clock and SM at the datasheet's clock (gpu-benches): H200 9775 GB/s, A100 5437, L40 5262. GA102
 # and Blackwell are guesses by kinship. The H100 PCIe's 7040 GB/s were passed over until an H100 SXM had been measured:
@@ -45,10 +46,10 @@ FAINT = 1e-3  # deviation of a residual that is none
 BEFORE_HOPPER = (9, 0)
 
 
-def applies(name: str, surface: Surface, source: GpuSpec, target: GpuSpec) -> bool:
+def applies(key: SurfaceKey, surface: Surface, source: GpuSpec, target: GpuSpec) -> bool:
     """Whether the surface is of cuBLAS's products and the target has other kernels than the source."""
     is_older = target.capability < BEFORE_HOPPER <= source.capability
-    return is_older and surface.kind == "gemm" and name.startswith("torch/")
+    return is_older and surface.kind == "gemm" and key.backend == "torch"
 
 
 def l2_rate(spec: GpuSpec) -> float:
@@ -72,7 +73,7 @@ def with_law(surface: Surface, params: dict[str, float], sigma: float) -> Surfac
     """A surface that is the tile law alone, at shapes of `surface`."""
     every = slice(None, None, max(1, len(surface.seconds) // POINTS))
     features = np.array(surface.features[every], float)
-    bytes_ = np.array(surface.bytes[every], float)
+    sizes = np.array(surface.bytes[every], float), np.array(surface.flops[every], float)
     return replace(
         surface,
         kind="tiles",
@@ -80,7 +81,7 @@ def with_law(surface: Surface, params: dict[str, float], sigma: float) -> Surfac
         features=surface.features[every],
         bytes=surface.bytes[every],
         flops=surface.flops[every],
-        seconds=tuple(np.exp(gemm_before_hopper.log_seconds(surface.variant, params, features, bytes_)).tolist()),
+        seconds=tuple(np.exp(laws.log_seconds("tiles", surface.variant, params, features, *sizes)).tolist()),
         noise=(sigma,) * len(features),
         # the inputs of `laws.inputs`: the sizes and one more
         residual=Residual((3.0,) * (features.shape[1] + 1), FAINT, FAINT, (FAINT,)),
@@ -96,6 +97,8 @@ def tile_params(surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec) 
     burst = power.burst_rate(target, dtype)
     if peak is None or burst is None:
         return None
+    product = surface.variant
+    assert isinstance(product, GemmVariant), product
     own, slower = surface.params, cycles(source, target)
     l2 = l2_rate(target) * target.max_clock_mhz / target.boost_mhz
     l2_ratio = l2_rate(target) / l2_rate(source)
@@ -121,11 +124,11 @@ def tile_params(surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec) 
         "throttle": power.throttle(target, dtype),
         **dict.fromkeys(gemm_before_hopper.TILE_NAMES, 0.0),
     }
-    return {**params, "reach": reach(surface.variant, tuple(params.items()), burst)}
+    return {**params, "reach": reach(product, tuple(params.items()), burst)}
 
 
 @lru_cache(maxsize=256)
-def reach(variant: str, given: tuple[tuple[str, float], ...], rate: float) -> float:
+def reach(variant: GemmVariant, given: tuple[tuple[str, float], ...], rate: float) -> float:
     """The share of the peak that the inner loop has to reach for 8192 cubed to run at `rate` FLOP/s with power to
     spare; the bound of the search, where nothing does."""
     params = {**dict(given), "throttle": 2.0}

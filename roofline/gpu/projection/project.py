@@ -35,6 +35,7 @@ from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.projection import gemm_before_hopper
 from flopcast.roofline.gpu.projection.ceilings import sweep_rate
 from flopcast.roofline.gpu.projection.gemm_before_hopper import cycles, l2_rate
+from flopcast.roofline.stream.lowering.variants import AttentionVariant, SurfaceKey, Variant
 
 # Standard deviations of log seconds, added to what the source's surfaces say of themselves. They alone are set by the
 # published rows that reports/projection checks:
@@ -107,23 +108,23 @@ def sigmas(source: GpuSpec, target: GpuSpec) -> dict[str, float]:
     return dict(SAME_CHIP_SIGMA if is_same_chip else SIGMA)
 
 
-def project_surface(name: str, surface: Surface, source: GpuSpec, target: GpuSpec) -> Surface | None:
-    """A surface of `source` (`name`: backend/class/variant/cache) as it should be on `target`.
+def project_surface(key: SurfaceKey, surface: Surface, source: GpuSpec, target: GpuSpec) -> Surface | None:
+    """A surface of `source` as it should be on `target`.
 
     The law's parameters are scaled; each point keeps its distance from the law, as an observation that is as
     uncertain as the projection. None when the target lacks the dtype."""
     doubt = sigmas(source, target)
-    if gemm_before_hopper.applies(name, surface, source, target):
-        sigma = max(doubt["gemm"], doubt["hot"] if name.endswith("/hot") else 0.0)
+    if gemm_before_hopper.applies(key, surface, source, target):
+        sigma = max(doubt["gemm"], doubt["hot"] if key.cache == "hot" else 0.0)
         return gemm_before_hopper.tile_surface(surface, _dtype(surface.variant), source, target, sigma)
     if surface.kind == "memory":
-        params, sigma = _memory_params(name, surface, source, target)
+        params, sigma = _memory_params(key, surface, source, target)
     else:
-        scaled = _matrix_params(name, surface, source, target)
+        scaled = _matrix_params(key, surface, source, target)
         if scaled is None:
             return None
         params, sigma = scaled, doubt["gemm" if surface.kind == gemm_triton.KIND else surface.kind]
-    if name.endswith("/hot"):
+    if key.cache == "hot":
         sigma = max(sigma, doubt["hot"])
     features = np.array(surface.features, float)
     sizes = np.array(surface.bytes, float), np.array(surface.flops, float)
@@ -137,17 +138,16 @@ def project_surface(name: str, surface: Surface, source: GpuSpec, target: GpuSpe
     )
 
 
-def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec) -> dict[str, float] | None:
-    backend = name.split("/", 1)[0]
+def _matrix_params(key: SurfaceKey, surface: Surface, source: GpuSpec, target: GpuSpec) -> dict[str, float] | None:
     rate = burst_rate if surface.kind == "attention" else _sustained_rate
     rates = [rate(spec, _dtype(surface.variant)) for spec in (source, target)]
     if rates[0] is None or rates[1] is None:
         return None
     compute = rates[1] / rates[0]
-    if backend in MMA_SYNC_BACKENDS:
+    if key.backend in MMA_SYNC_BACKENDS:
         compute *= _mma_sync(target) / _mma_sync(source)
     memory = target.usable_bytes_per_second / source.usable_bytes_per_second
-    if surface.kind == "attention" and name.endswith("/hot"):
+    if surface.kind == "attention" and key.cache == "hot":
         memory = l2_rate(target) / l2_rate(source)
     elif surface.kind == "attention":
         memory = memory_rate(surface.params["bandwidth"], source, target) / surface.params["bandwidth"]
@@ -165,8 +165,8 @@ def _matrix_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec
     }
     # exact, not by a factor: 108 blocks are one wave on 108 SMs
     given = {"sm_count": float(target.sm_count), "l2_bytes": float(target.l2_bytes)}
-    if surface.kind == "attention":
-        given |= flash_schedule(backend, surface.variant, target)
+    if isinstance(surface.variant, AttentionVariant):
+        given |= flash_schedule(key.backend, surface.variant, target)
     return {key: given[key] if key in given else value * factors.get(key, 1.0) for key, value in surface.params.items()}
 
 
@@ -174,23 +174,25 @@ def _sustained_rate(spec: GpuSpec, dtype: str) -> float | None:
     return matrix_rate(dtype, spec)
 
 
-def flash_schedule(backend: str, variant: str, target: GpuSpec) -> dict[str, float]:
+def flash_schedule(backend: str, variant: AttentionVariant, target: GpuSpec) -> dict[str, float]:
     """What torch's flash does otherwise on GA102 and Ada, which have less shared memory: forward of head_dim 128 runs
     blocks of 64 rows by 64 keys under a causal mask, of 128 by 32 without (2.7, run_mha_fwd_hdim128)."""
     is_small = target.capability in ((8, 6), (8, 9))
-    if not (is_small and backend == "sdpa-flash" and variant.startswith("fwd") and "/d128" in variant):
+    if not (is_small and backend == "sdpa-flash" and (variant.direction, variant.head_dim) == ("fwd", 128)):
         return {}
-    return {"block": 64.0, "advance": 64.0} if "causal" in variant else {"block": 128.0, "advance": 32.0}
+    return {"block": 64.0, "advance": 64.0} if variant.is_causal else {"block": 128.0, "advance": 32.0}
 
 
-def _memory_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec) -> tuple[dict[str, float], float]:
+def _memory_params(
+    key: SurfaceKey, surface: Surface, source: GpuSpec, target: GpuSpec
+) -> tuple[dict[str, float], float]:
     """(parameters, standard deviation); of a kernel that may read twice, halfway between the two cases."""
     rate = surface.params["bandwidth"]
-    if name.endswith("/hot"):
+    if key.cache == "hot":
         there, doubt = rate * l2_rate(target) / l2_rate(source), 0.0
     else:
         there, doubt = memory_rate(rate, source, target), 0.0
-        if name.split("/")[1] not in SINGLE_PASS:
+        if key.op_class not in SINGLE_PASS:
             plain = rate * target.usable_bytes_per_second / source.usable_bytes_per_second
             there, doubt = (there * plain) ** 0.5, abs(log(there / plain)) / 2.0
     slower = cycles(source, target)
@@ -206,10 +208,9 @@ def _memory_params(name: str, surface: Surface, source: GpuSpec, target: GpuSpec
     return params, hypot(sigmas(source, target)["memory"], doubt)
 
 
-def _dtype(variant: str) -> str:
-    """The dtype in a variant of gemm or attention ("nt/bf16", "fwd/causal/bf16/d128")."""
-    known = ("bf16", "fp16", "tf32", "fp32", "fp8")
-    return next((part for part in variant.split("/") if part in known), "bf16")
+def _dtype(variant: Variant) -> str:
+    """The dtype whose matrix rate products and attention run at."""
+    return variant.dtypes if variant.dtypes in ("bf16", "fp16", "tf32", "fp32", "fp8") else "bf16"
 
 
 def _mma_sync(spec: GpuSpec) -> float:
@@ -237,7 +238,7 @@ def project(source: Profile, spec: GpuSpec) -> Profile:
         raise UsageError(f"cannot project from {source.gpu}: its profile is {source.basis}, not measured")
     own = _spec_of(source)
     note = f"projected from {source.gpu}"
-    surfaces = {name: project_surface(name, surface, own, spec) for name, surface in source.surfaces.items()}
+    surfaces = {key: project_surface(key, surface, own, spec) for key, surface in source.surfaces.items()}
     ceilings = {name: _ceiling(name, number, own, spec, source, note) for name, number in source.ceilings.items()}
     compute = sustained_fraction(spec)
     return replace(
@@ -256,7 +257,7 @@ def project(source: Profile, spec: GpuSpec) -> Profile:
         },
         peaks={dtype: Number(peak, peak, peak, "datasheet", spec.source) for dtype, peak in spec.peaks.items()},
         ceilings={name: number for name, number in ceilings.items() if number is not None},
-        surfaces={name: surface for name, surface in surfaces.items() if surface is not None},
+        surfaces={key: surface for key, surface in surfaces.items() if surface is not None},
         host=None if source.host is None else _host(source.host),
         provenance={
             "projected_from": source.gpu,
@@ -318,7 +319,7 @@ def _host(host: HostCosts) -> HostCosts:
 def _aliases(source: Profile, spec: GpuSpec) -> dict[str, str]:
     """cuDNN's attention is what torch may prefer from Hopper on; before, "sdpa" is flash."""
     aliases = dict(source.aliases)
-    flash = any(name.startswith("sdpa-flash/") for name in source.surfaces)
+    flash = any(key.backend == "sdpa-flash" for key in source.surfaces)
     if spec.capability < (9, 0) and flash:
         aliases = {key: "sdpa-flash" if to == "sdpa-cudnn" else to for key, to in aliases.items()}
     return aliases

@@ -27,10 +27,10 @@ from flopcast.roofline.gpu.laws import laws
 from flopcast.roofline.gpu.laws.gemm_before_hopper import TILE_NAMES
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
-from flopcast.roofline.gpu.profile.profile import Profile, surface_name
+from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
-from flopcast.roofline.gpu.profile.unmeasured import Name
 from flopcast.roofline.gpu.projection.published_tables import Timed
+from flopcast.roofline.stream.lowering.variants import AttentionVariant, GemmVariant, SurfaceKey
 
 PRIOR_SIGMA, TILE_SIGMA = 0.5, 0.1
 ROBUST, NOISE = 0.1, 0.16  # log seconds; NOISE: how far a row counts as off, against the priors
@@ -53,7 +53,8 @@ SHARED = ("throttle", "bandwidth", "floor", "absorbed", "l2_bandwidth", "shared_
 CARRIED = ("efficiency", "prologue", "floor")
 WIDE = ("bf16", "fp16")
 STORES = 2  # kernels of a server's call beside attention: keys and values into its cache
-STORE_SURFACE = "torch/embedding/embedding|fp32+int64>fp32/cold"  # rows gathered: the nearest that is measured
+STORE_SURFACE = SurfaceKey.parse("torch/embedding/embedding|fp32+int64>fp32/cold")  # rows gathered: the nearest kind
+SQUARE_SURFACE = SurfaceKey.parse("torch/gemm/nt/bf16/cold")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Fit:
 
     `is_serving`: of a server's kernels, of which torch's share the pace but not the schedule."""
 
-    surface: str
+    surface: SurfaceKey
     is_serving: bool
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -80,18 +81,17 @@ def refine(
         raise UsageError(
             f"the profile of {profile.gpu} is measured: published tables cannot refine it; give another --gpu"
         )
-    groups: dict[tuple[str, bool], list[Timed]] = {}
+    groups: dict[tuple[SurfaceKey, bool], list[Timed]] = {}
     for row in rows:
         if not (hold_out and row.is_held_out):
-            name = surface_name(row.work.backend, row.work.op_class, row.work.variant, "cold")
-            groups.setdefault((name, row.is_serving), []).append(row)
+            groups.setdefault((_key(row), row.is_serving), []).append(row)
     fits = [
-        fit_surface(profile, spec, name, members)
-        for (name, _), members in groups.items()
-        if name in profile.surfaces and len(members) >= LEAST_ROWS
+        fit_surface(profile, spec, key, members)
+        for (key, _), members in groups.items()
+        if key in profile.surfaces and len(members) >= LEAST_ROWS
     ]
     if not fits:
-        counts = ", ".join(f"{len(members)} of {name}" for (name, _), members in groups.items())
+        counts = ", ".join(f"{len(members)} of {key}" for (key, _), members in groups.items())
         raise UsageError(
             f"{counts or 'no rows'}: a fit needs {LEAST_ROWS} rows of one kind of operation that the profile has"
         )
@@ -101,7 +101,7 @@ def refine(
         "held_out": "shapes whose key has an odd SHA-256 (`published.Timed.is_held_out`)" if hold_out else "",
         "fits": [
             {
-                "surface": fit.surface,
+                "surface": str(fit.surface),
                 "is_serving": fit.is_serving,
                 "rows": fit.rows,
                 "sigma": round(fit.sigma, 4),
@@ -114,25 +114,29 @@ def refine(
     return apply(profile, record), record
 
 
-def fit_surface(profile: Profile, spec: GpuSpec, name: str, rows: Sequence[Timed]) -> Fit:
-    surface = profile.surfaces[name]
+def _key(row: Timed) -> SurfaceKey:
+    """Of the surface that times such calls: tables have cold operands."""
+    return SurfaceKey(row.work.backend, row.work.op_class, row.work.variant, "cold")
+
+
+def fit_surface(profile: Profile, spec: GpuSpec, key: SurfaceKey, rows: Sequence[Timed]) -> Fit:
+    surface = profile.surfaces[key]
     start = serving_params(surface, spec) if rows[0].is_serving else dict(surface.params)
-    op_class = Name.parse(name).op_class
-    every = max(1, -(-len(rows) // MOST_ROWS[op_class]))
+    every = max(1, -(-len(rows) // MOST_ROWS[key.op_class]))
     some = sorted(rows, key=lambda row: row.work.shape.key)[::every]
     features, bytes_, flops = columns(some)
     seconds = np.array([row.seconds for row in some])
 
     def logs(params: Mapping[str, float]) -> Array:
         if rows[0].is_serving:
-            return serving_logs(profile, name, params, some)
+            return serving_logs(profile, key, params, some)
         return laws.log_seconds(surface.kind, surface.variant, params, features, bytes_, flops)
 
     names = [key for key in FITTED[surface.kind] if key in start]
     after = fit_params(logs, start, names, np.log(seconds))
     left = np.abs(logs(after) - np.log(seconds))
     return Fit(
-        name,
+        key,
         rows[0].is_serving,
         {key: start[key] for key in names},
         {key: after[key] for key in names},
@@ -162,12 +166,12 @@ def serving_params(surface: Surface, spec: GpuSpec) -> dict[str, float]:
     return params
 
 
-def serving_logs(profile: Profile, name: str, params: Mapping[str, float], rows: Sequence[Timed]) -> Array:
-    """log seconds of a server's calls by the law of `params`, the cold ones of surface `name`; tables time one set of
+def serving_logs(profile: Profile, key: SurfaceKey, params: Mapping[str, float], rows: Sequence[Timed]) -> Array:
+    """log seconds of a server's calls by the law of `params`, the cold ones of surface `key`; tables time one set of
     tensors again and again, so that those which fit in L2 are found there."""
-    surface = profile.surfaces[name]
+    surface = profile.surfaces[key]
     features, bytes_, flops = columns(rows)
-    hot = profile.surfaces.get(f"{name.removesuffix('/cold')}/hot")
+    hot = profile.surfaces.get(key.with_cache("hot"))
     gain = 1.0 if hot is None else hot.params["bandwidth"] / surface.params["bandwidth"]
     fits = bytes_ <= laws.SPILL_SHARE * profile.l2_bytes
     seconds = np.empty(len(rows))
@@ -241,19 +245,19 @@ def apply(profile: Profile, record: Mapping[str, Any]) -> Profile:
     own = record["gpu"] == profile.gpu
     surfaces, sigma, published = dict(profile.surfaces), dict(profile.provenance["sigma"]), {}
     for fit in record["fits"]:
-        name = Name.parse(fit["surface"])
+        key = SurfaceKey.parse(fit["surface"])
         for other, surface in profile.surfaces.items():
-            is_fitted = own and other == fit["surface"] and not fit["is_serving"]
-            moved = _moved(name, Name.parse(other), surface, fit, is_exact=is_fitted)
+            is_fitted = own and other == key and not fit["is_serving"]
+            moved = _moved(key, other, surface, fit, is_exact=is_fitted)
             if moved is not None:
                 surfaces[other] = with_params(surface, moved, fit["sigma"] if is_fitted else None)
         if own and not fit["is_serving"]:
-            sigma[name.op_class] = fit["sigma"]
+            sigma[key.op_class] = fit["sigma"]
             published[fit["surface"]] = fit["rows"]
     ceilings = dict(profile.ceilings)
     sustained = ceilings.get("matrix_sustained/bf16")
-    square = surfaces.get("torch/gemm/nt/bf16/cold")
-    if own and sustained is not None and square is not None and published.get("torch/gemm/nt/bf16/cold"):
+    square = surfaces.get(SQUARE_SURFACE)
+    if own and sustained is not None and square is not None and published.get(str(SQUARE_SURFACE)):
         rate = _square_rate(square)
         spread = np.exp(Z_90 * sigma["gemm"])
         ceilings["matrix_sustained/bf16"] = Number(rate, rate / spread, rate * spread, "published", record["source"])
@@ -275,30 +279,32 @@ def apply(profile: Profile, record: Mapping[str, Any]) -> Profile:
 
 
 def _moved(
-    name: Name, other: Name, surface: Surface, fit: Mapping[str, Any], *, is_exact: bool
+    key: SurfaceKey, other: SurfaceKey, surface: Surface, fit: Mapping[str, Any], *, is_exact: bool
 ) -> dict[str, float] | None:
-    """The parameters of `other`, moved by what was fitted of `name`; None where they stay."""
+    """The parameters of `other`, moved by what was fitted of `key`; None where they stay."""
     if is_exact:
         return {**surface.params, **fit["after"]}
-    if other.op_class != name.op_class or other.backend != name.backend:
+    if (other.op_class, other.backend) != (key.op_class, key.backend):
         return None
-    keys: tuple[str, ...]
-    if name.op_class == "attention":
-        if other.tokens[0] != "fwd" or name.tokens[0] != "fwd":
+    names: tuple[str, ...]
+    variant = other.variant
+    if isinstance(variant, AttentionVariant) and isinstance(key.variant, AttentionVariant):
+        if (variant.direction, key.variant.direction) != ("fwd", "fwd"):
             return None
-        keys = CARRIED
-    elif not any(dtype in other.tokens for dtype in WIDE):
-        keys = ("throttle",) if "tf32" in other.tokens else ()
+        names = CARRIED
+    elif variant.dtypes not in WIDE:
+        names = ("throttle",) if variant.dtypes == "tf32" else ()
     else:
-        keys = SHARED if "unaligned" in other.tokens else tuple(fit["after"])
+        is_unaligned = isinstance(variant, GemmVariant) and not variant.is_aligned
+        names = SHARED if is_unaligned else tuple(fit["after"])
     before, after = fit["before"], fit["after"]
     moved = dict(surface.params)
-    for key in keys:
-        if key in moved and key in after:
-            ratio = after[key] / before[key] if key not in ADDITIVE else 1.0
-            moved[key] = moved[key] * ratio if key not in ADDITIVE else moved[key] + after[key] - before[key]
-            moved[key] = min(moved[key], 1.0) if key in AT_MOST_ONE else moved[key]
-    return moved if keys else None
+    for name in names:
+        if name in moved and name in after:
+            ratio = after[name] / before[name] if name not in ADDITIVE else 1.0
+            moved[name] = moved[name] * ratio if name not in ADDITIVE else moved[name] + after[name] - before[name]
+            moved[name] = min(moved[name], 1.0) if name in AT_MOST_ONE else moved[name]
+    return moved if names else None
 
 
 def serving_estimate(
@@ -306,16 +312,15 @@ def serving_estimate(
 ) -> tuple[Array, Array]:
     """(seconds, deviations of log seconds) of a server's calls, by a projected profile, or as `record` was fitted."""
     seconds, sigma = np.empty(len(rows)), np.empty(len(rows))
-    groups: dict[str, list[int]] = {}
+    groups: dict[SurfaceKey, list[int]] = {}
     for i, row in enumerate(rows):
-        name = surface_name(row.work.backend, row.work.op_class, row.work.variant, "cold")
-        groups.setdefault(name, []).append(i)
-    fits = {fit["surface"]: fit for fit in (record or {}).get("fits", ()) if fit["is_serving"]}
-    for name, members in groups.items():
-        surface, some = profile.surfaces[name], [rows[i] for i in members]
-        fit = fits.get(name)
+        groups.setdefault(_key(row), []).append(i)
+    fits = {SurfaceKey.parse(fit["surface"]): fit for fit in (record or {}).get("fits", ()) if fit["is_serving"]}
+    for key, members in groups.items():
+        surface, some = profile.surfaces[key], [rows[i] for i in members]
+        fit = fits.get(key)
         params = {**serving_params(surface, spec), **(fit["after"] if fit else {})}
-        seconds[members] = np.exp(serving_logs(profile, name, params, some))
+        seconds[members] = np.exp(serving_logs(profile, key, params, some))
         sigma[members] = fit["sigma"] if fit else profile.provenance["sigma"]["attention"]
     return seconds, sigma
 
@@ -366,7 +371,7 @@ def errors(
         some = [
             row
             for row in rows
-            if surface_name(row.work.backend, row.work.op_class, row.work.variant, "cold") == fit["surface"]
+            if str(_key(row)) == fit["surface"]
             and row.is_serving == fit["is_serving"]
             and (row.is_held_out or not hold_out)
         ]

@@ -19,6 +19,7 @@ from typing import Any
 from flopcast.kernels.shapes import Call, Operand
 from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase
 from flopcast.roofline.stream.lowering.describe import Work, describe
+from flopcast.roofline.stream.lowering.variants import KernelKind
 
 # Of the leading dimension, in eighths. The holdout's are none of the fit's, so that between is where it judges.
 EIGHTHS = {"fit": (1, 2, 4, 6, 12, 16, 24, 32), "holdout": (3, 5, 7, 10, 14, 20)}
@@ -67,17 +68,17 @@ def call_cases(
 ) -> list[SuiteCase]:
     """Of each variant among `works` (those of one role's op streams) the smallest call, the largest and some between,
     as far from one another as they come; recorded ones and made ones alike, none that is among `without`."""
-    variants: dict[tuple[str, str], dict[Call, Work]] = defaultdict(dict)
+    variants: dict[KernelKind, dict[Call, Work]] = defaultdict(dict)
     for work in works:
         if isinstance(work.shape, Call) and work.bytes <= plan.largest:
             for call in (work.shape, *made_from(work, role)):
                 found = work if call is work.shape else describe(call)
                 if call not in without and found.variant == work.variant and found.bytes <= plan.largest:
-                    variants[work.op_class, work.variant].setdefault(call, found)
+                    variants[KernelKind(work.op_class, work.variant)].setdefault(call, found)
     cases = []
-    for (op_class, _), group in variants.items():
+    for kind, group in variants.items():
         members = sorted(group.values(), key=lambda work: (work.features, work.shape.key))
-        for i in spread([work.features for work in members], plan.most(op_class)):
+        for i in spread([work.features for work in members], plan.most(kind.op_class)):
             hot = members[i].bytes <= HOT_BYTES
             cases += [SuiteCase(members[i].shape, "torch", cache, role) for cache in caches if hot or cache == "cold"]
     return cases

@@ -12,6 +12,7 @@ from typing import Any
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
 from flopcast.roofline.stream.lowering.classes import CLASS_OF
 from flopcast.roofline.stream.lowering.fused import is_fused
+from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, ConvVariant, GemmVariant, Variant
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
 
 # Up to so many indices the gradient of an embedding is one kernel after the fill, from there on they are sorted first
@@ -25,7 +26,7 @@ class Work:
 
     shape: Shape
     op_class: str
-    variant: str
+    variant: Variant
     features: tuple[float, ...]
     bytes: int
     flops: int
@@ -44,16 +45,15 @@ def describe(shape: Shape, backend: str = "torch") -> Work:
     """Class, variant and features of a shape, for `backend`."""
     if isinstance(shape, Gemm):
         features: tuple[float, ...] = (log2(shape.m), log2(shape.n), log2(shape.k))
-        batched = "batched/" if shape.batch > 1 else ""
-        if shape.batch > 1:
+        is_batched = shape.batch > 1
+        if is_batched:
             features = (*features, log2(shape.batch))
-        variant = f"{batched}{shape.layout}/{shape.dtype}{'' if _is_aligned(shape) else '/unaligned'}"
-        return Work(shape, "gemm", variant, features, shape.bytes, shape.flops, backend)
+        product = GemmVariant(shape.layout, shape.dtype, "batched" if is_batched else "", _is_aligned(shape))
+        return Work(shape, "gemm", product, features, shape.bytes, shape.flops, backend)
     if isinstance(shape, Attention):
-        mask = "causal" if shape.causal else "full"
         features = (log2(shape.batch * shape.heads), log2(shape.heads / shape.kv_heads), log2(shape.seq))
-        variant = f"{shape.direction}/{mask}/{shape.dtype}/d{shape.head_dim}"
-        return Work(shape, "attention", variant, features, shape.bytes, shape.flops, backend)
+        attention = AttentionVariant(shape.direction, shape.causal, shape.dtype, shape.head_dim)
+        return Work(shape, "attention", attention, features, shape.bytes, shape.flops, backend)
     return _describe_call(shape)
 
 
@@ -118,7 +118,7 @@ def _describe_call(call: Call) -> Work:
         extra = log2(max(call.inputs[0].shape[-1], 1))  # not the number of rows, which a list of them has as its last
     elif op_class == "cat":
         pattern, extra = _pattern(Call(call.op, call.inputs[:1], call.inputs[:1]))
-    variant = "|".join(part for part in (name, dtypes, pattern) if part)
+    variant = CallVariant(name, dtypes, pattern)
     backend = "triton" if op_class == "fused" else "torch"
     return Work(call, op_class, variant, (log2(max(moved, 1)), extra, *each), moved, 0, backend)
 
@@ -146,7 +146,8 @@ def _describe_product(call: Call, name: str, op_class: str) -> Work:
         stride = "x".join(map(str, arguments[4 if is_backward else 3]))
         wanted = tuple(map(bool, arguments[10][:2])) if is_backward else ()
         direction = {(): "fwd", (True, False): "dgrad", (False, True): "wgrad"}.get(wanted, "bwd")
-        variant = f"{direction}/{data.dtype}/{layout}/k{kernel}s{stride}{f'g{groups}' if groups > 1 else ''}"
+        shape = f"k{kernel}s{stride}{f'g{groups}' if groups > 1 else ''}"
+        variant = ConvVariant(direction, data.dtype, layout, shape)
         features: tuple[float, ...] = (log2(max(m, 1)), log2(max(n, 1)), log2(max(k, 1)))
         return Work(call, op_class, variant, features, call.bytes, 2 * m * n * k * groups * passes)
     if op_class == "gemm":
@@ -161,7 +162,7 @@ def _describe_product(call: Call, name: str, op_class: str) -> Work:
         )
         layout = ("n" if is_row_major(a) else "t") + ("n" if is_row_major(b) else "t")
         sizes = tuple(log2(max(size, 1)) for size in (*each, groups))
-        return Work(call, op_class, f"grouped/{layout}/{a.dtype}", sizes, call.bytes, flops)
+        return Work(call, op_class, GemmVariant(layout, a.dtype, "grouped"), sizes, call.bytes, flops)
     is_backward = name.endswith("_backward")
     query, key = call.inputs[is_backward], call.inputs[1 + is_backward]
     pairs = prod(query.shape[:-1]) * key.shape[-2]
@@ -172,9 +173,8 @@ def _describe_product(call: Call, name: str, op_class: str) -> Work:
         log2(max(query.shape[1] / key.shape[1], 1)),
         log2(max(query.shape[-2] * key.shape[-2], 1)) / 2,
     )
-    return Work(
-        call, op_class, f"{direction}/full/{query.dtype}/d{query.shape[-1]}", features, call.bytes, flops, "sdpa"
-    )
+    attention = AttentionVariant(direction, False, query.dtype, query.shape[-1])
+    return Work(call, op_class, attention, features, call.bytes, flops, "sdpa")
 
 
 def _call_class(call: Call, name: str) -> str:

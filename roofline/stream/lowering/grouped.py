@@ -8,19 +8,21 @@ A measured call is answered by what was measured.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.stream.lowering.describe import Work, describe
+from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant
 
 IMBALANCE = 0.1  # deviation of log seconds: groups are not alike, and a product that leaves the device idle shares none
 
 
-def is_group_by_group(op_class: str, variant: str) -> bool:
-    """Whether a work of this class and variant is such a call."""
-    return op_class == "gemm" and variant.startswith("grouped/") and not variant.endswith("/bf16")
+def is_group_by_group(variant: Variant) -> TypeGuard[GemmVariant]:
+    """Whether a work of this variant is such a call."""
+    return isinstance(variant, GemmVariant) and variant.form == "grouped" and variant.dtype != "bf16"
 
 
-def product_of(variant: str, features: tuple[float, ...]) -> tuple[Work, int]:
+def product_of(variant: GemmVariant, features: tuple[float, ...]) -> tuple[Work, int]:
     """(one group's product, how many), of a grouped call's variant and log2 sizes (m, n, k of a group, groups)."""
-    layout, dtype = variant.split("/")[1:3]
     m, n, k, groups = (max(1, round(2**size)) for size in features)
-    return describe(Gemm(m=m, n=n, k=k, layout=layout, dtype=dtype)), groups
+    return describe(Gemm(m=m, n=n, k=k, layout=variant.layout, dtype=variant.dtype)), groups

@@ -145,7 +145,7 @@ def _draw_memory_points(
             fill: Any = {"color": colour, "linewidths": 0} if cache == "cold" else {
                 "facecolors": "none", "edgecolors": colour, "linewidths": 0.7}  # fmt: skip
             tips = [
-                f"{p.op_class}, {cache}, {p.variant.split('|')[0]}: {byte_size(p.bytes)} in {duration(p.seconds)}, "
+                f"{p.op_class}, {cache}, {p.variant.tokens[0]}: {byte_size(p.bytes)} in {duration(p.seconds)}, "
                 f"{rate(p.bytes_per_second, 'B/s')}{said_of(p)}"
                 for p in members
             ]

@@ -18,6 +18,7 @@ from flopcast.roofline.base.units import duration, scale, three_digits
 from flopcast.roofline.gpu.laws import gemm
 from flopcast.roofline.gpu.profile.roofs import roofs_of
 from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.variants import GemmVariant, SurfaceKey
 from flopcast.roofline.views.figures.canvas import LIGHT, Figure, Theme, finish, new_sheet, styled
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class ProductMap:
 def product_map(profile: Profile, sizes: Sequence[int] = SIZES, k: int = INNER) -> ProductMap | None:
     """None where the profile has no curve of such products, and of a processor, which has no waves."""
     if profile.device.get("type") == "cpu" or not any(
-        "/gemm/" in name and f"{DTYPE}/{CACHE}" in name for name in profile.surfaces
+        key.op_class == "gemm" and (key.variant.dtypes, key.cache) == (DTYPE, CACHE) for key in profile.surfaces
     ):
         return None
     works = [describe(Gemm(m=m, n=n, k=k, dtype=DTYPE, layout=LAYOUT)) for m in sizes for n in sizes]
@@ -61,9 +62,9 @@ def product_map(profile: Profile, sizes: Sequence[int] = SIZES, k: int = INNER) 
     bases = {e.basis: 0 for e in found}
     for estimate in found:
         bases[estimate.basis] += 1
-    surface = profile.surfaces.get(found[0].source)
+    surface = profile.surfaces.get(SurfaceKey("torch", "gemm", works[0].variant, CACHE))
     told = None
-    if surface is not None and surface.kind == "gemm":
+    if surface is not None and surface.kind == "gemm" and isinstance(surface.variant, GemmVariant):
         told = _likeliest(surface.variant, surface.params, np.array([work.features for work in works], float))
     waves = tiles = None
     if told is not None:
@@ -72,7 +73,7 @@ def product_map(profile: Profile, sizes: Sequence[int] = SIZES, k: int = INNER) 
     return ProductMap(k, tuple(sizes), flops / seconds, seconds, waves, tiles, shares)
 
 
-def _likeliest(variant: str, params: gemm.Params, features: np.ndarray) -> tuple[np.ndarray, list[str]] | None:
+def _likeliest(variant: GemmVariant, params: gemm.Params, features: np.ndarray) -> tuple[np.ndarray, list[str]] | None:
     """(blocks over multiprocessors, tile) of each product, of the likeliest tile; None where no tile was learnt."""
     if not gemm.is_learnt(params, gemm.FAMILIES[0]):
         return None

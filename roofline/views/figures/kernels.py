@@ -71,7 +71,7 @@ def main_dtype(roofs: Roofs, points: Sequence[Point]) -> str | None:
 
 def _series_of(point: Point) -> str:
     if point.op_class == "attention":
-        return "attention backward" if point.variant.startswith("bwd") else "attention forward"
+        return "attention backward" if point.variant.tokens[0] == "bwd" else "attention forward"
     return "matmul, unaligned" if point.is_unaligned else "matmul"
 
 
@@ -260,7 +260,7 @@ def _draw_matrix_points(
         drawn = apart([p.intensity for p in members], [p.flops_per_second for p in members])
         members = [members[i] for i in drawn]
         tips = [
-            f"{series}, {backend}, {p.variant.split('/')[0]}, {_sizes(p)}: {rate(p.flops_per_second, 'FLOP/s')}, "
+            f"{series}, {backend}, {p.variant.tokens[0]}, {_sizes(p)}: {rate(p.flops_per_second, 'FLOP/s')}, "
             f"{duration(p.seconds)}{said_of(p)}"
             for p in members
         ]

@@ -19,6 +19,7 @@ from flopcast.roofline.step.device_work import Backends, device_work, l2_shares
 from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, Item, simulate
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
+from flopcast.roofline.stream.lowering.variants import KernelKind
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 from flopcast.roofline.stream.ops.to_depth import to_depth
 
@@ -200,7 +201,9 @@ def test_host_costs_are_counted_as_they_were_calibrated(
     calls = {"launch": 1e-5, "view": 4e-6}
     costs = {**calls, "host_op": 3e-6, "per_tensor": 1e-6}
     host = HostCosts("h", calls, calls, costs, step_fixed=0.0, sigma=0.1, basis="measured")
-    odd = replace(profile, launch_counts={"optimizer/_foreach_mul_|fp32": 20.0, "optimizer/_foreach_sqrt|fp32": 22.0})
+    kinds = map(KernelKind.parse, ("optimizer/_foreach_mul_|fp32", "optimizer/_foreach_sqrt|fp32"))
+    counts = dict(zip(kinds, (20.0, 22.0), strict=True))
+    odd = replace(profile, launch_counts=counts)
     for optimizer in ("adamw", "adamw-fused"):
         stream = to_depth(traced(tiny, optimizer=optimizer), 6)
         items = device_work(stream, odd, host, Backends())

@@ -19,6 +19,7 @@ from flopcast.roofline.gpu.fit import cards
 from flopcast.roofline.gpu.fit.rows import fit
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
 SHAPES = [Gemm(m=m, n=n, k=k, layout="nt") for m in (256, 1024, 4096) for n in (512, 2048) for k in (512, 1024, 4096)]
 DEVICE = {
@@ -279,7 +280,7 @@ def test_a_card_of_a_few_rows_makes_the_median_and_not_the_spread(tmp_path: Path
     assert [r["key"] for r in triton] == [shape.key for shape in SHAPES[:3]]
     assert any("15 rows were left out (gemm 15)" in text for text in found.warnings)
     profile, report = fit(out)
-    assert len(profile.surfaces["triton/gemm/nt/bf16/cold"].seconds) == 3
+    assert len(profile.surfaces[SurfaceKey.parse("triton/gemm/nt/bf16/cold")].seconds) == 3
     assert any("left out (gemm 15)" in text for text in report.warnings)
     gpus = profile.provenance["gpus"]
     assert gpus["classes"]["gemm/cold"]["rows"] == len(SHAPES)

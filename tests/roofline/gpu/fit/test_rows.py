@@ -154,7 +154,7 @@ def test_intervals_hold_what_they_promise(fitted: tuple[Profile, FitReport]) -> 
 
 def test_the_law_is_recovered(fitted: tuple[Profile, FitReport]) -> None:
     profile, _ = fitted
-    cast = next(s for name, s in profile.surfaces.items() if "copy/" in name and name.endswith("/cold"))
+    cast = next(s for key, s in profile.surfaces.items() if (key.op_class, key.cache) == ("copy", "cold"))
     assert cast.params["bandwidth"] == pytest.approx(BANDWIDTH / 2, rel=0.05)
     assert cast.params["floor"] == pytest.approx(FLOOR, rel=0.1)
 

@@ -13,6 +13,7 @@ from flopcast.kernels.shapes import Attention
 from flopcast.roofline.gpu.laws import attention
 from flopcast.roofline.gpu.laws.attention import dealt, flash_splits, schedule_of
 from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.variants import parse_variant
 
 MEASURED = (
     Path(__file__).resolve().parents[4] / "reports" / "nvidia-h200" / "measurements" / "gpu0" / "measurements.jsonl.gz"
@@ -69,10 +70,13 @@ def test_a_masked_step_of_flash_takes_longer() -> None:
     last block is part empty; without a mask none is."""
     params = schedule_of("sdpa-flash", "fwd", 128)
     more = params["masked"]
-    assert attention._lengths("fwd/causal/bf16/d128", params, 256) == (2 + 2 * more, 4 + 2 * more)
-    assert attention._lengths("fwd/causal/bf16/d128", params, 197) == (2 + 2 * more, 4 + 3 * more)
-    assert attention._lengths("fwd/full/bf16/d128", params, 256) == (4, 4)
-    assert attention._lengths("bwd/causal/bf16/d128", schedule_of("sdpa-flash", "bwd", 128), 256) == (4, 2)
+    assert attention._lengths(parse_variant("fwd/causal/bf16/d128"), params, 256) == (2 + 2 * more, 4 + 2 * more)
+    assert attention._lengths(parse_variant("fwd/causal/bf16/d128"), params, 197) == (2 + 2 * more, 4 + 3 * more)
+    assert attention._lengths(parse_variant("fwd/full/bf16/d128"), params, 256) == (4, 4)
+    assert attention._lengths(parse_variant("bwd/causal/bf16/d128"), schedule_of("sdpa-flash", "bwd", 128), 256) == (
+        4,
+        2,
+    )
 
 
 def test_the_residual_knows_part_empty_blocks_and_rounds_apart() -> None:
@@ -82,10 +86,10 @@ def test_the_residual_knows_part_empty_blocks_and_rounds_apart() -> None:
         Attention(batch=1, heads=33, kv_heads=33, seq=1024, head_dim=128),
         Attention(batch=2, heads=33, kv_heads=33, seq=1000, head_dim=128),
     )])  # fmt: skip
-    found = attention.inputs("fwd/causal/bf16/d128", params, features)
+    found = attention.inputs(parse_variant("fwd/causal/bf16/d128"), params, features)
     assert found[:, -2:] == pytest.approx(np.array([[0.0, 0.0], [2.0, 1.0]]))
     before = {name: value for name, value in params.items() if name not in attention.LATER}
-    assert attention.inputs("fwd/causal/bf16/d128", before, features).shape == (2, found.shape[1] - 2)
+    assert attention.inputs(parse_variant("fwd/causal/bf16/d128"), before, features).shape == (2, found.shape[1] - 2)
 
 
 def test_a_lone_block_does_not_share_its_sm() -> None:

@@ -12,9 +12,10 @@ from flopcast.roofline.gpu.fit import surface as fit_surface
 from flopcast.roofline.gpu.fit.surface import Points
 from flopcast.roofline.gpu.laws import attention, attention_triton
 from flopcast.roofline.gpu.laws.attention_triton import Sizes
+from flopcast.roofline.stream.lowering.variants import AttentionVariant
 
 H200 = {"name": "NVIDIA H200", "capability": [9, 0], "sm_count": 132}
-VARIANT = {"fwd": "fwd/causal/bf16/d128", "bwd": "bwd/causal/bf16/d128"}
+VARIANT = {direction: AttentionVariant(direction, True, "bf16", 128) for direction in ("fwd", "bwd")}
 
 
 def told(direction: str, head_dim: int = 128, causal: bool = True) -> dict[str, float]:
@@ -59,7 +60,7 @@ def by_hand(kernel: str, heads: int, seq: int, group: int, programs: int) -> tup
 def test_programs_take_the_tiles_that_the_kernels_give_them(kernel: str, heads: int, seq: int, group: int) -> None:
     direction = "fwd" if kernel == "forward" else "bwd"
     params = {**told(direction), "sm_count": 132.0}
-    work, tiles, mean = attention_triton.loads(kernel, VARIANT[direction], params, 128, sizes(heads, seq, group))
+    work, tiles, mean = attention_triton.loads(kernel, VARIANT[direction], params, sizes(heads, seq, group))
     assert (work[0], tiles[0]) == by_hand(kernel, heads, seq, group, 132)
     assert mean[0] <= work[0]
 

@@ -16,6 +16,7 @@ from flopcast.roofline.gpu.laws import laws
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.variants import SurfaceKey, parse_variant
 
 FLOOR, PEAK, BANDWIDTH, SM_COUNT = 2e-6, 1e15, 4e12, 132.0
 VARIANTS = tuple(f"fwd/bf16/{layout}/k{kernel}s1x1" for layout in ("nchw", "nhwc") for kernel in ("1x1", "3x3"))
@@ -40,7 +41,7 @@ def seconds_of(variant: str, bytes_: float, flops: float) -> float:
     return 3 * FLOOR + flops / (0.5 * PEAK) + bytes_ * (3 if "nchw" in variant else 1) / BANDWIDTH
 
 
-def surfaces() -> dict[str, Surface]:
+def surfaces() -> dict[SurfaceKey, Surface]:
     rng = np.random.default_rng(3)
     groups = {}
     for variant in VARIANTS:
@@ -50,32 +51,33 @@ def surfaces() -> dict[str, Surface]:
         flops, bytes_ = 2 * m * n * k, 2 * (m * k + n * k + m * n)
         seconds = np.array([seconds_of(variant, b, f) for b, f in zip(bytes_, flops, strict=True)])
         features = np.log2(np.column_stack([m, n, k]))
-        groups[f"torch/conv/{variant}/cold"] = (
-            variant,
-            Points(features, bytes_, flops, seconds * np.exp(rng.normal(0, 0.01, 6)), np.full(6, 0.005)),
+        groups[SurfaceKey.parse(f"torch/conv/{variant}/cold")] = Points(
+            features, bytes_, flops, seconds * np.exp(rng.normal(0, 0.01, 6)), np.full(6, 0.005)
         )
     priors = conv_priors(groups, FLOOR, BANDWIDTH, {"bf16": PEAK}, SM_COUNT)
-    return {name: fit_surface("conv", v, points, priors[name]) for name, (v, points) in groups.items()}
+    return {key: fit_surface("conv", key.variant, points, priors[key]) for key, points in groups.items()}
 
 
 SURFACES = surfaces()
 
 
-@pytest.mark.parametrize("name", SURFACES)
-def test_new_sizes_are_told_within_a_tenth(name: str) -> None:
+@pytest.mark.parametrize("key", SURFACES, ids=str)
+def test_new_sizes_are_told_within_a_tenth(key: SurfaceKey) -> None:
     sizes = np.array([[2.0**16, 512, 1024], [2.0**17, 256, 2048], [2.0**15, 1024, 512]])
     m, n, k = sizes.T
     flops, bytes_ = 2 * m * n * k, 2 * (m * k + n * k + m * n)
-    found = SURFACES[name].predict(np.log2(sizes), bytes_, flops)
-    wanted = [seconds_of(name, b, f) for b, f in zip(bytes_, flops, strict=True)]
+    found = SURFACES[key].predict(np.log2(sizes), bytes_, flops)
+    wanted = [seconds_of(str(key), b, f) for b, f in zip(bytes_, flops, strict=True)]
     assert found.seconds == pytest.approx(wanted, rel=0.12)
 
 
 def test_more_work_never_takes_less() -> None:
-    params = SURFACES["torch/conv/fwd/bf16/nhwc/k3x3s1x1/cold"].params
+    params = SURFACES[SurfaceKey.parse("torch/conv/fwd/bf16/nhwc/k3x3s1x1/cold")].params
     m = np.arange(1, 4000, 37.0)
     features = np.log2(np.column_stack([m, np.full(len(m), 64.0), np.full(len(m), 576.0)]))
-    law = laws.log_seconds("conv", "", params, features, 2 * m * 640, 2 * m * 64 * 576)
+    law = laws.log_seconds(
+        "conv", parse_variant("fwd/bf16/nhwc/k3x3s1x1"), params, features, 2 * m * 640, 2 * m * 64 * 576
+    )
     assert np.all(np.diff(law) > -1e-12)
 
 
@@ -83,10 +85,10 @@ def test_a_kind_that_was_not_measured_is_told_by_its_relatives() -> None:
     numbers = {"kernel_floor": Number(FLOOR, FLOOR, FLOOR, "measured")}
     profile = Profile("g", "measured", {"type": "cuda"}, {}, numbers, SURFACES)
     work = describe(convolution(64, 256, 256, 56, 3, stride=2))
-    assert work.variant == "fwd/bf16/nchw/k3x3s2x2"
+    assert str(work.variant) == "fwd/bf16/nchw/k3x3s2x2"
     [found] = profile.estimate([(work, "torch", "cold")])
     assert found.basis == "extrapolated"
-    assert found.seconds == pytest.approx(seconds_of(work.variant, work.bytes, work.flops), rel=0.3)
+    assert found.seconds == pytest.approx(seconds_of(str(work.variant), work.bytes, work.flops), rel=0.3)
     kept = Profile.from_json(json.loads(json.dumps(profile.to_json())))
     assert kept.estimate([(work, "torch", "cold")]) == [found]
 
@@ -100,5 +102,5 @@ def test_a_backward_is_named_by_what_it_computes(mask: list[bool], direction: st
     args = [{"t": 0}, {"t": 1}, {"t": 2}, [0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask]
     call = Call("aten.convolution_backward.default", (gradient, data, weight), (data, weight), json.dumps(args))
     work = describe(call)
-    assert work.variant.split("/")[0] == direction
+    assert work.variant.tokens[0] == direction
     assert work.flops == 2 * 8 * 28 * 28 * 32 * 16 * 9 * sum(mask[:2])

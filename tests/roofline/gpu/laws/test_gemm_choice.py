@@ -18,6 +18,7 @@ from flopcast.roofline.gpu.laws import gemm, gemm_choice
 from flopcast.roofline.gpu.laws.gemm_choice import Sizes, candidates, choose
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.stream.lowering.variants import GemmVariant
 
 SM_COUNT, PEAK, FLOOR = 132.0, 900e12, 2e-6
 TILES = ((256, 128), (192, 192), (128, 128), (64, 128), (128, 64))
@@ -71,9 +72,9 @@ SOME = FITTED[:140]
 def fit(tiles: dict[str, float], seconds: Array) -> Surface:
     features, bytes_, flops = columns(SOME)
     points = Points(features, bytes_, flops, seconds, np.full(len(seconds), 0.004))
-    inputs = gemm.inputs("nt/bf16", {"sm_count": SM_COUNT, **tiles}, features).shape[1]
+    inputs = gemm.inputs(GemmVariant("nt", "bf16"), {"sm_count": SM_COUNT, **tiles}, features).shape[1]
     prior = gemm_prior(PEAK, SM_COUNT, FLOOR, 4e12, 5e7, inputs)
-    return fit_surface("gemm", "nt/bf16", points, replace(prior, fixed={**prior.fixed, **tiles}))
+    return fit_surface("gemm", GemmVariant("nt", "bf16"), points, replace(prior, fixed={**prior.fixed, **tiles}))
 
 
 TIMES = np.array([library(shape)[2] for shape in SOME])
@@ -96,7 +97,7 @@ def test_what_a_library_picks_is_foretold() -> None:
     """Of shapes never seen: the likeliest tile and split is the one picked in three of four, a tie aside."""
     new = shapes(1, 300)
     features, *_ = columns(new)
-    tiles, choice = gemm._choice("nt/bf16", LEARNT | {"sm_count": SM_COUNT}, features, 0)
+    tiles, choice = gemm._choice(GemmVariant("nt", "bf16"), LEARNT | {"sm_count": SM_COUNT}, features, 0)
     likeliest = choice.share.argmax(axis=1)
     hits = 0
     for i, shape in enumerate(new):
@@ -127,7 +128,9 @@ def test_few_or_unknown_names_teach_nothing() -> None:
 def test_on_another_part_the_choice_follows_its_sms() -> None:
     """A grid that fills 132 SMs leaves a part of 108 with a second wave of a few blocks: another tile is likelier."""
     features, *_ = columns([Gemm(m=2112, n=2112, k=4096)])
-    best = [gemm._choice("nt/bf16", LEARNT | {"sm_count": sms}, features, 0)[1] for sms in (132.0, 108.0)]
+    best = [
+        gemm._choice(GemmVariant("nt", "bf16"), LEARNT | {"sm_count": sms}, features, 0)[1] for sms in (132.0, 108.0)
+    ]
     likeliest = [int(choice.tile[0, choice.share[0].argmax()]) for choice in best]
     assert likeliest[0] != likeliest[1]
 

@@ -15,6 +15,7 @@ from flopcast.roofline.gpu.fit.surface import Points
 from flopcast.roofline.gpu.laws import gemm_triton, laws
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.projection.project import project_surface
+from flopcast.roofline.stream.lowering.variants import GemmVariant, SurfaceKey, parse_variant
 
 H200 = {"name": "NVIDIA H200", "capability": [9, 0], "sm_count": 132}
 SIZES = [(8192, 3072, 1024), (1024, 4096, 4096), (2176, 2176, 1344), (8192, 1024, 3072), (512, 2688, 640),
@@ -38,7 +39,7 @@ def surface_of(sizes: list[tuple[int, int, int]], scale: float) -> Surface:
     )  # fmt: skip
     number = gemm_triton.table_of(H200)
     assert number is not None
-    return surface.fit_surface("tuned", "nt/bf16", points, priors.tuned_prior(989e12, 132.0, number))
+    return surface.fit_surface("tuned", GemmVariant("nt", "bf16"), points, priors.tuned_prior(989e12, 132.0, number))
 
 
 def test_a_few_products_tell_the_factor_and_others_follow() -> None:
@@ -55,11 +56,11 @@ def test_a_few_products_tell_the_factor_and_others_follow() -> None:
 
 
 def test_which_surfaces_it_is_for() -> None:
-    assert gemm_triton.is_for("triton", "gemm", "tn/bf16")
-    assert gemm_triton.is_for("triton", "gemm", "nn/fp16")
+    assert gemm_triton.is_for("triton", GemmVariant("tn", "bf16"))
+    assert gemm_triton.is_for("triton", GemmVariant("nn", "fp16"))
     for other in ("nt/bf16/unaligned", "nt/fp32", "batched/nt/bf16"):
-        assert not gemm_triton.is_for("triton", "gemm", other)
-    assert not gemm_triton.is_for("torch", "gemm", "tn/bf16")
+        assert not gemm_triton.is_for("triton", parse_variant(other))
+    assert not gemm_triton.is_for("torch", GemmVariant("tn", "bf16"))
     assert gemm_triton.table_of(H200) == 1
     assert gemm_triton.table_of({**H200, "name": "NVIDIA H100 80GB HBM3"}) == 0
     assert gemm_triton.table_of({**H200, "capability": [8, 0]}) is None
@@ -70,18 +71,19 @@ def test_which_surfaces_it_is_for() -> None:
     [("nt", (100, 128, 64), 0), ("nt", (128, 128, 72), 1), ("nn", (128, 200, 64), 1), ("tn", (136, 128, 65), 1)],
 )
 def test_rows_of_whole_lines(layout: str, size: tuple[int, int, int], partial: int) -> None:
-    assert gemm_triton.partial(f"{layout}/bf16", features([size])).tolist() == [partial]
+    assert gemm_triton.partial(GemmVariant(layout, "bf16"), features([size])).tolist() == [partial]
     params = {"scale": 1.0, "partial": 0.25, "sm_count": 132.0, "peak": 989e12, "table": 1.0}
     without = {**params, "partial": 0.0}
     ones = np.ones(1)
-    seconds = [laws.log_seconds("tuned", f"{layout}/bf16", p, features([size]), ones, ones) for p in (params, without)]
+    variant = GemmVariant(layout, "bf16")
+    seconds = [laws.log_seconds("tuned", variant, p, features([size]), ones, ones) for p in (params, without)]
     assert seconds[0] - seconds[1] == pytest.approx(0.25 * partial)
 
 
 def test_a_projection_takes_the_targets_rate() -> None:
     found = surface_of(SIZES, 1.0)
     own, slower = find_spec("nvidia-h200"), find_spec("nvidia-h100-pcie")
-    moved = project_surface("triton/gemm/nt/bf16/cold", found, own, slower)
+    moved = project_surface(SurfaceKey.parse("triton/gemm/nt/bf16/cold"), found, own, slower)
     assert moved is not None
     assert moved.params["scale"] > 1.1
     assert moved.params["sm_count"] == slower.sm_count

@@ -29,10 +29,11 @@ from flopcast.roofline.gpu.laws.gemm_unaligned import (
 )
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.stream.lowering.variants import GemmVariant
 
 SM_COUNT, PEAK, LAUNCH = 132.0, 989e12, 2e-6
 PACES = {(128, 256, 32): 1.1, (128, 128, 32): 1.0, (64, 64, 32): 0.7}  # of what "align1" is told by
-VARIANT = "nn/bf16/unaligned"
+VARIANT = GemmVariant("nn", "bf16", is_aligned=False)
 
 
 def library(shape: Gemm) -> tuple[tuple[int, int, int], int, float]:
@@ -123,8 +124,8 @@ def test_new_products_are_forecast_from_what_was_learnt() -> None:
 def test_what_was_learnt_is_kept_for_unaligned_products_alone() -> None:
     every = {(2, "nn"): {**LEARNT, "tile/aligned/sharpness": 20.0}}
     assert gemm.learnt_for(VARIANT, every) == LEARNT
-    assert gemm.learnt_for("nn/bf16", every) == {"tile/aligned/sharpness": 20.0}
-    assert gemm.learnt_for("tn/bf16", every) == {}
+    assert gemm.learnt_for(GemmVariant("nn", "bf16"), every) == {"tile/aligned/sharpness": 20.0}
+    assert gemm.learnt_for(GemmVariant("tn", "bf16"), every) == {}
 
 
 def test_few_names_teach_nothing() -> None:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from flopcast.roofline.gpu.laws.reduction import loss_turns, plan, planes
+from flopcast.roofline.stream.lowering.variants import CallVariant
 
 
 def one(variant: str, results: int, count: int) -> tuple[float, float]:
-    found = plan(variant, np.array([float(results)]), np.array([float(count)]), 132.0)
+    found = plan(CallVariant(*variant.split("|")), np.array([float(results)]), np.array([float(count)]), 132.0)
     return float(found.loads[0]), float(found.merged[0])
 
 

@@ -21,7 +21,8 @@ from flopcast.roofline.gpu.library import profiles
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
-from flopcast.roofline.gpu.profile.unmeasured import DEFAULT_FLOOR, Name
+from flopcast.roofline.gpu.profile.unmeasured import DEFAULT_FLOOR
+from flopcast.roofline.stream.lowering.variants import KernelKind, SurfaceKey, Variant, parse_variant
 
 FLOOR, PEAK, SM_COUNT = 2e-6, 300e12, 108.0
 
@@ -31,27 +32,27 @@ class Piece:
     """What `estimate` is asked for."""
 
     op_class: str
-    variant: str
+    variant: Variant
     features: tuple[float, ...]
     bytes: int
     flops: int = 0
 
 
 def moved(bytes_: int, op_class: str = "pointwise", variant: str = "mul|fp32>fp32|a>a") -> Piece:
-    return Piece(op_class, variant, (float(np.log2(bytes_)), 10.0), bytes_)
+    return Piece(op_class, parse_variant(variant), (float(np.log2(bytes_)), 10.0), bytes_)
 
 
 def product(m: int, n: int, k: int, variant: str = "nt/bf16") -> Piece:
     size = 4 if "32" in variant else 2
     features = tuple(float(x) for x in np.log2([m, n, k]))
-    return Piece("gemm", variant, features, size * (m * k + k * n + m * n), 2 * m * n * k)
+    return Piece("gemm", parse_variant(variant), features, size * (m * k + k * n + m * n), 2 * m * n * k)
 
 
 def memory_surface(variant: str, bandwidth: float) -> Surface:
     bytes_ = 2.0 ** np.arange(12, 30, 2)
     features = np.column_stack([np.log2(bytes_), np.full(len(bytes_), 10.0)])
     points = Points(features, bytes_, 0 * bytes_, FLOOR + bytes_ / bandwidth, np.full(len(bytes_), 0.005))
-    return fit_surface("memory", variant, points, memory_prior(Belief(FLOOR, 0.3), Belief(2e12, 0.5), 3))
+    return fit_surface("memory", parse_variant(variant), points, memory_prior(Belief(FLOOR, 0.3), Belief(2e12, 0.5), 3))
 
 
 def gemm_surface(variant: str) -> Surface:
@@ -59,7 +60,7 @@ def gemm_surface(variant: str) -> Surface:
     m, n, k = sizes.T
     seconds = FLOOR + 2 * m * n * k / (0.6 * PEAK)
     points = Points(np.log2(sizes), 2 * 3 * m * n, 2 * m * n * k, seconds, np.full(6, 0.005))
-    return fit_surface("gemm", variant, points, gemm_prior(PEAK, SM_COUNT, FLOOR, 2e12, 40e6, 11))
+    return fit_surface("gemm", parse_variant(variant), points, gemm_prior(PEAK, SM_COUNT, FLOOR, 2e12, 40e6, 11))
 
 
 def attention_surface(variant: str) -> Surface:
@@ -67,7 +68,11 @@ def attention_surface(variant: str) -> Surface:
     features = np.column_stack([np.full(6, 6.0), np.full(6, 1.0), np.log2(seq)])
     flops = 256 * 64 * seq**2
     points = Points(features, 512 * 64 * seq, flops, FLOOR + flops / (0.5 * PEAK), np.full(6, 0.005))
-    return fit_surface("attention", variant, points, attention_prior(PEAK, SM_COUNT, FLOOR, 2e12))
+    return fit_surface("attention", parse_variant(variant), points, attention_prior(PEAK, SM_COUNT, FLOOR, 2e12))
+
+
+def keyed(surfaces: dict[str, Surface]) -> dict[SurfaceKey, Surface]:
+    return {SurfaceKey.parse(name): surface for name, surface in surfaces.items()}
 
 
 def exact(value: float) -> Number:
@@ -80,21 +85,28 @@ PROFILE = Profile(
     device={"type": "cuda", "name": "Test", "sm_count": 108, "l2_bytes": 40_000_000},
     peaks={"bf16": exact(PEAK), "fp16": exact(PEAK), "tf32": exact(PEAK / 2), "fp32": exact(PEAK / 16)},
     ceilings={"hbm_copy": exact(1.6e12), "kernel_floor": exact(FLOOR)},
-    surfaces={
-        "torch/pointwise/mul|fp32>fp32|a>a/cold": memory_surface("mul|fp32>fp32|a>a", 1.5e12),
-        "torch/pointwise/mul|fp32>fp32|a>a/hot": memory_surface("mul|fp32>fp32|a>a", 3.0e12),
-        "torch/pointwise/add|bf16>bf16|a>a/cold": memory_surface("add|bf16>bf16|a>a", 1.2e12),
-        "torch/gemm/nt/bf16/cold": gemm_surface("nt/bf16"),
-        "sdpa-flash/attention/fwd/causal/bf16/d128/cold": attention_surface("fwd/causal/bf16/d128"),
+    surfaces=keyed(
+        {
+            "torch/pointwise/mul|fp32>fp32|a>a/cold": memory_surface("mul|fp32>fp32|a>a", 1.5e12),
+            "torch/pointwise/mul|fp32>fp32|a>a/hot": memory_surface("mul|fp32>fp32|a>a", 3.0e12),
+            "torch/pointwise/add|bf16>bf16|a>a/cold": memory_surface("add|bf16>bf16|a>a", 1.2e12),
+            "torch/gemm/nt/bf16/cold": gemm_surface("nt/bf16"),
+            "sdpa-flash/attention/fwd/causal/bf16/d128/cold": attention_surface("fwd/causal/bf16/d128"),
+        }
+    ),
+    launch_counts={
+        KernelKind.parse(kind): count
+        for kind, count in {"pointwise/mul|fp32>fp32|a>a": 1.0, "optimizer/x": 2.0, "reduction/y": 2.0}.items()
     },
-    launch_counts={"pointwise/mul|fp32>fp32|a>a": 1.0, "optimizer/x": 2.0, "reduction/y": 2.0},
     host=HostCosts("h", {"launch": 1e-5, "view": 4e-6, "fixed": 1e-4}, {}, {}, 0.0, 0.1, "measured", "cpu"),
     stack={"torch": "2.11.0"},
     provenance={"machine": "0"},
     aliases={"sdpa": "sdpa-flash"},
 )
 
-ATTENTION = Piece("attention", "fwd/causal/bf16/d128", (6.0, 1.0, 10.0), 512 * 64 * 1024, 256 * 64 * 1024**2)
+ATTENTION = Piece(
+    "attention", parse_variant("fwd/causal/bf16/d128"), (6.0, 1.0, 10.0), 512 * 64 * 1024, 256 * 64 * 1024**2
+)
 
 
 def test_where_an_answer_comes_from_is_said() -> None:
@@ -153,7 +165,9 @@ def test_an_unmeasured_dtype_is_scaled_by_its_peak() -> None:
 
 def test_other_layouts_backends_and_batches_are_answered_too() -> None:
     square = product(2048, 2048, 2048)
-    batched = Piece("gemm", "batched/nt/bf16", (*square.features, 3.0), 8 * square.bytes, 8 * square.flops)
+    batched = Piece(
+        "gemm", parse_variant("batched/nt/bf16"), (*square.features, 3.0), 8 * square.bytes, 8 * square.flops
+    )
     nt, tn, triton, eight = PROFILE.estimate(
         [
             (square, "torch", "cold"),
@@ -184,13 +198,6 @@ def test_launch_counts() -> None:
     assert PROFILE.launches(moved(1 << 20, "reduction", "y"), default=1) == 2
     assert PROFILE.launches(moved(1 << 20, "optimizer", "x"), default=40) == 40
     assert PROFILE.launches(moved(1 << 20, "softmax", "z"), default=3) == 3
-
-
-def test_names_of_surfaces_come_apart_and_together() -> None:
-    for text in PROFILE.surfaces:
-        assert str(Name.parse(text)) == text
-    assert Name.parse("sdpa-flash/attention/fwd/causal/bf16/d128/cold").dtypes == "bf16"
-    assert Name.parse("torch/copy/_to_copy|fp32>bf16|ab>ba/hot").dtypes == "fp32>bf16"
 
 
 @pytest.mark.parametrize("name", ["p.json", "p.json.gz"])

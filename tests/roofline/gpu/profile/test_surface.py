@@ -19,6 +19,7 @@ from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile import surface
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.stream.lowering.variants import SurfaceKey, parse_variant
 
 FLOOR, BANDWIDTH, PEAK, SM_COUNT = 2e-6, 2e12, 300e12, 108.0
 
@@ -52,7 +53,7 @@ def memory_surface(seed: int, noise: float = 0.02, count: int = 24) -> Surface:
     features = np.column_stack([np.log2(bytes_), np.log2(inner)])
     points = Points(features, bytes_, np.zeros(count), seconds, np.full(count, 0.005))
     prior = memory_prior(Belief(3e-6, 0.5), Belief(1.5e12, 0.5), 3)
-    return fit_surface("memory", "mul|fp32>fp32|a>a", points, prior)
+    return fit_surface("memory", parse_variant("mul|fp32>fp32|a>a"), points, prior)
 
 
 def gemm_surface(count: int = 120, noise: float = 0.02) -> Surface:
@@ -60,7 +61,7 @@ def gemm_surface(count: int = 120, noise: float = 0.02) -> Surface:
     sizes = np.round(2.0 ** rng.uniform(0, 7, (count, 3))) * 64
     seconds = gemm_law(sizes) * np.exp(rng.normal(0, noise, count))
     points = Points(*gemm_columns(sizes), seconds, np.full(count, 0.005))
-    return fit_surface("gemm", "nt/bf16", points, gemm_prior(PEAK, SM_COUNT, 2.5e-6, 1.6e12, 40e6, 11))
+    return fit_surface("gemm", parse_variant("nt/bf16"), points, gemm_prior(PEAK, SM_COUNT, 2.5e-6, 1.6e12, 40e6, 11))
 
 
 def attention_surface() -> Surface:
@@ -72,7 +73,7 @@ def attention_surface() -> Surface:
     features = np.column_stack([np.log2(heads), np.ones(40), np.log2(seq)])
     points = Points(features, bytes_, flops, seconds, np.full(40, 0.005))
     prior = attention_prior(PEAK, SM_COUNT, FLOOR, BANDWIDTH)
-    return fit_surface("attention", "fwd/causal/bf16/d128", points, prior)
+    return fit_surface("attention", parse_variant("fwd/causal/bf16/d128"), points, prior)
 
 
 SURFACES = {"memory": memory_surface(0), "gemm": gemm_surface(), "attention": attention_surface()}
@@ -191,7 +192,7 @@ def test_any_positive_times_make_a_finite_surface(seconds: list[float], log_byte
     count = len(seconds)
     bytes_ = np.full(count, 2.0**log_bytes)
     points = Points(np.log2(bytes_)[:, None], bytes_, np.zeros(count), np.array(seconds), np.full(count, 0.01))
-    surface = fit_surface("memory", "x", points, memory_prior(Belief(2e-6, 0.5), Belief(1e12, 0.5), 1))
+    surface = fit_surface("memory", parse_variant("x"), points, memory_prior(Belief(2e-6, 0.5), Belief(1e12, 0.5), 1))
     found = surface.predict(np.array([[log_bytes], [12.5]]), np.array([bytes_[0], 5793.0]), np.zeros(2))
     assert np.all(np.isfinite(found.seconds) & (found.seconds > 0))
     assert np.all(np.isfinite(found.sigma) & (found.sigma > 0))
@@ -212,10 +213,10 @@ def test_one_row_past_a_tile_costs_a_wave() -> None:
     """108 SMs: 1,536 x 1,152 is 108 tiles of 128 x 128, one row more is 117."""
     features, bytes_, flops = gemm_columns(np.array([[1536.0, 1152.0, 4096.0], [1537.0, 1152.0, 4096.0]]))
     params = SURFACES["gemm"].params | {"quantised": 1.0, "tile_odd": 0.05}  # a part of common tiles alone
-    full, spilt = np.exp(laws.log_seconds("gemm", "nt/bf16", params, features, bytes_, flops))
+    full, spilt = np.exp(laws.log_seconds("gemm", parse_variant("nt/bf16"), params, features, bytes_, flops))
     assert spilt > 1.15 * full
     params["tile_odd"] = params["tile_common"]  # one with many more has a tile that fills the wave
-    full, spilt = np.exp(laws.log_seconds("gemm", "nt/bf16", params, features, bytes_, flops))
+    full, spilt = np.exp(laws.log_seconds("gemm", parse_variant("nt/bf16"), params, features, bytes_, flops))
     assert spilt < 1.15 * full
 
 
@@ -223,7 +224,7 @@ def test_misaligned_rows_are_told_from_aligned_ones() -> None:
     sizes = np.array([[512, 512, 512], [512, 512, 513], [512, 513, 512], [513, 512, 512]], float)
     params = SURFACES["gemm"].params
     for variant, worse in (("nt/bf16", [1]), ("nn/bf16", [1, 2]), ("tn/bf16", [2, 3])):
-        operands = laws.inputs("gemm", variant, params, np.log2(sizes))[:, -2]
+        operands = laws.inputs("gemm", parse_variant(variant), params, np.log2(sizes))[:, -2]
         assert [i for i in range(4) if operands[i] > 0] == worse
 
 
@@ -239,11 +240,11 @@ def shared_surfaces() -> tuple[Surface, Surface, Surface, Array, Array]:
     prior = gemm_prior(PEAK, SM_COUNT, 2.5e-6, 1.6e12, 40e6, 11)
     is_fitted = np.arange(len(sizes)) < 200
     few = replace(points, seconds=hot).take(np.arange(len(sizes)) < 50)
-    base = fit_surface("gemm", "nt/bf16", points.take(is_fitted), prior)
+    base = fit_surface("gemm", parse_variant("nt/bf16"), points.take(is_fitted), prior)
     return (
         base,
-        fit_surface("gemm", "nt/bf16", few, prior, base),
-        fit_surface("gemm", "nt/bf16", few, prior),
+        fit_surface("gemm", parse_variant("nt/bf16"), few, prior, base),
+        fit_surface("gemm", parse_variant("nt/bf16"), few, prior),
         sizes[~is_fitted],
         hot[~is_fitted],
     )
@@ -289,8 +290,9 @@ def test_what_is_made_from_a_surface_is_solved_anew() -> None:
 
 def test_a_file_keeps_what_hot_products_share_with_cold_ones() -> None:
     base, hot, _, sizes, _ = shared_surfaces()
-    profile = Profile("g", "measured", {}, {}, {}, {"torch/gemm/nt/bf16/hot": hot, "torch/gemm/nt/bf16/cold": base})
-    kept = Profile.from_json(json.loads(json.dumps(profile.to_json()))).surfaces["torch/gemm/nt/bf16/hot"]
+    key = SurfaceKey.parse("torch/gemm/nt/bf16/hot")
+    profile = Profile("g", "measured", {}, {}, {}, {key: hot, key.with_cache("cold"): base})
+    kept = Profile.from_json(json.loads(json.dumps(profile.to_json()))).surfaces[key]
     for a, b in zip(kept.predict(*gemm_columns(sizes)), hot.predict(*gemm_columns(sizes)), strict=True):
         assert a == pytest.approx(b, rel=1e-6)
     lost = profile.to_json()

@@ -12,6 +12,7 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.unmeasured import DEFAULT_FLOOR, Fallback
 from flopcast.roofline.step.simulation import Item
 from flopcast.roofline.step.uncertainty import device_log_sigma
+from flopcast.roofline.stream.lowering.variants import Variant, parse_variant
 
 RATE, PEAK = 4e12, 1e15
 CEILINGS = {"hbm_copy": RATE, "matrix_sustained/bf16": 6e14, "matrix_sustained/fp32": 5e13}
@@ -23,10 +24,14 @@ class Piece:
     """A work as `estimate` reads it."""
 
     op_class: str
-    variant: str
+    variant: Variant
     features: tuple[float, ...]
     bytes: int
     flops: int = 0
+
+
+def piece(op_class: str, variant: str, features: tuple[float, ...], bytes_: int, flops: int = 0) -> Piece:
+    return Piece(op_class, parse_variant(variant), features, bytes_, flops)
 
 
 def seconds(piece: Piece, fallback: Fallback = NOTHING_MEASURED) -> float:
@@ -36,18 +41,18 @@ def seconds(piece: Piece, fallback: Fallback = NOTHING_MEASURED) -> float:
 
 
 def test_norms_pass_over_their_tensors_more_than_once() -> None:
-    layer = Piece("reduction", "native_layer_norm|fp32+fp32>fp32|row", (28.0, 10.0, 17.0), 1 << 28)
+    layer = piece("reduction", "native_layer_norm|fp32+fp32>fp32|row", (28.0, 10.0, 17.0), 1 << 28)
     once = layer.bytes / RATE
     assert seconds(layer) == pytest.approx(1.5 * once + DEFAULT_FLOOR)
-    backward = replace(layer, variant="native_layer_norm_backward|fp32+fp32>fp32|row")
+    backward = replace(layer, variant=parse_variant("native_layer_norm_backward|fp32+fp32>fp32|row"))
     assert 2 * once < seconds(backward) < 3 * once
 
 
 def test_norms_are_not_taken_for_sums() -> None:
     """Where sums were measured and no norm of this kind was: no group norm is in the shipped H200."""
     profile = find_profile("nvidia-h200")
-    assert not any("native_group_norm" in name for name in profile.surfaces)
-    layer = Piece("reduction", "native_group_norm|fp32+fp32>fp32|row", (28.0, 10.0, 17.0), 1 << 28)
+    assert not any("native_group_norm" in str(key) for key in profile.surfaces)
+    layer = piece("reduction", "native_group_norm|fp32+fp32>fp32|row", (28.0, 10.0, 17.0), 1 << 28)
     (found,) = profile.estimate([(layer, "torch", "cold")])
     copied = layer.bytes / profile.ceilings["hbm_copy"].value
     assert copied < found.seconds < 2 * copied
@@ -58,7 +63,7 @@ def test_batch_norm_of_few_channels_waits_for_its_loads() -> None:
     """64 images of 112 x 112: of 64 channels half the multiprocessors have no block, of 512 all."""
     size = 64 * 112**2
     few, many = (
-        Piece("reduction", "native_batch_norm|bf16+fp32>bf16|mix", (0.0, count, channels), 4 << 26)
+        piece("reduction", "native_batch_norm|bf16+fp32>bf16|mix", (0.0, count, channels), 4 << 26)
         for count, channels in ((19.615, 6.0), (16.615, 9.0))
     )
     assert 2 ** few.features[1] == pytest.approx(size, rel=0.01)
@@ -67,11 +72,11 @@ def test_batch_norm_of_few_channels_waits_for_its_loads() -> None:
 
 
 def test_convolutions_are_products_and_are_laid_out_anew() -> None:
-    first = Piece("conv", "fwd/bf16/nhwc/k3x3s1x1", (18.0, 8.0, 11.0), 1 << 28, 10**12)
+    first = piece("conv", "fwd/bf16/nhwc/k3x3s1x1", (18.0, 8.0, 11.0), 1 << 28, 10**12)
     assert seconds(first) == pytest.approx(10**12 / 6e14 + DEFAULT_FLOOR)
-    last = replace(first, variant="fwd/bf16/nchw/k3x3s1x1")
+    last = replace(first, variant=parse_variant("fwd/bf16/nchw/k3x3s1x1"))
     assert seconds(last) - seconds(first) == pytest.approx(2 * last.bytes / RATE + 2 * DEFAULT_FLOOR)
-    exact = replace(first, variant="fwd/fp32/nchw/k3x3s1x1")  # no other layout is wanted
+    exact = replace(first, variant=parse_variant("fwd/fp32/nchw/k3x3s1x1"))  # no other layout is wanted
     assert seconds(exact) == pytest.approx(10**12 / 5e13 + DEFAULT_FLOOR)
 
 
@@ -95,6 +100,6 @@ def test_a_sum_over_a_dimension_between_is_like_one_over_the_first() -> None:
     """Pairs of key heads added up, 8 x 4 x 2 x 1024 x 128: taken for rows of two they took 0.5 ms."""
     profile = find_profile("nvidia-h200")
     moved = (1 << 25) + (1 << 24)
-    pairs = Piece("reduction", "sum|fp32>fp32|mix", (log2(moved), 1.0, 22.0), moved)
+    pairs = piece("reduction", "sum|fp32>fp32|mix", (log2(moved), 1.0, 22.0), moved)
     (found,) = profile.estimate([(pairs, "torch", "cold")])
     assert moved / profile.ceilings["hbm_copy"].value / 2 < found.seconds < 250e-6

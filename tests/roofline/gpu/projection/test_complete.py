@@ -15,6 +15,7 @@ from flopcast.roofline.gpu.projection.project import SAME_CHIP_SIGMA, project
 from flopcast.roofline.step.forecast import forecast
 from flopcast.roofline.step.uncertainty import card_sigma
 from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.variants import SurfaceKey
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
 
@@ -54,12 +55,12 @@ def test_what_was_measured_stays_and_what_was_lent_says_so(bare: Profile, whole:
 
 def test_a_kind_measured_cold_answers_for_itself_hot(bare: Profile, source: Profile) -> None:
     """Half measured, it is not half lent."""
-    name = "torch/gemm/nt/bf16/hot"
+    name = SurfaceKey.parse("torch/gemm/nt/bf16/hot")
     assert name in bare.surfaces
     less = replace(bare, surfaces={key: s for key, s in bare.surfaces.items() if key != name})
     found = complete(less, source, find_spec(NAME), find_spec(SOURCE))
     assert name not in found.surfaces
-    assert found.estimate([(BF16, "torch", "hot")])[0].source != name
+    assert found.estimate([(BF16, "torch", "hot")])[0].source != str(name)
 
 
 def test_one_card_is_lent_the_spread_of_the_sources_cards(whole: Profile, source: Profile) -> None:

@@ -26,14 +26,16 @@ from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.projection.project import SAME_CHIP_SIGMA, SIGMA, common_sigma, memory_rate, project, sigmas
+from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, GemmVariant, SurfaceKey, Variant
 
 H200 = find_spec("nvidia-h200")
+NT = SurfaceKey.parse("torch/gemm/nt/bf16/cold")
 OTHERS = sorted(set(load_specs()) - {"nvidia-h200"})
 
 
 class Asked(NamedTuple):
     op_class: str
-    variant: str
+    variant: Variant
     features: tuple[float, ...]
     bytes: int
     flops: int
@@ -42,15 +44,21 @@ class Asked(NamedTuple):
 def gemm(m: int, n: int, k: int, dtype: str = "bf16") -> Asked:
     size = {"bf16": 2, "fp8": 1}[dtype]
     features = (log2(m), log2(n), log2(k))
-    return Asked("gemm", f"nt/{dtype}", features, size * (m * k + k * n + m * n), 2 * m * n * k)
+    return Asked("gemm", GemmVariant("nt", dtype), features, size * (m * k + k * n + m * n), 2 * m * n * k)
 
 
 def call(op_class: str, variant: str, bytes_: int) -> Asked:
-    return Asked(op_class, variant, (log2(bytes_),), bytes_, 0)
+    return Asked(op_class, CallVariant(variant), (log2(bytes_),), bytes_, 0)
 
 
 def attention(seq: int) -> Asked:
-    return Asked("attention", "fwd/causal/bf16/d128", (6.0, 2.0, log2(seq)), 4 * 64 * seq * 256, 64 * seq**2 * 256)
+    return Asked(
+        "attention",
+        AttentionVariant("fwd", True, "bf16", 128),
+        (6.0, 2.0, log2(seq)),
+        4 * 64 * seq * 256,
+        64 * seq**2 * 256,
+    )
 
 
 def surface(kind: str, points: list[Asked], params: dict[str, float]) -> Surface:
@@ -134,13 +142,13 @@ def source() -> Profile:
             "kernel_floor": number(2e-6),
         },
         surfaces={
-            "torch/gemm/nt/bf16/cold": surface("gemm", [gemm(*s) for s in GEMMS], GEMM),
-            "torch/gemm/nt/fp8/cold": surface("gemm", [gemm(*s, "fp8") for s in GEMMS], GEMM),
-            "torch/pointwise/add/cold": memory("pointwise", "add", 4.3e12),
-            "torch/pointwise/cast/cold": memory("pointwise", "cast", 2.0e12),
-            "torch/softmax/log/cold": memory("softmax", "log", 2.0e12),
-            "torch/pointwise/add/hot": memory("pointwise", "add", 8e12),
-            "sdpa-flash/attention/fwd/causal/bf16/d128/cold": surface(
+            SurfaceKey.parse("torch/gemm/nt/bf16/cold"): surface("gemm", [gemm(*s) for s in GEMMS], GEMM),
+            SurfaceKey.parse("torch/gemm/nt/fp8/cold"): surface("gemm", [gemm(*s, "fp8") for s in GEMMS], GEMM),
+            SurfaceKey.parse("torch/pointwise/add/cold"): memory("pointwise", "add", 4.3e12),
+            SurfaceKey.parse("torch/pointwise/cast/cold"): memory("pointwise", "cast", 2.0e12),
+            SurfaceKey.parse("torch/softmax/log/cold"): memory("softmax", "log", 2.0e12),
+            SurfaceKey.parse("torch/pointwise/add/hot"): memory("pointwise", "add", 8e12),
+            SurfaceKey.parse("sdpa-flash/attention/fwd/causal/bf16/d128/cold"): surface(
                 "attention", [attention(s) for s in (256, 1024, 4096)], ATTENTION
             ),
         },
@@ -254,7 +262,7 @@ def test_the_same_chip_is_known_better_and_by_what_a_card_showed() -> None:
 
 
 def test_waves_are_counted_anew(source: Profile) -> None:
-    params = project(source, find_spec("nvidia-a100-80gb-sxm")).surfaces["torch/gemm/nt/bf16/cold"].params
+    params = project(source, find_spec("nvidia-a100-80gb-sxm")).surfaces[NT].params
     assert params["sm_count"] == 108.0
     assert params["l2_bytes"] == 40 * 2**20
 
@@ -301,8 +309,8 @@ def test_a_gap_of_nothing_stays_one(source: Profile) -> None:
 
 def test_what_the_target_lacks_is_left_out(source: Profile) -> None:
     a100, h100 = (project(source, find_spec(n)) for n in ("nvidia-a100-80gb-sxm", "nvidia-h100-sxm"))
-    assert "torch/gemm/nt/fp8/cold" in h100.surfaces
-    assert "torch/gemm/nt/fp8/cold" not in a100.surfaces
+    assert SurfaceKey.parse("torch/gemm/nt/fp8/cold") in h100.surfaces
+    assert SurfaceKey.parse("torch/gemm/nt/fp8/cold") not in a100.surfaces
     assert "matrix_sustained/fp8" not in a100.ceilings
     assert h100.aliases["sdpa"] == "sdpa-cudnn"
     assert a100.aliases["sdpa"] == "sdpa-flash"  # cuDNN's is slower there, and torch takes flash
@@ -374,17 +382,14 @@ def test_products_before_hopper_are_costed_by_tiles(source: Profile) -> None:
     """108 blocks of 128 x 128 are one wave on an A100, 109 two; 8192 cubed runs at the rate that power leaves."""
     spec = find_spec("nvidia-a100-80gb-sxm")
     there = project(source, spec)
-    assert there.surfaces["torch/gemm/nt/bf16/cold"].kind == "tiles"
-    assert project(source, find_spec("nvidia-h100-sxm")).surfaces["torch/gemm/nt/bf16/cold"].kind == "gemm"
+    assert there.surfaces[NT].kind == "tiles"
+    assert project(source, find_spec("nvidia-h100-sxm")).surfaces[NT].kind == "gemm"
     large = gemm(8192, 8192, 8192)
     assert large.flops / seconds(there, large) == pytest.approx(257e12, rel=0.05)
     # cut in tiles of 256 x 128: 108 blocks; one row more is a wave more
     step = seconds(there, gemm(256 * 12 + 1, 128 * 9, 4096)) / seconds(there, gemm(256 * 12, 128 * 9, 4096))
     assert step > 1.15
-    zeros = replace(
-        there.surfaces["torch/gemm/nt/bf16/cold"],
-        params={**there.surfaces["torch/gemm/nt/bf16/cold"].params, "throttle": 2.0},
-    )
+    zeros = replace(there.surfaces[NT], params={**there.surfaces[NT].params, "throttle": 2.0})
     free = zeros.law(np.array([large.features]), np.array([float(large.bytes)]), np.array([float(large.flops)]))
     assert large.flops / float(np.exp(free)[0]) == pytest.approx(295e12, rel=0.02)
     older = replace(zeros, params={**zeros.params, "align2": 0.4})

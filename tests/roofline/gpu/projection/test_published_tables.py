@@ -17,9 +17,10 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.projection.project import SIGMA, common_sigma
 from flopcast.roofline.gpu.projection.published_fit import apply, estimates, refine, serving_estimate
 from flopcast.roofline.gpu.projection.published_tables import Table, Timed, read_table, refusal
+from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
 L4 = find_spec("nvidia-l4")
-NT = "torch/gemm/nt/bf16/cold"
+NT = SurfaceKey.parse("torch/gemm/nt/bf16/cold")
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +59,15 @@ def table(rows: list[dict[str, Any]], folder: Path, gpu: str = "nvidia-l4") -> T
 def test_products_and_attention_are_read_plain_and_gzipped(tmp_path: Path) -> None:
     for name in ("plain.csv", "packed.csv.gz"):
         (row,) = read_table(write(tmp_path / name, [gemm_row(129, 256, 512, 0.5)]), L4).rows
-        assert (row.line, row.seconds, row.work.variant, row.work.flops) == (2, 5e-4, "nt/bf16", 2 * 129 * 256 * 512)
+        assert (row.line, row.seconds, str(row.work.variant), row.work.flops) == (
+            2,
+            5e-4,
+            "nt/bf16",
+            2 * 129 * 256 * 512,
+        )
     first, second = table([attention_row(512), attention_row(512, op="attention", direction="bwd")], tmp_path).rows
-    assert (first.is_serving, first.work.variant) == (True, "fwd/causal/bf16/d128")
-    assert (second.is_serving, second.work.variant) == (False, "bwd/causal/bf16/d128")
+    assert (first.is_serving, str(first.work.variant)) == (True, "fwd/causal/bf16/d128")
+    assert (second.is_serving, str(second.work.variant)) == (False, "bwd/causal/bf16/d128")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +158,7 @@ def test_a_refined_profile_foretells_shapes_that_it_was_not_fitted_to(
     assert after < 0.03
     assert refined.basis == "published"
     assert refined.provenance["published"]["source"] == "a table"
-    assert refined.provenance["published"]["rows"] == {NT: len(rows) - len(held)}
+    assert refined.provenance["published"]["rows"] == {str(NT): len(rows) - len(held)}
     assert record["held_out"]
     assert refined.ceilings["matrix_sustained/bf16"].basis == "published"
     refined.save(tmp_path / "l4.json.gz")
@@ -166,10 +172,10 @@ def test_a_refined_profile_foretells_shapes_that_it_was_not_fitted_to(
 
 def test_other_layouts_move_along_and_stay_extrapolated(plain: Profile, made: Path) -> None:
     refined, _ = refine(plain, L4, read_table(made, L4).rows, "a table")
-    for name in ("torch/gemm/tn/bf16/cold", "torch/gemm/nn/bf16/hot"):
+    for name in map(SurfaceKey.parse, ("torch/gemm/tn/bf16/cold", "torch/gemm/nn/bf16/hot")):
         ratio = refined.surfaces[name].params["floor"] / plain.surfaces[name].params["floor"]
         assert ratio == pytest.approx(2.0, rel=0.25)
-    memory = "torch/pointwise/mul|fp32+fp32>fp32|a,a>a/cold"
+    memory = SurfaceKey.parse("torch/pointwise/mul|fp32+fp32>fp32|a,a>a/cold")
     assert refined.surfaces[memory] == plain.surfaces[memory]
     assert "torch/gemm/tn/bf16/cold" not in refined.provenance["published"]["rows"]
 

@@ -66,7 +66,7 @@ def test_operands_have_autocasts_dtypes(tiny: Mapping[str, Any], traced: Tracing
     """The residual stream is fp32 under autocast, what the linear layers take bf16; the loss reads bf16 logits."""
     stream = traced(tiny, fused="triton")
     variants = {
-        describe(*lowered).variant
+        str(describe(*lowered).variant)
         for op in stream.ops
         if (lowered := lower(stream, op)) is not None and describe(*lowered).op_class == "fused"
     }

@@ -9,6 +9,7 @@ import pytest
 from flopcast.kernels.shapes import Call, Gemm, Operand
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
 
 def grouped(rows: int, n: int, k: int, groups: int = 32, dtype: str = "fp32") -> Call:
@@ -40,13 +41,13 @@ def test_a_call_takes_what_its_groups_take() -> None:
 
 def test_what_was_measured_is_answered_as_measured() -> None:
     profile = find_profile("nvidia-h200")
-    name = "torch/gemm/grouped/nt/fp32/cold"
-    surface = profile.surfaces[name]
+    key = SurfaceKey.parse("torch/gemm/grouped/nt/fp32/cold")
+    surface = profile.surfaces[key]
     measured = describe(grouped(16_384, 1536, 1024))
     assert measured.features in surface.measured
     (found,) = profile.estimate([(measured, "torch", "cold")])
-    assert (found.basis, found.source) == ("measured", name)
-    without = replace(profile, surfaces={n: s for n, s in profile.surfaces.items() if "grouped" not in n})
+    assert (found.basis, found.source) == ("measured", str(key))
+    without = replace(profile, surfaces={k: s for k, s in profile.surfaces.items() if k.variant.tokens[0] != "grouped"})
     (composed,) = without.estimate([(measured, "torch", "cold")])
     assert composed.source.startswith("32 of torch/gemm/nt/fp32")
     assert composed.seconds == pytest.approx(found.seconds, rel=0.2)

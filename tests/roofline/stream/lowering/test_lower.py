@@ -21,6 +21,7 @@ from flopcast.microbench.recipe import training_step
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
+from flopcast.roofline.stream.lowering.variants import CallVariant
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 from flopcast.roofline.stream.tracer.record_step import record_step
@@ -109,7 +110,7 @@ def test_batched_products() -> None:
     a, b = contiguous(5, 8, 4), contiguous(5, 4, 6)
     shape, _ = lowered("aten.bmm.default", [a, b], [contiguous(5, 8, 6)], [{"t": 0}, {"t": 1}])
     assert shape == Gemm(m=8, n=6, k=4, dtype="fp32", layout="nn", batch=5)
-    assert describe(shape).variant.startswith("batched/nn/fp32")
+    assert str(describe(shape).variant).startswith("batched/nn/fp32")
 
 
 def test_attention_shapes(traced: Tracing) -> None:
@@ -170,7 +171,7 @@ PATTERNS = [
 def test_patterns_of_element_wise_calls(inputs: list[Operand], out: Operand, pattern: str) -> None:
     work = describe(Call("aten.mul.Tensor", tuple(inputs), (out,), '[{"t":0},{"t":1}]'))
     assert work.op_class == "pointwise"
-    assert work.variant.split("|")[-1].startswith(pattern)
+    assert work.variant.tokens[-1].startswith(pattern)
 
 
 @given(
@@ -182,7 +183,7 @@ def test_flat_calls_of_one_kind_share_a_curve(sizes: list[int], dtype: str, scal
     """Whatever their rank: one variant, bytes all operands once, features that grow with the bytes."""
     small, large = contiguous(*sizes, 2, dtype=dtype), contiguous(scale, *sizes, 2, dtype=dtype)
     a, b = (describe(Call("aten.neg.default", (o,), (o,), '[{"t":0}]')) for o in (small, large))
-    assert a.variant == b.variant == f"neg|{dtype}>{dtype}|a>a"
+    assert a.variant == b.variant == CallVariant("neg", f"{dtype}>{dtype}", "a>a")
     assert a.bytes == 2 * small.bytes
     assert b.bytes == scale * a.bytes
     assert b.features[0] > a.features[0]
@@ -194,7 +195,7 @@ def test_flat_calls_of_one_kind_share_a_curve(sizes: list[int], dtype: str, scal
 def test_products(m: int, n: int, k: int, layout: str) -> None:
     work = describe(Gemm(m=m, n=n, k=k, layout=layout))  # type: ignore[arg-type]
     assert work.op_class == "gemm"
-    assert work.variant.startswith(f"{layout}/bf16")
+    assert str(work.variant).startswith(f"{layout}/bf16")
     assert work.flops == 2 * m * n * k
     assert work.bytes == 2 * (m * k + k * n + m * n)
     assert [round(2**f) for f in work.features[:3]] == [m, n, k]

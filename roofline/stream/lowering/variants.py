@@ -1,0 +1,182 @@
+"""What tells one kernel from another, and what a profile calls the surface that times it.
+
+Kernels of one operation class differ in their variant: the layout and dtype of a product, the direction and mask of
+an attention, the operation, dtypes and operand order of any other call. Files and the screen have these as text, which
+only this module parses and formats:
+
+    products        [batched/|grouped/]LAYOUT/DTYPE[/unaligned]     nt/bf16, grouped/nn/fp32
+    attention       DIRECTION/MASK/DTYPE/dHEAD_DIM                  fwd/causal/bf16/d128
+    convolutions    DIRECTION/DTYPE/LAYOUT/WINDOW                   bwd/bf16/nhwc/k3x3s2x2
+    other calls     OPERATION|DTYPES[|PATTERN]                      add|bf16+fp32>fp32|a,a>a
+    a surface       BACKEND/CLASS/VARIANT/CACHE                     torch/gemm/nt/bf16/cold
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from flopcast.kernels.shapes import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class GemmVariant:
+    """Of matrix products. `layout`: "nt", "nn", "tn" or "tt". `form`: "batched", "grouped" or "" (one product).
+
+    `is_aligned`: every row of operands and result starts at a multiple of 16 bytes."""
+
+    layout: str
+    dtype: str
+    form: str = ""
+    is_aligned: bool = True
+
+    @property
+    def item_bytes(self) -> int:
+        return DTYPE_BYTES.get(self.dtype, 2)
+
+    @property
+    def dtypes(self) -> str:
+        return self.dtype
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The parts of its name."""
+        return tuple(
+            part for part in (self.form, self.layout, self.dtype, "" if self.is_aligned else "unaligned") if part
+        )
+
+    def __str__(self) -> str:
+        return "/".join(self.tokens)
+
+
+@dataclass(frozen=True)
+class AttentionVariant:
+    """Of attention. `direction`: "fwd" or "bwd"."""
+
+    direction: str
+    is_causal: bool
+    dtype: str
+    head_dim: int
+
+    @property
+    def dtypes(self) -> str:
+        return self.dtype
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The parts of its name."""
+        return self.direction, "causal" if self.is_causal else "full", self.dtype, f"d{self.head_dim}"
+
+    def __str__(self) -> str:
+        return "/".join(self.tokens)
+
+
+@dataclass(frozen=True)
+class ConvVariant:
+    """Of convolutions. `direction`: "fwd", "dgrad" (of the input), "wgrad" (of the weights) or "bwd" (both); `layout`:
+    "nchw" or "nhwc"; `window`: sizes, strides and groups of the kernel ("k3x3s2x2g4")."""
+
+    direction: str
+    dtype: str
+    layout: str
+    window: str
+
+    @property
+    def dtypes(self) -> str:
+        return self.dtype
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The parts of its name."""
+        return self.direction, self.dtype, self.layout, self.window
+
+    def __str__(self) -> str:
+        return "/".join(self.tokens)
+
+
+@dataclass(frozen=True)
+class CallVariant:
+    """Of calls that only move bytes. `dtypes`: of operands and results ("bf16+fp32>fp32"); `pattern`: how the operands
+    lie against each other, or which dimensions are reduced (`describe.py`), "" for classes without."""
+
+    operation: str
+    dtypes: str = ""
+    pattern: str = ""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The parts of its name."""
+        return tuple(part for part in (self.operation, self.dtypes, self.pattern) if part)
+
+    def __str__(self) -> str:
+        return "|".join(self.tokens)
+
+
+Variant = GemmVariant | AttentionVariant | ConvVariant | CallVariant
+
+
+@dataclass(frozen=True)
+class KernelKind:
+    """A kind of kernel, whoever implements it: "gemm/nt/bf16"."""
+
+    op_class: str
+    variant: Variant
+
+    def __str__(self) -> str:
+        return f"{self.op_class}/{self.variant}"
+
+    @classmethod
+    def parse(cls, text: str) -> KernelKind:
+        """Raises ValueError for a text that is none."""
+        op_class, _, variant = text.partition("/")
+        return cls(op_class, parse_variant(variant))
+
+
+@dataclass(frozen=True)
+class SurfaceKey:
+    """What a profile finds a surface by. `cache`: "cold" or "hot", where the operands lie."""
+
+    backend: str
+    op_class: str
+    variant: Variant
+    cache: str
+
+    def __str__(self) -> str:
+        return f"{self.backend}/{self.op_class}/{self.variant}/{self.cache}"
+
+    @classmethod
+    def parse(cls, text: str) -> SurfaceKey:
+        """Raises ValueError for a text that is no surface's name."""
+        head, _, cache = text.rpartition("/")
+        backend, op_class, variant = head.split("/", 2)
+        return cls(backend, op_class, parse_variant(variant), cache)
+
+    @property
+    def kind(self) -> KernelKind:
+        return KernelKind(self.op_class, self.variant)
+
+    def with_cache(self, cache: str) -> SurfaceKey:
+        """The surface of the same kernel whose operands lie elsewhere."""
+        return replace(self, cache=cache)
+
+
+@lru_cache(maxsize=8192)
+def parse_variant(text: str) -> Variant:
+    """The variant of this name. Raises ValueError for a text that is none."""
+    parts = text.split("|")
+    if text and ("/" not in text or len(parts) > 1) and len(parts) <= 3:
+        return CallVariant(*parts)
+    match text.split("/"):
+        case [("fwd" | "bwd") as direction, ("causal" | "full") as mask, dtype, head] if head.startswith("d"):
+            return AttentionVariant(direction, mask == "causal", dtype, int(head[1:]))
+        case [("fwd" | "bwd" | "dgrad" | "wgrad") as direction, dtype, layout, window]:
+            return ConvVariant(direction, dtype, layout, window)
+        case [("batched" | "grouped") as form, layout, dtype]:
+            return GemmVariant(layout, dtype, form)
+        case [("batched" | "grouped") as form, layout, dtype, "unaligned"]:
+            return GemmVariant(layout, dtype, form, is_aligned=False)
+        case [layout, dtype]:
+            return GemmVariant(layout, dtype)
+        case [layout, dtype, "unaligned"]:
+            return GemmVariant(layout, dtype, is_aligned=False)
+    raise ValueError(f"{text!r} is no variant of a kernel: as nt/bf16, fwd/causal/bf16/d128 or add|fp32>fp32|a>a")
