@@ -73,10 +73,8 @@ def test_a_masked_step_of_flash_takes_longer() -> None:
     assert attention._lengths(parse_variant("fwd/causal/bf16/d128"), params, 256) == (2 + 2 * more, 4 + 2 * more)
     assert attention._lengths(parse_variant("fwd/causal/bf16/d128"), params, 197) == (2 + 2 * more, 4 + 3 * more)
     assert attention._lengths(parse_variant("fwd/full/bf16/d128"), params, 256) == (4, 4)
-    assert attention._lengths(parse_variant("bwd/causal/bf16/d128"), schedule_of("sdpa-flash", "bwd", 128), 256) == (
-        4,
-        2,
-    )
+    schedule = schedule_of("sdpa-flash", "bwd", 128)
+    assert attention._lengths(parse_variant("bwd/causal/bf16/d128"), schedule, 256) == (4, 2)
 
 
 def test_the_residual_knows_part_empty_blocks_and_rounds_apart() -> None:
