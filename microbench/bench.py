@@ -13,7 +13,8 @@ from flopcast.microbench.hosts.host import run_host
 from flopcast.microbench.hosts.operators import run_operators
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.plans import HostPlan
-from flopcast.microbench.records.records import HOST_SCALARS, Recorder
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import HOST_SCALARS
 from flopcast.microbench.sweep.cases import Case
 from flopcast.microbench.sweep.scalars import run_scalars
 from flopcast.microbench.sweep.sweep import Summary, run_sweep

@@ -41,7 +41,8 @@ RUNNERS = ("flopcast.roofline.cli", "flopcast.roofline.validation")
 PLAIN = (
     {"flopcast.kernels.shapes"}
     | {f"flopcast.kernels.{name}" for name in ("attention_config", "matmul_configs", "matmul_table")}
-    | {f"flopcast.microbench.{name}" for name in ("records.records", "recipe.plans", "records.kernel_sources")}
+    | {f"flopcast.microbench.records.{name}" for name in ("kernel_sources", "machine", "records", "rows")}
+    | {"flopcast.microbench.recipe.plans"}
 )
 SHARED = {"flopcast", "flopcast.errors", "flopcast.files", "flopcast.gc_pause", "flopcast.progress"}
 

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import torch
 
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.microbench.sweep.cases import first_line, is_out_of_memory
 from flopcast.microbench.sweep.sweep import Summary
 from flopcast.microbench.timing.timer import synchronise

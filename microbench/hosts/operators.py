@@ -24,7 +24,8 @@ from torch import Tensor
 
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.patches import patched
-from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.microbench.sweep.cases import first_line, status_of
 from flopcast.microbench.sweep.sweep import Summary
 from flopcast.microbench.timing.timer import synchronise

@@ -1,8 +1,8 @@
 """Which Triton kernels a row is of: a fingerprint of their sources. No torch.
 
 Torch's kernels are told by the stack in machine.json; these change with every commit, and a row of one is no time of
-another. So rows of backend "triton" carry the fingerprint of what ran (`KERNELS`), a bench measures again what another
-source was measured of, and a profile is made of rows of the present ones alone. So it is with the few calls of torch
+another. So rows of backend "triton" carry the fingerprint of what ran (`kernels_of`), a bench measures again what other
+sources were measured of, and a profile is made of rows of the present ones alone. So it is with the few calls of torch
 whose time hangs on what is in their operands (`OPERANDS`).
 
 A fingerprint is over the code that an operation's operators reach and its tables of configurations, not over where
@@ -16,13 +16,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flopcast.kernels import shapes
 from flopcast.microbench.records import kernel_code
-from flopcast.microbench.records.records import kernels_in
+from flopcast.microbench.records.rows import OperationRow, Row
 
 BACKEND = "triton"
+
+# What rows that were measured earlier say of kernels that are still the present ones, and what these are called now.
+# Made at commit bbe66647b3c6, where fingerprints of files' names and lines gave way to those of an operation's code:
+# the left are of that commit's kernels, unchanged since 427e2051eeb0. A line goes when its kernels do.
+EARLIER = {
+    "b74df834181b": "12ece3ebb2e9",  # gemm
+    "dcd8d4b1357f": "f5eb006da9ef",  # attention
+    "612da963ebde": "a45411996e02",  # rms_norm
+    "c44a3c5f1233": "0b6753ef7af4",  # rope_qk_norm
+    "77ebb4dfc0db": "8f737f637d18",  # swiglu
+    "db8fc63faa1b": "de554812951d",  # cross_entropy
+}
 
 # Calls of torch whose operands the sizes of their kernels follow: of how these are made, which version. 2 of grouped
 # products: groups as even as a router's (1 cut the rows anywhere: a Qwen3-MoE step was forecast 19% long).
@@ -62,15 +74,23 @@ def kernels_of(shape: Mapping[str, Any], backend: str) -> str | None:
     return fingerprint(operation) if backend == BACKEND else OPERANDS.get(operation)
 
 
-def present(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], Counter[str]]:
+def kernels_in(row: Row) -> str | None:
+    """The fingerprint that a row tells of what it is of, as it is made now; None where it does not tell."""
+    told = cast(OperationRow, row).get("kernels_of")
+    return EARLIER.get(told, told) if told else None
+
+
+def present(rows: Iterable[Row]) -> tuple[list[Row], Counter[str]]:
     """(rows without those of other kernels or operands than the present ones, how many were left out by operation)."""
-    kept, others = [], Counter[str]()
+    kept: list[Row] = []
+    others = Counter[str]()
     for row in rows:
-        now = kernels_of(row.get("shape") or {}, row.get("backend", "torch"))
+        shape = row.get("shape") or {}
+        now = kernels_of(shape, row.get("backend", "torch"))
         if now is None or kernels_in(row) == now:
             kept.append(row)
         else:
-            others[operation_of(row["shape"])] += 1
+            others[operation_of(shape)] += 1
     return kept, others
 
 

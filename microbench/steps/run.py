@@ -19,7 +19,8 @@ from flopcast.microbench.hosts.operators import operator_rows
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.patches import patched
 from flopcast.microbench.recipe.plans import PHASES, HostPlan, StepPlan
-from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.steps.measure import Kernel, StepKernels, StepTiming, profile_step, time_step
 from flopcast.microbench.sweep.cases import first_line, is_out_of_memory

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.plans import StepPlan
-from flopcast.microbench.records.records import EMPTY_FIELDS
+from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.microbench.sweep.cases import first_line
 
 # The estimate is a sum over calls, so that it is linear in the number of equal layers: two shallow models give any.

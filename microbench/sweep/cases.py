@@ -14,7 +14,7 @@ from torch import Tensor
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import Attention, Gemm, Shape, shape_to_json
 from flopcast.microbench.records.kernel_sources import kernels_of
-from flopcast.microbench.records.records import EMPTY_FIELDS, KERNELS
+from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, OperationRow, Status, merged, rounded
 from flopcast.microbench.timing.timer import Timing
 
 
@@ -48,11 +48,11 @@ class Case:
         return f"{self.shape.key} {self.backend} {self.cache}"
 
 
-def timing_fields(timing: Timing) -> dict[str, Any]:
+def timing_fields(timing: Timing) -> Fields:
     """A timing as the fields of a row."""
     return {
         "seconds": timing.seconds,
-        "samples": [float(f"{sample:.6g}") for sample in timing.samples],
+        "samples": rounded(timing.samples),
         "n": len(timing.samples),
         "timer": timing.timer,
         "sets": timing.sets,
@@ -61,21 +61,13 @@ def timing_fields(timing: Timing) -> dict[str, Any]:
     }
 
 
-def case_row(case: Case, suite: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A row with every field of the contract; what was not measured is null. Of Triton's kernels it says which."""
+def case_row(case: Case, suite: str, fields: Fields) -> OperationRow:
+    """A row with every field; what was not measured is None. Of Triton's kernels it says which."""
     shape = shape_to_json(case.shape)
     kernels = kernels_of(shape, case.backend)
-    return {
-        "key": case.shape.key,
-        "backend": case.backend,
-        "cache": case.cache,
-        "shape": shape,
-        "suite": suite,
-        "role": case.role,
-        **({} if kernels is None else {KERNELS: kernels}),
-        **EMPTY_FIELDS,
-        **fields,
-    }
+    what = {"key": case.shape.key, "backend": case.backend, "cache": case.cache, "shape": shape}
+    why = {"suite": suite, "role": case.role}
+    return merged(OperationRow, what, why, {} if kernels is None else {"kernels_of": kernels}, EMPTY_FIELDS, fields)
 
 
 def finite_or_none(value: float | None) -> float | None:
@@ -91,7 +83,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
-def status_of(error: BaseException) -> str:
+def status_of(error: BaseException) -> Status:
     """What a row says of what a case raised: "oom", "unsupported" where this part or its Triton lacks what the case
     needs (a kernel in Gluon on a release without it is an ImportError), else "error"."""
     if is_out_of_memory(error):

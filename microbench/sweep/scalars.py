@@ -34,7 +34,8 @@ import torch
 
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.references import BackendUnavailable
-from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.microbench.sweep.cases import first_line, status_of
 from flopcast.microbench.sweep.ceilings import (
     MATRIX_DTYPES,

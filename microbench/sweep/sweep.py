@@ -22,7 +22,7 @@ from torch import Tensor
 from flopcast.errors import RunError
 from flopcast.kernels.shapes import Shape, shape_to_json
 from flopcast.microbench.records.kernel_sources import BACKEND, OPERANDS, kernels_of
-from flopcast.microbench.records.records import Recorder
+from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.sweep.cases import (
     Case,
     KernelModule,

@@ -23,7 +23,8 @@ import torch
 
 from flopcast import __version__
 from flopcast.errors import UsageError
-from flopcast.microbench.records.records import METHOD, SCHEMA
+from flopcast.microbench.records.machine import Device, Host, Machine, Stack, machine_id
+from flopcast.microbench.records.rows import SCHEMA
 
 # nvml.h, nvmlClocksEventReasons. The first group slows the device below what it was asked to run at.
 THROTTLE_BITS = {
@@ -89,8 +90,8 @@ def pick_device(name: str | None = None) -> torch.device:
 # --- identity
 
 
-def describe(device: torch.device) -> dict[str, Any]:
-    """What machine.json holds: {"schema", "machine", "device", "host", "stack"}."""
+def describe(device: torch.device) -> Machine:
+    """This process's machine, with `device` as what is measured."""
     described = _describe_cuda(device) if device.type == "cuda" else _describe_cpu()
     stack = describe_stack()
     return {
@@ -102,25 +103,13 @@ def describe(device: torch.device) -> dict[str, Any]:
     }
 
 
-def machine_id(device: dict[str, Any], stack: dict[str, Any], method: int = METHOD) -> str:
-    """12 hex digits over what may change a measurement: device uuid, power limit, driver, stack and method.
-
-    flopcast's own version is left out (it changes with every release; `method` changes when timing does),
-    and so is the interpreter's patch release.
-    """
-    versions = {name: version for name, version in stack.items() if name != "flopcast"}
-    versions["python"] = ".".join(str(stack.get("python", "")).split(".")[:2])
-    identity = [device.get("uuid"), device.get("power_limit_w"), device.get("driver"), versions, method]
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _describe_cuda(device: torch.device) -> dict[str, Any]:
+def _describe_cuda(device: torch.device) -> Device:
     facts = torch.cuda.get_device_properties(device)
     nvml = _Nvml(device)
     clock_khz = getattr(facts, "clock_rate", None)
     memory_khz = getattr(facts, "memory_clock_rate", None)
     uuid = str(getattr(facts, "uuid", "") or "")
-    described = {
+    described: Device = {
         "type": "cuda",
         "name": facts.name,
         "uuid": uuid if not uuid or uuid.startswith("GPU-") else f"GPU-{uuid}",
@@ -138,11 +127,11 @@ def _describe_cuda(device: torch.device) -> dict[str, Any]:
     return described
 
 
-def _describe_cpu() -> dict[str, Any]:
+def _describe_cpu() -> Device:
     """The processor under the same names. `sm_count` counts cores, `l2_bytes` is the last-level cache; the
     "uuid" hashes what decides speed (model, cores, threads used, cache), not the individual machine."""
     cores = len(_affinity())
-    described: dict[str, Any] = {
+    described: Device = {
         "type": "cpu",
         "name": _cpu_name(),
         "uuid": "",
@@ -157,7 +146,7 @@ def _describe_cpu() -> dict[str, Any]:
         "power_limit_w": None,
         "driver": None,
     }
-    parts = [described[name] for name in ("name", "sm_count", "threads", "l2_bytes", "isa")]
+    parts = [described["name"], described["sm_count"], described["threads"], described["l2_bytes"], described["isa"]]
     described["uuid"] = "CPU-" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return described
 
@@ -168,13 +157,11 @@ def _affinity() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def describe_host() -> dict[str, Any]:
-    """The host that feeds the device: {"cpu", "cores"}."""
+def describe_host() -> Host:
     return {"cpu": _cpu_name(), "cores": len(_affinity())}
 
 
-def describe_stack() -> dict[str, Any]:
-    """Versions of what runs the kernels; None for what is not installed or cannot be told."""
+def describe_stack() -> Stack:
     cudnn_version: Any = torch.backends.cudnn.version
     return {
         "flopcast": __version__,

@@ -15,6 +15,7 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.records.rows import Row
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast, forecast_stream, traced_of
@@ -28,8 +29,6 @@ from flopcast.roofline.validation.comparable import check_stack, check_stream, r
 from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_comparison import Part, StepComparison, signed_error
 from flopcast.roofline.validation.step_plans import INTERVALS
-
-Row = dict[str, Any]
 
 ESTIMATES = "estimates"  # folder beside steps, of torch's estimates that were made apart
 

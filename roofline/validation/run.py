@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.suites.suite import check_suite
+
+if TYPE_CHECKING:
+    from flopcast.microbench.records.machine import Device
 
 ESTIMATES = ("estimates",)  # of `microbench.run_steps.PARTS`
 
@@ -22,7 +25,7 @@ def run_validation_steps(
     check_suite(suite)
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
-    from flopcast.microbench.records.records import Recorder
+    from flopcast.microbench.records.recorder import Recorder
     from flopcast.microbench.steps.run import PARTS as ALL_PARTS
     from flopcast.microbench.steps.run import TIMES_AND_KERNELS, run_steps
     from flopcast.microbench.timing.device import describe, pick_device
@@ -50,15 +53,14 @@ def run_validation_steps(
         )
 
 
-def machine_here(device: str | None) -> dict[str, Any]:
+def machine_here(device: str | None) -> Device:
     """The description of this machine's device. Raises UsageError when there is none of that name."""
     from flopcast.microbench.timing.device import describe, pick_device
 
-    found: dict[str, Any] = describe(pick_device(device))["device"]
-    return found
+    return describe(pick_device(device))["device"]
 
 
-def machine_of(folder: Path) -> dict[str, Any]:
+def machine_of(folder: Path) -> Device:
     """The description of the device whose real steps `folder` holds. Raises UsageError when it holds none."""
     from flopcast.microbench.records import records
     from flopcast.roofline.validation.compare_steps import step_folders
@@ -66,5 +68,4 @@ def machine_of(folder: Path) -> dict[str, Any]:
     first = step_folders(folder)[0]
     if not records.file_in(first).is_file():
         raise UsageError(f"{folder} holds no real steps: `flopcast validate --out {folder}` runs them")
-    found: dict[str, Any] = records.read_machine(first)["device"]
-    return found
+    return records.read_machine(first)["device"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from math import log, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.step.uncertainty import FILE, Spreads, spreads
@@ -97,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import argparse
 
     from flopcast.microbench.records import records
+    from flopcast.microbench.records.rows import StepRow
     from flopcast.roofline.gpu.library.profiles import find_profile
     from flopcast.roofline.validation.compare_steps import compare
 
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured = [
         row
         for row in records.read(given.folder).rows
-        if row["key"].startswith("host/") or (row.get("plan") or {}).get("group") == INTERVALS
+        if row["key"].startswith("host/") or cast(StepRow, row).get("plan", {}).get("group") == INTERVALS
     ]
     machine = records.read_machine(given.folder)
     days = sorted(row["time"][:10] for row in measured)

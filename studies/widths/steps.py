@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from flopcast.microbench.recipe.plans import StepPlan
     from flopcast.microbench.recipe.training_step import TrainingStep
-    from flopcast.microbench.records.records import Recorder
+    from flopcast.microbench.records.recorder import Recorder
 
 
 ROUNDS, STEPS_PER_ROUND = 3, 3
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="a few steps, tiny, on any machine")
     given = parser.parse_args(arguments)
 
-    from flopcast.microbench.records.records import Recorder
+    from flopcast.microbench.records.recorder import Recorder
     from flopcast.microbench.steps.run import run_steps
     from flopcast.microbench.timing.device import describe, pick_device
 

@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
 
     from flopcast.microbench.recipe import training_step
-    from flopcast.microbench.records.records import Recorder
+    from flopcast.microbench.records.recorder import Recorder
     from flopcast.microbench.sweep.cases import Case, case_row
     from flopcast.microbench.timing.device import describe, pick_device, telemetry
     from flopcast.roofline.stream.model.models import make_config

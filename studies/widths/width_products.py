@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
 
     from flopcast.microbench.recipe import training_step
-    from flopcast.microbench.records.records import Recorder
+    from flopcast.microbench.records.recorder import Recorder
     from flopcast.microbench.sweep.cases import Case
     from flopcast.microbench.sweep.sweep import run_sweep
     from flopcast.microbench.timing.device import describe, pick_device

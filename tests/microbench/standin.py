@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import Gemm
-from flopcast.microbench.records import records
+from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.sweep import cases as sweep_cases
 from flopcast.microbench.sweep import sweep
 from flopcast.microbench.timing import device, timer
@@ -78,7 +78,7 @@ def cases(count: int, backend: str = "torch") -> list[sweep_cases.Case]:
 
 def run(out: Path, wanted: Sequence[sweep_cases.Case], module: StandIn | None = None, **options: Any) -> sweep.Summary:
     stand_in = module or StandIn()
-    with records.Recorder(out, device.describe(torch.device("cpu"))) as recorder:
+    with Recorder(out, device.describe(torch.device("cpu"))) as recorder:
         return sweep.run_sweep(
             wanted,
             recorder=recorder,

@@ -16,12 +16,13 @@ import pytest
 from flopcast.microbench import fanout
 from flopcast.microbench.fanout import Job, run_side_by_side
 from flopcast.microbench.records import records
+from flopcast.microbench.records.recorder import LOCK, lock_folder
 
 # A bench of rows that take 20 ms each: "bench --device cpu --out DIR [--rows N] [--die-at N] --json".
 SLOW_BENCH = """
 import argparse, json, os, sys, time
 from flopcast.microbench import fanout
-from flopcast.microbench.records.records import Recorder
+from flopcast.microbench.records.recorder import Recorder
 fanout.end_with_parent()
 parser = argparse.ArgumentParser()
 parser.add_argument("command")
@@ -115,9 +116,7 @@ def test_one_that_fails_loses_nothing_of_the_others_and_all_resume(tmp_path: Pat
 def test_a_process_that_is_killed_is_named_with_its_signal(tmp_path: Path) -> None:
     folder = tmp_path / "gpu0"
     [job] = fanout.jobs(["cpu"], tmp_path, ["--rows", "4000"])
-    killer = subprocess.Popen(
-        [sys.executable, "-c", KILLER, str(folder / records.LOCK), str(folder / records.MEASUREMENTS)]
-    )
+    killer = subprocess.Popen([sys.executable, "-c", KILLER, str(folder / LOCK), str(folder / records.MEASUREMENTS)])
     found = run_side_by_side([job], lambda line: None)
     assert killer.wait() == 0
     assert "killed by SIGKILL" in found["gpu0"].reason
@@ -140,7 +139,7 @@ def test_kill_9_of_the_parent_ends_all_and_a_re_run_measures_only_what_is_missin
     parent = subprocess.Popen([sys.executable, "-c", PARENT, SLOW_BENCH, str(tmp_path)])
     try:
         wait_until(lambda: all(rows_in(folder) >= 3 for folder in folders))
-        children = [int((folder / records.LOCK).read_text().split()[1]) for folder in folders]
+        children = [int((folder / LOCK).read_text().split()[1]) for folder in folders]
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
@@ -172,7 +171,7 @@ def test_an_interrupted_parent_stops_its_children(tmp_path: Path) -> None:
         parent.wait()
     for name in ("gpu0", "gpu1"):
         assert not records.read(tmp_path / name).warnings
-        os.close(records.lock_folder(tmp_path / name))  # nobody holds it any more
+        os.close(lock_folder(tmp_path / name))  # nobody holds it any more
 
 
 def test_output_that_is_no_json_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,13 @@ def bench_all_gpus(out: Path, suite: str | None, arguments: Sequence[str]) -> di
     without a GPU, and where another process writes to the folder.
     """
     from flopcast.microbench import fanout
+    from flopcast.microbench.records.recorder import lock_folder
     from flopcast.microbench.timing import device
 
     check_out(out, all_gpus=True)
     devices = device.all_gpus()
     suite_ = () if suite is None else ("--suite", suite)
-    lock = records.lock_folder(out)
+    lock = lock_folder(out)
     try:
         console.say(f"{len(devices)} GPUs; first the host, by itself")
         again = ("--retry",) if "--retry" in arguments else ()

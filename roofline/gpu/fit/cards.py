@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Shape, shape_from_json
 from flopcast.microbench.records import kernel_sources, records
+from flopcast.microbench.records.machine import Machine
+from flopcast.microbench.records.rows import HOST_SCALARS
 from flopcast.roofline.gpu.fit.row_seconds import with_taken
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import Work, describe
@@ -43,11 +45,11 @@ class Found:
     """
 
     home: Path
-    machine: dict[str, Any]
+    machine: Machine
     rows: list[Row]
     warnings: list[str]
     cards: dict[str, list[Row]] = field(default_factory=dict)
-    machines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    machines: dict[str, Machine] = field(default_factory=dict)
 
 
 def card_folders(folder: Path) -> dict[str, Path]:
@@ -84,7 +86,8 @@ def read_folder(folder: Path | str, describe_shape: Callable[[Shape, str], Work]
         return _read_runs(runs, describe_shape)
     if not folders:
         machine, measured = records.read_machine(folder), records.read(folder)
-        rows, others = kernel_sources.present(measured.latest())
+        present, others = kernel_sources.present(measured.latest())
+        rows = cast(list[Row], present)
         _check_one_machine(folder, machine, rows)
         rows = with_taken(rows, describe_shape)
         said = [f"{folder}: {text}" for text in kernel_sources.warning(others)]
@@ -159,7 +162,7 @@ def median_rows(cards: Mapping[str, Sequence[Row]]) -> list[Row]:
     groups: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
     for name, rows in cards.items():
         for row in rows:
-            of_host = row["key"] in records.HOST_SCALARS
+            of_host = row["key"] in HOST_SCALARS
             if not (of_host and alone and name not in alone):
                 key = row["key"], row.get("backend", "torch"), row.get("cache", "cold"), row["method"]
                 groups[key][name] = row

@@ -13,7 +13,7 @@ import torch
 
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.plans import StepPlan
-from flopcast.microbench.records import records
+from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.steps.measure import profile_kernels, profile_step, time_step
 from flopcast.microbench.steps.run import by_op, measure_plan, run_steps
 from flopcast.microbench.timing.device import describe
@@ -111,16 +111,16 @@ PLAN = StepPlan(name="tiny", config=TINY, batch=2, seq=16)
 
 
 @pytest.fixture
-def recorder(tmp_path: Path) -> Iterator[records.Recorder]:
-    with records.Recorder(tmp_path, describe(CPU)) as opened:
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    with Recorder(tmp_path, describe(CPU)) as opened:
         yield opened
 
 
-def run(plans: list[StepPlan], recorder: records.Recorder, **options: Any) -> Any:
+def run(plans: list[StepPlan], recorder: Recorder, **options: Any) -> Any:
     return run_steps(plans, device=CPU, recorder=recorder, rounds=2, steps_per_round=1, **options)
 
 
-def test_one_that_fails_is_a_row_and_the_rest_goes_on(recorder: records.Recorder) -> None:
+def test_one_that_fails_is_a_row_and_the_rest_goes_on(recorder: Recorder) -> None:
     broken = replace(PLAN, name="broken", config={**TINY, "model_type": "no-such-model"})
     vast = replace(PLAN, name="vast", config={**TINY, "vocab_size": 10**13})
     summary = run([broken, vast, PLAN], recorder)
@@ -145,7 +145,7 @@ def test_one_that_fails_is_a_row_and_the_rest_goes_on(recorder: records.Recorder
     assert summary.remaining == 0
 
 
-def test_what_is_done_is_not_run_again(recorder: records.Recorder) -> None:
+def test_what_is_done_is_not_run_again(recorder: Recorder) -> None:
     first = run([PLAN], recorder)
     again = run([PLAN], recorder)
     assert first.statuses == {"ok": 2}
@@ -154,7 +154,7 @@ def test_what_is_done_is_not_run_again(recorder: records.Recorder) -> None:
     assert len(recorder.rows) == 2
 
 
-def test_a_spent_budget_leaves_the_rest(recorder: records.Recorder) -> None:
+def test_a_spent_budget_leaves_the_rest(recorder: Recorder) -> None:
     summary = run([PLAN, replace(PLAN, name="next")], recorder, budget_seconds=0.0)
     assert summary.remaining == 2
     assert recorder.rows == []

@@ -17,7 +17,7 @@ from flopcast.kernels import shapes
 from flopcast.kernels.shapes import Attention, Gemm, shape_to_json
 from flopcast.microbench.records import kernel_code, kernel_sources, records
 from flopcast.microbench.records.kernel_sources import fingerprint, operation_of, present
-from flopcast.microbench.records.records import Recorder
+from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.sweep.cases import Case, case_row
 from flopcast.roofline.gpu.suites import suite
 
@@ -168,7 +168,7 @@ COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
 
 def test_no_committed_row_is_dropped() -> None:
     """After a change of a kernel its rows are of another, and these counts say which are to be measured again. After
-    one that changes the fingerprint and nothing on a GPU, `records.EARLIER` takes another line."""
+    one that changes the fingerprint and nothing on a GPU, `kernel_sources.EARLIER` takes another line."""
     found = {}
     for path in (ROOT / "reports").rglob("measurements.jsonl.gz"):
         lines = gzip.decompress(path.read_bytes()).split(b"\n")
@@ -181,24 +181,24 @@ def test_no_committed_row_is_dropped() -> None:
 
 
 def test_no_line_of_earlier_fingerprints_is_of_kernels_that_are_gone() -> None:
-    assert set(records.EARLIER.values()) <= {fingerprint(name) for name in OPERATIONS}
+    assert set(kernel_sources.EARLIER.values()) <= {fingerprint(name) for name in OPERATIONS}
 
 
 def test_rows_of_the_present_kernels_by_an_earlier_name_are_theirs(tmp_path: Path) -> None:
     now = fingerprint("gemm")
-    earlier = next(old for old, new in records.EARLIER.items() if new == now)
-    rows = [{**row(), records.KERNELS: earlier}]
+    earlier = next(old for old, new in kernel_sources.EARLIER.items() if new == now)
+    rows = [{**row(), "kernels_of": earlier}]
     assert present(rows) == (rows, {})
     with Recorder(tmp_path, MACHINE) as recorder:
         recorder.append(rows[0])
         assert recorder.is_done(GEMM.key, "triton", kernels=now)
-    assert records.read(tmp_path).rows[0][records.KERNELS] == earlier
+    assert records.read(tmp_path).rows[0]["kernels_of"] == earlier
 
 
 def test_rows_of_other_kernels_are_left_out_and_counted() -> None:
-    old = {**row(), records.KERNELS: "0" * 12}
+    old = {**row(), "kernels_of": "0" * 12}
     unknown = row(Attention(batch=1, heads=2, kv_heads=2, seq=64, head_dim=64))
-    del unknown[records.KERNELS]
+    del unknown["kernels_of"]
     rows = [row(), row(backend="torch"), old, unknown, {"key": "scalar/sync", "shape": None, "backend": "torch"}]
     kept, others = present(rows)
     assert kept == [rows[0], rows[1], rows[4]]
@@ -212,11 +212,11 @@ def test_rows_of_other_kernels_are_left_out_and_counted() -> None:
 def test_what_other_kernels_took_is_measured_again(tmp_path: Path, known: str | None) -> None:
     now = fingerprint("gemm")
     with Recorder(tmp_path, MACHINE) as recorder:
-        recorder.append({**row(), records.KERNELS: known})
+        recorder.append({**row(), "kernels_of": known})
         assert recorder.is_done(GEMM.key, "triton")
         assert not recorder.is_done(GEMM.key, "triton", kernels=now)
         recorder.append(row())
         assert recorder.is_done(GEMM.key, "triton", kernels=now)
     with Recorder(tmp_path, MACHINE) as recorder:
         assert recorder.is_done(GEMM.key, "triton", kernels=now)
-    assert records.read(tmp_path).latest()[-1][records.KERNELS] == now
+    assert records.read(tmp_path).latest()[-1]["kernels_of"] == now

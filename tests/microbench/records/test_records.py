@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast.errors import DataError, RunError, UsageError
-from flopcast.microbench.records import records
-from flopcast.microbench.records.records import Recorder
+from flopcast.microbench.records import recorder, records, rows
+from flopcast.microbench.records.recorder import Recorder
 
 MACHINE = {"schema": 1, "machine": "aaaa", "device": {}, "host": {}, "stack": {}}
 
@@ -36,7 +36,7 @@ def test_rows_come_back_and_are_done(tmp_path: Path) -> None:
     found = records.read(path)
     assert [r["key"] for r in found.rows] == ["a", "b"]
     assert not found.warnings
-    assert {"schema": 1, "machine": "aaaa", "method": records.METHOD}.items() <= found.rows[0].items()
+    assert {"schema": 1, "machine": "aaaa", "method": rows.METHOD}.items() <= found.rows[0].items()
     with Recorder(path.parent, MACHINE) as recorder:
         assert recorder.is_done("a")
         assert not recorder.is_done("a", backend="triton")
@@ -62,7 +62,7 @@ def test_a_row_that_is_not_json_is_refused_before_it_reaches_the_file(tmp_path: 
 
 @given(cut=st.integers(min_value=1, max_value=400))
 def test_a_file_cut_anywhere_loses_the_torn_line_only(cut: int) -> None:
-    lines = [records.encode({"schema": 1, **row(f"k{i}"), "machine": "aaaa", "method": 1}) for i in range(4)]
+    lines = [recorder.encode({"schema": 1, **row(f"k{i}"), "machine": "aaaa", "method": 1}) for i in range(4)]
     data = b"".join(lines)[:cut]
     found = records.parse(data, Path("m.jsonl"))
     whole = data.count(b"\n")
@@ -175,14 +175,14 @@ def test_an_unwritable_folder_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_clear_error() -> None:
     descriptor = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(RunError, match=r"no room.*No space left.*run the same command again"):
-        records.write_line(descriptor, b"{}\n", "measurements.jsonl")
+        recorder.write_line(descriptor, b"{}\n", "measurements.jsonl")
     os.close(descriptor)
 
 
 LIMITED = """
 import resource, sys
 from flopcast.errors import RunError
-from flopcast.microbench.records.records import Recorder
+from flopcast.microbench.records.recorder import Recorder
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # a disk that fills in the midst of a line
 recorder = Recorder(sys.argv[1], {"schema": 1, "machine": "aaaa"})
 try:

@@ -12,6 +12,7 @@ import torch
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.microbench.hosts import host
 from flopcast.microbench.records import records
+from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.sweep import ceilings, scalars, sweep
 from flopcast.microbench.sweep import ceilings as sweep_ceilings
 from flopcast.microbench.timing import device, make_timer, timer
@@ -24,7 +25,7 @@ def test_ceilings_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(ceilings.BANDWIDTH_BYTES, "cpu", 1 << 24)
 
     def run() -> sweep.Summary:
-        with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+        with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
             return scalars.run_scalars(recorder=recorder, timer=timer.CpuTimer(SHORT), suite="quick")
 
     summary = run()
@@ -67,7 +68,7 @@ def test_a_ceiling_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.Monke
 
     measures = {"scalar/a": fails(NotImplementedError("no such unit")), "scalar/b": fails(ValueError("bug"))}
     monkeypatch.setattr(scalars, "scalar_measures", lambda timer, suite: measures)
-    with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+    with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
         scalars.run_scalars(recorder=recorder, timer=timer.CpuTimer(SHORT), suite="quick")
         assert [(row["status"], row["reason"], row["value"]) for row in recorder] == [
             ("unsupported", "no such unit", None),
@@ -108,7 +109,7 @@ def test_host_costs_by_depth_and_phase(tmp_path: Path) -> None:
     builders = {2: lambda: TinyStep(2), 4: lambda: TinyStep(4), 1000: unbuildable}
 
     def run() -> sweep.Summary:
-        with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+        with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
             return host.run_host(
                 builders, model="tiny-adamw", recorder=recorder, device=torch.device("cpu"), suite="quick",
                 rounds=2, steps_per_round=3,
@@ -129,7 +130,7 @@ def test_host_costs_by_depth_and_phase(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_ceilings_of_a_gpu(tmp_path: Path) -> None:
     device_ = torch.device("cuda", 0)
-    with records.Recorder(tmp_path, device.describe(device_)) as recorder:
+    with Recorder(tmp_path, device.describe(device_)) as recorder:
         made = make_timer.make_timer(device_, timer.QUICK)
         scalars.run_scalars(recorder=recorder, timer=made, suite="quick")
         rows = {row["key"].removeprefix("scalar/"): row for row in recorder}

@@ -18,7 +18,9 @@ import torch
 
 from flopcast.errors import RunError, UsageError
 from flopcast.kernels.shapes import Gemm, shape_from_json
-from flopcast.microbench.records import records
+from flopcast.microbench.records import recorder, records
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.microbench.sweep import cases, sweep
 from flopcast.microbench.timing import device, timer
 
@@ -32,7 +34,7 @@ def test_a_row_holds_all_that_the_contract_names(standin: ModuleType, tmp_path: 
     summary = standin.run(tmp_path, [case])
     assert summary.statuses == {"ok": 1}
     [row] = rows(tmp_path)
-    assert {"schema", "method", "machine", "time", *records.EMPTY_FIELDS} <= set(row)
+    assert {"schema", "method", "machine", "time", *EMPTY_FIELDS} <= set(row)
     assert shape_from_json(row["shape"]) == case.shape
     assert (row["key"], row["backend"], row["cache"], row["role"]) == (case.shape.key, "torch", "cold", "fit")
     assert row["timer"] == "wall"
@@ -113,14 +115,14 @@ def test_a_full_disk_stops_the_sweep_with_its_rows_intact(
     standin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = itertools.count()
-    whole = records.write_line
+    whole = recorder.write_line
 
     def write_line(descriptor: int, line: bytes, path: Path) -> None:
         if next(written) == 3:
             raise RunError(f"no room to write {path}")
         whole(descriptor, line, path)
 
-    monkeypatch.setattr(records, "write_line", write_line)
+    monkeypatch.setattr(recorder, "write_line", write_line)
     with pytest.raises(RunError, match="no room"):
         standin.run(tmp_path, standin.cases(9))
     assert len(rows(tmp_path)) == 3
@@ -140,7 +142,7 @@ class Restless(timer.CpuTimer):
 def test_throttled_rows_are_labelled_and_kept_and_an_unsettled_clock_is_told(
     standin: ModuleType, tmp_path: Path
 ) -> None:
-    with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+    with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
         summary = sweep.run_sweep(
             standin.cases(2), recorder=recorder, timer=Restless(standin.POLICY), suite="quick",
             module_for=lambda shape: standin.StandIn(),
@@ -163,7 +165,7 @@ def test_a_result_is_checked_before_it_is_timed(standin: ModuleType, tmp_path: P
             return super().time(prepare, operands, cache)
 
     module = standin.StandIn()
-    with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+    with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
         sweep.run_sweep(
             [*standin.cases(2, "wrong"), *standin.cases(1)], recorder=recorder, timer=Watched(standin.POLICY),
             suite="quick", module_for=lambda shape: module,
@@ -235,7 +237,7 @@ def test_another_stack_is_refused(standin: ModuleType, tmp_path: Path) -> None:
     machine = device.describe(torch.device("cpu"))
     other = device.machine_id(machine["device"], {**machine["stack"], "torch": "9.9.9"})
     with pytest.raises(UsageError, match=rf"{machine['machine']}.*{other}"):
-        records.Recorder(tmp_path, {**machine, "machine": other})
+        Recorder(tmp_path, {**machine, "machine": other})
 
 
 def test_kill_and_resume_with_a_real_process(standin: ModuleType, tmp_path: Path) -> None:
@@ -275,6 +277,6 @@ def test_real_matrix_products_on_the_processor(standin: ModuleType, tmp_path: Pa
         for cache in ("cold", "hot")
     ]
     wanted.append(cases.Case(shape=Gemm(m=64, n=64, k=64), backend="no-such-backend"))
-    with records.Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+    with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
         summary = sweep.run_sweep(wanted, recorder=recorder, timer=timer.CpuTimer(standin.POLICY), suite="quick")
     assert summary.statuses == {"ok": 6, "error": 1}

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from flopcast.microbench.records import records
+from flopcast.microbench.records.recorder import lock_folder
 from flopcast.roofline.gpu.library import profiles
 from flopcast.roofline.gpu.profile.profile import Profile
 
@@ -131,7 +132,7 @@ def test_a_second_process_on_the_folder_is_refused(
     flopcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flopcast.microbench.timing.device.all_gpus", lambda: ["cpu", "cpu"])
-    lock = records.lock_folder(tmp_path)
+    lock = lock_folder(tmp_path)
     result = flopcast("bench", "--all-gpus", "--out", tmp_path)
     os.close(lock)
     assert (result.code, result.out) == (2, "")

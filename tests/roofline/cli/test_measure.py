@@ -22,6 +22,8 @@ import pytest
 
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records import records
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import Identity, identity
 from flopcast.microbench.steps import run as run_steps
 from flopcast.roofline.gpu.library import profiles
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -70,8 +72,8 @@ def start(*arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def identities(folder: Path) -> list[records.Identity]:
-    return [records.identity(row) for row in records.read(folder).rows]
+def identities(folder: Path) -> list[Identity]:
+    return [identity(row) for row in records.read(folder).rows]
 
 
 @dataclass(frozen=True)
@@ -440,12 +442,12 @@ def test_estimates_of_another_run_stand_beside_the_steps(flopcast: Command, prof
     assert ran.code == 0, ran.err
     machine = records.read_machine(steps)
     failed = {"key": TINY.estimate_key, "backend": "torch", "cache": "cold", "shape": None, "value": None}
-    with records.Recorder(elsewhere, {**machine, "machine": "another"}) as recorder:
+    with Recorder(elsewhere, {**machine, "machine": "another"}) as recorder:
         recorder.append({**failed, "status": "error", "reason": "no encoding"})
     comparison = ("validate", "--steps-from", steps, "--gpu", profile, "--estimates-from", elsewhere, "--json")
     empty = flopcast(*comparison)
     assert (empty.code, empty.out) == (2, "")
-    with records.Recorder(elsewhere, {**machine, "machine": "another"}) as recorder:
+    with Recorder(elsewhere, {**machine, "machine": "another"}) as recorder:
         recorder.append({**failed, "value": 0.5, "status": "ok"})
     (row,) = flopcast(*comparison).document["rows"]
     assert row["torch_forecast"] == 0.5
@@ -467,7 +469,7 @@ def test_another_stack_is_refused_unless_told(flopcast: Command, profile: Path, 
     from flopcast.microbench.timing.device import describe
 
     steps, cpu = tmp_path / "steps", torch.device("cpu")
-    with records.Recorder(steps, describe(cpu)) as recorder:
+    with Recorder(steps, describe(cpu)) as recorder:
         failed = run_steps.measure_plan(replace(TINY, precision="fp8"), cpu, lambda step: {})
         recorder.append({**failed, "key": TINY.key})
     machine = json.loads((steps / "machine.json").read_text())

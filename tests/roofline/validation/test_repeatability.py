@@ -11,7 +11,8 @@ import pytest
 
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Gemm, shape_to_json
-from flopcast.microbench.records import records
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.roofline.validation import repeatability
 
 SHORT = [Gemm(m=128, n=128, k=64 * i) for i in range(1, 11)]
@@ -20,14 +21,14 @@ LONG = [Gemm(m=8192, n=8192, k=512 * i) for i in range(1, 11)]
 
 def row(shape: Gemm, seconds: float, **fields: Any) -> dict[str, Any]:
     return {
-        **records.EMPTY_FIELDS, "key": shape.key, "backend": "torch", "cache": "cold", "role": "fit",
+        **EMPTY_FIELDS, "key": shape.key, "backend": "torch", "cache": "cold", "role": "fit",
         "shape": shape_to_json(shape), "seconds": seconds, "kernel_seconds": seconds, **fields,
     }  # fmt: skip
 
 
 def run(folder: Path, rows: list[dict[str, Any]], machine: str = "m0") -> Path:
     described = {"schema": 1, "machine": machine, "device": {"type": "cuda"}, "host": {}, "stack": {}}
-    with records.Recorder(folder, described) as recorder:
+    with Recorder(folder, described) as recorder:
         for one in rows:
             recorder.append(one)
     return folder
@@ -40,7 +41,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     first = [row(shape, 1e-5) for shape in SHORT] + [row(shape, 1e-3) for shape in LONG]
     second = [row(shape, 1.02e-5 if i < 9 else 1.2e-5, kernel_seconds=1.01e-5) for i, shape in enumerate(SHORT)]
     second += [row(shape, 0.995e-3 if i < 9 else 0.95e-3) for i, shape in enumerate(LONG)]
-    scalar = {**records.EMPTY_FIELDS, "key": "scalar/hbm_copy", "shape": None, "value": 4e12}
+    scalar = {**EMPTY_FIELDS, "key": "scalar/hbm_copy", "shape": None, "value": 4e12}
     return run(tmp_path / "a", [*first, scalar]), run(tmp_path / "b", [*second[::-1], {**scalar, "value": 4.04e12}])
 
 

@@ -15,6 +15,8 @@ from flopcast.errors import DataError
 from flopcast.kernels.shapes import Gemm, shape_to_json
 from flopcast.microbench.records import records
 from flopcast.microbench.records.kernel_sources import fingerprint
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.roofline.gpu.fit import cards
 from flopcast.roofline.gpu.fit.rows import fit
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -39,7 +41,7 @@ def row(shape: Gemm, seconds: float, gap: float = GAP, **fields: Any) -> dict[st
     """A kernel of `seconds`, which a graph launches `gap` after the one before."""
     samples = [seconds + gap] * 5
     return {
-        **records.EMPTY_FIELDS, "key": shape.key, "backend": "torch", "cache": "cold", "suite": "quick", "role": "fit",
+        **EMPTY_FIELDS, "key": shape.key, "backend": "torch", "cache": "cold", "suite": "quick", "role": "fit",
         "shape": shape_to_json(shape), "seconds": seconds + gap, "kernel_seconds": seconds, "samples": samples,
         "n": 5, "timer": "graph", "kernels": [["k", seconds]], **fields,
     }  # fmt: skip
@@ -47,7 +49,7 @@ def row(shape: Gemm, seconds: float, gap: float = GAP, **fields: Any) -> dict[st
 
 def value(key: str, number: float, samples: tuple[float, ...] = (), **fields: Any) -> dict[str, Any]:
     return {
-        **records.EMPTY_FIELDS, "key": key, "backend": "torch", "cache": "cold", "shape": None, "value": number,
+        **EMPTY_FIELDS, "key": key, "backend": "torch", "cache": "cold", "shape": None, "value": number,
         "samples": list(samples), **fields,
     }  # fmt: skip
 
@@ -57,7 +59,7 @@ def measure(folder: Path, index: int, rows: list[dict[str, Any]], **device: Any)
     stack = device.pop("stack", STACK)
     described = {**DEVICE, "uuid": f"GPU-{index}", **device}
     machine = {"schema": 1, "machine": f"m{index}", "device": described, "host": {"cpu": "c"}, "stack": stack}
-    with records.Recorder(folder, machine) as recorder:
+    with Recorder(folder, machine) as recorder:
         for one in rows:
             recorder.append(one)
     return folder

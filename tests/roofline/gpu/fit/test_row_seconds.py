@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from flopcast.kernels.shapes import Gemm, shape_to_json
-from flopcast.microbench.records.records import EMPTY_FIELDS, Recorder
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.roofline.gpu.fit.row_seconds import FEWEST_ROWS, graph_gap_of, with_taken
 from flopcast.roofline.stream.lowering.describe import describe
 
