@@ -10,10 +10,9 @@ from math import log2, prod
 from typing import Any
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
-from flopcast.roofline.stream.lowering.classes import CLASS_OF
-from flopcast.roofline.stream.lowering.fused import is_fused
+from flopcast.roofline.stream.lowering.classes import op_class as class_of_call
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, ConvVariant, GemmVariant, Variant
-from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
+from flopcast.roofline.stream.ops.op_stream import packet
 
 # Up to so many indices the gradient of an embedding is one kernel after the fill, from there on they are sorted first
 # (aten/src/ATen/native/cuda/Embedding.cu).
@@ -65,6 +64,7 @@ def _is_aligned(shape: Gemm) -> bool:
 
 
 def operand_lists(call: Call) -> list[Sequence[Operand]]:
+    """The lists of tensors among a call's arguments, as multi-tensor kernels take them."""
     return [
         call.inputs[value["ts"][0] : value["ts"][0] + value["ts"][1]]
         for value in json.loads(call.args)
@@ -72,121 +72,124 @@ def operand_lists(call: Call) -> list[Sequence[Operand]]:
     ]
 
 
-def is_row_major(operand: Operand) -> bool:
+def layout_of(a: Operand, b: Operand) -> str:
+    """The layout of a product of two operands: n for one that lies row by row, t for one column by column."""
+    return "".join("n" if _is_row_major(operand) else "t" for operand in (a, b))
+
+
+def _is_row_major(operand: Operand) -> bool:
     rows, columns = operand.stride[-2:]
     return columns == 1 or not (rows == 1 or operand.shape[-2] == 1)
 
 
-def is_square(stream: Stream, op: Op, name: str) -> bool:
-    """Whether an attention has as many keys as queries, four dimensions, and is not the stand-in of another kind."""
-    is_backward = name.endswith("_backward")
-    query, key = (stream.tensors[op.inputs[i + is_backward]].operand.shape for i in (0, 1))
-    return len(query) == 4 and len(key) == 4 and query[2] == key[2]
+def _log2(size: float) -> float:
+    return log2(max(size, 1))
 
 
 # --- calls ------------------------------------------------------------------------------------------
 
 
 def _describe_call(call: Call) -> Work:
+    op_class = _call_class(call)
+    if op_class in _PRODUCTS:
+        return _PRODUCTS[op_class](call)
     name = packet(call.op).split(".")[1]
-    big = [o for o in (*call.inputs, *call.outputs) if o.shape]
-    op_class = _call_class(call, name)
-    if op_class in ("conv", "gemm", "attention"):
-        return _describe_product(call, name, op_class)
-    dtypes = _dtypes(call)
-    moved = _moved_bytes(call, name)
-    inner = max((o.shape[-1] for o in big), default=1)
-    pattern = ""
-    extra: float = log2(max(inner, 1))
-    each: tuple[float, ...] = ()
-    if op_class in ("pointwise", "copy"):
-        pattern, extra = _pattern(call)
-    elif op_class == "reduction":
-        pattern, extra, results = _reduction(call)
-        each = (results,)
-        if "batch_norm" in name and pattern == "mix":  # planes of places
-            each = (results, log2(max(prod(big[0].shape[2:]), 1)))
-        name = "sum" if name == "mean" else name  # one kernel, and a factor at its end
-    elif name == "embedding_dense_backward":
-        n_indices = call.inputs[1].numel
-        pattern = "few" if n_indices <= _FEW_INDICES else "sorted"
-        each = (log2(max(n_indices, 1)),)
-    elif op_class == "optimizer":
-        dtypes = call.inputs[0].dtype
-        extra = log2(max(len(lists[0]) if (lists := operand_lists(call)) else 1, 1))
-    elif op_class == "fused":
-        extra = log2(max(call.inputs[0].shape[-1], 1))  # not the number of rows, which a list of them has as its last
-    elif op_class == "cat":
-        pattern, extra = _pattern(Call(call.op, call.inputs[:1], call.inputs[:1]))
-    variant = CallVariant(name, dtypes, pattern)
+    moved = _moved_bytes(call, name, op_class)
+    pattern, sizes = _memory_pattern(call, name, op_class)
+    dtypes = call.inputs[0].dtype if op_class == "optimizer" else _dtypes(call)
+    kernel = "sum" if name == "mean" else name  # one kernel, and a factor at its end
+    variant = CallVariant(kernel, dtypes, pattern)
     backend = "triton" if op_class == "fused" else "torch"
-    return Work(call, op_class, variant, (log2(max(moved, 1)), extra, *each), moved, 0, backend)
+    return Work(call, op_class, variant, (_log2(moved), *sizes), moved, 0, backend)
 
 
-def _describe_product(call: Call, name: str, op_class: str) -> Work:
-    """Calls that multiply matrices without being one product: as the products that they amount to.
+def _memory_pattern(call: Call, name: str, op_class: str) -> tuple[str, tuple[float, ...]]:
+    """(how the call walks memory, log2 of the sizes that its time depends on beside the bytes moved)."""
+    match op_class:
+        case "pointwise" | "copy":
+            return _walk(call)
+        case "cat":
+            return _walk(Call(call.op, call.inputs[:1], call.inputs[:1]))
+        case "reduction":
+            return _reduction(call, name)
+        case "optimizer":
+            lists = operand_lists(call)
+            return "", (_log2(len(lists[0]) if lists else 1),)
+        case "fused":
+            return "", (_log2(call.inputs[0].shape[-1]),)  # not the rows, which a list of them has as its last
+    innermost = _log2(max((o.shape[-1] for o in (*call.inputs, *call.outputs) if o.shape), default=1))
+    if name == "embedding_dense_backward":
+        n_indices = call.inputs[1].numel
+        return "few" if n_indices <= _FEW_INDICES else "sorted", (innermost, _log2(n_indices))
+    return "", (innermost,)
 
-    A convolution of [n, c, ...] with weights [o, c / groups, ...] sums c / groups x window elements for each of its
+
+# Calls that multiply matrices without being one product, as the products that they amount to. 2 FLOPs per multiply-add.
+
+
+def _describe_convolution(call: Call) -> Work:
+    """A convolution of [n, c, ...] with weights [o, c / groups, ...] sums c / groups x window elements for each of its
     results (implicit GEMM: m = n x places, n = o / groups, k = c / groups x window); its backward does so once for the
-    gradient of the input and once for that of the weights. A grouped product shares its rows among the groups evenly.
-    Attention of other keys than queries counts every pair, backward 2.5 times. 2 FLOPs a multiply-add.
-    """
-    if op_class == "conv":
-        arguments = json.loads(call.args)
-        is_backward = name.endswith("_backward")
-        data, weight = call.inputs[1:3] if is_backward else call.inputs[:2]
-        result = call.inputs[0] if is_backward else call.outputs[0]
-        is_transposed, groups = (arguments[7], arguments[9]) if is_backward else (arguments[6], arguments[8])
-        big = data if is_transposed else result
-        window = prod(weight.shape[2:])
-        m, n, k = big.numel // big.shape[1], weight.shape[0] // groups, weight.shape[1] * window
-        passes = sum(arguments[10][:2]) if is_backward else 1
-        layout = "nchw" if data.is_contiguous else "nhwc"
-        kernel = "x".join(map(str, weight.shape[2:]))
-        stride = "x".join(map(str, arguments[4 if is_backward else 3]))
-        wanted = tuple(map(bool, arguments[10][:2])) if is_backward else ()
-        direction = {(): "fwd", (True, False): "dgrad", (False, True): "wgrad"}.get(wanted, "bwd")
-        shape = f"k{kernel}s{stride}{f'g{groups}' if groups > 1 else ''}"
-        variant = ConvVariant(direction, data.dtype, layout, shape)
-        features: tuple[float, ...] = (log2(max(m, 1)), log2(max(n, 1)), log2(max(k, 1)))
-        return Work(call, op_class, variant, features, call.bytes, 2 * m * n * k * groups * passes)
-    if op_class == "gemm":
-        a, b = call.inputs[:2]
-        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-        groups = next((o.shape[0] for o in (a, b) if len(o.shape) == 3), call.outputs[0].shape[0])
-        flops = 2 * m * n * k
-        each = (
-            (m, n, k / groups)
-            if len(a.shape) == len(b.shape)
-            else ((m, n / groups, k) if len(a.shape) == 3 else (m / groups, n, k))
-        )
-        layout = ("n" if is_row_major(a) else "t") + ("n" if is_row_major(b) else "t")
-        sizes = tuple(log2(max(size, 1)) for size in (*each, groups))
-        return Work(call, op_class, GemmVariant(layout, a.dtype, "grouped"), sizes, call.bytes, flops)
-    is_backward = name.endswith("_backward")
+    gradient of the input and once for that of the weights."""
+    arguments = json.loads(call.args)
+    is_backward = _is_backward(call)
+    data, weight = call.inputs[1:3] if is_backward else call.inputs[:2]
+    result = call.inputs[0] if is_backward else call.outputs[0]
+    strides, is_transposed, groups = (arguments[i + is_backward] for i in (3, 6, 8))
+    wanted = tuple(map(bool, arguments[10][:2])) if is_backward else ()
+    big = data if is_transposed else result
+    m, n, k = big.numel // big.shape[1], weight.shape[0] // groups, weight.numel // weight.shape[0]
+    direction = {(): "fwd", (True, False): "dgrad", (False, True): "wgrad"}.get(wanted, "bwd")
+    layout = "nchw" if data.is_contiguous else "nhwc"
+    window, stride = ("x".join(map(str, sizes)) for sizes in (weight.shape[2:], strides))
+    variant = ConvVariant(direction, data.dtype, layout, f"k{window}s{stride}{f'g{groups}' if groups > 1 else ''}")
+    flops = 2 * m * n * k * groups * (sum(wanted) if is_backward else 1)
+    return Work(call, "conv", variant, (_log2(m), _log2(n), _log2(k)), call.bytes, flops)
+
+
+def _describe_grouped_gemm(call: Call) -> Work:
+    """A grouped product shares its rows among the groups evenly."""
+    a, b = call.inputs[:2]
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    groups = next((o.shape[0] for o in (a, b) if len(o.shape) == 3), call.outputs[0].shape[0])
+    each: tuple[float, ...] = (m / groups, n, k)
+    if len(a.shape) == len(b.shape):
+        each = (m, n, k / groups)
+    elif len(a.shape) == 3:
+        each = (m, n / groups, k)
+    sizes = tuple(_log2(size) for size in (*each, groups))
+    variant = GemmVariant(layout_of(a, b), a.dtype, "grouped")
+    return Work(call, "gemm", variant, sizes, call.bytes, 2 * m * n * k)
+
+
+def _describe_attention(call: Call) -> Work:
+    """Attention of other keys than queries counts every pair, backward 2.5 times."""
+    is_backward = _is_backward(call)
     query, key = call.inputs[is_backward], call.inputs[1 + is_backward]
-    pairs = prod(query.shape[:-1]) * key.shape[-2]
-    flops = 4 * pairs * query.shape[-1]
-    direction, flops = ("bwd", flops * 5 // 2) if is_backward else ("fwd", flops)
+    flops = 4 * prod(query.shape) * key.shape[-2]
     features = (
         log2(prod(query.shape[:-2])),
-        log2(max(query.shape[1] / key.shape[1], 1)),
-        log2(max(query.shape[-2] * key.shape[-2], 1)) / 2,
+        _log2(query.shape[1] / key.shape[1]),
+        _log2(query.shape[-2] * key.shape[-2]) / 2,
     )
-    attention = AttentionVariant(direction, False, query.dtype, query.shape[-1])
-    return Work(call, op_class, attention, features, call.bytes, flops, "sdpa")
+    variant = AttentionVariant("bwd" if is_backward else "fwd", False, query.dtype, query.shape[-1])
+    return Work(call, "attention", variant, features, call.bytes, flops * 5 // 2 if is_backward else flops, "sdpa")
 
 
-def _call_class(call: Call, name: str) -> str:
-    if name.startswith(("_foreach", "_fused_adam")):
-        return "optimizer"
-    if is_fused(packet(call.op)):
-        return "fused"
-    if name in CLASS_OF:
-        return CLASS_OF[name]
+_PRODUCTS = {"conv": _describe_convolution, "gemm": _describe_grouped_gemm, "attention": _describe_attention}
+
+
+def _is_backward(call: Call) -> bool:
+    return packet(call.op).endswith("_backward")
+
+
+def _call_class(call: Call) -> str:
+    """What the name does not tell is element-wise where all its results have the shape that its inputs broadcast to."""
+    if found := class_of_call(call.op, default=""):
+        return found
     outputs = [*call.outputs, *(call.inputs[i] for i in call.written)]
-    ranks = {o.shape for o in outputs}
-    return "pointwise" if len(ranks) == 1 and _broadcasts(call.inputs, next(iter(ranks))) else "other"
+    shapes = {o.shape for o in outputs}
+    return "pointwise" if len(shapes) == 1 and _broadcasts(call.inputs, next(iter(shapes))) else "other"
 
 
 def _broadcasts(inputs: Sequence[Operand], shape: tuple[int, ...]) -> bool:
@@ -206,10 +209,10 @@ def _dtypes(call: Call) -> str:
     return f"{'+'.join(sources)}>{'+'.join(results)}"
 
 
-def _moved_bytes(call: Call, name: str) -> int:
+def _moved_bytes(call: Call, name: str, op_class: str) -> int:
     """Bytes that the kernel has to move, each operand once; a table looked up counts its rows in use."""
     written = sum(o.bytes for o in call.outputs) + sum(call.inputs[i].bytes for i in call.written)
-    if CLASS_OF.get(name) == "fill":
+    if op_class == "fill":
         return written
     if name == "copy_":
         return written + call.inputs[1].bytes
@@ -226,7 +229,7 @@ def _moved_bytes(call: Call, name: str) -> int:
     return written + sum(o.bytes for o in call.inputs)
 
 
-def _pattern(call: Call) -> tuple[str, float]:
+def _walk(call: Call) -> tuple[str, tuple[float]]:
     """(how the operands lie against each other, log2 of the innermost run).
 
     Dimensions that can be walked as one are merged and lettered from the output's slowest to its fastest; each
@@ -235,7 +238,7 @@ def _pattern(call: Call) -> tuple[str, float]:
     """
     results = list(call.outputs) or [call.inputs[i] for i in call.written]
     if not results:
-        return "", 0.0
+        return "", (0.0,)
     out = max(results, key=lambda o: o.numel)
     sources = [
         o for i, o in enumerate(call.inputs) if o.shape and not (i in call.written and packet(call.op) == "aten.copy_")
@@ -257,8 +260,7 @@ def _pattern(call: Call) -> tuple[str, float]:
             ((steps[i], chr(ord("a") + j)) for j, (_, steps) in enumerate(merged) if steps[i] != 0), reverse=True
         )
         names.append("".join(letter for _, letter in own) + ("~" if own and own[-1][0] != 1 else "") or "0")
-    inner = merged[-1][0] if merged else 1
-    return f"{','.join(names[:-1])}>{names[-1]}", log2(max(inner, 1))
+    return f"{','.join(names[:-1])}>{names[-1]}", (_log2(merged[-1][0] if merged else 1),)
 
 
 def _broadcast_strides(operand: Operand, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -269,27 +271,20 @@ def _broadcast_strides(operand: Operand, shape: tuple[int, ...]) -> tuple[int, .
     return (0,) * missing + own
 
 
-def _reduction(call: Call) -> tuple[str, float, float]:
-    """("row" | "col" | "all" | "mix", log2 of how many elements make a result, log2 of how many results)."""
+def _reduction(call: Call, name: str) -> tuple[str, tuple[float, ...]]:
+    """("row" | "col" | "all" | "mix", log2 of how many elements make a result and of how many results there are; of a
+    batch norm over planes log2 of a plane's size, too)."""
     source = call.inputs[0]
     arguments: list[Any] = json.loads(call.args)
     rank = len(source.shape)
-    dims = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, int)) else None
-    name = packet(call.op)
+    dims = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, int)) else []
     if "layer_norm" in name:  # what it is given is the shape, not the dimensions
         shape = arguments[2 if name.endswith("_backward") else 1]
         dims = list(range(rank - len(shape), rank))
     elif "batch_norm" in name:  # all but the channels
         dims = [d for d in range(rank) if d != 1]
-    reduced = (
-        set(range(rank))
-        if dims is None
-        else {d % rank for d in (dims if isinstance(dims, list) else [dims])}
-        if rank
-        else set()
-    )
-    if dims == []:
-        reduced = set(range(rank))
+    reduced = {d % max(rank, 1) for d in (dims if isinstance(dims, list) else [dims])} & set(range(rank))
+    reduced = reduced or set(range(rank))
     count = prod(source.shape[d] for d in reduced)
     if len(reduced) == rank:
         kind = "all"
@@ -299,5 +294,8 @@ def _reduction(call: Call) -> tuple[str, float, float]:
         kind = "col"
     else:
         kind = "mix"
-    results = source.numel // max(count, 1)
-    return kind + ("" if source.is_contiguous else "~"), log2(max(count, 1)), log2(max(results, 1))
+    sizes: tuple[float, ...] = (_log2(count), _log2(source.numel // max(count, 1)))
+    pattern = kind + ("" if source.is_contiguous else "~")
+    if "batch_norm" in name and pattern == "mix":
+        sizes = (*sizes, _log2(prod(source.shape[2:])))
+    return pattern, sizes

@@ -10,7 +10,7 @@ import json
 from math import ceil, prod
 
 from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape
-from flopcast.roofline.stream.lowering.describe import is_row_major, is_square, operand_lists
+from flopcast.roofline.stream.lowering.describe import layout_of, operand_lists
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, fused_call, is_fused
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
 
@@ -53,7 +53,7 @@ def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
     if name in _GEMMS:
         a, b = (stream.tensors[op.inputs[i]].operand for i in _GEMMS[name])
         return _gemm(a, b, stream.meta.get("precision", "")), "torch"
-    if name in _ATTENTION and is_square(stream, op, name):
+    if name in _ATTENTION and _is_square(stream, op, name):
         return _attention(stream, op, name), _ATTENTION[name][0]
     call = stream.call(op)
     if is_fused(name):
@@ -83,11 +83,10 @@ def launches(shape: Shape) -> int:
 
 
 def _gemm(a: Operand, b: Operand, precision: str) -> Gemm:
-    layout = ("n" if is_row_major(a) else "t") + ("n" if is_row_major(b) else "t")
     dtype = "tf32" if a.dtype == "fp32" and precision == "tf32" else a.dtype
     m, k = a.shape[-2:]
     batch = prod(a.shape[:-2])
-    return Gemm(m=m, n=b.shape[-1], k=k, dtype=dtype, layout=layout, batch=batch)
+    return Gemm(m=m, n=b.shape[-1], k=k, dtype=dtype, layout=layout_of(a, b), batch=batch)
 
 
 def recomputed(stream: Stream) -> list[bool]:
@@ -108,9 +107,19 @@ def recomputed(stream: Stream) -> list[bool]:
     ]
 
 
+def _is_square(stream: Stream, op: Op, name: str) -> bool:
+    """Whether an attention has as many keys as queries, four dimensions, and is not the stand-in of another kind."""
+    query, key = (operand.shape for operand in _query_and_key(stream, op, name))
+    return len(query) == 4 and len(key) == 4 and query[2] == key[2]
+
+
+def _query_and_key(stream: Stream, op: Op, name: str) -> list[Operand]:
+    is_backward = name.endswith("_backward")  # which is given the gradient of the result first
+    return [stream.tensors[op.inputs[i + is_backward]].operand for i in (0, 1)]
+
+
 def _attention(stream: Stream, op: Op, name: str) -> Attention:
-    is_backward = name.endswith("_backward")
-    query, key = (stream.tensors[op.inputs[i + is_backward]].operand for i in (0, 1))
+    query, key = _query_and_key(stream, op, name)
     flags = json.loads(op.args)
     position = _ATTENTION[name][1]
     batch, heads, seq, head_dim = query.shape
@@ -121,6 +130,6 @@ def _attention(stream: Stream, op: Op, name: str) -> Attention:
         seq=seq,
         head_dim=head_dim,
         causal=bool(flags[position]) if position < len(flags) else False,
-        direction="bwd" if is_backward else "fwd",
+        direction="bwd" if name.endswith("_backward") else "fwd",
         dtype=query.dtype,
     )
