@@ -1,28 +1,61 @@
-"""Copies and reads by size ("copy/<bytes>", "l2_read/<bytes>") on a GPU that was not measured. Plain arithmetic.
+"""The ceilings of a GPU that was not measured, from those of one that was.
 
-A sweep over sizes shows latencies, then L2, then memory. On the source each size says which share of its bytes
-came from memory; the target's L2 holds another size, so its share at a size is the source's at the size that is the
-same part of the source's L2. What the source takes besides moving its bytes is so many clock cycles.
+A sweep of copies or reads over sizes ("copy/<bytes>", "l2_read/<bytes>") shows latencies, then L2, then memory. On the
+source each size says which share of its bytes came from memory; the target's L2 holds another size, so its share at a
+size is the source's at the size that is the same part of the source's L2. What the source takes besides moving its
+bytes is so many clock cycles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from math import exp, hypot, log
 
 import numpy as np
 
+from flopcast.roofline.base.numbers import Z_90, Number
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
+from flopcast.roofline.gpu.catalogue.power import burst_rate
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.projection.gemm_before_hopper import cycles, l2_rate
+from flopcast.roofline.gpu.projection.rates import cycles, l2_rate, matrix_ratio, memory_rate, sigmas, sustained_rate
+
+# The kind of projection (of `rates.SIGMA`) whose deviation a ceiling takes; the others take that of "memory".
+KINDS = {"matrix_": "gemm", "copy/": "hot", "l2_": "hot"}
 
 
-def sweep_rate(
-    name: str,
-    measured: Profile,
-    source: GpuSpec,
-    target: GpuSpec,
-    memory_rate: Callable[[float, GpuSpec, GpuSpec], float],
-) -> float:
+def project_ceiling(name: str, measured: Profile, source: GpuSpec, target: GpuSpec) -> Number | None:
+    """A ceiling of the measured profile on the target; None where one of the two lacks the dtype. What the host does
+    keeps its value, with the interval of a guess."""
+    number = measured.ceilings[name]
+    note = f"projected from {measured.gpu} ({number.source})"
+    if number.value <= 0:  # a gap too small to be measured
+        return replace(number, basis="extrapolated", source=note)
+    factor = _factor(name, measured, source, target)
+    if factor is None:
+        return None
+    kind = next((kind for start, kind in KINDS.items() if name.startswith(start)), "memory")
+    value, sigma = number.value * factor, sigmas(source, target)[kind]
+    down = hypot(log(number.value / number.low), Z_90 * sigma) if number.low > 0 else Z_90 * sigma
+    up = hypot(log(number.high / number.value), Z_90 * sigma)
+    return Number(value, value * exp(-down), value * exp(up), "extrapolated", note)
+
+
+def _factor(name: str, measured: Profile, source: GpuSpec, target: GpuSpec) -> float | None:
+    """The target's value of a ceiling over the source's."""
+    value = measured.ceilings[name].value
+    if name.startswith("matrix_"):
+        rate = burst_rate if name.startswith("matrix_burst") else sustained_rate
+        return matrix_ratio(rate, name.rsplit("/", 1)[-1], source, target)
+    if name.startswith("hbm_"):
+        return memory_rate(value, source, target) / value
+    if name.startswith(("copy/", "l2_read/")):
+        return sweep_rate(name, measured, source, target) / value
+    if name.startswith("l2_"):
+        return l2_rate(target) / l2_rate(source)
+    return cycles(source, target) if name.startswith("kernel_floor") else 1.0
+
+
+def sweep_rate(name: str, measured: Profile, source: GpuSpec, target: GpuSpec) -> float:
     """bytes/s on the target of the ceiling `name` of the measured profile."""
     kind, size = name.split("/")[0], float(name.split("/")[1])
     sizes, seconds = _sweep(kind, measured)

@@ -22,7 +22,8 @@ from typing import Any
 
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.projection.project import project, sigmas
+from flopcast.roofline.gpu.projection.project import project
+from flopcast.roofline.gpu.projection.rates import sigmas
 
 
 def complete(measured: Profile, source: Profile, spec: GpuSpec, own: GpuSpec) -> Profile:

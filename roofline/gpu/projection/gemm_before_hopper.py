@@ -27,14 +27,9 @@ from flopcast.roofline.gpu.laws import gemm_before_hopper, laws
 from flopcast.roofline.gpu.laws.gemm import FAMILIES, TILE_PREFIX
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.gpu.projection.rates import cycles, l2_rate
 from flopcast.roofline.stream.lowering.variants import GemmVariant, SurfaceKey
 
-# L2 read bandwidth per clock and SM at the datasheet's clock (gpu-benches): H200 9775 GB/s, A100 5437, L40 5262. GA102
-# and Blackwell are guesses by kinship. The H100 PCIe's 7040 GB/s were passed over until an H100 SXM had been measured:
-# its L2 reads 7.66 TB/s where an H200's reads 8.88 (16 MiB), the same share less.
-L2_BYTES_PER_CLOCK = {"Hopper": 40.0, "Ampere GA100": 35.7, "Ada": 14.9, "Ampere GA102": 15.0, "Blackwell": 40.0}
-L2_OF_H100 = 35.2  # 7040 GB/s / (114 SMs x 1.755 GHz)
-L2_BY_GPU = {"nvidia-h100-sxm": L2_OF_H100, "nvidia-h100-pcie": L2_OF_H100}
 SHARED_BYTES_PER_CLOCK = 128.0  # of an SM, every architecture since Volta
 CUDA_CORE_SHARED = 4.0  # fp32 on CUDA cores keeps larger tiles in registers: shared memory does not bind
 ABSORBED = 0.5
@@ -50,17 +45,6 @@ def applies(key: SurfaceKey, surface: Surface, source: GpuSpec, target: GpuSpec)
     """Whether the surface is of cuBLAS's products and the target has other kernels than the source."""
     is_older = target.capability < BEFORE_HOPPER <= source.capability
     return is_older and surface.kind == "gemm" and key.backend == "torch"
-
-
-def l2_rate(spec: GpuSpec) -> float:
-    """bytes/s that all SMs together read from L2."""
-    per_clock = L2_BY_GPU.get(spec.name, L2_BYTES_PER_CLOCK[spec.arch])
-    return spec.sm_count * spec.boost_mhz * 1e6 * per_clock
-
-
-def cycles(source: GpuSpec, target: GpuSpec) -> float:
-    """How much longer the target takes for what takes the same clock cycles."""
-    return source.max_clock_mhz / target.max_clock_mhz
 
 
 def tile_surface(surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec, sigma: float) -> Surface | None:

@@ -2,54 +2,49 @@
 
 What is moved, and by what (everything else is kept as measured on the source):
 
-cuBLAS's products            on a GPU before Hopper: `tile_law.py`, from the datasheet (`project_tiles.py`); else SM
-                             count as the target's (waves anew), peak by the rates that power lets a GPU sustain
+cuBLAS's products            on a GPU before Hopper: the tile law (`laws/gemm_before_hopper.py`), from the datasheet
+                             (`gemm_before_hopper.py`); else SM count as the target's (waves anew), peak by the rates
+                             that power lets a GPU sustain
 attention                    the same with the rates at full clock: its products keep matrix units less busy, so power
                              binds less; its bytes as memory-bound kernels'; flash's schedule by architecture
-memory-bound kernels         bandwidth, with the SMs' share in what limits a kernel (`memory_rate`)
-the same out of L2 ("hot")   SMs x clock x bytes per clock and SM (`gemm_before_hopper.L2_BYTES_PER_CLOCK`)
+memory-bound kernels         bandwidth, with the SMs' share in what limits a kernel (`rates.memory_rate`)
+the same out of L2 ("hot")   SMs x clock x bytes per clock and SM (`rates.L2_BYTES_PER_CLOCK`)
 latencies                    the launch floor too: so many clock cycles
 host costs                   kept: the host is another machine's anyway
 
 Every time is labelled "extrapolated" and its deviation widened by `sigmas`, which is common to all shapes of a
 surface: in a sum over kernels it does not average out. Where published tables of the GPU's own times exist, its
-parameters are refined by them (`published.py`). How far both are off: reports/projection.
+parameters are refined by them (`published_fit.py`). How far both are off: reports/projection.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, hypot, log
+from math import hypot, log
 
 import numpy as np
 
 from flopcast.errors import UsageError
-from flopcast.roofline.base.numbers import Z_90, Number
+from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, find_spec, load_specs, spec_of_device
-from flopcast.roofline.gpu.catalogue.power import burst_rate, matrix_rate, sustained_fraction
+from flopcast.roofline.gpu.catalogue.power import burst_rate, sustained_fraction
 from flopcast.roofline.gpu.laws import gemm_triton
 from flopcast.roofline.gpu.laws.laws import kind_of
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.projection import gemm_before_hopper
-from flopcast.roofline.gpu.projection.ceilings import sweep_rate
-from flopcast.roofline.gpu.projection.gemm_before_hopper import cycles, l2_rate
+from flopcast.roofline.gpu.projection.ceilings import project_ceiling
+from flopcast.roofline.gpu.projection.rates import (
+    SIGMA,
+    cycles,
+    l2_rate,
+    matrix_ratio,
+    memory_rate,
+    sigmas,
+    sustained_rate,
+)
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, SurfaceKey, Variant
-
-# Standard deviations of log seconds, added to what the source's surfaces say of themselves. They alone are set by the
-# published rows that reports/projection checks:
-# gemm, attention: 90% intervals hold nine in ten rows on the GPU where they hold fewest, the L40S (0.23 and 0.20; on
-#   an A100 0.17 and 0.11 would do).
-# memory: element-wise calls of an L4 are 9% off, norms and softmax 30%; published copy kernels elsewhere reach 84 to
-#   98% of the datasheet's bandwidth.
-# hot: nothing to check it with, and what fits into one L2 does not fit into another.
-# host: single runs differ by 10 to 40%, and hosts differ besides.
-SIGMA = {"gemm": 0.25, "attention": 0.21, "conv": 0.30, "memory": 0.15, "hot": 0.30, "host": 0.25}
-# Between parts of the same chip (H200 and H100 SXM): so that 90% intervals hold nine in ten of the 5,839 kernels that
-# were foretold of an H100 before one was measured (reports/projection/nvidia-h100-sxm; 0.07, 0.04, 0.09 and 0.10).
-# Convolutions were not among them.
-SAME_CHIP_SIGMA = {**SIGMA, "gemm": 0.07, "attention": 0.05, "memory": 0.10, "hot": 0.10}
 
 # Attention kernels written for Ampere (torch's flash) issue mma.sync, which on Hopper reaches 0.63 of the
 # peak that wgmma reaches (Luo et al. 2024, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture",
@@ -63,49 +58,12 @@ LATENCIES = (
     "element", "turn", "plane", "plane_load", "spread", "tensor", "large_tensor", "dq_prologue",
 )  # fmt: skip
 
-# --- memory
-
-ROOF = 0.92  # of the datasheet's bandwidth, what streaming kernels reach at best: 84 to 98% published
-SHARPNESS = 4.0  # exponent of the smooth minimum of memory's roof and the SMs' limit
 # Kernels that read each byte once: if they stay under the roof, the SMs hold them back. In the others a low
 # rate may as well be traffic that is not counted (rows read twice), which goes with bandwidth.
 SINGLE_PASS = ("pointwise", "copy", "cat", "fill", "embedding", "optimizer")
 
 
-def memory_rate(rate: float, source: GpuSpec, target: GpuSpec) -> float:
-    """bytes/s on `target` of a kernel that moves `rate` on `source`.
-
-    rate = smooth minimum of memory's roof and of what the SMs can issue. Solved for the latter on the source,
-    which is then scaled by SMs and clock. A kernel at the roof tells nothing of its SM limit: it is put at
-    twice the roof, so such a kernel goes nearly with bandwidth.
-
-    An H100, measured since, has the H200's SMs and 0.7 of its bandwidth: kernels from 50 us on are forecast -0.9%
-    (element-wise) and -0.3% (casts) at the median, by bandwidth alone they would be 15 and 16% high; the optimizer
-    (-6%) and softmax (-10%) lie between the two.
-    """
-    roof = ROOF * source.usable_bytes_per_second
-    left = rate**-SHARPNESS - roof**-SHARPNESS
-    issue = max(left, (2.0 * roof) ** -SHARPNESS) ** (-1.0 / SHARPNESS)
-    there = issue * _sm_clocks(target) / _sm_clocks(source)
-    target_roof = ROOF * target.usable_bytes_per_second
-    return rate * _smooth_min(there, target_roof) / _smooth_min(issue, roof)
-
-
-def _smooth_min(a: float, b: float) -> float:
-    return float((a**-SHARPNESS + b**-SHARPNESS) ** (-1.0 / SHARPNESS))
-
-
-def _sm_clocks(spec: GpuSpec) -> float:
-    return spec.sm_count * spec.boost_mhz * 1e6
-
-
 # --- surfaces -----------------------------------------------------------------------------------------------
-
-
-def sigmas(source: GpuSpec, target: GpuSpec) -> dict[str, float]:
-    """Deviations of log seconds, by kind, of what is projected from one to the other."""
-    is_same_chip = (source.arch, source.sm_count) == (target.arch, target.sm_count)
-    return dict(SAME_CHIP_SIGMA if is_same_chip else SIGMA)
 
 
 def project_surface(key: SurfaceKey, surface: Surface, source: GpuSpec, target: GpuSpec) -> Surface | None:
@@ -139,11 +97,10 @@ def project_surface(key: SurfaceKey, surface: Surface, source: GpuSpec, target: 
 
 
 def _matrix_params(key: SurfaceKey, surface: Surface, source: GpuSpec, target: GpuSpec) -> dict[str, float] | None:
-    rate = burst_rate if surface.kind == "attention" else _sustained_rate
-    rates = [rate(spec, _dtype(surface.variant)) for spec in (source, target)]
-    if rates[0] is None or rates[1] is None:
+    rate = burst_rate if surface.kind == "attention" else sustained_rate
+    compute = matrix_ratio(rate, _dtype(surface.variant), source, target)
+    if compute is None:
         return None
-    compute = rates[1] / rates[0]
     if key.backend in MMA_SYNC_BACKENDS:
         compute *= _mma_sync(target) / _mma_sync(source)
     memory = target.usable_bytes_per_second / source.usable_bytes_per_second
@@ -168,10 +125,6 @@ def _matrix_params(key: SurfaceKey, surface: Surface, source: GpuSpec, target: G
     if isinstance(surface.variant, AttentionVariant):
         given |= flash_schedule(key.backend, surface.variant, target)
     return {key: given[key] if key in given else value * factors.get(key, 1.0) for key, value in surface.params.items()}
-
-
-def _sustained_rate(spec: GpuSpec, dtype: str) -> float | None:
-    return matrix_rate(dtype, spec)
 
 
 def flash_schedule(backend: str, variant: AttentionVariant, target: GpuSpec) -> dict[str, float]:
@@ -237,9 +190,8 @@ def project(source: Profile, spec: GpuSpec) -> Profile:
     if source.basis != "measured":
         raise UsageError(f"cannot project from {source.gpu}: its profile is {source.basis}, not measured")
     own = _spec_of(source)
-    note = f"projected from {source.gpu}"
     surfaces = {key: project_surface(key, surface, own, spec) for key, surface in source.surfaces.items()}
-    ceilings = {name: _ceiling(name, number, own, spec, source, note) for name, number in source.ceilings.items()}
+    ceilings = {name: project_ceiling(name, source, own, spec) for name in source.ceilings}
     compute = sustained_fraction(spec)
     return replace(
         source,
@@ -279,36 +231,6 @@ def _spec_of(profile: Profile) -> GpuSpec:
         return find_spec(profile.gpu)
     known = ", ".join(sorted(load_specs()))
     raise UsageError(f"cannot project from {profile.gpu}: its datasheet is not known; known are {known}")
-
-
-def _ceiling(
-    name: str, number: Number, source: GpuSpec, target: GpuSpec, measured: Profile, note: str
-) -> Number | None:
-    """A ceiling on the target; None when it lacks the dtype. What the host does keeps, with the interval of a guess."""
-    source_note = f"{note} ({number.source})"
-    if number.value <= 0:  # a gap too small to be measured
-        return replace(number, basis="extrapolated", source=source_note)
-    doubt = sigmas(source, target)
-    factor, sigma = 1.0, doubt["memory"]
-    if name.startswith("matrix_"):
-        dtype = name.rsplit("/", 1)[-1]
-        rate = burst_rate if name.startswith("matrix_burst") else _sustained_rate
-        rates = [rate(spec, dtype) for spec in (source, target)]
-        if rates[0] is None or rates[1] is None:
-            return None
-        factor, sigma = rates[1] / rates[0], doubt["gemm"]
-    elif name.startswith("hbm_"):
-        factor = memory_rate(number.value, source, target) / number.value
-    elif name.startswith(("copy/", "l2_read/")):
-        factor, sigma = sweep_rate(name, measured, source, target, memory_rate) / number.value, doubt["hot"]
-    elif name.startswith("l2_"):
-        factor, sigma = l2_rate(target) / l2_rate(source), doubt["hot"]
-    elif name.startswith("kernel_floor"):
-        factor = cycles(source, target)
-    value = number.value * factor
-    down = hypot(log(number.value / number.low), Z_90 * sigma) if number.low > 0 else Z_90 * sigma
-    up = hypot(log(number.high / number.value), Z_90 * sigma)
-    return Number(value, value * exp(-down), value * exp(up), "extrapolated", source_note)
 
 
 def _host(host: HostCosts) -> HostCosts:

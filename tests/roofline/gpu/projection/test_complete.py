@@ -11,7 +11,8 @@ from flopcast.roofline.gpu.library.profiles import SOURCE, completed, find_profi
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.roofs import points_of
 from flopcast.roofline.gpu.projection.complete import complete
-from flopcast.roofline.gpu.projection.project import SAME_CHIP_SIGMA, project
+from flopcast.roofline.gpu.projection.project import project
+from flopcast.roofline.gpu.projection.rates import SAME_CHIP_SIGMA
 from flopcast.roofline.step.forecast import forecast
 from flopcast.roofline.step.uncertainty import card_sigma
 from flopcast.roofline.stream.lowering.describe import describe

@@ -25,7 +25,8 @@ from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
-from flopcast.roofline.gpu.projection.project import SAME_CHIP_SIGMA, SIGMA, common_sigma, memory_rate, project, sigmas
+from flopcast.roofline.gpu.projection.project import common_sigma, project
+from flopcast.roofline.gpu.projection.rates import SAME_CHIP_SIGMA, SIGMA, memory_rate, sigmas
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, GemmVariant, SurfaceKey, Variant
 
 H200 = find_spec("nvidia-h200")

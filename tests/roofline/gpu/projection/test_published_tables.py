@@ -14,9 +14,10 @@ from flopcast.errors import UsageError
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.library.profiles import PUBLISHED, find_profile, projection, published_record
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.projection.project import SIGMA, common_sigma
+from flopcast.roofline.gpu.projection.project import common_sigma
 from flopcast.roofline.gpu.projection.published_fit import apply, estimates, refine, serving_estimate
 from flopcast.roofline.gpu.projection.published_tables import Table, Timed, read_table, refusal
+from flopcast.roofline.gpu.projection.rates import SIGMA
 from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
 L4 = find_spec("nvidia-l4")
