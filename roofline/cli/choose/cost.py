@@ -50,10 +50,12 @@ def cost(
     from dataclasses import replace
 
     from flopcast.roofline.base.csv_files import check_writable
+    from flopcast.roofline.cli.choose import documents
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.dollars.curves import SAME, cost_curves, what_if_rows
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
-    from flopcast.roofline.views.terminal import console, dollars
+    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.cost import print_cost
 
     if run.mode == "compile":
         raise UsageError(
@@ -79,11 +81,13 @@ def cost(
     scenarios = what_if_rows(curves, larger, asked.batch)
     if out is not None:
         for path in write_cost(curves, out, scenarios=scenarios):
-            console.say(f"wrote {path}")
+            say(f"wrote {path}")
     if as_json:
-        emit(dollars.document(curves, models, asked, hosts=feeding.hosts, host=feeding.host, scenarios=scenarios))
+        emit(
+            documents.cost_document(curves, models, asked, hosts=feeding.hosts, host=feeding.host, scenarios=scenarios)
+        )
     else:
-        dollars.print_cost(curves, asked, scenarios, one_host=feeding.host is not None or feeding.hosts == SAME)
+        print_cost(curves, asked, scenarios, one_host=feeding.host is not None or feeding.hosts == SAME)
 
 
 def write_cost(curves: Sequence[CostCurve], folder: Path, *, scenarios: Sequence[Mapping[str, Any]] = ()) -> list[Path]:

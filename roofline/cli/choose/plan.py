@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -56,10 +56,12 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Days and dollars to train on each of several GPUs, one device at a time; or the largest model for a budget."""
+    from flopcast.roofline.cli.choose import documents
     from flopcast.roofline.cli.shared.output import emit
-    from flopcast.roofline.dollars.plan import TOKENS_PER_PARAMETER, check_devices, plans
+    from flopcast.roofline.dollars.curves import cost_curves
+    from flopcast.roofline.dollars.plan import TOKENS_PER_PARAMETER, check_devices, largest_models, plans
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
-    from flopcast.roofline.views.terminal.dollars import plan_document, print_plans
+    from flopcast.roofline.views.terminal.plan import print_largest, print_plans
 
     check_devices(num_gpus)
     if tokens is not None and tokens_per_param is not None:
@@ -74,8 +76,8 @@ def plan(
         raise UsageError(f"--budget-usd is {budget_usd:g}: valid is a number above 0, at most {MOST_USD:g}")
     sequences = _batch(batch)
     asked = replace(run, batch=1 if sequences is None else sequences).to_run()
-    is_ladder = model.config is None and model.width is None
-    if is_ladder:
+    config = None if model.config is None and model.width is None else model.to_config()
+    if config is None:
         if budget_usd is None:
             raise UsageError("which model? give --config or --width, or --budget-usd for the largest of the ladder")
         if sequences is None or tokens is not None:
@@ -83,45 +85,32 @@ def plan(
             raise UsageError(f"{given} with --budget-usd needs a model: give --config or --width")
         if model.depth is not None:
             raise UsageError(f"--depth {model.depth} of which model? Give --config or --width")
-        models = ladder_of(widths, model.depth_law or "printed")
-    else:
-        if widths is not None:
-            raise UsageError("--widths is the ladder of --budget-usd without a model: leave it or the model out")
-        config = model.to_config()
-        wanted = None if tokens is None else token_count(tokens)
+    elif widths is not None:
+        raise UsageError("--widths is the ladder of --budget-usd without a model: leave it or the model out")
+    models = ladder_of(widths, model.depth_law or "printed") if config is None else []
+    wanted = None if tokens is None else token_count(tokens)
     profiles = find_profiles(gpu_names(gpus))
     book = price_book(price, [profile.gpu for profile in profiles], required=True, kind=kind)
-    hosts: dict[str, Any] = {"host": find_host(feeding.host), "hosts": feeding.hosts}
-    if is_ladder and budget_usd is not None:
-        _budget(asked, profiles, book, budget_usd, tokens_per_param, models, hosts, as_json)
+    host = find_host(feeding.host)
+    if config is None:
+        assert budget_usd is not None
+        with progress("forecasting the ladder") as shown:
+            curves = cost_curves(profiles, models, asked, book, progress=shown.update, host=host, hosts=feeding.hosts)
+        largest = largest_models(curves, budget_usd, tokens_per_param)
+        if as_json:
+            emit(documents.largest_document(largest, curves, tokens_per_param))
+        else:
+            print_largest(largest, curves, tokens_per_param, asked)
         return
     with progress("forecasting") as shown:
         found = plans(
-            config, asked, profiles, book, tokens=wanted, auto_batch=sequences is None, progress=shown.update, **hosts,
-            tokens_per_parameter=tokens_per_param,
+            config, asked, profiles, book, tokens=wanted, auto_batch=sequences is None, progress=shown.update,
+            host=host, hosts=feeding.hosts, tokens_per_parameter=tokens_per_param,
         )  # fmt: skip
     if as_json:
-        emit(plan_document(found, budget_usd))
+        emit(documents.plan_document(found, budget_usd))
     else:
         print_plans(found, budget_usd)
-
-
-def _budget(
-    run: Any, profiles: Any, book: Any, usd: float, tokens_per_param: float, models: Any,
-    feeding: dict[str, Any], as_json: bool,
-) -> None:  # fmt: skip
-    from flopcast.roofline.cli.shared.output import emit
-    from flopcast.roofline.dollars.curves import cost_curves
-    from flopcast.roofline.dollars.plan import largest_models
-    from flopcast.roofline.views.terminal.dollars import largest_document, print_largest
-
-    with progress("forecasting the ladder") as shown:
-        curves = cost_curves(profiles, models, run, book, progress=shown.update, **feeding)
-    found = largest_models(curves, usd, tokens_per_param)
-    if as_json:
-        emit(largest_document(found, curves, tokens_per_param))
-    else:
-        print_largest(found, curves, tokens_per_param, run)
 
 
 def _batch(text: str) -> int | None:

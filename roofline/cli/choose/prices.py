@@ -42,7 +42,8 @@ def prices(
         refresh_gpuhunt,
     )
     from flopcast.roofline.gpu.catalogue.prices import newest, write_prices
-    from flopcast.roofline.views.terminal import console, dollars
+    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.prices import print_prices
 
     if refresh not in (None, "gpuhunt"):
         raise UsageError(f"--refresh {refresh!r}: valid is gpuhunt; --from reads a CSV of SkyPilot's catalogue")
@@ -72,11 +73,11 @@ def prices(
         raise UsageError(f"no price for {given or 'any GPU'}; `flopcast prices` without options lists all")
     if out is not None:
         write_prices(rows, out)
-        console.say(f"wrote {out}: {len(rows)} prices")
+        say(f"wrote {out}: {len(rows)} prices")
     if as_json:
         emit({"prices": [vars(price) for price in rows], "refused": found.refused, "other_rows": found.others})
     else:
-        dollars.print_prices(rows)
+        print_prices(rows)
 
 
 def _aliases(given: list[str] | None) -> dict[str, str]:

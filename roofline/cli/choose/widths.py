@@ -52,8 +52,8 @@ def widths(
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.views.figures.file import check_figure
-    from flopcast.roofline.views.terminal import console
-    from flopcast.roofline.views.terminal import widths as terminal_widths
+    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.widths import print_answer
     from flopcast.roofline.widths import answer
     from flopcast.roofline.widths import shapes as widths_shapes
     from flopcast.roofline.widths.penalties import AXES, HEADS
@@ -90,7 +90,7 @@ def widths(
         )  # fmt: skip
     if out is not None:
         write_rows(out, answer.CSV_COLUMNS, found.csv_rows())
-        console.say(f"wrote {out}")
+        say(f"wrote {out}")
     if figure is not None:
         from flopcast.roofline.views.figures.canvas import THEMES
         from flopcast.roofline.views.figures.widths import sawtooth_figure
@@ -103,8 +103,8 @@ def widths(
             figure.write_bytes(drawn.png if figure.suffix.lower() == ".png" else drawn.svg_file.encode())
         except OSError as fault:
             raise UsageError(f"{figure} cannot be written: {fault.strerror}; choose another --figure") from fault
-        console.say(f"wrote {figure}")
+        say(f"wrote {figure}")
     if as_json:
         emit(found.to_json())
     else:
-        terminal_widths.print_answer(found)
+        print_answer(found)

@@ -80,8 +80,8 @@ def bench(
     from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.step import one_model
-    from flopcast.roofline.views.terminal import hosts
     from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.fit import print_spread
 
     model = one_model.asked(vars(step))
     if model is not None and backend is not None:
@@ -101,7 +101,7 @@ def bench(
         if as_json:
             emit(found)
         elif found["spread"]:
-            hosts.print_spread(found["spread"])
+            print_spread(found["spread"])
         gpu_all_gpus.raise_if_failed(found)
         say(f"`flopcast fit {out}` makes a profile of them")
         return

@@ -33,9 +33,9 @@ def fit(
     from flopcast.roofline.step import coverage
     from flopcast.roofline.step.profile_of_folder import fit_folder
     from flopcast.roofline.validation import repeatability
-    from flopcast.roofline.views.terminal import console, hosts
-    from flopcast.roofline.views.terminal import fit as terminal_fit
-    from flopcast.roofline.views.terminal import repeatability as terminal_repeatability
+    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.fit import print_fit, print_repeatability, print_spread
+    from flopcast.roofline.views.terminal.gpus import print_host
 
     check_writable(out)
     with progress("reading"):
@@ -45,9 +45,9 @@ def fit(
         if as_json:
             emit({"profile": None, "host_file": str(path), "host": asdict(host)})
         else:
-            hosts.print_host(host)
+            print_host(host)
             kept = f", or as --host {host.name} unless that ships" if host.basis == "measured" else ""
-            console.say(f"wrote {path}; use it as --host {path}{kept}")
+            say(f"wrote {path}; use it as --host {path}{kept}")
         return
     with progress("fitting"):
         repeated = None if repeat is None else repeatability.compare_folders(folder, repeat)
@@ -66,17 +66,17 @@ def fit(
             "gpus": gpus, "repeatability": repeated and repeated.to_json(), **holds, **quality.to_json(),
         })  # fmt: skip
     else:
-        terminal_fit.print_fit(quality)
+        print_fit(quality)
         if gpus:
-            hosts.print_spread(gpus)
+            print_spread(gpus)
         if profile.host is not None and profile.host.layers:
-            hosts.print_host(profile.host)
+            print_host(profile.host)
         if repeated is not None:
-            terminal_repeatability.show(repeated, console.say)
-        console.say(coverage.holdings(profile))
+            print_repeatability(repeated)
+        say(coverage.holdings(profile))
         if host_file is not None:
-            console.say(f"wrote {host_file}: this host, for --host")
-        console.say(f"wrote {path}; use it as --gpu {path}, or as --gpu {profile.gpu} unless that ships")
+            say(f"wrote {host_file}: this host, for --host")
+        say(f"wrote {path}; use it as --gpu {path}, or as --gpu {profile.gpu} unless that ships")
 
 
 def _one_blas_thread() -> None:

@@ -16,12 +16,11 @@ def gpus(
 ) -> None:
     """Profiles and hosts known, and how each came about."""
     from flopcast.roofline.gpu.library.profiles import known, known_hosts
-    from flopcast.roofline.views.terminal import gpus as terminal_gpus
-    from flopcast.roofline.views.terminal import hosts as terminal_hosts
+    from flopcast.roofline.views.terminal.gpus import print_hosts, print_known
 
     if as_json:
         emit([entry.to_json() for entry in known_hosts()] if hosts else [entry.__dict__ for entry in known()])
         return
     if not hosts:
-        terminal_gpus.print_known(known())
-    terminal_hosts.print_hosts(known_hosts())
+        print_known(known())
+    print_hosts(known_hosts())

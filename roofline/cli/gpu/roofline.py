@@ -27,8 +27,8 @@ def roofline(
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.library.profiles import find_profile
     from flopcast.roofline.gpu.profile import roofs
-    from flopcast.roofline.views.terminal import console
-    from flopcast.roofline.views.terminal import explain as terminal_explain
+    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.roofs import print_roofs
 
     check_figure(out, theme or "light")
     check_writable(out)
@@ -42,8 +42,8 @@ def roofline(
     if out is not None:
         with progress("drawing"):
             write_figure(profile, out, dtype=dtype, theme=theme or "light")
-        console.say(f"wrote {out}")
+        say(f"wrote {out}")
     if as_json:
         emit({**roofs.to_json(profile, found, roofs.points_of(profile)), "figure": None if out is None else str(out)})
     else:
-        terminal_explain.print_roofs(profile)
+        print_roofs(profile)

@@ -32,7 +32,7 @@ def explain(
     from flopcast.roofline.step import alternatives
     from flopcast.roofline.step.explain import explain_stream
     from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
-    from flopcast.roofline.views.terminal import explain as terminal_explain
+    from flopcast.roofline.views.terminal.explain import print_explanation
 
     sizes = module_sizes(context, model, run)
     config = model.to_config() if model.module is None else None
@@ -61,4 +61,4 @@ def explain(
     if as_json:
         emit({**found.to_json(), "alternatives": [a.to_json() for a in would_help]})
     else:
-        terminal_explain.print_explanation(found, would_help, asked)
+        print_explanation(found, would_help, asked)

@@ -75,9 +75,9 @@ def predict(
     if as_json:
         emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})
         return
-    from flopcast.roofline.views.terminal import console
-    from flopcast.roofline.views.terminal import forecast as terminal_forecast
+    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.forecast import batch_words, print_forecast
 
-    terminal_forecast.print_forecast(result, asked)
+    print_forecast(result, asked)
     if largest is not None:
-        console.say(f"largest micro-batch that fits: {terminal_forecast.batch_words(largest, asked.seq, result.unit)}")
+        say(f"largest micro-batch that fits: {batch_words(largest, asked.seq, result.unit)}")

@@ -132,12 +132,13 @@ def _other(name: str, profile: Profile) -> Profile:
 
 def print_summary(profile: Profile, out: Path) -> None:
     """The few figures that a person looks for first."""
-    from flopcast.roofline.views.terminal import console, explain
-    from flopcast.roofline.views.terminal import forecast as terminal_forecast
+    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.forecast import print_forecast
+    from flopcast.roofline.views.terminal.roofs import print_roofs
 
-    explain.print_roofs(profile)
+    print_roofs(profile)
     path = out / "validation.csv"
     if path.is_file():
-        console.say(f"forecast against measured, every row: {path}")
+        say(f"forecast against measured, every row: {path}")
     if profile.device.get("type") != "cpu":
-        terminal_forecast.print_forecast(forecast(load_config("qwen3-0.6b"), Run(), profile), Run())
+        print_forecast(forecast(load_config("qwen3-0.6b"), Run(), profile), Run())

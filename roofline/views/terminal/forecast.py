@@ -1,14 +1,15 @@
-"""A forecast as the terminal shows it."""
+"""What `flopcast predict` prints."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flopcast.roofline.base.units import byte_size, gigabytes, ms, parameters, rate, share
+from flopcast.roofline.views.terminal.console import print_table, warn
+
 if TYPE_CHECKING:
     from flopcast.roofline.step.forecast import Forecast
     from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.base.units import gigabytes, ms, parameters, rate, share
-from flopcast.roofline.views.terminal.console import console, say, table
 
 
 def batch_words(batch: int, seq: int, unit: str = "tokens") -> str:
@@ -19,7 +20,7 @@ def batch_words(batch: int, seq: int, unit: str = "tokens") -> str:
 
 
 def run_words(run: Run, unit: str = "tokens") -> str:
-    """4 x 256 tokens, autocast-bf16, adamw, eager; what is not the default of the rest is named too."""
+    """4 x 256 tokens, autocast-bf16, adamw, eager; of the rest what is not the default."""
     more = [f"{run.accumulate} micro-batches a step"] if run.accumulate > 1 else []
     rest = {
         "checkpoint": (run.checkpoint, "none"),
@@ -31,12 +32,19 @@ def run_words(run: Run, unit: str = "tokens") -> str:
     return ", ".join([batch_words(run.batch, run.seq, unit), *more, run.precision, run.optimizer, run.mode, *words])
 
 
+def step_words(found: Forecast, run: Run) -> str:
+    """Which step on which GPU: the title of its tables."""
+    depth = f"{found.depth} layers, " if found.depth else ""
+    return (
+        f"{found.gpu} ({found.profile_basis}): {parameters(found.n_params)} parameters, {depth}"
+        f"{run_words(run, found.unit)}"
+    )
+
+
 def print_forecast(found: Forecast, run: Run) -> None:
-    from flopcast.roofline.base.units import byte_size
+    """The step and its device time by class on stdout; what the forecast does not know well on stderr."""
     from flopcast.roofline.step.memory import CONTEXT_BYTES, FRAGMENTATION
 
-    out = console()
-    depth = f"{found.depth} layers, " if found.depth else ""
     step = f"{ms(found.step_seconds)} ms  ({ms(found.step_seconds_low)} to {ms(found.step_seconds_high)})"
     rows = [
         ["step, 90% interval", step],
@@ -56,26 +64,23 @@ def print_forecast(found: Forecast, run: Run) -> None:
     if found.price is not None:
         usd = found.usd_per_step or 0.0
         per_million = usd / (run.batch * run.seq * run.accumulate) * 1e6
-        rows.append(["price", found.price.label])
-        rows.append(["cost", f"${usd:.3g} a step, ${per_million:.3g} per million {found.unit}"])
-        rows.append(["FLOPs per dollar", f"{found.flops_per_usd:.3g}"])
-    title = (
-        f"{found.gpu} ({found.profile_basis}): {parameters(found.n_params)} parameters, {depth}"
-        f"{run_words(run, found.unit)}"
-    )
-    out.print(table(title, ("", ""), rows))
+        rows += [
+            ["price", found.price.label],
+            ["cost", f"${usd:.3g} a step, ${per_million:.3g} per million {found.unit}"],
+            ["FLOPs per dollar", f"{found.flops_per_usd:.3g}"],
+        ]
+    print_table(step_words(found, run), ("", ""), rows)
     total = found.device_seconds or 1.0
     classes = [
         [s.op_class, ms(s.seconds), share(s.seconds / total), f"{s.calls:,}", byte_size(s.bytes), f"{s.flops:.3g}"]
         for s in sorted(found.breakdown, key=lambda s: -s.seconds)
     ]
-    out.print(table("Device time by class", ("class", "ms", "share", "calls", "bytes moved", "FLOPs"), classes))
-    for warning in found.warnings:
-        say(f"warning: {warning}")
+    print_table("Device time by class", ("class", "ms", "share", "calls", "bytes moved", "FLOPs"), classes)
+    warn(found.warnings)
 
 
 def _flops_rows(found: Forecast) -> list[list[str]]:
-    """FLOPs and MFU; 6N is of tokens alone: an image costs more than 6 FLOPs a parameter."""
+    """FLOPs and MFU; 6N is of tokens alone: an image costs more than 6 FLOPs per parameter."""
     peak = rate(found.peak_flops_per_second, "FLOP/s", 1)
     if found.unit != "tokens":
         return [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{share(found.mfu)} of {peak}"]]

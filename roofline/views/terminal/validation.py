@@ -1,4 +1,4 @@
-"""What `flopcast compare` prints: how the two differ, each class with its noise, and the rows that changed most."""
+"""What `flopcast compare` and `flopcast validate` print."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from flopcast.roofline.base.units import NONE, duration, ms, percent, share
 from flopcast.roofline.validation.compare import ROWS_SHOWN, Change, Comparison, StepChange
 from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.validation.summary import Errors, compare_methods, summaries
-from flopcast.roofline.views.terminal.console import console, say, table
-from flopcast.roofline.views.terminal.dollars import lean
+from flopcast.roofline.views.terminal.console import console, print_table, say, warn
 
 NAME_SHOWN = 60
 
 
 def print_comparison(found: Comparison, steps: Sequence[StepChange] = ()) -> None:
     """Tables on stdout, remarks on stderr."""
-    out = console()
     if found.differences:
         rows = [[name, _shown(a), _shown(b)] for name, a, b in found.differences]
-        out.print(table("Device and software, where they differ", ("", "A", "B"), rows))
+        print_table("Device and software, where they differ", ("", "A", "B"), rows)
     else:
-        out.print("Device and software are the same.")
+        console().print("Device and software are the same.")
     rows = [
         [change.group, f"{change.rows:,}", ratio(change.change), f"\u00b1{change.noise * 100:.1f}%",
          f"{ratio(change.low)} to {ratio(change.high)}", f"{change.slower} / {change.faster}",
@@ -35,7 +33,7 @@ def print_comparison(found: Comparison, steps: Sequence[StepChange] = ()) -> Non
         "not change\nrows slower / faster: each beyond its own noise and the tolerance of "
         f"{found.tolerance:.1%}"
     )
-    out.print(table("Time by class", columns, rows, caption))
+    print_table("Time by class", columns, rows, caption)
     if found.rows:
         shown = found.rows[:ROWS_SHOWN]
         lines = [
@@ -44,7 +42,7 @@ def print_comparison(found: Comparison, steps: Sequence[StepChange] = ()) -> Non
             for row in shown
         ]  # fmt: skip
         title = f"Rows that changed most, of {len(found.rows):,} beyond their own noise"
-        out.print(table(title, ("", "A", "B", "change", "noise"), lines))
+        print_table(title, ("", "A", "B", "change", "noise"), lines)
     if steps:
         lines = [
             [step.name, *(f"{ms(v)} ({ms(low)} to {ms(high)})" for v, low, high in (step.a, step.b)),
@@ -52,12 +50,11 @@ def print_comparison(found: Comparison, steps: Sequence[StepChange] = ()) -> Non
             for step in steps
         ]  # fmt: skip
         heads = ("step, ms (90% interval)", "A", "B", "B over A", "its device time")
-        out.print(table("Forecasts of training steps with either", heads, lines))
+        print_table("Forecasts of training steps with either", heads, lines)
     for number, which in zip(found.unmatched, "AB", strict=True):
         if number:
             say(f"{number:,} measurements only in {which}")
-    for warning in found.warnings:
-        say(f"warning: {warning}")
+    warn(found.warnings)
 
 
 def ratio(change: float) -> str:
@@ -77,7 +74,7 @@ def _verdict(change: Change, of_one_kind: bool) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cut(name: str) -> str:
@@ -86,7 +83,6 @@ def _cut(name: str) -> str:
 
 def print_validation(rows: Sequence[StepComparison]) -> None:
     """The tables of `validate`: every step, the errors by component, and beside those of other methods."""
-    out = console()
     shown = [
         [row.label, ms(row.step.measured), ms(row.step.forecast), percent(row.step.error),
          ms(row.device.measured), percent(row.device.error), ms(row.host.measured), percent(row.host.error),
@@ -96,7 +92,7 @@ def print_validation(rows: Sequence[StepComparison]) -> None:
     columns = ("step", "ms", "forecast", "error", "device ms", "error", "host ms", "error", "memory", "measured",
                "bound", "status")  # fmt: skip
     title = "Forecast against real steps (none used in fitting)"
-    out.print(lean(title, columns, shown, "measured: share of the kernel time in shapes that were"))
+    print_table(title, columns, shown, "measured: share of the kernel time in shapes that were", ruled=False)
     for row in rows:
         if row.reason:
             say(f"{row.label}: {row.reason}")
@@ -106,12 +102,12 @@ def print_validation(rows: Sequence[StepComparison]) -> None:
          share(entry.interval_width)]
         for entry in summaries(rows)
     ]  # fmt: skip
-    out.print(table("|error|, median / worst", ("rows", "n", *parts, "in 90% interval", "its width"), totals))
+    print_table("|error|, median / worst", ("rows", "n", *parts, "in 90% interval", "its width"), totals)
     methods = compare_methods(rows)
     if len(methods) > 1:
         lines = [[method.label, *map(_median_and_worst, method.sets.values())] for method in methods]
         title = f"|error| of the step, median / worst, on the same {methods[0].n} steps"
-        out.print(table(title, ("forecast by", *methods[0].sets), lines))
+        print_table(title, ("forecast by", *methods[0].sets), lines)
 
 
 def _median_and_worst(found: Errors) -> str:

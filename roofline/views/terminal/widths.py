@@ -1,4 +1,4 @@
-"""What `flopcast widths` prints: rules, penalties, layouts, heads, shapes; ms and TFLOP/s here only."""
+"""What `flopcast widths` prints: rules, penalties, layouts, heads, shapes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, percent
-from flopcast.roofline.views.terminal.console import console, say, table
+from flopcast.roofline.views.terminal.console import console, print_table, say
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from flopcast.roofline.widths.answer import Answer
     from flopcast.roofline.widths.measured_rules import MeasuredRule
     from flopcast.roofline.widths.penalties import Point
@@ -34,21 +32,21 @@ def print_answer(found: Answer) -> None:
         f"{_ranged(center)} ms, bound by {center.bound}"
     )
     for axis in found.points:
-        out.print(_axis_table(found, axis, what))
+        _print_axiss(found, axis, what)
     if found.heads:
-        out.print(_shape_table("Heads x head_dim, fastest a parameter first", found.heads, center, what))
+        _print_shapes("Heads x head_dim, fastest a parameter first", found.heads, center, what)
     if found.shapes:
         named = f"Shapes of {found.constraint}, fastest first; ffn, hidden size and depth against one another"
-        out.print(_shape_table(named, found.shapes[:SHAPES_SHOWN], center, what))
+        _print_shapes(named, found.shapes[:SHAPES_SHOWN], center, what)
         if len(found.shapes) > SHAPES_SHOWN:
             say(f"{len(found.shapes) - SHAPES_SHOWN} slower shapes are in --json and --out")
     elif found.constraint is not None:
         say(f"no other shape of {found.constraint} lies near")
     if found.measured:
-        out.print(measured_table(found.measured))
+        _print_measured(found.measured)
     if found.points:
-        out.print(_layout_table(found))
-        out.print(_rule_table(found, title, what))
+        _print_layouts(found)
+        _print_rules(found, title, what)
     else:
         out.print(title)
     if (words := found.host_words()) is not None:
@@ -58,7 +56,7 @@ def print_answer(found: Answer) -> None:
         say(f"warning: up to {unsure:.0%} of a row's device time is in kernels of no measured kind (marked *)")
 
 
-def _rule_table(found: Answer, title: str, what: str) -> Table:
+def _print_rules(found: Answer, title: str, what: str) -> None:
     rows = []
     for axis, rule in found.rules.items():
         worst = NONE if rule.worst is None else f"{percent(rule.worst)} ({rule.worst_value})"
@@ -70,10 +68,10 @@ def _rule_table(found: Answer, title: str, what: str) -> Table:
         "Kept is the smallest multiple from which on no power of two loses more than "
         f"{found.tolerated:.1%} at the median."
     )
-    return table(title, columns, rows, caption)
+    print_table(title, columns, rows, caption)
 
 
-def _axis_table(found: Answer, axis: str, what: str) -> Table:
+def _print_axiss(found: Answer, axis: str, what: str) -> None:
     penalties = {p.value: p for p in found.penalties[axis]}
     rows = []
     for one in found.points[axis]:
@@ -90,10 +88,10 @@ def _axis_table(found: Answer, axis: str, what: str) -> Table:
         rows.append(cells)
     columns = (AXIS_NAMES[axis], "of", f"{what}, ms (90%)", "TFLOP/s", "ps/param", "memory", f"{what} loses",
                "kernels lose", "90%")  # fmt: skip
-    return table("", columns, rows)
+    print_table("", columns, rows)
 
 
-def _layout_table(found: Answer) -> Table:
+def _print_layouts(found: Answer) -> None:
     """Median penalties of the three layouts, by axis and multiple."""
     from flopcast.roofline.widths.penalties import LAYOUTS, MULTIPLES
 
@@ -110,17 +108,17 @@ def _layout_table(found: Answer) -> Table:
             rows.append([f"{AXIS_NAMES[axis]}, of {multiple}", str(len(mine)), *layouts,
                          percent(median(p.device for p in mine))])  # fmt: skip
     columns = ("", "sizes", *(f"{name}, {what}" for name, what in LAYOUTS.items()), "all kernels")
-    return table("Products by layout, median of what they lose against the line", columns, rows)
+    print_table("Products by layout, median of what they lose against the line", columns, rows)
 
 
-def measured_table(rules: Sequence[MeasuredRule]) -> Table:
+def _print_measured(rules: Sequence[MeasuredRule]) -> None:
     """What this GPU's own products say of multiples."""
     rows = [
         ["odd" if r.multiple == 1 else str(r.multiple), str(r.against), str(r.count), percent(r.median),
          f"{r.low * 100:+.1f}% to {r.high * 100:+.1f}%", percent(r.worst), r.worst_shape]
         for r in rules
     ]  # fmt: skip
-    return table(
+    print_table(
         "Measured products of this GPU, by the largest power of two that divides both widths",
         ("of", "against", "products", "median", "80% of them", "worst", "m x n x k"),
         rows,
@@ -132,7 +130,7 @@ def _ranged(one: Point) -> str:
     return f"{ms(one.step_seconds)} ({one.step_seconds_low * 1e3:.3g}-{one.step_seconds_high * 1e3:.3g})"
 
 
-def _shape_table(title: str, points: Sequence[Point], center: Point, what: str) -> Table:
+def _print_shapes(title: str, points: Sequence[Point], center: Point, what: str) -> None:
     rows = []
     for one in points:
         c = one.config
@@ -145,4 +143,4 @@ def _shape_table(title: str, points: Sequence[Point], center: Point, what: str) 
         )  # fmt: skip
     columns = ("hidden x layers", "ffn", "heads", "parameters", f"{what}, ms (90%)", "TFLOP/s", "ps/param", "to asked",
                "memory")  # fmt: skip
-    return table(title, columns, rows)
+    print_table(title, columns, rows)

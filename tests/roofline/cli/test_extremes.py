@@ -24,7 +24,6 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.page import assemble
 from flopcast.roofline.views.terminal import console
 from flopcast.roofline.views.terminal import forecast as terminal_forecast
-from flopcast.roofline.views.terminal.dollars import lean
 
 H200 = "nvidia-h200"
 Command = Callable[..., Any]
@@ -112,8 +111,8 @@ def test_a_narrow_terminal_cuts_no_number() -> None:
     rows = [["a100-80gb-pcie", "4", "7,308", "8.1%", "18.9 (15-30)", "1,811 (1,650-2,300)", "0.068", "host"]] * 2
     columns = ("GPU", "batch", "tokens/s", "MFU", "days", "$", "$/Mtoken", "bound by")
     written = io.StringIO()
-    narrow = console.Whole(width=76, file=written)
-    narrow.print(lean("Plans", columns, rows))
+    narrow = console.UncutConsole(width=76, file=written)
+    narrow.print(console.table("Plans", columns, rows, ruled=False))
     shown = written.getvalue().split()
     assert [word for cell in rows[0] for word in cell.split() if word not in shown] == []
 

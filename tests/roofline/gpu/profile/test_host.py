@@ -14,10 +14,8 @@ from flopcast.errors import DataError, UsageError
 from flopcast.roofline.gpu.fit.host import fit_host, host_name, layer_costs, warm_value
 from flopcast.roofline.gpu.library import profiles
 from flopcast.roofline.gpu.profile import host as profile_host
-from flopcast.roofline.gpu.profile.host import HostCosts, combine, known_hosts
-from flopcast.roofline.views.terminal import hosts
-from flopcast.roofline.views.terminal import hosts as terminal_hosts
-from flopcast.roofline.views.terminal.hosts import layer_rows
+from flopcast.roofline.gpu.profile.host import HostCosts, combine, known_hosts, machines_of
+from flopcast.roofline.views.terminal.gpus import layer_rows, print_hosts
 
 DEPTHS = (2, 6, 12)
 PER_LAYER = {"forward": 0.9e-3, "backward": 1.4e-3, "optimizer": 0.1e-3}
@@ -176,11 +174,11 @@ def test_the_shipped_hosts_are_measured_and_named_after_their_processor() -> Non
 
 
 def test_a_listing_says_of_how_many_machines_a_host_is(host: HostCosts, capsys: pytest.CaptureFixture[str]) -> None:
-    assert hosts.summary(host)[3] == "1"
+    assert machines_of(host) == "1"
     several = combine([host, slower(host, 2.0), slower(host, 1.5)])
     step = host.layers["step"]["seconds"] * 1e3
-    assert hosts.summary(several)[3] == f"3: {step:.1f} to {2 * step:.1f}"
-    terminal_hosts.print_hosts(profiles.known_hosts())
+    assert machines_of(several) == f"3: {step:.1f} to {2 * step:.1f}"
+    print_hosts(profiles.known_hosts())
     shown = capsys.readouterr().out
     for name, path in known_hosts().items():
         assert name in shown  # whole, to be copied

@@ -20,7 +20,7 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from flopcast.roofline.views.terminal import console, fit, gpus
 from flopcast.roofline.views.terminal import forecast as terminal_forecast
-from flopcast.roofline.views.terminal.explain import print_roofs
+from flopcast.roofline.views.terminal.roofs import print_roofs
 from flopcast.roofline.views.terminal.validation import print_validation
 
 Captured = pytest.CaptureFixture[str]
@@ -100,13 +100,6 @@ def test_a_name_that_looks_like_markup_is_printed_as_it_is(capsys: Captured) -> 
     out = capsys.readouterr().out
     assert "[red]gpu[/red]" in out
     assert "/tmp/[bold]/x" in out
-
-
-def test_progress_is_silent_where_there_is_no_terminal(capsys: Captured) -> None:
-    with console.progress("forecasting") as advance:
-        for done in range(1, 4):
-            advance(done, 3)
-    assert capsys.readouterr() == ("", "")
 
 
 def test_steps_that_failed_are_rows_of_dashes_with_their_reasons(capsys: Captured) -> None:

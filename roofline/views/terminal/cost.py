@@ -1,0 +1,145 @@
+"""What `flopcast cost` prints: FLOPs per dollar, steps in full, break-even prices, what would change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import log
+from typing import TYPE_CHECKING, Any
+
+from flopcast.roofline.base.units import NONE, count, parameters, short_name, three_digits
+from flopcast.roofline.dollars.crossovers import best_gpu, break_even_price_ratio, crossovers, sentence
+from flopcast.roofline.views.terminal.console import console, print_table
+
+if TYPE_CHECKING:
+    from flopcast.roofline.dollars.points import CostCurve, Ranged
+    from flopcast.roofline.stream.model.run import Run
+
+PETA, TERA = 1e15, 1e12
+SHOWN_SIZES = 4  # columns of sizes that fit beside each other
+
+
+def interval(value: float, low: float, high: float) -> str:
+    """Three digits, two for the ends: 83.2 (56-120)."""
+    ends = (f"{float(f'{end:.2g}'):,.10g}" for end in (low, high))
+    return f"{three_digits(value)} ({'-'.join(ends)})"
+
+
+def ranged(found: Ranged, unit: float = 1.0) -> str:
+    """A number in so large a unit, with its interval: 83.2 (56-120)."""
+    return interval(found.value / unit, found.low / unit, found.high / unit)
+
+
+def spread_sizes(curves: Sequence[CostCurve], most: int = SHOWN_SIZES) -> list[float]:
+    """Parameters of at most so many models, evenly apart in logarithms, the smallest and the largest among them."""
+    sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
+    if len(sizes) <= most:
+        return sizes
+    low, step = log(sizes[0]), log(sizes[-1] / sizes[0]) / (most - 1)
+    wanted = (low + step * i for i in range(most))
+    return sorted({min(sizes, key=lambda size: abs(log(size) - at)) for at in wanted})
+
+
+def print_cost(
+    curves: Sequence[CostCurve], run: Run, scenarios: Sequence[Mapping[str, Any]], *, one_host: bool = False
+) -> None:
+    """The curves, three sizes in full, break-even prices, what would change, and each pair in a sentence."""
+    _print_curves(curves, run, one_host)
+    _print_gpus(curves)
+    _print_sizes(curves)
+    if len(curves) > 1:
+        _print_break_even(curves)
+        _print_scenarios(curves, scenarios)
+    for row in crossovers(curves):
+        console().print(f"- {sentence(row)}")
+
+
+def _print_curves(curves: Sequence[CostCurve], run: Run, one_host: bool) -> None:
+    rows = []
+    for points in zip(*(curve.points for curve in curves), strict=True):
+        step = points[0].step
+        cells = [ranged(p.flops_per_usd, PETA) if p.step.fits else "no memory" for p in points]
+        best = best_gpu(curves, float(step.n_params))
+        leader = NONE if best is None else _marked(best.gpu, best.separable)
+        rows.append([f"{step.width} x {step.depth}", parameters(step.n_params), *cells, leader])
+    how = f"{run.batch} x {run.seq} tokens, {run.optimizer}, {run.mode}"
+    title = f"PFLOP per dollar (90% interval), counted FLOPs; {how}"
+    columns = ("width x depth", "parameters", *(short_name(c.gpu) for c in curves), "best")
+    fed = "one host feeds all of them" if one_host else "each stands in a host of its own (--hosts)"
+    caption = f"* not separable from the next one at these prices and intervals; {fed}"
+    print_table(title, columns, rows, caption, ruled=False)
+
+
+def _marked(gpu: str, is_separable: bool) -> str:
+    return short_name(gpu) + ("" if is_separable else " *")
+
+
+def _print_gpus(curves: Sequence[CostCurve]) -> None:
+    rows = [
+        [c.gpu, c.basis or NONE, c.price.label, f"{count(c.memory_limit)} parameters" if c.memory_limit else
+         (NONE if c.fitting else "fits none of these")]
+        for c in curves
+    ]  # fmt: skip
+    print_table("Prices and memory", ("GPU", "profile", "price", "runs out of memory at"), rows, ruled=False)
+
+
+def _print_sizes(curves: Sequence[CostCurve]) -> None:
+    shown = [
+        (size, curve.gpu, point)
+        for size in spread_sizes(curves, 3)
+        for curve in curves
+        for point in curve.points
+        if point.step.n_params == size and point.step.fits
+    ]
+    rows = [
+        [count(size), short_name(gpu), interval(*(1e3 * v for v in (p.step.step_seconds, p.step.low, p.step.high))),
+         p.step.bound or NONE, ranged(p.flops_per_second, TERA), ranged(p.flops_per_usd, PETA),
+         ranged(p.usd_per_million_tokens)]
+        for size, gpu, p in shown
+    ]  # fmt: skip
+    columns = ("parameters", "GPU", "step, ms", "bound by", "TFLOP/s", "PFLOP/$", "$/Mtoken")
+    print_table("Steps in full (all in cost.csv, --out)", columns, rows, ruled=False)
+
+
+def _print_break_even(curves: Sequence[CostCurve]) -> None:
+    sizes = spread_sizes(curves)
+    rows = []
+    for a, b in combinations(curves, 2):
+        cells = []
+        for size in sizes:
+            found = break_even_price_ratio(a, b, size)
+            if found is None:
+                cells.append(NONE)
+                continue
+            mark = {a.gpu: " a", b.gpu: " b"}.get(found.better or "", "")
+            cells.append(f"{interval(found.ratio, found.low, found.high)}{mark}")
+        today = three_digits(a.price.usd_per_hour / b.price.usd_per_hour)
+        rows.append([f"{short_name(a.gpu)} / {short_name(b.gpu)}", today, *cells])
+    title = "Break-even price ratio of a / b: below it a is the better buy, whatever the price list"
+    caption = "prices: a / b at the prices above; a, b: the better buy at these, where the interval decides"
+    print_table(title, ("a / b", "prices", *map(count, sizes)), rows, caption, ruled=False)
+
+
+def _print_scenarios(curves: Sequence[CostCurve], scenarios: Sequence[Mapping[str, Any]]) -> None:
+    sizes = spread_sizes(curves)
+    by_case: dict[tuple[float, int], dict[float, str]] = {}
+    for row in scenarios:
+        case = by_case.setdefault((row["host_factor"], row["batch"]), {})
+        case[row["n_params"]] = _marked(row["gpu"], row["separable"])
+    base = next(iter(by_case), (1.0, 0))[1]
+    rows = [
+        [_case(factor, batch, base), *(cells.get(size, "no memory") for size in sizes)]
+        for (factor, batch), cells in by_case.items()
+    ]
+    caption = (
+        "* not separable. No host: the bound with CUDA graphs of these kernels; compiled steps are not modelled yet"
+    )
+    print_table("Best GPU if things were otherwise", ("", *map(count, sizes)), rows, caption, ruled=False)
+
+
+def _case(factor: float, batch: int, base: int) -> str:
+    if batch != base:
+        return f"batch {batch}"
+    if factor == 1.0:
+        return "as it is"
+    return "no host" if not factor else f"host at {factor:g} x its cost"

@@ -1,0 +1,77 @@
+"""What `flopcast plan` prints: days and dollars per GPU, or the largest model for a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flopcast.roofline.base.units import NONE, count, short_name, three_digits
+from flopcast.roofline.dollars.plan import DAY, cheapest
+from flopcast.roofline.views.terminal.console import console, print_table
+from flopcast.roofline.views.terminal.cost import ranged
+
+if TYPE_CHECKING:
+    from flopcast.roofline.dollars.plan import Largest, Plan
+    from flopcast.roofline.dollars.points import CostCurve
+    from flopcast.roofline.stream.model.run import Run
+
+PACE = "One GPU at the forecast's pace throughout: no evaluation, checkpoints, restarts or waiting for data"
+
+
+def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
+    """One row per GPU, and which is cheapest."""
+    columns = ["GPU", "batch", "tokens/s", "MFU", "days", "$"]
+    columns += [*([f"tokens for ${budget_usd:,.10g}"] if budget_usd else []), "$/Mtoken", "bound by"]
+    rows = []
+    for plan in found:
+        seconds, usd, point = plan.seconds, plan.usd, plan.point
+        if point is None or seconds is None or usd is None:
+            rows.append([short_name(plan.gpu), *[NONE] * (len(columns) - 2), plan.reason or ""])
+            continue
+        bought = None if budget_usd is None else plan.tokens_for(budget_usd)
+        rows.append(
+            [short_name(plan.gpu), str(plan.run.batch), f"{point.tokens_per_second.value:,.0f}",
+             f"{plan.mfu or 0.0:.1%}", ranged(seconds, DAY), ranged(usd),
+             *([f"{count(bought.value)} ({count(bought.low)}-{count(bought.high)})"] if bought else []),
+             three_digits(point.usd_per_million_tokens.value), point.step.bound]
+        )  # fmt: skip
+    first = next((plan.point.step for plan in found if plan.point is not None), None)
+    model = f"{count(first.n_params)} parameters, {first.depth} layers, " if first else ""
+    run = found[0].run
+    how = f"sequences of {run.seq}, {run.optimizer}" + (f", {run.accumulate} a step" if run.accumulate > 1 else "")
+    title = f"Training {model}on {count(found[0].tokens)} tokens; {how} (90% intervals)"
+    print_table(title, columns, rows, PACE, ruled=False)
+    _print_prices(found)
+    best = cheapest(found)
+    if best is not None:
+        plan, rivals = best
+        others = f"; by the intervals {', '.join(map(short_name, rivals))} may be cheaper" if rivals else ""
+        console().print(f"- least dollars: {short_name(plan.gpu)}{others}")
+
+
+def print_largest(found: Sequence[Largest], curves: Sequence[CostCurve], tokens_per_parameter: float, run: Run) -> None:
+    """One row per GPU."""
+    rows = []
+    for row, curve in zip(found, curves, strict=True):
+        smallest = count(curve.fitting[0].step.n_params) if curve.fitting else None
+        if row.n_params is None or row.cost_usd is None or row.days is None:
+            why = f"{row.limited_by}: the smallest has {smallest}" if smallest else row.limited_by
+            rows.append([short_name(row.gpu), NONE, NONE, NONE, NONE, why])
+            continue
+        low = count(row.low) if row.low else f"below {smallest}"
+        rows.append(
+            [short_name(row.gpu), f"{count(row.n_params)} ({low}-{count(row.high or row.n_params)})",
+             count(row.n_params * tokens_per_parameter), three_digits(row.cost_usd), three_digits(row.days),
+             row.limited_by]
+        )  # fmt: skip
+    title = (
+        f"Largest model of the ladder for ${found[0].usd:,.10g} at {tokens_per_parameter:g} tokens a parameter, "
+        f"{run.batch} x {run.seq} tokens a step"
+    )
+    print_table(title, ("GPU", "parameters", "tokens", "$", "days", "limited by"), rows, PACE, ruled=False)
+    _print_prices(curves)
+
+
+def _print_prices(found: Sequence[Plan] | Sequence[CostCurve]) -> None:
+    for each in found:
+        console().print(f"{short_name(each.gpu)} ({each.basis}): {each.price.label}")
