@@ -178,6 +178,20 @@ def apart(xs: Sequence[float], ys: Sequence[float]) -> list[int]:
     return sorted(cells.values())
 
 
+def legend_mark(marker: str, colour: str, label: str, *, is_hollow: bool = False, **how: Any) -> Any:
+    """A line of a legend that shows a mark by itself."""
+    from matplotlib.lines import Line2D
+
+    how = {"ms": 6, "mec": colour, "mfc": "none" if is_hollow else colour, **how}
+    return Line2D([], [], ls="", marker=marker, label=label, **how)
+
+
+def legend_below(ax: Axes, handles: Sequence[Any], drop: float) -> None:
+    """A legend in four columns under the axes, `drop` of their height below them."""
+    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -drop), ncols=4, columnspacing=1.4,
+              handletextpad=0.2, labelspacing=0.4)  # fmt: skip
+
+
 def halo() -> list[Any]:
     """Ground around letters, so that words on lines and points stay legible."""
     import matplotlib as mpl

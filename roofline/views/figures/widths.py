@@ -1,16 +1,16 @@
 """Figures of widths: the sawtooth of throughput over hidden sizes, and forecast penalties against measured ones.
 
-`sawtooth_figure(points, profile)` takes what `widths_sawtooth.sawtooth_points` or `widths.survey` give;
-`penalty_figure(rows, gpu)` the rows of a table of `widths_check` (reports/<gpu>/widths-3.csv). Both return a
-`canvas.Figure`, or None where there is nothing to draw.
+`sawtooth_figure(points, profile)` takes what `sawtooth.sawtooth_points` or `penalties.survey` give;
+`penalty_figure(checks, gpu)` the checks with real steps that `width_checks` reads (reports/<gpu>/widths-3.csv). Both
+return a `canvas.Figure`, or None where there is nothing to draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import count
 from flopcast.roofline.views.figures.canvas import (
@@ -31,9 +31,11 @@ from flopcast.roofline.views.figures.canvas import (
     Theme,
     finish,
     halo,
+    legend_mark,
     new_sheet,
     styled,
 )
+from flopcast.roofline.views.figures.width_checks import NEAR, SizeCheck
 from flopcast.roofline.widths.penalties import MULTIPLES, TOP_MULTIPLE, Point
 from flopcast.roofline.widths.sawtooth import TILE, wave_ends
 
@@ -71,11 +73,10 @@ def sawtooth_figure(points: Sequence[Point], profile: Profile, *, theme: Theme =
             colour, marker = COLOURS[multiple], MARKERS[multiple]
             xs, ys = [p.value for p in mine], [values[p.value] for p in mine]
             ax.plot(xs, ys, color=colour, lw=1.0, alpha=0.55, zorder=2)
-            how = {"c": colour} if marker == "x" else {"facecolors": colour, "edgecolors": "none"}
+            tips = [_tip(p, values[p.value]) for p in mine]
             sheet.scatter(
-                ax, xs, ys, [_tip(p, values[p.value]) for p in mine], s=22, marker=marker, zorder=3,
-                label=_label(multiple), **how,
-            )  # fmt: skip
+                ax, xs, ys, tips, s=22, marker=marker, zorder=3, label=_label(multiple), **_fill(marker, colour)
+            )
         ax.set(ylabel=title, xlim=(low - pad, high + pad), ylim=(0, 1.16 * max(values.values())))
         tops.append(max(values.values()))
         _shade(ax, known, is_named=ax is sheet.axes[0])
@@ -128,6 +129,11 @@ def _tip(p: Point, value: float) -> str:
     )
 
 
+def _fill(marker: str, colour: str) -> dict[str, str]:
+    """A cross has no face to fill."""
+    return {"c": colour} if marker == "x" else {"facecolors": colour, "edgecolors": "none"}
+
+
 def _losses(points: Sequence[Point]) -> list[str]:
     """What sizes of low multiples lose against the nearest multiple of 64, at the median."""
     aligned = [p for p in points if p.multiple >= 64]
@@ -174,29 +180,25 @@ def _shade(ax: Axes, points: Sequence[Point], *, is_named: bool) -> None:
 
 
 @styled
-def penalty_figure(rows: Sequence[Mapping[str, Any]], gpu: str, *, theme: Theme = LIGHT) -> Figure | None:
-    """Forecast against measured penalty of each unaligned width (percent, symmetric logs), and below how far apart they
-    are (points, 1.5 shaded); None without measured ones. Bars: 90% intervals of the forecast. Faint: all sets but the
-    newest.
-
-    `rows`: of `widths_check`, numbers or the words of its CSV."""
-    wanted = ("penalty_forecast", "penalty_measured", "penalty_low", "penalty_high")
-    known = [row for row in rows if all(row.get(name) not in (None, "") for name in wanted)]
-    if not known:
+def penalty_figure(checks: Sequence[SizeCheck], gpu: str, *, theme: Theme = LIGHT) -> Figure | None:
+    """Forecast against measured penalty of each unaligned size (percent, symmetric logs), and below how far apart they
+    are (points; what is near enough is shaded). Bars: 90% intervals of the forecast. Faint: all sets but the newest.
+    None without checks."""
+    if not checks:
         return None
     sheet = new_sheet(7.6, rows=2, sharex=True, height_ratios=(2.0, 1.0))
     upper, lower = sheet.axes
-    sets = sorted({_set(row) for row in known})
-    values = [100 * float(row[name]) for row in known for name in wanted[:2]]
+    sets = sorted({check.set for check in checks})
+    values = [100 * value for check in checks for value in (check.penalty_forecast, check.penalty_measured)]
     least, most = min(-2.0, 1.3 * min(values)), 1.3 * max(values)
     upper.set_xscale("symlog", linthresh=5.0, linscale=1.2)
     upper.set_yscale("symlog", linthresh=5.0, linscale=1.2)
     upper.plot([least, most], [least, most], color=theme.of(GREY), lw=1.0, zorder=1)
-    lower.axhspan(-NEAR, NEAR, color=theme.of(GREY), alpha=0.2, lw=0, zorder=0)
+    lower.axhspan(-100 * NEAR, 100 * NEAR, color=theme.of(GREY), alpha=0.2, lw=0, zorder=0)
     lower.axhline(0.0, color=theme.of(GREY), lw=1.0, zorder=1)
     for multiple in reversed(MULTIPLES):
         for name in sets:
-            mine = [row for row in known if int(row["multiple"]) == multiple and _set(row) == name]
+            mine = [check for check in checks if (check.multiple, check.set) == (multiple, name)]
             if mine:
                 _penalty_marks(sheet, mine, multiple, theme, is_faint=name != sets[-1])
     ticks = [t for t in (-5, -2, 0, 2, 5, 10, 20, 50, 100, 200, 500) if least <= t <= most]
@@ -205,17 +207,21 @@ def penalty_figure(rows: Sequence[Mapping[str, Any]], gpu: str, *, theme: Theme 
         axis.set_ticks([], minor=True)
     upper.set(ylabel="forecast penalty", xlim=(least, most), ylim=(least, most))
     lower.set(xlabel="measured penalty", ylabel="forecast - measured, points")
-    handles = [_mark(multiple) for multiple in MULTIPLES if any(int(r["multiple"]) == multiple for r in known)]
+    handles = [
+        legend_mark(MARKERS[multiple], COLOURS[multiple], _label(multiple), ms=5.5)
+        for multiple in MULTIPLES
+        if any(check.multiple == multiple for check in checks)
+    ]
     upper.legend(
         handles=handles, title="largest power of two\nthat divides the size", title_fontsize=8.5, loc="upper left"
     )
-    words = [_came(name, [row for row in known if _set(row) == name]) for name in reversed(sets)]
+    words = [_came(name, [check for check in checks if check.set == name]) for name in reversed(sets)]
     caption = (
         f"What unaligned sizes cost the device against the line between their neighbours that are multiples of 64, in "
-        f"real steps on {gpu}. {' '.join(words)} Bars: 90% intervals of the forecast; shaded below: {NEAR} points."
-        + (f" Faint: {_named(sets[:-1])}." if sets[1:] else "")
+        f"real steps on {gpu}. {' '.join(words)} Bars: 90% intervals of the forecast; shaded below: {100 * NEAR:g} "
+        "points." + (f" Faint: {_named(sets[:-1])}." if sets[1:] else "")
     )
-    alt = f"Forecast against measured penalties of {len(known)} widths, with the differences below; {caption}"
+    alt = f"Forecast against measured penalties of {len(checks)} widths, with the differences below; {caption}"
     before = [name for name in sets if name != "1"]  # the first was judged by later profiles, too
     basis = "measured across; forecast up" + (
         f", {_named(before)} before any step ran" + (", set 1 by the profile of now" if "1" in sets else "")
@@ -225,53 +231,37 @@ def penalty_figure(rows: Sequence[Mapping[str, Any]], gpu: str, *, theme: Theme 
     return finish(sheet, "penalties", "Penalties of widths, forecast and measured", caption, alt, basis)
 
 
-NEAR = 1.5  # points; what a forecast penalty may be off by
-
-
-def _set(row: Mapping[str, Any]) -> str:
-    return str(row.get("set") or "1")
-
-
 def _named(sets: Sequence[str]) -> str:
     return f"set{'s' if sets[1:] else ''} {' and '.join(sets)}"
 
 
-def _mark(multiple: int) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], ls="", marker=MARKERS[multiple], color=COLOURS[multiple], ms=5.5, label=_label(multiple))
-
-
-def _penalty_marks(
-    sheet: Sheet, rows: Sequence[Mapping[str, Any]], multiple: int, theme: Theme, *, is_faint: bool
-) -> None:
+def _penalty_marks(sheet: Sheet, checks: Sequence[SizeCheck], multiple: int, theme: Theme, *, is_faint: bool) -> None:
     """The marks of one multiple and set, in both panels."""
     colour, marker = theme.of(COLOURS[multiple]), MARKERS[multiple]
     alpha = 0.35 if is_faint else 1.0
-    how = {"c": colour} if marker == "x" else {"facecolors": colour, "edgecolors": "none"}
     measured, forecast, low, high = (
-        [100 * float(row[f"penalty_{name}"]) for row in rows] for name in ("measured", "forecast", "low", "high")
+        [100 * getattr(check, f"penalty_{name}") for check in checks]
+        for name in ("measured", "forecast", "low", "high")
     )
     tips = [
-        f"{row['neighbourhood']} {row['value']} (set {_set(row)}): measured {m:+.1f}%{_spread(row)}, forecast {f:+.1f}%"
-        for row, m, f in zip(rows, measured, forecast, strict=True)
+        f"{check.neighbourhood} {check.value} (set {check.set}): measured {m:+.1f}%{_spread(check)}, forecast {f:+.1f}%"
+        for check, m, f in zip(checks, measured, forecast, strict=True)
     ]
-    for ax, shift in ((sheet.axes[0], [0.0] * len(rows)), (sheet.axes[1], measured)):
+    for ax, shift in ((sheet.axes[0], [0.0] * len(checks)), (sheet.axes[1], measured)):
         below, above = ([value - by for value, by in zip(found, shift, strict=True)] for found in (low, high))
         ax.vlines(measured, below, above, color=colour, lw=0.9, alpha=0.5 * alpha, zorder=2)
         ys = [value - by for value, by in zip(forecast, shift, strict=True)]
-        sheet.scatter(ax, measured, ys, tips, s=30, marker=marker, zorder=3, alpha=alpha, **how)
+        sheet.scatter(ax, measured, ys, tips, s=30, marker=marker, zorder=3, alpha=alpha, **_fill(marker, colour))
 
 
-def _spread(row: Mapping[str, Any]) -> str:
-    return f" ± {100 * float(row['penalty_spread']):.1f}" if row.get("penalty_spread") not in (None, "") else ""
+def _spread(check: SizeCheck) -> str:
+    return "" if check.penalty_spread is None else f" ± {100 * check.penalty_spread:.1f}"
 
 
-def _came(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _came(name: str, checks: Sequence[SizeCheck]) -> str:
     """How near the forecasts of a set came."""
-    errors = sorted(100 * abs(float(r["penalty_forecast"]) - float(r["penalty_measured"])) for r in rows)
-    near = sum(error <= NEAR for error in errors)
+    errors = sorted(100 * abs(check.penalty_error) for check in checks)
     return (
-        f"Of set {name}, {near} of {len(errors)} were forecast within {NEAR} points; median "
-        f"{median(errors):.2g}, worst {errors[-1]:.3g}."
+        f"Of set {name}, {sum(check.is_near for check in checks)} of {len(errors)} were forecast within "
+        f"{100 * NEAR:g} points; median {median(errors):.2g}, worst {errors[-1]:.3g}."
     )

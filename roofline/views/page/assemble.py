@@ -39,7 +39,7 @@ def build_report(
     from flopcast.roofline.validation.step_comparison import write_csv
     from flopcast.roofline.views.figures.efficiency_map import product_map
     from flopcast.roofline.views.page.data import ReportData
-    from flopcast.roofline.views.page.extra import extra_parts
+    from flopcast.roofline.views.page.extra import extra_sections
     from flopcast.roofline.views.page.page import render
 
     rows: list[StepComparison] = []
@@ -47,11 +47,12 @@ def build_report(
         rows = compare_runs(steps, profile)
         write_csv(rows, out / "validation.csv")
     is_cpu = profile.device.get("type") == "cpu"
-    parts = extra_parts(profile, out, may_trace=steps is not None)  # comparing steps traces, other reports must not
+    # comparing steps takes torch, which other reports do not load
+    extra, faults = extra_sections(profile, out, may_trace=steps is not None)
     ladder_steps = anatomy(profile)
     data = ReportData(
         profile=profile,
-        fit=None if quality is None else quality.to_json(),
+        fit=quality,
         measurements=measured,
         validation=rows,
         anatomy=ladder_steps,
@@ -62,9 +63,8 @@ def build_report(
         batched_seq=Run().seq,
         largest_batch=None if is_cpu else largest_batch(load_config(BATCHED), Run(), profile),
         hosts=hosts(profile),
-        extra=parts.sections,
-        advice=parts.advice,
-        notes=parts.faults,
+        extra=extra,
+        notes=faults,
     )
     return render(data, out)
 

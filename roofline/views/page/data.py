@@ -1,4 +1,4 @@
-"""What a report shows: gathered by `assemble.py`, rendered by `report.py`."""
+"""What a report shows: gathered by `assemble.py`, rendered by `page.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from flopcast.roofline.views.figures.canvas import Figure, Row
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.points import CostCurve
+    from flopcast.roofline.gpu.fit.quality import FitReport
     from flopcast.roofline.gpu.profile.host import HostCosts
     from flopcast.roofline.gpu.profile.profile import Profile
     from flopcast.roofline.step.forecast import Forecast
@@ -20,29 +21,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: words, figures, then tables. `commands`: by figure, what makes it again."""
+    """A part of the page: figures, then tables. `commands`: by figure, what makes it again. `advice`: heading and
+    sentence for the summary, none where the sentence is empty."""
 
     name: str
     title: str
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
-    words: Sequence[str] = ()
     commands: Mapping[str, str] = field(default_factory=dict)
+    advice: tuple[str, str] = ("", "")
+
+
+def section(
+    name: str, title: str, figures: Sequence[Figure | None], tables: Sequence[Table | None], **more: Any
+) -> Section:
+    """A section of the figures and tables that could be made."""
+    return Section(name, title, [f for f in figures if f is not None], [t for t in tables if t is not None], **more)
 
 
 @dataclass(frozen=True)
 class ReportData:
     """All that a report shows. What is empty is left out of the page.
 
-    fit: `FitReport.to_json()`. measurements: rows of measurements.jsonl, the latest of each. validation: rows of
-    `validate.compare`. anatomy: forecasts of a ladder, small to large; batches: of `batched_model` over batches of
+    measurements: rows of measurements.jsonl, the latest of each. validation: real steps beside their forecasts.
+    anatomy: forecasts of a ladder, small to large; batches: of `batched_model` over batches of sequences of
     `batched_seq` tokens, and the largest that fits. curves: those of the GPUs compared. hosts: those known, the
-    profile's own first. extra: parts made elsewhere, by the name of the part that they follow. advice: (heading,
-    sentence) for the summary. notes: paragraphs for the foot of the page.
+    profile's own first. extra: sections made elsewhere (`extra.py`). notes: paragraphs for the foot of the page.
     """
 
     profile: Profile
-    fit: Mapping[str, Any] | None = None
+    fit: FitReport | None = None
     measurements: Sequence[Row] = ()
     validation: Sequence[StepComparison] = ()
     anatomy: Sequence[Forecast] = ()
@@ -56,4 +64,3 @@ class ReportData:
     largest_batch: int | None = None
     hosts: Sequence[HostCosts] = ()
     extra: Sequence[Section] = ()
-    advice: Sequence[tuple[str, str]] = ()

@@ -29,9 +29,8 @@ def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
     if made.get("rows"):
         throttled, held = made.get("rows_throttled", 0), made.get("rows_held_out", 0)
         yield "rows", f"{made['rows']:,} fitted, of which {throttled:,} power-throttled; {held:,} held out"
-    unused = (data.fit or {}).get("unused") or {}
-    if unused:
-        yield "rows not used", ", ".join(f"{number} {status}" for status, number in unused.items())
+    if data.fit is not None and data.fit.unused:
+        yield "rows not used", ", ".join(f"{number} {status}" for status, number in data.fit.unused.items())
     said = ("from", "to", "suites", "rows", "rows_throttled", "rows_held_out")
     cards = (made.get("gpus") or {}).get("cards") or {}
     if cards:

@@ -3,34 +3,39 @@ which is what sorting and the CSV download use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from flopcast.roofline.views.figures.canvas import Row
 
 NONE = "–"
 
 
 @dataclass(frozen=True)
 class Column:
-    """`key`: field of the rows and heading of the CSV. `show`: value -> text; None is shown as a dash."""
+    """`key`: heading of the CSV and, without `of`, name of the attribute (of a mapping: the key) that is shown.
+    `of`: row -> value. `show`: value -> text; None is shown as a dash."""
 
     key: str
     label: str
     show: Callable[[Any], str] = str
+    of: Callable[[Any], Any] | None = None
     is_number: bool = True
     is_error: bool = False
     is_prose: bool = False  # a text that wraps
     is_detail: bool = False  # on the screen and in the CSV, not on paper
 
-    def text(self, row: Row) -> str:
-        value = row.get(self.key)
+    def value(self, row: Any) -> Any:
+        if self.of is not None:
+            return self.of(row)
+        return row[self.key] if isinstance(row, Mapping) else getattr(row, self.key)
+
+    def text(self, row: Any) -> str:
+        value = self.value(row)
         return NONE if value is None else self.show(value)
 
-    def raw(self, row: Row) -> str:
+    def raw(self, row: Any) -> str:
         """For sorting and CSV: numbers in SI units, empty where there is none."""
-        value = row.get(self.key)
+        value = self.value(row)
         if isinstance(value, bool):
             return str(value).lower()
         return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -40,24 +45,23 @@ class Column:
         """CSS classes of the heading."""
         return " ".join(name for name, is_set in (("number", self.is_number), ("detail", self.is_detail)) if is_set)
 
-    def style(self, row: Row) -> str:
+    def style(self, row: Any) -> str:
         """CSS classes of a cell: errors of more than 5, 10 and 25% are tinted."""
-        value = row.get(self.key)
-        extra = ["prose"] if self.is_prose else []
-        if self.is_error and value is not None:
-            extra = [f"error{sum(abs(value) > limit for limit in (0.05, 0.10, 0.25))}"]
-        return " ".join([*self.head_style.split(), *extra])
+        extra = "prose" if self.is_prose else ""
+        if self.is_error and (value := self.value(row)) is not None:
+            extra = f"error{sum(abs(value) > limit for limit in (0.05, 0.10, 0.25))}"
+        return f"{self.head_style} {extra}".strip()
 
 
 @dataclass(frozen=True)
 class Table:
-    """`name` is its anchor and the name of its CSV file; `note` says what the numbers rest on."""
+    """`name` is its anchor and the name of its CSV file; `note` says what the numbers rest on. `rows`: of one type."""
 
     name: str
     title: str
     note: str
     columns: Sequence[Column]
-    rows: Sequence[Row]
+    rows: Sequence[Any]
 
     @property
     def is_tall(self) -> bool:
@@ -65,9 +69,9 @@ class Table:
         return len(self.rows) > (10 if any(column.is_prose for column in self.columns) else 40)
 
 
-def text(key: str, label: str) -> Column:
-    return Column(key, label, str, is_number=False)
+def text(key: str, label: str, of: Callable[[Any], Any] | None = None) -> Column:
+    return Column(key, label, of=of, is_number=False)
 
 
-def prose(key: str, label: str) -> Column:
-    return Column(key, label, str, is_number=False, is_prose=True)
+def prose(key: str, label: str, of: Callable[[Any], Any] | None = None) -> Column:
+    return Column(key, label, of=of, is_number=False, is_prose=True)

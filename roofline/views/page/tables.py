@@ -1,9 +1,11 @@
-"""The tables of the report page: this GPU, its steps, how wrong their forecasts were (`report_dollars.py`: prices)."""
+"""The tables of the report page: this GPU, its steps, how wrong their forecasts were (`dollars.py`: prices)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flopcast.roofline.base.units import (
     count,
@@ -22,12 +24,13 @@ from flopcast.roofline.gpu.profile.roofs import spec_of
 from flopcast.roofline.step.forecast import tokens_of, width_of
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.validation.step_comparison import StepComparison
-from flopcast.roofline.validation.summary import summaries
+from flopcast.roofline.validation.summary import Summary, summaries
 from flopcast.roofline.views.figures.agreement import RESIDUALS
-from flopcast.roofline.views.figures.canvas import Row
 from flopcast.roofline.views.page.table import NONE, Column, Table, prose, text
 
 if TYPE_CHECKING:
+    from flopcast.roofline.base.numbers import Number
+    from flopcast.roofline.gpu.fit.quality import FitReport
     from flopcast.roofline.gpu.profile.profile import Profile
     from flopcast.roofline.step.forecast import Forecast
 
@@ -47,66 +50,79 @@ _CEILINGS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Ceiling:
+    """What the device reaches or its maker publishes. `share`: of what is published."""
+
+    what: str
+    value: float
+    unit: str
+    basis: str
+    source: str
+    low: float | None = None
+    high: float | None = None
+    share: float | None = None
+
+
 def ceiling_table(profile: Profile) -> Table | None:
     if not profile.ceilings and not profile.peaks:
         return None
     spec = spec_of(profile)
-    rows: list[dict[str, Any]] = []
-    for name, number in sorted(profile.ceilings.items(), key=_natural):
-        head, _, tail = name.partition("/")
-        unit, ideal = "s", None
-        if head.startswith("matrix"):
-            unit = "FLOP/s"
-            peak = profile.peaks.get(tail)
-            ideal = peak.value if peak is not None and peak.basis != "measured" else None
-        elif head in ("hbm_copy", "hbm_read", "hbm_write", "l2_copy", "copy", "l2_read"):
-            unit = "B/s"
-            ideal = spec.bandwidth_bytes_per_second if spec is not None and head.startswith("hbm") else None
-        elif head == "queue_depth":
-            unit = "launches"
-        of = f"{int(tail) / 2**20:g} MiB" if head in ("copy", "l2_read") else tail
-        rows.append({
-            "name": name, "what": ", ".join(filter(None, (_CEILINGS.get(head, head), of))), "value": number.value,
-            "low": number.low, "high": number.high, "unit": unit, "share": number.value / ideal if ideal else None,
-            "basis": number.basis, "source": number.source,
-        })  # fmt: skip
-    for dtype, number in profile.peaks.items():
-        if number.basis != "measured":
-            rows.append({"name": f"peak/{dtype}", "what": f"dense peak, {dtype}", "value": number.value,
-                         "unit": "FLOP/s", "basis": number.basis, "source": number.source})  # fmt: skip
+    published = {dtype: number for dtype, number in profile.peaks.items() if number.basis != "measured"}
+    ideals = {f"matrix_{kind}/{dtype}": n.value for dtype, n in published.items() for kind in ("burst", "sustained")}
     if spec is not None:
-        rows.append({"name": "bandwidth", "what": "memory bandwidth", "value": spec.bandwidth_bytes_per_second,
-                     "unit": "B/s", "basis": "datasheet", "source": spec.source})  # fmt: skip
-    for row in rows:
-        for end in ("value", "low", "high"):
-            row[f"{end}_shown"] = None if row.get(end) is None else _with_unit(row[end], row["unit"])
-    shown = [_Shown(end, label) for end, label in (("value", "value"), ("low", "low"), ("high", "high"))]
+        ideals |= {f"hbm_{kind}": spec.bandwidth_bytes_per_second for kind in ("copy", "read", "write")}
+    rows = [_ceiling(name, number, ideals.get(name)) for name, number in sorted(profile.ceilings.items(), key=_natural)]
+    rows += [
+        Ceiling(f"dense peak, {dtype}", number.value, "FLOP/s", number.basis, number.source)
+        for dtype, number in published.items()
+    ]
+    if spec is not None:
+        rows.append(Ceiling("memory bandwidth", spec.bandwidth_bytes_per_second, "B/s", "datasheet", spec.source))
     columns = [
-        text("what", "what"), *shown, text("unit", "SI unit"), Column("share", "of datasheet", share),
-        text("basis", "basis"), prose("source", "source"),
+        text("what", "what"), *(_InOwnUnit(end, end) for end in ("value", "low", "high")), text("unit", "SI unit"),
+        Column("share", "of datasheet", share), text("basis", "basis"), prose("source", "source"),
     ]  # fmt: skip
     note = "What the device reached, with the 90% interval of its samples, beside what its maker publishes."
     return Table("ceilings", "Ceilings", note, columns, rows)
 
 
-class _Shown(Column):
+def _ceiling(name: str, number: Number, ideal: float | None) -> Ceiling:
+    head, _, tail = name.partition("/")
+    unit = next((unit for start, unit in _UNITS.items() if head.startswith(start)), "s")
+    of = f"{int(tail) / 2**20:g} MiB" if head in ("copy", "l2_read") else tail
+    return Ceiling(
+        ", ".join(filter(None, (_CEILINGS.get(head, head), of))), number.value, unit, number.basis, number.source,
+        number.low, number.high, number.value / ideal if ideal else None,
+    )  # fmt: skip
+
+
+_UNITS = {"matrix": "FLOP/s", "hbm": "B/s", "l2": "B/s", "copy": "B/s", "queue_depth": "launches"}
+
+
+class _InOwnUnit(Column):
     """A number whose unit differs from row to row."""
 
-    def text(self, row: Row) -> str:
-        return row.get(f"{self.key}_shown") or NONE
+    def text(self, row: Any) -> str:
+        value = self.value(row)
+        if value is None:
+            return NONE
+        if row.unit == "s":
+            return duration(value)
+        return integer(value) if row.unit == "launches" else rate(value, row.unit)
 
 
-def _with_unit(value: float, unit: str) -> str:
-    if unit == "s":
-        return duration(value)
-    return f"{value:,.0f}" if unit == "launches" else rate(value, unit)
-
-
-def _natural(entry: tuple[str, Any]) -> tuple[int, int, str]:
+def _natural(entry: tuple[str, Number]) -> tuple[int, int, str]:
     """In the order of _CEILINGS, sizes by number."""
     head, _, tail = entry[0].partition("/")
     place = list(_CEILINGS).index(head) if head in _CEILINGS else 99
     return place, int(tail) if tail.isdigit() else 0, tail
+
+
+class HostCost(NamedTuple):
+    phase: str
+    what: str
+    seconds: float
 
 
 def host_table(profile: Profile) -> Table | None:
@@ -118,15 +134,13 @@ def host_table(profile: Profile) -> Table | None:
         "host_op": "an op on the host", "per_tensor": "each tensor of a multi-tensor op", "fixed": "once a step",
     }  # fmt: skip
     rows = [
-        {"phase": phase, "what": kinds.get(kind, kind), "seconds": seconds, "basis": host.basis}
+        HostCost(phase, kinds.get(kind, kind), seconds)
         for phase in ("forward", "backward", "optimizer")
         for kind, seconds in getattr(host, phase).items()
     ]
-    rows.append(
-        {"phase": "step", "what": "once a step, outside these", "seconds": host.step_fixed, "basis": host.basis}
-    )
+    rows.append(HostCost("step", "once a step, outside these", host.step_fixed))
     columns = [text("phase", "phase"), text("what", "of"), Column("seconds", "µs", lambda s: f"{s * 1e6:,.2f}"),
-               text("basis", "basis")]  # fmt: skip
+               text("basis", "basis", lambda _: host.basis)]  # fmt: skip
     note = f"{host.name}. Runs differ by {host.sigma:.0%} (standard deviation of the logarithm); forecasts carry that."
     return Table("host", "Host costs", note, columns, rows)
 
@@ -140,7 +154,7 @@ def cards_table(profile: Profile) -> Table | None:
     columns = [
         text("class", "class / cache"), Column("rows", "rows", integer), Column("median", "apart, median", share),
         Column("p90", "90th percentile", share), Column("sigma", "deviation", share), text("slowest", "slowest card"),
-        Column("slowest_factor", "above the median", lambda v: percent(v - 1)),
+        Column("slowest_factor", "above the median", lambda factor: percent(factor - 1)),
     ]  # fmt: skip
     note = (
         f"{len(gpus['cards'])} cards of this kind measured: the largest over the smallest time of a row, less 1. The "
@@ -151,78 +165,51 @@ def cards_table(profile: Profile) -> Table | None:
 
 # --- steps
 
+_STEP = (
+    Column("step_seconds", "step, ms", ms_in_column), Column("step_seconds_low", "low", ms_in_column),
+    Column("step_seconds_high", "high", ms_in_column), Column("device_seconds", "device, ms", ms_in_column),
+    Column("host_seconds", "host, ms", ms_in_column), text("bound", "bound by"),
+    Column("tokens_per_second", "tokens/s", integer), Column("mfu", "MFU, counted", share),
+)  # fmt: skip
+_PEAK = Column("peak_bytes", "peak memory, GB", gb_in_column)
+_FITS = Column("fits", "fits", yes_no, is_number=False)
+
 
 def anatomy_table(found: Sequence[Forecast], curve: CostCurve | None) -> Table | None:
     """The (width, depth) pairs used, with the whole forecast of each."""
     if not found:
         return None
     usd = None if curve is None else curve.price.usd_per_hour / 3600
-    rows = [
-        {
-            "width": width_of(f), "depth": f.depth, "n_params": f.n_params, "step_seconds": f.step_seconds,
-            "step_seconds_low": f.step_seconds_low, "step_seconds_high": f.step_seconds_high,
-            "device_seconds": f.device_seconds, "host_seconds": f.host_seconds, "bound": f.bound,
-            "tokens_per_second": f.tokens_per_second, "mfu": f.mfu, "mfu_6n": f.mfu_6n, "peak_bytes": f.peak_bytes,
-            "fits": f.fits, "kernels": f.kernels,
-            "usd_per_million_tokens": None if usd is None else usd / f.tokens_per_second * 1e6,
-        }
-        for f in found
-    ]  # fmt: skip
     columns = [
-        Column("width", "width", str), Column("depth", "layers", str), Column("n_params", "parameters", count),
-        Column("step_seconds", "step, ms", ms_in_column), Column("step_seconds_low", "low", ms_in_column),
-        Column("step_seconds_high", "high", ms_in_column), Column("device_seconds", "device, ms", ms_in_column), 
-        Column("host_seconds", "host, ms", ms_in_column), text("bound", "bound by"),
-        Column("tokens_per_second", "tokens/s", integer), Column("mfu", "MFU, counted", share),
-        Column("mfu_6n", "MFU, 6N", share), Column("peak_bytes", "peak memory, GB", gb_in_column),
-        Column("fits", "fits", yes_no, is_number=False), Column("kernels", "kernels", integer),
-        Column("usd_per_million_tokens", "$/Mtoken", three_in_column),
+        Column("width", "width", of=width_of), Column("depth", "layers"), Column("n_params", "parameters", count),
+        *_STEP, Column("mfu_6n", "MFU, 6N", share), _PEAK, _FITS, Column("kernels", "kernels", integer),
+        Column("usd_per_million_tokens", "$/Mtoken", three_in_column,
+               lambda step: None if usd is None else usd / step.tokens_per_second * 1e6),
     ]  # fmt: skip
-    dtype_peak = found[0].peak_flops_per_second
     note = (
-        f"{tokens_of(found[0]):,} tokens a step, forecast from a {found[0].profile_basis} profile; low and high: 90% "
-        f"interval. MFU against a dense peak of {rate(dtype_peak, 'FLOP/s')}: counted = 2 FLOPs per multiply-add of "
-        "matrix products and attention, causal halved; 6N = 6 x parameters x tokens."
+        f"{tokens_of(found[0]):,} tokens per step, forecast from a {found[0].profile_basis} profile; low and high: 90% "
+        f"interval. MFU against a dense peak of {rate(found[0].peak_flops_per_second, 'FLOP/s')}: counted = 2 FLOPs "
+        "per multiply-add of matrix products and attention, causal halved; 6N = 6 x parameters x tokens."
         + ("" if curve is None else f" Price: {curve.price.label}.")
     )
-    return Table("ladder", "Models of the ladder: the (width, depth) pairs used", note, columns, rows)
+    return Table("ladder", "Models of the ladder: the (width, depth) pairs used", note, columns, found)
 
 
 def batch_table(found: Sequence[Forecast], name: str, seq: int, largest: int | None) -> Table | None:
     """One model over batches: time, rate and memory."""
     if not found:
         return None
-    rows = [
-        {
-            "batch": round(tokens_of(f) / seq), "step_seconds": f.step_seconds, "step_seconds_low": f.step_seconds_low,
-            "step_seconds_high": f.step_seconds_high, "device_seconds": f.device_seconds,
-            "host_seconds": f.host_seconds, "bound": f.bound, "tokens_per_second": f.tokens_per_second, "mfu": f.mfu,
-            "peak_bytes": f.peak_bytes, "needed_bytes": f.needed_bytes, "fits": f.fits,
-        }
-        for f in found
-    ]  # fmt: skip
     columns = [
-        Column("batch", "batch", str), Column("step_seconds", "step, ms", ms_in_column),
-        Column("step_seconds_low", "low", ms_in_column),
-        Column("step_seconds_high", "high", ms_in_column), Column("device_seconds", "device, ms", ms_in_column),
-        Column("host_seconds", "host, ms", ms_in_column), text("bound", "bound by"),
-        Column("tokens_per_second", "tokens/s", integer), Column("mfu", "MFU, counted", share),
-        Column("peak_bytes", "peak memory, GB", gb_in_column), Column("needed_bytes", "needed, GB", gb_in_column),
-        Column("fits", "fits", yes_no, is_number=False),
+        Column("batch", "batch", of=lambda step: round(tokens_of(step) / seq)), *_STEP, _PEAK,
+        Column("needed_bytes", "needed, GB", gb_in_column), _FITS,
     ]  # fmt: skip
     note = f"{name}, sequences of {seq} tokens, AdamW, autocast to bf16; low and high: 90% interval."
     if largest is not None:
         note += f" The largest batch that fits: {largest:,}."
-    return Table("batches", "One model over batches", note, columns, rows)
+    return Table("batches", "One model over batches", note, columns, found)
 
 
-_VALIDATION_DETAILS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("device_seconds", "device measured, ms", ms_in_column), ("device_forecast", "device forecast, ms", ms_in_column),
-    ("host_seconds", "host measured, ms", ms_in_column), ("host_forecast", "host forecast, ms", ms_in_column),
-    ("peak_bytes", "memory measured, GB", gb_in_column), ("peak_forecast", "memory forecast, GB", gb_in_column),
-    ("kernels", "kernels measured", integer), ("kernels_forecast", "kernels forecast", integer),
-    ("width", "width", str), ("depth", "layers", str), ("n_params", "parameters", count),
-)  # fmt: skip
+_LABEL = text("label", "step", attrgetter("label_with_optimizer"))
 
 
 def validation_table(rows: Sequence[StepComparison]) -> Table | None:
@@ -230,24 +217,34 @@ def validation_table(rows: Sequence[StepComparison]) -> Table | None:
     if not rows:
         return None
     columns = [
-        text("label", "step"),
-        Column("step_seconds", "measured, ms", ms_in_column),
-        Column("step_forecast", "forecast, ms", ms_in_column),
-        Column("step_low", "low", ms_in_column),
-        Column("step_high", "high", ms_in_column),
-        Column("step_error", "step error", percent, is_error=True),
-        Column("within_interval", "in interval", yes_no, is_number=False),
-        Column("device_error", "device error", percent, is_error=True),
-        Column("host_error", "host error", percent, is_error=True),
-        Column("peak_error", "memory error", percent, is_error=True),
+        _LABEL,
+        Column("step_seconds", "measured, ms", ms_in_column, attrgetter("step.measured")),
+        Column("step_forecast", "forecast, ms", ms_in_column, attrgetter("step.forecast")),
+        Column("step_low", "low", ms_in_column, attrgetter("step.low")),
+        Column("step_high", "high", ms_in_column, attrgetter("step.high")),
+        Column("step_error", "step error", percent, attrgetter("step.error"), is_error=True),
+        Column("within_interval", "in interval", yes_no, attrgetter("step.is_within"), is_number=False),
+        Column("device_error", "device error", percent, attrgetter("device.error"), is_error=True),
+        Column("host_error", "host error", percent, attrgetter("host.error"), is_error=True),
+        Column("peak_error", "memory error", percent, attrgetter("peak.error"), is_error=True),
         text("bound", "bound by"),
         Column("status", "status", is_number=False, is_detail=True),
-        Column("group", "set", is_number=False, is_detail=True),
-        *(Column(key, label, show, is_detail=True) for key, label, show in _VALIDATION_DETAILS),
+        Column("group", "set", of=attrgetter("plan.group"), is_number=False, is_detail=True),
+        Column("device_seconds", "device measured, ms", ms_in_column, attrgetter("device.measured"), is_detail=True),
+        Column("device_forecast", "device forecast, ms", ms_in_column, attrgetter("device.forecast"), is_detail=True),
+        Column("host_seconds", "host measured, ms", ms_in_column, attrgetter("host.measured"), is_detail=True),
+        Column("host_forecast", "host forecast, ms", ms_in_column, attrgetter("host.forecast"), is_detail=True),
+        Column("peak_bytes", "memory measured, GB", gb_in_column, attrgetter("peak.measured"), is_detail=True),
+        Column("peak_forecast", "memory forecast, GB", gb_in_column, attrgetter("peak.forecast"), is_detail=True),
+        Column("kernels", "kernels measured", integer, attrgetter("kernels.measured"), is_detail=True),
+        Column("kernels_forecast", "kernels forecast", integer, attrgetter("kernels.forecast"), is_detail=True),
+        Column("width", "width", is_detail=True),
+        Column("depth", "layers", is_detail=True),
+        Column("n_params", "parameters", count, is_detail=True),
         Column("reason", "reason", _short, is_number=False, is_prose=True),
     ]
     note = "Real training steps on this device, none used in fitting. Errors are signed: forecast / measured - 1."
-    return Table("validation", "Validation: every step", note, columns, _labelled(rows))
+    return Table("validation", "Validation: every step", note, columns, rows)
 
 
 def _short(reason: str) -> str:
@@ -258,56 +255,53 @@ def _short(reason: str) -> str:
 def component_table(rows: Sequence[StepComparison]) -> Table | None:
     if not rows:
         return None
-    columns = [text("label", "step")]
-    columns += [Column(f"{group}_error", f"{RESIDUALS[group]} error", percent, is_error=True) for group in GROUPS]
+
+    def column(group: str, key: str, label: str, what: str, show: Callable[[Any], str], **how: bool) -> Column:
+        shown = f"{RESIDUALS[group]} {label}"
+        return Column(f"{group}_{key}", shown, show, lambda row: getattr(row.classes[group], what), **how)
+
+    columns = [_LABEL, *(column(group, "error", "error", "error", percent, is_error=True) for group in GROUPS)]
     for group in GROUPS:
         columns += [
-            Column(f"{group}_seconds", f"{RESIDUALS[group]} measured, ms", ms_in_column, is_detail=True),
-            Column(f"{group}_forecast", f"{RESIDUALS[group]} forecast, ms", ms_in_column, is_detail=True),
+            column(group, "seconds", "measured, ms", "measured", ms_in_column, is_detail=True),
+            column(group, "forecast", "forecast, ms", "forecast", ms_in_column, is_detail=True),
         ]
     note = "Device time of the same steps by class, forecast against the profiler's kernel times."
-    return Table("components", "Validation: device time by class", note, columns, _labelled(rows))
-
-
-def _labelled(rows: Sequence[StepComparison]) -> list[dict[str, Any]]:
-    return [{**row.to_json(), "label": row.label_with_optimizer} for row in rows]
+    return Table("components", "Validation: device time by class", note, columns, rows)
 
 
 def summary_table(rows: Sequence[StepComparison]) -> Table | None:
-    """One line a component: median and worst |error| over all steps and by what bounds them."""
+    """One line for each component: median and worst |error| over all steps and by what bounds them."""
     sets = summaries(rows)
     if not sets:
         return None
-    lines = [
-        {
-            "component": shown,
-            **{f"{kind}/{entry.label}": getattr(entry.parts[name], kind) for entry in sets for kind in _KINDS},
-        }
-        for name, shown in RESIDUALS.items()
-        if sets[0].parts[name].median is not None
-    ]
-    columns = [text("component", "component")]
+    columns = [text("component", "component", RESIDUALS.get)]
     for entry in sets:
         label = f"{_SHORT.get(entry.label, entry.label)} ({entry.n})"
         columns += [
-            Column(f"{kind}/{entry.label}", label if kind == "median" else kind, share, is_error=True)
-            for kind in _KINDS
+            Column(f"{kind}/{entry.label}", heading, share, _error(entry, kind), is_error=True)
+            for kind, heading in (("median", label), ("worst", "worst"))
         ]
     inside = ", ".join(f"{entry.coverage:.0%} of {entry.label} ({entry.n})" for entry in sets)
     note = (
         "|forecast / measured - 1|: the median over so many steps, and beside it the worst. Measured steps inside the "
         f"90% interval: {inside}."
     )
-    return Table("summary", "Validation: summary", note, columns, lines)
+    components = [name for name in RESIDUALS if sets[0].parts[name].median is not None]
+    return Table("summary", "Validation: summary", note, columns, components)
 
 
-_KINDS = ("median", "worst")
+def _error(entry: Summary, kind: str) -> Callable[[str], float | None]:
+    """The median or worst error of a component in a set of steps."""
+    return lambda component: getattr(entry.parts[component], kind)
+
+
 _SHORT = {"patched with other kernels": "other kernels"}
 
 
-def fit_table(fit: Mapping[str, Any] | None) -> Table | None:
+def fit_table(fit: FitReport | None) -> Table | None:
     """Errors of the fit by class: points left out, and rows that it never saw."""
-    if fit is None or not fit["classes"]:
+    if fit is None or not fit.classes:
         return None
     columns = [
         text("name", "backend / class / cache"),
@@ -320,7 +314,7 @@ def fit_table(fit: Mapping[str, Any] | None) -> Table | None:
         Column("holdout_coverage", "in 90% interval", share),
     ]
     note = (
-        f"|forecast / measured - 1| of single kernels over {fit['n']:,} fitted and {fit['n_holdout']:,} held-out rows. "
+        f"|forecast / measured - 1| of single kernels over {fit.n:,} fitted and {fit.n_holdout:,} held-out rows. "
         "Left out: each point told from the others of its curve. Held out: never seen by the fit."
     )
-    return Table("fit", "Errors of the kernel model by class", note, columns, fit["classes"])
+    return Table("fit", "Errors of the kernel model by class", note, columns, fit.classes)

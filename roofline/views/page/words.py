@@ -32,7 +32,7 @@ def summary_lines(data: ReportData) -> Iterator[tuple[str, str]]:
         yield "What it reaches", reached
     if data.anatomy:
         yield "What a step costs", _what_a_step_costs(data)
-    yield from data.advice
+    yield from (part.advice for part in data.extra if part.advice[1])
     if data.validation:
         yield "How wrong the forecasts were", how_wrong(data.validation)
     if data.curves:
@@ -224,7 +224,7 @@ def own_curve(data: ReportData) -> CostCurve | None:
 
 def warnings(data: ReportData) -> list[str]:
     """What the fit and the forecasts say of themselves, each once."""
-    own = list((data.fit or {}).get("warnings") or [])
+    own = data.fit.warnings if data.fit is not None else []
     return list(dict.fromkeys([*own, *(text for found in data.anatomy for text in found.warnings)]))
 
 

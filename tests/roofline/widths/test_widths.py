@@ -20,8 +20,8 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import load_config, make_config, n_params
 from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.views.figures.width_checks import read_checks
 from flopcast.roofline.views.figures.widths import penalty_figure, sawtooth_figure
-from flopcast.roofline.views.page.widths import TABLES, rows_of
 from flopcast.roofline.widths import measured_rules, penalties
 from flopcast.roofline.widths import shapes as widths_shapes
 from flopcast.roofline.widths.penalties import Penalty, Point, anchor_of, penalty, power_of_two, rule_of
@@ -484,17 +484,19 @@ def test_products_profiled_twice_are_means_with_their_spread(h200: Profile, root
     assert all(row["spread"] is not None for row in products.summary(found))
 
 
-def test_the_figure_of_penalties_tells_each(committed: list[dict[str, str]]) -> None:
-    figure = penalty_figure(committed, "nvidia-h200")
+def test_the_figure_of_penalties_tells_each(root: Path, committed: list[dict[str, str]]) -> None:
+    figure = penalty_figure(
+        [check for check in read_checks(root / "reports/nvidia-h200").sizes if check.set == "1"], "nvidia-h200"
+    )
     assert figure is not None
     judged = [row for row in committed if row["penalty_measured"]]
     assert figure.svg.count("): measured ") == 2 * len(judged)  # in either panel
-    assert penalty_figure([{**row, "penalty_measured": ""} for row in committed], "nvidia-h200") is None
+    assert penalty_figure([], "nvidia-h200") is None
 
 
 def test_the_figure_of_all_sets_shows_the_newest_plainly(root: Path) -> None:
     folder = root / "reports/nvidia-h200"
-    figure = penalty_figure([row for name in TABLES for row in rows_of(folder / name)], "nvidia-h200")
+    figure = penalty_figure(read_checks(folder).sizes, "nvidia-h200")
     assert figure is not None
     assert figure.alt.startswith("Forecast against measured penalties of 133 widths")
     assert figure.caption.index("Of set 3") < figure.caption.index("Of set 2") < figure.caption.index("Of set 1")

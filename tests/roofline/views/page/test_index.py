@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -9,10 +10,10 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.views.figures.width_checks import read_checks
 from flopcast.roofline.views.page import index as page_index
 from flopcast.roofline.views.page import widths
-from flopcast.roofline.views.page.data import Section
-from flopcast.roofline.views.page.extra import extra_parts
+from flopcast.roofline.views.page.extra import extra_sections
 from flopcast.roofline.views.page.widths import multiple_to_keep
 from flopcast.roofline.widths.measured_rules import measured_rules
 
@@ -83,40 +84,41 @@ def test_the_multiple_to_keep_comes_from_this_gpus_own_products() -> None:
 def test_checks_of_widths_are_told_by_set_and_kind() -> None:
     """The committed tables of all sets: counts of the summary from the rows again, and what steps lost in words."""
     folder = Path(__file__).resolve().parents[4] / "reports/nvidia-h200"
-    rows = [row for name in widths.TABLES for row in widths.rows_of(folder / name)]
-    said = widths.check_summary(rows)
+    checks = read_checks(folder)
+    said = widths.check_summary(checks.sizes)
     assert said is not None
-    counts = {(row["set"], row["kind"]): row for row in said.rows}
-    assert [row["set"] for row in said.rows if row["kind"] == "all"] == ["3", "2", "1"]  # the newest first
-    for name in ("1", "2", "3"):
-        errors = [float(r["penalty_error"]) for r in rows if r["set"] == name and r["penalty_error"]]
-        assert counts[name, "all"]["count"] == len(errors) >= 32
-        assert counts[name, "all"]["near"] == sum(abs(error) <= 0.015 for error in errors)
-        kinds = [counts[name, kind]["count"] for kind in ("odd sizes", "multiples of 2 or 4", "multiples of 8 to 32")]
+    counts = {(row.set, row.kind): row for row in said.rows}
+    assert [row.set for row in said.rows if row.kind == "all"] == ["3", "2", "1"]  # the newest first
+    for name, table_of in (("1", "widths.csv"), ("2", "widths-2.csv"), ("3", "widths-3.csv")):
+        with (folder / table_of).open(newline="", encoding="utf-8") as file:
+            errors = [float(row["penalty_error"]) for row in csv.DictReader(file) if row["penalty_error"]]
+        assert counts[name, "all"].number == len(errors) >= 32
+        assert counts[name, "all"].near == sum(abs(error) <= 0.015 for error in errors)
+        kinds = [counts[name, kind].number for kind in ("odd sizes", "multiples of 2 or 4", "multiples of 8 to 32")]
         assert sum(kinds) == len(errors)
-    table = widths.check_table(rows)
+    table = widths.check_table(checks.sizes)
     assert table is not None
     assert "before any of its steps ran" in table.note
-    shapes = widths.shape_table(rows)
+    shapes = widths.shape_table(checks.shapes)
     assert shapes is not None
-    assert {row["rank_measured"] for row in shapes.rows} == {1, 2, 3, 4, 5, 6}
-    lost = widths.what_steps_lost(rows)
+    assert {row.rank_measured for row in shapes.rows} == {1, 2, 3, 4, 5, 6}
+    lost = widths.what_steps_lost(checks.sizes)
     assert lost.startswith("Real training steps of 133 unaligned sizes took longer: odd sizes by 54% to ")
     assert widths.check_summary([]) is widths.check_table([]) is widths.shape_table([]) is None
     assert widths.what_steps_lost([]) == ""
 
 
-def test_extra_parts_are_there_or_say_why(tmp_path: Path) -> None:
+def test_extra_sections_are_there_or_say_why(tmp_path: Path) -> None:
     profile = find_profile("nvidia-h200")
     out = tmp_path / "nvidia-h200"
     out.mkdir()
-    found = extra_parts(profile, out, may_trace=False)
-    assert [part.name for part in found.sections if isinstance(part, Section)] == ["widths"]
-    assert found.advice[0][0] == "Which multiple to keep"
-    assert found.faults == []
+    sections, faults = extra_sections(profile, out, may_trace=False)
+    assert [part.name for part in sections] == ["widths"]
+    assert sections[0].advice[0] == "Which multiple to keep"
+    assert faults == []
     economics = tmp_path / "economics"
     economics.mkdir()
     (economics / "claims.json").write_text("{}")
-    broken = extra_parts(profile, out, may_trace=False)
-    assert [part.name for part in broken.sections] == ["widths"]
-    assert "claims could not be made" in broken.faults[0]
+    sections, faults = extra_sections(profile, out, may_trace=False)
+    assert [part.name for part in sections] == ["widths"]
+    assert "claims could not be made" in faults[0]

@@ -20,6 +20,7 @@ from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape, shape
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.dollars.points import CostCurve, StepPoint, cost_curve
 from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
+from flopcast.roofline.gpu.fit.quality import FitReport, Quality
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast, forecast, width_of
@@ -130,10 +131,8 @@ def validation(profile: Profile, anatomy: list[Forecast]) -> list[StepComparison
 def data(
     profile: Profile, anatomy: list[Forecast], curves: list[CostCurve], validation: list[StepComparison]
 ) -> ReportData:
-    quality = {"name": "torch/gemm/cold", "n": 9, "n_holdout": 2, "left_out_median": 0.03, "left_out_p90": 0.1,
-               "holdout_median": 0.04, "holdout_p90": None, "holdout_coverage": 1.0, "worst": []}  # fmt: skip
-    fit = {"surfaces": [], "classes": [quality], "n": 9, "n_holdout": 2, "n_throttled": 0, "unused": {"oom": 1},
-           "warnings": ["one row is odd"]}  # fmt: skip
+    quality = Quality("torch/gemm/cold", 9, 2, 0.03, 0.1, 0.04, None, 1.0)
+    fit = FitReport([], [quality], 9, 2, 0, unused={"oom": 1}, warnings=["one row is odd"])
     return ReportData(profile, fit, measurements(), validation, anatomy, curves, notes=("Measured in a cellar.",))
 
 
