@@ -36,8 +36,8 @@ from flopcast.roofline.stream.model.models import load_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.validation.compare_sides import (
     MEDIAN_LOSS,
-    Reading,
     Side,
+    Timing,
     as_points,
     common_of,
     differences,
@@ -127,13 +127,13 @@ def compare(a: Side, b: Side, tolerance: float = TOLERANCE) -> Comparison:
     """Raises DataError where the two have nothing in common."""
     if a.kind != b.kind:
         a, b = as_points(a), as_points(b)
-    pairs = [(key, one, b.readings[key]) for key, one in a.readings.items() if key in b.readings]
+    pairs = [(key, one, b.timings[key]) for key, one in a.timings.items() if key in b.timings]
     matched_b = len(pairs)
     warnings = []
     if a.profile is not None and b.profile is not None and all(_is_scalar(one) for _, one, _ in pairs):
         pairs += _estimated(a, b.profile)
         warnings.append("no shape was measured for both: the second's times are estimates")
-    only = len(a.readings) - len(pairs), len(b.readings) - matched_b
+    only = len(a.timings) - len(pairs), len(b.timings) - matched_b
     if not pairs:
         raise DataError(
             f"{a.label} and {b.label} have no measurement in common: compare two runs of one suite, or two profiles"
@@ -141,7 +141,7 @@ def compare(a: Side, b: Side, tolerance: float = TOLERANCE) -> Comparison:
     for side in (a, b):
         if side.profile is not None and side.profile.basis != "measured":
             warnings.append(f"{side.label} is {side.profile.basis}, not measured: its doubt counts as noise")
-    grouped: dict[str, list[tuple[Reading, Reading]]] = defaultdict(list)
+    grouped: dict[str, list[tuple[Timing, Timing]]] = defaultdict(list)
     for _, one, two in pairs:
         grouped[one.group].append((one, two))
     changes, rows = [], []
@@ -166,18 +166,18 @@ def _cards_apart(side: Side) -> dict[str, float]:
     return found
 
 
-def _is_scalar(reading: Reading) -> bool:
-    return reading.group.startswith(("ceiling, ", "host, "))
+def _is_scalar(timing: Timing) -> bool:
+    return timing.group.startswith(("ceiling, ", "host, "))
 
 
 def _order(group: str) -> int:
     return 2 if group.startswith("host, ") else 1 if group.startswith("ceiling, ") else 0
 
 
-def _estimated(a: Side, other: Profile) -> list[tuple[str, Reading, Reading]]:
+def _estimated(a: Side, other: Profile) -> list[tuple[str, Timing, Timing]]:
     """The points of a profile with another's estimates of them."""
     assert a.profile is not None
-    found = {}  # of points with the same features the last counts, as in the readings
+    found = {}  # of points with the same features the last counts, as in the timings
     for key, surface in a.profile.own_surfaces.items():
         works = [
             _Work(key.op_class, key.variant, features, round(size), round(flops))
@@ -186,8 +186,8 @@ def _estimated(a: Side, other: Profile) -> list[tuple[str, Reading, Reading]]:
         asked = [(work, key.backend, key.cache) for work in works]
         for work, estimate in zip(works, other.estimate(asked), strict=True):
             name = f"{key}/{work.features}"
-            one = a.readings[name]
-            found[name] = name, one, Reading(one.group, estimate.seconds, 0.0, estimate.sigma, one.name)
+            one = a.timings[name]
+            found[name] = name, one, Timing(one.group, estimate.seconds, 0.0, estimate.sigma, one.name)
     return list(found.values())
 
 
@@ -201,10 +201,10 @@ class _Work:
 
 
 def _change(
-    group: str, members: Sequence[tuple[Reading, Reading]], tolerance: float, cards: float
+    group: str, members: Sequence[tuple[Timing, Timing]], tolerance: float, cards: float
 ) -> tuple[Change, list[RowChange]]:
     ratios = np.array([math.log(b.seconds / a.seconds) for a, b in members])
-    own = np.array([math.hypot(a.own, b.own, ROW_LOG) for a, b in members])
+    own = np.array([math.hypot(a.sigma, b.sigma, ROW_LOG) for a, b in members])
     common = np.array([math.hypot(common_of(a), common_of(b), cards) for a, b in members])
     middle = float(np.median(ratios))
     scatter = max(float(_MAD * np.median(np.abs(ratios - middle))), float(np.median(own)))

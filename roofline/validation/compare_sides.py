@@ -10,43 +10,42 @@ from typing import Any
 
 import numpy as np
 
-from flopcast.kernels.shapes import shape_from_json
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.fit.cards import read_folder
-from flopcast.roofline.gpu.fit.row_seconds import graph_gap_of, taken_seconds
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.validation.measured_rows import MeasuredRow, measured_rows
 
 # one standard deviation of a run's own
 RUN_LOG, GAP_SECONDS, SCALAR_GAP_SECONDS = 0.002, 0.018e-6, 0.1e-6
 HOST_LOG = 0.24  # from run to run, of each
 MEDIAN_LOSS = 1.2533  # standard error of a median over that of a mean
+QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
 _SIZED = ("copy", "l2_read")  # scalars whose name says how many bytes
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One measurement: seconds (of a rate the seconds of a unit of work), its own deviation and what is common to its
-    class (standard deviations of the logarithm). `common` None: by RUN_LOG and GAP_SECONDS."""
+class Timing:
+    """One measurement in seconds (of a rate the seconds of a unit of work), with standard deviations of its logarithm:
+    `sigma`, of its own, and `common_sigma`, shared by its class (None: that of a kernel, `common_of`)."""
 
     group: str
     seconds: float
-    own: float
-    common: float | None = None
+    sigma: float
+    common_sigma: float | None = None
     name: str = ""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two that are compared. `readings` by key; `kind`: "measurements" or "profile"."""
+    """One of the two that are compared. `timings` by key; `kind`: "measurements" or "profile"."""
 
     label: str
     kind: str
     gpu: str
     device: Mapping[str, Any]
     stack: Mapping[str, Any]
-    readings: Mapping[str, Reading]
+    timings: Mapping[str, Timing]
     profile: Profile | None = None
 
     @property
@@ -66,63 +65,58 @@ def side_of(name: str) -> Side:
 
 def folder_side(folder: Path) -> Side:
     found = read_folder(folder)
-    rows = [row for row in found.rows if row["status"] == "ok"]
-    gap = graph_gap_of(rows)
-    readings: dict[str, Reading] = {}
-    for row in rows:
-        made = _row_reading(row, 0.0 if gap is None else gap.value)
-        if made is not None:
-            readings[f"{row['key']}/{row.get('backend', 'torch')}/{row.get('cache', 'cold')}"] = made
+    timings: dict[str, Timing] = {}
+    for key, row in measured_rows(found.rows).items():
+        timing = _timing(row) if row.status == "ok" else None
+        if timing is not None:
+            timings[key] = timing
     device = found.machine["device"]
     stack = {**found.machine.get("stack", {}), "host": (found.machine.get("host") or {}).get("cpu")}
-    return Side(str(folder), "measurements", str(device.get("name")), device, stack, readings)
+    return Side(str(folder), "measurements", str(device.get("name")), device, stack, timings)
 
 
-def _row_reading(row: Mapping[str, Any], gap: float) -> Reading | None:
-    backend, cache = row.get("backend", "torch"), row.get("cache", "cold")
-    own = _own_noise(row.get("samples") or ())
-    if row.get("shape"):
-        try:
-            op_class = describe(shape_from_json(row["shape"]), backend).op_class
-        except (KeyError, TypeError, ValueError, IndexError):
-            op_class = "unknown"
-        seconds = taken_seconds(row, op_class, gap)
-        return Reading(group_of(op_class, backend, cache), seconds, own, name=row["key"]) if seconds else None
-    value = row.get("value")
-    return _scalar(row["key"].removeprefix("scalar/"), value, own) if value and value > 0 else None
+def _timing(row: MeasuredRow) -> Timing | None:
+    """None of a row without a time."""
+    sigma = _median_sigma(row.samples)
+    if row.is_scalar:
+        return _scalar(row.key.removeprefix("scalar/"), row.timer or 0.0, sigma)
+    group = group_of(row.op_class, row.backend, row.cache)
+    return Timing(group, row.profile, sigma, name=row.key) if row.profile else None
 
 
-def _own_noise(samples: Sequence[float]) -> float:
-    """Standard error of the samples' median, of the logarithm."""
+def _median_sigma(samples: Sequence[float]) -> float:
+    """Standard error of the samples' median, of the logarithm; 0 of fewer than three."""
     values = np.array([value for value in samples if value and value > 0])
     if len(values) < 3:
         return 0.0
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return float(MEDIAN_LOSS * (high - low) / 1.349 / middle / math.sqrt(len(values)))
+    return float(MEDIAN_LOSS * (high - low) / QUARTILES_APART / middle / math.sqrt(len(values)))
 
 
 def group_of(op_class: str, backend: str, cache: str) -> str:
     return ", ".join([op_class, *([backend] if backend != "torch" else []), *(["hot"] if cache == "hot" else [])])
 
 
-def _scalar(name: str, value: float, own: float) -> Reading | None:
-    """A ceiling or a host cost as a time; what is neither a time nor a rate is left out."""
+def _scalar(name: str, value: float, sigma: float) -> Timing | None:
+    """A ceiling or a host cost as a time; None of what is neither a time nor a rate, or not above zero."""
+    if value <= 0:
+        return None
     head, _, tail = name.partition("/")
     if head == "host":
-        return Reading(f"host, {name.rpartition('/')[2]}", value, own, HOST_LOG, name)
+        return Timing(f"host, {name.rpartition('/')[2]}", value, sigma, HOST_LOG, name)
     if head in ("launch", "launch_inplace", "sync"):
-        return Reading("host, launches", value, own, HOST_LOG, name)
+        return Timing("host, launches", value, sigma, HOST_LOG, name)
     if head.startswith("matrix"):
         kind = head.removeprefix("matrix_")
         # of sustained ones temperature decides: two cards, and two runs, differ by up to 2.5%
-        return Reading(f"ceiling, matrix {kind}", 1.0 / value, own, 0.009 if kind == "sustained" else 0.0035, name)
+        return Timing(f"ceiling, matrix {kind}", 1.0 / value, sigma, 0.009 if kind == "sustained" else 0.0035, name)
     if head.startswith("hbm_"):
-        return Reading("ceiling, memory", 1.0 / value, own, 0.0035, name)
+        return Timing("ceiling, memory", 1.0 / value, sigma, 0.0035, name)
     if head in _SIZED and tail.isdigit():
         seconds = float(tail) / value
-        return Reading("ceiling, working sets", seconds, max(own, 0.02), _of_scalar(seconds), name)
+        return Timing("ceiling, working sets", seconds, max(sigma, 0.02), _of_scalar(seconds), name)
     if head in ("kernel_floor", "kernel_floor_cupti", "kernel_gap", "kernel_gap_tiny", "graph_gap"):
-        return Reading("ceiling, floor and gaps", value, own, _of_scalar(value), name)
+        return Timing("ceiling, floor and gaps", value, sigma, _of_scalar(value), name)
     return None
 
 
@@ -132,25 +126,25 @@ def _of_scalar(seconds: float) -> float:
 
 def profile_side(profile: Profile, label: str) -> Side:
     """Of a profile: its measured points, ceilings and host."""
-    readings = {}
+    timings = {}
     for key, surface in profile.own_surfaces.items():
         group = group_of(key.op_class, key.backend, key.cache)
         for features, seconds, noise in zip(surface.features, surface.seconds, surface.noise, strict=True):
             sizes = " x ".join(f"{2**size:.0f}" for size in features)
-            readings[f"{key}/{features}"] = Reading(group, seconds, noise, None, f"{key}: {sizes}")
+            timings[f"{key}/{features}"] = Timing(group, seconds, noise, None, f"{key}: {sizes}")
     for name, number in profile.ceilings.items():
-        own = math.log(number.high / number.low) / 2 / Z_90 if 0 < number.low <= number.high else 0.0
-        made = _scalar(name, number.value, own) if number.value > 0 else None
-        if made is not None:
-            readings[f"scalar/{name}"] = made
+        sigma = math.log(number.high / number.low) / 2 / Z_90 if 0 < number.low <= number.high else 0.0
+        timing = _scalar(name, number.value, sigma)
+        if timing is not None:
+            timings[f"scalar/{name}"] = timing
     if profile.host is not None:
         for phase in ("forward", "backward", "optimizer"):
             for kind, value in getattr(profile.host, phase).items():
                 if value and kind in ("launch", "view"):
-                    readings[f"host/{phase}/{kind}"] = Reading(
+                    timings[f"host/{phase}/{kind}"] = Timing(
                         f"host, {phase}", value, 0.0, max(HOST_LOG, profile.host.sigma), f"host/{phase}/{kind}"
                     )
-    return Side(label, "profile", profile.gpu, profile.device, profile.stack, readings, profile)
+    return Side(label, "profile", profile.gpu, profile.device, profile.stack, timings, profile)
 
 
 def as_points(side: Side) -> Side:
@@ -162,10 +156,11 @@ def as_points(side: Side) -> Side:
     return profile_side(fit_folder(Path(side.label))[0], side.label)
 
 
-def common_of(reading: Reading) -> float:
-    if reading.common is not None:
-        return reading.common
-    return math.hypot(RUN_LOG, GAP_SECONDS / reading.seconds)
+def common_of(timing: Timing) -> float:
+    """What whole runs differ by, of the logarithm: clocks, and what is left of the gap between kernels."""
+    if timing.common_sigma is not None:
+        return timing.common_sigma
+    return math.hypot(RUN_LOG, GAP_SECONDS / timing.seconds)
 
 
 _DEVICE = ("name", "uuid", "driver", "clock_mhz", "memory_clock_mhz", "memory_bytes", "sm_count", "power_limit_w")

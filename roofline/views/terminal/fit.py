@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from flopcast.roofline.base.units import NONE, share
 from flopcast.roofline.gpu.fit import cards
-from flopcast.roofline.validation import repeatability
+from flopcast.roofline.validation.repeatability import TARGETS, Repeatability
 from flopcast.roofline.views.terminal.console import print_table, say, warn
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.fit.quality import FitReport
-    from flopcast.roofline.validation.repeatability import Repeatability
 
 
 def print_fit(report: FitReport) -> None:
@@ -37,7 +36,31 @@ def print_spread(spread: Mapping[str, Any]) -> None:
 
 def print_repeatability(found: Repeatability) -> None:
     """How far two runs lie apart; remarks on stderr."""
-    rows = repeatability.table_rows(found)
-    print_table("Two runs, |difference| row by row", repeatability.TABLE_COLUMNS, rows)
-    for remark in repeatability.remarks(found):
+    lengths = {"long": ">= 50 us", "short": "< 50 us", "any": ""}
+    columns = ("rows", "length", "reading", "n", "median", "p90", "greatest", "signed median")
+    rows = [
+        [a.group, lengths[a.length], a.reading, f"{a.n:,}", f"{a.median:.2%}", f"{a.p90:.2%}", f"{a.greatest:.1%}",
+         f"{a.signed:+.2%}"]
+        for a in found.agreements
+    ]  # fmt: skip
+    print_table("Two runs, |difference| row by row", columns, rows)
+    for remark in remarks(found):
         say(remark)
+
+
+def remarks(found: Repeatability) -> list[str]:
+    """What a person has to know besides the table."""
+    lines = []
+    if found.machines[0] != found.machines[1]:
+        lines.append(
+            f"machines {found.machines[0]} and {found.machines[1]}: these are two cards, power limits or stacks, "
+            "not two runs of one"
+        )
+    lines += [f"{count} rows {reason}" for reason, count in sorted(found.unmatched.items())]
+    for name, is_met in found.targets.items():
+        if is_met is not None:
+            rows = "50 us and more" if name == "long" else "less than 50 us"
+            verdict = f"{'within' if is_met else 'ABOVE'} {TARGETS[name]:.0%}"
+            lines.append(f"median of rows of {rows} {verdict}, by what the profile takes")
+    walls = [f"{seconds:.0f} s" for seconds in found.wall_seconds if seconds is not None]
+    return [*lines, f"first row to last: {', '.join(walls)}"] if walls else lines

@@ -44,9 +44,9 @@ def runs(measured: Path, first_card: Path) -> tuple[Side, Side]:
 
 def slowed(side: Side, op_class: str, factor: float, every: int = 1) -> Side:
     """Every so many rows of one class slower."""
-    hit = [key for key, reading in side.readings.items() if reading.group.partition(",")[0] == op_class]
-    slow = {key: replace(side.readings[key], seconds=side.readings[key].seconds * factor) for key in hit[::every]}
-    return replace(side, readings={**side.readings, **slow})
+    hit = [key for key, timing in side.timings.items() if timing.group.partition(",")[0] == op_class]
+    slow = {key: replace(side.timings[key], seconds=side.timings[key].seconds * factor) for key in hit[::every]}
+    return replace(side, timings={**side.timings, **slow})
 
 
 def test_runs_and_cards_of_one_kind_have_not_regressed(measured: Path, runs: tuple[Side, Side]) -> None:
@@ -160,13 +160,13 @@ def test_what_was_measured_for_one_alone_is_counted_though_it_is_estimated_for_t
     copies = {key: surface for key, surface in ours.surfaces.items() if key.op_class == "copy"}
     a = profile_side(replace(ours, surfaces=copies), "copies")
     b = profile_side(other, "l4")
-    scalars = {key: one for key, one in b.readings.items() if key.startswith(("scalar/", "host/"))}
-    found = compare(a, replace(b, readings={**scalars, "its own": next(iter(a.readings.values()))}))
+    scalars = {key: one for key, one in b.timings.items() if key.startswith(("scalar/", "host/"))}
+    found = compare(a, replace(b, timings={**scalars, "its own": next(iter(a.timings.values()))}))
     assert "estimates" in found.warnings[0]
-    assert sum(change.rows for change in found.changes) == len(a.readings) - found.unmatched[0]
+    assert sum(change.rows for change in found.changes) == len(a.timings) - found.unmatched[0]
     assert found.unmatched == (
-        len([k for k in a.readings if k.startswith(("scalar/", "host/")) and k not in scalars]),
-        1 + len(scalars.keys() - a.readings.keys()),
+        len([k for k in a.timings if k.startswith(("scalar/", "host/")) and k not in scalars]),
+        1 + len(scalars.keys() - a.timings.keys()),
     )
 
 
@@ -198,4 +198,4 @@ def test_an_empty_folder_and_nothing_in_common_are_refused(
 ) -> None:
     assert flopcast("compare", tmp_path, "nvidia-h200").code == 2
     with pytest.raises(DataError, match="in common"):
-        compare(runs[0], replace(runs[1], readings={}))
+        compare(runs[0], replace(runs[1], timings={}))

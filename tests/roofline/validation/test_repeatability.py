@@ -1,9 +1,9 @@
-"""Two runs compared row by row, as `python -m flopcast.roofline.validation.repeatability` does."""
+"""Two runs compared row by row, as `flopcast fit A --repeat B` does."""
 
 from __future__ import annotations
 
 import csv
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from flopcast.kernels.shapes import Gemm, shape_to_json
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.roofline.validation import repeatability
+from flopcast.roofline.views.terminal.fit import remarks
+
+Command = Callable[..., Any]
 
 SHORT = [Gemm(m=128, n=128, k=64 * i) for i in range(1, 11)]
 LONG = [Gemm(m=8192, n=8192, k=512 * i) for i in range(1, 11)]
@@ -65,7 +68,7 @@ def test_a_missed_target_is_said(tmp_path: Path) -> None:
     b = run(tmp_path / "b", [row(LONG[0], 1.02e-3)])
     found = repeatability.compare_folders(a, b)
     assert found.targets == {"long": False, "short": None}
-    assert "median of rows of 50 us and more ABOVE 1%, by what the profile takes" in repeatability.remarks(found)
+    assert "median of rows of 50 us and more ABOVE 1%, by what the profile takes" in remarks(found)
 
 
 def test_rows_of_one_run_alone_or_that_failed_keep_their_line(tmp_path: Path) -> None:
@@ -87,30 +90,24 @@ def test_rows_of_one_run_alone_or_that_failed_keep_their_line(tmp_path: Path) ->
 def test_other_machines_are_told(tmp_path: Path) -> None:
     a = run(tmp_path / "a", [row(LONG[0], 1e-3)])
     b = run(tmp_path / "b", [row(LONG[0], 1e-3)], machine="m1")
-    assert "two cards" in repeatability.remarks(repeatability.compare_folders(a, b))[0]
+    assert "two cards" in remarks(repeatability.compare_folders(a, b))[0]
 
 
-def test_the_command_writes_a_table_and_one_document(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "repeatability.csv"
-    repeatability.main([*map(str, runs), "--out", str(out), "--json"])
-    document = json.loads(capsys.readouterr().out)
-    assert document["targets"] == {"long": True, "short": True}
-    assert len(out.read_text().splitlines()) == 1 + 21
-    repeatability.main([*map(str, runs), "--out", str(out)])
-    shown = capsys.readouterr()
+def test_the_command_writes_a_table_and_one_document(flopcast: Command, runs: tuple[Path, Path]) -> None:
+    a, b = runs
+    document = flopcast("fit", a, "--repeat", b, "--json").document
+    assert document["repeatability"]["targets"] == {"long": True, "short": True}
+    assert len((a / "repeatability.csv").read_text().splitlines()) == 1 + 21
+    shown = flopcast("fit", a, "--repeat", b)
     for part in (">= 50 us", "< 50 us", "profiler", "2.00%", "-0.50%"):
         assert part in shown.out
     assert "within 1%" in shown.err
-    assert f"wrote {out}" in shown.err
 
 
-def test_runs_of_two_suites_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_two_suites_are_refused(flopcast: Command, tmp_path: Path) -> None:
     a, b = run(tmp_path / "a", [row(LONG[0], 1e-3)]), run(tmp_path / "b", [row(LONG[1], 1e-3)])
     with pytest.raises(DataError, match="no measured row in common"):
         repeatability.compare_folders(a, b)
-    with pytest.raises(SystemExit) as left:
-        repeatability.main([str(a), str(tmp_path / "none")])
-    assert left.value.code == 2
-    assert "flopcast bench" in capsys.readouterr().err
+    refused = flopcast("fit", a, "--repeat", tmp_path / "none")
+    assert refused.code == 2
+    assert "flopcast bench" in refused.err
