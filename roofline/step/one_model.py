@@ -16,7 +16,7 @@ from typing import Any
 from flopcast.errors import RunError, UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.gpu.catalogue.device import attention_alias
-from flopcast.roofline.gpu.suites.suite import SuiteCase
+from flopcast.roofline.gpu.suites import SuiteCase
 from flopcast.roofline.step.device_work import L2_SHARE, Backends, l2_shares
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import Work, describe

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flopcast.errors import UsageError
-from flopcast.roofline.gpu.suites.suite import check_suite
+from flopcast.roofline.gpu.suites import check_suite
 
 if TYPE_CHECKING:
     from flopcast.microbench.records.machine import Device

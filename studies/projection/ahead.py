@@ -24,9 +24,9 @@ from flopcast.kernels.shapes import Shape
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.roofline.base.csv_files import format_cell
 from flopcast.roofline.base.numbers import Z_90
+from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.library.profiles import projection
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.suites import suite
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.validation.compare_steps import compare
 from flopcast.roofline.validation.step_plans import validation_plans
@@ -72,7 +72,7 @@ def step_rows(profile: Profile, plans: Iterable[Mapping[str, Any]]) -> Iterator[
 
 def ahead(profile: Profile) -> Iterator[Row]:
     """All that is said before a card is measured: of the suites' cases whatever their role, of every step."""
-    cases = [case for name in SUITES for case in suite.load(name)]
+    cases = [case for name in SUITES for case in suites.load(name)]
     asked = [(case.shape, case.backend, case.cache) for case in cases]
     return forecast_rows(profile, asked, [asdict(plan) for plan in validation_plans("cuda")])
 

@@ -1,4 +1,4 @@
-"""Remakes what ships in the wheel and is made from code alone: suites and op streams.
+"""Remakes the op streams that ship.
 
     python -m studies.shipped.streams
 
@@ -8,7 +8,6 @@ The streams of the ladder and of the shipped configs let `predict` and `cost` an
 from __future__ import annotations
 
 from flopcast.roofline.base.shipped import DATA
-from flopcast.roofline.gpu.suites.plans import PLANS
 from flopcast.roofline.stream.library.stored import shipped_path, stream_key
 from flopcast.roofline.stream.library.streams import trace_now
 from flopcast.roofline.stream.model.models import (
@@ -23,9 +22,6 @@ from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
 from flopcast.roofline.stream.ops.to_batch import BATCHES
-from studies.shipped import suites
-
-DATA = DATA
 
 
 def shipped_streams() -> list[tuple[Config, Traced]]:
@@ -43,8 +39,7 @@ def shipped_streams() -> list[tuple[Config, Traced]]:
 
 
 def main() -> None:
-    """Writes data/suites and data/streams."""
-    suites.remake(PLANS)
+    """Writes data/streams."""
     wanted = shipped_streams()
     for old in (DATA / "streams").glob("*.json.gz"):
         old.unlink()

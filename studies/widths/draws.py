@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from flopcast.kernels.shapes import Call, Gemm, Operand
-from flopcast.roofline.gpu.suites.gemms import LAYOUTS, MAX_BYTES, layer
+from studies.suites.gemms import LAYOUTS, MAX_BYTES, layer
 from studies.widths.sets import SETS
 
 SEED = 5

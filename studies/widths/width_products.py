@@ -2,7 +2,7 @@
 
     python -m studies.widths.width_products OUT [--budget 60] [--count 60]
 
-The suites draw such products too (`roofline/gpu/suites/gemms.py`), by another seed and from other sizes; these are
+The suites draw such products too (`studies/suites/gemms.py`), by another seed and from other sizes; these are
 measured as a suite's rows and fitted by nothing. Appends; run again to resume.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flopcast.kernels.shapes import Gemm
-from flopcast.roofline.gpu.suites.gemms import LAYOUTS, MAX_BYTES, MAX_MACS
+from studies.suites.gemms import LAYOUTS, MAX_BYTES, MAX_MACS
 
 OFFSETS = (-4, -2, 2, 4)
 TOKENS = (512, 1024, 2048, 4096, 8192, 12_288, 16_384, 32_768)

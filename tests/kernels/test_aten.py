@@ -13,7 +13,7 @@ import torch
 
 from flopcast.kernels import aten
 from flopcast.kernels.shapes import Call, Operand
-from flopcast.roofline.gpu.suites import suite
+from flopcast.roofline.gpu import suites
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.variants import KernelKind
 
@@ -23,7 +23,7 @@ Replayed = tuple[Call, tuple[torch.Tensor, ...], list[torch.Tensor], Any]
 def smallest_of_each_kind() -> list[Call]:
     """One call of each variant that the processor's suite measures, the smallest."""
     kinds: dict[KernelKind, Call] = {}
-    for case in suite.load("cpu-quick"):
+    for case in suites.load("cpu-quick"):
         if isinstance(case.shape, Call):
             work = describe(case.shape)
             known = kinds.get(KernelKind(work.op_class, work.variant))

@@ -10,7 +10,7 @@ from typing import Any
 from flopcast.errors import DataError, RunError, UsageError
 from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit import cards
-from flopcast.roofline.gpu.suites.suite import HOST
+from flopcast.roofline.gpu.suites import HOST
 from flopcast.roofline.views.terminal import console
 
 

@@ -14,10 +14,10 @@ import typer
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared.options import AsJson, Device, Out, Retry
-from flopcast.roofline.gpu.suites.suite import FUSED, HOST, OF_TRITON, SUITES, check_suite
+from flopcast.roofline.gpu.suites import FUSED, HOST, OF_TRITON, SUITES, check_suite
 
 if TYPE_CHECKING:
-    from flopcast.roofline.gpu.suites.suite import SuiteCase
+    from flopcast.roofline.gpu.suites import SuiteCase
     from flopcast.roofline.step.one_model import Asked
 
 BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # of a suite's cases
@@ -139,8 +139,8 @@ def run_bench(
     from flopcast.microbench.sweep.cases import Case
     from flopcast.microbench.timing.device import describe, pick_device
     from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
+    from flopcast.roofline.gpu import suites
     from flopcast.roofline.gpu.fit import host_calibration
-    from flopcast.roofline.gpu.suites import suite as suites
     from flopcast.roofline.step import one_model
 
     chosen = pick_device(device)

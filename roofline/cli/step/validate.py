@@ -13,7 +13,7 @@ import typer
 from flopcast.errors import UsageError
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Device, Retry, Suite, refuse_unused
-from flopcast.roofline.gpu.suites.suite import check_suite
+from flopcast.roofline.gpu.suites import check_suite
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile

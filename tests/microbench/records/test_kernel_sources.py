@@ -19,7 +19,7 @@ from flopcast.microbench.records import kernel_code, kernel_sources, records
 from flopcast.microbench.records.kernel_sources import fingerprint, operation_of, present
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.sweep.cases import Case, case_row
-from flopcast.roofline.gpu.suites import suite
+from flopcast.roofline.gpu import suites
 
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = Path(shapes.__file__).parent
@@ -130,7 +130,7 @@ def test_a_fingerprint_follows_what_runs(copied: Path, file: str, old: str, new:
 
 def test_the_kernels_of_every_operation_are_found() -> None:
     """What no operator reaches by name would change without a word."""
-    cases = {case for name in ("standard", "full", "fused") for case in suite.load(name)}
+    cases = {case for name in ("standard", "full", "fused") for case in suites.load(name)}
     measured = {operation_of(shape_to_json(case.shape)) for case in cases if case.backend == "triton"}
     assert measured == set(OPERATIONS)
     assert len({fingerprint(name) for name in (*OPERATIONS, "no such operation")}) == len(OPERATIONS) + 1

@@ -38,11 +38,11 @@ from flopcast.microbench.sweep import scalars
 from flopcast.microbench.timing import timer
 from flopcast.roofline.cli import app
 from flopcast.roofline.gpu.fit import host_calibration
-from flopcast.roofline.gpu.suites import suite
+from flopcast.roofline.gpu import suites
 
-load, plan, ceilings = suite.load, host_calibration.host_plan, scalars.scalar_measures
+load, plan, ceilings = suites.load, host_calibration.host_plan, scalars.scalar_measures
 scalars.scalar_measures = lambda *a: {k: m for k, m in ceilings(*a).items() if not k.startswith("scalar/copy/")}
-suite.load = lambda name: load(name)[::11]
+suites.load = lambda name: load(name)[::11]
 host_calibration.host_plan = lambda kind: replace(plan(kind), rounds=1, steps_per_round=1)
 timer.POLICIES["cpu"]["quick"] = replace(
     timer.CPU_QUICK, min_samples=2, timeout_seconds=0.01, warm_up_seconds=0.01, sustained_seconds=0.1,

@@ -15,7 +15,6 @@ from flopcast.errors import UsageError
 from flopcast.microbench.recipe.plans import PHASES
 from flopcast.roofline.gpu.fit.host_calibration import host_plan
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.suites.plans import PLANS
 from flopcast.roofline.step.forecast import Forecast, forecast
 from flopcast.roofline.stream.lowering.classes import GROUPS, OP_CLASSES, op_class
 from flopcast.roofline.stream.model.models import check_config
@@ -27,6 +26,7 @@ from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_comparison import COLUMNS, Part, StepComparison, signed_error, write_csv
 from flopcast.roofline.validation.step_plans import QWEN3_GROUPS, validation_plans
 from flopcast.roofline.validation.summary import compare_methods, summaries
+from studies.suites.plans import PLANS
 
 Rows = list[dict[str, Any]]
 

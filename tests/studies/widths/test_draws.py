@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from flopcast.roofline.gpu.suites.gemms import LAYOUTS, MAX_BYTES
 from flopcast.roofline.widths.penalties import power_of_two
+from studies.suites.gemms import LAYOUTS, MAX_BYTES
 from studies.widths.draws import MAX_MACS, NEAR, POWERS, losses, products
 from studies.widths.products import kind_of
 from studies.widths.sets import SETS, drawn

@@ -13,13 +13,12 @@ import pytest
 from flopcast.errors import DataError, UsageError
 from flopcast.kernels.shapes import Call
 from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.fit.host import fit_host, operator_costs
 from flopcast.roofline.gpu.fit.host_calibration import host_plan
 from flopcast.roofline.gpu.profile import host as profile_host
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.suites import suite
-from flopcast.roofline.gpu.suites.plans import FUSED_SOURCES
 from flopcast.roofline.step.forecast import Forecast, forecast_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES
@@ -29,6 +28,7 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.validation.host_of_run import hosts_of_runs, scaled
 from flopcast.roofline.validation.step_plans import validation_plans
+from studies.suites.plans import FUSED_SOURCES
 
 Tracing = Callable[..., Stream]
 FORWARD = ("rms_norm", "add_rms_norm", "rope_qk_norm", "swiglu")
@@ -219,7 +219,7 @@ def test_a_run_has_its_own_operators_costs_else_the_profiles(profile: Profile) -
 
 
 def test_the_suite_holds_what_patched_steps_launch() -> None:
-    cases = suite.load(suite.FUSED)
+    cases = suites.load(suites.FUSED)
     calls = [(case, case.shape) for case in cases if isinstance(case.shape, Call)]
     assert len(calls) == len(cases)
     assert {case.backend for case in cases} == {"triton"}

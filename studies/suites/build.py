@@ -9,11 +9,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from flopcast.kernels.shapes import Attention, Call, Gemm, Shape
-from flopcast.roofline.gpu.suites.attention import and_hot, attention_cases
-from flopcast.roofline.gpu.suites.calls import call_cases
-from flopcast.roofline.gpu.suites.gemms import gemm_cases
-from flopcast.roofline.gpu.suites.plans import Plan, Source
-from flopcast.roofline.gpu.suites.suite import SuiteCase
+from flopcast.roofline.gpu.suites import SuiteCase
 from flopcast.roofline.stream.library.streams import trace_now
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import lower
@@ -21,6 +17,10 @@ from flopcast.roofline.stream.model.models import load_config, make_config, with
 from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream
 from flopcast.roofline.stream.ops.to_depth import to_depth
+from studies.suites.attention import and_hot, attention_cases
+from studies.suites.calls import call_cases
+from studies.suites.gemms import gemm_cases
+from studies.suites.plans import Plan, Source
 
 
 def build(plan: Plan) -> list[SuiteCase]:

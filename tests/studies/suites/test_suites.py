@@ -14,23 +14,24 @@ from flopcast.errors import UsageError
 from flopcast.kernels import aten
 from flopcast.kernels.shapes import Attention, Call, Gemm, shape_from_json
 from flopcast.microbench.records import records
+from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.suites import build, suite
-from flopcast.roofline.gpu.suites.calls import CallPlan
-from flopcast.roofline.gpu.suites.duration import FIXED_SECONDS, durations
-from flopcast.roofline.gpu.suites.gemms import GemmPlan
-from flopcast.roofline.gpu.suites.plans import PLANS, Plan, RolePlan, Source
-from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase
+from flopcast.roofline.gpu.suites import HOT_BYTES, SuiteCase
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.validation.step_plans import validation_plans
+from studies.suites import build
+from studies.suites.calls import CallPlan
+from studies.suites.duration import FIXED_SECONDS, durations
+from studies.suites.gemms import GemmPlan
+from studies.suites.plans import PLANS, Plan, RolePlan, Source
 
 SUITES = tuple(PLANS)
-REPORT = Path(__file__).resolve().parents[4] / "reports" / "nvidia-h200" / "measurements" / "gpu0"
+REPORT = Path(__file__).resolve().parents[3] / "reports" / "nvidia-h200" / "measurements" / "gpu0"
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_shipped_suites_follow_their_plans(name: str) -> None:
-    plan, cases = PLANS[name], suite.load(name)
+    plan, cases = PLANS[name], suites.load(name)
     measurements = {(c.shape.key, c.backend, c.cache) for c in cases}
     assert len(measurements) == len(cases), "nothing is measured twice"
     assert {case.cache for case in cases} == set(plan.caches)
@@ -54,9 +55,9 @@ def test_shipped_suites_follow_their_plans(name: str) -> None:
 @pytest.mark.parametrize(("name", "most"), [("quick", 60), ("standard", 360), ("full", 1200)])
 def test_suites_take_the_time_they_may(name: str, most: float) -> None:
     """Seconds on an H200, host calibration and ceilings included."""
-    found = durations(suite.load(name), find_profile("nvidia-h200"))
+    found = durations(suites.load(name), find_profile("nvidia-h200"))
     assert sum(size.seconds for size in found) + FIXED_SECONDS <= most
-    assert sum(size.cases for size in found) == len(suite.load(name))
+    assert sum(size.cases for size in found) == len(suites.load(name))
 
 
 def test_the_estimate_is_what_a_measured_suite_took() -> None:
@@ -70,7 +71,7 @@ def test_the_estimate_is_what_a_measured_suite_took() -> None:
 
 def test_widths_beside_multiples_and_all_token_counts_are_measured() -> None:
     for name in ("standard", "full"):
-        fit = [c.shape for c in suite.load(name) if c.role == "fit" and isinstance(c.shape, Gemm)]
+        fit = [c.shape for c in suites.load(name) if c.role == "fit" and isinstance(c.shape, Gemm)]
         sides = {side % 64 for shape in fit for side in (shape.n, shape.k)}
         assert {1, 8, 56, 63} <= sides
         tokens = [shape.k if shape.layout == "tn" else shape.m for shape in fit]
@@ -94,7 +95,7 @@ def test_steps_that_judge_are_no_source() -> None:
 
 @pytest.mark.parametrize("name", SUITES)
 def test_no_holdout_shape_is_fitted(name: str) -> None:
-    cases = suite.load(name)
+    cases = suites.load(name)
     fit = {case.shape.key for case in cases if case.role == "fit"}
     held = {case.shape.key for case in cases if case.role == "holdout"}
     assert fit
@@ -110,7 +111,7 @@ checked: set[tuple[str, str]] = set()  # suites share most of their kinds of cal
 @pytest.mark.parametrize("name", SUITES)
 def test_a_call_of_each_kind_can_be_made_again_and_gives_what_was_recorded(name: str) -> None:
     """On fake tensors: the recorded arguments fit the operator, results have the recorded sizes, strides and dtypes."""
-    kinds = {(c.shape.op, describe(c.shape).variant): c.shape for c in suite.load(name) if isinstance(c.shape, Call)}
+    kinds = {(c.shape.op, describe(c.shape).variant): c.shape for c in suites.load(name) if isinstance(c.shape, Call)}
     assert len(kinds) > 50
     calls = [call for kind, call in kinds.items() if kind not in checked and call.op not in CUDA_ONLY]
     checked.update(kinds)
@@ -134,7 +135,7 @@ def test_whole_numbers_are_valid_indices_wherever_they_are_looked_up(name: str) 
     lookups = ("embedding", "index", "gather", "scatter", "nll_loss", "take")
     calls = {
         c.shape.op: c.shape
-        for c in sorted(suite.load(name), key=lambda c: -c.shape.bytes)
+        for c in sorted(suites.load(name), key=lambda c: -c.shape.bytes)
         if isinstance(c.shape, Call) and c.shape.op.split(".")[1].startswith(lookups)
     }
     assert len(calls) >= 4
@@ -146,7 +147,7 @@ def test_whole_numbers_are_valid_indices_wherever_they_are_looked_up(name: str) 
 @pytest.mark.parametrize("name", SUITES)
 def test_hot_cases_fit_the_cache_and_none_is_too_large(name: str) -> None:
     plan = PLANS[name]
-    for case in suite.load(name):
+    for case in suites.load(name):
         work = describe(case.shape)
         assert work.bytes <= 1.2 * plan.fit.calls.largest or not isinstance(case.shape, Call)
         assert case.cache == "cold" or work.bytes <= 1.2 * HOT_BYTES
@@ -156,7 +157,7 @@ def test_unknown_suites() -> None:
     with pytest.raises(
         UsageError, match="unknown suite 'huge': valid are attention, cpu-quick, full, fused, quick, standard"
     ):
-        suite.load("huge")
+        suites.load("huge")
 
 
 def test_a_suite_built_now(tmp_path: Path) -> None:
@@ -193,15 +194,15 @@ def test_a_suite_built_now(tmp_path: Path) -> None:
         assert set(kinds.values()) <= set(range(1, count + 1))
     shapes = {role: {c.shape for c in cases if c.role == role} for role in ("fit", "holdout")}
     assert not shapes["fit"] & shapes["holdout"]
-    suite.save(cases, tmp_path / "a.json.gz")
-    suite.save(list(cases), tmp_path / "b.json.gz")
+    suites.save(cases, tmp_path / "a.json.gz")
+    suites.save(list(cases), tmp_path / "b.json.gz")
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
 
 
 def test_saved_suites_are_loaded_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = suite.load("quick")
+    cases = suites.load("quick")
     folder = tmp_path / "data" / "suites"
     folder.mkdir(parents=True)
-    suite.save(cases, folder / "mine.json.gz", sources={"fit": ["a step"]})
-    monkeypatch.setattr(suite, "DATA", tmp_path / "data")
-    assert suite.load("mine") == cases
+    suites.save(cases, folder / "mine.json.gz", sources={"fit": ["a step"]})
+    monkeypatch.setattr(suites, "DATA", tmp_path / "data")
+    assert suites.load("mine") == cases

@@ -6,8 +6,9 @@ from typing import cast
 import pytest
 
 from flopcast.kernels.shapes import Attention
-from flopcast.roofline.gpu.suites import suite
-from flopcast.roofline.gpu.suites.attention import (
+from flopcast.roofline.gpu import suites
+from flopcast.roofline.gpu.suites import HOT_BYTES, SuiteCase
+from studies.suites.attention import (
     CUDA_GRID,
     CUDA_GRID_HOLDOUT,
     PLANS,
@@ -16,7 +17,6 @@ from flopcast.roofline.gpu.suites.attention import (
     directions,
     triton_cases,
 )
-from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase
 
 BACKENDS = ("sdpa-cudnn", "sdpa-flash")
 
@@ -64,7 +64,7 @@ def test_a_backward_is_its_forwards() -> None:
 def test_triton_has_a_suite_that_aims_at_no_step() -> None:
     """Drawn from ranges, none of the ladder's own shapes; cold and hot; nothing of the fit judges it."""
     cases = triton_cases()
-    assert suite.load(suite.ATTENTION) == cases
+    assert suites.load(suites.ATTENTION) == cases
     fit, held = ({c.shape for c in cases if c.role == role} for role in ("fit", "holdout"))
     assert len(fit) > len(held) > 0
     assert not fit & held

@@ -1,5 +1,5 @@
-"""A suite: shapes to measure. Each is a JSON file in `data/suites` that a person can open; `studies/shipped/suites.py`
-makes them from the plans of this room, so that measuring needs no tracing.
+"""A suite: shapes to measure. Each is a JSON file in `data/suites` that a person can open; `studies/suites`
+makes them from its plans, so that measuring needs no tracing.
 
 Every case has a role: "fit" cases make the profile, "holdout" cases only judge it, and come from models of their own.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Shape, shape_from_json, shape_to_json
@@ -23,7 +22,6 @@ ATTENTION = "attention"  # Triton's attention alone (`attention.triton_cases`): 
 OF_TRITON = (FUSED, ATTENTION)
 SUITES = ("quick", "standard", "full", *OF_TRITON)
 HOT_BYTES = 128 * 1024**2  # above about twice the largest L2 nothing stays hot
-Drawn = TypeVar("Drawn", bound=Shape)
 
 
 @dataclass(frozen=True)
@@ -68,18 +66,3 @@ def save(cases: Sequence[SuiteCase], path: Path, sources: Mapping[str, Sequence[
 def shipped_path(name: str) -> Path:
     """Where the suite of this name lies in the package."""
     return DATA / "suites" / f"{name}.json.gz"
-
-
-def first(draw: Callable[[], Drawn], is_allowed: Callable[[Drawn], bool]) -> Drawn:
-    """Draws until a shape is allowed."""
-    while not is_allowed(shape := draw()):
-        pass
-    return shape
-
-
-def distinct(draw: Callable[[], Drawn], taken: set[Drawn], count: int) -> Iterator[Drawn]:
-    """Draws `count` shapes that are not in `taken`, and adds them to it."""
-    for _ in range(count):
-        shape = first(draw, lambda shape: shape not in taken)
-        taken.add(shape)
-        yield shape

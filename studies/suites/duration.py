@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.suites.suite import SuiteCase
+from flopcast.roofline.gpu.suites import SuiteCase
 from flopcast.roofline.stream.lowering.describe import describe
 
 SETUP_SECONDS = {"gemm": 0.013, "attention": 0.068}  # attention is checked against a reference in blocks

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flopcast.roofline.gpu.suites import attention, calls, gemms
-from flopcast.roofline.gpu.suites.attention import CUDA_GRID, CUDA_GRID_HOLDOUT, AttentionPlan, Grid
-from flopcast.roofline.gpu.suites.calls import CallPlan
-from flopcast.roofline.gpu.suites.gemms import GemmPlan
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
+from studies.suites import attention, calls, gemms
+from studies.suites.attention import CUDA_GRID, CUDA_GRID_HOLDOUT, AttentionPlan, Grid
+from studies.suites.calls import CallPlan
+from studies.suites.gemms import GemmPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from math import dist
 from typing import Any
 
 from flopcast.kernels.shapes import Call, Operand
-from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase
+from flopcast.roofline.gpu.suites import HOT_BYTES, SuiteCase
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import KernelKind
 

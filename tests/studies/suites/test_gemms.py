@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from flopcast.kernels.shapes import Gemm
-from flopcast.roofline.gpu.suites import gemms as suites_gemms
-from flopcast.roofline.gpu.suites.gemms import LAYOUTS, MAX_BYTES, MAX_MACS, PLANS, GemmPlan, gemm_cases
-from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase
+from flopcast.roofline.gpu.suites import HOT_BYTES, SuiteCase
 from flopcast.roofline.stream.lowering.describe import Work, describe
+from studies.suites import gemms as suites_gemms
+from studies.suites.gemms import LAYOUTS, MAX_BYTES, MAX_MACS, PLANS, GemmPlan, gemm_cases
 
 
 def gemms(cases: list[SuiteCase], cache: str = "cold") -> list[Gemm]:

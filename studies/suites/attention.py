@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from flopcast.kernels.shapes import Attention
-from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase, distinct, first
+from flopcast.roofline.gpu.suites import HOT_BYTES, SuiteCase
+from studies.suites.drawing import distinct, first
 
 Grid = Sequence[tuple[int, int, int, int, int]]  # batch, heads, kv_heads, seq, head_dim: causal
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from flopcast.kernels.shapes import Gemm
-from flopcast.roofline.gpu.suites.suite import HOT_BYTES, SuiteCase, distinct, first
+from flopcast.roofline.gpu.suites import HOT_BYTES, SuiteCase
 from flopcast.roofline.stream.lowering.describe import Work
+from studies.suites.drawing import distinct, first
 
 LAYOUTS = ("nt", "nn", "tn")
 TOKENS = 256, 65_536

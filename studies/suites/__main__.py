@@ -1,6 +1,6 @@
 """Remakes the shipped suites from the traces of the models that they name.
 
-python -m studies.shipped.suites [NAME]
+python -m studies.suites [NAME]
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 from flopcast.roofline.gpu.library.profiles import SOURCE as MEASURED_GPU
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.suites.attention import triton_cases
-from flopcast.roofline.gpu.suites.build import build, works
-from flopcast.roofline.gpu.suites.calls import fused_cases
-from flopcast.roofline.gpu.suites.duration import describe_duration, durations
-from flopcast.roofline.gpu.suites.plans import FUSED_SOURCES, PLANS, labels
-from flopcast.roofline.gpu.suites.suite import ATTENTION, FUSED, OF_TRITON, save, shipped_path
+from flopcast.roofline.gpu.suites import ATTENTION, FUSED, OF_TRITON, save, shipped_path
+from studies.suites.attention import triton_cases
+from studies.suites.build import build, works
+from studies.suites.calls import fused_cases
+from studies.suites.duration import describe_duration, durations
+from studies.suites.plans import FUSED_SOURCES, PLANS, labels
 
 
 def main() -> None:
