@@ -17,7 +17,8 @@ from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.records.rows import HOST_SCALARS
 from flopcast.microbench.sweep.cases import Case
 from flopcast.microbench.sweep.scalars import run_scalars
-from flopcast.microbench.sweep.sweep import Summary, run_sweep
+from flopcast.microbench.sweep.sweep import run_sweep
+from flopcast.microbench.sweep.work import Summary
 from flopcast.microbench.timing.device import describe
 from flopcast.microbench.timing.make_timer import make_timer
 from flopcast.microbench.timing.timer import POLICIES

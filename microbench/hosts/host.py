@@ -14,16 +14,16 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.records.rows import EMPTY_FIELDS
-from flopcast.microbench.sweep.cases import first_line, is_out_of_memory
-from flopcast.microbench.sweep.sweep import Summary
+from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, HostRow, merged, rounded
+from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_or_error
 from flopcast.microbench.timing.timer import synchronise
 from flopcast.progress import progress
 
@@ -41,6 +41,16 @@ class Step(Protocol):
 
 def host_key(model: str, depth: int, phase: str) -> str:
     return f"host/{model}/depth{depth}/{phase}"
+
+
+def host_fields(key: str, samples: Sequence[float], *, backend: str = "torch", suite: str | None = None) -> Fields:
+    """The fields of a row of host seconds by the wall clock; its value is None where there is no sample."""
+    return {
+        **EMPTY_FIELDS, "key": key, "backend": backend, "cache": "cold", "shape": None,
+        **({} if suite is None else {"suite": suite}), "role": "fit",
+        "value": statistics.median(samples) if samples else None, "unit": "seconds",
+        "samples": rounded(samples), "n": len(samples), "timer": "wall",
+    }  # fmt: skip
 
 
 def run_host(
@@ -62,14 +72,13 @@ def run_host(
     alive at once, since rounds go over all of them: give tiny widths. Depths are skipped only when all
     are done. A depth that does not fit or fails gets rows that say so.
     """
-    start = clock()
+    watch = Stopwatch(clock=clock)
     wanted = [host_key(model, depth, phase) for depth in builders for phase in (*PHASES, "step")]
-    todo = [key for key in wanted if not recorder.is_done(key, retry=retry)]
-    if not todo:
+    if all(recorder.is_done(key, retry=retry) for key in wanted):
         return Summary(skipped=len(wanted))
-    summary = Summary(skipped=0)
+    statuses = Counter[str]()
     steps: dict[int, Step] = {}
-    failed: dict[int, tuple[str, str]] = {}
+    failed: dict[int, Fields] = {}
     samples: dict[int, list[dict[str, float]]] = {depth: [] for depth in builders}
     with progress(f"host cost, {model}", (rounds + 1) * len(builders), in_logs=True) as shown:
         for depth, build in builders.items():
@@ -79,7 +88,7 @@ def run_host(
                     host_phases(steps[depth], device, clock)
             except Exception as error:
                 steps.pop(depth, None)
-                failed[depth] = ("oom" if is_out_of_memory(error) else "error", first_line(error))
+                failed[depth] = {"status": oom_or_error(error), "reason": first_line(error)}
             shown.advance(f"building depth {depth}")
         for _ in range(rounds):
             for depth, step in steps.items():
@@ -88,29 +97,15 @@ def run_host(
                     samples[depth] += [host_phases(step, device, clock) for _ in range(steps_per_round)]
                 shown.advance(f"depth {depth}")
     for depth in builders:
-        status, reason = failed.get(depth, ("ok", None))
         for phase in (*PHASES, "step"):
-            values = [sample[phase] for sample in samples[depth]]
-            row = {
-                **EMPTY_FIELDS,
-                "key": host_key(model, depth, phase),
-                "backend": "torch",
-                "cache": "cold",
-                "shape": None,
-                "suite": suite,
-                "role": "fit",
-                "status": status,
-                "reason": reason,
-                "value": statistics.median(values) if values else None,
-                "unit": "seconds",
-                "samples": [float(f"{value:.6g}") for value in values[:100]],
-                "n": len(values),
-                "rounds": rounds,  # the first sample of each comes after a pause and is dearer
-                "timer": "wall",
-            }
+            fields = host_fields(
+                host_key(model, depth, phase), [sample[phase] for sample in samples[depth]], suite=suite
+            )
+            # the first sample of each round comes after a pause and is dearer
+            row = merged(HostRow, fields, failed.get(depth, {}), {"rounds": rounds})
             recorder.append(row)
-            summary.statuses[status] += 1
-    return Summary(summary.statuses, 0, 0, clock() - start)
+            statuses[row["status"]] += 1
+    return Summary(statuses, seconds=watch.seconds)
 
 
 def host_phases(step: Step, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:

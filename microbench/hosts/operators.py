@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flopcast.gc_pause import no_garbage_collection
+from flopcast.microbench.hosts.host import host_fields
 from flopcast.microbench.recipe.patches import patched
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.records.rows import EMPTY_FIELDS
-from flopcast.microbench.sweep.cases import first_line, status_of
-from flopcast.microbench.sweep.sweep import Summary
+from flopcast.microbench.records.rows import Fields, OperatorRow, merged
+from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, status_of
 from flopcast.microbench.timing.timer import synchronise
 
 PREFIX = "host_op/"
@@ -56,23 +56,22 @@ def run_operators(
     rounds: int = ROUNDS, clock: Callable[[], float] = time.perf_counter,
 ) -> Summary:  # fmt: skip
     """Measures and records what the folder lacks; an operator that does not run here is a row that says so."""
-    start = clock()
+    watch = Stopwatch(clock=clock)
     wanted = [name for pair in PAIRS.items() for name in pair if name]
     if all(recorder.is_done(PREFIX + name, retry=retry) for name in wanted):
         return Summary(skipped=len(wanted))
-    summary = Summary()
-    for row in operator_rows(device, rounds=rounds, clock=clock):
+    rows = operator_rows(device, rounds=rounds, clock=clock)
+    for row in rows:
         recorder.append({**row, "suite": suite})
-        summary.statuses[row["status"]] += 1
-    return Summary(summary.statuses, 0, 0, clock() - start)
+    return Summary(Counter(row["status"] for row in rows), seconds=watch.seconds)
 
 
 def operator_rows(
     device: torch.device, *, rounds: int = ROUNDS, clock: Callable[[], float] = time.perf_counter
-) -> list[dict[str, Any]]:
+) -> list[OperatorRow]:
     """A row an operator. All are timed in turn, round by round, so that a host that slows down slows all of them."""
     samples: dict[str, list[float]] = defaultdict(list)
-    failed: dict[str, tuple[str, str]] = {}
+    failed: dict[str, Fields] = {}
     calls: dict[str, tuple[Forward, Backward]] = {}
     for name, make in _makers(device).items():
         try:
@@ -82,7 +81,7 @@ def operator_rows(
                     _sample(*made, device, clock)
             calls[name] = made
         except Exception as error:
-            failed[name] = status_of(error), first_line(error)
+            failed[name] = {"status": status_of(error), "reason": first_line(error)}
     with no_garbage_collection():
         for _ in range(rounds):
             for name, call in calls.items():
@@ -95,27 +94,17 @@ def operator_rows(
         base = BASE.get(name, "silu")
         for operator, part in ((name, ""), (reverse, "/backward")):
             if operator:
-                status, reason = failed.get(name) or failed.get(base) or ("ok", None)
-                rows.append(_row(operator, samples[name + part], samples[base + part], status, reason, rounds))
+                fault = failed.get(name) or failed.get(base) or {}
+                values, others = ([], []) if fault else (samples[name + part], samples[base + part])
+                fields = host_fields(PREFIX + operator, values, backend="triton")
+                base_seconds = statistics.median(others) if others else None
+                rows.append(merged(OperatorRow, fields, fault, {"base_seconds": base_seconds, "rounds": rounds}))
     return rows
 
 
 def _kernels(name: str, device: torch.device) -> AbstractContextManager[Any]:
     """aten::mm with Triton's kernel in its place, as `patches` runs a step."""
     return patched("triton", "sdpa", device.type) if name == "mm" else nullcontext()
-
-
-def _row(
-    operator: str, values: Sequence[float], base: Sequence[float], status: str, reason: str | None, rounds: int
-) -> dict[str, Any]:
-    done = status == "ok"
-    return {
-        **EMPTY_FIELDS, "key": PREFIX + operator, "backend": "triton", "cache": "cold", "shape": None, "role": "fit",
-        "status": status, "reason": reason, "value": statistics.median(values) if done else None, "unit": "seconds",
-        "base_seconds": statistics.median(base) if done else None,
-        "samples": [float(f"{value:.6g}") for value in values] if done else [], "n": len(values) if done else 0,
-        "rounds": rounds, "timer": "wall",
-    }  # fmt: skip
 
 
 def _sample(

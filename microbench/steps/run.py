@@ -6,31 +6,32 @@ import gc
 import statistics
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from operator import attrgetter
 
 import torch
 
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.microbench.hosts.host import host_phases
+from flopcast.microbench.hosts.host import host_fields, host_phases
 from flopcast.microbench.hosts.operators import operator_rows
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.patches import patched
 from flopcast.microbench.recipe.plans import PHASES, HostPlan, StepPlan
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.records.rows import EMPTY_FIELDS
+from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, Row, merged
 from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.steps.measure import Kernel, StepKernels, StepTiming, profile_step, time_step
-from flopcast.microbench.sweep.cases import first_line, is_out_of_memory
-from flopcast.microbench.sweep.sweep import Summary
+from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_or_error, work_through
 from flopcast.microbench.timing.device import Reading, telemetry
 from flopcast.microbench.timing.timer import synchronise
-from flopcast.progress import progress
 
-Measure = Callable[[training_step.TrainingStep], dict[str, Any]]
-PlanMeasure = Callable[[StepPlan], dict[str, Any]]
+Measure = Callable[[training_step.TrainingStep], Fields]
+PlanMeasure = Callable[[StepPlan], Fields]
+PlanKey = Callable[[StepPlan], str]
+_TIMES, _KERNELS, _ESTIMATES = attrgetter("key"), attrgetter("kernels_key"), attrgetter("estimate_key")
 
 TIMES_AND_KERNELS = ("times", "kernels")
 PARTS = (*TIMES_AND_KERNELS, "estimates")  # what can be made of a step, in this order
@@ -63,83 +64,83 @@ def run_steps(
     does not fit is a row of status "oom", any other fault one of status "error"; the rest goes on. A run that stops
     by its budget is continued by the next, kernels of what it timed included.
     """
-    start = clock()
-    wanted = list(plans)
-    summary = Summary()
-    remaining = 0
-    session = uuid.uuid4().hex[:12]
-    calibration: HostCalibration | None = None
-
-    def pending(key: str) -> bool:
-        return not recorder.is_done(key, retry=retry)
-
-    def work_through(todo: list[StepPlan], label: str, key_of: Callable[[StepPlan], str], measure: PlanMeasure) -> int:
-        done = 0
-        with progress(label, len(todo), in_logs=True) as shown:
-            for plan in todo:
-                if budget_seconds is not None and clock() - start >= budget_seconds:
-                    break
-                row = measure(plan)
-                shared = {
-                    "key": key_of(plan),
-                    "backend": "torch",
-                    "cache": "cold",
-                    "shape": None,
-                    "suite": suite,
-                    "session": session,
-                }
-                recorder.append({**shared, **row})
-                summary.statuses[row["status"]] += 1
-                done += 1
-                shown.advance(plan.name)
-        return len(todo) - done
-
-    read = telemetry(device)
-
-    def timing(plan: StepPlan) -> dict[str, Any]:
-        if calibration is not None:
-            calibration.sample()
-        row = measure_plan(
-            plan,
-            device,
-            lambda step: timing_fields(time_step(step, rounds=rounds, steps_per_round=steps_per_round, read=read)),
-        )
-        if calibration is not None:
-            row["host_samples_before"] = calibration.n_samples
-            if row.get("peak_bytes"):
-                row["peak_bytes"] -= calibration.held_bytes()
-        return row
-
-    def kernels(plan: StepPlan) -> dict[str, Any]:
-        return measure_plan(plan, device, lambda step: kernel_fields(profile_step(step)))
-
-    timed = wanted if "times" in parts else []
-    todo = [plan for plan in timed if pending(plan.key)]
-    if host is not None and todo:
-        calibration = HostCalibration(host, device)
-        if device.type == "cuda" and any(plan.has_triton for plan in todo):
-            for row in operator_rows(device):
-                recorder.append({**row, "suite": suite, "session": session})
-    remaining += work_through(todo, "real steps, times", lambda plan: plan.key, timing)
-    if calibration is not None:
-        if calibration.n_samples:
-            calibration.sample()
-        for row in calibration.rows(suite):
-            recorder.append({**row, "session": session})
-        calibration = None  # its memory goes back
-    ran = [plan for plan in wanted if "kernels" in parts and recorder.status(plan.key) == "ok"]
-    todo_kernels = [plan for plan in ran if pending(plan.kernels_key)]
-    remaining += work_through(todo_kernels, "real steps, kernels", lambda plan: plan.kernels_key, kernels)
-    skipped = len(timed) - len(todo) + len(ran) - len(todo_kernels)
+    run = _Run(list(plans), device, recorder, suite, retry, Stopwatch(budget_seconds, clock))
+    if "times" in parts:
+        run.times(host, rounds, steps_per_round)
+    if "kernels" in parts:
+        run.kernels()
     if "estimates" in parts:
+        run.estimates()
+    return Summary(run.statuses, run.skipped, run.remaining, run.watch.seconds)
+
+
+class _Run:
+    """One call of `run_steps`: what it was asked for, and what it has done so far."""
+
+    def __init__(
+        self, plans: Sequence[StepPlan], device: torch.device, recorder: Recorder, suite: str, retry: Collection[str],
+        watch: Stopwatch,
+    ) -> None:  # fmt: skip
+        self.plans, self.device, self.recorder, self.suite, self.retry = plans, device, recorder, suite, retry
+        self.watch = watch
+        self.session = uuid.uuid4().hex[:12]
+        self.statuses = Counter[str]()
+        self.skipped = self.remaining = 0
+
+    def times(self, host: HostPlan | None, rounds: int, steps_per_round: int) -> None:
+        todo = self._left_of(self.plans, _TIMES)
+        calibration = HostCalibration(host, self.device) if host is not None and todo else None
+        if calibration is not None and self.device.type == "cuda" and any(plan.has_triton for plan in todo):
+            self._append(operator_rows(self.device), suite=self.suite)
+        read = telemetry(self.device)
+
+        def timed(step: training_step.TrainingStep) -> Fields:
+            timing = time_step(step, rounds=rounds, steps_per_round=steps_per_round, read=read)
+            return timing_fields(timing, 0 if calibration is None else calibration.held_bytes())
+
+        def times(plan: StepPlan) -> Fields:
+            if calibration is None:
+                return measure_plan(plan, self.device, timed)
+            calibration.sample()
+            return {**measure_plan(plan, self.device, timed), "host_samples_before": calibration.n_samples}
+
+        self._work_through(todo, "real steps, times", _TIMES, times)
+        if calibration is not None:
+            if calibration.n_samples:
+                calibration.sample()
+            self._append(calibration.rows(self.suite))
+
+    def kernels(self) -> None:
+        ran = [plan for plan in self.plans if self.recorder.status(plan.key) == "ok"]
+        todo = self._left_of(ran, _KERNELS)
+        profiled = partial(measure_plan, device=self.device, measure=lambda step: kernel_fields(profile_step(step)))
+        self._work_through(todo, "real steps, kernels", _KERNELS, profiled)
+
+    def estimates(self) -> None:
         from flopcast.microbench.steps.torch_estimate import estimate_plans
 
-        todo_estimates = [plan for plan in wanted if pending(plan.estimate_key)]
-        left = None if budget_seconds is None else budget_seconds - (clock() - start)
-        with estimate_plans(todo_estimates, device, budget_seconds=left) as rows:
-            remaining += work_through(todo_estimates, "torch's estimates", lambda p: p.estimate_key, rows)
-        skipped += len(wanted) - len(todo_estimates)
-    return Summary(summary.statuses, skipped, remaining, clock() - start)
+        todo = self._left_of(self.plans, _ESTIMATES)
+        with estimate_plans(todo, self.device, budget_seconds=self.watch.left) as estimated:
+            self._work_through(todo, "torch's estimates", _ESTIMATES, estimated)
+
+    def _left_of(self, plans: Sequence[StepPlan], key: PlanKey) -> list[StepPlan]:
+        todo = [plan for plan in plans if not self.recorder.is_done(key(plan), retry=self.retry)]
+        self.skipped += len(plans) - len(todo)
+        return todo
+
+    def _work_through(self, todo: Sequence[StepPlan], label: str, key: PlanKey, measure: PlanMeasure) -> None:
+        def row(plan: StepPlan) -> Row:
+            what = {"key": key(plan), "backend": "torch", "cache": "cold", "shape": None}
+            return merged(Row, what, {"suite": self.suite, "session": self.session}, measure(plan))
+
+        named = [(plan.name, plan) for plan in todo]
+        statuses = work_through(named, row, recorder=self.recorder, label=label, watch=self.watch)
+        self.statuses.update(statuses)
+        self.remaining += len(todo) - statuses.total()
+
+    def _append(self, rows: Iterable[Fields], **fields: str) -> None:
+        for row in rows:
+            self.recorder.append({**row, **fields, "session": self.session})
 
 
 class HostCalibration:
@@ -189,19 +190,17 @@ class HostCalibration:
         on_device = (t for t in tensors if isinstance(t, torch.Tensor) and t.device.type == self.device.type)
         return sum(-(-t.untyped_storage().nbytes() // 512) * 512 for t in on_device)
 
-    def rows(self, suite: str) -> list[dict[str, Any]]:
-        """A row for each depth and phase, as `run_host` writes them."""
+    def rows(self, suite: str) -> list[Fields]:
+        """The fields of a row for each depth and phase, as `run_host` writes them."""
         return [
-            {**EMPTY_FIELDS, "key": self.plan.row_key(depth, phase), "backend": "torch", "cache": "cold",
-             "shape": None, "suite": suite, "role": "fit", "value": statistics.median(values), "unit": "seconds",
-             "samples": [float(f"{value:.6g}") for value in values], "n": len(values), "timer": "wall"}
+            host_fields(self.plan.row_key(depth, phase), values, suite=suite)
             for depth, samples in self.samples.items()
             for phase in ("zero_grad", *PHASES, "steady")
             if (values := [sample[phase] for sample in samples])
-        ]  # fmt: skip
+        ]
 
 
-def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> dict[str, Any]:
+def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> Fields:
     """The fields of one plan's row, whatever happens."""
     empty = {**EMPTY_FIELDS, "role": "validation", "plan": asdict(plan), "unit": "seconds", "value": None}
     step = None
@@ -210,7 +209,7 @@ def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> dict
             step = build_plan(plan, device)
             return {**empty, **measure(step), "n_params": sum(p.numel() for p in step.model.parameters())}
     except Exception as error:
-        return {**empty, "status": "oom" if is_out_of_memory(error) else "error", "reason": first_line(error)}
+        return {**empty, "status": oom_or_error(error), "reason": first_line(error)}
     finally:
         del step
         gc.collect()
@@ -218,8 +217,8 @@ def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> dict
             torch.cuda.empty_cache()
 
 
-def timing_fields(timing: StepTiming) -> dict[str, Any]:
-    """A step's times as the fields of a row."""
+def timing_fields(timing: StepTiming, held_bytes: int = 0) -> Fields:
+    """A step's times as the fields of a row. `held_bytes`: of the peak, what is not the step's."""
     return {
         "value": statistics.median(timing.step_seconds),
         "seconds": statistics.median(timing.step_seconds),
@@ -233,12 +232,12 @@ def timing_fields(timing: StepTiming) -> dict[str, Any]:
             "backward": statistics.median(timing.backward_seconds),
             "optimizer": statistics.median(timing.optimizer_seconds),
         },
-        "peak_bytes": timing.peak_bytes,
+        "peak_bytes": timing.peak_bytes - held_bytes if timing.peak_bytes else timing.peak_bytes,
         **(timing.reading or Reading()).as_row(),
     }
 
 
-def kernel_fields(found: StepKernels) -> dict[str, Any]:
+def kernel_fields(found: StepKernels) -> Fields:
     """A step's kernels as the fields of a row. `ops`: device seconds and kernels by launching ATen call."""
     device_seconds = statistics.median(found.device_seconds)
     return {

@@ -24,20 +24,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.plans import StepPlan
-from flopcast.microbench.records.rows import EMPTY_FIELDS
-from flopcast.microbench.sweep.cases import first_line
+from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields
+from flopcast.microbench.sweep.work import first_line
 
 # The estimate is a sum over calls, so that it is linear in the number of equal layers: two shallow models give any.
 SHALLOW = (2, 3)
 PROCESSES = 12  # each holds torch and transformers, about 1 GB
 
-Row = dict[str, Any]
-
 
 @contextlib.contextmanager
 def estimate_plans(
     plans: Sequence[StepPlan], device: torch.device, *, budget_seconds: float | None = None
-) -> Iterator[Callable[[StepPlan], Row]]:
+) -> Iterator[Callable[[StepPlan], Fields]]:
     """A function that gives the fields of a plan's row, while processes work through `plans`.
 
     What cannot be estimated, or not in time, is a row of status "error" with a reason.
@@ -45,15 +43,14 @@ def estimate_plans(
     end = None if budget_seconds is None else time.monotonic() + max(budget_seconds, 0.0)
     processes = max(1, min(PROCESSES, len(plans), len(os.sched_getaffinity(0)) - 1))
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting: dict[str, Future[Row]] = {plan.key: pool.submit(estimate_row, plan, device.type) for plan in plans}
+        waiting: dict[str, Future[Fields]] = {plan.key: pool.submit(estimate_row, plan, device.type) for plan in plans}
 
-        def row(plan: StepPlan) -> Row:
+        def row(plan: StepPlan) -> Fields:
             left = None if end is None else max(0.0, end - time.monotonic())
             try:
-                found: Row = waiting[plan.key].result(left)
+                return waiting[plan.key].result(left)
             except Exception as fault:  # a process that died, or no time left
                 return {**_empty(plan), "status": "error", "reason": first_line(fault)}
-            return found
 
         try:
             yield row
@@ -61,7 +58,7 @@ def estimate_plans(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def estimate_row(plan: StepPlan, device_type: str) -> Row:
+def estimate_row(plan: StepPlan, device_type: str) -> Fields:
     """The fields of one plan's row, whatever happens."""
     try:
         seconds = estimate(plan, device_type)
@@ -70,7 +67,7 @@ def estimate_row(plan: StepPlan, device_type: str) -> Row:
     return {**_empty(plan), "value": seconds, "seconds": seconds}
 
 
-def _empty(plan: StepPlan) -> Row:
+def _empty(plan: StepPlan) -> Fields:
     return {**EMPTY_FIELDS, "role": "baseline", "plan": asdict(plan), "unit": "seconds", "value": None,
             "timer": "torch RuntimeEstimator"}  # fmt: skip
 

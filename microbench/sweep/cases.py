@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import Attention, Gemm, Shape, shape_to_json
 from flopcast.microbench.records.kernel_sources import kernels_of
-from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, OperationRow, Status, merged, rounded
+from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, OperationRow, merged, rounded
 from flopcast.microbench.timing.timer import Timing
 
 
@@ -73,27 +71,3 @@ def case_row(case: Case, suite: str, fields: Fields) -> OperationRow:
 def finite_or_none(value: float | None) -> float | None:
     """NaN and infinities are not JSON."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """CUDA's, the processor's allocator's and cuBLAS's ways of saying so."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    signs = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
-
-
-def status_of(error: BaseException) -> Status:
-    """What a row says of what a case raised: "oom", "unsupported" where this part or its Triton lacks what the case
-    needs (a kernel in Gluon on a release without it is an ImportError), else "error"."""
-    if is_out_of_memory(error):
-        return "oom"
-    is_lacking = isinstance(error, ImportError) and (error.name or "").split(".")[0] == "triton"
-    is_unsupported = is_lacking or isinstance(error, BackendUnavailable | NotImplementedError)
-    return "unsupported" if is_unsupported else "error"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of its message, at most 300 characters; its type where there is none."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from itertools import pairwise
@@ -35,8 +34,7 @@ import torch
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.records.rows import EMPTY_FIELDS
-from flopcast.microbench.sweep.cases import first_line, status_of
+from flopcast.microbench.records.rows import EMPTY_FIELDS, KEPT_SAMPLES, ScalarRow, merged, rounded
 from flopcast.microbench.sweep.ceilings import (
     MATRIX_DTYPES,
     Scalar,
@@ -49,9 +47,8 @@ from flopcast.microbench.sweep.ceilings import (
     matrix_burst,
     matrix_sustained,
 )
-from flopcast.microbench.sweep.sweep import Summary
+from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, status_of, work_through
 from flopcast.microbench.timing.timer import Timer, synchronise
-from flopcast.progress import progress
 
 TINY = 1024  # elements: one block's work, 4 KB
 GAP_KERNELS = 800  # fits the queue of about 1,024 launches
@@ -79,37 +76,33 @@ def run_scalars(
 
     Raises RunError on a full disk only.
     """
-    start = clock()
+    watch = Stopwatch(budget_seconds, clock)
     measures = scalar_measures(timer, suite)
     wanted = {key: measure for key, measure in measures.items() if only is None or key in only}
-    todo = {key: m for key, m in wanted.items() if not recorder.is_done(key, retry=retry)}
-    statuses: Counter[str] = Counter()
-    with progress("ceilings", len(todo), in_logs=True) as shown:
-        for key, measure in todo.items():
-            if budget_seconds is not None and clock() - start >= budget_seconds:
-                break
-            row = _scalar_fields(measure, timer)
-            recorder.append({"key": key, "backend": "torch", "cache": "cold", "shape": None, "suite": suite, **row})
-            statuses[row["status"]] += 1
-            shown.advance(key)
-    done = sum(statuses.values())
-    return Summary(statuses, len(wanted) - len(todo), len(todo) - done, clock() - start)
+    todo = [key for key in wanted if not recorder.is_done(key, retry=retry)]
+    statuses = work_through(
+        [(key, key) for key in todo], lambda key: _scalar_row(key, suite, wanted[key], timer),
+        recorder=recorder, label="ceilings", watch=watch,
+    )  # fmt: skip
+    return Summary(statuses, len(wanted) - len(todo), len(todo) - statuses.total(), watch.seconds)
 
 
-def _scalar_fields(measure: Measure, timer: Timer) -> dict[str, Any]:
-    empty = {**EMPTY_FIELDS, "role": "fit", "value": None, "unit": None}
+def _scalar_row(key: str, suite: str, measure: Measure, timer: Timer) -> ScalarRow:
+    what = {"key": key, "backend": "torch", "cache": "cold", "shape": None, "suite": suite}
+    rest = {"role": "fit", "value": None, "unit": None}
     stream = getattr(timer, "stream", None)
     try:
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
             scalar = measure(timer)
     except Exception as error:  # an op that this part lacks must not cost the other ceilings
-        return {**empty, "status": status_of(error), "reason": first_line(error)}
+        failed = {"status": status_of(error), "reason": first_line(error)}
+        return merged(ScalarRow, what, EMPTY_FIELDS, rest, failed)
     finally:
         if timer.device.type == "cuda":
             torch.cuda.empty_cache()
-    samples = [float(f"{sample:.6g}") for sample in scalar.samples[:100]]
-    row = {**empty, "value": scalar.value, "unit": scalar.unit, "samples": samples, "n": len(scalar.samples)}
-    return {**row, **scalar.reading.as_row(), **scalar.fields}
+    found = {"value": scalar.value, "unit": scalar.unit, "samples": rounded(scalar.samples[:KEPT_SAMPLES])}
+    counted = {"n": len(scalar.samples), **scalar.reading.as_row(), **scalar.fields}
+    return merged(ScalarRow, what, EMPTY_FIELDS, rest, found, counted)
 
 
 def scalar_measures(timer: Timer, suite: str) -> dict[str, Measure]:

@@ -11,9 +11,9 @@ import random
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,48 +23,17 @@ from flopcast.errors import RunError
 from flopcast.kernels.shapes import Shape, shape_to_json
 from flopcast.microbench.records.kernel_sources import BACKEND, OPERANDS, kernels_of
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.sweep.cases import (
-    Case,
-    KernelModule,
-    case_row,
-    finite_or_none,
-    first_line,
-    is_out_of_memory,
-    kernel_module,
-    status_of,
-    timing_fields,
-)
+from flopcast.microbench.records.rows import Fields, Status
+from flopcast.microbench.sweep.cases import Case, KernelModule, case_row, finite_or_none, kernel_module, timing_fields
+from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, is_out_of_memory, status_of
+from flopcast.microbench.timing.cuda_timer import CudaTimer
+from flopcast.microbench.timing.cupti import KernelTimes, profile_calls
 from flopcast.microbench.timing.timer import Call, Timer, free_bytes, storage_bytes
-from flopcast.progress import progress
-
-__all__ = ["Case", "Summary", "kernel_module", "run_sweep"]
+from flopcast.progress import Progress, progress
 
 # A batch holds one operand set of each of its cases between profiling and timing: this part of the memory.
 BATCH_MEMORY_SHARE = 1 / 16
 UNSETTLED = "the clock or the time of a reference still moved by more than the tolerance when warm-up was cut off"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a sweep did. `remaining`: left over when the time budget was spent, for the next run."""
-
-    statuses: Counter[str] = field(default_factory=Counter)  # of the rows written
-    skipped: int = 0  # done before
-    remaining: int = 0
-    seconds: float = 0.0
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def measured(self) -> int:
-        return sum(self.statuses.values())
-
-    def __str__(self) -> str:
-        parts = [f"{count} {status}" for status, count in sorted(self.statuses.items())]
-        text = f"{self.measured} measured in {self.seconds:.0f} s"
-        text += f" ({', '.join(parts)})" if parts else ""
-        text += f", {self.skipped} done before" if self.skipped else ""
-        text += f", {self.remaining} left over (time budget spent: run again to continue)" if self.remaining else ""
-        return text
 
 
 @dataclass
@@ -75,15 +44,16 @@ class _Ready:
     module: KernelModule
     operands: Sequence[Tensor]
     call: Call
-    row: dict[str, Any]
+    checked: Fields  # how far it is off, and what is admitted
+    note: str | None
 
 
 class _Failed(Exception):
-    """The case ends here, with this status and reason."""
+    """The case ends here, with this status and reason, and further fields of its row."""
 
-    def __init__(self, status: str, reason: str, **fields: Any) -> None:
+    def __init__(self, status: Status, reason: str, **fields: float | None) -> None:
         super().__init__(reason)
-        self.row: dict[str, Any] = {"status": status, "reason": reason, **fields}
+        self.row: Fields = {"status": status, "reason": reason, **fields}
 
 
 def run_sweep(
@@ -105,26 +75,22 @@ def run_sweep(
     no case is begun after it. `retry`: statuses ("oom", "error") that are measured again.
     Raises RunError when the CUDA context is lost or the disk is full; all finished rows are in the file.
     """
-    start = clock()
+    watch = Stopwatch(budget_seconds, clock)
     wanted = list(dict.fromkeys(cases))
     todo = [c for c in wanted if not _is_done(c, recorder, retry)]
     random.Random(seed).shuffle(todo)
     sweep = _Sweep(recorder, timer, suite, seed, module_for)
-
-    def spent() -> bool:
-        return budget_seconds is not None and clock() - start >= budget_seconds
-
-    if todo and not spent() and not timer.warm_up():
+    if todo and not watch.is_spent() and not timer.warm_up():
         sweep.warn(UNSETTLED)
     with progress(label, len(todo), in_logs=True) as shown, sweep.context():
         pending = list(reversed(todo))
-        while pending and not spent():
-            sweep.run_batch(pending, spent, shown.advance)
+        while pending and not watch.is_spent():
+            sweep.run_batch(pending, watch, shown)
     return Summary(
         statuses=sweep.statuses,
         skipped=len(wanted) - len(todo),
         remaining=len(todo) - sum(sweep.statuses.values()),
-        seconds=clock() - start,
+        seconds=watch.seconds,
         warnings=sweep.warnings,
     )
 
@@ -156,7 +122,7 @@ class _Sweep:
         """On CUDA everything runs on the timer's stream."""
         return torch.cuda.stream(getattr(self.timer, "stream", None)) if self.on_cuda else nullcontext()
 
-    def run_batch(self, pending: list[Case], spent: Callable[[], bool], advance: Callable[[str], None]) -> None:
+    def run_batch(self, pending: list[Case], watch: Stopwatch, shown: Progress) -> None:
         """Take a batch of cases off the end of `pending`: set up, profile together, time one by one.
 
         Profiling comes before timing so that each row is whole when it is timed, and is written at once.
@@ -165,7 +131,7 @@ class _Sweep:
         held = 0
         limit = free_bytes(self.timer.device) * BATCH_MEMORY_SHARE
         size = self.timer.policy.profile_batch if self.on_cuda else 1  # no profiler, so no reason to batch
-        while pending and len(ready) < size and held < limit and not spent():
+        while pending and len(ready) < size and held < limit and not watch.is_spent():
             case = pending.pop()
             try:
                 one = self._set_up(case)
@@ -174,17 +140,17 @@ class _Sweep:
                     pending.append(case)
                     self._release()
                     break
-                self._write(case, failed.row, advance)
+                self._write(case, failed.row, shown)
             else:
                 held += storage_bytes(list(one.operands))
                 ready.append(one)
             self._release_if_large()
         profiles = self._profile(ready)
         for i in range(len(ready)):
-            if i and spent():  # but the first, so that any budget gets on
+            if i and watch.is_spent():  # but the first, so that any budget gets on
                 break
             one, ready[i] = ready[i], None  # type: ignore[call-overload]
-            self._write(one.case, self._time(one, profiles[i]), advance)
+            self._write(one.case, self._time(one, profiles[i]), shown)
             del one
             self._release_if_large()
 
@@ -197,9 +163,8 @@ class _Sweep:
             operands = module.operands(case.shape, self.timer.device, zlib.crc32(case.shape.key.encode()) + self.seed)
             call = module.prepare(case.shape, case.backend, operands)
             error, tolerance, note = self._check(case, module, operands, call)
-            row = {"relative_error": finite_or_none(error), "tolerance": tolerance, "note": note}
-            return _Ready(case, module, operands, call, row)
-        raise AssertionError("unreachable")
+            checked = {"relative_error": finite_or_none(error), "tolerance": tolerance}
+        return _Ready(case, module, operands, call, checked, note)
 
     def _check(
         self, case: Case, module: KernelModule, operands: Sequence[Tensor], call: Call
@@ -223,12 +188,9 @@ class _Sweep:
         self._checked[known] = (error_, tolerance)
         return error_, tolerance, None
 
-    def _profile(self, ready: Sequence[_Ready]) -> Sequence[Any]:
+    def _profile(self, ready: Sequence[_Ready]) -> Sequence[KernelTimes | None]:
         if not self.on_cuda or not ready:
             return [None] * len(ready)
-        from flopcast.microbench.timing.cuda_timer import CudaTimer
-        from flopcast.microbench.timing.cupti import profile_calls
-
         assert isinstance(self.timer, CudaTimer)
         current = ready[0].case
 
@@ -257,8 +219,8 @@ class _Sweep:
             self.warn(f"{missing} of {len(ready)} cases of a batch got no kernel times from CUDA's profiler")
         return profiles
 
-    def _time(self, one: _Ready, profile: Any) -> dict[str, Any]:
-        """The row of one case, whatever happens."""
+    def _time(self, one: _Ready, profile: KernelTimes | None) -> Fields:
+        """The fields of one case's row, whatever happens."""
 
         def prepare(operands: Sequence[Tensor]) -> Call:
             if operands is one.operands:
@@ -269,24 +231,36 @@ class _Sweep:
             with self._guard(one.case):
                 timing = self.timer.time(prepare, one.operands, one.case.cache)
         except _Failed as failed:
-            return {**one.row, **failed.row}
-        row = {**one.row, **timing_fields(timing)}
-        if timing.warnings:
-            row["note"] = "; ".join([*([one.row["note"]] if one.row["note"] else []), *timing.warnings])
+            return {**one.checked, "note": one.note, **failed.row}
+        notes = [*([one.note] if one.note else []), *timing.warnings]
+        fields = {**one.checked, "note": "; ".join(notes) or None, **timing_fields(timing)}
         if profile is not None:
-            row["kernel_seconds"] = profile.seconds
-            row["kernels"] = [list(kernel) for kernel in profile.kernels]
+            fields |= {"kernel_seconds": profile.seconds, "kernels": [list(kernel) for kernel in profile.kernels]}
         elif not self.on_cuda:
-            row["kernel_seconds"] = timing.seconds
-        return row
+            fields |= {"kernel_seconds": timing.seconds}
+        return fields
 
-    def _guard(self, case: Case) -> _Guard:
-        return _Guard(self, case)
+    @contextmanager
+    def _guard(self, case: Case) -> Iterator[None]:
+        """Turns whatever a case raises into _Failed, or RunError when the device is lost."""
+        try:
+            yield
+        except _Failed:
+            raise
+        except Exception as error:
+            status = status_of(error)
+            if status == "oom":
+                self._release()
+            else:
+                self._raise_if_lost(error, case)
+            name = f"{type(error).__name__}: " if status == "error" else ""
+            raise _Failed(status, f"{name}{first_line(error)}") from None
 
-    def _write(self, case: Case, row: dict[str, Any], advance: Callable[[str], None]) -> None:
-        self.recorder.append(case_row(case, self.suite, row))
-        self.statuses[row.get("status", "ok")] += 1
-        advance(case.name)
+    def _write(self, case: Case, fields: Fields, shown: Progress) -> None:
+        row = case_row(case, self.suite, fields)
+        self.recorder.append(row)
+        self.statuses[row["status"]] += 1
+        shown.advance(case.name)
 
     def warn(self, text: str) -> None:
         if text not in self.warnings:
@@ -320,24 +294,3 @@ class _Sweep:
                 f"{case.name}: {reason}. All finished rows are in {self.recorder.path};"
                 " run the same command again, it continues behind this case"
             ) from error
-
-
-class _Guard:
-    """Turns whatever a case raises into _Failed, or RunError when the device is lost."""
-
-    def __init__(self, sweep: _Sweep, case: Case) -> None:
-        self._sweep, self._case = sweep, case
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, _Failed):
-            return
-        status = status_of(error)
-        if status == "oom":
-            self._sweep._release()
-        else:
-            self._sweep._raise_if_lost(error, self._case)
-        name = f"{type(error).__name__}: " if status == "error" else ""
-        raise _Failed(status, f"{name}{first_line(error)}") from None

@@ -28,6 +28,7 @@ import numpy as np
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Shape, shape_from_json
+from flopcast.microbench.records.rows import StepRow, select
 from flopcast.roofline.base.csv_files import format_cell, write_rows
 from flopcast.roofline.gpu.fit.cards import read_folder
 from flopcast.roofline.gpu.fit.rows import ceilings_of
@@ -110,7 +111,7 @@ def read_card(folder: Path, profile: Profile) -> Card:
 
 def _steps_of(run: Path, profile: Profile) -> Iterator[tuple[str, Row]]:
     rows = read_steps(run)
-    plans = {row["key"]: row["plan"] for row in rows if row["key"].startswith("step/")}
+    plans = {row["key"]: row["plan"] for row in select(rows, StepRow)}
     for (key, plan), row in zip(plans.items(), compare(rows, profile), strict=True):
         if row.step.measured is not None:
             yield key, {**row.to_json(), "plan": plan}

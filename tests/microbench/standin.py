@@ -19,6 +19,7 @@ from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.sweep import cases as sweep_cases
 from flopcast.microbench.sweep import sweep
+from flopcast.microbench.sweep.work import Summary
 from flopcast.microbench.timing import device, timer
 
 POLICY = timer.TimingPolicy(
@@ -76,7 +77,7 @@ def cases(count: int, backend: str = "torch") -> list[sweep_cases.Case]:
     return [sweep_cases.Case(shape=Gemm(m=8, n=8, k=8 + i, dtype="fp32"), backend=backend) for i in range(count)]
 
 
-def run(out: Path, wanted: Sequence[sweep_cases.Case], module: StandIn | None = None, **options: Any) -> sweep.Summary:
+def run(out: Path, wanted: Sequence[sweep_cases.Case], module: StandIn | None = None, **options: Any) -> Summary:
     stand_in = module or StandIn()
     with Recorder(out, device.describe(torch.device("cpu"))) as recorder:
         return sweep.run_sweep(

@@ -10,7 +10,7 @@ import torch
 from flopcast.errors import DataError
 from flopcast.microbench import bench
 from flopcast.microbench.records import records
-from flopcast.microbench.sweep.sweep import Summary
+from flopcast.microbench.sweep.work import Summary
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,9 @@ from flopcast.kernels.references import BackendUnavailable
 from flopcast.microbench.hosts import host
 from flopcast.microbench.records import records
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.sweep import ceilings, scalars, sweep
+from flopcast.microbench.sweep import ceilings, scalars
 from flopcast.microbench.sweep import ceilings as sweep_ceilings
+from flopcast.microbench.sweep.work import Summary
 from flopcast.microbench.timing import device, make_timer, timer
 
 SHORT = replace(timer.CPU_QUICK, sustained_seconds=0.05, timeout_seconds=0.02, warm_up_seconds=0.0, scalar_repeats=2)
@@ -24,7 +25,7 @@ def test_ceilings_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ceilings, "CPU_MATRIX_FLOPS", 2 * 128**3)
     monkeypatch.setitem(ceilings.BANDWIDTH_BYTES, "cpu", 1 << 24)
 
-    def run() -> sweep.Summary:
+    def run() -> Summary:
         with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
             return scalars.run_scalars(recorder=recorder, timer=timer.CpuTimer(SHORT), suite="quick")
 
@@ -108,7 +109,7 @@ def test_host_costs_by_depth_and_phase(tmp_path: Path) -> None:
 
     builders = {2: lambda: TinyStep(2), 4: lambda: TinyStep(4), 1000: unbuildable}
 
-    def run() -> sweep.Summary:
+    def run() -> Summary:
         with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
             return host.run_host(
                 builders, model="tiny-adamw", recorder=recorder, device=torch.device("cpu"), suite="quick",

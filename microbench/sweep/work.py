@@ -1,0 +1,116 @@
+"""What all measuring shares: its time, what a fault makes of a row, going through what is left to do, the summary."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from flopcast.kernels.references import BackendUnavailable
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.rows import Row, Status
+from flopcast.progress import progress
+
+Item = TypeVar("Item")
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run of measuring did. `remaining`: left over when the time budget was spent, for the next run."""
+
+    statuses: Counter[str] = field(default_factory=Counter)  # of the rows written
+    skipped: int = 0  # done before
+    remaining: int = 0
+    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def measured(self) -> int:
+        return sum(self.statuses.values())
+
+    def __str__(self) -> str:
+        parts = [f"{count} {status}" for status, count in sorted(self.statuses.items())]
+        text = f"{self.measured} measured in {self.seconds:.0f} s"
+        text += f" ({', '.join(parts)})" if parts else ""
+        text += f", {self.skipped} done before" if self.skipped else ""
+        text += f", {self.remaining} left over (time budget spent: run again to continue)" if self.remaining else ""
+        return text
+
+
+class Stopwatch:
+    """Seconds since it was made, and what is left of a budget of them; None: no end."""
+
+    def __init__(self, budget_seconds: float | None = None, clock: Clock = time.monotonic) -> None:
+        self._budget, self._clock, self._start = budget_seconds, clock, clock()
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._start
+
+    @property
+    def left(self) -> float | None:
+        return None if self._budget is None else self._budget - self.seconds
+
+    def is_spent(self) -> bool:
+        left = self.left
+        return left is not None and left <= 0
+
+
+def work_through(
+    todo: Iterable[tuple[str, Item]],
+    measure: Callable[[Item], Row],
+    *,
+    recorder: Recorder,
+    label: str,
+    watch: Stopwatch,
+) -> Counter[str]:
+    """Measures one item (name, item) after the other and writes the row of each; none is begun once the time is spent.
+    Returns how many rows there are of each status. Raises RunError on a full disk."""
+    items = list(todo)
+    statuses = Counter[str]()
+    with progress(label, len(items), in_logs=True) as shown:
+        for name, item in items:
+            if watch.is_spent():
+                break
+            row = measure(item)
+            recorder.append(row)
+            statuses[row["status"]] += 1
+            shown.advance(name)
+    return statuses
+
+
+# --- faults
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """CUDA's, the processor's allocator's and cuBLAS's ways of saying so."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def status_of(error: BaseException) -> Status:
+    """What a row says of what a case raised: "oom", "unsupported" where this part or its Triton lacks what the case
+    needs (a kernel in Gluon on a release without it is an ImportError), else "error"."""
+    if is_out_of_memory(error):
+        return "oom"
+    is_lacking = isinstance(error, ImportError) and (error.name or "").split(".")[0] == "triton"
+    is_unsupported = is_lacking or isinstance(error, BackendUnavailable | NotImplementedError)
+    return "unsupported" if is_unsupported else "error"
+
+
+def oom_or_error(error: BaseException) -> Status:
+    """As `status_of`, of what runs whole steps: a model that this part cannot run is an error."""
+    return "oom" if is_out_of_memory(error) else "error"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of its message, at most 300 characters; its type where there is none."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
