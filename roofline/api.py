@@ -10,7 +10,8 @@ from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.library.profiles import find_host, find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import Forecast, forecast_stream
+from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
@@ -49,4 +50,4 @@ def forecast(
     profile = gpu if isinstance(gpu, Profile) else find_profile(str(gpu))
     fed_by = find_host(host) if isinstance(host, str) else host
     stream = module_stream(step_fn_or_module, run, profile.device["type"], batch=batch, loss_fn=loss_fn)
-    return forecast_stream(stream, run_of_stream(stream, run), profile, host=fed_by, price=price)
+    return PricedStep(stream, run_of_stream(stream, run), profile, fed_by, price).forecast()

@@ -26,10 +26,8 @@ from flopcast.roofline.dollars.points import HOST, CostCurve, Moves, StepPoint, 
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.device_work import Backends, device_work
-from flopcast.roofline.step.forecast import forecast_items, traced_of
-from flopcast.roofline.step.simulation import Item
-from flopcast.roofline.step.uncertainty import device_log_sigma, simulated, spreads
+from flopcast.roofline.step.priced_step import PricedStep, traced_of
+from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.stream.library.streams import Vary, get_stream
 from flopcast.roofline.stream.lowering.classes import group_of
 from flopcast.roofline.stream.model.models import Config
@@ -69,8 +67,8 @@ def cost_curves(
             traced = traced_of(run, profile)
             if traced not in at_hand:
                 at_hand[traced] = get_stream(model, traced, vary=vary)
-            point = step_point(at_hand[traced], model, run, profile, own, shares_host=is_shared, what_if=what_if)
-            found.append(point)
+            step = PricedStep(at_hand[traced], run, profile, own)
+            found.append(step_point(step, model, shares_host=is_shared, what_if=what_if))
             done += 1
             progress(done, total)
     return [
@@ -95,25 +93,13 @@ def feeding_hosts(profiles: Sequence[Profile], host: HostCosts | None, hosts: st
     return [(measured, True)] * len(profiles)
 
 
-def step_point(
-    stream: Stream,
-    model: Config,
-    run: Run,
-    profile: Profile,
-    host: HostCosts,
-    *,
-    shares_host: bool = False,
-    what_if: bool = False,
-) -> StepPoint:
-    """A step's forecast as a point of a curve, with what moves it."""
-    items = device_work(stream, profile, host, Backends(matmul=run.matmul, attention=run.attention))
-    found = forecast_items(items, stream, run, profile, host=host)
-    steps = simulated(items, profile)
+def step_point(step: PricedStep, model: Config, *, shares_host: bool = False, what_if: bool = False) -> StepPoint:
+    """A step of `model` as a point of a curve, with what moves it."""
+    found, timeline, device_sigma = step.forecast(), step.timeline, step.device_sigma
     base = found.step_seconds
-    device_sigma = device_log_sigma(items, profile)
 
     def moved(**factors: float) -> float:
-        return log(steps(**factors) / base)
+        return log(timeline.step_seconds(**factors) / base)
 
     shared: dict[str, Moves] = {}
     if device_sigma:
@@ -121,13 +107,14 @@ def step_point(
             -moved(device_factor=exp(-Z_90 * device_sigma)) / (Z_90 * device_sigma),
             moved(device_factor=exp(Z_90 * device_sigma)) / (Z_90 * device_sigma),
         )
-        for cause, sigma in class_sigmas(items, profile).items():
+        for cause, sigma in class_sigmas(step).items():
             shared[cause] = (-slope[0] * Z_90 * sigma, slope[1] * Z_90 * sigma)
-    if shares_host and host.sigma:
-        shared[HOST] = (moved(host_factor=exp(-Z_90 * host.sigma)), moved(host_factor=exp(Z_90 * host.sigma)))
+    host_sigma = step.host_costs.sigma
+    if shares_host and host_sigma:
+        shared[HOST] = (moved(host_factor=exp(-Z_90 * host_sigma)), moved(host_factor=exp(Z_90 * host_sigma)))
     others = {}
     for factor in HOST_FACTORS if what_if else ():
-        seconds = steps(host_factor=factor)
+        seconds = timeline.step_seconds(host_factor=factor)
         down, up = base / found.step_seconds_low, found.step_seconds_high / base
         if not factor:  # the kernels' interval is left; with a host the width stays
             down = up = exp(Z_90 * device_sigma)
@@ -140,33 +127,29 @@ def step_point(
         low=found.step_seconds_low,
         high=found.step_seconds_high,
         flops_counted=found.flops_counted,
-        tokens=run.batch * run.seq * run.accumulate,
+        tokens=step.run.tokens,
         fits=found.fits,
         shared=shared,
         bound=found.bound,
         device_seconds=found.device_seconds,
         host_seconds=found.host_seconds,
         needed_bytes=found.needed_bytes,
-        memory_bytes=int(profile.device.get("memory_bytes") or 0),
+        memory_bytes=int(step.profile.device.get("memory_bytes") or 0),
         with_host=others,
     )
 
 
-def class_sigmas(items: Sequence[Item], profile: Profile) -> dict[str, float]:
+def class_sigmas(step: PricedStep) -> dict[str, float]:
     """Deviation of the log device time by the bias of each group of classes; named after the profile it stems from."""
     known = spreads()
-    origin = profile.provenance.get("projected_from") or profile.gpu
-    total = sum(item.seconds for item in items)
+    origin = step.profile.provenance.get("projected_from") or step.profile.gpu
+    total = step.timeline.device_seconds
     seconds: dict[str, float] = {}
-    for item in items:
-        if item.work is not None:
-            group = group_of(item.work.op_class)
-            seconds[group] = seconds.get(group, 0.0) + item.seconds
-    return {
-        f"{origin}/{group}": value / total * known.classes.get(group, known.default)
-        for group, value in seconds.items()
-        if total
-    }
+    for op in step.ops:
+        if op.work is not None:
+            group = group_of(op.work.op_class)
+            seconds[group] = seconds.get(group, 0.0) + op.seconds
+    return {f"{origin}/{group}": value / total * known.of_group(group) for group, value in seconds.items() if total}
 
 
 def what_if_rows(

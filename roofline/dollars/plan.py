@@ -19,8 +19,8 @@ from flopcast.roofline.dollars.points import CostCurve, CostPoint, Ranged
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import peak_for, traced_of
 from flopcast.roofline.step.largest_batch import largest_batch
+from flopcast.roofline.step.priced_step import PricedStep, peak_for, traced_of
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Run
@@ -146,7 +146,7 @@ def plans(
             reason="out of memory",
         )  # fmt: skip
         if batch:
-            step = step_point(stream, model, own_run, profile, own, shares_host=is_shared)
+            step = step_point(PricedStep(stream, own_run, profile, own), model, shares_host=is_shared)
             if step.fits:
                 point = CostPoint(profile.gpu, step, plan.price)
                 mfu = point.flops_per_second.value / peak_for(profile, run.precision)

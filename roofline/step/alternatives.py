@@ -6,26 +6,21 @@ traced, which takes torch and transformers and seconds; they are left for those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flopcast.errors import FlopcastError
 from flopcast.kernels.shapes import Operand
-from flopcast.roofline.gpu.profile.host import NO_HOST
-from flopcast.roofline.step.forecast import forecast_stream, traced_of
+from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
+from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef, packet
 
-if TYPE_CHECKING:
-    from flopcast.roofline.gpu.profile.host import HostCosts
-    from flopcast.roofline.gpu.profile.profile import Profile
-    from flopcast.roofline.step.forecast import Forecast
-
-
-Config = Mapping[str, Any]
 BATCH_FACTOR = 4
 BOUND_OF = "a bound of CUDA graphs and of what compile saves on the host; no forecast of compile, which also fuses"
 MULTIPLES = (64, 128, 256)
@@ -35,27 +30,27 @@ _FUSED_KWARGS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Advice:
     """One alternative. `kind`: forecast, bound (a limit that nothing here promises to reach), or left out.
 
-    `gain`: tokens a second against the step as it is, 0.1 for 10% more; `flops_gain`: counted FLOPs a second
-    likewise, which tells a faster step from a smaller model; None of a step that counts no FLOPs. Both None where it
+    `gain`: tokens per second against the step as it is, 0.1 for 10% more; `flops_gain`: counted FLOPs per second
+    likewise, which tells a faster step from a smaller model; None of a step that counts no FLOPs. All None where it
     was not forecast (`reason` says why).
     """
 
     name: str
     option: str
     kind: str
-    step_seconds: float | None
-    step_seconds_low: float | None
-    step_seconds_high: float | None
-    device_seconds: float | None
-    tokens_per_second: float | None
-    gain: float | None
-    flops_gain: float | None
-    peak_bytes: int | None
-    fits: bool | None
+    step_seconds: float | None = None
+    step_seconds_low: float | None = None
+    step_seconds_high: float | None = None
+    device_seconds: float | None = None
+    tokens_per_second: float | None = None
+    gain: float | None = None
+    flops_gain: float | None = None
+    peak_bytes: int | None = None
+    fits: bool | None = None
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -68,35 +63,35 @@ class _Candidate:
     option: str
     run: Run
     make: Callable[[], Stream] | None  # None: it has to be traced first
-    host: HostCosts | None = None
     kind: str = "forecast"
+    host: HostCosts | None = None  # None: that of the step
 
 
-def advise(
-    stream: Stream, run: Run, profile: Profile, found: Forecast, *, config: Config | None = None,
-    host: HostCosts | None = None, trace: bool = False,
-) -> list[Advice]:  # fmt: skip
+def advise(step: PricedStep, *, config: Config | None = None, trace: bool = False) -> list[Advice]:
     """Alternatives to a step and what they gain, best first; those that were not forecast last.
 
-    `found`: the forecast of the step as it is. Without `config` (a module of the user's) only alternatives that the
-    stream itself gives. Raises nothing for an alternative that cannot be: it says why.
+    Without `config` (a module of the user's) only alternatives that the stream itself gives. Raises nothing for an
+    alternative that cannot be: it says why.
     """
-    advice = []
-    for candidate in _candidates(stream, run, profile, found, config, host, trace):
-        advice.append(_forecast(candidate, found, profile, host))
+    advice = [_forecast(candidate, step) for candidate in _candidates(step, config, trace)]
     return sorted(advice, key=lambda a: (a.gain is None, a.kind != "forecast", -(a.gain or 0.0)))
 
 
-def _forecast(candidate: _Candidate, found: Forecast, profile: Profile, host: HostCosts | None) -> Advice:
+def _forecast(candidate: _Candidate, step: PricedStep) -> Advice:
+    def left_out(reason: str) -> Advice:
+        return Advice(name=candidate.name, option=candidate.option, kind="left out", reason=reason)
+
+    if candidate.make is None:
+        return left_out("its op stream has to be traced first: --what-if")
     try:
-        if candidate.make is None:
-            return _left_out(candidate, "its op stream has to be traced first: --what-if")
         candidate.run.check()
-        other = forecast_stream(candidate.make(), candidate.run, profile, host=candidate.host or host)
+        host = candidate.host or step.host
+        other = PricedStep(candidate.make(), candidate.run, step.profile, host).forecast()
     except FlopcastError as fault:
-        return _left_out(candidate, str(fault))
+        return left_out(str(fault))
+    found = step.forecast()
     if other.step_seconds <= 0 or found.step_seconds <= 0:
-        return _left_out(candidate, "a step of no time")
+        return left_out("a step of no time")
     flops = None  # of a step without products and attention
     if found.flops_counted:
         flops = (other.flops_counted / other.step_seconds) / (found.flops_counted / found.step_seconds) - 1
@@ -117,22 +112,15 @@ def _forecast(candidate: _Candidate, found: Forecast, profile: Profile, host: Ho
     )
 
 
-def _left_out(candidate: _Candidate, reason: str) -> Advice:
-    return Advice(
-        candidate.name, candidate.option, "left out", None, None, None, None, None, None, None, None, None, reason
-    )
+def _candidates(step: PricedStep, config: Config | None, trace: bool) -> Iterator[_Candidate]:
+    stream, run, profile = step.stream, step.run, step.profile
 
-
-def _candidates(
-    stream: Stream, run: Run, profile: Profile, found: Forecast, config: Config | None, host: HostCosts | None,
-    trace: bool,
-) -> Iterator[_Candidate]:  # fmt: skip
     def own() -> Stream:
         return stream
 
     is_cpu = profile.device.get("type") == "cpu"
-    if not is_cpu and found.host != NO_HOST.name:
-        yield _Candidate("no host", "--host none", run, own, NO_HOST, "bound")
+    if not is_cpu and step.host_costs.name != NO_HOST.name:
+        yield _Candidate("no host", "--host none", run, own, "bound", NO_HOST)
     if run.optimizer == "adamw" and not is_cpu and (fused := with_fused_adamw(stream)) is not None:
         yield _Candidate(
             "fused optimizer", "--optimizer adamw-fused", replace(run, optimizer="adamw-fused"), lambda: fused

@@ -16,10 +16,8 @@ from typing import Any
 
 from flopcast.roofline.gpu.profile.host import NO_HOST
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.device_work import device_work
-from flopcast.roofline.step.forecast import basis_shares
-from flopcast.roofline.step.memory import needed_bytes, peak_bytes, workspace_bytes
-from flopcast.roofline.step.one_model import Source, kept
+from flopcast.roofline.step.measured_model import MeasuredModel, kept
+from flopcast.roofline.step.priced_step import PricedStep
 
 WORST_KINDS = 3
 
@@ -43,26 +41,24 @@ class Coverage:
         return {"source": self.label, "device_seconds": self.device_seconds, "basis_shares": dict(self.shares)}
 
 
-def coverage(profile: Profile, source: Source) -> Coverage:
+def coverage(profile: Profile, model: MeasuredModel) -> Coverage:
     """The coverage of one step by one profile."""
-    items = device_work(source.stream, profile, NO_HOST, source.backends)
-    total = sum(item.seconds for item in items) or 1.0
+    step = PricedStep(model.stream, model.run, profile, NO_HOST)
+    total = step.timeline.device_seconds or 1.0
     lacking: dict[str, float] = defaultdict(float)
-    for item in items:
-        if item.work is not None:
-            kind = f"{item.work.op_class} {item.work.variant}"
-            lacking[kind] += (item.seconds - item.hot_seconds) / total * (item.basis == "extrapolated")
-            lacking[kind] += item.hot_seconds / total * (item.hot_basis == "extrapolated")
+    for op in step.ops:
+        if op.work is not None:
+            kind = f"{op.work.op_class} {op.work.variant}"
+            lacking[kind] += (op.seconds - op.hot_seconds) / total * (op.basis == "extrapolated")
+            lacking[kind] += op.hot_seconds / total * (op.hot_basis == "extrapolated")
     worst = sorted(((kind, share) for kind, share in lacking.items() if share), key=lambda pair: -pair[1])
-    capability = profile.device.get("capability")
-    needed = needed_bytes(peak_bytes(source.stream, workspace_bytes(capability and tuple(capability))))
     return Coverage(
-        label=source.label,
-        device_seconds=sum(item.seconds for item in items),
-        shares=basis_shares(items),
-        in_measured_kinds=sum(item.seconds for item in items if item.basis != "extrapolated") / total,
+        label=model.label,
+        device_seconds=step.timeline.device_seconds,
+        shares=step.basis_shares,
+        in_measured_kinds=sum(op.seconds for op in step.ops if op.basis != "extrapolated") / total,
         lacking=tuple(worst[:WORST_KINDS]),
-        fits=needed <= profile.device["memory_bytes"],
+        fits=step.fits,
     )
 
 
@@ -77,7 +73,7 @@ def held_shapes(rows: Iterable[Mapping[str, Any]]) -> int:
 def with_sources(profile: Profile, folder: Path, rows: Iterable[Mapping[str, Any]]) -> Profile:
     """The profile with what it was measured for in its provenance: `shapes` held directly, `sources` and how much of
     each one's device time is measured."""
-    found = [coverage(profile, source).to_json() for source in kept(folder)]
+    found = [coverage(profile, model).to_json() for model in kept(folder)]
     return replace(profile, provenance={**profile.provenance, "shapes": held_shapes(rows), "sources": found})
 
 

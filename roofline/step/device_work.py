@@ -1,6 +1,6 @@
-"""The two timelines of a step: what the device has to do, and what it costs the host to hand it over.
+"""The device's and the host's work of a step: each operation of an op stream with its seconds on either side.
 
-`device_work` turns an op stream into timed kernels; `simulation` lets a host enqueue and a device drain them.
+`timeline` then lets the host enqueue them and the device drain them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.step.memory import rounded
-from flopcast.roofline.step.simulation import Item
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
 
@@ -31,101 +31,102 @@ HOT_GAIN = {"gemm": 0.4, "reduction": 0.6}
 
 
 @dataclass(frozen=True)
-class Backends:
-    """Which backend runs a class of operations; "sdpa" is the one torch picks on the device."""
+class TimedOp:
+    """One operation of the stream: what the host spends on it, and what it puts on the device (`work` None: nothing).
 
-    matmul: str = "torch"
-    attention: str = "sdpa"
+    Seconds and launches are of all `count` times that the step runs it (micro-batches that are alike, one after the
+    other); `work` is of one. `sigma`: standard deviation of the log seconds.
+    """
 
-    def of(self, work: Work, profile: Profile) -> str:
-        if work.op_class == "gemm":
-            return self.matmul if self.matmul == "torch" or _is_for_triton(work) else "torch"
-        if work.op_class == "attention":
-            return profile.default_attention if self.attention == "sdpa" else self.attention
-        return work.backend if work.op_class == "fused" else "torch"
+    phase: str
+    kind: str
+    host_seconds: float
+    work: Work | None = None
+    seconds: float = 0.0
+    sigma: float = 0.0
+    launches: int = 0
+    basis: str = ""
+    hot_seconds: float = 0.0  # the part of `seconds` that the hot curve gave, and how that came about
+    hot_basis: str = ""
+    count: int = 1
 
+    @property
+    def flops(self) -> int:
+        return 0 if self.work is None else self.work.flops * self.count
 
-def _is_for_triton(work: Work) -> bool:
-    """Whether `microbench.patches` would give it to the Triton kernel: products of two matrices of 16 bits."""
-    shape = work.shape
-    return isinstance(shape, Gemm) and shape.batch == 1 and shape.dtype in ("bf16", "fp16")
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """What all calls of one work have in common. `gain`: seconds less with all operands in L2, as a step has it."""
-
-    cold: Estimate
-    hot: Estimate
-    gain: float
-    launches: int
+    @property
+    def bytes(self) -> int:
+        return 0 if self.work is None else self.work.bytes * self.count
 
 
-def device_work(stream: Stream, profile: Profile, host: HostCosts, backends: Backends) -> list[Item]:
-    """Every op of `stream` with its device and host seconds, in order.
+def backend_of(work: Work, run: Run, sdpa: str) -> str:
+    """The backend that runs the work; `sdpa`: the attention that torch picks on the device by itself."""
+    if work.op_class == "gemm":
+        shape = work.shape  # `microbench.recipe.patches` gives Triton's kernel products of two matrices of 16 bits
+        is_for_triton = isinstance(shape, Gemm) and shape.batch == 1 and shape.dtype in ("bf16", "fp16")
+        return run.matmul if is_for_triton else "torch"
+    if work.op_class == "attention":
+        return sdpa if run.attention == "sdpa" else run.attention
+    return work.backend if work.op_class == "fused" else "torch"
 
-    An op that reads what was touched less than `L2_SHARE` of the L2 ago runs at the hot curve, else at the cold
+
+def device_work(stream: Stream, run: Run, profile: Profile, host: HostCosts) -> list[TimedOp]:
+    """Every operation of `stream` with its device and host seconds, in order; equal ones may be one object.
+
+    An operation that reads what was touched less than `L2_SHARE` of the L2 ago runs at the hot curve, else at the cold
     one; in between by bytes.
     """
     works = describe_ops(stream)
     hot_shares = l2_shares(stream, [work is not None for work in works], L2_SHARE * profile.l2_bytes)
-    timed = _times({id(work): work for work in works if work is not None}, profile, backends)
-    items = []
+    distinct = {id(work): work for work in works if work is not None}
+    backends = {key: backend_of(work, run, profile.default_attention) for key, work in distinct.items()}
+    times = _kernel_times(distinct, backends, profile)
+    timed = []
     phase = ""
-    known: dict[tuple[Any, ...], Item] = {}  # a layer's ops again and again, but for the module
+    known: dict[tuple[Any, ...], TimedOp] = {}  # a layer's ops come again and again
     for i, (op, work) in enumerate(zip(stream.ops, works, strict=True)):
         n_tensors = len(op.inputs) if '"ts"' in op.args else 0
         key = (op.phase, op.kind, id(work), n_tensors, hot_shares[i])
         if op.phase == phase and key in known:
-            items.append(_elsewhere(known[key], op.module))
+            timed.append(known[key])
             continue
-        found = timed[id(work)] if work is not None else None
+        found = times[id(work)] if work is not None else None
         count = found.launches if found is not None else 0
-        # forward and backward costs are per call, the optimizer's per kernel (`calibration.count_ops`)
+        # forward and backward costs are per call, the optimizer's per kernel (`host_calibration.count_ops`)
         n_launches = count if op.phase == "optimizer" else 1
         host_seconds = host.seconds(op.phase, op.kind, launches=n_launches, tensors=n_tensors)
         if work is not None and host.triton:
-            host_seconds += host.triton.get(triton_operator(work, backends.of(work, profile)), 0.0)
+            host_seconds += host.triton.get(_triton_operator(work, backends[id(work)]), 0.0)
         is_first = op.phase != phase
         if is_first:  # what a phase costs once, where it begins
             phase = op.phase
             host_seconds += getattr(host, phase).get("fixed", 0.0) + (host.step_fixed if i == 0 else 0.0)
         if work is None or found is None:
-            item = Item(op.phase, op.kind, op.module, host_seconds)
+            one = TimedOp(phase, op.kind, host_seconds)
         else:
             share = hot_shares[i] * HOT_GAIN.get(work.op_class, 1.0)
             is_faster = found.hot.seconds <= found.cold.seconds
-            item = Item(
-                phase=phase, kind=op.kind, module=op.module, host_seconds=host_seconds, work=work,
+            one = TimedOp(
+                phase=phase, kind=op.kind, host_seconds=host_seconds, work=work,
                 seconds=found.cold.seconds - share * found.gain, sigma=found.cold.sigma, launches=count,
                 basis=found.cold.basis, hot_seconds=share * found.hot.seconds if is_faster else 0.0,
                 hot_basis=found.hot.basis if is_faster else "",
             )  # fmt: skip
-        items.append(item)
+        timed.append(one)
         if not is_first:
-            known[key] = item
-    return [item if times == 1 else _several(item, times) for item, times in zip(items, times_run(stream), strict=True)]
+            known[key] = one
+    counts = times_run(stream)
+    return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
 
 
-def _several(item: Item, times: int) -> Item:
+def _run_several(one: TimedOp, count: int) -> TimedOp:
     return replace(
-        item, count=times, host_seconds=item.host_seconds * times, seconds=item.seconds * times,
-        hot_seconds=item.hot_seconds * times, launches=item.launches * times,
+        one, count=count, host_seconds=one.host_seconds * count, seconds=one.seconds * count,
+        hot_seconds=one.hot_seconds * count, launches=one.launches * count,
     )  # fmt: skip
 
 
-def _elsewhere(item: Item, module: str) -> Item:
-    """The same in another module. Spelt out: a third of the constructor's time."""
-    if item.module == module:
-        return item
-    moved: Item = object.__new__(Item)
-    fields = moved.__dict__
-    fields.update(item.__dict__)
-    fields["module"] = module
-    return moved
-
-
-def triton_operator(work: Work, backend: str) -> str:
+def _triton_operator(work: Work, backend: str) -> str:
     """The operator that runs the work, as `HostCosts.triton` names it; "" where it is none of Triton's."""
     shape = work.shape
     if backend != "triton":
@@ -161,9 +162,23 @@ def describe_ops(stream: Stream) -> list[Work | None]:
     return works
 
 
-# What was estimated before: models of a sweep have most of their works in common. By profile, then by work and backend;
-# both are kept with it, so that no other object can get their ids.
-_Known = dict[tuple[int, str], tuple[Work, _Timed]]
+@dataclass(frozen=True)
+class _KernelTimes:
+    """What all calls of one work have in common. `gain`: seconds less with all operands in L2."""
+
+    work: Work
+    cold: Estimate
+    hot: Estimate
+    launches: int
+
+    @property
+    def gain(self) -> float:
+        return max(self.cold.seconds - self.hot.seconds, 0.0)
+
+
+# What was estimated before: models of a sweep have most of their works in common. By profile, then by the id of the
+# work and the backend; both objects are kept with it, so that no other can get their ids.
+_Known = dict[tuple[int, str], _KernelTimes]
 _known: list[tuple[Profile, _Known]] = []
 _MOST_PROFILES, _MOST_WORKS = 8, 50_000
 
@@ -179,22 +194,20 @@ def _known_of(profile: Profile) -> _Known:
     return found
 
 
-def _times(works: Mapping[int, Work], profile: Profile, backends: Backends) -> dict[int, _Timed]:
-    """Estimates of distinct works, by the keys given."""
+def _kernel_times(works: Mapping[int, Work], backends: Mapping[int, str], profile: Profile) -> dict[int, _KernelTimes]:
+    """Of each work by its backend, both given by the work's id."""
     known = _known_of(profile)
-    names = {key: (id(work), backends.of(work, profile)) for key, work in works.items()}
-    lacking = [(names[key], work) for key, work in works.items() if names[key] not in known]
-    estimates = profile.estimate(
-        [(work, backend, cache) for (_, backend), work in lacking for cache in ("cold", "hot")]
+    lacking = [(key, work) for key, work in works.items() if (key, backends[key]) not in known]
+    estimates = iter(
+        profile.estimate([(work, backends[key], cache) for key, work in lacking for cache in ("cold", "hot")])
     )
-    for n, (name, work) in enumerate(lacking):
-        cold, hot = estimates[2 * n], estimates[2 * n + 1]
+    for key, work in lacking:
         # An optimizer's call launches what its lists need, which torch's rules count exactly; the profile's mean over
         # the lists measured said 996 kernels for 864 at width 256.
         rules = launches(work.shape)
         count = rules if work.op_class == "optimizer" else profile.launches(work, default=rules)
-        known[name] = work, _Timed(cold, hot, max(cold.seconds - hot.seconds, 0.0), count)
-    return {key: known[name][1] for key, name in names.items()}
+        known[key, backends[key]] = _KernelTimes(work, next(estimates), next(estimates), count)
+    return {key: known[key, backend] for key, backend in backends.items()}
 
 
 def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[float]:

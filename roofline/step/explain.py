@@ -13,26 +13,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flopcast.roofline.gpu.profile.host import NO_HOST
-from flopcast.roofline.step.device_work import Backends, device_work
-from flopcast.roofline.step.forecast import forecast_items
-from flopcast.roofline.step.simulation import Item
-from flopcast.roofline.step.uncertainty import GAP_SECONDS, is_synchronous, simulated
-from flopcast.roofline.stream.lowering.classes import OP_CLASSES
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.device_work import TimedOp
+from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.priced_step import MATRIX_CLASSES, PricedStep
+from flopcast.roofline.step.timeline import Timeline, is_synchronous
 from flopcast.roofline.stream.lowering.describe import Work
-from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import PHASES, Stream, packet
-
-if TYPE_CHECKING:
-    from flopcast.roofline.gpu.catalogue.prices import Price
-    from flopcast.roofline.gpu.profile.host import HostCosts
-    from flopcast.roofline.gpu.profile.profile import Profile
-    from flopcast.roofline.step.forecast import Forecast
-
 
 BOUNDS = ("matrix", "memory", "launch")
 OUTSIDE = "(outside modules)"
@@ -50,8 +41,8 @@ _OVERWRITING = {"copy_", "fill_", "zero_"}
 
 @dataclass(frozen=True)
 class ClassPart:
-    """One class of a step. `bound`: what bounds most of its time; `bound_seconds`: its time by what bounds each op;
-    `needed_bytes`: the unavoidable ones; `light_seconds`: its speed of light."""
+    """One class of a step. `bound`: what bounds most of its time; `bound_seconds`: its time by what bounds each
+    operation; `needed_bytes`: the unavoidable ones; `light_seconds`: its speed of light."""
 
     op_class: str
     seconds: float
@@ -151,36 +142,31 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def explain_stream(
-    stream: Stream, run: Run, profile: Profile, *, host: HostCosts | None = None, price: Price | None = None
-) -> Explanation:
-    """Forecasts one step and takes it apart. Raises as `forecast_items` does."""
-    costs = host or profile.host or NO_HOST
-    items = device_work(stream, profile, costs, Backends(matmul=run.matmul, attention=run.attention))
-    found = forecast_items(items, stream, run, profile, host=costs, price=price)
-    classes = class_parts(stream, items, profile)
-    kernels = sum(item.launches for item in items)
-    step, device = found.step_seconds, found.device_seconds + found.power_seconds
+def explain_step(step: PricedStep) -> Explanation:
+    """Forecasts a step and takes it apart. Raises as `PricedStep.forecast` does."""
+    found, timeline, profile = step.forecast(), step.timeline, step.profile
+    classes = class_parts(step)
+    busy = found.device_seconds + found.power_seconds
     if is_synchronous(profile):
-        gap, alone = 0.0, device
+        gap, alone = 0.0, busy
     else:
-        gap = min(kernels * profile.ceiling("kernel_gap", GAP_SECONDS), max(step - device, 0.0))
-        alone = simulated([replace(item, host_seconds=0.0) for item in items], profile)()
+        gap = min(found.kernels * timeline.gap_seconds, max(found.step_seconds - busy, 0.0))
+        alone = Timeline([replace(op, host_seconds=0.0) for op in step.ops], profile).step_seconds()
     light = sum(part.light_seconds for part in classes)
     return Explanation(
         forecast=found,
         classes=classes,
-        modules=module_parts(items, profile),
-        syncs=syncs_of(stream, items, profile),
+        modules=module_parts(step),
+        syncs=syncs_of(step),
         gap_seconds=gap,
-        idle_seconds=max(step - device - gap, 0.0),
+        idle_seconds=max(found.step_seconds - busy - gap, 0.0),
         device_only_seconds=alone,
         light_seconds=light,
-        fused_seconds=min(light, fused_seconds(stream, items, profile)),
+        fused_seconds=min(light, fused_seconds(step)),
     )
 
 
-# --- what bounds an op
+# --- what bounds an operation
 
 
 def matrix_rate(profile: Profile, dtype: str) -> float | None:
@@ -191,87 +177,76 @@ def matrix_rate(profile: Profile, dtype: str) -> float | None:
     return profile.peaks[dtype].value if dtype in profile.peaks else None
 
 
-def matrix_seconds(item: Item, profile: Profile) -> float:
+def matrix_seconds(op: TimedOp, profile: Profile) -> float:
     """FLOPs of a product, a convolution or attention at the sustained rate; 0 of all else."""
-    dtype = None if item.work is None else item.work.matrix_dtype
+    dtype = None if op.work is None else op.work.matrix_dtype
     rate = None if dtype is None else matrix_rate(profile, dtype)
-    return item.work.flops * item.count / rate if rate and item.work is not None else 0.0
+    return op.flops / rate if rate else 0.0
 
 
-def bound_of(item: Item, profile: Profile) -> str:
-    """What keeps an op from being faster, of its FLOPs, its bytes and the shortest kernel: the longest."""
-    assert item.work is not None
-    copy = profile.ceiling("hbm_copy", 0.0)
-    limits = {
-        "matrix": matrix_seconds(item, profile),
-        "memory": item.work.bytes * item.count / copy if copy else 0.0,
-        "launch": profile.ceiling("kernel_floor", 0.0) * item.launches,
-    }
-    return max(BOUNDS, key=lambda name: limits[name])
+def bound_seconds(ops: Iterable[TimedOp], profile: Profile) -> dict[str, float]:
+    """Device seconds by what keeps each operation from being faster: of its FLOPs, its bytes and the shortest kernel
+    the longest."""
+    copy, floor = profile.ceiling("hbm_copy", 0.0), profile.ceiling("kernel_floor", 0.0)
+    seconds = dict.fromkeys(BOUNDS, 0.0)
+    for op in ops:
+        limits = (matrix_seconds(op, profile), op.bytes / copy if copy else 0.0, floor * op.launches)
+        seconds[BOUNDS[limits.index(max(limits))]] += op.seconds
+    return seconds
 
 
 # --- by class
 
 
-def class_parts(stream: Stream, items: Sequence[Item], profile: Profile) -> tuple[ClassPart, ...]:
-    """Each class's time, what bounds it, and its speed of light; in the order of OP_CLASSES."""
-    total = sum(item.seconds for item in items)
+def class_parts(step: PricedStep) -> tuple[ClassPart, ...]:
+    """Each class's time, what bounds it, and its speed of light."""
+    profile, total = step.profile, step.timeline.device_seconds
     copy = profile.ceiling("hbm_copy", 0.0)
-    needed = crossing_bytes(stream, items, lambda op_class: op_class)
-    members: dict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        if item.work is not None:
-            members[item.work.op_class].append(item)
+    needed = crossing_bytes(step.stream, step.ops, lambda op_class: op_class)
     parts = []
-    for op_class in (*OP_CLASSES, *sorted(set(members) - set(OP_CLASSES))):
-        mine = members.get(op_class, [])
-        if not mine:
-            continue
-        seconds = sum(item.seconds for item in mine)
-        moved = sum(item.work.bytes * item.count for item in mine if item.work is not None)
-        bounds = dict.fromkeys(BOUNDS, 0.0)
-        for item in mine:
-            bounds[bound_of(item, profile)] += item.seconds
-        moving = needed.get(op_class, 0) / copy if copy else 0.0  # clipped below, as its bytes are
+    for share in step.breakdown:
+        ops = step.by_class[share.op_class]
+        bounds = bound_seconds(ops, profile)
+        moving = needed.get(share.op_class, 0) / copy if copy else 0.0  # clipped below, as its bytes are
         parts.append(
             ClassPart(
-                op_class=op_class,
-                seconds=seconds,
-                share=seconds / total if total else 0.0,
-                bound=max(BOUNDS, key=lambda name: bounds[name]),
+                op_class=share.op_class,
+                seconds=share.seconds,
+                share=share.seconds / total if total else 0.0,
+                bound=max(bounds, key=lambda name: bounds[name]),
                 bound_seconds=bounds,
-                light_seconds=min(seconds, max(sum(matrix_seconds(item, profile) for item in mine), moving)),
-                calls=sum(item.count for item in mine),
-                kernels=sum(item.launches for item in mine),
-                flops=sum(item.work.flops * item.count for item in mine if item.work is not None),
-                bytes=moved,
-                needed_bytes=min(needed.get(op_class, 0), moved),
+                light_seconds=min(share.seconds, max(sum(matrix_seconds(op, profile) for op in ops), moving)),
+                calls=share.calls,
+                kernels=sum(op.launches for op in ops),
+                flops=share.flops,
+                bytes=share.bytes,
+                needed_bytes=min(needed.get(share.op_class, 0), share.bytes),
             )
         )
     return tuple(parts)
 
 
-def fused_seconds(stream: Stream, items: Sequence[Item], profile: Profile) -> float:
+def fused_seconds(step: PricedStep) -> float:
     """The speed of light where all that is neither product, convolution nor attention is one kernel."""
-    copy = profile.ceiling("hbm_copy", 0.0)
-    needed = crossing_bytes(stream, items, _matrix_or_rest)
+    copy = step.profile.ceiling("hbm_copy", 0.0)
+    needed = crossing_bytes(step.stream, step.ops, _matrix_or_rest)
     seconds: dict[str, float] = defaultdict(float)
     matrix: dict[str, float] = defaultdict(float)
-    for item in items:
-        if item.work is not None:
-            group = _matrix_or_rest(item.work.op_class)
-            seconds[group] += item.seconds
-            matrix[group] += matrix_seconds(item, profile)
+    for op in step.ops:
+        if op.work is not None:
+            group = _matrix_or_rest(op.work.op_class)
+            seconds[group] += op.seconds
+            matrix[group] += matrix_seconds(op, step.profile)
     return sum(
         min(seconds[group], max(matrix[group], needed.get(group, 0) / copy if copy else 0.0)) for group in seconds
     )
 
 
 def _matrix_or_rest(op_class: str) -> str:
-    return op_class if op_class in ("gemm", "attention", "conv") else "rest"
+    return op_class if op_class in MATRIX_CLASSES else "rest"
 
 
-def crossing_bytes(stream: Stream, items: Sequence[Item], group_of: Callable[[str], str]) -> dict[str, int]:
+def crossing_bytes(stream: Stream, ops: Sequence[TimedOp], group_of: Callable[[str], str]) -> dict[str, int]:
     """Bytes that cross the border of each group of classes, each tensor once a version: read by the group and written
     by another (or there before the step), or written by it and read by another (or kept for the next step)."""
     total: dict[str, int] = defaultdict(int)
@@ -279,26 +254,24 @@ def crossing_bytes(stream: Stream, items: Sequence[Item], group_of: Callable[[st
     written: dict[int, int] = {}  # bytes of the version that have yet to leave its writer
     seen: dict[tuple[int, str], int] = {}  # bytes of the version that a group has read
     readers: dict[int, list[str]] = defaultdict(list)
-    for op, item in zip(stream.ops, items, strict=True):
-        if item.work is None:
+    for op, timed in zip(stream.ops, ops, strict=True):
+        if timed.work is None:
             continue
-        group = group_of(item.work.op_class)
+        group = group_of(timed.work.op_class)
         overwrites = packet(op.name).split(".")[-1] in _OVERWRITING
-        reads = _touched(
-            stream, (t for i, t in enumerate(op.inputs) if not (overwrites and i in op.written)), item.work
-        )
-        for storage, size in reads.items():
+        read = (t for i, t in enumerate(op.inputs) if not (overwrites and i in op.written))
+        for storage, size in _touched(stream, read, timed.work).items():
             if writer.get(storage) == group:
                 continue
             more = size - seen.get((storage, group), 0)
             if more > 0:
-                total[group] += more * item.count
+                total[group] += more * timed.count
                 seen[storage, group] = size
                 readers[storage].append(group)
             if written.get(storage):
-                total[writer[storage]] += written.pop(storage) * item.count
+                total[writer[storage]] += written.pop(storage) * timed.count
         tensors = (*op.outputs, *(op.inputs[i] for i in op.written))
-        for storage, size in _touched(stream, tensors, item.work).items():
+        for storage, size in _touched(stream, tensors, timed.work).items():
             for reader in readers.pop(storage, ()):
                 seen.pop((storage, reader), None)
             writer[storage], written[storage] = group, size
@@ -308,8 +281,8 @@ def crossing_bytes(stream: Stream, items: Sequence[Item], group_of: Callable[[st
     return dict(total)
 
 
-def _touched(stream: Stream, tensors: Any, work: Work) -> dict[int, int]:
-    """storage -> bytes, none more than the op moves in all (a table that is looked up counts its rows in use)."""
+def _touched(stream: Stream, tensors: Iterable[int], work: Work) -> dict[int, int]:
+    """storage -> bytes, none more than the operation moves in all: of a table that is looked up the rows in use."""
     sizes: dict[int, int] = {}
     for index in tensors:
         ref = stream.tensors[index]
@@ -325,30 +298,28 @@ def layers_together(module: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
 
 
-def module_parts(items: Sequence[Item], profile: Profile) -> tuple[ModulePart, ...]:
+def module_parts(step: PricedStep) -> tuple[ModulePart, ...]:
     """Device time by module path, largest first. The optimizer works on all modules at once: a row of its own."""
-    members: dict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        if item.work is not None:
-            name = layers_together(item.module) or (OPTIMIZER if item.phase == "optimizer" else OUTSIDE)
-            members[name].append(item)
-    total = sum(item.seconds for item in items)
+    members: dict[str, list[TimedOp]] = defaultdict(list)
+    for op, timed in zip(step.stream.ops, step.ops, strict=True):
+        if timed.work is not None:
+            members[layers_together(op.module) or (OPTIMIZER if op.phase == "optimizer" else OUTSIDE)].append(timed)
+    total = step.timeline.device_seconds
     parts = []
-    for module, mine in members.items():
+    for module, ops in members.items():
         phases = dict.fromkeys(PHASES, 0.0)
         classes: dict[str, float] = defaultdict(float)
-        bounds = dict.fromkeys(BOUNDS, 0.0)
-        for item in mine:
-            assert item.work is not None
-            phases[item.phase] += item.seconds
-            classes[item.work.op_class] += item.seconds
-            bounds[bound_of(item, profile)] += item.seconds
-        seconds = sum(item.seconds for item in mine)
+        for timed in ops:
+            assert timed.work is not None
+            phases[timed.phase] += timed.seconds
+            classes[timed.work.op_class] += timed.seconds
+        bounds = bound_seconds(ops, step.profile)
+        seconds = sum(timed.seconds for timed in ops)
         parts.append(
             ModulePart(
                 module, seconds, seconds / total if total else 0.0, phases["forward"], phases["backward"],
-                phases["optimizer"], max(BOUNDS, key=lambda name: bounds[name]), dict(classes),
-                sum(item.count for item in mine),
+                phases["optimizer"], max(bounds, key=lambda name: bounds[name]), dict(classes),
+                sum(timed.count for timed in ops),
             )
         )  # fmt: skip
     return tuple(sorted(parts, key=lambda part: -part.seconds))
@@ -357,30 +328,22 @@ def module_parts(items: Sequence[Item], profile: Profile) -> tuple[ModulePart, .
 # --- synchronisations
 
 
-def syncs_of(stream: Stream, items: Sequence[Item], profile: Profile) -> tuple[Sync, ...]:
+def syncs_of(step: PricedStep) -> tuple[Sync, ...]:
     """Each place that stops the host, layers together, costliest first: the step less the step without its wait.
 
     Costs of several do not add up: without one the host waits at the next.
     """
-    if is_synchronous(profile):  # every op waits there
+    if is_synchronous(step.profile):  # every operation waits there
         return ()
     places: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    for i, op in enumerate(stream.ops):
+    for i, op in enumerate(step.stream.ops):
         if op.kind == "sync":
             places[packet(op.name), layers_together(op.module) or OUTSIDE, op.phase].append(i)
-    step = simulated(items, profile)() if places else 0.0
     found = []
     for (name, module, phase), positions in places.items():
-        saved = step - simulated(without_syncs(items, positions), profile)()
-        calls = sum(items[i].count for i in positions)
-        found.append(Sync(name, module, phase, calls, max(saved, 0.0)))
+        without = list(step.ops)
+        for i in positions:  # handed over, but not waited for
+            without[i] = replace(without[i], kind="launch")
+        saved = step.interval.value - Timeline(without, step.profile).step_seconds()
+        found.append(Sync(name, module, phase, sum(step.ops[i].count for i in positions), max(saved, 0.0)))
     return tuple(sorted(found, key=lambda sync: -sync.step_seconds))
-
-
-def without_syncs(items: Sequence[Item], positions: Sequence[int] | None = None) -> list[Item]:
-    """The same step whose ops at `positions` (default: all) are handed over but not waited for."""
-    chosen = None if positions is None else set(positions)
-    return [
-        replace(item, kind="launch") if item.kind == "sync" and (chosen is None or i in chosen) else item
-        for i, item in enumerate(items)
-    ]

@@ -9,8 +9,7 @@ from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import traced_of
-from flopcast.roofline.step.memory import needed_bytes, peak_bytes, workspace_bytes
+from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
@@ -28,7 +27,7 @@ def largest_batch(config: Mapping[str, Any], run: Run, profile: Profile) -> int:
     def stream_at(batch: int) -> Stream:
         return get_stream(config, traced_of(replace(run, batch=batch), profile), vary="batch")
 
-    return _largest(stream_at, run.seq, profile)
+    return _largest(stream_at, run, profile, run.seq)
 
 
 def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping[str, int]) -> int:
@@ -55,18 +54,16 @@ def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping
         except NotDerivable:
             return traced(batch)
 
-    return _largest(stream_at, traced(BATCHES[0]).meta["seq"], profile)
+    return _largest(stream_at, run, profile, traced(BATCHES[0]).meta["seq"])
 
 
-def _largest(stream_at: Callable[[int], Stream], seq: int, profile: Profile) -> int:
+def _largest(stream_at: Callable[[int], Stream], run: Run, profile: Profile, seq: int) -> int:
     """Memory grows with the batch, faster the larger it is (what is live at the peak changes), so the search goes
     between the largest known to fit and the least known not to, where the line through the two says."""
-    capability = profile.device.get("capability")
-    workspace = workspace_bytes(capability and tuple(capability))
     room = int(profile.device.get("memory_bytes") or 0)
 
     def needed(batch: int) -> int:
-        return needed_bytes(peak_bytes(stream_at(batch), workspace))
+        return PricedStep(stream_at(batch), run, profile).needed_bytes
 
     fits, too_many = 0, 2
     used = {fits: 0}

@@ -22,17 +22,13 @@ of products with one, two and four copies of 2 GiB after each, without a pause, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TYPE_CHECKING
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Gemm
 from flopcast.roofline.gpu.catalogue.power import BYTE_JOULES, STATIC_SHARE
-
-if TYPE_CHECKING:
-    from flopcast.roofline.gpu.profile.profile import Profile
-    from flopcast.roofline.step.simulation import Item
-
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.device_work import TimedOp
 
 # By how much the power that is worked out may be off, standard deviation of its logarithm.
 SIGMA = 0.05
@@ -42,6 +38,15 @@ PROJECTED_SHARE = 0.835
 # products among many of those would stand still. By the law a part of half an H200's power holds 0.6 under products.
 LEAST_CLOCK = 0.5
 SIDE = 8192  # of the square products that bursts and sustained rates are measured with
+
+
+@dataclass(frozen=True)
+class Power:
+    """Of steps one after the other: their mean power, what the limit adds to each, and the clock of the highest."""
+
+    watts: float
+    seconds: float
+    clock_share: float
 
 
 @dataclass(frozen=True)
@@ -68,61 +73,43 @@ class Draw:
         root = sqrt(linear**2 + 4.0 * self.matrix_joules * left * self.matrix_seconds)
         return min(max((root - linear) / (2.0 * self.matrix_joules), LEAST_CLOCK), 1.0)
 
-    def clock_held(self, seconds: float) -> float:
-        """The same of a step that takes `seconds` with what the limit adds: what draws the limit in that time."""
-        left = (self.limit_watts - self.static_watts) * seconds - self.byte_joules
-        return min(max(left / self.matrix_joules, LEAST_CLOCK), 1.0) if self.matrix_joules else 1.0
-
     def added_seconds(self, seconds: float) -> float:
         """What the limit adds to a step that takes `seconds` at full clock."""
         return self.matrix_seconds * (1.0 / self.clock(seconds) - 1.0)
 
     def times(self, factor: float) -> Draw:
         """As if all work took so many times the energy."""
-        return Draw(
-            self.limit_watts, self.static_watts, self.matrix_joules * factor, self.byte_joules * factor,
-            self.matrix_seconds,
-        )  # fmt: skip
+        return replace(self, matrix_joules=self.matrix_joules * factor, byte_joules=self.byte_joules * factor)
+
+    def power(self, step_seconds: float) -> Power:
+        """Of steps one after the other that take `step_seconds` with what the limit adds."""
+        if self is NONE or not step_seconds:
+            return Power(0.0, 0.0, 1.0)
+        left = (self.limit_watts - self.static_watts) * step_seconds - self.byte_joules
+        clock = min(max(left / self.matrix_joules, LEAST_CLOCK), 1.0) if self.matrix_joules else 1.0
+        joules = self.matrix_joules * clock + self.byte_joules
+        return Power(self.static_watts + joules / step_seconds, self.matrix_seconds * (1.0 / clock - 1.0), clock)
 
 
 NONE = Draw(limit_watts=1.0, static_watts=0.0, matrix_joules=0.0, byte_joules=0.0, matrix_seconds=0.0)
 
 
-def draw_of(items: Sequence[Item], profile: Profile) -> Draw:
-    """What a step of these ops draws. `NONE`, which no limit touches, where the part's limit or the energies are not
-    known, and where the profile's products are at the sustained clock already (`tile_law.py`, of older parts)."""
+def draw_of(ops: Sequence[TimedOp], profile: Profile) -> Draw:
+    """What a step of these operations draws. `NONE`, which no limit touches, where the part's limit or the energies are
+    not known, and where the profile's products are at the limited clock already (`gpu/laws/`, of older parts)."""
     flop_joules = energies(profile)
     if not flop_joules:
         return NONE
     limit = float(profile.device["power_limit_w"])
     matrix = seconds = moved = 0.0
-    for item in items:
-        if item.work is not None:
-            moved += item.work.bytes * item.count
-            shape = item.work.shape
+    for op in ops:
+        if op.work is not None:
+            moved += op.bytes
+            shape = op.work.shape
             if isinstance(shape, Gemm | Attention):
-                matrix += item.work.flops * item.count * flop_joules.get(shape.dtype, 0.0)
-                seconds += item.seconds
+                matrix += op.flops * flop_joules.get(shape.dtype, 0.0)
+                seconds += op.seconds
     return Draw(limit, STATIC_SHARE * limit, matrix, moved * BYTE_JOULES, seconds)
-
-
-@dataclass(frozen=True)
-class Power:
-    """Of steps one after the other: their mean power, what the limit adds to each, and the clock of the highest."""
-
-    watts: float
-    seconds: float
-    clock_share: float
-
-
-def power_of(items: Sequence[Item], profile: Profile, step_seconds: float) -> Power:
-    """Of steps that take `step_seconds` with what the limit adds."""
-    draw = draw_of(items, profile)
-    if draw is NONE or not step_seconds:
-        return Power(0.0, 0.0, 1.0)
-    clock = draw.clock_held(step_seconds)
-    joules = draw.matrix_joules * clock + draw.byte_joules
-    return Power(draw.static_watts + joules / step_seconds, draw.matrix_seconds * (1.0 / clock - 1.0), clock)
 
 
 def energies(profile: Profile) -> Mapping[str, float]:

@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
-from flopcast.roofline.stream.lowering.describe import Work
+from flopcast.roofline.step.device_work import TimedOp
 
 # From the host's launch call to the kernel's start on an idle device; a step of a thousand launches shows it
 # only where the host waits (a synchronisation).
 LAUNCH_LATENCY_SECONDS = 4e-6
-
-
-@dataclass(frozen=True)
-class Item:
-    """One op of the step: what the host spends on it, and what it puts on the device (None: nothing).
-
-    Seconds and launches are of all `count` times that the step runs it (micro-batches that are alike, one after the
-    other); `work` is of one.
-    """
-
-    phase: str
-    kind: str
-    module: str
-    host_seconds: float
-    work: Work | None = None
-    seconds: float = 0.0
-    sigma: float = 0.0
-    launches: int = 0
-    basis: str = ""
-    hot_seconds: float = 0.0  # the part of `seconds` that the hot curve gave, and how that came about
-    hot_basis: str = ""
-    count: int = 1
 
 
 # (host, kernels, gaps within, launches, sync) of an op that launches or waits, with what the host did before it
@@ -43,17 +20,15 @@ class Simulation:
     """A step as host and device work through it, prepared once and run with several speeds.
 
     The host enqueues op by op; the device runs in order, a gap between kernels; at most `queue_depth` launches are
-    outstanding; a sync stops the host until the device has drained. What runs several times (`Item.count`) is run until
-    one time only moves everything on by as much as the one before: then so do all that follow.
+    outstanding; a sync stops the host until the device has drained. What runs several times (`TimedOp.count`) is run
+    until one time only moves everything on by as much as the one before: then so do all that follow.
     """
 
-    def __init__(self, items: Sequence[Item], queue_depth: int, steps: int = 3) -> None:
+    def __init__(self, ops: Sequence[TimedOp], queue_depth: int, steps: int = 3) -> None:
         if steps < 2:
             raise ValueError("a steady step is the difference of two: steps must be at least 2")
-        self.host_seconds = sum(item.host_seconds for item in items)
-        self.device_seconds = sum(item.seconds for item in items)
         self._steps, self._queue_depth = steps, queue_depth
-        self._parts = [(_entries(run, count), count) for count, run in groupby(items, lambda item: item.count)]
+        self._parts = [(_entries(run, count), count) for count, run in groupby(ops, lambda op: op.count)]
         self._most = max((count for _, count in self._parts), default=1)
         self._prepared: dict[int, tuple[list[tuple[list[_Entry], int]], list[int]]] = {}
 
@@ -143,16 +118,15 @@ class Simulation:
 _LEAST_RUNS = 4
 
 
-def _entries(items: Iterable[Item], count: int) -> list[_Entry]:
-    """Of one time that the items run; what only costs the host goes to the next that launches or waits."""
+def _entries(ops: Iterable[TimedOp], count: int) -> list[_Entry]:
+    """Of one time that the operations run; what only costs the host goes to the next that launches or waits."""
     entries: list[_Entry] = []
     host = 0.0
-    for item in items:
-        host += item.host_seconds / count
-        if item.launches or item.kind == "sync":
-            launched = item.launches // count
-            more = max(launched - 1, 0)
-            entries.append((host, item.seconds / count, more, launched, item.kind == "sync"))
+    for op in ops:
+        host += op.host_seconds / count
+        if op.launches or op.kind == "sync":
+            launched = op.launches // count
+            entries.append((host, op.seconds / count, max(launched - 1, 0), launched, op.kind == "sync"))
             host = 0.0
     entries.append((host, 0.0, 0, 0, False))
     return entries
@@ -160,27 +134,3 @@ def _entries(items: Iterable[Item], count: int) -> list[_Entry]:
 
 def _agree(values: Sequence[float]) -> bool:
     return max(values) - min(values) <= 1e-9 * max(values)
-
-
-def simulate(
-    items: Sequence[Item],
-    *,
-    host_factor: float = 1.0,
-    device_factor: float = 1.0,
-    gap_seconds: float,
-    queue_depth: int,
-    sync_seconds: float,
-    is_synchronous: bool,
-    steps: int = 3,
-) -> float:
-    """Seconds of one steady step when steps follow each other without waiting.
-
-    The host enqueues op by op; the device runs in order, `gap_seconds` between kernels; at most `queue_depth`
-    launches are outstanding; a sync stops the host until the device has drained. `is_synchronous` (the CPU as
-    a device): every op is done when its call returns.
-    """
-    if is_synchronous:
-        return sum(item.host_seconds * host_factor + item.seconds * device_factor for item in items)
-    return Simulation(items, queue_depth, steps).run(
-        gap_seconds=gap_seconds, sync_seconds=sync_seconds, host_factor=host_factor, device_factor=device_factor
-    )

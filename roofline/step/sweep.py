@@ -13,7 +13,8 @@ from flopcast.gc_pause import no_garbage_collection
 from flopcast.roofline.base.csv_files import Row, check_length, parse_cell
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import Forecast, forecast_stream, traced_of
+from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.stream.library.prefetch import prefetched
 from flopcast.roofline.stream.model.models import MODEL_COLUMNS, Config, check_config, model_from
 from flopcast.roofline.stream.model.run import Run, Traced
@@ -53,8 +54,8 @@ def sweep(
             one = asked[index]
             try:
                 stream = stream_of(one.config, one.traced)
-                result = forecast_stream(stream, one.run, profile, host=host, price=price_of(profile.gpu))
-                found[index] |= scalars(result)
+                step = PricedStep(stream, one.run, profile, host, price_of(profile.gpu))
+                found[index] |= scalars(step.forecast())
             except UsageError as fault:
                 found[index]["reason"] = str(fault)
             progress(done + 1 + len(rows) - len(asked), len(rows))

@@ -2,9 +2,10 @@
 
 Errors are not independent, so that a step of a thousand kernels is not known a thousand times better than one:
 
-- a shape's own error (`Item.sigma`: the fit's residuals and the measurement's noise, `surface.py`): the same in each
-  of its repeats, independent from shape to shape;
-- what was not measured at all (`fallback.py`) is guessed by one rule for all shapes of a class: one error for them;
+- a shape's own error (`TimedOp.sigma`: the fit's residuals and the measurement's noise, `gpu/fit/surface.py`): the
+  same in each of its repeats, independent from shape to shape;
+- what was not measured at all (`gpu/profile/unmeasured.py`) is guessed by one rule for all shapes of a class: one error
+  for them;
 - a class's bias: kernels measured alone and kernels among others in a step differ by something that all of a class
   share, whatever the shape (`Spreads.classes`);
 - what all kernels share, the clock and memory of the part (`Spreads.common`), and what the cards of a kind differ by,
@@ -15,10 +16,11 @@ Errors are not independent, so that a step of a thousand kernels is not known a 
 - what a step that the device bounds is off although its kernels' times are right (`Spreads.beyond`): gaps that are
   neither a tiny kernel's nor a wide one's, a host that falls behind for a while;
 - the host: `HostCosts.sigma`, which says how far processes lie apart, or, calibrated in the same run, how far the host
-  moved between its samples (`run_host.RunHost.sigma`) and what steps were off besides (`Spreads.host_same_run`).
+  moved between its samples (`validation.host_of_run.RunHost.sigma`) and what steps were off besides
+  (`Spreads.host_same_run`).
 
 `Spreads` are estimated from real steps that are neither fitted nor validated: those of group "intervals" that
-`flopcast validate` runs (`ladders.py`). This remakes data/intervals.json from a folder of steps:
+`flopcast validate` runs (`validation/step_plans.py`). This remakes data/intervals.json from a folder of steps:
 
     python -m studies.shipped.intervals DIR [--gpu PROFILE]
 """
@@ -27,11 +29,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import exp, hypot, log, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.base.shipped import DATA
@@ -39,21 +41,20 @@ from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.unmeasured import OTHER_CACHE
 from flopcast.roofline.step import power_limit
-from flopcast.roofline.step.simulation import Item, Simulation
+from flopcast.roofline.step.device_work import TimedOp
+from flopcast.roofline.step.timeline import Timeline, is_synchronous
 from flopcast.roofline.stream.lowering.classes import group_of
 
 FILE = DATA / "intervals.json"
 
-# For a profile that measured none of these: values of the one H200 (torch 2.11).
-GAP_SECONDS, QUEUE_DEPTH, SYNC_SECONDS = 1e-6, 1024, 2e-5
-
 
 @dataclass(frozen=True, kw_only=True)
 class Spreads:
-    """Spreads of steps about their forecasts. `classes`: by group of operation classes (`validate.GROUPS`); `default`
-    for one without entry. `beyond`: of steps that the device bounds about what their kernels' true times would have
-    given. `host_same_run`: of the host where tiny models ran beside the step. `source`: of which steps, how many, on
-    which card and day.
+    """Spreads of steps about their forecasts, standard deviations of log seconds.
+
+    `classes`: by group of operation classes (`stream.lowering.classes.GROUPS`); `default` for one without entry.
+    `beyond`: of steps that the device bounds about what their kernels' true times would have given. `host_same_run`: of
+    the host where tiny models ran beside the step. `source`: of which steps, how many, on which card and day.
 
     The defaults are a guess, until steps have been run to tell: 2% a class, 1.5% for all and beyond the kernels.
     """
@@ -65,6 +66,9 @@ class Spreads:
     host_same_run: float = 0.05
     source: Mapping[str, Any] = field(default_factory=dict)
 
+    def of_group(self, group: str) -> float:
+        return self.classes.get(group, self.default)
+
 
 @cache
 def spreads() -> Spreads:
@@ -72,36 +76,36 @@ def spreads() -> Spreads:
     return Spreads(**json.loads(FILE.read_text())) if FILE.is_file() else Spreads()
 
 
-def device_log_sigma(items: Sequence[Item], profile: Profile, known: Spreads | None = None) -> float:
+def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | None = None) -> float:
     """Of the summed kernel time."""
     known = spreads() if known is None else known
-    total = sum(item.seconds for item in items)
+    total = sum(op.seconds for op in ops)
     if not total:
         return 0.0
     numbers: dict[tuple[Any, float], int] = {}  # of shapes, each with its sigma; a shape takes long to hash,
-    known_as: dict[tuple[int, float], int] = {}  # hence once a work, not once an item
+    known_as: dict[tuple[int, float], int] = {}  # hence once a work, not once an operation
     shapes: list[float] = []
     guessed: dict[str, float] = defaultdict(float)
     classes: dict[str, float] = defaultdict(float)
     least = 0.0 if profile.projected_kinds else OTHER_CACHE  # what is lent is off by one projection's error
-    for item in items:
-        if item.work is not None:
-            if item.basis == "extrapolated" and item.sigma >= least:
-                guessed[item.work.op_class] += item.seconds * item.sigma
+    for op in ops:
+        if op.work is not None:
+            if op.basis == "extrapolated" and op.sigma >= least:
+                guessed[op.work.op_class] += op.seconds * op.sigma
             else:
-                number = known_as.get((id(item.work), item.sigma))
+                number = known_as.get((id(op.work), op.sigma))
                 if number is None:
-                    number = numbers.setdefault((item.work.shape, item.sigma), len(numbers))
-                    known_as[id(item.work), item.sigma] = number
+                    number = numbers.setdefault((op.work.shape, op.sigma), len(numbers))
+                    known_as[id(op.work), op.sigma] = number
                     shapes += [0.0] * (len(numbers) - len(shapes))
-                shapes[number] += item.seconds
-            classes[item.work.op_class] += item.seconds
+                shapes[number] += op.seconds
+            classes[op.work.op_class] += op.seconds
     groups: dict[str, float] = defaultdict(float)
     for op_class, seconds in classes.items():
         groups[group_of(op_class)] += seconds
     own = sum((seconds * sigma) ** 2 for (_, sigma), seconds in zip(numbers, shapes, strict=True))
     own += sum(value**2 for value in guessed.values())
-    shared = sum((seconds * known.classes.get(group, known.default)) ** 2 for group, seconds in groups.items())
+    shared = sum((seconds * known.of_group(group)) ** 2 for group, seconds in groups.items())
     projected = 0.0
     if profile.basis != "measured":
         from flopcast.roofline.gpu.projection.project import common_sigma
@@ -134,50 +138,22 @@ def gap_log_sigma(profile: Profile) -> float:
     return abs(log(wide / tiny)) / 2 if wide > 0 and tiny > 0 else 0.25
 
 
-def simulated(items: Sequence[Item], profile: Profile) -> Callable[..., float]:
-    """A function that gives the seconds of a steady step on the profile's part, `host_factor`, `device_factor` or
-    `gap_factor` times as slow, or of work that takes `power_factor` times the energy."""
-    if is_synchronous(profile):
-        host, device = sum(item.host_seconds for item in items), sum(item.seconds for item in items)
+class Interval(NamedTuple):
+    """Seconds and the ends of their 90% interval."""
 
-        def added(
-            *, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0, power_factor: float = 1.0
-        ) -> float:
-            del gap_factor, power_factor
-            return host * host_factor + device * device_factor
-
-        return added
-    prepared = Simulation(items, round(profile.ceiling("queue_depth", QUEUE_DEPTH)))
-    gap = profile.ceiling("kernel_gap", GAP_SECONDS)
-    sync = profile.ceiling("sync", SYNC_SECONDS)
-    draw = power_limit.draw_of(items, profile)
-
-    def run(
-        *, host_factor: float = 1.0, device_factor: float = 1.0, gap_factor: float = 1.0, power_factor: float = 1.0
-    ) -> float:
-        unlimited = prepared.run(
-            gap_seconds=gap * gap_factor, sync_seconds=sync, host_factor=host_factor, device_factor=device_factor
-        )
-        return unlimited + draw.times(power_factor).added_seconds(unlimited)
-
-    return run
+    value: float
+    low: float
+    high: float
 
 
-def is_synchronous(profile: Profile) -> bool:
-    """Whether an op is done when its call returns: the CPU as a device."""
-    return bool(profile.device.get("type") == "cpu")
-
-
-def step_interval(
-    items: Sequence[Item], profile: Profile, host: HostCosts, device_sigma: float
-) -> tuple[float, float, float]:
-    """(step seconds, low, high): how far the step moves with the errors of device, host, gaps and power, independent;
-    and, as far as it follows the device, by what steps are off beyond their kernels."""
-    run = simulated(items, profile)
+def step_interval(timeline: Timeline, host: HostCosts, device_sigma: float) -> Interval:
+    """How far the step moves with the errors of device, host, gaps and power, independent; and, as far as it follows
+    the device, by what steps are off beyond their kernels."""
+    run = timeline.step_seconds
     step = run()
     if not step:
-        return 0.0, 0.0, 0.0
-    gap_sigma = 0.0 if is_synchronous(profile) else gap_log_sigma(profile)
+        return Interval(0.0, 0.0, 0.0)
+    gap_sigma = 0.0 if is_synchronous(timeline.profile) else gap_log_sigma(timeline.profile)
     beyond = spreads().beyond
 
     def moved(sign: int) -> float:
@@ -190,4 +166,4 @@ def step_interval(
         )
         return hypot(by_device, Z_90 * beyond * follows, *(log(part / step) for part in parts))
 
-    return step, step * exp(-moved(-1)), step * exp(moved(1))
+    return Interval(step, step * exp(-moved(-1)), step * exp(moved(1)))

@@ -30,7 +30,7 @@ import numpy as np
 
 from flopcast.errors import DataError
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import forecast
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.lowering.variants import Variant
 from flopcast.roofline.stream.model.models import load_config
 from flopcast.roofline.stream.model.run import Run

@@ -151,7 +151,7 @@ def as_points(side: Side) -> Side:
     """A folder's measurements by the points that a profile would make of them."""
     if side.kind == "profile":
         return side
-    from flopcast.roofline.step.profile_of_folder import fit_folder
+    from flopcast.roofline.step.fit_folder import fit_folder
 
     return profile_side(fit_folder(Path(side.label))[0], side.label)
 

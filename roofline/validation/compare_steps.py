@@ -18,8 +18,9 @@ from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records.rows import Row
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import Forecast, forecast_stream, traced_of
-from flopcast.roofline.step.uncertainty import is_synchronous
+from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.priced_step import PricedStep, traced_of
+from flopcast.roofline.step.timeline import is_synchronous
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.classes import GROUPS, op_class
 from flopcast.roofline.stream.model.run import Run, run_from
@@ -183,8 +184,8 @@ def _compare(
         stream = streams.of(plan, run, profile)
         if stack is not None:
             check_stream(stream, stack)
-        found = forecast_stream(stream, run, profile, host=host)
-        shipped = found if host is None else forecast_stream(stream, run, profile)
+        found = PricedStep(stream, run, profile, host).forecast()
+        shipped = found if host is None else PricedStep(stream, run, profile).forecast()
     except UsageError as fault:
         if stack is not None and "--any-stack" in str(fault):
             raise

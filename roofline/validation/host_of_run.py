@@ -20,8 +20,9 @@ from flopcast.roofline.gpu.fit.host import OPERATORS, fit_host
 from flopcast.roofline.gpu.fit.host_calibration import host_counts, host_plan, plan_streams
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.device_work import Backends, device_work
-from flopcast.roofline.step.uncertainty import simulated, spreads
+from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.step.uncertainty import spreads
+from flopcast.roofline.stream.model.run import Run
 
 # Samples of the host on either side of a step that say how fast it was then: two are taken before each step, by phase;
 # of steps in a row, which `pace` goes by, it is one, written twice.
@@ -121,8 +122,8 @@ def steady_ratio(steady: Mapping[int, float], plan: HostPlan, costs: HostCosts, 
     streams = plan_streams(plan, str(profile.device.get("type")))
     ratios = []
     for depth, seconds in steady.items():
-        items = device_work(streams[depth], profile, costs, Backends())
-        ratios.append(seconds / simulated(items, profile)())
+        step = PricedStep(streams[depth], Run(), profile, costs)
+        ratios.append(seconds / step.timeline.step_seconds())
     return min(max(median(ratios), 0.8), 1.25)
 
 

@@ -25,10 +25,9 @@ from typing import Any
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.base.numbers import Z_90
-from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
+from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.device_work import Backends, device_work
-from flopcast.roofline.step.forecast import forecast_items, traced_of
+from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config, check_config
 from flopcast.roofline.stream.model.run import Run
@@ -162,27 +161,26 @@ def point_of(
     axis: str, value: int, config: Config, stream: Stream, run: Run, profile: Profile, *, host: HostCosts | None = None
 ) -> Point:
     """As `point`, of a stream at hand."""
-    costs = host or profile.host or NO_HOST
-    items = device_work(stream, profile, costs, Backends(matmul=run.matmul, attention=run.attention))
-    found = forecast_items(items, stream, run, profile, host=costs)
+    step = PricedStep(stream, run, profile, host)
+    found = step.forecast()
     seconds: dict[str, float] = defaultdict(float)
     flops: dict[str, int] = defaultdict(int)
     errors: dict[Any, float] = defaultdict(float)
-    for item in items:
-        if item.work is None:
+    for op in step.ops:
+        if op.work is None:
             continue
-        shape = item.work.shape
-        errors[shape] += item.seconds * item.sigma
+        shape = op.work.shape
+        errors[shape] += op.seconds * op.sigma
         if isinstance(shape, Gemm) and shape.batch == 1:
-            seconds[shape.layout] += item.seconds
-            flops[shape.layout] += item.work.flops
+            seconds[shape.layout] += op.seconds
+            flops[shape.layout] += op.work.flops
     return Point(
         axis=axis, value=value, config=dict(config), n_params=found.n_params,
         step_seconds=found.step_seconds, step_seconds_low=found.step_seconds_low,
         step_seconds_high=found.step_seconds_high, device_seconds=found.device_seconds,
         device_seconds_low=found.device_seconds_low, device_seconds_high=found.device_seconds_high,
         host_seconds=found.host_seconds, bound=found.bound, flops=found.flops_counted,
-        tokens=run.batch * run.seq * run.accumulate, peak_bytes=found.peak_bytes, fits=found.fits,
+        tokens=run.tokens, peak_bytes=found.peak_bytes, fits=found.fits,
         extrapolated=found.basis_shares["extrapolated"],
         layout_seconds=dict(seconds), layout_flops=dict(flops), errors=dict(errors),
     )  # fmt: skip

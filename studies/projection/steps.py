@@ -26,7 +26,8 @@ from typing import Any
 from flopcast.roofline.base.csv_files import write_rows
 from flopcast.roofline.gpu.library.profiles import find_profile, projection
 from flopcast.roofline.gpu.profile.host import NO_HOST
-from flopcast.roofline.step.forecast import Forecast, forecast
+from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.model.models import load_config
 from flopcast.roofline.stream.model.run import Run
 

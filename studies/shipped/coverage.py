@@ -8,20 +8,20 @@ from __future__ import annotations
 import sys
 
 from flopcast.roofline.step.coverage import coverage, rows_of
-from flopcast.roofline.step.one_model import Source
+from flopcast.roofline.step.measured_model import MeasuredModel
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import LADDER_WIDTHS, depth_for, load_config, make_config, shipped_names
 from flopcast.roofline.stream.model.run import Traced
 
 
-def qwen3_sources(device_type: str = "cuda") -> list[Source]:
+def qwen3_models(device_type: str = "cuda") -> list[MeasuredModel]:
     """Steps whose streams ship: the configs at 4 x 256 and 8 x 1024, and every fourth width of the ladder."""
     large = Traced(batch=8, seq=1024, optimizer="adamw-fused", device=device_type)
     small = Traced(device=device_type)
     names = [name for name in shipped_names() if name.startswith("qwen3-") and "moe" not in name]
     models = [(name, load_config(name), traced) for name in names for traced in (small, large)]
     models += [(f"w{w}", make_config(width=w, depth=depth_for(w)), small) for w in LADDER_WIDTHS[::4]]
-    return [Source(name=name, stream=get_stream(config, traced)) for name, config, traced in models]
+    return [MeasuredModel(name=name, stream=get_stream(config, traced)) for name, config, traced in models]
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     from flopcast.roofline.views.terminal.console import console, table
 
     profile = find_profile(sys.argv[1] if len(sys.argv) > 1 else "nvidia-h200")
-    found = [coverage(profile, source) for source in qwen3_sources(profile.device["type"])]
+    found = [coverage(profile, model) for model in qwen3_models(profile.device["type"])]
     columns = (
         "step", "device ms", "measured", "interpolated", "extrapolated", "in measured kinds", "fits",
         "extrapolated most",

@@ -22,10 +22,8 @@ from typing import Any
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.base.csv_files import write_rows
-from flopcast.roofline.gpu.profile.host import NO_HOST
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.device_work import Backends, device_work
-from flopcast.roofline.step.forecast import traced_of
+from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.widths.penalties import power_of_two
 from studies.widths.check import rows_in
@@ -93,11 +91,10 @@ def products(chosen: CheckSet, profile: Profile, rows: Iterable[Mapping[str, Any
             if plan.name not in measured:
                 continue
             stream = get_stream(plan.config, traced_of(place.run, profile), vary="width")
-            items = device_work(stream, profile, profile.host or NO_HOST, Backends())
             forecast = [
-                (item.work.shape, item.seconds)
-                for item in items
-                if item.work is not None and isinstance(item.work.shape, Gemm) and item.work.shape.k > 1
+                (op.work.shape, op.seconds)
+                for op in PricedStep(stream, place.run, profile).ops
+                if op.work is not None and isinstance(op.work.shape, Gemm) and op.work.shape.k > 1
             ]  # rotary frequencies are an outer product, launched as another call
             for launched in measured[plan.name]:
                 if len(launched) != len(forecast):

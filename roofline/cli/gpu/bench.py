@@ -18,7 +18,7 @@ from flopcast.roofline.gpu.suites import FUSED, HOST, OF_TRITON, SUITES, check_s
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.suites import SuiteCase
-    from flopcast.roofline.step.one_model import Asked
+    from flopcast.roofline.step.measured_model import ModelOptions
 
 BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # of a suite's cases
 
@@ -79,11 +79,11 @@ def bench(
     from flopcast.microbench import fanout
     from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
     from flopcast.roofline.cli.shared.output import emit
-    from flopcast.roofline.step import one_model
+    from flopcast.roofline.step.measured_model import model_options
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.fit import print_spread
 
-    model = one_model.asked(vars(step))
+    model = model_options(vars(step))
     if model is not None and backend is not None:
         raise UsageError(
             f"--backend {backend} is of a suite: which a step of a model runs, --matmul and --attention say"
@@ -129,7 +129,7 @@ def _check_bench(suite: str | None, budget: float | None, backend: str | None = 
 
 
 def run_bench(
-    device: str | None, suite: str, out: Path, *, model: Asked | None = None, budget: float | None = None,
+    device: str | None, suite: str, out: Path, *, model: ModelOptions | None = None, budget: float | None = None,
     retry: tuple[str, ...] = (), skip_host: bool = False, backend: str | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Measures what `out` lacks of a suite (with `backend`, of its cases), or of what a step of `model` launches; a
@@ -141,7 +141,7 @@ def run_bench(
     from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
     from flopcast.roofline.gpu import suites
     from flopcast.roofline.gpu.fit import host_calibration
-    from flopcast.roofline.step import one_model
+    from flopcast.roofline.step import measured_model
 
     chosen = pick_device(device)
     gpu_all_gpus.check_out(out, all_gpus=False)
@@ -161,10 +161,12 @@ def run_bench(
         if not listed and backend is not None:
             raise UsageError(f"--backend {backend}: suite {name!r} has no case of it; standard and full have")
     else:
-        source = model.source(chosen.type)
+        own = model.model(chosen.type)
         machine = describe(chosen)
-        name = source.label
-        listed = one_model.cases_kept(out, source, one_model.step_cases(source, machine["device"], machine["stack"]))
+        name = own.label
+        listed = measured_model.cases_kept(
+            out, own, measured_model.step_cases(own, machine["device"], machine["stack"])
+        )
     cases = (Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in listed)
     found = engine.run_bench(
         chosen, out, suite=name, policy=policy, cases=cases,

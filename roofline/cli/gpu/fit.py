@@ -31,7 +31,7 @@ def fit(
     from flopcast.roofline.gpu.fit import cards
     from flopcast.roofline.gpu.fit import folder as fitted
     from flopcast.roofline.step import coverage
-    from flopcast.roofline.step.profile_of_folder import fit_folder
+    from flopcast.roofline.step.fit_folder import fit_folder
     from flopcast.roofline.validation import repeatability
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.fit import print_fit, print_repeatability, print_spread

@@ -31,7 +31,7 @@ def report(
     from flopcast.roofline.gpu.fit import folder
     from flopcast.roofline.gpu.fit.cards import read_folder
     from flopcast.roofline.gpu.library.profiles import completed, find_profile
-    from flopcast.roofline.step import profile_of_folder
+    from flopcast.roofline.step.fit_folder import fit_folder
     from flopcast.roofline.validation import run
     from flopcast.roofline.validation.comparable import check_device
     from flopcast.roofline.views.page import assemble
@@ -74,14 +74,14 @@ def report(
         say("2/4 fitting a profile")
         found = read_folder(measurements)
         with progress("fitting"):
-            profile, quality = profile_of_folder.fit_folder(measurements, found)
+            profile, quality = fit_folder(measurements, found)
         folder.save_profile(profile, out / "profile.json.gz")
         say(f"3/4 running real Qwen3 training steps -> {steps}")
         say(f"    {run.run_validation_steps(device, suite, steps)}")
         say("4/4 comparing, drawing")
     elif measurements is not None:
         with progress("fitting"):
-            profile, quality = profile_of_folder.fit_folder(measurements, found)
+            profile, quality = fit_folder(measurements, found)
         folder.save_profile(profile, out / "profile.json.gz")
     else:
         profile, quality = find_profile(gpu or ""), None

@@ -30,7 +30,8 @@ def explain(
     from flopcast.roofline.gpu.library import profile_cache
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step import alternatives
-    from flopcast.roofline.step.explain import explain_stream
+    from flopcast.roofline.step.explain import explain_step
+    from flopcast.roofline.step.priced_step import PricedStep
     from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
     from flopcast.roofline.views.terminal.explain import print_explanation
 
@@ -53,10 +54,9 @@ def explain(
             # where the step itself has to be traced, torch is there for the alternatives too
             trace = what_if or not is_at_hand(config, traced)
             stream = get_stream(config, traced)
-        found = explain_stream(stream, asked, profile, host=feeding, price=priced)
-        would_help = alternatives.advise(
-            stream, asked, profile, found.forecast, config=config, host=feeding, trace=trace
-        )
+        step = PricedStep(stream, asked, profile, feeding, priced)
+        found = explain_step(step)
+        would_help = alternatives.advise(step, config=config, trace=trace)
     profile_cache.keep(profile)
     if as_json:
         emit({**found.to_json(), "alternatives": [a.to_json() for a in would_help]})

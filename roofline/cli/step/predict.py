@@ -37,7 +37,7 @@ def predict(
         return
     from flopcast.roofline.gpu.library import profile_cache
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
-    from flopcast.roofline.step.forecast import forecast
+    from flopcast.roofline.step.priced_step import PricedStep, forecast
     from flopcast.roofline.stream.library.trace_process import tracing_apart
 
     sizes = module_sizes(context, model, run)
@@ -57,13 +57,12 @@ def predict(
         if model.module is None:
             result = forecast(config, asked, profile, **own, trace=trace)
         else:
-            from flopcast.roofline.step.forecast import forecast_stream
             from flopcast.roofline.stream.library import modules
 
             modules.check_sizes(model.module, sizes)
             stream = modules.module_stream(model.module, asked, profile.device["type"], sizes=sizes)
             asked = modules.run_of_stream(stream, asked)
-            result = forecast_stream(stream, asked, profile, **own)
+            result = PricedStep(stream, asked, profile, **own).forecast()
         if largest_batch:
             from flopcast.roofline.step import largest_batch as step_largest_batch
 

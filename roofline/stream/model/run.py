@@ -55,6 +55,11 @@ class Run:
     attention: str = "sdpa"
     fused: str = "none"
 
+    @property
+    def tokens(self) -> int:
+        """Per step."""
+        return self.batch * self.seq * self.accumulate
+
     def check(self) -> None:
         """Raises UsageError for what is invalid or not modelled yet."""
         for name, most in MOST.items():

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.roofline.step.forecast import Forecast, forecast
+from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.priced_step import PricedStep, forecast, traced_of
 from flopcast.roofline.stream.model.models import ladder, load_config, make_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.figures.canvas import Row
@@ -83,14 +84,13 @@ def anatomy(profile: Profile) -> list[Forecast]:
 
 def batches(profile: Profile) -> list[Forecast]:
     """Qwen3-0.6B over batches, to the first that does not fit."""
-    from flopcast.roofline.step.forecast import forecast_stream, traced_of
     from flopcast.roofline.stream.library.streams import get_stream
 
     found: list[Forecast] = []
     for batch in BATCHES:
         run = Run(batch=batch)
         stream = get_stream(load_config(BATCHED), traced_of(run, profile), vary="batch")
-        found.append(forecast_stream(stream, run, profile))
+        found.append(PricedStep(stream, run, profile).forecast())
         if not found[-1].fits:
             break
     return found

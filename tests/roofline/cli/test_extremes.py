@@ -18,7 +18,7 @@ import pytest
 from flopcast.roofline.gpu.catalogue.prices import load_prices
 from flopcast.roofline.gpu.library import profiles
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.step.forecast import forecast
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.page import assemble

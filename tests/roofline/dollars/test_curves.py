@@ -16,7 +16,7 @@ from flopcast.roofline.gpu.catalogue.prices import parse_override
 from flopcast.roofline.gpu.library.profiles import find_profiles
 from flopcast.roofline.gpu.profile.host import NO_HOST
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import forecast
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.model.models import ladder
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.validation.host_of_run import scaled

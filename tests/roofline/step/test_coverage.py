@@ -10,7 +10,7 @@ import pytest
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.coverage import coverage, floor_percent, holdings, with_sources
-from flopcast.roofline.step.one_model import Source, keep
+from flopcast.roofline.step.measured_model import MeasuredModel, keep
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import depth_for, load_config, make_config
 from flopcast.roofline.stream.model.run import Traced
@@ -23,8 +23,8 @@ def h200() -> Profile:
 
 
 @pytest.fixture(scope="module")
-def small() -> Source:
-    return Source(name="qwen3-0.6b", stream=get_stream(load_config("qwen3-0.6b"), Traced()))
+def small() -> MeasuredModel:
+    return MeasuredModel(name="qwen3-0.6b", stream=get_stream(load_config("qwen3-0.6b"), Traced()))
 
 
 def test_steps_that_fit_lie_in_measured_kinds(h200: Profile) -> None:
@@ -33,15 +33,15 @@ def test_steps_that_fit_lie_in_measured_kinds(h200: Profile) -> None:
     steps = [(load_config("qwen3-0.6b"), large), (load_config("qwen3-1.7b"), Traced())]
     steps += [(make_config(width=width, depth=depth_for(width)), Traced()) for width in (256, 2304)]
     for config, traced in steps:
-        found = coverage(h200, Source(name="step", stream=get_stream(config, traced)))
+        found = coverage(h200, MeasuredModel(name="step", stream=get_stream(config, traced)))
         assert found.fits
         assert found.in_measured_kinds >= 0.99, found
         assert sum(found.shares.values()) == pytest.approx(1.0)
-    vast = Source(name="14 B parameters", stream=get_stream(load_config("qwen3-14b"), Traced()))
+    vast = MeasuredModel(name="14 B parameters", stream=get_stream(load_config("qwen3-14b"), Traced()))
     assert not coverage(h200, vast).fits
 
 
-def test_what_was_not_measured_is_named_with_its_share(h200: Profile, small: Source) -> None:
+def test_what_was_not_measured_is_named_with_its_share(h200: Profile, small: MeasuredModel) -> None:
     whole = coverage(h200, small)
     surfaces = {key: s for key, s in h200.surfaces.items() if key.op_class != "optimizer"}
     without = coverage(replace(h200, surfaces=surfaces), small)
@@ -53,13 +53,13 @@ def test_what_was_not_measured_is_named_with_its_share(h200: Profile, small: Sou
     assert sum(share for _, share in without.lacking) <= share_lost + whole.shares["extrapolated"]
 
 
-def test_a_projected_profile_has_measured_nothing(small: Source) -> None:
+def test_a_projected_profile_has_measured_nothing(small: MeasuredModel) -> None:
     found = coverage(find_profile("nvidia-l4"), small)
     assert found.shares == {"measured": 0.0, "interpolated": 0.0, "extrapolated": pytest.approx(1.0)}
     assert found.in_measured_kinds == 0.0
 
 
-def test_a_profile_says_what_it_was_measured_for(h200: Profile, small: Source, tmp_path: Path) -> None:
+def test_a_profile_says_what_it_was_measured_for(h200: Profile, small: MeasuredModel, tmp_path: Path) -> None:
     rows = [
         {"key": "a", "status": "ok", "shape": {"kind": "gemm"}, "role": "fit", "cache": "cold"},
         {"key": "a", "status": "ok", "shape": {"kind": "gemm"}, "role": "fit", "cache": "hot"},
@@ -82,8 +82,8 @@ def test_percentages_are_not_rounded_up(share: float, text: str) -> None:
     assert floor_percent(share) == text
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: Source) -> None:
-    monkeypatch.setattr(shipped_coverage, "qwen3_sources", lambda kind: [small])
+def test_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: MeasuredModel) -> None:
+    monkeypatch.setattr(shipped_coverage, "qwen3_models", lambda kind: [small])
     monkeypatch.setattr("sys.argv", ["coverage", "nvidia-h200"])
     shipped_coverage.main()
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The step is simulated: what a user may rely on of host and device timelines, whatever their costs."""
+"""What each operation of a stream costs device and host, and which of its operands lie in L2."""
 
 from __future__ import annotations
 
@@ -15,117 +15,15 @@ from flopcast.kernels.shapes import Operand
 from flopcast.roofline.gpu.fit import host_calibration
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.device_work import Backends, device_work, l2_shares
-from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, Item, simulate
+from flopcast.roofline.step.device_work import backend_of, device_work, l2_shares
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.lowering.variants import KernelKind
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 from flopcast.roofline.stream.ops.to_depth import to_depth
 
 Tracing = Callable[..., Stream]
-
-GAP, SYNC = 1e-6, 1e-5
-
-
-def item(host: float, device: float = 0.0, launches: int | None = None, kind: str = "launch") -> Item:
-    count = (1 if device else 0) if launches is None else launches
-    return Item("forward", kind, "", host, seconds=device, launches=count)
-
-
-def step_of(items: list[Item], **options: Any) -> float:
-    defaults: dict[str, Any] = {"gap_seconds": GAP, "queue_depth": 1024, "sync_seconds": SYNC, "is_synchronous": False}
-    return simulate(items, **{**defaults, **options})
-
-
-microseconds = st.integers(1, 200).map(lambda n: n * 1e-6)
-kernels = st.builds(item, microseconds, microseconds, st.integers(1, 3))
-views = st.builds(item, microseconds)
-syncs = st.builds(item, microseconds, microseconds, st.just(1), st.just("sync"))
-steps_without_sync = st.lists(st.one_of(kernels, views), min_size=1, max_size=40)
-any_steps = st.lists(st.one_of(kernels, views, kernels, syncs), min_size=1, max_size=40)
-
-
-def host_sum(items: list[Item]) -> float:
-    return sum(i.host_seconds for i in items)
-
-
-def device_sum(items: list[Item]) -> float:
-    return sum(i.seconds + GAP * i.launches for i in items)
-
-
-@given(any_steps)
-def test_a_step_takes_what_either_side_takes(items: list[Item]) -> None:
-    step = step_of(items)
-    assert step >= host_sum(items) * (1 - 1e-9)
-    assert step >= device_sum(items) * (1 - 1e-9)
-    sync = sum(i.kind == "sync" for i in items)
-    assert step <= host_sum(items) + device_sum(items) + len(items) * LAUNCH_LATENCY_SECONDS + sync * SYNC
-
-
-@given(steps_without_sync)
-def test_without_a_sync_the_slower_side_is_the_step(items: list[Item]) -> None:
-    assert step_of(items, queue_depth=10**6, steps=40) == pytest.approx(
-        max(host_sum(items), device_sum(items)), rel=0.05, abs=0
-    ) or abs(host_sum(items) - device_sum(items)) < 0.1 * host_sum(items)
-
-
-@given(any_steps, st.data())
-def test_more_of_anything_is_never_faster(items: list[Item], data: st.DataObject) -> None:
-    step = step_of(items)
-    at = data.draw(st.integers(0, len(items) - 1))
-    more = data.draw(microseconds)
-    slower_host = [*items[:at], replace(items[at], host_seconds=items[at].host_seconds + more), *items[at + 1 :]]
-    assert step_of(slower_host) >= step - 1e-12
-    if items[at].launches:
-        slower_kernel = [*items[:at], replace(items[at], seconds=items[at].seconds + more), *items[at + 1 :]]
-        assert step_of(slower_kernel) >= step - 1e-12
-    assert step_of([*items[:at], item(more, more), *items[at:]]) >= step - 1e-12
-    for option, value in (("gap_seconds", GAP + more), ("sync_seconds", SYNC + more)):
-        assert step_of(items, **{option: value}) >= step - 1e-12
-
-
-@given(steps_without_sync, st.data())
-def test_a_sync_never_helps(items: list[Item], data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(items) - 1))
-    synced = [*items[:at], replace(items[at], kind="sync"), *items[at + 1 :]]
-    assert step_of(synced) >= step_of(items) - 1e-12
-
-
-@given(any_steps, st.integers(1, 30))
-def test_a_shorter_queue_is_never_faster(items: list[Item], depth: int) -> None:
-    assert step_of(items, queue_depth=depth) >= step_of(items, queue_depth=depth + 1) - 1e-12
-    assert step_of(items, queue_depth=depth + 1) >= step_of(items, queue_depth=10**6) - 1e-12
-
-
-def test_the_host_waits_where_the_queue_is_full() -> None:
-    """Ten slow kernels, then host work: with a queue of 10 they overlap, with a queue of 1 the host waits for nine."""
-    items = [*(item(1e-6, 1e-3) for _ in range(10)), item(9e-3)]
-    assert step_of(items, queue_depth=10) == pytest.approx(10e-3, rel=0.01)
-    assert step_of(items, queue_depth=1) == pytest.approx(18e-3, rel=0.01)
-
-
-def test_a_sync_drains_the_device_every_step() -> None:
-    """Device-bound but for the sync: the host cannot run ahead from step to step, its lead is paid anew."""
-    kernels = [item(1e-5, 2e-5) for _ in range(100)]
-    free = step_of([item(1e-3), *kernels])
-    synced = step_of([item(1e-3), *kernels, item(1e-6, 1e-6, kind="sync")])
-    assert free == pytest.approx(100 * 2.1e-5, rel=0.01)
-    assert synced == pytest.approx(1e-3 + 100 * 2.1e-5, rel=0.03)
-
-
-@given(any_steps, st.floats(0.5, 2), st.floats(0.5, 2))
-def test_a_processor_runs_each_op_when_it_is_called(items: list[Item], host: float, device: float) -> None:
-    step = step_of(items, is_synchronous=True, host_factor=host, device_factor=device)
-    assert step == pytest.approx(host * host_sum(items) + device * sum(i.seconds for i in items))
-
-
-def test_no_steady_step_without_two() -> None:
-    with pytest.raises(ValueError, match="at least 2"):
-        step_of([item(1e-6, 1e-6)], steps=1)
-
-
-# --- L2
 
 
 def chain(sizes: list[int]) -> Stream:
@@ -184,10 +82,10 @@ def test_shares_of_a_real_step(tiny: dict[str, Any], traced: Tracing) -> None:
 def test_every_op_is_an_item(tiny: dict[str, Any], traced: Tracing, profile: Profile) -> None:
     stream = traced(tiny)
     assert profile.host is not None
-    items = device_work(stream, profile, profile.host, Backends())
+    items = device_work(stream, Run(), profile, profile.host)
     assert len(items) == len(stream.ops)
     for op, found in zip(stream.ops, items, strict=True):
-        assert (found.phase, found.kind, found.module) == (op.phase, op.kind, op.module)
+        assert (found.phase, found.kind) == (op.phase, op.kind)
         assert (found.work is None) == (lower(stream, op) is None)
         assert (found.seconds > 0) == (found.work is not None)
         assert (found.launches > 0) == (found.work is not None)
@@ -206,7 +104,7 @@ def test_host_costs_are_counted_as_they_were_calibrated(
     odd = replace(profile, launch_counts=counts)
     for optimizer in ("adamw", "adamw-fused"):
         stream = to_depth(traced(tiny, optimizer=optimizer), 6)
-        items = device_work(stream, odd, host, Backends())
+        items = device_work(stream, Run(), odd, host)
         for phase, counts in host_calibration.count_ops(stream).items():
             charged = sum(i.host_seconds for i in items if i.phase == phase)
             expected = sum(
@@ -225,16 +123,16 @@ def test_hot_operands_are_never_slower(tiny: dict[str, Any], traced: Tracing, pr
     stream = traced(tiny)
     assert profile.host is not None
     without = replace(profile, device={**profile.device, "l2_bytes": 0})
-    hot = device_work(stream, profile, profile.host, Backends())
-    cold = device_work(stream, without, profile.host, Backends())
+    hot = device_work(stream, Run(), profile, profile.host)
+    cold = device_work(stream, Run(), without, profile.host)
     assert all(a.seconds <= b.seconds * (1 + 1e-9) for a, b in zip(hot, cold, strict=True))
 
 
-def test_backends_are_asked_for_by_class(tiny: dict[str, Any], traced: Tracing, profile: Profile) -> None:
+def test_backends_are_asked_for_by_class(tiny: dict[str, Any], traced: Tracing) -> None:
     stream = traced(tiny)
     works = {w.op_class: w for op in stream.ops if (found := lower(stream, op)) and (w := describe(*found))}
-    backends = Backends(matmul="triton", attention="sdpa")
-    assert backends.of(works["gemm"], profile) == "triton"
-    assert backends.of(works["attention"], profile) == "sdpa-cudnn"
-    assert Backends(attention="sdpa-flash").of(works["attention"], profile) == "sdpa-flash"
-    assert backends.of(works["pointwise"], profile) == "torch"
+    run = Run(matmul="triton", attention="sdpa")
+    assert backend_of(works["gemm"], run, "sdpa-cudnn") == "triton"
+    assert backend_of(works["attention"], run, "sdpa-cudnn") == "sdpa-cudnn"
+    assert backend_of(works["attention"], Run(attention="sdpa-flash"), "sdpa-cudnn") == "sdpa-flash"
+    assert backend_of(works["pointwise"], run, "sdpa-cudnn") == "torch"

@@ -16,17 +16,9 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import NO_HOST
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.alternatives import advise, nearest_multiples, with_fused_adamw
-from flopcast.roofline.step.device_work import Backends, device_work
-from flopcast.roofline.step.explain import (
-    OPTIMIZER,
-    Explanation,
-    crossing_bytes,
-    explain_stream,
-    layers_together,
-    without_syncs,
-)
-from flopcast.roofline.step.forecast import forecast_stream
-from flopcast.roofline.step.uncertainty import simulated
+from flopcast.roofline.step.explain import OPTIMIZER, Explanation, crossing_bytes, explain_step, layers_together
+from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import load_config, make_config, with_depth
 from flopcast.roofline.stream.model.run import Run, Traced
@@ -49,7 +41,7 @@ def stream(tiny: dict[str, Any], traced: Callable[..., Stream]) -> Stream:
 def small() -> tuple[Stream, Explanation]:
     """The ladder's smallest model on the shipped H200."""
     found = get_stream(make_config(width=256, depth=4), Traced())
-    return found, explain_stream(found, Run(), find_profile("nvidia-h200"))
+    return found, explain_step(PricedStep(found, Run(), find_profile("nvidia-h200")))
 
 
 def check(found: Explanation) -> None:
@@ -109,7 +101,8 @@ def test_shares_add_up_on_any_part(
         for phase in ("forward", "backward", "optimizer")
     }
     part = replace(profile, ceilings=ceilings, host=replace(profile.host, **costs))
-    check(explain_stream(traced(tiny, optimizer=optimizer), replace(RUN, optimizer=optimizer), part))
+    step = PricedStep(traced(tiny, optimizer=optimizer), replace(RUN, optimizer=optimizer), part)
+    check(explain_step(step))
 
 
 def test_the_optimizer_cannot_avoid_what_it_reads_and_writes_once(stream: Stream, profile: Profile) -> None:
@@ -118,8 +111,8 @@ def test_the_optimizer_cannot_avoid_what_it_reads_and_writes_once(stream: Stream
     fused = with_fused_adamw(stream)
     assert fused is not None
     for made in (stream, fused):
-        items = device_work(made, profile, NO_HOST, Backends())
-        needed = crossing_bytes(made, items, lambda op_class: op_class)["optimizer"]
+        ops = PricedStep(made, RUN, profile).ops
+        needed = crossing_bytes(made, ops, lambda op_class: op_class)["optimizer"]
         assert needed == pytest.approx(28 * stream.n_params, rel=0.01)
 
 
@@ -135,7 +128,7 @@ def test_convolutions_and_grouped_products_cost_their_flops(profile: Profile) ->
     config = {**load_config("qwen3-moe"), "hidden_size": 64, "moe_intermediate_size": 32, "vocab_size": 512}
     moe = get_stream(with_depth(config, 2), Traced(batch=2, seq=32))
     for stream, name in ((conv, "conv"), (moe, "gemm")):
-        found = explain_stream(stream, Run(batch=8, seq=1), part)
+        found = explain_step(PricedStep(stream, Run(batch=8, seq=1), part))
         one = next(share for share in found.classes if share.op_class == name)
         assert one.flops > 0
         assert one.light_seconds == pytest.approx(min(one.flops / rate, one.seconds), rel=0.1)  # some in fp32
@@ -146,10 +139,10 @@ def test_convolutions_and_grouped_products_cost_their_flops(profile: Profile) ->
 
 
 def test_merging_classes_never_adds_bytes(stream: Stream, profile: Profile) -> None:
-    items = device_work(stream, profile, NO_HOST, Backends())
-    apart = crossing_bytes(stream, items, lambda op_class: op_class)
-    merged = crossing_bytes(stream, items, lambda op_class: op_class if op_class == "gemm" else "rest")
-    whole = crossing_bytes(stream, items, lambda _: "all")
+    ops = PricedStep(stream, RUN, profile).ops
+    apart = crossing_bytes(stream, ops, lambda op_class: op_class)
+    merged = crossing_bytes(stream, ops, lambda op_class: op_class if op_class == "gemm" else "rest")
+    whole = crossing_bytes(stream, ops, lambda _: "all")
     assert sum(whole.values()) < sum(merged.values()) < sum(apart.values())
     # whatever is fused, the step reads and writes its parameters and states
     assert whole["all"] >= 24 * stream.n_params
@@ -160,10 +153,9 @@ def test_a_synchronisation_is_named_and_costs_what_the_step_saves(small: tuple[S
     (sync,) = found.syncs
     assert (sync.op, sync.module, sync.phase, sync.calls) == ("aten._local_scalar_dense", "model", "forward", 1)
     profile = find_profile("nvidia-h200")
-    assert profile.host is not None
-    items = device_work(stream, profile, profile.host, Backends())
-    without = simulated(without_syncs(items), profile)()
-    assert found.forecast.step_seconds - sync.step_seconds == pytest.approx(without)
+    ops = PricedStep(stream, Run(), profile).ops
+    without = Timeline([replace(op, kind="launch") if op.kind == "sync" else op for op in ops], profile)
+    assert found.forecast.step_seconds - sync.step_seconds == pytest.approx(without.step_seconds())
 
 
 def test_a_module_of_all_layers_has_one_name() -> None:
@@ -185,7 +177,7 @@ def test_the_fused_optimizer_is_what_a_trace_of_it_gives(
     assert made is not None
     assert with_fused_adamw(real) is None  # there is nothing to replace
     run = replace(RUN, optimizer="adamw-fused")
-    ours, theirs = (forecast_stream(s, run, profile) for s in (made, real))
+    ours, theirs = (PricedStep(s, run, profile).forecast() for s in (made, real))
     assert ours.device_seconds == pytest.approx(theirs.device_seconds, rel=1e-3)
     assert ours.host_seconds == pytest.approx(theirs.host_seconds, rel=1e-3)
     assert ours.kernels == theirs.kernels
@@ -194,12 +186,12 @@ def test_the_fused_optimizer_is_what_a_trace_of_it_gives(
 def test_each_alternative_is_the_forecast_of_its_option(small: tuple[Stream, Explanation]) -> None:
     stream, found = small
     profile = find_profile("nvidia-h200")
-    advice = {a.option: a for a in advise(stream, Run(), profile, found.forecast)}
+    advice = {a.option: a for a in advise(PricedStep(stream, Run(), profile))}
     assert {"--host none", "--optimizer adamw-fused", "--attention sdpa-flash"} <= set(advice)
     bound = advice["--host none"]
     assert bound.kind == "bound"
-    assert bound.step_seconds == pytest.approx(forecast_stream(stream, Run(), profile, host=NO_HOST).step_seconds)
-    flash = forecast_stream(stream, Run(attention="sdpa-flash"), profile)
+    assert bound.step_seconds == pytest.approx(PricedStep(stream, Run(), profile, host=NO_HOST).forecast().step_seconds)
+    flash = PricedStep(stream, Run(attention="sdpa-flash"), profile).forecast()
     assert advice["--attention sdpa-flash"].device_seconds == pytest.approx(flash.device_seconds)
     gains = [a.gain for a in advice.values() if a.kind == "forecast"]
     assert gains == sorted(gains, key=lambda gain: -(gain or 0.0))
@@ -213,8 +205,7 @@ def test_what_has_to_be_traced_first_is_named_and_not_guessed() -> None:
     config = {**shipped, "hidden_size": 1100}
     stream = get_stream(shipped, Traced())
     profile = find_profile("nvidia-h200")
-    found = forecast_stream(stream, Run(), profile)
-    advice = {a.option: a for a in advise(stream, Run(), profile, found, config=config)}
+    advice = {a.option: a for a in advise(PricedStep(stream, Run(), profile), config=config)}
     left = {option for option, a in advice.items() if a.gain is None}
     assert {"--batch 16", "--width 1088", "--width 1152", "--vocab 152064"} <= left
     assert all(advice[option].reason and advice[option].step_seconds is None for option in left)
@@ -236,10 +227,10 @@ def test_a_larger_batch_follows_from_two_that_are_at_hand(
     for batch in BATCHES:
         get_stream(tiny, Traced(batch=batch, seq=32))  # traced, and cached
     stream = traced(tiny)
-    found = forecast_stream(stream, RUN, profile)
-    advice = {a.option: a for a in advise(stream, RUN, profile, found, config=tiny)}
+    step = PricedStep(stream, RUN, profile)
+    found, advice = step.forecast(), {a.option: a for a in advise(step, config=tiny)}
     larger = advice["--batch 8"]
-    real = forecast_stream(traced(tiny, batch=8), replace(RUN, batch=8), profile)
+    real = PricedStep(traced(tiny, batch=8), replace(RUN, batch=8), profile).forecast()
     assert larger.step_seconds == pytest.approx(real.step_seconds)
     assert larger.gain == pytest.approx(real.tokens_per_second / found.tokens_per_second - 1)
     assert (larger.gain or 0.0) > 1.0  # a step this small is its launches, whatever the batch

@@ -15,7 +15,8 @@ from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import NO_HOST
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import Forecast, forecast, forecast_stream
+from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.priced_step import PricedStep, forecast
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES
 from flopcast.roofline.stream.model.models import with_depth
 from flopcast.roofline.stream.model.run import Run, run_from
@@ -43,7 +44,7 @@ def ask(tiny: dict[str, Any], traced: Tracing, profile: Profile) -> Callable[...
     def one(config: Mapping[str, Any] | None = None, *, on: Profile = profile, **options: Any) -> Forecast:
         run = Run(**{"batch": 2, "seq": 32, **options})
         stream = traced(config or tiny, batch=run.batch, seq=run.seq, optimizer=run.optimizer, precision=run.precision)
-        return forecast_stream(stream, run, on)
+        return PricedStep(stream, run, on).forecast()
 
     return one
 

@@ -15,9 +15,10 @@ from flopcast.roofline.gpu.catalogue import power
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step import power_limit
-from flopcast.roofline.step.forecast import Forecast, forecast
+from flopcast.roofline.step.device_work import TimedOp
+from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.power_limit import NONE, Draw
-from flopcast.roofline.step.simulation import Item
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.model.models import depth_for, make_config
 from flopcast.roofline.stream.model.run import Run
@@ -39,13 +40,13 @@ def test_the_clock_that_is_found_draws_the_limit(joules: float, moved: float, ma
     draw = Draw(700.0, 119.0, joules, moved, matrix)
     seconds = matrix + rest
     clock, longer = draw.clock(seconds), seconds + draw.added_seconds(seconds)
-    if draw.watts(seconds) <= 700.0:
+    if 119.0 + (joules + moved) / seconds <= 700.0:
         assert (clock, longer) == (1.0, seconds)
     else:
         assert power_limit.LEAST_CLOCK <= clock <= 1.0
         drawn = 119.0 + (clock * joules + moved) / longer
         assert drawn == pytest.approx(700.0) if clock > power_limit.LEAST_CLOCK else drawn >= 700.0 * (1 - 1e-6)
-        assert draw.clock_held(longer) == pytest.approx(clock)
+        assert draw.power(longer).clock_share == pytest.approx(clock)
     assert draw.times(1.1).added_seconds(seconds) >= draw.added_seconds(seconds)
 
 
@@ -53,7 +54,7 @@ def test_a_few_products_among_bytes_of_the_cache_do_not_stand_still() -> None:
     """Bytes counted at more than the part draws: one product in a hundred took 73 times as long."""
     draw = Draw(700.0, 119.0, matrix_joules=1e-3, byte_joules=1.0, matrix_seconds=1e-5)
     assert draw.added_seconds(1e-3) <= draw.matrix_seconds
-    assert draw.clock_held(1e-3) == power_limit.LEAST_CLOCK
+    assert draw.power(1e-3).clock_share == power_limit.LEAST_CLOCK
 
 
 def test_products_without_a_pause_run_at_the_sustained_rate(h200: Profile) -> None:
@@ -61,9 +62,9 @@ def test_products_without_a_pause_run_at_the_sustained_rate(h200: Profile) -> No
     shape = Gemm(m=8192, n=8192, k=8192, dtype="bf16", layout="nt")
     work = describe(shape)
     burst = h200.ceilings["matrix_burst/bf16"].value
-    item = Item("forward", "mm", "", 0.0, work=work, seconds=work.flops / burst, launches=1)
-    draw = power_limit.draw_of([item], h200)
-    seconds = item.seconds + draw.added_seconds(item.seconds)
+    op = TimedOp("forward", "mm", 0.0, work=work, seconds=work.flops / burst, launches=1)
+    draw = power_limit.draw_of([op], h200)
+    seconds = op.seconds + draw.added_seconds(op.seconds)
     assert work.flops / seconds == pytest.approx(h200.ceilings["matrix_sustained/bf16"].value, rel=1e-6)
     # `power.ENERGY` is the same constant, from the same part
     energy = power_limit.energies(h200)["bf16"]
@@ -110,16 +111,10 @@ def test_a_projected_part_sustains_what_its_datasheet_says() -> None:
     projected = find_profile("nvidia-h100-pcie")
     work = describe(Gemm(m=8192, n=8192, k=8192, dtype="bf16", layout="nt"))
     sustained_rate = projected.ceilings["matrix_sustained/bf16"].value
-    item = Item(
-        "forward",
-        "mm",
-        "",
-        0.0,
-        work=work,
-        seconds=work.flops * power_limit.PROJECTED_SHARE / sustained_rate,
-        launches=1,
+    op = TimedOp(
+        "forward", "mm", 0.0, work=work, seconds=work.flops * power_limit.PROJECTED_SHARE / sustained_rate, launches=1
     )
-    seconds = item.seconds + power_limit.draw_of([item], projected).added_seconds(item.seconds)
+    seconds = op.seconds + power_limit.draw_of([op], projected).added_seconds(op.seconds)
     assert work.flops / seconds == pytest.approx(sustained_rate, rel=1e-6)
 
 

@@ -20,7 +20,8 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step import kernel_times
 from flopcast.roofline.step import sweep as step_sweep
-from flopcast.roofline.step.forecast import Forecast, forecast
+from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
 

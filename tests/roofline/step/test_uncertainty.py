@@ -18,8 +18,8 @@ from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step import uncertainty
-from flopcast.roofline.step.device_work import Backends, device_work
-from flopcast.roofline.step.simulation import Item
+from flopcast.roofline.step.device_work import TimedOp, device_work
+from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.step.uncertainty import (
     Spreads,
     card_sigma,
@@ -29,6 +29,7 @@ from flopcast.roofline.step.uncertainty import (
     step_interval,
 )
 from flopcast.roofline.stream.lowering.classes import GROUPS
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.validation.compare_steps import compare
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
@@ -40,9 +41,9 @@ Tracing = Callable[..., Stream]
 
 
 @pytest.fixture
-def items(tiny: dict[str, Any], traced: Tracing, profile: Profile) -> list[Item]:
+def ops(tiny: dict[str, Any], traced: Tracing, profile: Profile) -> list[TimedOp]:
     assert profile.host is not None
-    return device_work(traced(tiny), profile, profile.host, Backends())
+    return device_work(traced(tiny), Run(), profile, profile.host)
 
 
 def with_cards(profile: Profile, factors: dict[str, float]) -> Profile:
@@ -50,25 +51,25 @@ def with_cards(profile: Profile, factors: dict[str, float]) -> Profile:
     return replace(profile, provenance={**profile.provenance, "gpus": {"classes": classes}})
 
 
-def test_shared_errors_do_not_average_out(items: list[Item], profile: Profile) -> None:
-    exact = [replace(item, sigma=0.0) for item in items]
+def test_shared_errors_do_not_average_out(ops: list[TimedOp], profile: Profile) -> None:
+    exact = [replace(op, sigma=0.0) for op in ops]
     none = Spreads(default=0.0, common=0.0)
     assert device_log_sigma(exact, profile, none) == 0.0
     common = device_log_sigma(exact, profile, Spreads(default=0.0, common=0.03))
     assert common == pytest.approx(0.03)
     classes = device_log_sigma(exact, profile, Spreads(default=0.03, common=0.0))
     assert 0.03 / sqrt(len(GROUPS)) <= classes < 0.03  # independent from class to class
-    one = [replace(item, work=items[0].work if item.work else None) for item in exact]
+    one = [replace(op, work=ops[0].work if op.work else None) for op in exact]
     assert device_log_sigma(one, profile, Spreads(default=0.03, common=0.0)) == pytest.approx(0.03)
-    own = device_log_sigma([replace(item, sigma=0.1) for item in items], profile, none)
+    own = device_log_sigma([replace(op, sigma=0.1) for op in ops], profile, none)
     assert own < 0.1
 
 
-def test_cards_of_a_kind(items: list[Item], profile: Profile) -> None:
+def test_cards_of_a_kind(ops: list[TimedOp], profile: Profile) -> None:
     assert card_sigma({"gemm": 1.0}, profile) == 0.0
     apart = with_cards(profile, {"gpu0": 0.98, "gpu1": 1.02})
     assert card_sigma({"gemm": 1.0, "copy": 2.0}, apart) == pytest.approx(log(1.02 / 0.98) / sqrt(2), rel=1e-3)
-    assert device_log_sigma(items, apart) > device_log_sigma(items, profile)
+    assert device_log_sigma(ops, apart) > device_log_sigma(ops, profile)
 
 
 def test_gaps_lie_between_tiny_and_wide(profile: Profile) -> None:
@@ -80,25 +81,25 @@ def test_gaps_lie_between_tiny_and_wide(profile: Profile) -> None:
     assert gap_log_sigma(both) == pytest.approx(log(1.6) / 2)
 
 
-def test_wider_errors_make_wider_intervals(items: list[Item], profile: Profile) -> None:
+def test_wider_errors_make_wider_intervals(ops: list[TimedOp], profile: Profile) -> None:
     assert profile.host is not None
-    step, low, high = step_interval(items, profile, profile.host, 0.02)
+    step, low, high = step_interval(Timeline(ops, profile), profile.host, 0.02)
     assert low < step < high
-    _, lower, higher = step_interval(items, profile, replace(profile.host, sigma=0.3), 0.02)
+    _, lower, higher = step_interval(Timeline(ops, profile), replace(profile.host, sigma=0.3), 0.02)
     assert lower < low
     assert higher > high
 
 
 def test_a_step_that_follows_the_device_is_as_uncertain_as_such_steps_were(
-    items: list[Item], profile: Profile, monkeypatch: pytest.MonkeyPatch
+    ops: list[TimedOp], profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off beyond its kernels by so much, in quadrature; a step that waits for its host is not."""
     assert profile.host is not None
 
     def width(beyond: float, factor: float) -> float:
         monkeypatch.setattr(uncertainty, "spreads", lambda: Spreads(beyond=beyond))
-        scaled = [replace(item, seconds=factor * item.seconds) for item in items]
-        step, low, _ = step_interval(scaled, profile, profile.host, 0.01)
+        scaled = [replace(op, seconds=factor * op.seconds) for op in ops]
+        step, low, _ = step_interval(Timeline(scaled, profile), profile.host, 0.01)
         return log(step / low)
 
     busy, waiting = 1000.0, 1e-3

@@ -15,7 +15,8 @@ from flopcast.errors import UsageError
 from flopcast.microbench.recipe.plans import PHASES
 from flopcast.roofline.gpu.fit.host_calibration import host_plan
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import Forecast, forecast
+from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.lowering.classes import GROUPS, OP_CLASSES, op_class
 from flopcast.roofline.stream.model.models import check_config
 from flopcast.roofline.stream.model.run import Run

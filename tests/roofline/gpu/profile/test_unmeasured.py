@@ -10,7 +10,7 @@ import pytest
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.unmeasured import DEFAULT_FLOOR, Fallback
-from flopcast.roofline.step.simulation import Item
+from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.uncertainty import device_log_sigma
 from flopcast.roofline.stream.lowering.variants import Variant, parse_variant
 
@@ -89,8 +89,8 @@ def test_a_guess_is_one_error_for_all_shapes_of_a_class() -> None:
     works = [describe(Gemm(m=64 * i, n=64, k=64)) for i in range(1, 101)]
 
     def sigma(basis: str) -> float:
-        items = [Item("forward", "launch", "", 0.0, work, 1e-3, 0.5, 1, basis) for work in works]
-        return device_log_sigma(items, profile)
+        ops = [TimedOp("forward", "launch", 0.0, work, 1e-3, 0.5, 1, basis) for work in works]
+        return device_log_sigma(ops, profile)
 
     assert sigma("extrapolated") == pytest.approx(0.5, abs=0.02)
     assert sigma("interpolated") < 0.12

@@ -13,7 +13,7 @@ from flopcast.roofline.gpu.profile.roofs import points_of
 from flopcast.roofline.gpu.projection.complete import complete
 from flopcast.roofline.gpu.projection.project import project
 from flopcast.roofline.gpu.projection.rates import SAME_CHIP_SIGMA
-from flopcast.roofline.step.forecast import forecast
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.step.uncertainty import card_sigma
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.variants import SurfaceKey

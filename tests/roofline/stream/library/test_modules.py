@@ -20,7 +20,7 @@ from flopcast.errors import UsageError
 from flopcast.microbench import zoo
 from flopcast.microbench.recipe import training_step
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import forecast, forecast_stream
+from flopcast.roofline.step.priced_step import PricedStep, forecast
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower, recomputed
 from flopcast.roofline.stream.model.models import load_config
@@ -155,7 +155,7 @@ def test_checkpointing_saves_memory(traced: Callable[..., Stream], profile: Prof
     deep = {**tiny, "num_hidden_layers": 12}
     stream = traced(deep, batch=8, seq=64, checkpoint="full")
     peak = {
-        name: forecast_stream(s, Run(batch=8, seq=64), profile).peak_bytes
+        name: PricedStep(s, Run(batch=8, seq=64), profile).forecast().peak_bytes
         for name, s in (("none", traced(deep, batch=8, seq=64)), ("full", stream))
     }
     assert peak["full"] < 0.8 * peak["none"]

@@ -19,7 +19,8 @@ from flopcast.roofline.gpu.fit.host_calibration import host_plan
 from flopcast.roofline.gpu.profile import host as profile_host
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import Forecast, forecast_stream
+from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES
 from flopcast.roofline.stream.lowering.lower import launches, lower
@@ -78,7 +79,7 @@ def test_operands_have_autocasts_dtypes(tiny: Mapping[str, Any], traced: Tracing
 
 
 def forecast(stream: Stream, profile: Profile, host: HostCosts | None = None, run: Run = RUN) -> Forecast:
-    return forecast_stream(stream, run, profile, host=host)
+    return PricedStep(stream, run, profile, host=host).forecast()
 
 
 def test_its_forecast_moves_less_and_launches_less(tiny: Mapping[str, Any], traced: Tracing, profile: Profile) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import forecast
 from flopcast.roofline.step.largest_batch import largest_batch
 from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.step.sweep import sweep
 from flopcast.roofline.stream.library import prefetch
 from flopcast.roofline.stream.library.streams import get_stream

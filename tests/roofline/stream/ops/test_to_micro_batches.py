@@ -17,9 +17,10 @@ from flopcast.errors import UsageError
 from flopcast.microbench import zoo
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.explain import explain_stream
-from flopcast.roofline.step.forecast import forecast, traced_of
-from flopcast.roofline.step.simulation import Item, Simulation
+from flopcast.roofline.step.device_work import TimedOp
+from flopcast.roofline.step.explain import explain_step
+from flopcast.roofline.step.priced_step import PricedStep, forecast, traced_of
+from flopcast.roofline.step.simulation import Simulation
 from flopcast.roofline.stream.library import modules
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
 from flopcast.roofline.stream.model.run import Run
@@ -33,8 +34,8 @@ RUN = Run(batch=2, seq=32)
 
 microseconds = st.integers(0, 100).map(lambda n: n * 1e-6)
 items = st.builds(
-    lambda host, device, launches, kind: Item(
-        "forward", kind, "", host, seconds=device, launches=launches if device else 0
+    lambda host, device, launches, kind: TimedOp(
+        "forward", kind, host, seconds=device, launches=launches if device else 0
     ),
     microseconds,
     microseconds,
@@ -60,7 +61,7 @@ def differences(one: Any, other: Any, at: str = "") -> list[str]:
     st.sampled_from([2, 10, 100, 1021]), st.sampled_from([0.3, 1.0, 3.0]),
 )  # fmt: skip
 def test_what_runs_several_times_is_simulated_as_if_written_out(
-    before: list[Item], block: list[Item], after: list[Item], count: int, queue_depth: int, host_factor: float
+    before: list[TimedOp], block: list[TimedOp], after: list[TimedOp], count: int, queue_depth: int, host_factor: float
 ) -> None:
     several = [
         replace(
@@ -90,7 +91,7 @@ def test_many_micro_batches_are_as_all_of_them_traced(
     short = get_stream(tiny, traced_of(run, profile))
     assert len(short.ops) < len(every.ops)
     assert sum(times_run(short)) == sum(times_run(every)) == len(every.ops)
-    want, got = (explain_stream(stream, run, profile).to_json() for stream in (every, short))
+    want, got = (explain_step(PricedStep(stream, run, profile)).to_json() for stream in (every, short))
     assert not differences(got, want)
     assert roofline(short, find_profile("nvidia-h200")) == pytest.approx(roofline(every, find_profile("nvidia-h200")))
 
@@ -119,7 +120,7 @@ def test_many_micro_batches_of_a_module(profile: Profile, monkeypatch: pytest.Mo
     def explained() -> Any:
         run = Run(accumulate=11)
         stream = modules.module_stream(mlp, run, profile.device["type"])
-        return len(stream.ops), explain_stream(stream, modules.run_of_stream(stream, run), profile).to_json()
+        return len(stream.ops), explain_step(PricedStep(stream, modules.run_of_stream(stream, run), profile)).to_json()
 
     length, found = explained()
     monkeypatch.setattr(tracer, "TRACED", 1024)

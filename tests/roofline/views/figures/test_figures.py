@@ -18,7 +18,7 @@ from flopcast.roofline.dollars.points import CostCurve, StepPoint, cost_curve
 from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import forecast_stream, traced_of
+from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.model.models import load_config
@@ -222,7 +222,7 @@ def test_the_map_shows_another_wave_of_tiles() -> None:
 def test_a_larger_batch_costs_less_a_token_and_more_memory() -> None:
     profile = find_profile("nvidia-h200")
     found = [
-        forecast_stream(get_stream(config, traced_of(run, profile), vary="batch"), run, profile)
+        PricedStep(get_stream(config, traced_of(run, profile), vary="batch"), run, profile).forecast()
         for config in [load_config("qwen3-0.6b")]
         for run in [Run(batch=2), Run(batch=64)]
     ]

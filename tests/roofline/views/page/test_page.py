@@ -23,7 +23,8 @@ from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
 from flopcast.roofline.gpu.fit.quality import FitReport, Quality
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import Forecast, forecast, width_of
+from flopcast.roofline.step.forecast import Forecast, width_of
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.model.models import Config, ladder, make_config
 from flopcast.roofline.stream.model.run import Run

@@ -14,7 +14,7 @@ from flopcast.roofline.base import units
 from flopcast.roofline.gpu.fit.quality import FitReport, Quality
 from flopcast.roofline.gpu.library.profiles import Known, find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import forecast
+from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.validation.step_comparison import Part, StepComparison

@@ -1,4 +1,4 @@
-"""Exactly what one model's step launches: its cases, and the record of it beside the measurements.
+"""One model whose own operations are measured: the cases of its step, and the record of it beside the measurements.
 
 `flopcast bench --config` measures the cases of `step_cases`, and keeps the op stream in the folder (`keep`), so that
 `flopcast fit`, here or on another machine, can say how much of that step the profile holds without tracing again.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,94 +17,85 @@ from flopcast.errors import RunError, UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.gpu.catalogue.device import attention_alias
 from flopcast.roofline.gpu.suites import SuiteCase
-from flopcast.roofline.step.device_work import L2_SHARE, Backends, l2_shares
+from flopcast.roofline.step.device_work import L2_SHARE, backend_of, describe_ops, l2_shares
 from flopcast.roofline.stream.library.streams import get_stream
-from flopcast.roofline.stream.lowering.describe import Work, describe
-from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.model.models import model_from
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, run_from
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import Stream
-
-# Options that say how a step is run, and so which of its operations are measured.
-RUN_OPTIONS = ("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention", "fused")
 
 SOURCES = "sources"  # folder of the kept streams, below the measurements
 _PICKED = ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-cpu")  # what torch's SDPA may pick by itself
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """A model and how its step is run: what a folder's measurements were made for."""
+class MeasuredModel:
+    """A model and how its step is run: what a folder's measurements were made for. Of `run` its backends count; the
+    stream's meta says the rest."""
 
     name: str
     stream: Stream
-    matmul: str = "torch"
-    attention: str = "sdpa"
+    run: Run = field(default_factory=Run)
 
     @property
     def label(self) -> str:
-        """What is said of it: model, batch x tokens, and what differs from the defaults."""
+        """Model, batch x tokens, and what differs from the defaults."""
         meta = self.stream.meta
-        odd = [meta.get("precision"), meta.get("optimizer"), self.matmul, self.attention]
+        odd = [meta.get("precision"), meta.get("optimizer"), self.run.matmul, self.run.attention]
         usual = ("autocast-bf16", "adamw", "torch", "sdpa")
         batch = f"{meta.get('batch')}" + (f"x{meta['seq']}" if meta.get("seq", 1) > 1 else "")
         return " ".join([self.name, batch, *(str(o) for o, u in zip(odd, usual, strict=True) if o not in (u, None))])
 
     @property
     def file_name(self) -> str:
-        """One file a source; models of one name and other sizes keep apart."""
-        marked = canonical_json([self.stream.meta, self.stream.depth, self.matmul, self.attention])
+        """One file per model; models of one name and other sizes keep apart."""
+        marked = canonical_json([self.stream.meta, self.stream.depth, self.run.matmul, self.run.attention])
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.label).strip("-.")[:80]
         return f"{readable}-{hashlib.sha256(marked.encode()).hexdigest()[:8]}.json.gz"
 
-    @property
-    def backends(self) -> Backends:
-        return Backends(matmul=self.matmul, attention=self.attention)
-
 
 @dataclass(frozen=True)
-class Asked:
+class ModelOptions:
     """A model as the command line names it, and how its step is run: the options that were given, by name."""
 
-    options: Mapping[str, Any]
+    given: Mapping[str, Any]
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The command line's words for it."""
-        return tuple(word for name, value in self.options.items() for word in (f"--{name}", str(value)))
+        return tuple(word for name, value in self.given.items() for word in (f"--{name}", str(value)))
 
     @property
     def run(self) -> Run:
-        return Run(**{name: self.options[name] for name in RUN_OPTIONS if name in self.options})
+        return run_from(self.given)
 
-    def source(self, device_type: str) -> Source:
+    def model(self, device_type: str) -> MeasuredModel:
         """Finds or traces the step as `device_type` ("cuda" or "cpu") runs it. Raises UsageError."""
-        run = self.run
-        name, stream = self._module(device_type) if "module" in self.options else self._config(device_type)
-        return Source(name=name, stream=stream, matmul=run.matmul, attention=run.attention)
+        name, stream = self._module(device_type) if "module" in self.given else self._config(device_type)
+        return MeasuredModel(name=name, stream=stream, run=self.run)
 
     def _config(self, device_type: str) -> tuple[str, Stream]:
-        run, depth = self.run, self.options.get("depth")
-        config = model_from({"config": self.options["config"], "depth": depth})
-        path = Path(self.options["config"])
+        depth = self.given.get("depth")
+        config = model_from({"config": self.given["config"], "depth": depth})
+        stream = get_stream(config, self.run.traced_on(device_type))
+        path = Path(self.given["config"])
         name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-        return (name or "config") + (f"-d{depth}" if depth else ""), get_stream(config, run.traced_on(device_type))
+        return (name or "config") + (f"-d{depth}" if depth else ""), stream
 
     def _module(self, device_type: str) -> tuple[str, Stream]:
         """The factory has its own sizes, but for those that were given."""
         from flopcast.roofline.stream.library.modules import module_stream
 
-        run, module = self.run, str(self.options["module"])
+        run, module = self.run, str(self.given["module"])
         if run.fused != "none":
             raise UsageError(
                 f"--module with --fused {run.fused}: a factory patches its own model, leave one of the two out"
             )
-        sizes = {name: self.options[name] for name in ("batch", "seq") if name in self.options}
+        sizes = {name: self.given[name] for name in ("batch", "seq") if name in self.given}
         return module.rpartition(":")[2], module_stream(module, run, device_type, sizes=sizes)
 
 
-def asked(options: Mapping[str, Any]) -> Asked | None:
+def model_options(options: Mapping[str, Any]) -> ModelOptions | None:
     """The model that the options ask for, None where they ask for none. None stands for an option not given.
 
     Raises UsageError for run options without a model, for two models, and as `Run.check` does.
@@ -119,19 +110,19 @@ def asked(options: Mapping[str, Any]) -> Asked | None:
         return None
     if "module" in given and (both := {"config", "depth"} & given.keys()):
         raise UsageError(f"--module and --{min(both)}: a factory makes the whole model, leave one of the two out")
-    found = Asked(given)
+    found = ModelOptions(given)
     found.run.check()
     return found
 
 
-def step_cases(source: Source, device: Mapping[str, Any], stack: Mapping[str, Any]) -> list[SuiteCase]:
+def step_cases(model: MeasuredModel, device: Mapping[str, Any], stack: Mapping[str, Any]) -> list[SuiteCase]:
     """Every distinct operation of the step, cold, and hot where its operands lie in L2 in the timeline.
 
     `device`, `stack`: as in machine.json; they decide what lies in L2 and which attention torch picks. On a GPU the
     host's reading a value back is left out: what it takes is the wait.
     """
-    stream = source.stream
-    works = [None if (lowered := lower(stream, op)) is None else describe(*lowered) for op in stream.ops]
+    stream = model.stream
+    works = describe_ops(stream)
     capacity = L2_SHARE * float(device.get("l2_bytes") or 0.0)
     shares = l2_shares(stream, [work is not None for work in works], capacity)
     sdpa = attention_alias(device, stack, {*_PICKED})["sdpa"]
@@ -139,52 +130,45 @@ def step_cases(source: Source, device: Mapping[str, Any], stack: Mapping[str, An
     for op, work, share in zip(stream.ops, works, shares, strict=True):
         if work is None or (op.kind == "sync" and device["type"] != "cpu"):
             continue
-        backend = _backend(work, source, sdpa)
+        backend = backend_of(work, model.run, sdpa)
         for cache in ("cold", "hot") if share > 0 else ("cold",):
             cases.setdefault((work.shape.key, backend, cache), SuiteCase(work.shape, backend, cache, "fit"))
     return list(cases.values())
 
 
-def _backend(work: Work, source: Source, sdpa: str) -> str:
-    if work.op_class == "gemm":
-        return source.matmul
-    if work.op_class == "attention":
-        return sdpa if source.attention == "sdpa" else source.attention
-    return "torch"
-
-
 # --- beside the measurements
 
 
-def keep(folder: Path, source: Source) -> Path:
-    """Writes the source's stream into the folder of its measurements. Raises RunError when it cannot be written."""
-    path = folder / SOURCES / source.file_name
-    run = {"name": source.name, "matmul": source.matmul, "attention": source.attention}
+def keep(folder: Path, model: MeasuredModel) -> Path:
+    """Writes the model's stream into the folder of its measurements. Raises RunError when it cannot be written."""
+    path = folder / SOURCES / model.file_name
+    source = {"name": model.name, "matmul": model.run.matmul, "attention": model.run.attention}
     try:
-        streams.save(replace(source.stream, meta={**source.stream.meta, "source": run}), path)
+        streams.save(replace(model.stream, meta={**model.stream.meta, "source": source}), path)
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}; all finished rows are kept") from error
     return path
 
 
-def kept(folder: Path) -> list[Source]:
-    """The sources of a folder, by file name. Raises DataError where a file is no stream."""
+def kept(folder: Path) -> list[MeasuredModel]:
+    """The models that a folder was measured for, by file name. Raises DataError where a file is no stream."""
     found = []
     for path in sorted((folder / SOURCES).glob("*.json.gz")):
         stream = streams.load(path)
         meta = dict(stream.meta)
-        found.append(Source(**meta.pop("source"), stream=replace(stream, meta=meta)))
+        source = meta.pop("source")
+        found.append(MeasuredModel(name=source["name"], stream=replace(stream, meta=meta), run=run_from(source)))
     return found
 
 
-def cases_kept(folder: Path, source: Source, cases: Sequence[SuiteCase]) -> Iterator[SuiteCase]:
-    """The cases; when the first is asked for, which a sweep does once the folder is its own, the source is kept."""
-    keep(folder, source)
+def cases_kept(folder: Path, model: MeasuredModel, cases: Sequence[SuiteCase]) -> Iterator[SuiteCase]:
+    """The cases; when the first is asked for, which a sweep does once the folder is its own, the model is kept."""
+    keep(folder, model)
     yield from cases
 
 
 def promote(
-    rows: Iterable[Mapping[str, Any]], sources: Sequence[Source], machine: Mapping[str, Any]
+    rows: Iterable[Mapping[str, Any]], models: Sequence[MeasuredModel], machine: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], int]:
     """(rows, how many were turned): held-out rows of what was asked for directly are fitted.
 
@@ -192,8 +176,8 @@ def promote(
     """
     wanted = {
         (case.shape.key, case.backend, case.cache)
-        for source in sources
-        for case in step_cases(source, machine["device"], machine.get("stack", {}))
+        for model in models
+        for case in step_cases(model, machine["device"], machine.get("stack", {}))
     }
     turned, count = [], 0
     for row in rows:

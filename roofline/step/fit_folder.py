@@ -15,13 +15,13 @@ def fit_folder(folder: Path, found: Found | None = None) -> tuple[Profile, FitRe
     """The profile of a folder of measurements, host costs included; of several GPUs that of the median card."""
     from flopcast.roofline.gpu.fit import cards, host_calibration
     from flopcast.roofline.gpu.fit.rows import fit_rows
-    from flopcast.roofline.step import coverage, one_model
+    from flopcast.roofline.step import coverage, measured_model
 
     found = found or cards.read_folder(folder)
     machine = found.machine
     kind = machine["device"]["type"]
     plan = host_calibration.host_plan(kind)
-    rows, n_promoted = one_model.promote(found.rows, one_model.kept(found.home), machine)
+    rows, n_promoted = measured_model.promote(found.rows, measured_model.kept(found.home), machine)
     warnings = list(found.warnings)
     if n_promoted:
         warnings.append(f"{n_promoted} held-out rows are what --config asked for: fitted, they judge no more")

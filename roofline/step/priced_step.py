@@ -1,0 +1,265 @@
+"""One step priced: an op stream, how it is run, a GPU's profile and the host that feeds it, and all that follows.
+
+    step = PricedStep(stream, run, profile)
+    step.forecast()                    # the record that `predict` prints
+    step.timeline.step_seconds(...)    # the step on another host, with other gaps, ...
+
+Each part is worked out when it is first asked for, and once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp
+from typing import Any
+
+from flopcast.errors import UsageError
+from flopcast.gc_pause import no_garbage_collection
+from flopcast.roofline.base.numbers import Z_90
+from flopcast.roofline.gpu.catalogue.prices import Price
+from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step import memory
+from flopcast.roofline.step.device_work import TimedOp, device_work
+from flopcast.roofline.step.forecast import ClassShare, Forecast
+from flopcast.roofline.step.timeline import Timeline, is_synchronous
+from flopcast.roofline.step.uncertainty import Interval, device_log_sigma, step_interval
+from flopcast.roofline.stream.library.streams import Trace, get_stream
+from flopcast.roofline.stream.lowering.classes import OP_CLASSES
+from flopcast.roofline.stream.lowering.lower import recomputed
+from flopcast.roofline.stream.lowering.variants import KernelKind
+from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
+from flopcast.roofline.stream.ops.op_stream import Stream
+
+WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
+MATRIX_CLASSES = ("gemm", "attention", "conv")
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """A training step on one device. `host` None: the one that the profile was measured with, if any."""
+
+    stream: Stream
+    run: Run
+    profile: Profile
+    host: HostCosts | None = None
+    price: Price | None = None
+
+    @cached_property
+    def host_costs(self) -> HostCosts:
+        return self.host or self.profile.host or NO_HOST
+
+    @cached_property
+    def ops(self) -> list[TimedOp]:
+        """The stream's operations, in order, with their seconds."""
+        return device_work(self.stream, self.run, self.profile, self.host_costs)
+
+    @cached_property
+    def by_class(self) -> dict[str, list[TimedOp]]:
+        """The operations that run on the device, by class, in the order of OP_CLASSES."""
+        found: dict[str, list[TimedOp]] = {name: [] for name in OP_CLASSES}
+        for op in self.ops:
+            if op.work is not None:
+                found.setdefault(op.work.op_class, []).append(op)
+        return {name: members for name, members in found.items() if members}
+
+    # --- seconds
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return Timeline(self.ops, self.profile)
+
+    @cached_property
+    def device_sigma(self) -> float:
+        """Standard deviation of the log device seconds."""
+        return device_log_sigma(self.ops, self.profile)
+
+    @cached_property
+    def interval(self) -> Interval:
+        """Seconds of the step, with the ends of their 90% interval."""
+        return step_interval(self.timeline, self.host_costs, self.device_sigma)
+
+    @cached_property
+    def breakdown(self) -> tuple[ClassShare, ...]:
+        """Device seconds, FLOPs, bytes and calls of each operation class."""
+        return tuple(
+            ClassShare(
+                name,
+                seconds=sum(op.seconds for op in ops),
+                flops=sum(op.flops for op in ops),
+                bytes=sum(op.bytes for op in ops),
+                calls=sum(op.count for op in ops),
+            )
+            for name, ops in self.by_class.items()
+        )
+
+    @property
+    def bound(self) -> str:
+        """ "host" where enqueuing takes longer than the kernels, else their larger part: "matrix" or "memory"."""
+        device = self.timeline.device_seconds
+        if self.timeline.host_seconds > device and not is_synchronous(self.profile):
+            return "host"
+        matrix = sum(share.seconds for share in self.breakdown if share.op_class in MATRIX_CLASSES)
+        return "matrix" if matrix > device / 2 else "memory"
+
+    # --- FLOPs and bytes
+
+    @cached_property
+    def flops(self) -> int:
+        """The model's FLOPs, as MFU's convention has it: what checkpointing computes again is time but no work done."""
+        again = recomputed(self.stream)
+        return sum(op.flops for op, is_repeated in zip(self.ops, again, strict=True) if not is_repeated)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        capability = self.profile.device.get("capability")
+        return memory.peak_bytes(self.stream, memory.workspace_bytes(capability and tuple(capability)))
+
+    @property
+    def needed_bytes(self) -> int:
+        return memory.needed_bytes(self.peak_bytes)
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.needed_bytes <= self.profile.device["memory_bytes"])
+
+    # --- what the forecast rests on
+
+    @cached_property
+    def basis_shares(self) -> dict[str, float]:
+        """Share of the device time by how it came about: measured, interpolated, extrapolated, and published where
+        published times refined the profile. Adds up to 1.
+
+        What an operation gains because its operands lie in L2 counts by the hot curve's basis, the rest by the cold
+        one's.
+        """
+        seconds = dict.fromkeys(("measured", "interpolated", "extrapolated"), 0.0)
+        for op in self.ops:
+            if op.basis:
+                seconds[op.basis] = seconds.get(op.basis, 0.0) + op.seconds - op.hot_seconds
+            if op.hot_basis:
+                seconds[op.hot_basis] = seconds.get(op.hot_basis, 0.0) + op.hot_seconds
+        total = sum(seconds.values())
+        return {basis: value / total if total else 0.0 for basis, value in seconds.items()}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the forecast does not know well: kernels of no measured kind that matter, Triton's operators on a host
+        where they were not measured."""
+        host, run = self.host_costs, self.run
+        found = _unmeasured_kernels(self.ops, self.profile)
+        if host.triton or host is NO_HOST or "triton" not in (run.matmul, run.attention, run.fused):
+            return found
+        return (
+            *found,
+            f"host time is low: what Triton's operators cost {host.name} beyond torch's was not measured "
+            "(`flopcast bench --suite host` there measures it)",
+        )
+
+    def forecast(self) -> Forecast:
+        """Raises UsageError where the part has no rate for the run's precision."""
+        stream, run, profile, timeline = self.stream, self.run, self.profile, self.timeline
+        step, low, high = self.interval
+        power = timeline.draw.power(step)
+        six_n = 6 * stream.n_params * run.tokens
+        peak = peak_for(profile, run.precision)
+        spread = exp(Z_90 * self.device_sigma)
+        return Forecast(
+            gpu=profile.gpu,
+            profile_basis=profile.basis,
+            mode=run.mode,
+            n_params=stream.n_params,
+            depth=stream.depth,
+            step_seconds=step,
+            step_seconds_low=low,
+            step_seconds_high=high,
+            device_seconds=timeline.device_seconds,
+            device_seconds_low=timeline.device_seconds / spread,
+            device_seconds_high=timeline.device_seconds * spread,
+            host_seconds=timeline.host_seconds,
+            host=self.host_costs.name,
+            bound=self.bound,
+            tokens_per_second=run.tokens / step,
+            flops_counted=self.flops,
+            flops_6n=six_n,
+            mfu=self.flops / step / peak,
+            mfu_6n=six_n / step / peak,
+            peak_flops_per_second=peak,
+            peak_bytes=self.peak_bytes,
+            needed_bytes=self.needed_bytes,
+            fits=self.fits,
+            kernels=sum(op.launches for op in self.ops),
+            breakdown=self.breakdown,
+            price=self.price,
+            unit=stream.meta.get("unit", "tokens"),
+            power_watts=power.watts,
+            power_seconds=power.seconds,
+            clock_share=power.clock_share,
+            stack={
+                "profile": dict(profile.stack),
+                "stream": {name: stream.meta.get(name) for name in ("torch", "transformers")},
+            },
+            basis_shares=self.basis_shares,
+            warnings=self.warnings,
+        )
+
+
+@no_garbage_collection()
+def forecast(
+    config: Mapping[str, Any],
+    run: Run,
+    profile: Profile,
+    *,
+    host: HostCosts | None = None,
+    price: Price | None = None,
+    trace: Trace | None = None,
+) -> Forecast:
+    """Forecasts one step of `config` on the part that `profile` describes; `trace` makes an op stream that is not at
+    hand (`stream.library.streams.get_stream`).
+
+    Raises UsageError for what is invalid, not modelled, or not a model.
+    """
+    run.check()
+    stream = get_stream(config, traced_of(run, profile), trace=trace)
+    return PricedStep(stream, run, profile, host, price).forecast()
+
+
+def traced_of(run: Run, profile: Profile) -> Traced:
+    """What of the run and the device decides the op stream."""
+    return run.traced_on(profile.device["type"])
+
+
+def peak_for(profile: Profile, precision: str) -> float:
+    """Dense FLOP/s that a step of this precision is held against. Raises UsageError where the part has none."""
+    dtype = PEAK_OF[precision]
+    if dtype not in profile.peaks:
+        raise UsageError(
+            f"precision {precision!r}: {profile.gpu} has no {dtype} rate; valid are precisions of "
+            f"{', '.join(sorted(profile.peaks))}"
+        )
+    return profile.peaks[dtype].value
+
+
+def _unmeasured_kernels(ops: Sequence[TimedOp], profile: Profile) -> tuple[str, ...]:
+    if profile.basis != "measured":
+        return ()
+    lent_from = (profile.provenance.get("projected_kinds") or {}).get("from")
+    lent_kinds = {key.kind for key in profile.projected_kinds}
+    total = sum(op.seconds for op in ops) or 1.0
+    lent: dict[str, float] = defaultdict(float)
+    unknown: dict[str, float] = defaultdict(float)
+    for op in ops:
+        if op.work is not None and op.basis == "extrapolated":
+            kind = KernelKind(op.work.op_class, op.work.variant)
+            (lent if kind in lent_kinds else unknown)[f"{kind.op_class} {kind.variant}"] += op.seconds
+    return tuple(
+        f"{share:.0%} of device time is in kernels {how}: {', '.join(sorted(found, key=lambda k: -found[k])[:3])}"
+        for found, how in (
+            (unknown, "of no measured kind, costed by bytes"),
+            (lent, f"that were not measured on this GPU, projected from {lent_from}'s"),
+        )
+        if (share := sum(found.values()) / total) > WORTH_A_WARNING
+    )

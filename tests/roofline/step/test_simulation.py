@@ -1,0 +1,113 @@
+"""The step is simulated: what a user may rely on of host and device timelines, whatever their costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.step.device_work import TimedOp
+from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, Simulation
+from flopcast.roofline.step.timeline import Timeline
+
+GAP, SYNC = 1e-6, 1e-5
+PROCESSOR = replace(find_profile("nvidia-h200"), device={"type": "cpu"})
+
+
+def item(host: float, device: float = 0.0, launches: int | None = None, kind: str = "launch") -> TimedOp:
+    count = (1 if device else 0) if launches is None else launches
+    return TimedOp("forward", kind, host, seconds=device, launches=count)
+
+
+def step_of(items: list[TimedOp], *, queue_depth: int = 1024, steps: int = 3, **seconds: float) -> float:
+    return Simulation(items, queue_depth, steps).run(**{"gap_seconds": GAP, "sync_seconds": SYNC, **seconds})
+
+
+microseconds = st.integers(1, 200).map(lambda n: n * 1e-6)
+kernels = st.builds(item, microseconds, microseconds, st.integers(1, 3))
+views = st.builds(item, microseconds)
+syncs = st.builds(item, microseconds, microseconds, st.just(1), st.just("sync"))
+steps_without_sync = st.lists(st.one_of(kernels, views), min_size=1, max_size=40)
+any_steps = st.lists(st.one_of(kernels, views, kernels, syncs), min_size=1, max_size=40)
+
+
+def host_sum(items: list[TimedOp]) -> float:
+    return sum(i.host_seconds for i in items)
+
+
+def device_sum(items: list[TimedOp]) -> float:
+    return sum(i.seconds + GAP * i.launches for i in items)
+
+
+@given(any_steps)
+def test_a_step_takes_what_either_side_takes(items: list[TimedOp]) -> None:
+    step = step_of(items)
+    assert step >= host_sum(items) * (1 - 1e-9)
+    assert step >= device_sum(items) * (1 - 1e-9)
+    sync = sum(i.kind == "sync" for i in items)
+    assert step <= host_sum(items) + device_sum(items) + len(items) * LAUNCH_LATENCY_SECONDS + sync * SYNC
+
+
+@given(steps_without_sync)
+def test_without_a_sync_the_slower_side_is_the_step(items: list[TimedOp]) -> None:
+    assert step_of(items, queue_depth=10**6, steps=40) == pytest.approx(
+        max(host_sum(items), device_sum(items)), rel=0.05, abs=0
+    ) or abs(host_sum(items) - device_sum(items)) < 0.1 * host_sum(items)
+
+
+@given(any_steps, st.data())
+def test_more_of_anything_is_never_faster(items: list[TimedOp], data: st.DataObject) -> None:
+    step = step_of(items)
+    at = data.draw(st.integers(0, len(items) - 1))
+    more = data.draw(microseconds)
+    slower_host = [*items[:at], replace(items[at], host_seconds=items[at].host_seconds + more), *items[at + 1 :]]
+    assert step_of(slower_host) >= step - 1e-12
+    if items[at].launches:
+        slower_kernel = [*items[:at], replace(items[at], seconds=items[at].seconds + more), *items[at + 1 :]]
+        assert step_of(slower_kernel) >= step - 1e-12
+    assert step_of([*items[:at], item(more, more), *items[at:]]) >= step - 1e-12
+    for option, value in (("gap_seconds", GAP + more), ("sync_seconds", SYNC + more)):
+        assert step_of(items, **{option: value}) >= step - 1e-12
+
+
+@given(steps_without_sync, st.data())
+def test_a_sync_never_helps(items: list[TimedOp], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(items) - 1))
+    synced = [*items[:at], replace(items[at], kind="sync"), *items[at + 1 :]]
+    assert step_of(synced) >= step_of(items) - 1e-12
+
+
+@given(any_steps, st.integers(1, 30))
+def test_a_shorter_queue_is_never_faster(items: list[TimedOp], depth: int) -> None:
+    assert step_of(items, queue_depth=depth) >= step_of(items, queue_depth=depth + 1) - 1e-12
+    assert step_of(items, queue_depth=depth + 1) >= step_of(items, queue_depth=10**6) - 1e-12
+
+
+def test_the_host_waits_where_the_queue_is_full() -> None:
+    """Ten slow kernels, then host work: with a queue of 10 they overlap, with a queue of 1 the host waits for nine."""
+    items = [*(item(1e-6, 1e-3) for _ in range(10)), item(9e-3)]
+    assert step_of(items, queue_depth=10) == pytest.approx(10e-3, rel=0.01)
+    assert step_of(items, queue_depth=1) == pytest.approx(18e-3, rel=0.01)
+
+
+def test_a_sync_drains_the_device_every_step() -> None:
+    """Device-bound but for the sync: the host cannot run ahead from step to step, its lead is paid anew."""
+    kernels = [item(1e-5, 2e-5) for _ in range(100)]
+    free = step_of([item(1e-3), *kernels])
+    synced = step_of([item(1e-3), *kernels, item(1e-6, 1e-6, kind="sync")])
+    assert free == pytest.approx(100 * 2.1e-5, rel=0.01)
+    assert synced == pytest.approx(1e-3 + 100 * 2.1e-5, rel=0.03)
+
+
+@given(any_steps, st.floats(0.5, 2), st.floats(0.5, 2))
+def test_a_processor_runs_each_op_when_it_is_called(items: list[TimedOp], host: float, device: float) -> None:
+    step = Timeline(items, PROCESSOR).step_seconds(host_factor=host, device_factor=device)
+    assert step == pytest.approx(host * host_sum(items) + device * sum(i.seconds for i in items))
+
+
+def test_no_steady_step_without_two() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        step_of([item(1e-6, 1e-6)], steps=1)
