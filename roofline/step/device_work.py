@@ -1,6 +1,6 @@
 """The device's and the host's work of a step: each operation of an op stream with its seconds on either side.
 
-`timeline` then lets the host enqueue them and the device drain them.
+`simulation` then lets the host enqueue them and the device drain them.
 """
 
 from __future__ import annotations

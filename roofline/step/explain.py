@@ -21,7 +21,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import MATRIX_CLASSES, PricedStep
-from flopcast.roofline.step.timeline import Timeline, is_synchronous
+from flopcast.roofline.step.simulation import Timeline, is_synchronous
 from flopcast.roofline.stream.lowering.describe import Work
 from flopcast.roofline.stream.ops.op_stream import PHASES, Stream, packet
 

@@ -25,7 +25,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step import memory
 from flopcast.roofline.step.device_work import TimedOp, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
-from flopcast.roofline.step.timeline import Timeline, is_synchronous
+from flopcast.roofline.step.simulation import Timeline, is_synchronous
 from flopcast.roofline.step.uncertainty import Interval, device_log_sigma, step_interval
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES

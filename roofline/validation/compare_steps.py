@@ -20,7 +20,7 @@ from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
-from flopcast.roofline.step.timeline import is_synchronous
+from flopcast.roofline.step.simulation import is_synchronous
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.classes import GROUPS, op_class
 from flopcast.roofline.stream.model.run import Run, run_from

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.device_work import TimedOp
-from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, Simulation
-from flopcast.roofline.step.timeline import Timeline
+from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, Simulation, Timeline
 
 GAP, SYNC = 1e-6, 1e-5
 PROCESSOR = replace(find_profile("nvidia-h200"), device={"type": "cpu"})
