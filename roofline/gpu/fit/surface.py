@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.fit.priors import Prior
-from flopcast.roofline.gpu.laws import gemm, laws
+from flopcast.roofline.gpu.laws import gemm
+from flopcast.roofline.gpu.laws.laws import LAWS
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.gaussian_process import (
     Coordinates,
@@ -214,7 +215,7 @@ def fit_law(
         return {**prior.fixed, **{name: _decode(name, t) for name, t in zip(names, theta.tolist(), strict=True)}}
 
     def misfit(theta: Array) -> Array:
-        law = laws.log_seconds(kind, variant, params(theta), points.features, points.bytes, points.flops)
+        law = LAWS[kind].log_seconds(variant, params(theta), points.features, points.bytes, points.flops)
         return np.concatenate([(law - measured) / scale, (theta - center) / width])
 
     # 8 prior deviations either way is as good as no bound, and keeps exp() finite
@@ -246,9 +247,9 @@ def _fit_residual(kind: str, variant: Variant, params: dict[str, float], points:
     gradient."""
     from scipy.optimize import minimize
 
-    law = laws.log_seconds(kind, variant, params, points.features, points.bytes, points.flops)
+    law = LAWS[kind].log_seconds(variant, params, points.features, points.bytes, points.flops)
     at = Coordinates(
-        laws.inputs(kind, variant, params, points.features), laws.sensitivities(kind, params, points.bytes)
+        LAWS[kind].inputs(variant, params, points.features), LAWS[kind].sensitivities(params, points.bytes)
     )
     residual = np.log(points.seconds) - law
     noise = points.noise

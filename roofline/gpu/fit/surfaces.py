@@ -18,7 +18,8 @@ from flopcast.roofline.gpu.fit.convolution import conv_priors
 from flopcast.roofline.gpu.fit.kernel_choice import learn_tiles
 from flopcast.roofline.gpu.fit.priors import Belief, Prior
 from flopcast.roofline.gpu.fit.surface import Points
-from flopcast.roofline.gpu.laws import attention, gemm, gemm_triton, laws, reduction
+from flopcast.roofline.gpu.laws import attention, gemm, gemm_triton, reduction
+from flopcast.roofline.gpu.laws.laws import LAWS, kind_of
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.stream.lowering.describe import Work
 from flopcast.roofline.stream.lowering.variants import (
@@ -150,7 +151,7 @@ def _kind(case: Case, device: Mapping[str, Any]) -> str:
     work = case.work
     if gemm_triton.is_for(case.backend, work.variant) and gemm_triton.table_of(device) is not None:
         return gemm_triton.KIND
-    return laws.kind_of(work.op_class)
+    return kind_of(work.op_class)
 
 
 def _base(key: SurfaceKey, kind: str, fitted: Mapping[SurfaceKey, Surface]) -> Surface | None:
@@ -283,7 +284,7 @@ def _memory_prior(
     device: Mapping[str, Any],
 ) -> Prior:
     """`spill`: what is believed of the memory behind the L2, and the L2's bytes."""
-    inputs = laws.inputs("memory", work.variant, {}, points.features).shape[1]
+    inputs = LAWS["memory"].inputs(work.variant, {}, points.features).shape[1]
     prior = fit_priors.memory_prior(floor, bandwidth, inputs)
     law, fixed = dict(prior.law), dict(prior.fixed)
     variant = _call(work)
@@ -363,7 +364,7 @@ def _dense_prior(
     if isinstance(variant, GemmVariant):
         learnt = gemm.learnt_for(variant, tiles)
         known = {"sm_count": sm_count, **learnt}
-        inputs = laws.inputs(work.op_class, variant, known, points.features).shape[1]
+        inputs = LAWS[work.op_class].inputs(variant, known, points.features).shape[1]
         l2_bytes = float(device.get("l2_bytes") or 0.0)
         sizes = points.features.shape[1]
         prior = fit_priors.gemm_prior(peak, sm_count, floor, bandwidth, l2_bytes, inputs, sizes)

@@ -10,7 +10,7 @@ several query heads share a key head, two sums over them.
 What the kernels' schedules are is told by fixed parameters (`schedule_of`): flash's by its source (2.7, as torch
 builds it: flash_fwd_launch_template.h, flash_bwd_launch_template.h, flash_api.cpp), cuDNN's by the tiles in its
 kernels' names and by what fits 130 random shapes on an H200. Triton's on Hopper have a law of their own
-(`attention_tiles.py`).
+(`attention_triton.py`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ import numpy as np
 
 from flopcast.roofline.gpu.laws import attention_triton
 from flopcast.roofline.gpu.laws.attention_triton import FADE_FLOPS, OVERLAP, Sizes
+from flopcast.roofline.gpu.laws.law import Law, Params
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max
 from flopcast.roofline.stream.lowering.variants import AttentionVariant
-
-Params = Mapping[str, float]
 
 # Rows of a block and of a step, blocks at once on an SM, whether other kernels follow (backward), whether few blocks
 # are split along the keys (flash forward).
 SCHEDULE = ("block", "advance", "resident", "follows", "splits")
 # Which profiles of before have not: `MASKED`, and whether the residual is told of rounds and part empty blocks.
 LATER = ("masked", "rounds")
-PARAMETERS = {"peak", "sm_count", "efficiency", "prologue", "floor", "bandwidth", "fade", "uneven", *SCHEDULE}
 
 # Two blocks on one SM each run at 1 / (1 + CROWDING) of a lone one's pace.
 CROWDING = 0.5
@@ -323,3 +321,10 @@ def _split(variant: AttentionVariant, seq: int, splits: int) -> tuple[int, ...]:
     whole = _steps("fwd", variant.is_causal, _SPLIT_ROWS, columns, seq)
     parts = (min(steps - part * each, each) for part in range(splits) for steps in whole)
     return tuple(steps for steps in parts if steps > 0)  # the others end at once
+
+
+LAW = Law(
+    frozenset({"peak", "sm_count", "efficiency", "prologue", "floor", "bandwidth", "fade", "uneven", *SCHEDULE}),
+    log_seconds,
+    inputs,
+)

@@ -13,7 +13,6 @@ surface: a profile says what its kernels did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flopcast.kernels.shapes import Attention
+from flopcast.roofline.gpu.laws.law import Params
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max
 from flopcast.roofline.stream.lowering.variants import AttentionVariant
 
@@ -50,7 +50,7 @@ class Load(NamedTuple):
     mean: float
 
 
-def are_told(params: Mapping[str, float]) -> bool:
+def are_told(params: Params) -> bool:
     """Whether a surface's kernels are these."""
     return "forward.0.below" in params or "dkdv.0.below" in params
 
@@ -91,10 +91,8 @@ def parameters(
     return found
 
 
-def log_seconds(
-    variant: AttentionVariant, params: Mapping[str, float], sizes: Sizes, bytes_: Array, flops: Array
-) -> Array:
-    """As `attention_law.log_seconds`. A tile takes a time besides its steps (its first loads, the mask of its diagonal,
+def log_seconds(variant: AttentionVariant, params: Params, sizes: Sizes, bytes_: Array, flops: Array) -> Array:
+    """As `attention.log_seconds`. A tile takes a time besides its steps (its first loads, the mask of its diagonal,
     its results), and before dK and dV runs a kernel that only reads: the dot product of each row of the output with its
     gradient."""
     matrix = np.zeros(len(bytes_))
@@ -111,7 +109,7 @@ def log_seconds(
     return np.asarray(np.log(seconds))
 
 
-def inputs(variant: AttentionVariant, params: Mapping[str, float], sizes: Sizes) -> list[Array]:
+def inputs(variant: AttentionVariant, params: Params, sizes: Sizes) -> list[Array]:
     """Columns: of each kernel how much longer its busiest program runs than all do on average, in log2; whether rows
     are left over; rounds of tiles, in log2."""
     kernels = kernels_of(variant.direction)
@@ -120,9 +118,7 @@ def inputs(variant: AttentionVariant, params: Mapping[str, float], sizes: Sizes)
     return [*columns, np.where(sizes.seq % ROWS != 0, 2.0, 0.0), np.log2(told[-1][1])]
 
 
-def loads(
-    kernel: str, variant: AttentionVariant, params: Mapping[str, float], sizes: Sizes
-) -> tuple[Array, Array, Array]:
+def loads(kernel: str, variant: AttentionVariant, params: Params, sizes: Sizes) -> tuple[Array, Array, Array]:
     """(work, tiles, mean work) of each call, as `Load`."""
     table, causal, programs = _table(kernel, params), variant.is_causal, int(params["sm_count"])
     rows = zip(*(np.round(x).astype(int).tolist() for x in sizes), strict=True)
@@ -131,7 +127,7 @@ def loads(
     return work, tiles, mean
 
 
-def _table(kernel: str, params: Mapping[str, float]) -> tuple[tuple[float, ...], ...]:
+def _table(kernel: str, params: Params) -> tuple[tuple[float, ...], ...]:
     table: list[tuple[float, ...]] = []
     while f"{kernel}.{len(table)}.below" in params:
         table.append(tuple(params[f"{kernel}.{len(table)}.{name}"] for name in FIELDS))

@@ -7,25 +7,22 @@ floor + FLOPs at a rate that rounds of thread blocks lower + bytes at a bandwidt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
+from flopcast.roofline.gpu.laws.law import Law, Params
 from flopcast.roofline.gpu.laws.smooth import Array
+from flopcast.roofline.stream.lowering.variants import ConvVariant
 
-Params = Mapping[str, float]
-
-PARAMETERS = {"floor", "rate", "bandwidth", "sm_count"}
 TILE = 128.0  # of results that a thread block computes, either way; smaller where there are fewer
 
 
-def log_seconds(params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
+def log_seconds(variant: ConvVariant, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
     """log of seconds. features: log2 of m (images x places), n (channels out) and k (channels in x window)."""
     idle = 2.0 ** (_waiting(params, features))
     return np.asarray(np.log(params["floor"] + flops * idle / params["rate"] + bytes_ / params["bandwidth"]))
 
 
-def inputs(params: Params, features: Array) -> Array:
+def inputs(variant: ConvVariant, params: Params, features: Array) -> Array:
     """The sizes, and by how much the last round of blocks is idle."""
     return np.column_stack([features[:, :3], 2.0 * _waiting(params, features)])
 
@@ -36,3 +33,6 @@ def _waiting(params: Params, features: Array) -> Array:
     rows, columns = np.minimum(m, TILE), np.minimum(n, TILE)
     rounds = np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / params["sm_count"])
     return np.asarray(np.log2(rounds * params["sm_count"] * rows * columns / (m * n)).clip(0.0, 3.0))
+
+
+LAW = Law(frozenset({"floor", "rate", "bandwidth", "sm_count"}), log_seconds, inputs)

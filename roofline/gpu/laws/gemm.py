@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flopcast.roofline.gpu.laws import gemm_unaligned
-from flopcast.roofline.gpu.laws.gemm_choice import K_STEP_BYTES, Choice, Sizes, Tiles, choose
+from flopcast.roofline.gpu.laws.gemm_choice import K_STEP_BYTES, Choice, Sizes, Tiles, choose, sizes_of
+from flopcast.roofline.gpu.laws.law import Law, Params
 from flopcast.roofline.gpu.laws.smooth import SOFT_STEP, Array, soft_max, soft_min, trailing_zeros
 from flopcast.roofline.stream.lowering.variants import GemmVariant
-
-Params = Mapping[str, float]
 
 # Block tiles (rows of m, columns of n) by kind of kernel. Every cuBLAS has the common ones; from the names of what
 # cuBLAS 13 launches on an H200, it has many more there, to fill the last wave; where rows do not start at multiples of
@@ -54,14 +53,14 @@ FAMILIES = ("aligned", "align2", "align1")  # of kernels, by _FAMILY_EDGES
 OF_TILE = "step", "block", "bias"
 COMMON = ("split_bias", "split_cost", "split_bandwidth", "sharpness")
 
-PARAMETERS = {
+PARAMETERS = frozenset({
     "peak", "sm_count", "l2_bytes", *TILE_NAMES, "prologue", "epilogue", "fade", "floor", "bandwidth",
     "l2_bandwidth", "absorbed", "split", "split_bandwidth", "quantised",
-}  # fmt: skip
+})  # fmt: skip
 
 
-def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: Array) -> Array:
-    m, n, _, batch = _gemm_sizes(features)
+def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
+    m, n, _, batch = sizes_of(features)
     family = _family(variant, features)
     matrix = np.empty(len(m))
     for i, name in enumerate(FAMILIES):
@@ -84,7 +83,7 @@ def _gemm_blocks(variant: GemmVariant, params: Params, features: Array, family: 
     """Seconds of the cheapest tile and split of a family, over rows of `features`.
 
     A step of the inner loop takes as long as its products or its loads, whichever is more."""
-    m, n, k, batch = (size[:, None] for size in _gemm_sizes(features))
+    m, n, k, batch = (size[:, None] for size in sizes_of(features))
     sm_count, quantised = params["sm_count"], params["quantised"]
     tile_m, tile_n = np.array([tile for name in _FAMILIES[family] for tile in _TILES[name]], float).T
     reached = np.array([params[name] for name in _FAMILIES[family] for _ in _TILES[name]])
@@ -111,8 +110,8 @@ def _gemm_blocks(variant: GemmVariant, params: Params, features: Array, family: 
 
 def _chosen_blocks(variant: GemmVariant, params: Params, features: Array, family: int) -> Array:
     """Seconds by the likeliest choices of tile and split: the exponential of their mean log."""
-    m, n, k, batch = (size[:, None] for size in _gemm_sizes(features))
-    tiles, choice = _choice(variant, params, features, family)
+    m, n, k, batch = (size[:, None] for size in sizes_of(features))
+    tiles, choice = likeliest_tiles(variant, params, features, family)
     tile_m, tile_n = tiles.rows[choice.tile], tiles.columns[choice.tile]
     sm_count, quantised = params["sm_count"], params["quantised"]
     advance = K_STEP_BYTES / variant.item_bytes
@@ -145,7 +144,7 @@ def tile_params(family: str, tiles: Tiles) -> dict[str, float]:
     return found
 
 
-def _choice(variant: GemmVariant, params: Params, features: Array, family: int) -> tuple[Tiles, Choice]:
+def likeliest_tiles(variant: GemmVariant, params: Params, features: Array, family: int) -> tuple[Tiles, Choice]:
     """The tiles of a family and the choice among them. Kept between calls: a fit asks for the same products hundreds of
     times, with other parameters of the time but the same of the choice."""
     start = f"{TILE_PREFIX}{FAMILIES[family]}/"
@@ -164,7 +163,7 @@ def _choice_of(
     step, block, bias = np.array([[values[f"{name}/{what}"] for name in names] for what in OF_TILE])
     tiles = Tiles(rows, columns, step, block, bias, *(values[name] for name in COMMON))
     features = np.frombuffer(packed).reshape(-1, width)
-    sizes = Sizes(*(size[:, None] for size in _gemm_sizes(features)))
+    sizes = Sizes(*(size[:, None] for size in sizes_of(features)))
     return tiles, choose(tiles, sizes, sm_count, item_bytes)
 
 
@@ -173,7 +172,7 @@ def inputs(variant: GemmVariant, params: Params, features: Array) -> Array:
         return _unaligned_inputs(variant, params, features)
     if any(is_learnt(params, name) for name in FAMILIES):
         return _choice_inputs(variant, params, features)
-    m, n, _, batch = _gemm_sizes(features)
+    m, n, _, batch = sizes_of(features)
     columns = [*features.T]
     for rows, cols in ((128, 128), (256, 128), (128, 256), (64, 64)):
         blocks = np.ceil(m / rows) * np.ceil(n / cols) * batch / params["sm_count"]
@@ -185,9 +184,9 @@ def inputs(variant: GemmVariant, params: Params, features: Array) -> Array:
 
 
 def learnt_for(variant: GemmVariant, learnt: Mapping[tuple[int, str], Mapping[str, float]]) -> dict[str, float]:
-    """Of what was learnt by bytes of an item and layout (`fit_choice.learn_tiles`) that of the families that a
+    """Of what was learnt by bytes of an item and layout (`kernel_choice.learn_tiles`) that of the families that a
     variant's products run on."""
-    found = learnt.get(kernels_of(variant), {})
+    found = learnt.get((variant.item_bytes, variant.layout), {})
     families = FAMILIES[:1] if variant.is_aligned else FAMILIES[1:]
     starts = tuple(f"{start}{name}/" for start in (TILE_PREFIX, gemm_unaligned.PREFIX) for name in families)
     return {name: value for name, value in found.items() if name.startswith(starts)}
@@ -207,8 +206,7 @@ def _unaligned_inputs(variant: GemmVariant, params: Params, features: Array) -> 
 
 
 def _sizes_and_alignment(variant: GemmVariant, features: Array) -> gemm_unaligned.Sizes:
-    layout, sides = variant.layout, np.column_stack(_gemm_sizes(features))
-    along = [2 if layout[0] == "n" else 0, 2 if layout[1] == "t" else 1, 1]  # rows of a, b and the result
+    sides, along = np.column_stack(sizes_of(features)), [*variant.row_axes, 1]  # rows of both operands and the result
     row_bytes = np.minimum(sides[:, along], 2.0**50).astype(np.int64) * variant.item_bytes
     return gemm_unaligned.sizes_of(sides, row_bytes)
 
@@ -227,8 +225,8 @@ def _choice_inputs(variant: GemmVariant, params: Params, features: Array) -> Arr
 
 
 def _tile_inputs(variant: GemmVariant, params: Params, features: Array, family: int) -> Array:
-    m, n, _, batch = (size[:, None] for size in _gemm_sizes(features))
-    tiles, choice = _choice(variant, params, features, family)
+    m, n, _, batch = (size[:, None] for size in sizes_of(features))
+    tiles, choice = likeliest_tiles(variant, params, features, family)
     tile_m, tile_n = tiles.rows[choice.tile], tiles.columns[choice.tile]
     along_m, along_n = np.ceil(m / tile_m), np.ceil(n / tile_n)
     waves = along_m * along_n * batch * choice.parts / params["sm_count"]
@@ -257,16 +255,6 @@ def _apart(variant: GemmVariant, features: Array) -> Array:
     return np.asarray(_operand_misalignment(variant, features).min(axis=0))
 
 
-def _gemm_sizes(features: Array) -> tuple[Array, Array, Array, Array]:
-    sizes = np.asarray(np.round(np.exp2(features)), np.float64)
-    return sizes[:, 0], sizes[:, 1], sizes[:, 2], sizes[:, 3] if sizes.shape[1] > 3 else np.ones(len(sizes))
-
-
-def kernels_of(variant: GemmVariant) -> tuple[int, str]:
-    """What the choice of a kernel goes by: bytes of an item, layout."""
-    return variant.item_bytes, variant.layout
-
-
 def _gemm_misalignment(variant: GemmVariant, features: Array) -> tuple[Array, Array]:
     """(of the worse operand, of the result). "nt" reads rows of k and k, "nn" of k and n, "tn" of m and n."""
     of = _operand_misalignment(variant, features)
@@ -277,8 +265,9 @@ def _gemm_misalignment(variant: GemmVariant, features: Array) -> tuple[Array, Ar
 
 def _operand_misalignment(variant: GemmVariant, features: Array) -> Array:
     """Of both operands, [2, rows]."""
-    layout = variant.layout
     shift = np.log2(variant.item_bytes)
-    zeros = [trailing_zeros(features[:, i]) for i in range(3)]
-    both = (zeros[2 if layout[0] == "n" else 0], zeros[2 if layout[1] == "t" else 1])
-    return np.array([_MISALIGNMENT[(z + shift).clip(0, 7).astype(int)] for z in both])
+    both = [trailing_zeros(features[:, axis]) for axis in variant.row_axes]
+    return np.array([_MISALIGNMENT[(zeros + shift).clip(0, 7).astype(int)] for zeros in both])
+
+
+LAW = Law(PARAMETERS, log_seconds, inputs)

@@ -20,14 +20,13 @@ Sources of the terms: CUTLASS's and cuBLAS's ampere_* and cutlass_80_* kernels (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
+from flopcast.roofline.gpu.laws import memory
+from flopcast.roofline.gpu.laws.gemm_choice import sizes_of
+from flopcast.roofline.gpu.laws.law import Law, Params
 from flopcast.roofline.gpu.laws.smooth import SOFT_STEP, Array, soft_max, trailing_zeros
 from flopcast.roofline.stream.lowering.variants import GemmVariant
-
-Params = Mapping[str, float]
 
 # Block tiles: rows of m, columns of n.
 TILES = ((256, 128), (128, 256), (128, 128), (64, 256), (256, 64), (128, 64), (64, 128), (64, 64))
@@ -39,16 +38,16 @@ L2_SHARE = 0.6  # of the L2 that results may fill before they are waited for
 OVERLAP = 3.0  # exponent of the smooth maximum of matrix and memory time
 CLOCK_ROUNDS = 5  # of the fixed point of clock and busy share; each halves what is left of the error
 
-PARAMETERS = {
+PARAMETERS = frozenset({
     "peak", "reach", "sm_count", "l2_bytes", "shared_bandwidth", "l2_bandwidth", "bandwidth", "prologue", "epilogue",
     "floor", "split", "split_bandwidth", "sharpness", "quantised", "absorbed", "align4", "align2", "throttle",
     *TILE_NAMES,
-}  # fmt: skip
+})  # fmt: skip
 
 
-def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: Array) -> Array:
+def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
     """log of seconds. features: log2 of m, n, k and (if there is a fourth) of the batch."""
-    m, n, k, batch = _sizes(features)
+    m, n, k, batch = sizes_of(features)
     matrix = _blocks(variant, params, features) / _pace(variant, params, features)
     written = variant.item_bytes * m * n * batch
     absorbed = params["absorbed"] / (1.0 + (written / (L2_SHARE * params["l2_bytes"])) ** 2)
@@ -64,7 +63,7 @@ def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: A
 
 def _blocks(variant: GemmVariant, params: Params, features: Array) -> Array:
     """Seconds of the blocks at the highest clock."""
-    m, n, k, batch = (size[:, None] for size in _sizes(features))
+    m, n, k, batch = (size[:, None] for size in sizes_of(features))
     sm_count, quantised = params["sm_count"], params["quantised"]
     rows, columns = np.array(TILES, float).T
     warp = np.where(rows * columns <= SMALL_BLOCK, SMALL_WARP_TILE, WARP_TILE)
@@ -95,15 +94,9 @@ def _blocks(variant: GemmVariant, params: Params, features: Array) -> Array:
 
 def _pace(variant: GemmVariant, params: Params, features: Array) -> Array:
     """Of kernels for what the operands' rows are aligned to: 1 from 16 bytes on."""
-    layout = variant.layout
-    zeros = np.minimum(
-        trailing_zeros(features[:, 2 if layout[0] == "n" else 0]),
-        trailing_zeros(features[:, 2 if layout[1] == "t" else 1]),
-    )
+    zeros = np.minimum(*(trailing_zeros(features[:, axis]) for axis in variant.row_axes))
     aligned = variant.item_bytes * np.exp2(zeros)
     return np.where(aligned >= 16, 1.0, np.where(aligned >= 4, params["align4"], params["align2"]))
 
 
-def _sizes(features: Array) -> tuple[Array, Array, Array, Array]:
-    sizes = np.asarray(np.round(np.exp2(features)), np.float64)
-    return sizes[:, 0], sizes[:, 1], sizes[:, 2], sizes[:, 3] if sizes.shape[1] > 3 else np.ones(len(sizes))
+LAW = Law(PARAMETERS, log_seconds, memory.inputs)

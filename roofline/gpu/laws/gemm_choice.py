@@ -3,7 +3,7 @@
 Libraries choose by a cost model of their own, made to fill the last wave: among cuBLAS's 116 tiles on an H200, the
 cheapest by waves x (steps x time a step + time a block) is the one picked in two of three products, and one of the
 cheapest three in nine of ten. So the choice is the softmax of -sharpness x log(cost) + bias over tiles, whole or with k
-split, and what it is used for (`gemm_law.py`) is the mean over the likeliest few.
+split, and what it is used for (`gemm.py`) is the mean over the likeliest few.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ class Sizes(NamedTuple):
     n: Array
     k: Array
     batch: Array
+
+
+def sizes_of(features: Array) -> tuple[Array, Array, Array, Array]:
+    """m, n, k and batch, [rows] each, of their log2; the batch is 1 where there is no fourth."""
+    sizes = np.asarray(np.round(np.exp2(features)), np.float64)
+    return sizes[:, 0], sizes[:, 1], sizes[:, 2], sizes[:, 3] if sizes.shape[1] > 3 else np.ones(len(sizes))
 
 
 @dataclass(frozen=True)

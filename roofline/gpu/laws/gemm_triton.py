@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
+from flopcast.roofline.gpu.laws.law import Law, Params
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant
 
 KIND = "tuned"
-PARAMETERS = {"scale", "partial", "sm_count", "peak", "table"}
 HOPPER = (9, 0)
 # By how much of their own such rows are off (log seconds): 0 to 1.8 times, and they say little of one another.
 PARTIAL_NOISE = 0.2
@@ -53,13 +53,13 @@ def is_for(backend: str, variant: Variant) -> bool:
     )
 
 
-def log_seconds(variant: GemmVariant, params: Mapping[str, float], features: Array) -> Array:
+def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
     """log of seconds. features: log2 of m, n and k."""
     found = _costs(variant, params, features)
     return np.asarray(np.log(params["scale"] * found) + params["partial"] * partial(variant, features))
 
 
-def inputs(variant: GemmVariant, params: Mapping[str, float], features: Array) -> Array:
+def inputs(variant: GemmVariant, params: Params, features: Array) -> Array:
     """The features, whether rows start within 128 bytes, and how far the cost is above that of the peak, in log2."""
     m, n, k = features.T
     ideal = 2.0 ** (m + n + k + 1.0) / params["peak"]
@@ -74,7 +74,7 @@ def partial(variant: GemmVariant, features: Array) -> Array:
     return np.asarray(np.any([size % _LINE_ELEMENTS != 0 for size in rows], axis=0), np.float64)
 
 
-def _costs(variant: GemmVariant, params: Mapping[str, float], features: Array) -> Array:
+def _costs(variant: GemmVariant, params: Params, features: Array) -> Array:
     sizes = np.exp2(features).round().astype(int).tolist()
     sm_count, table = int(params["sm_count"]), int(params["table"])
     return np.array([_cost(variant, m, n, k, sm_count, table) for m, n, k in sizes])
@@ -88,3 +88,6 @@ def _cost(variant: GemmVariant, m: int, n: int, k: int, sm_count: int, table: in
     known = matmul_table.tables()[table - 1] if table else None
     config = matmul_table.choose(shape, sm_count, HOPPER, tma=True, table=known)
     return matmul_configs.cost(config, shape, sm_count)
+
+
+LAW = Law(frozenset({"scale", "partial", "sm_count", "peak", "table"}), log_seconds, inputs)

@@ -9,13 +9,12 @@ whole     a block of threads a tile, in waves over the SMs; what of a block lies
 serial    k divided so finely that waves come out even, its parts added up in turn (a memset of flags comes first)
 reduced   k divided, the parts added up by a kernel of its own
 
-The time of each is fitted to products whose kernels are named (`fit_unaligned.py`), and so is which one is picked: a
-softmax of -sharpness x log(time), and what else speaks for a kernel by the sizes. The law is the mean log time of all.
+The time of each is fitted to products whose kernels are named (`fit/gemm_unaligned.py`), and so is which one is picked:
+a softmax of -sharpness x log(time), and what else speaks for a kernel by the sizes. The law is the mean log time of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,9 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flopcast.roofline.gpu.laws.law import Params
 from flopcast.roofline.gpu.laws.smooth import Array
-
-Params = Mapping[str, float]
 
 PREFIX = "unaligned/"
 # Share of the peak that `step` is told by, by family; and the parameter that a surface's fit moves it by.

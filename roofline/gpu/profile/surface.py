@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flopcast.roofline.gpu.laws import laws
+from flopcast.roofline.gpu.laws.laws import LAWS
 from flopcast.roofline.gpu.laws.smooth import Array, median
 from flopcast.roofline.gpu.profile.gaussian_process import (
     MANY,
@@ -99,7 +99,7 @@ class Surface:
 
     def law(self, features: Array, bytes_: Array, flops: Array) -> Array:
         """log seconds by the law alone."""
-        return laws.log_seconds(self.kind, self.variant, self.params, features, bytes_, flops)
+        return LAWS[self.kind].log_seconds(self.variant, self.params, features, bytes_, flops)
 
     def predict(self, features: Array, bytes_: Array, flops: Array) -> Prediction:
         """features[rows, sizes] in log2, bytes[rows], flops[rows]. Raises ValueError when the sizes are of
@@ -119,8 +119,7 @@ class Surface:
     def _predict(self, features: Array, bytes_: Array, flops: Array) -> Prediction:
         mean, variance, likeness = self.residual_at(features, bytes_)
         log_seconds = self.law(features, bytes_, flops) + mean
-        # but a loss of more rows has more threads, and waits less
-        if self.kind == "memory" and "turn" not in self.params:
+        if LAWS[self.kind].is_rising(self.params):
             log_seconds = self._monotone(features, log_seconds)
         sigma = self.residual.sigma_scale * np.sqrt(variance + self._state.noise**2)
         return Prediction(np.exp(log_seconds), sigma, likeness)
@@ -129,7 +128,7 @@ class Surface:
         """(mean, variance, likeness) of the residual, that of the base included; `sigma_scale` is not."""
         state, own = self._state, self.residual
         cross, smooth, extra = self._covariance(features, bytes_)
-        terms = laws.sensitivities(self.kind, self.params, bytes_) * np.array(own.levels)
+        terms = LAWS[self.kind].sensitivities(self.params, bytes_) * np.array(own.levels)
         prior = (terms**2).sum(axis=1) + own.amplitude**2 + own.white**2 + extra
         mean = cross @ state.weights
         if len(state.weights) > LOCAL_FROM:
@@ -146,8 +145,8 @@ class Surface:
 
     def _coordinates(self, features: Array, bytes_: Array) -> Coordinates:
         return Coordinates(
-            laws.inputs(self.kind, self.variant, self.params, features),
-            laws.sensitivities(self.kind, self.params, bytes_),
+            LAWS[self.kind].inputs(self.variant, self.params, features),
+            LAWS[self.kind].sensitivities(self.params, bytes_),
         )
 
     def _covariance(self, features: Array, bytes_: Array) -> tuple[Array, Array, Array]:
@@ -170,10 +169,10 @@ class Surface:
         # fit asks for all of them again and again, which is kept (`gemm_law`)
         step = PART if self._solved else len(features)
         parts = [
-            laws.inputs(self.kind, self.variant, self.params, features[i : i + step])
+            LAWS[self.kind].inputs(self.variant, self.params, features[i : i + step])
             for i in range(0, len(features), step)
         ]
-        own = Coordinates(np.concatenate(parts), laws.sensitivities(self.kind, self.params, bytes_))
+        own = Coordinates(np.concatenate(parts), LAWS[self.kind].sensitivities(self.params, bytes_))
         noise = float(median(np.array(self.noise)))
         if self._solved:
             return _State(own, np.array(self._solved, float), noise)
@@ -332,9 +331,9 @@ class Surface:
             fields[name] = tuple(map(float, fields[name]))
         surface = cls(residual=Residual(**own), **fields)
         points = len(surface.features)
-        if surface.kind not in laws.KINDS:
-            raise ValueError(f"unknown kind {surface.kind!r}: known are {', '.join(laws.KINDS)}")
-        lacking = sorted(laws.PARAMETERS[surface.kind] - surface.params.keys())
+        if surface.kind not in LAWS:
+            raise ValueError(f"unknown kind {surface.kind!r}: known are {', '.join(LAWS)}")
+        lacking = sorted(LAWS[surface.kind].parameters - surface.params.keys())
         if lacking:
             raise ValueError(
                 f"a {surface.kind} surface lacks {', '.join(lacking)}: an older version fitted it, fit it anew"

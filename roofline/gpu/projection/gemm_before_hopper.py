@@ -23,8 +23,9 @@ import numpy as np
 
 from flopcast.roofline.gpu.catalogue import power
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
-from flopcast.roofline.gpu.laws import gemm_before_hopper, laws
+from flopcast.roofline.gpu.laws import gemm_before_hopper
 from flopcast.roofline.gpu.laws.gemm import FAMILIES, TILE_PREFIX
+from flopcast.roofline.gpu.laws.laws import LAWS
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.projection.rates import cycles, l2_rate
@@ -65,9 +66,9 @@ def with_law(surface: Surface, params: dict[str, float], sigma: float) -> Surfac
         features=surface.features[every],
         bytes=surface.bytes[every],
         flops=surface.flops[every],
-        seconds=tuple(np.exp(laws.log_seconds("tiles", surface.variant, params, features, *sizes)).tolist()),
+        seconds=tuple(np.exp(LAWS["tiles"].log_seconds(surface.variant, params, features, *sizes)).tolist()),
         noise=(sigma,) * len(features),
-        # the inputs of `laws.inputs`: the sizes and one more
+        # the inputs of the law: the sizes and one more
         residual=Residual((3.0,) * (features.shape[1] + 1), FAINT, FAINT, (FAINT,)),
         own=(),
         has_base=False,
@@ -117,12 +118,12 @@ def reach(variant: GemmVariant, given: tuple[tuple[str, float], ...], rate: floa
     spare; the bound of the search, where nothing does."""
     params = {**dict(given), "throttle": 2.0}
     features = np.full((1, 3), log2(LARGE))
-    bytes_ = np.array([6.0 * LARGE**2])
+    bytes_, flops = np.array([6.0 * LARGE**2]), np.array([2.0 * LARGE**3])
     low, high = 0.3, 1.3
     for _ in range(20):
         params["reach"] = (low + high) / 2.0
-        seconds = float(np.exp(gemm_before_hopper.log_seconds(variant, params, features, bytes_))[0])
-        if 2.0 * LARGE**3 / seconds < rate:
+        seconds = float(np.exp(gemm_before_hopper.log_seconds(variant, params, features, bytes_, flops))[0])
+        if flops[0] / seconds < rate:
             low = params["reach"]
         else:
             high = params["reach"]

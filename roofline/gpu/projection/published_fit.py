@@ -23,8 +23,9 @@ from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.base.numbers import Z_90, Number
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
-from flopcast.roofline.gpu.laws import laws
 from flopcast.roofline.gpu.laws.gemm_before_hopper import TILE_NAMES
+from flopcast.roofline.gpu.laws.laws import LAWS
+from flopcast.roofline.gpu.laws.memory import SPILL_SHARE
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -130,7 +131,7 @@ def fit_surface(profile: Profile, spec: GpuSpec, key: SurfaceKey, rows: Sequence
     def logs(params: Mapping[str, float]) -> Array:
         if rows[0].is_serving:
             return serving_logs(profile, key, params, some)
-        return laws.log_seconds(surface.kind, surface.variant, params, features, bytes_, flops)
+        return LAWS[surface.kind].log_seconds(surface.variant, params, features, bytes_, flops)
 
     names = [key for key in FITTED[surface.kind] if key in start]
     after = fit_params(logs, start, names, np.log(seconds))
@@ -173,12 +174,12 @@ def serving_logs(profile: Profile, key: SurfaceKey, params: Mapping[str, float],
     features, bytes_, flops = columns(rows)
     hot = profile.surfaces.get(key.with_cache("hot"))
     gain = 1.0 if hot is None else hot.params["bandwidth"] / surface.params["bandwidth"]
-    fits = bytes_ <= laws.SPILL_SHARE * profile.l2_bytes
+    fits = bytes_ <= SPILL_SHARE * profile.l2_bytes
     seconds = np.empty(len(rows))
     for some, bandwidth in ((fits, params["bandwidth"] * gain), (~fits, params["bandwidth"])):
         if some.any():
             given = {**params, "bandwidth": bandwidth}
-            law = laws.log_seconds(surface.kind, surface.variant, given, features[some], bytes_[some], flops[some])
+            law = LAWS[surface.kind].log_seconds(surface.variant, given, features[some], bytes_[some], flops[some])
             seconds[some] = np.exp(law)
     seconds += store_seconds(profile, rows)
     return np.asarray(np.log(seconds))

@@ -35,6 +35,11 @@ class GemmVariant:
         return DTYPE_BYTES.get(self.dtype, 2)
 
     @property
+    def row_axes(self) -> tuple[int, int]:
+        """Of m, n and k (0, 1, 2) those that the rows of the two operands run along: k and k of "nt"."""
+        return 2 if self.layout[0] == "n" else 0, 2 if self.layout[1] == "t" else 1
+
+    @property
     def dtypes(self) -> str:
         return self.dtype
 

@@ -7,7 +7,7 @@ counts one more wave of the tile that it thinks likeliest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,11 +73,13 @@ def product_map(profile: Profile, sizes: Sequence[int] = SIZES, k: int = INNER) 
     return ProductMap(k, tuple(sizes), flops / seconds, seconds, waves, tiles, shares)
 
 
-def _likeliest(variant: GemmVariant, params: gemm.Params, features: np.ndarray) -> tuple[np.ndarray, list[str]] | None:
+def _likeliest(
+    variant: GemmVariant, params: Mapping[str, float], features: np.ndarray
+) -> tuple[np.ndarray, list[str]] | None:
     """(blocks over multiprocessors, tile) of each product, of the likeliest tile; None where no tile was learnt."""
     if not gemm.is_learnt(params, gemm.FAMILIES[0]):
         return None
-    tiles, choice = gemm._choice(variant, params, features, 0)
+    tiles, choice = gemm.likeliest_tiles(variant, params, features, 0)
     rows = np.arange(len(features))
     best = choice.share.argmax(axis=1)
     tile, parts = choice.tile[rows, best], choice.parts[rows, best]

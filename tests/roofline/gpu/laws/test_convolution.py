@@ -12,7 +12,7 @@ from flopcast.kernels.shapes import Call, Operand
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.fit.convolution import conv_priors
 from flopcast.roofline.gpu.fit.surface import Points, fit_surface
-from flopcast.roofline.gpu.laws import laws
+from flopcast.roofline.gpu.laws.laws import LAWS
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.stream.lowering.describe import describe
@@ -75,8 +75,8 @@ def test_more_work_never_takes_less() -> None:
     params = SURFACES[SurfaceKey.parse("torch/conv/fwd/bf16/nhwc/k3x3s1x1/cold")].params
     m = np.arange(1, 4000, 37.0)
     features = np.log2(np.column_stack([m, np.full(len(m), 64.0), np.full(len(m), 576.0)]))
-    law = laws.log_seconds(
-        "conv", parse_variant("fwd/bf16/nhwc/k3x3s1x1"), params, features, 2 * m * 640, 2 * m * 64 * 576
+    law = LAWS["conv"].log_seconds(
+        parse_variant("fwd/bf16/nhwc/k3x3s1x1"), params, features, 2 * m * 640, 2 * m * 64 * 576
     )
     assert np.all(np.diff(law) > -1e-12)
 

@@ -97,7 +97,7 @@ def test_what_a_library_picks_is_foretold() -> None:
     """Of shapes never seen: the likeliest tile and split is the one picked in three of four, a tie aside."""
     new = shapes(1, 300)
     features, *_ = columns(new)
-    tiles, choice = gemm._choice(GemmVariant("nt", "bf16"), LEARNT | {"sm_count": SM_COUNT}, features, 0)
+    tiles, choice = gemm.likeliest_tiles(GemmVariant("nt", "bf16"), LEARNT | {"sm_count": SM_COUNT}, features, 0)
     likeliest = choice.share.argmax(axis=1)
     hits = 0
     for i, shape in enumerate(new):
@@ -129,7 +129,8 @@ def test_on_another_part_the_choice_follows_its_sms() -> None:
     """A grid that fills 132 SMs leaves a part of 108 with a second wave of a few blocks: another tile is likelier."""
     features, *_ = columns([Gemm(m=2112, n=2112, k=4096)])
     best = [
-        gemm._choice(GemmVariant("nt", "bf16"), LEARNT | {"sm_count": sms}, features, 0)[1] for sms in (132.0, 108.0)
+        gemm.likeliest_tiles(GemmVariant("nt", "bf16"), LEARNT | {"sm_count": sms}, features, 0)[1]
+        for sms in (132.0, 108.0)
     ]
     likeliest = [int(choice.tile[0, choice.share[0].argmax()]) for choice in best]
     assert likeliest[0] != likeliest[1]

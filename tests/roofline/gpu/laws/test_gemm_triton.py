@@ -12,7 +12,8 @@ from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.fit import priors, surface
 from flopcast.roofline.gpu.fit.surface import Points
-from flopcast.roofline.gpu.laws import gemm_triton, laws
+from flopcast.roofline.gpu.laws import gemm_triton
+from flopcast.roofline.gpu.laws.laws import LAWS
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.projection.project import project_surface
 from flopcast.roofline.stream.lowering.variants import GemmVariant, SurfaceKey, parse_variant
@@ -76,7 +77,7 @@ def test_rows_of_whole_lines(layout: str, size: tuple[int, int, int], partial: i
     without = {**params, "partial": 0.0}
     ones = np.ones(1)
     variant = GemmVariant(layout, "bf16")
-    seconds = [laws.log_seconds("tuned", variant, p, features([size]), ones, ones) for p in (params, without)]
+    seconds = [LAWS["tuned"].log_seconds(variant, p, features([size]), ones, ones) for p in (params, without)]
     assert seconds[0] - seconds[1] == pytest.approx(0.25 * partial)
 
 

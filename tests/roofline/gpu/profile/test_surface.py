@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flopcast.errors import DataError
 from flopcast.roofline.gpu.fit.priors import Belief, attention_prior, gemm_prior, memory_prior
 from flopcast.roofline.gpu.fit.surface import Points, fit_surface
-from flopcast.roofline.gpu.laws import laws
+from flopcast.roofline.gpu.laws.laws import LAWS
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile import surface
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -213,10 +213,10 @@ def test_one_row_past_a_tile_costs_a_wave() -> None:
     """108 SMs: 1,536 x 1,152 is 108 tiles of 128 x 128, one row more is 117."""
     features, bytes_, flops = gemm_columns(np.array([[1536.0, 1152.0, 4096.0], [1537.0, 1152.0, 4096.0]]))
     params = SURFACES["gemm"].params | {"quantised": 1.0, "tile_odd": 0.05}  # a part of common tiles alone
-    full, spilt = np.exp(laws.log_seconds("gemm", parse_variant("nt/bf16"), params, features, bytes_, flops))
+    full, spilt = np.exp(LAWS["gemm"].log_seconds(parse_variant("nt/bf16"), params, features, bytes_, flops))
     assert spilt > 1.15 * full
     params["tile_odd"] = params["tile_common"]  # one with many more has a tile that fills the wave
-    full, spilt = np.exp(laws.log_seconds("gemm", parse_variant("nt/bf16"), params, features, bytes_, flops))
+    full, spilt = np.exp(LAWS["gemm"].log_seconds(parse_variant("nt/bf16"), params, features, bytes_, flops))
     assert spilt < 1.15 * full
 
 
@@ -224,7 +224,7 @@ def test_misaligned_rows_are_told_from_aligned_ones() -> None:
     sizes = np.array([[512, 512, 512], [512, 512, 513], [512, 513, 512], [513, 512, 512]], float)
     params = SURFACES["gemm"].params
     for variant, worse in (("nt/bf16", [1]), ("nn/bf16", [1, 2]), ("tn/bf16", [2, 3])):
-        operands = laws.inputs("gemm", parse_variant(variant), params, np.log2(sizes))[:, -2]
+        operands = LAWS["gemm"].inputs(parse_variant(variant), params, np.log2(sizes))[:, -2]
         assert [i for i in range(4) if operands[i] > 0] == worse
 
 

@@ -20,7 +20,7 @@ from flopcast.roofline.gpu.catalogue.power import burst_rate, matrix_rate, susta
 from flopcast.roofline.gpu.fit import priors
 from flopcast.roofline.gpu.laws import attention as laws_attention
 from flopcast.roofline.gpu.laws import gemm as laws_gemm
-from flopcast.roofline.gpu.laws import laws
+from flopcast.roofline.gpu.laws.laws import LAWS
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -67,10 +67,10 @@ def surface(kind: str, points: list[Asked], params: dict[str, float]) -> Surface
     features = np.array([p.features for p in points])
     bytes_, flops = (np.array([getattr(p, name) for p in points], float) for name in ("bytes", "flops"))
     variant = points[0].variant
-    seconds = np.exp(laws.log_seconds(kind, variant, params, features, bytes_, flops))
+    seconds = np.exp(LAWS[kind].log_seconds(variant, params, features, bytes_, flops))
     seconds *= np.where(np.arange(len(points)) % 2, 1.02, 0.98)
-    inputs = laws.inputs(kind, variant, params, features).shape[1]
-    levels = laws.sensitivities(kind, params, bytes_).shape[1]
+    inputs = LAWS[kind].inputs(variant, params, features).shape[1]
+    levels = LAWS[kind].sensitivities(params, bytes_).shape[1]
     return Surface(
         kind=kind,
         variant=variant,
