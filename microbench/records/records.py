@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flopcast import files
 from flopcast.errors import DataError
 from flopcast.microbench.records.machine import Machine
 from flopcast.microbench.records.rows import SCHEMA, STATUSES, Row, identity
@@ -105,13 +105,11 @@ def read(path: Path | str) -> Measurements:
     if path.is_dir():
         path = file_in(path)
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = files.read(path)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: `flopcast bench --out {path.parent}` makes it") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    except EOFError as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
     return parse(data, path)
 
 

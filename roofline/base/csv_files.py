@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import io
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -20,10 +18,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flopcast import files
 from flopcast.errors import DataError, UsageError
 
 SHOWN = 10  # columns named in a message
-GZIP = b"\x1f\x8b"
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -41,11 +39,10 @@ def read_text(path: Path, give: str = "give a CSV file with a header") -> str:
     Raises DataError where it cannot be read or is in another encoding, with the line.
     """
     try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if data.startswith(GZIP) else data
+        data = files.read(path)
     except FileNotFoundError:
         raise DataError(f"{path} cannot be read: it does not exist; {give}") from None
-    except (OSError, EOFError, zlib.error) as fault:
+    except OSError as fault:
         raise DataError(f"{path} cannot be read: {getattr(fault, 'strerror', None) or fault}; {give}") from None
     if data.startswith(_UTF16) or b"\0" in data[:4]:
         raise DataError(f"{path} is in UTF-16 or UTF-32: save it as UTF-8")

@@ -6,12 +6,12 @@ Every case has a role: "fit" cases make the profile, "holdout" cases only judge 
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flopcast import files
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Shape, shape_from_json, shape_to_json
 from flopcast.roofline.base.shipped import DATA
@@ -46,7 +46,7 @@ def load(name: str) -> list[SuiteCase]:
     if not path.is_file():
         known = sorted(other.name.removesuffix(".json.gz") for other in path.parent.glob("*.json.gz"))
         raise UsageError(f"unknown suite {name!r}: valid are {', '.join(known)}")
-    record = json.loads(gzip.decompress(path.read_bytes()))
+    record = json.loads(files.read(path))
     shapes = [shape_from_json(shape) for shape in record["shapes"]]
     return [SuiteCase(shapes[i], backend, cache, role) for i, backend, cache, role in record["cases"]]
 
@@ -59,8 +59,7 @@ def save(cases: Sequence[SuiteCase], path: Path, sources: Mapping[str, Sequence[
         "shapes": [shape_to_json(shape) for shape in index],
         "cases": [[index[case.shape], case.backend, case.cache, case.role] for case in cases],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(json.dumps(record, separators=(",", ":")).encode(), 9, mtime=0))
+    files.write(path, json.dumps(record, separators=(",", ":")))
 
 
 def shipped_path(name: str) -> Path:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from flopcast.errors import RunError, UsageError
 
+GZIP = b"\x1f\x8b"  # how gzip files begin
 # What "no room" looks like: disk full, quota, file-size limit (RLIMIT_FSIZE).
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -41,6 +43,17 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def read(path: Path) -> bytes:
+    """The content of a file, unpacked where it is gzipped. Raises OSError, for a torn gzip file too."""
+    data = path.read_bytes()
+    if not data.startswith(GZIP):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, zlib.error) as error:
+        raise gzip.BadGzipFile(str(error)) from error
 
 
 def write(path: Path, content: str | bytes, *, private: bool = False) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flopcast.roofline.gpu.profile.host import combine, save
+from flopcast.roofline.gpu.profile.host import combine
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
 
     out, *folders = arguments
     host = combine([fit_host_folder(Path(folder)) for folder in folders])
-    save(host, Path(out))
+    host.save(Path(out))
     print(f"wrote {out}: {host.name}, {len(folders)} machines, deviation {host.sigma:.0%}")
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from flopcast.errors import DataError, FlopcastError
 from flopcast.roofline.gpu.fit import cards
-from flopcast.roofline.gpu.profile import host as profile_host
 from flopcast.roofline.gpu.profile.host import HostCosts
 
 if TYPE_CHECKING:
@@ -60,10 +59,10 @@ def save_host(host: HostCosts | None, path: Path) -> Path | None:
 
     if host is None or host.basis != "measured":
         return None
-    profile_host.save(host, path)
+    host.save(path)
     if host.device and host.device != host.cpu:
         with suppress(FlopcastError):  # a read-only home: the file asked for is written
-            profile_host.save(host, user_hosts() / f"{host.name}.json")
+            host.save(user_hosts() / f"{host.name}.json")
     return path
 
 
@@ -78,7 +77,7 @@ def fit_host_only(folder: Path, found: cards.Found, out: Path | None) -> tuple[H
     """The host of a folder that holds nothing else, written to `out`, default FOLDER/host.json."""
     host = fit_host_folder(folder, found)
     path = out or folder / "host.json"
-    profile_host.save(host, path)
+    host.save(path)
     save_host(host, path)
     return host, path
 

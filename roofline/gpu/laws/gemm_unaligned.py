@@ -10,7 +10,7 @@ serial    k divided so finely that waves come out even, its parts added up in tu
 reduced   k divided, the parts added up by a kernel of its own
 
 The time of each is fitted to products whose kernels are named (`fit/gemm_unaligned.py`), and so is which one is picked:
-a softmax of -sharpness x log(time), and what else speaks for a kernel by the sizes. The law is the mean log time of all.
+a softmax of -sharpness x log(time), and what else speaks for a kernel by the sizes. The law is the mean log time.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from flopcast.files import cache_folder
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.catalogue.datasheets import SPECS_FILE, find_spec, load_specs, unknown_gpu_message
 from flopcast.roofline.gpu.library import profile_cache
-from flopcast.roofline.gpu.profile import host as profile_host
-from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile import host as host_files
+from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts, host_in
 from flopcast.roofline.gpu.profile.profile import PROFILE_BASES, PROFILES, Profile
 
 # The measured profile that the others are projected from.
@@ -57,10 +57,10 @@ class KnownHost:
 
 def known_hosts() -> list[KnownHost]:
     """The hosts that ship, then this user's own; a shipped one wins over the user's of the same name."""
-    shipped = profile_host.known_hosts()
-    found = [KnownHost(name, "shipped", profile_host.load(path)) for name, path in shipped.items()]
-    own = {name: path for name, path in profile_host.known_hosts(user_hosts()).items() if name not in shipped}
-    return found + [KnownHost(name, str(path), profile_host.load(path)) for name, path in own.items()]
+    shipped = host_files.known_hosts()
+    found = [KnownHost(name, "shipped", HostCosts.load(path)) for name, path in shipped.items()]
+    own = {name: path for name, path in host_files.known_hosts(user_hosts()).items() if name not in shipped}
+    return found + [KnownHost(name, str(path), HostCosts.load(path)) for name, path in own.items()]
 
 
 def known() -> list[Known]:
@@ -178,16 +178,14 @@ def find_host(name_or_path: str | None) -> HostCosts | None:
 
     Raises UsageError for a name that is none of these, or a profile without a host; DataError for a malformed file.
     """
-    from flopcast.roofline.gpu.profile.host import NO_HOST
-
     if name_or_path is None:
         return None
     if name_or_path == "none":
         return NO_HOST
-    kept = {**profile_host.known_hosts(user_hosts()), **profile_host.known_hosts()}
+    kept = {**host_files.known_hosts(user_hosts()), **host_files.known_hosts()}
     if name_or_path in kept:
-        return profile_host.load(kept[name_or_path])
-    if Path(name_or_path).is_file() and (found := profile_host.host_in(Path(name_or_path))) is not None:
+        return HostCosts.load(kept[name_or_path])
+    if Path(name_or_path).is_file() and (found := host_in(Path(name_or_path))) is not None:
         return found
     try:
         host = find_profile(name_or_path).host

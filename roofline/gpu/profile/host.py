@@ -11,10 +11,8 @@ makes one from the measurements of several machines of one processor.
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ SCHEMA = 1
 KIND = "host"
 HOSTS = DATA / "hosts"
 PHASES = ("forward", "backward", "optimizer")
-_NUMBERS = ("step_fixed", "sigma")
 
 
 @dataclass(frozen=True)
@@ -39,10 +36,10 @@ class HostCosts:
     deviation of log seconds from run to run.
 
     `triton`: what a call of an operator with Triton's kernels costs beyond an ATen call beside it, by operator
-    ("rms_norm", "swiglu_backward", "mm", "attention"; `microbench.host_operators`). Empty where it was not measured, as
+    ("rms_norm", "swiglu_backward", "mm", "attention"; `microbench.hosts`). Empty where it was not measured, as
     in files of older versions: such a call then counts as an ATen call, which is too little.
 
-    `layers`: what a layer of the calibrated model costs, by phase (`fit_host.layer_costs`); for people, no
+    `layers`: what a layer of the calibrated model costs, by phase (`fit.host.layer_costs`); for people, no
     forecast reads it. `stack`, `date`, `cores`, `device`: what it was measured with.
     """
 
@@ -76,74 +73,65 @@ class HostCosts:
         """Once a step: the fixed parts of the three phases and what lies outside them."""
         return self.step_fixed + sum(c.get("fixed", 0.0) for c in (self.forward, self.backward, self.optimizer))
 
+    # --- files
 
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "kind": KIND, **asdict(self)}
+
+    def save(self, path: Path) -> None:
+        """Writes the host whole or not at all. Raises UsageError when it cannot be written, RunError without room."""
+        with files.write_errors(path):
+            files.write(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> HostCosts:
+        """Raises DataError when the file is missing, malformed, of a newer schema, or no host."""
+        host = host_in(path)
+        if host is None:
+            raise DataError(f'{path} is no host: an object with "kind": "{KIND}" is expected; `flopcast fit` makes it')
+        return host
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], name: str = "host") -> HostCosts:
+        """Raises DataError, naming what is wrong. Fields that are not known are left out."""
+        if not isinstance(record.get("schema"), int) or record["schema"] > SCHEMA:
+            raise DataError(
+                f"{name}: schema {record.get('schema')!r} is not one that this flopcast reads ({SCHEMA}): "
+                "upgrade flopcast"
+            )
+        known = {field.name for field in fields(cls)}
+        try:
+            host = cls(**{key: value for key, value in record.items() if key in known})
+        except TypeError as error:
+            raise DataError(f"{name} is a malformed host: {error}") from None
+        costs = {phase: getattr(host, phase) for phase in PHASES} | {"triton": host.triton}
+        for part, found in costs.items():
+            if not isinstance(found, dict):
+                raise DataError(f"{name}: {part} is {found!r}: an object of seconds by kind of op is expected")
+        values = [value for found in costs.values() for value in found.values()]
+        for value in (*values, host.step_fixed, host.sigma):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise DataError(f"{name} is a malformed host: {value!r} is no cost: valid are seconds, 0 or more")
+        return host
+
+
+# `--host none`: the device alone.
 NO_HOST = HostCosts(name="none", forward={}, backward={}, optimizer={}, step_fixed=0.0, sigma=0.0, basis="measured")
-
-
-def to_json(host: HostCosts) -> dict[str, Any]:
-    return {"schema": SCHEMA, "kind": KIND, **asdict(host)}
-
-
-def save(host: HostCosts, path: Path | str) -> None:
-    """Writes the host whole or not at all. Raises UsageError when it cannot be written, RunError without room."""
-    text = json.dumps(to_json(host), indent=1, allow_nan=False) + "\n"
-    with files.write_errors(Path(path)):
-        files.write(Path(path), text)
-
-
-def load(path: Path | str) -> HostCosts:
-    """Raises DataError when the file is missing, malformed, of a newer schema, or no host."""
-    record = _read(Path(path))
-    if not is_host(record):
-        raise DataError(f'{path} is no host: an object with "kind": "{KIND}" is expected; `flopcast fit` makes it')
-    return from_json(record, str(path))
-
-
-def from_json(record: Mapping[str, Any], name: str = "host") -> HostCosts:
-    """Raises DataError, naming what is wrong."""
-    if not isinstance(record.get("schema"), int) or record["schema"] > SCHEMA:
-        raise DataError(
-            f"{name}: schema {record.get('schema')!r} is not one that this flopcast reads ({SCHEMA}): upgrade flopcast"
-        )
-    known = {field.name for field in fields(HostCosts)}
-    try:
-        host = HostCosts(**{key: value for key, value in record.items() if key in known})
-    except TypeError as error:
-        raise DataError(f"{name} is a malformed host: {error}") from None
-    costs = [value for phase in PHASES for value in _values(getattr(host, phase), f"{name}: {phase}")]
-    costs += _values(host.triton, f"{name}: triton")
-    for value in (*costs, *(getattr(host, number) for number in _NUMBERS)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise DataError(f"{name} is a malformed host: {value!r} is no cost: valid are seconds, 0 or more")
-    return host
-
-
-def _values(costs: Any, name: str) -> Iterable[Any]:
-    if not isinstance(costs, dict):
-        raise DataError(f"{name} is {costs!r}: an object of seconds by kind of op is expected")
-    return costs.values()
-
-
-def is_host(record: Any) -> bool:
-    return isinstance(record, dict) and record.get("kind") == KIND
 
 
 def host_in(path: Path) -> HostCosts | None:
     """The host of a host file; None for a file of another kind (a GPU's profile). Raises DataError as `load`."""
-    record = _read(path)
-    return from_json(record, str(path)) if is_host(record) else None
-
-
-def _read(path: Path) -> Any:
     try:
-        data = path.read_bytes()
-        return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        record = json.loads(files.read(path))
     except FileNotFoundError:
         raise DataError(
             f"{path} does not exist: `flopcast bench --suite host` and `flopcast fit` make a host"
         ) from None
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}; `flopcast fit DIR` makes hosts and profiles") from None
+    if not isinstance(record, dict) or record.get("kind") != KIND:
+        return None
+    return HostCosts.from_json(record, str(path))
 
 
 def known_hosts(folder: Path = HOSTS) -> dict[str, Path]:
@@ -197,6 +185,3 @@ def machines_of(host: HostCosts) -> str:
     """How many machines a host is the mean of, and from what to what a step's ms a layer went among them."""
     each = [seconds * 1e3 for seconds in host.layers.get("step", {}).get("machines", ())]
     return f"{len(each)}: {min(each):.1f} to {max(each):.1f}" if each else "1"
-
-
-# `--host none`: the device alone.

@@ -6,11 +6,9 @@ measured it answers from what comes nearest, says so ("extrapolated") and widens
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -233,11 +231,10 @@ class Profile:
         """Raises DataError when the file is missing, malformed, or of a newer schema."""
         path = Path(path)
         try:
-            data = path.read_bytes()
-            record = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+            record = json.loads(files.read(path))
         except FileNotFoundError:
             raise DataError(f"{path} does not exist: `flopcast fit DIR --out {path}` makes it") from None
-        except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{path} is not a profile: {error}; `flopcast fit DIR` makes one") from None
         return cls.from_json(record, str(path))
 

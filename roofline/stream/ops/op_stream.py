@@ -6,9 +6,7 @@ and so may its micro-batches (`to_micro_batches`).
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -156,8 +154,8 @@ def save(stream: Stream, path: Path) -> None:
 def load(path: Path) -> Stream:
     """Raises DataError when the file is not a stream."""
     try:
-        record = json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, ValueError, EOFError, zlib.error) as fault:
+        record = json.loads(files.read(path))
+    except (OSError, ValueError) as fault:
         raise DataError(f"{path}: not a flopcast op stream ({fault}); delete it to trace again") from fault
     return from_json(record, str(path))
 

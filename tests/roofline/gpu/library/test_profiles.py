@@ -157,7 +157,7 @@ def test_a_host_by_its_own_name_or_file(small: Profile, keep: Keep, tmp_path: Pa
     assert small.host is not None
     mine = replace(small.host, name="my-host", sigma=0.3)
     for path in (profiles.user_hosts() / "my-host.json", tmp_path / "plain"):
-        host.save(mine, path)
+        mine.save(path)
         assert find_host(str(path)) == mine
     assert find_host("my-host") == mine
     for entry in profiles.known_hosts():
@@ -177,7 +177,7 @@ def test_a_shipped_host_wins_over_the_users_of_the_same_name(small: Profile, kee
     assert small.host is not None
     (shipped, *_) = host.known_hosts()
     path = profiles.user_hosts() / f"{shipped}.json"
-    host.save(replace(small.host, sigma=0.77), path)
+    replace(small.host, sigma=0.77).save(path)
     found, own = find_host(shipped), find_host(str(path))
     assert found is not None
     assert own is not None

@@ -13,8 +13,7 @@ import pytest
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline.gpu.fit.host import fit_host, host_name, layer_costs, warm_value
 from flopcast.roofline.gpu.library import profiles
-from flopcast.roofline.gpu.profile import host as profile_host
-from flopcast.roofline.gpu.profile.host import HostCosts, combine, known_hosts, machines_of
+from flopcast.roofline.gpu.profile.host import HostCosts, combine, host_in, known_hosts, machines_of
 from flopcast.roofline.views.terminal.gpus import layer_rows, print_hosts
 
 DEPTHS = (2, 6, 12)
@@ -112,15 +111,15 @@ def test_a_host_is_named_after_its_processor(cpu: str, name: str) -> None:
 
 def test_a_host_file_comes_back(host: HostCosts, tmp_path: Path) -> None:
     path = tmp_path / "new" / "host.json"
-    profile_host.save(host, path)
-    assert profile_host.load(path) == host
-    assert profile_host.host_in(path) == host
+    host.save(path)
+    assert HostCosts.load(path) == host
+    assert host_in(path) == host
     assert json.loads(path.read_text())["kind"] == "host"
 
 
 def test_fields_of_a_later_version_are_passed_over(host: HostCosts, tmp_path: Path) -> None:
-    (tmp_path / "h.json").write_text(json.dumps({**profile_host.to_json(host), "colour": "red"}))
-    assert profile_host.load(tmp_path / "h.json") == host
+    (tmp_path / "h.json").write_text(json.dumps({**host.to_json(), "colour": "red"}))
+    assert HostCosts.load(tmp_path / "h.json") == host
 
 
 def spoilt(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -144,25 +143,25 @@ def test_a_spoilt_host_file_is_named(
     host: HostCosts, tmp_path: Path, spoil: Callable[[dict[str, Any]], dict[str, Any]], said: str
 ) -> None:
     path = tmp_path / "host.json"
-    path.write_text(json.dumps(spoil(profile_host.to_json(host))))
+    path.write_text(json.dumps(spoil(host.to_json())))
     with pytest.raises(DataError) as fault:
-        profile_host.load(path)
+        HostCosts.load(path)
     assert said in str(fault.value)
     assert str(path) in str(fault.value)
 
 
 def test_what_is_no_file_or_no_json_is_told(tmp_path: Path, host: HostCosts) -> None:
     with pytest.raises(DataError, match="bench --suite host"):
-        profile_host.load(tmp_path / "none.json")
+        HostCosts.load(tmp_path / "none.json")
     (tmp_path / "half.json").write_text('{"schema": 1')
     with pytest.raises(DataError, match="not JSON"):
-        profile_host.host_in(tmp_path / "half.json")
+        host_in(tmp_path / "half.json")
     with pytest.raises(UsageError, match="--out"):
-        profile_host.save(host, Path("/proc/no/host.json"))
+        host.save(Path("/proc/no/host.json"))
 
 
 def test_the_shipped_hosts_are_measured_and_named_after_their_processor() -> None:
-    shipped = {name: profile_host.load(path) for name, path in known_hosts().items()}
+    shipped = {name: HostCosts.load(path) for name, path in known_hosts().items()}
     assert shipped
     for name, host in shipped.items():
         assert name == host.name == host_name(host.cpu)
@@ -182,7 +181,7 @@ def test_a_listing_says_of_how_many_machines_a_host_is(host: HostCosts, capsys: 
     shown = capsys.readouterr().out
     for name, path in known_hosts().items():
         assert name in shown  # whole, to be copied
-        machines = profile_host.load(path).layers["step"]["machines"]
+        machines = HostCosts.load(path).layers["step"]["machines"]
         assert f"{len(machines)}: {min(machines) * 1e3:.1f} to {max(machines) * 1e3:.1f}" in shown
     assert "of this CPU model" in shown
 
@@ -207,7 +206,7 @@ def test_machines_of_one_processor_make_one_host_with_what_they_differ_by(host: 
     assert both.layers["forward"]["machines"] == pytest.approx([0.9e-3, 1.21 * 0.9e-3])
     assert both.sigma == pytest.approx((host.sigma**2 + (0.19062 / 2**0.5) ** 2) ** 0.5, rel=1e-3)
     assert combine([host]) == host
-    assert profile_host.from_json(profile_host.to_json(both)) == both
+    assert HostCosts.from_json(both.to_json()) == both
     with pytest.raises(ValueError, match="one processor"):
         combine([host, replace(host, cpu="another")])
     assert asdict(both)["stack"] == host.stack

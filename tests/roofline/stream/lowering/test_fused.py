@@ -16,8 +16,7 @@ from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.fit.host import fit_host, operator_costs
 from flopcast.roofline.gpu.fit.host_calibration import host_plan
-from flopcast.roofline.gpu.profile import host as profile_host
-from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.host import HostCosts, combine
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep
@@ -174,16 +173,16 @@ def test_costs_come_from_rows_and_go_through_files(profile: Profile) -> None:
     }
     host = fit_host(rows(), {}, {**profile.ceilings, "launch": profile.ceilings["sync"]}, {"cpu": "x"}, [])
     assert host is not None
-    again = profile_host.from_json(json.loads(json.dumps(profile_host.to_json(host))))
+    again = HostCosts.from_json(json.loads(json.dumps(host.to_json())))
     assert again == host
     assert again.triton["rms_norm"] == pytest.approx(5e-5)
     assert scaled(host, 2.0).triton["swiglu"] == pytest.approx(1e-4)
-    assert profile_host.combine([host, replace(host, triton={"swiglu": 2e-4})]).triton == {
+    assert combine([host, replace(host, triton={"swiglu": 2e-4})]).triton == {
         "rms_norm": pytest.approx(5e-5),
         "swiglu": pytest.approx(1e-4),
     }
     with pytest.raises(DataError, match="no cost"):
-        profile_host.from_json({**profile_host.to_json(host), "triton": {"mm": -1.0}})
+        HostCosts.from_json({**host.to_json(), "triton": {"mm": -1.0}})
 
 
 def test_files_of_older_versions_say_nothing_of_operators(
@@ -192,7 +191,7 @@ def test_files_of_older_versions_say_nothing_of_operators(
     assert profile.host is not None
     record = {"schema": 1, "kind": "host", **asdict(profile.host)}
     del record["triton"]
-    old = profile_host.from_json(record)
+    old = HostCosts.from_json(record)
     assert old == profile.host
     stream = traced(tiny, fused="triton")
     assert forecast(stream, profile, old).host_seconds == forecast(stream, profile).host_seconds
