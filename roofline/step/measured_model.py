@@ -15,6 +15,7 @@ from typing import Any
 
 from flopcast.errors import RunError, UsageError
 from flopcast.kernels.shapes import canonical_json
+from flopcast.microbench.records.machine import Device
 from flopcast.roofline.gpu.catalogue.device import attention_alias
 from flopcast.roofline.gpu.suites import SuiteCase
 from flopcast.roofline.step.device_work import L2_SHARE, backend_of, describe_ops, l2_shares
@@ -115,7 +116,7 @@ def model_options(options: Mapping[str, Any]) -> ModelOptions | None:
     return found
 
 
-def step_cases(model: MeasuredModel, device: Mapping[str, Any], stack: Mapping[str, Any]) -> list[SuiteCase]:
+def step_cases(model: MeasuredModel, device: Device, stack: Mapping[str, Any]) -> list[SuiteCase]:
     """Every distinct operation of the step, cold, and hot where its operands lie in L2 in the timeline.
 
     `device`, `stack`: as in machine.json; they decide what lies in L2 and which attention torch picks. On a GPU the

@@ -100,7 +100,7 @@ def draw_of(ops: Sequence[TimedOp], profile: Profile) -> Draw:
     flop_joules = energies(profile)
     if not flop_joules:
         return NONE
-    limit = float(profile.device["power_limit_w"])
+    limit = float(profile.device["power_limit_w"] or 0.0)
     matrix = seconds = moved = 0.0
     for op in ops:
         if op.work is not None:

@@ -115,8 +115,7 @@ class PricedStep:
 
     @cached_property
     def peak_bytes(self) -> int:
-        capability = self.profile.device.get("capability")
-        return memory.peak_bytes(self.stream, memory.workspace_bytes(capability and tuple(capability)))
+        return memory.peak_bytes(self.stream, memory.workspace_bytes(self.profile.capability))
 
     @property
     def needed_bytes(self) -> int:

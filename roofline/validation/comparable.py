@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.microbench.records.machine import Device
 from flopcast.roofline.gpu.catalogue.device import gpu_name
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -16,7 +17,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 SAME_STREAMS = {("2.13", "2.11")}
 
 
-def check_device(device: Mapping[str, Any], profile: Profile, *, any_gpu: bool | None = None) -> None:
+def check_device(device: Device, profile: Profile, *, any_gpu: bool | None = None) -> None:
     """Refuses steps of another device than the profile's: what they differ by would read as the forecast's error.
 
     `any_gpu` lets another GPU's pass, never a processor's for a GPU's; None: the command has no such option. Raises

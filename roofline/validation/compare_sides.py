@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.fit.cards import read_folder
 from flopcast.roofline.gpu.library.profiles import find_profile
@@ -43,7 +44,7 @@ class Side:
     label: str
     kind: str
     gpu: str
-    device: Mapping[str, Any]
+    device: Device
     stack: Mapping[str, Any]
     timings: Mapping[str, Timing]
     profile: Profile | None = None

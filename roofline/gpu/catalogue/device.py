@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.datasheets import spec_of_device
 
@@ -28,7 +29,7 @@ _HALVED = ("geforce", "a10g")  # parts whose matrix units accumulate in fp32 at 
 _HALVED_DTYPES = ("bf16", "fp16", "tf32", "fp8")
 
 
-def gpu_name(device: Mapping[str, Any]) -> str:
+def gpu_name(device: Device) -> str:
     """flopcast's name of a device: "cpu", a known GPU's, else a slug of what the driver calls it."""
     if device.get("type") == "cpu":
         return "cpu"
@@ -39,7 +40,7 @@ def gpu_name(device: Mapping[str, Any]) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
-def device_peaks(device: Mapping[str, Any], ceilings: Mapping[str, Number]) -> dict[str, Number]:
+def device_peaks(device: Device, ceilings: Mapping[str, Number]) -> dict[str, Number]:
     """Dense peak FLOP/s by dtype, for reference: as published where the GPU is known, else (and for what its datasheet
     row lacks) SMs x clock x FLOP per clock and SM of the live device ("datasheet"); of a processor, or an architecture
     unknown here, the rate measured in a burst."""
@@ -57,15 +58,16 @@ def device_peaks(device: Mapping[str, Any], ceilings: Mapping[str, Number]) -> d
     return {name.removeprefix(prefix): n for name, n in ceilings.items() if name.startswith(prefix)}
 
 
-def live_peaks(device: Mapping[str, Any]) -> dict[str, Number]:
+def live_peaks(device: Device) -> dict[str, Number]:
     """Dense peaks from what the driver says of a GPU: its highest SM clock, its SMs, its compute capability. Empty
     where one of them or the architecture is unknown."""
-    rates = _RATES.get(tuple(device.get("capability") or ())[:2])
+    capability = device.get("capability")
+    rates = _RATES.get((capability[0], capability[1])) if capability else None
     clock, sm_count = device.get("clock_mhz"), device.get("sm_count")
-    if not (rates and clock and sm_count):
+    if not (capability and rates and clock and sm_count):
         return {}
     name = str(device.get("name")).lower()
-    is_halved = any(part in name for part in _HALVED) and tuple(device["capability"]) >= (7, 5)
+    is_halved = any(part in name for part in _HALVED) and tuple(capability) >= (7, 5)
     peaks = {}
     for dtype, full in rates.items():
         rate = full // 2 if is_halved and dtype in _HALVED_DTYPES else full
@@ -75,7 +77,7 @@ def live_peaks(device: Mapping[str, Any]) -> dict[str, Number]:
     return peaks
 
 
-def attention_alias(device: Mapping[str, Any], stack: Mapping[str, Any], backends: set[str]) -> dict[str, str]:
+def attention_alias(device: Device, stack: Mapping[str, Any], backends: set[str]) -> dict[str, str]:
     """What torch's SDPA picks by itself, if it was measured. cuDNN first on Hopper and Blackwell of the
     data centre from torch 2.10 with cuDNN above 9.15 (`check_prefer_cudnn_attention` in torch's
     sdp_utils.cpp), else flash."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Shape, shape_from_json
+from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Z_90, Number
 from flopcast.roofline.gpu.catalogue.device import attention_alias, device_peaks, gpu_name
 from flopcast.roofline.gpu.fit.cards import read_folder, with_cards
@@ -87,7 +88,7 @@ def fit_rows(
             f"{name}: none of {len(rows)} rows can be fitted (role fit, status ok, a shape, a time):"
             " `flopcast bench` measures them"
         )
-    device = dict(machine["device"])
+    device: Device = machine["device"]
     peaks = device_peaks(device, ceilings)
     surfaces, doubtful = fit_surfaces(fitted, device, peaks, ceilings)
     if doubtful:

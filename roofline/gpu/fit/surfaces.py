@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Call
+from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.fit import priors as fit_priors
 from flopcast.roofline.gpu.fit import surface as fit_surface
@@ -85,7 +86,7 @@ class Case:
 
 
 def fit_surfaces(
-    cases: Sequence[Case], device: Mapping[str, Any], peaks: Mapping[str, Number], ceilings: Mapping[str, Number]
+    cases: Sequence[Case], device: Device, peaks: Mapping[str, Number], ceilings: Mapping[str, Number]
 ) -> tuple[dict[SurfaceKey, Surface], int]:
     """(surface by its key, number of rows that were given no weight)."""
     groups: dict[SurfaceKey, list[Case]] = defaultdict(list)
@@ -147,7 +148,7 @@ def _is_backward_or_unaligned(variant: Variant) -> bool:
     return isinstance(variant, AttentionVariant | ConvVariant) and variant.direction == "bwd"
 
 
-def _kind(case: Case, device: Mapping[str, Any]) -> str:
+def _kind(case: Case, device: Device) -> str:
     work = case.work
     if gemm_triton.is_for(case.backend, work.variant) and gemm_triton.table_of(device) is not None:
         return gemm_triton.KIND
@@ -210,7 +211,7 @@ def _bandwidth(ceilings: Mapping[str, Number], cache: str) -> float:
     return next((ceilings[name].value for name in names if name in ceilings), 1e12)
 
 
-def _spill(cache: str, device: Mapping[str, Any], ceilings: Mapping[str, Number]) -> tuple[Belief, float] | None:
+def _spill(cache: str, device: Device, ceilings: Mapping[str, Number]) -> tuple[Belief, float] | None:
     l2_bytes = float(device.get("l2_bytes") or 0.0)
     if cache != "hot" or not l2_bytes:
         return None
@@ -218,7 +219,7 @@ def _spill(cache: str, device: Mapping[str, Any], ceilings: Mapping[str, Number]
 
 
 def _memory_priors(
-    groups: Mapping[SurfaceKey, list[Case]], device: Mapping[str, Any], ceilings: Mapping[str, Number]
+    groups: Mapping[SurfaceKey, list[Case]], device: Device, ceilings: Mapping[str, Number]
 ) -> dict[SurfaceKey, Prior]:
     """Each law is fitted once from the ceilings; what the laws of a class came out as is then what is
     believed of each, so that a variant of one point is taken for a typical one of its class."""
@@ -276,12 +277,7 @@ def _typical(laws_: Sequence[Mapping[str, float]], name: str, least: float) -> B
 
 
 def _memory_prior(
-    work: Work,
-    points: Points,
-    floor: Belief,
-    bandwidth: Belief,
-    spill: tuple[Belief, float] | None,
-    device: Mapping[str, Any],
+    work: Work, points: Points, floor: Belief, bandwidth: Belief, spill: tuple[Belief, float] | None, device: Device
 ) -> Prior:
     """`spill`: what is believed of the memory behind the L2, and the L2's bytes."""
     inputs = LAWS["memory"].inputs(work.variant, {}, points.features).shape[1]
@@ -346,7 +342,7 @@ def _dense_prior(
     backend: str,
     work: Work,
     points: Points,
-    device: Mapping[str, Any],
+    device: Device,
     peaks: Mapping[str, Number],
     ceilings: Mapping[str, Number],
     tiles: Mapping[tuple[int, str], Mapping[str, float]],

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Mapping
 from functools import lru_cache
 from math import ceil
-from typing import Any
 
 import numpy as np
 
+from flopcast.microbench.records.machine import Device
 from flopcast.roofline.gpu.laws import attention_triton
 from flopcast.roofline.gpu.laws.attention_triton import FADE_FLOPS, OVERLAP, Sizes
 from flopcast.roofline.gpu.laws.law import Law, Params
@@ -57,7 +56,7 @@ _ROUNDING = 1e-13
 
 
 def schedule_of(
-    backend: str, direction: str, head_dim: int, causal: bool = True, device: Mapping[str, Any] | None = None
+    backend: str, direction: str, head_dim: int, causal: bool = True, device: Device | None = None
 ) -> dict[str, float]:
     """The fixed parameters of a backend's kernels, `SCHEDULE`; of Triton's on a Hopper part (`device`, as machine.json
     has it) also their tiles. A backend not known gets blocks of 128 rows."""
@@ -68,8 +67,8 @@ def schedule_of(
     elif backend == "sdpa-flash":
         found["advance"] = 128.0 if small else 64.0
         found |= {"resident": 2.0, "splits": 1.0, "masked": MASKED} if direction == "fwd" else {"follows": 1.0}
-    elif backend == "triton" and device and device.get("capability"):
-        major, minor = device["capability"]
+    elif backend == "triton" and device and (capability := device.get("capability")):
+        major, minor = capability
         name = str(device.get("name", ""))
         found |= attention_triton.parameters(name, (major, minor), direction, head_dim, causal)
     return found | {"rounds": 1.0}

@@ -11,13 +11,12 @@ Of 44 products of whole lines on an H200, each told by the others (median / 90th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
+from flopcast.microbench.records.machine import Device
 from flopcast.roofline.gpu.laws.law import Law, Params
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant
@@ -29,7 +28,7 @@ PARTIAL_NOISE = 0.2
 _LINE_ELEMENTS = 64  # of 16 bits: rows of the operands start at whole 128 bytes
 
 
-def table_of(device: Mapping[str, Any]) -> int | None:
+def table_of(device: Device) -> int | None:
     """The number of the device's table among those shipped, from 1; 0 where it has none and the rule decides; None
     where the kernels are others, on parts before Hopper. A new table changes the kernels' fingerprint: surfaces are
     fitted anew then."""

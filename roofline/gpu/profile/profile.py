@@ -17,6 +17,7 @@ from typing import Any
 
 from flopcast import files
 from flopcast.errors import DataError
+from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.profile.host import HostCosts
@@ -48,7 +49,7 @@ class Profile:
 
     gpu: str
     basis: str
-    device: dict[str, Any]
+    device: Device
     peaks: dict[str, Number]
     ceilings: dict[str, Number]
     surfaces: dict[SurfaceKey, Surface]
@@ -66,6 +67,12 @@ class Profile:
     def default_attention(self) -> str:
         """The backend that torch's SDPA picks by itself on this device."""
         return self.aliases.get("sdpa", "sdpa-flash" if self.device.get("type") != "cpu" else "sdpa-cpu")
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """The GPU's compute capability, None where it has none or it is not known."""
+        found = self.device.get("capability")
+        return (found[0], found[1]) if found else None
 
     @property
     def l2_bytes(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flopcast.microbench.records.machine import Device
 from flopcast.roofline.step.forecast import tokens_of, width_of
 from flopcast.roofline.views.figures.canvas import Figure
 from flopcast.roofline.views.page.data import ReportData
@@ -60,7 +61,7 @@ def _card(card: Mapping[str, Any]) -> str:
     return "few rows" if factor is None else f"{factor:.3f} of the median card's time"
 
 
-def _device(device: Mapping[str, Any]) -> str:
+def _device(device: Device) -> str:
     """NVIDIA H200, driver 580, clock up to 1,980 MHz, ..."""
     named = (
         ("uuid", "", ""), ("driver", "driver ", ""), ("clock_mhz", "clock up to ", " MHz"),
