@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from flopcast.roofline.base.units import count, short_name
 from flopcast.roofline.dollars.points import CostCurve, CostPoint
-from flopcast.roofline.views.figures.canvas import CARD, GREY, INK, Figure, finish, halo, new_sheet, plain_log, styled
-from flopcast.roofline.views.figures.cost import COLOURS, PETA, dashes, parameter_axis
+from flopcast.roofline.views.figures.canvas import Figure, finish, halo, new_sheet, plain_log, styled
+from flopcast.roofline.views.figures.colours import CARD, GREY, INK
+from flopcast.roofline.views.figures.cost import COLOURS, PETA, dashes, draw_band, parameter_axis
 from studies.claims.claims import A100, H100, H200, HALF_BILLION, L4, PriceSet, batch_models, models_of
 
 COLOUR_OF = dict(zip((L4, A100, H100, H200), COLOURS, strict=False))
@@ -27,11 +28,10 @@ def claims_figure(curves: Sequence[CostCurve], price_sets: Sequence[PriceSet]) -
             if not at:
                 continue
             xs, colour = [n for n, _ in at], COLOUR_OF[gpu]
-            ax.fill_between(xs, [r.low for _, r in at], [r.high for _, r in at], color=colour, alpha=0.13, lw=0)
-            ax.plot(xs, [r.value for _, r in at], color=colour, lw=2.0, ls=style[gpu],
-                    label=short_name(gpu) if ax is sheet.axes[0] else None)  # fmt: skip
+            label = short_name(gpu) if ax is sheet.axes[0] else None
+            ys = draw_band(ax, xs, [r for _, r in at], colour, ls=style[gpu], label=label)
             tips = [f"{gpu} over {H100} at {count(n)}: {r.value:.3g} ({r.low:.3g} to {r.high:.3g})" for n, r in at]
-            sheet.scatter(ax, xs, [r.value for _, r in at], tips, s=14, color=colour, linewidths=0, zorder=3)
+            sheet.scatter(ax, xs, ys, tips, s=14, color=colour, linewidths=0, zorder=3)
         ax.axhline(
             1.0, color=COLOUR_OF[H100], lw=1.6, ls=style[H100], label=short_name(H100) if ax is sheet.axes[0] else None
         )

@@ -128,7 +128,7 @@ def section(found: Gathered | None = None) -> Section:
 
 def write(found: Gathered, out: Path, shown: Section | None = None) -> list[Path]:
     """claims.csv, claims.json, README.md, the figures, and the cost curves of both depth laws in folders."""
-    from flopcast.roofline.views.figures.cost import save_figure
+    from flopcast.roofline.views.figures.file import save
 
     rows, shown = claim_rows(found), shown or section(found)
     paths = [out / "claims.csv", out / "claims.json", out / "README.md"]
@@ -138,7 +138,7 @@ def write(found: Gathered, out: Path, shown: Section | None = None) -> list[Path
     paths[1].write_text(json.dumps({"prices": prices, "claims": claims}, indent=1, allow_nan=False) + "\n")
     for figure in shown.figures:
         paths.append(out / f"{figure.name}.png")
-        save_figure(figure, paths[-1])
+        save(figure, paths[-1])
     for law in LAWS:
         curves = found.ladders[law, OWN]
         paths += write_cost(curves, out / law, scenarios=what_if_rows(curves, {}, Run().batch))

@@ -8,7 +8,8 @@ from typing import Any
 
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.classes import GROUPS
-from flopcast.roofline.views.figures.canvas import BLUE, CLASS_LABELS, INK, ORANGE, Figure, finish, new_sheet, styled
+from flopcast.roofline.views.figures.canvas import Figure, finish, new_sheet, styled
+from flopcast.roofline.views.figures.colours import BLUE, CLASS_LABELS, INK, ORANGE
 from studies.markdown import table
 
 Row = Mapping[str, Any]

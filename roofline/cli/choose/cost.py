@@ -93,7 +93,8 @@ def cost(
 def write_cost(curves: Sequence[CostCurve], folder: Path, *, scenarios: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
     """cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `scenarios`) and cost.png in
     `folder`. Raises UsageError when it cannot be written."""
-    from flopcast.roofline.views.figures.cost import save_cost_figure
+    from flopcast.roofline.views.figures.cost import cost_figure
+    from flopcast.roofline.views.figures.file import save
 
     sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
     tables = {
@@ -108,6 +109,7 @@ def write_cost(curves: Sequence[CostCurve], folder: Path, *, scenarios: Sequence
     paths = [folder / f"{name}.csv" for name in tables]
     for path, rows in zip(paths, tables.values(), strict=True):
         write_rows(path, list(rows[0]) if rows else ["gpu"], rows)
-    figure = folder / "cost.png"
-    save_cost_figure(curves, figure)
-    return [*paths, figure]
+    figure, path = cost_figure(curves), folder / "cost.png"
+    if figure is not None:
+        save(figure, path, "folder with --out")
+    return [*paths, path]

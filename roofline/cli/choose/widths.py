@@ -51,7 +51,7 @@ def widths(
     from flopcast.roofline.base.csv_files import check_writable, write_rows
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
-    from flopcast.roofline.views.figures.file import check_figure
+    from flopcast.roofline.views.figures.file import check_figure, save
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.widths import print_answer
     from flopcast.roofline.widths import answer
@@ -92,17 +92,13 @@ def widths(
         write_rows(out, answer.CSV_COLUMNS, found.csv_rows())
         say(f"wrote {out}")
     if figure is not None:
-        from flopcast.roofline.views.figures.canvas import THEMES
+        from flopcast.roofline.views.figures.colours import THEMES
         from flopcast.roofline.views.figures.widths import sawtooth_figure
 
         drawn = sawtooth_figure(found.points["hidden"], profile, theme=THEMES[theme or "light"])
         if drawn is None:
             raise UsageError(f"--figure: no hidden size near {config['hidden_size']} to draw")
-        try:
-            figure.parent.mkdir(parents=True, exist_ok=True)
-            figure.write_bytes(drawn.png if figure.suffix.lower() == ".png" else drawn.svg_file.encode())
-        except OSError as fault:
-            raise UsageError(f"{figure} cannot be written: {fault.strerror}; choose another --figure") from fault
+        save(drawn, figure, "--figure")
         say(f"wrote {figure}")
     if as_json:
         emit(found.to_json())

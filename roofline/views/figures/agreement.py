@@ -8,23 +8,22 @@ from typing import NamedTuple
 
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.validation.step_comparison import StepComparison
-from flopcast.roofline.views.figures.canvas import (
-    BLUE,
-    CARD,
-    CLASS_LABELS,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    Figure,
-    finish,
-    new_sheet,
-    plain_log,
-    styled,
-)
+from flopcast.roofline.validation.step_plans import INTERVALS, OPTIONS, PATCHED
+from flopcast.roofline.views.figures.canvas import Figure, finish, new_sheet, plain_log, styled
+from flopcast.roofline.views.figures.colours import BLUE, CARD, CLASS_LABELS, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY
+
+# What a reader sees of the groups of steps that have no plain name.
+GROUP_WORDS = {
+    "ladder": "ladder of widths",
+    "ln ladder": "ladder of widths, ln depth law",
+    "off the ladder": "other widths and depths",
+    "published configs": "published Qwen3 models",
+    "large batch": "large batches",
+    "cpu": "small models",
+    OPTIONS: "other precision, checkpointing, accumulation",
+    PATCHED: "steps on other kernels (Triton, flash)",
+    INTERVALS: "steps that set the width of intervals",
+}
 
 
 class _Point(NamedTuple):
@@ -82,7 +81,7 @@ def agreement_figure(rows: Sequence[StepComparison]) -> Figure | None:
                 s=26,
                 marker=marker,
                 zorder=3,
-                label=group,
+                label=GROUP_WORDS.get(group, group),
                 edgecolors=colour,
                 facecolors=colour if index < 6 else CARD,
                 linewidths=0.0 if index < 6 else 1.2,

@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from flopcast.roofline.base.units import count
 from flopcast.roofline.validation.step_comparison import StepComparison
-from flopcast.roofline.views.figures.canvas import (
-    CARD,
-    CLASS_COLOURS,
-    CLASS_LABELS,
-    INK,
-    RED,
-    Figure,
-    Sheet,
-    finish,
-    new_sheet,
-    styled,
-)
+from flopcast.roofline.views.figures.canvas import Figure, Layer, Sheet, finish, new_sheet, styled
+from flopcast.roofline.views.figures.colours import CLASS_COLOURS, CLASS_LABELS, INK, RED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,8 +38,7 @@ def anatomy_figure(found: Sequence[Forecast], validation: Sequence[StepCompariso
         ]
         # beside the forecast, so that neither hides the other
         xs, ys = [i + 0.22 for i, _, _ in measured], [seconds * 1e3 for _, _, seconds in measured]
-        sheet.scatter(ax, xs, ys, tips, s=30, marker="D", facecolors=CARD, edgecolors=INK, linewidths=1.5, zorder=5,
-                      label="step, measured")  # fmt: skip
+        sheet.diamonds(ax, xs, ys, tips, "step, measured")
         top = max(top, *ys)
     widths = [width_of(f) for f in found]
     labels = [f"{w or count(f.n_params)}\n{f.depth}" for w, f in zip(widths, found, strict=True)]
@@ -129,7 +118,7 @@ def _stack(
     """Bars by class, the host's line, the step with its interval; seconds times `scales`. Returns the highest end."""
     places = [float(i) for i in range(len(found))]
     names = [name_of(f) for f in found]
-    bottoms = [0.0] * len(found)
+    layers = []
     for name, colour in CLASS_COLOURS.items():
         heights = [
             sum(part.seconds for part in f.breakdown if _shown_class(part.op_class) == name) * by
@@ -141,9 +130,8 @@ def _stack(
             f"{who}, {CLASS_LABELS[name]}: {height:.3g} {unit}, {height / (f.device_seconds * by):.0%} of the device's "
             for who, height, f, by in zip(names, heights, found, scales, strict=True)
         ]
-        sheet.bars(ax, places, heights, tips, width=0.8, bottom=list(bottoms), color=colour,
-                   label=CLASS_LABELS[name], linewidth=0)  # fmt: skip
-        bottoms = [b + h for b, h in zip(bottoms, heights, strict=True)]
+        layers.append(Layer(CLASS_LABELS[name], colour, heights, tips))
+    tops = sheet.stack(ax, len(found), layers, 0.8)
     hosts = [f.host_seconds * by for f, by in zip(found, scales, strict=True)]
     ax.plot(places, hosts, color=INK, lw=1.8, ls="-", marker=".", label="host: time to enqueue the step")
     steps, lows, highs = (
@@ -163,7 +151,7 @@ def _stack(
     ]
     sheet.scatter(ax, places, steps, tips, s=22, color=RED, linewidths=0, zorder=4)
     ax.grid(False, axis="x")
-    return float(max(*highs, *bottoms, *hosts))
+    return float(max(*highs, *tops, *hosts))
 
 
 def _legend(ax: Axes, place: Literal["upper left", "upper right"] = "upper left") -> None:

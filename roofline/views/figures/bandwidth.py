@@ -8,23 +8,20 @@ from typing import TYPE_CHECKING, Any
 from flopcast.roofline.base.units import byte_size, duration, rate, scale, three_digits
 from flopcast.roofline.gpu.profile.roofs import LEAST_KERNEL_SECONDS, Point, Roofs, points_of, points_of_rows, roofs_of
 from flopcast.roofline.views.figures.canvas import (
-    CLASS_COLOURS,
-    CLASS_LABELS,
-    GREY,
-    INK,
-    LIGHT,
-    SKY,
     Figure,
     Row,
     Sheet,
-    Theme,
     apart,
     finish,
     halo,
+    legend_below,
+    legend_mark,
+    mark_fill,
     new_sheet,
     plain_log,
     styled,
 )
+from flopcast.roofline.views.figures.colours import CLASS_COLOURS, CLASS_LABELS, GREY, INK, LIGHT, SKY, Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,8 +128,6 @@ def _shown_class(point: Point) -> str:
 def _draw_memory_points(
     sheet: Sheet, ax: Axes, points: Sequence[Point], by: float, theme: Theme, is_projected: bool
 ) -> None:
-    from matplotlib.lines import Line2D
-
     handles = []
     for name, marker in _CLASS_MARKERS.items():
         colour = theme.of(CLASS_COLOURS[name])
@@ -142,23 +137,22 @@ def _draw_memory_points(
             if not members:
                 continue
             members = [members[i] for i in apart([p.bytes for p in members], [p.bytes_per_second for p in members])]
-            fill: Any = {"color": colour, "linewidths": 0} if cache == "cold" else {
-                "facecolors": "none", "edgecolors": colour, "linewidths": 0.7}  # fmt: skip
             tips = [
                 f"{p.op_class}, {cache}, {p.variant.tokens[0]}: {byte_size(p.bytes)} in {duration(p.seconds)}, "
                 f"{rate(p.bytes_per_second, 'B/s')}{said_of(p)}"
                 for p in members
             ]
-            sheet.scatter(ax, [p.bytes for p in members], [p.bytes_per_second / by for p in members], tips, s=15,
-                          marker=marker, alpha=0.4 if is_projected else 0.7, **fill)  # fmt: skip
+            sheet.scatter(
+                ax, [p.bytes for p in members], [p.bytes_per_second / by for p in members], tips, s=15, marker=marker,
+                alpha=0.4 if is_projected else 0.7, **mark_fill(colour, is_filled=cache == "cold", line=0.7),
+            )  # fmt: skip
         if mine:
             label = f"{CLASS_LABELS[name].split(' (')[0]} ({len(mine)})"
-            handles.append(Line2D([], [], ls="", marker=marker, ms=6, color=colour, mew=0, label=label))
-    for cache, words, face in (("cold", "cold: from memory", theme.of(GREY)), ("hot", "hot: from the cache", "none")):
+            handles.append(legend_mark(marker, colour, label, mew=0))
+    for cache, words in (("cold", "cold: from memory"), ("hot", "hot: from the cache")):
         if any(p.cache == cache for p in points):
-            handles.append(Line2D([], [], ls="", marker="o", ms=6, mfc=face, mec=theme.of(GREY), label=words))
-    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, columnspacing=1.4,
-              handletextpad=0.2, labelspacing=0.4)  # fmt: skip
+            handles.append(legend_mark("o", theme.of(GREY), words, is_hollow=cache == "hot"))
+    legend_below(ax, handles, 0.14)
 
 
 def memory_words(roofs: Roofs, points: Sequence[Point]) -> tuple[str, str, str]:

@@ -1,19 +1,18 @@
-"""What the report's figures are drawn on: style, colours, number words, and the way from matplotlib into a page.
+"""What the report's figures are drawn on, and the way from matplotlib into a page.
 
 A figure is drawn once and kept twice, as an SVG that goes into the page (`svg.py`; hovering a point shows its values)
-and as a PNG file. Colours are Okabe and Ito's, told apart by colour-blind readers; each has a lighter one for dark
-ground, which the page's SVG takes by itself (CSS variables) and a file takes on request (`theme=DARK`).
-The same data give the same bytes: no dates, no random ids.
+and as a PNG file. The same data give the same bytes: no dates, no random ids.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import atan2, degrees, log10
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flopcast.roofline.views.figures.colours import CARD, DARK_COLOURS, INK, LIGHT
 from flopcast.roofline.views.figures.svg import alone, inline
 
 if TYPE_CHECKING:
@@ -23,55 +22,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, INK, GREY = (
-    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#d8c51c", "#22262b", "#8a9099",
-)  # fmt: skip
-CARD = "#fcfcfb"
 WIDTH = 7.4  # inches; with 10-point type, legible on a phone too once scrolled
-EDGE, GRID, BROWN = "#5b626b", "#dfe2e6", "#6b4e00"
-# What each colour is on dark ground; `report.css` says the same to the page.
-DARK_COLOURS = {
-    BLUE: "#58aee8", ORANGE: "#efb13d", GREEN: "#2fc295", RED: "#f08a4b", PURPLE: "#dd9cbf", SKY: "#8fd0f5",
-    YELLOW: "#e8da5a", INK: "#e6e8eb", GREY: "#98a0aa", CARD: "#1d2126", EDGE: "#9aa3ad", GRID: "#343a42",
-    BROWN: "#d0b36a",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Theme:
-    """A ground, and what the light ground's colours are on it."""
-
-    name: str
-    colours: Mapping[str, str] = field(default_factory=dict)
-
-    def of(self, colour: str) -> str:
-        return self.colours.get(colour, colour)
-
-    @property
-    def style(self) -> Any:  # matplotlib types its keys one by one
-        card, ink = self.of(CARD), self.of(INK)
-        return {
-            "figure.facecolor": card, "axes.facecolor": card, "savefig.facecolor": card, "text.color": ink,
-            "axes.edgecolor": self.of(EDGE), "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink,
-            "axes.spines.top": False, "axes.spines.right": False, "font.size": 10.0, "axes.titlesize": 10.0,
-            "legend.fontsize": 8.8, "legend.frameon": False, "axes.grid": True, "grid.color": self.of(GRID),
-            "grid.linewidth": 0.6, "axes.axisbelow": True, "svg.hashsalt": "flopcast", "svg.fonttype": "none",
-            "path.simplify": False,
-        }  # fmt: skip
-
-
-LIGHT, DARK = Theme("light"), Theme("dark", DARK_COLOURS)
-THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
-CLASS_COLOURS = {
-    "gemm": BLUE, "attention": SKY, "optimizer": ORANGE, "copy": GREEN, "pointwise": YELLOW, "softmax": PURPLE,
-    "reduction": RED, "rest": GREY,
-}  # fmt: skip
-CLASS_LABELS = {
-    "gemm": "matrix products", "attention": "attention", "optimizer": "optimizer", "copy": "casts and copies",
-    "pointwise": "element-wise", "softmax": "softmax", "reduction": "reductions",
-    "rest": "rest (loss, embedding, cat, fill, other)", "embedding": "embedding", "loss": "loss",
-}  # fmt: skip
-MARKERS_OF_BACKENDS = {"torch": "o", "triton": "^", "sdpa-cudnn": "s", "sdpa-flash": "D", "sdpa-cpu": "s"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +43,15 @@ class Figure:
         return alone(self.svg)
 
 
+class Layer(NamedTuple):
+    """A layer of stacked bars: of each bar the height and the hover text."""
+
+    label: str
+    colour: str
+    heights: Sequence[float]
+    tips: Sequence[str]
+
+
 @dataclass
 class Sheet:
     """A canvas being drawn, the hover texts of its point clouds by SVG id (of an image's cells with their `columns`),
@@ -110,15 +70,23 @@ class Sheet:
         self.tips[name] = list(tips)
         return points
 
-    def bars(
-        self, ax: Axes, places: Sequence[float], heights: Sequence[float], tips: Sequence[str], **how: Any
-    ) -> None:
-        """Bars (`Axes.bar`'s arguments in `how`) with hover texts."""
-        name = f"tips{len(self.tips)}"
-        for index, bar in enumerate(ax.bar(places, heights, **how)):
-            bar.set_gid(f"{name}-{index}")
-            self.tips[f"{name}-{index}"] = [tips[index]]
-        self.tips.setdefault(name, [])
+    def diamonds(self, ax: Axes, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], label: str) -> None:
+        """Marks of what was measured, on bars of what is forecast."""
+        self.scatter(ax, xs, ys, tips, s=30, marker="D", facecolors=CARD, edgecolors=INK, linewidths=1.5, zorder=5,
+                     label=label)  # fmt: skip
+
+    def stack(self, ax: Axes, number: int, layers: Iterable[Layer], width: float) -> list[float]:
+        """`number` bars at 0, 1, ..., their layers on one another from below; returns their heights."""
+        tops = [0.0] * number
+        for layer in layers:
+            name = f"tips{len(self.tips)}"
+            bars = ax.bar(range(number), layer.heights, width, tops, color=layer.colour, label=layer.label, linewidth=0)
+            for index, bar in enumerate(bars):
+                bar.set_gid(f"{name}-{index}")
+                self.tips[f"{name}-{index}"] = [layer.tips[index]]
+            self.tips.setdefault(name, [])
+            tops = [top + height for top, height in zip(tops, layer.heights, strict=True)]
+        return tops
 
     def image(self, ax: Axes, cells: Any, tips: Sequence[str], **how: Any) -> Any:
         """An image of cells[rows, columns], first row at the bottom, with a hover text a cell, row by row."""
@@ -176,6 +144,12 @@ def apart(xs: Sequence[float], ys: Sequence[float]) -> list[int]:
     for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
         cells.setdefault((round(log10(x) / CELL), round(log10(y) / CELL)), index)
     return sorted(cells.values())
+
+
+def mark_fill(colour: str, *, is_filled: bool, line: float) -> dict[str, Any]:
+    """How `scatter` draws marks: filled, or hollow with an edge of `line` points."""
+    return {"color": colour, "linewidths": 0} if is_filled else {
+        "facecolors": "none", "edgecolors": colour, "linewidths": line}  # fmt: skip
 
 
 def legend_mark(marker: str, colour: str, label: str, *, is_hollow: bool = False, **how: Any) -> Any:
@@ -248,11 +222,13 @@ def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
     return within
 
 
-def plain_log(ax: Axes, which: str, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
-    """10, 20, 50 instead of powers of ten."""
+def plain_log(
+    ax: Axes, which: str, subs: Sequence[float] = (1.0, 2.0, 5.0), show: Callable[[float], str] = "{:,.10g}".format
+) -> None:
+    """Labels a logarithmic axis with 10, 20, 50 in place of powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = ax.xaxis if which == "x" else ax.yaxis
     axis.set_major_locator(LogLocator(base=10, subs=list(subs)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
     axis.set_minor_formatter(NullFormatter())

@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING
 from flopcast.roofline.base.units import count
 from flopcast.roofline.step.forecast import tokens_of, width_of
 from flopcast.roofline.validation.step_comparison import StepComparison
-from flopcast.roofline.views.figures.canvas import (
-    BLUE,
-    CARD,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    RED,
-    Figure,
-    Sheet,
-    finish,
-    new_sheet,
-    styled,
-)
+from flopcast.roofline.views.figures.canvas import Figure, Layer, Sheet, finish, new_sheet, styled
+from flopcast.roofline.views.figures.colours import BLUE, GREEN, GREY, INK, ORANGE, RED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,8 +49,8 @@ def capacity_figure(
             f"{row.plan.name}: measured {size:.3g} GB, forecast off by {row.peak.error:+.1%}"
             for _, size, row in measured
         ]
-        sheet.scatter(ax, [i for i, _, _ in measured], [size for _, size, _ in measured], tips, s=30, marker="D",
-                      facecolors=CARD, edgecolors=INK, linewidths=1.5, zorder=5, label="peak, measured")  # fmt: skip
+        xs, ys = [i for i, _, _ in measured], [size for _, size, _ in measured]
+        sheet.diamonds(ax, xs, ys, tips, "peak, measured")
     if panels == 2:
         lower = sheet.axes[1]
         sizes = [round(tokens_of(f) / seq) for f in batches]
@@ -92,23 +80,22 @@ def capacity_figure(
 
 
 def _stack(sheet: Sheet, ax: Axes, found: Sequence[Forecast], names: Sequence[str], room: float) -> None:
-    places = [float(i) for i in range(len(found))]
     parts = (
         ("weights", BLUE, [WEIGHT_BYTES * f.n_params / 1e9 for f in found]),
         ("optimizer state", ORANGE, [STATE_BYTES * f.n_params / 1e9 for f in found]),
         ("gradients, activations, temporaries", GREEN,
          [(f.peak_bytes - (WEIGHT_BYTES + STATE_BYTES) * f.n_params) / 1e9 for f in found]),
     )  # fmt: skip
-    bottoms = [0.0] * len(found)
+    layers = []
     for label, colour, heights in parts:
         tips = [
             f"{name}, {label}: {height:.3g} GB of {f.peak_bytes / 1e9:.3g} at the peak"
             for name, height, f in zip(names, heights, found, strict=True)
         ]
-        sheet.bars(ax, places, heights, tips, width=0.72, bottom=list(bottoms), color=colour, label=label, linewidth=0)
-        bottoms = [b + h for b, h in zip(bottoms, heights, strict=True)]
+        layers.append(Layer(label, colour, heights, tips))
+    tops = sheet.stack(ax, len(found), layers, 0.72)
     needed = [f.needed_bytes / 1e9 for f in found]
-    ax.bar(places, [n - b for n, b in zip(needed, bottoms, strict=True)], 0.72, bottoms, facecolor="none",
+    ax.bar(range(len(found)), [n - top for n, top in zip(needed, tops, strict=True)], 0.72, tops, facecolor="none",
            edgecolor=GREY, linewidth=0.9, label="context and reserve")  # fmt: skip
     ax.axhline(room / 1e9, color=RED, lw=1.6, label="the GPU's memory")
     ax.set_ylim(0, 1.12 * max(room / 1e9, min(max(needed), 1.6 * room / 1e9)))

@@ -7,30 +7,13 @@ share has cancelled: a band that does not reach 1 decides. Hollow points are bou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flopcast.errors import UsageError
 from flopcast.roofline.base.units import count, short_name
 from flopcast.roofline.dollars.crossovers import crossovers, sentence
-from flopcast.roofline.dollars.points import CostCurve
-from flopcast.roofline.views.figures.canvas import (
-    BLUE,
-    CARD,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    YELLOW,
-    Figure,
-    Sheet,
-    finish,
-    new_sheet,
-    plain_log,
-    styled,
-)
+from flopcast.roofline.dollars.points import CostCurve, Ranged
+from flopcast.roofline.views.figures.canvas import Figure, Sheet, finish, new_sheet, plain_log, styled
+from flopcast.roofline.views.figures.colours import BLUE, CARD, GREEN, INK, ORANGE, PURPLE, RED, SKY, YELLOW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,11 +82,8 @@ def _draw_curves(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve], colours: di
         colour = colours[curve.gpu]
         xs = [point.step.n_params for point in curve.fitting]
         rates = [point.flops_per_usd for point in curve.fitting]
-        ax.fill_between(
-            xs, [r.low / PETA for r in rates], [r.high / PETA for r in rates], color=colour, alpha=0.12, lw=0
-        )
-        ax.plot(xs, [r.value / PETA for r in rates], color=colour, lw=2.0, ls=dashes(curve),
-                label=f"{curve.gpu} ({curve.basis or 'basis not given'}), {curve.price.label}")  # fmt: skip
+        label = f"{curve.gpu} ({curve.basis or 'basis not given'}), {curve.price.label}"
+        draw_band(ax, xs, rates, colour, by=PETA, ls=dashes(curve), label=label)
         for is_host in (True, False):
             points = [(p, r) for p, r in zip(curve.fitting, rates, strict=True) if (p.step.bound == "host") == is_host]
             if not points:
@@ -158,14 +138,13 @@ def _draw_ratios(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve], base: CostC
         if not at:
             continue
         colour, xs = colours[curve.gpu], [size for size, _ in at]
-        ax.fill_between(xs, [r.low for _, r in at], [r.high for _, r in at], color=colour, alpha=0.12, lw=0)
+        ys = draw_band(ax, xs, [r for _, r in at], colour, ls=dashes(curve))
         tips = [
             f"{curve.gpu} over {base.gpu} at {count(size)}: {r.value:.3g} ({r.low:.3g} to {r.high:.3g})"
             for size, r in at
         ]
-        ax.plot(xs, [r.value for _, r in at], color=colour, lw=2.0, ls=dashes(curve))
-        sheet.scatter(ax, xs, [r.value for _, r in at], tips, s=14, color=colour, linewidths=0, zorder=3)
-        labels.append((at[-1][1].value, short_name(curve.gpu), colour))
+        sheet.scatter(ax, xs, ys, tips, s=14, color=colour, linewidths=0, zorder=3)
+        labels.append((ys[-1], short_name(curve.gpu), colour))
     ax.axhline(1.0, color=colours[base.gpu], lw=1.6, ls=dashes(base))
     labels.append((1.0, short_name(base.gpu), colours[base.gpu]))
     ax.set(xscale="log", yscale="log", ylabel=f"over {short_name(base.gpu)}'s")
@@ -175,25 +154,15 @@ def _draw_ratios(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve], base: CostC
 
 
 def parameter_axis(ax: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     ax.set_xlabel("parameters")
-    ax.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    plain_log(ax, "x", show=count)
 
 
-def save_cost_figure(curves: Sequence[CostCurve], path: Path) -> None:
-    """`cost_figure` as a PNG file; nothing where there is no point. Raises UsageError when it cannot be written."""
-    figure = cost_figure(curves)
-    if figure is not None:
-        save_figure(figure, path)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """The PNG file of a figure. Raises UsageError when it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(figure.png)
-    except OSError as fault:
-        raise UsageError(f"{path} cannot be written: {fault.strerror}; choose another folder with --out") from fault
+def draw_band(
+    ax: Axes, xs: Sequence[float], found: Sequence[Ranged], colour: str, *, by: float = 1.0, **how: Any
+) -> list[float]:
+    """A line (drawn as `how` says) with its 90% interval shaded; returns the line's heights, divided by `by`."""
+    ax.fill_between(xs, [r.low / by for r in found], [r.high / by for r in found], color=colour, alpha=0.12, lw=0)
+    heights = [r.value / by for r in found]
+    ax.plot(xs, heights, color=colour, lw=2.0, **how)
+    return heights

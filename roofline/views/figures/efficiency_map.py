@@ -19,7 +19,8 @@ from flopcast.roofline.gpu.laws import gemm
 from flopcast.roofline.gpu.profile.roofs import roofs_of
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.variants import GemmVariant, SurfaceKey
-from flopcast.roofline.views.figures.canvas import LIGHT, Figure, Theme, finish, new_sheet, styled
+from flopcast.roofline.views.figures.canvas import Figure, finish, new_sheet, styled
+from flopcast.roofline.views.figures.colours import LIGHT, Theme
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile

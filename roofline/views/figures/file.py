@@ -9,6 +9,7 @@ from flopcast.errors import UsageError
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
+    from flopcast.roofline.views.figures.canvas import Figure
 
 
 FIGURES = (".png", ".svg")
@@ -22,19 +23,24 @@ def check_figure(out: Path | None, theme: str, option: str = "--out") -> None:
         raise UsageError(f"--theme {theme!r}: valid are light, dark")
 
 
+def save(figure: Figure, path: Path, option: str = "--out") -> None:
+    """Writes a figure as its file's ending says. Raises UsageError when it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(figure.png if path.suffix.lower() == ".png" else figure.svg_file.encode())
+    except OSError as fault:
+        raise UsageError(f"{path} cannot be written: {fault.strerror}; choose another {option}") from fault
+
+
 def write_figure(profile: Profile, out: Path, *, dtype: str | None = None, theme: str = "light") -> None:
-    """The figure as a file. Raises UsageError where the profile has no roofs or the file cannot be written."""
-    from flopcast.roofline.views.figures.canvas import THEMES
+    """The roofline as a file. Raises UsageError where the profile has no roofs or the file cannot be written."""
+    from flopcast.roofline.views.figures.colours import THEMES
     from flopcast.roofline.views.figures.kernels import both_figures
 
-    try:  # a folder that cannot be made is told before the seconds of drawing
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure = both_figures(profile, dtype=dtype, theme=THEMES[theme])
-        if figure is None:
-            raise UsageError(
-                f"{profile.gpu} has no matrix or memory roof to draw: `flopcast bench` measures them, `flopcast fit` "
-                "makes the profile"
-            )
-        out.write_bytes(figure.png if out.suffix.lower() == ".png" else figure.svg_file.encode())
-    except OSError as fault:
-        raise UsageError(f"{out} cannot be written: {fault.strerror}; choose another --out") from fault
+    figure = both_figures(profile, dtype=dtype, theme=THEMES[theme])
+    if figure is None:
+        raise UsageError(
+            f"{profile.gpu} has no matrix or memory roof to draw: `flopcast bench` measures them, `flopcast fit` "
+            "makes the profile"
+        )
+    save(figure, out)

@@ -1,7 +1,7 @@
 """The figure of matrix products and attention: the roofline.
 
 Roofs are a profile's ceilings, points those of its surfaces or of measurement rows (`roofs.py`). `roofline_figure` and
-`plots_memory.memory_figure` stand in the report; `both_figures` is the two on one sheet, for `flopcast roofline --out`.
+`bandwidth.memory_figure` stand in the report; `both_figures` is the two on one sheet, for `flopcast roofline --out`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,20 @@ from flopcast.roofline.gpu.profile.roofs import (
 )
 from flopcast.roofline.views.figures.bandwidth import draw_memory, memory_points, memory_words, said_of
 from flopcast.roofline.views.figures.canvas import (
-    BLUE,
-    GREY,
-    INK,
-    LIGHT,
-    MARKERS_OF_BACKENDS,
-    PURPLE,
-    RED,
-    SKY,
     Figure,
     Row,
     Sheet,
-    Theme,
     apart,
     finish,
     halo,
+    legend_below,
+    legend_mark,
+    mark_fill,
     new_sheet,
     plain_log,
     styled,
 )
+from flopcast.roofline.views.figures.colours import BLUE, GREY, INK, LIGHT, MARKERS_OF_BACKENDS, PURPLE, RED, SKY, Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -255,8 +250,6 @@ def _draw_matrix_points(
         groups[_series_of(point), point.backend].append(point)
     for (series, backend), members in sorted(groups.items(), key=lambda item: list(_SERIES).index(item[0][0])):
         colour, filled = theme.of(_SERIES[series][0]), _SERIES[series][1]
-        fill: Any = {"color": colour, "linewidths": 0} if filled else {
-            "facecolors": "none", "edgecolors": colour, "linewidths": 0.9}  # fmt: skip
         drawn = apart([p.intensity for p in members], [p.flops_per_second for p in members])
         members = [members[i] for i in drawn]
         tips = [
@@ -264,33 +257,27 @@ def _draw_matrix_points(
             f"{duration(p.seconds)}{said_of(p)}"
             for p in members
         ]
-        marker = MARKERS_OF_BACKENDS.get(backend, "v")
-        sheet.scatter(ax, [p.intensity for p in members], [p.flops_per_second / by for p in members], tips, s=15,
-                      marker=marker, alpha=0.35 if is_projected else 0.6, **fill)  # fmt: skip
+        sheet.scatter(
+            ax, [p.intensity for p in members], [p.flops_per_second / by for p in members], tips, s=15,
+            marker=MARKERS_OF_BACKENDS.get(backend, "v"), alpha=0.35 if is_projected else 0.6,
+            **mark_fill(colour, is_filled=filled, line=0.9),
+        )  # fmt: skip
     _legend_of_points(ax, groups, theme)
 
 
 def _legend_of_points(ax: Axes, groups: dict[tuple[str, str], list[Point]], theme: Theme) -> None:
     """Colours by class, then markers by backend."""
-    from matplotlib.lines import Line2D
-
-    handles = []
-    for series, (colour, filled) in _SERIES.items():
-        count = sum(len(members) for (name, _), members in groups.items() if name == series)
-        if count:
-            shade = theme.of(colour)
-            handles.append(Line2D([], [], ls="", marker="o", ms=6, mfc=shade if filled else "none", mec=shade,
-                                  label=f"{series} ({count})"))  # fmt: skip
+    handles = [
+        legend_mark("o", theme.of(colour), f"{series} ({count})", is_hollow=not filled)
+        for series, (colour, filled) in _SERIES.items()
+        if (count := sum(len(members) for (name, _), members in groups.items() if name == series))
+    ]
     names: dict[str, str] = {}
     for _, backend in groups:
         names.setdefault(_BACKEND_NAMES.get(backend, backend), MARKERS_OF_BACKENDS.get(backend, "v"))
-    handles += [
-        Line2D([], [], ls="", marker=marker, ms=6, mfc="none", mec=theme.of(INK), label=name)
-        for name, marker in sorted(names.items())
-    ]
+    handles += [legend_mark(marker, theme.of(INK), name, is_hollow=True) for name, marker in sorted(names.items())]
     if handles:
-        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, columnspacing=1.4,
-                  handletextpad=0.2, labelspacing=0.4)  # fmt: skip
+        legend_below(ax, handles, 0.13)
 
 
 def _roofline_words(roofs: Roofs, shown: Sequence[Point], dtype: str) -> tuple[str, str, str]:

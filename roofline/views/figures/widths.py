@@ -13,7 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import count
-from flopcast.roofline.views.figures.canvas import (
+from flopcast.roofline.views.figures.canvas import Figure, Sheet, finish, halo, legend_mark, new_sheet, styled
+from flopcast.roofline.views.figures.colours import (
     BLUE,
     BROWN,
     EDGE,
@@ -26,14 +27,7 @@ from flopcast.roofline.views.figures.canvas import (
     RED,
     SKY,
     YELLOW,
-    Figure,
-    Sheet,
     Theme,
-    finish,
-    halo,
-    legend_mark,
-    new_sheet,
-    styled,
 )
 from flopcast.roofline.views.figures.width_checks import NEAR, SizeCheck
 from flopcast.roofline.widths.penalties import MULTIPLES, TOP_MULTIPLE, Point

@@ -27,10 +27,12 @@ from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from flopcast.roofline.views.figures.agreement import agreement_figure, residual_figure
 from flopcast.roofline.views.figures.anatomy import anatomy_figure, batch_figure
 from flopcast.roofline.views.figures.bandwidth import memory_figure
-from flopcast.roofline.views.figures.canvas import CARD, DARK, DARK_COLOURS, apart, finish, new_sheet, spread_apart
+from flopcast.roofline.views.figures.canvas import apart, finish, new_sheet, spread_apart
 from flopcast.roofline.views.figures.capacity import capacity_figure, host_figure
-from flopcast.roofline.views.figures.cost import cost_figure, save_cost_figure
+from flopcast.roofline.views.figures.colours import CARD, DARK, DARK_COLOURS
+from flopcast.roofline.views.figures.cost import cost_figure
 from flopcast.roofline.views.figures.efficiency_map import map_figure, product_map
+from flopcast.roofline.views.figures.file import save
 from flopcast.roofline.views.figures.kernels import both_figures, roofline_figure
 from flopcast.roofline.views.page.page import TEMPLATES
 
@@ -158,13 +160,13 @@ def test_a_crossover_is_marked_and_named() -> None:
 
 def test_the_cost_figure_is_saved_alone(tmp_path: Path) -> None:
     target = tmp_path / "new" / "cost.png"
-    save_cost_figure([], target)
-    assert not target.exists()
-    curves = [curve("nvidia-h200", [1e14, 2e14])]
-    save_cost_figure(curves, target)
+    assert cost_figure([]) is None
+    figure = cost_figure([curve("nvidia-h200", [1e14, 2e14])])
+    assert figure is not None
+    save(figure, target)
     assert target.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="--out"):
-        save_cost_figure(curves, target / "below-a-file.png")
+        save(figure, target / "below-a-file.png")
 
 
 def test_marks_get_their_own_words_and_ids_a_prefix() -> None:

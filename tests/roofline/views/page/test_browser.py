@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from flopcast.roofline.views.figures.canvas import CARD, DARK_COLOURS
+from flopcast.roofline.views.figures.colours import CARD, DARK_COLOURS
 
 REPORTS = Path(__file__).resolve().parents[4] / "reports"
 PAGE = REPORTS / "nvidia-h200" / "report.html"
