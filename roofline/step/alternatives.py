@@ -206,7 +206,7 @@ def with_fused_adamw(stream: Stream) -> Stream | None:
                f'[{lists},[],{{"ts":[{4 * n},{n}]}}]', _FUSED_KWARGS),
         ]  # fmt: skip
     freed = tuple(storage for op in ops for storage in op.freed)
-    made[0] = replace(made[0], freed=freed)
+    made[0] = made[0]._replace(freed=freed)
     rest = tuple(op for op in stream.ops if op.phase != "optimizer")
-    return replace(stream, ops=rest + tuple(made), tensors=tuple(tensors), storages=tuple(storages),
+    return replace(stream, ops=rest + tuple(made), tensors=tuple(tensors), storages=tuple(storages), repeats=(),
                    meta={**stream.meta, "optimizer": "adamw-fused"})  # fmt: skip

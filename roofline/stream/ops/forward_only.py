@@ -34,11 +34,12 @@ def forward_only(stream: Stream) -> Stream:
     for storage, i in last.items():
         if stream.storages[storage].kind == "activation" and storage not in kept and i + 1 < len(ops):
             freed.setdefault(i + 1, []).append(storage)
-    storages = tuple(replace(storage, bytes=0) if storage.kind in _TRAINING else storage for storage in stream.storages)
+    storages = tuple(storage._replace(bytes=0) if storage.kind in _TRAINING else storage for storage in stream.storages)
     return replace(
         stream,
-        ops=tuple(replace(op, freed=tuple(freed.get(i, ()))) for i, op in enumerate(ops)),
+        ops=tuple(op._replace(freed=tuple(freed.get(i, ()))) for i, op in enumerate(ops)),
         storages=storages,
+        repeats=(),
         meta={**stream.meta, "forward_only": True},
     )
 

@@ -46,9 +46,9 @@ def to_batch(low: Stream, high: Stream, batch: int) -> Stream:
         if a == b:
             ops.append(a)
             continue
-        if replace(a, args="", kwargs="") != replace(b, args="", kwargs=""):
+        if a._replace(args="", kwargs="") != b._replace(args="", kwargs=""):
             raise NotDerivable(f"{a.name} and {b.name}")
-        ops.append(replace(a, args=text(a.args, b.args), kwargs=text(a.kwargs, b.kwargs)))
+        ops.append(a._replace(args=text(a.args, b.args), kwargs=text(a.kwargs, b.kwargs)))
     if len(low.tensors) != len(high.tensors):
         raise NotDerivable("another number of tensors")
     tensors = []

@@ -61,17 +61,15 @@ class _Unfolding:
         ]
         ops = [self._copy(op, layer) for _, op, layer in placed]
         repeated = self._layer_parameters() * (self.depth - FOLDED_DEPTH)
-        unfolded = replace(
+        return replace(
             self.source,
             ops=tuple(ops),
             tensors=tuple(self.tensors),
             storages=tuple(self.storages),
             n_params=self.source.n_params + repeated,
             depth=self.depth,
+            repeats=tuple([-1 if _is_multi_tensor(op) else number for number, op, _ in placed]),
         )
-        repeats = tuple([-1 if _is_multi_tensor(op) else number for number, op, _ in placed])
-        object.__setattr__(unfolded, "repeats", repeats)
-        return unfolded
 
     def _layer_parameters(self) -> int:
         """Elements of one layer's parameters; the meta field is written by the tracer."""
@@ -95,17 +93,12 @@ class _Unfolding:
         if _is_multi_tensor(op):
             return self._copy_multi_tensor(op)
         tensors, storages = self._placed(op, layer)
-        # spelt out: `dataclasses.replace` took a third of the time of unfolding, and the constructor as long again
-        copied: Op = object.__new__(Op)
-        fields = copied.__dict__
-        fields.update(op.__dict__)
-        fields["inputs"] = tuple([tensors[i] for i in op.inputs])
-        fields["outputs"] = tuple([tensors[i] for i in op.outputs])
-        fields["layer"] = layer
-        fields["module"] = self._module(op.module, op.layer, layer)
-        if op.freed:
-            fields["freed"] = self._freed(op) if layer is None else tuple([storages[s] for s in op.freed])
-        return copied
+        name, phase, inputs, outputs, written, args, kwargs, home, module, kind, freed = op
+        if freed:
+            freed = self._freed(op) if layer is None else tuple([storages[s] for s in freed])
+        inputs, outputs = tuple([tensors[i] for i in inputs]), tuple([tensors[i] for i in outputs])
+        module = self._module(module, home, layer)
+        return Op(name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed)
 
     def _module(self, module: str, old: int | None, new: int | None) -> str:
         known = self._modules.get((module, old, new))
@@ -173,8 +166,7 @@ class _Unfolding:
 
         # The order of keywords stays: it is part of the call's key.
         args, kwargs = (json.dumps(convert(json.loads(text)), separators=(",", ":")) for text in (op.args, op.kwargs))
-        return replace(
-            op,
+        return op._replace(
             inputs=tuple(inputs),
             outputs=tuple(self._expand(op.outputs)),
             written=tuple(written),
@@ -211,9 +203,7 @@ class _Unfolding:
         known = self._tensor_ids.get(key)
         if known is None:
             known = self._tensor_ids[key] = len(self.tensors)
-            made: TensorRef = object.__new__(TensorRef)  # without the constructor, as in `_copy`
-            made.__dict__.update(operand=source.operand, storage=storage)
-            self.tensors.append(made)
+            self.tensors.append(TensorRef(source.operand, storage))
         return known
 
     def _storage(self, index: int, layer: int | None) -> int:
@@ -222,9 +212,7 @@ class _Unfolding:
         if known is None:
             known = self._storage_ids[key] = len(self.storages)
             source = self._storages[index]
-            made: Storage = object.__new__(Storage)
-            made.__dict__.update(bytes=source.bytes, kind=source.kind, layer=layer)
-            self.storages.append(made)
+            self.storages.append(Storage(source.bytes, source.kind, layer))
         return known
 
 

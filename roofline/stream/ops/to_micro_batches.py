@@ -27,13 +27,11 @@ def to_micro_batches(stream: Stream, count: int) -> Stream:
     blocks = _micro_batches(stream)
     if len(blocks) != TRACED:
         raise NotDerivable(f"{len(blocks)} runs of forward and backward, {TRACED} micro-batches")
-    third, last = ([_said(stream, op) for op in stream.ops[block]] for block in blocks[_REPEATED:])
+    third, last = ([_signature(stream, op) for op in stream.ops[block]] for block in blocks[_REPEATED:])
     if third != last:
         raise NotDerivable("the last two micro-batches make other calls")
     alike = count - TRACED + 1
-    many = replace(stream, meta={**stream.meta, "accumulate": count, _META: alike})
-    object.__setattr__(many, "repeats", stream.repeats)  # of the same ops
-    return many
+    return replace(stream, meta={**stream.meta, "accumulate": count, _META: alike})
 
 
 def times_run(stream: Stream) -> list[int]:
@@ -63,7 +61,7 @@ def _micro_batches(stream: Stream) -> list[slice]:
     return found
 
 
-def _said(stream: Stream, op: Op) -> tuple[Any, ...]:
+def _signature(stream: Stream, op: Op) -> tuple[Any, ...]:
     """What an op is, whichever storages it works on."""
     operands = [stream.tensors[i].operand for i in (*op.inputs, *op.outputs)]
     return op.name, op.kind, op.args, op.kwargs, op.written, op.layer, op.module, operands

@@ -136,7 +136,7 @@ def to_width(reference: Stream, config: Mapping[str, Any]) -> Stream:
     def renamed(op: Op) -> Op:
         args, kwargs = text(op.args), text(op.kwargs)
         # most say no size: replacing those too took a third of the time
-        return op if (args, kwargs) == (op.args, op.kwargs) else replace(op, args=args, kwargs=kwargs)
+        return op if (args, kwargs) == (op.args, op.kwargs) else op._replace(args=args, kwargs=kwargs)
 
     tensors = tuple(
         TensorRef(

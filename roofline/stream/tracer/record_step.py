@@ -8,7 +8,6 @@ global hooks, so that a step function of one's own is recorded like the product'
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -221,6 +220,6 @@ def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
         for position, index in enumerate(op.outputs):  # the n-th result of a list op belongs with its n-th input
             made = recorder.tensors[index].storage
             layer = recorder.storages[refs[position]].layer if is_list else current
-            recorder.storages[made] = dataclasses.replace(recorder.storages[made], layer=layer)
-        placed.append(op if is_list else dataclasses.replace(op, layer=current))
+            recorder.storages[made] = recorder.storages[made]._replace(layer=layer)
+        placed.append(op if is_list else op._replace(layer=current))
     return tuple(placed)

@@ -4,7 +4,6 @@ and module. What a step is made of, and when its phases begin, is `step_recordin
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -56,10 +55,10 @@ class Recorder(TorchDispatchMode):
     def register(self, tensor: torch.Tensor, kind: str, layer: int | None) -> None:
         """A tensor of a known role: what exists before the step, and the gradients."""
         index = self._storage(tensor, kind, layer)
-        self.storages[index] = dataclasses.replace(self.storages[index], kind=kind, layer=layer)
+        self.storages[index] = self.storages[index]._replace(kind=kind, layer=layer)
 
     def set_kind_of(self, storage: int, kind: str) -> None:
-        self.storages[storage] = dataclasses.replace(self.storages[storage], kind=kind)
+        self.storages[storage] = self.storages[storage]._replace(kind=kind)
 
     def _storage(self, tensor: torch.Tensor, kind: str = "activation", layer: int | None = None) -> int:
         storage = tensor.untyped_storage()

@@ -69,7 +69,7 @@ def test_lifetimes() -> None:
     assert peak_bytes(small([100, 1], ["parameter", "activation"])) == 1024  # each block rounded up to 512
     assert peak_bytes(small([512], ["activation"]), workspace=10) == 522
     stream = small([4096, 512, 4096], ["activation"] * 3)
-    reused = replace(stream, ops=(stream.ops[0], stream.ops[1], replace(stream.ops[2], freed=(0,)), stream.ops[3]))
+    reused = replace(stream, ops=(stream.ops[0], stream.ops[1], stream.ops[2]._replace(freed=(0,)), stream.ops[3]))
     assert peak_bytes(reused) == 4608  # the first is gone when the third is made
     assert peak_bytes(stream) == 8704
 

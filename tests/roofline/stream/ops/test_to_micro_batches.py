@@ -137,7 +137,7 @@ def test_micro_batches_that_differ_are_traced_one_by_one(
             to_micro_batches(traced(tiny, accumulate=count), 8)
     four = traced(tiny, accumulate=TRACED)
     last = max(i for i, op in enumerate(four.ops) if op.phase == "forward")
-    other = replace(four, ops=(*four.ops[:last], replace(four.ops[last], args="[7]"), *four.ops[last + 1 :]))
+    other = replace(four, ops=(*four.ops[:last], four.ops[last]._replace(args="[7]"), *four.ops[last + 1 :]))
     with pytest.raises(NotDerivable, match="other calls"):
         to_micro_batches(other, 8)
 
