@@ -77,7 +77,7 @@ class ModelOptions:
 
     def _config(self, device_type: str) -> tuple[str, Stream]:
         depth = self.given.get("depth")
-        config = model_from({"config": self.given["config"], "depth": depth})
+        config = model_from(config=self.given["config"], depth=depth)
         stream = get_stream(config, self.run.traced_on(device_type))
         path = Path(self.given["config"])
         name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")

@@ -77,7 +77,7 @@ def _asked(row: Row, profile: Profile) -> Asked:
     options = {n: parse_cell(n, row[n], kinds[n]) for n in kinds if row.get(n)}
     run = Run(**{name: options[name] for name in RUN_COLUMNS if name in options})
     run.check()
-    config = model_from(options)
+    config = model_from(**{name: options[name] for name in MODEL_COLUMNS if name in options})
     check_config(config)
     return Asked(config, run, traced_of(run, profile))
 

@@ -221,7 +221,7 @@ def head_shapes(config: Mapping[str, Any]) -> list[Config]:
     group = heads // int(config["num_key_value_heads"])
     groups = {(max(1, round(heads * head_dim / (size * group))), size) for size in (*HEAD_DIMS, head_dim)}
     groups |= {(max(1, heads // group + i), head_dim) for i in (-2, -1, 1, 2)}
-    found = []
+    found: list[Config] = []
     for number, size in sorted(groups, key=lambda pair: (pair[1], pair[0])):
         shape = {**config, "num_attention_heads": number * group, "num_key_value_heads": number, "head_dim": size}
         check_config(shape)

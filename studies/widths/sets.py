@@ -63,7 +63,7 @@ class Neighbourhood:
 
     def plan(self, value: int) -> StepPlan:
         return StepPlan(
-            name=f"{self.name}-{value}", config=self.config_of(value), batch=self.batch, seq=self.seq,
+            name=f"{self.name}-{value}", config=dict(self.config_of(value)), batch=self.batch, seq=self.seq,
             optimizer="adamw-fused", group=GROUP,
         )  # fmt: skip
 
@@ -251,7 +251,12 @@ def all_neighbourhoods() -> dict[str, Neighbourhood]:
 def shape_plan(config: Config, run: Run) -> StepPlan:
     size = f"{config['hidden_size']}x{config['num_hidden_layers']}x{config['intermediate_size']}"
     return StepPlan(
-        name=f"{SHAPE_PREFIX}{size}", config=config, batch=run.batch, seq=run.seq, optimizer=run.optimizer, group=GROUP
+        name=f"{SHAPE_PREFIX}{size}",
+        config=dict(config),
+        batch=run.batch,
+        seq=run.seq,
+        optimizer=run.optimizer,
+        group=GROUP,
     )
 
 

@@ -71,7 +71,7 @@ class ModelOptions:
         """The config that is asked for. Raises UsageError."""
         from flopcast.roofline.stream.model.models import model_from
 
-        return model_from(vars(self))
+        return model_from(**{name: value for name, value in vars(self).items() if name != "module"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
@@ -26,7 +26,7 @@ LEAST_TRACES = 4  # fewer are made sooner than processes start
 LEAST_BATCHES = 3  # of one model, not at hand: fewer are traced as they are
 PROCESSES = 8
 
-StreamOf = Callable[[Mapping[str, Any], Traced], Stream]
+StreamOf = Callable[[Config, Traced], Stream]
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             futures = {key: pool.submit(trace_into_cache, *source) for key, source in traces.items()}
 
-        def stream_of(config: Mapping[str, Any], traced: Traced) -> Stream:
+        def stream_of(config: Config, traced: Traced) -> Stream:
             for source in sources.get(_key(config, traced), ()):
                 if (future := futures.get(source)) is not None:
                     from concurrent.futures.process import BrokenProcessPool
@@ -74,11 +74,11 @@ def trace_into_cache(config: Config, traced: Traced) -> None:
         get_stream(config, traced)
 
 
-def _key(config: Mapping[str, Any], traced: Traced) -> str:
+def _key(config: Config, traced: Traced) -> str:
     """The same for all depths and numbers of micro-batches that one trace serves."""
     return canonical_json([folded(config), asdict(as_traced(traced))])
 
 
-def _model(config: Mapping[str, Any], traced: Traced) -> str:
+def _model(config: Config, traced: Traced) -> str:
     """The same for all batches of a model."""
     return _key(config, replace(traced, batch=0))

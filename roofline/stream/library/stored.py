@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from flopcast.errors import DataError
 from flopcast.files import cache_folder
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 
@@ -35,7 +34,7 @@ _QWEN3_DEFAULTS = {"attention_dropout": 0.0, "use_sliding_window": False, "slidi
                    "rope_scaling": None, "max_window_layers": 28}  # fmt: skip
 
 
-def stream_key(config: Mapping[str, Any], traced: Traced) -> str:
+def stream_key(config: Config, traced: Traced) -> str:
     """Hash of what the stream depends on, versions left out; the same for configs that launch the same."""
     kept = {
         name: value
@@ -67,13 +66,13 @@ def _versions() -> str:
     ).replace("+", "_")
 
 
-def is_stored(config: Mapping[str, Any], traced: Traced) -> bool:
+def is_stored(config: Config, traced: Traced) -> bool:
     """Whether the wheel or the cache has this very stream."""
     key = stream_key(config, traced)
     return shipped_path(key).is_file() or cached_path(key).is_file()
 
 
-def find_stored(config: Mapping[str, Any], traced: Traced) -> Stream | None:
+def find_stored(config: Config, traced: Traced) -> Stream | None:
     """This very stream, from the wheel or the cache; None where neither has it.
 
     Raises DataError for a stream of the wheel that cannot be read.
@@ -87,7 +86,7 @@ def find_stored(config: Mapping[str, Any], traced: Traced) -> Stream | None:
     return None
 
 
-def store(stream: Stream, config: Mapping[str, Any], traced: Traced) -> None:
+def store(stream: Stream, config: Config, traced: Traced) -> None:
     """Keeps a stream in the cache. One that cannot be written costs time, not the answer."""
     with suppress(OSError):
         save(stream, cached_path(stream_key(config, traced)))

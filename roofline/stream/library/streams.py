@@ -15,43 +15,36 @@ Only tracing imports torch. Streams of a user's modules are traced whenever they
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from flopcast.errors import UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.stream.library.stored import find_stored, is_stored, store
-from flopcast.roofline.stream.lowering.fused import check_fused
-from flopcast.roofline.stream.model.models import Config, check_config, depth_of, with_depth
-from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
+from flopcast.roofline.stream.model.run import Traced, check_step
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
 from flopcast.roofline.stream.ops.to_width import reference_of, to_width
 
-Trace = Callable[[Mapping[str, Any], Traced], Stream]
+Trace = Callable[[Config, Traced], Stream]
 Vary = Literal["batch", "width"]
 
 
-def get_stream(
-    config: Mapping[str, Any], traced: Traced, *, vary: Vary | None = None, trace: Trace | None = None
-) -> Stream:
+def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trace: Trace | None = None) -> Stream:
     """The op stream of one step of `config`, at its own depth.
 
     `vary`: what the caller varies from one stream to the next. Those that are not at hand then follow from two batches,
     or from one width, that are traced for all, where the model allows it. `trace` traces (default: `trace_now`); what
     it gives is cached. Raises UsageError for sizes that cannot be, and when transformers refuses the config.
     """
-    check_config(config)
-    check_fused(config, traced.fused)
-    positions = config.get("n_positions")
-    if isinstance(positions, int) and traced.seq > positions:
-        raise UsageError(f"seq is {traced.seq}: this model has {positions} positions (n_positions), use at most that")
+    check_step(config, traced)
     depth = depth_of(config)
     if vary is not None and sources_of(config, traced, vary) and not is_at_hand(config, traced):
         with suppress(NotDerivable, UsageError):  # of a trace that was not asked for
@@ -69,7 +62,7 @@ def get_stream(
     return found if base == config else _find_or_trace(config, traced, trace)
 
 
-def is_at_hand(config: Mapping[str, Any], traced: Traced, *, vary: Vary | None = None) -> bool:
+def is_at_hand(config: Config, traced: Traced, *, vary: Vary | None = None) -> bool:
     """Whether `get_stream` answers without a trace."""
     if is_stored(folded(config), as_traced(traced)) or is_stored(config, as_traced(traced)):
         return True
@@ -77,7 +70,7 @@ def is_at_hand(config: Mapping[str, Any], traced: Traced, *, vary: Vary | None =
     return bool(sources) and all(is_stored(*source) for source in sources)
 
 
-def sources_of(config: Mapping[str, Any], traced: Traced, vary: Vary) -> list[tuple[Config, Traced]]:
+def sources_of(config: Config, traced: Traced, vary: Vary) -> list[tuple[Config, Traced]]:
     """The streams, as they are stored, from which this one and others that differ in `vary` follow; none where it has
     to be traced itself."""
     as_stored = as_traced(traced)
@@ -89,7 +82,7 @@ def sources_of(config: Mapping[str, Any], traced: Traced, vary: Vary) -> list[tu
     return []
 
 
-def _follow(config: Mapping[str, Any], traced: Traced, vary: Vary) -> Stream:
+def _follow(config: Config, traced: Traced, vary: Vary) -> Stream:
     """The stream made from its sources, at their depth. Raises NotDerivable, and UsageError as `get_stream`."""
     if vary == "batch":
         return _at_batch(canonical_json(folded(config)), traced)
@@ -107,12 +100,12 @@ def _source(config: str, traced: Traced) -> Stream:
     return get_stream(json.loads(config), traced)
 
 
-def folded(config: Mapping[str, Any]) -> Config:
+def folded(config: Config) -> Config:
     """The config at the depth at which its stream is stored."""
     return with_depth(config, FOLDED_DEPTH) if is_folded(config) else dict(config)
 
 
-def is_folded(config: Mapping[str, Any]) -> bool:
+def is_folded(config: Config) -> bool:
     """Whether any depth is stored as FOLDED_DEPTH: a single layer is first and last at once, and layers of several
     types are not one layer repeated."""
     return depth_of(config) >= 2 and len(set(config.get("layer_types") or ())) <= 1
@@ -123,7 +116,7 @@ def as_traced(traced: Traced) -> Traced:
     return replace(traced, accumulate=min(traced.accumulate, TRACED))
 
 
-def _find_or_trace(config: Mapping[str, Any], traced: Traced, trace: Trace | None) -> Stream:
+def _find_or_trace(config: Config, traced: Traced, trace: Trace | None) -> Stream:
     found = find_stored(config, traced)
     if found is None:
         found = (trace or trace_now)(config, traced)
@@ -131,7 +124,7 @@ def _find_or_trace(config: Mapping[str, Any], traced: Traced, trace: Trace | Non
     return found
 
 
-def trace_now(config: Mapping[str, Any], traced: Traced) -> Stream:
+def trace_now(config: Config, traced: Traced) -> Stream:
     """Traces, importing torch and transformers. Raises UsageError when transformers refuses the config."""
     with no_garbage_collection():
         from flopcast.roofline.stream.tracer.trace import trace

@@ -3,7 +3,7 @@
     echo '{"config": {...}, "traced": {...}}' | python -m flopcast.roofline.stream.library.trace_process
 
 answers {"stream": ...} or {"refused": "why"}. Such a process may do what no library may: load less than the whole of
-torch and transformers (`tracer/lean_imports.py`), never collect garbage, and leave without tearing the interpreter
+torch and transformers (`tracer/import_stubs.py`), never collect garbage, and leave without tearing the interpreter
 down, which takes 0.5 to 0.9 s after torch; and it imports while the command looks its profile up.
 """
 
@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline.stream.library import streams as library_streams
 from flopcast.roofline.stream.library.streams import Trace
-from flopcast.roofline.stream.model.models import check_config
+from flopcast.roofline.stream.model.models import Config, check_config
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -31,7 +31,7 @@ _INTERRUPTED = 130
 
 
 @contextmanager
-def tracing_apart(config: Mapping[str, Any], likely: Traced) -> Iterator[Trace]:
+def tracing_apart(config: Config, likely: Traced) -> Iterator[Trace]:
     """A function as `library_streams.trace_now`, which is asked for one trace at most: of `config`, most likely so.
 
     The process is started now where that stream is not at hand, else when it is asked for; where torch is loaded
@@ -43,7 +43,7 @@ def tracing_apart(config: Mapping[str, Any], likely: Traced) -> Iterator[Trace]:
         check_config(config)
         process = None if library_streams.is_at_hand(config, likely) else _started()
 
-    def trace(config: Mapping[str, Any], traced: Traced) -> Stream:
+    def trace(config: Config, traced: Traced) -> Stream:
         nonlocal process
         asked, process = process or _started(), None
         if asked is None:
@@ -99,12 +99,12 @@ def main() -> None:
 
 
 def _answer() -> dict[str, Any]:
-    from flopcast.roofline.stream.tracer import lean_imports
+    from flopcast.roofline.stream.tracer.import_stubs import stubbed_imports
 
-    with lean_imports.stand_ins():
+    with stubbed_imports():
         request = json.load(sys.stdin)
         config, traced = request["config"], Traced(**request["traced"])
-        with suppress(UsageError):  # by the config, or by what is standing in: the whole of torch tells
+        with suppress(UsageError):  # of the config, or of a stub: the whole of torch tells which
             return {"stream": streams.to_json(library_streams.trace_now(config, traced))}
     try:
         return {"stream": streams.to_json(library_streams.trace_now(config, traced))}

@@ -7,11 +7,8 @@ by replay, timed by what was measured, and dearer for the host than an ATen call
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Call, Operand
 
 # Kernels a call launches: those that sum a weight's gradient add its partial sums up in a second, a loss counts its
@@ -31,15 +28,6 @@ FUSED_PASSES = {
     "rope_qk_norm_backward": 1.09,
     "rms_norm_backward": 1.02,
 }
-
-
-def check_fused(config: Mapping[str, Any], fused: str) -> None:
-    """Raises UsageError where the model is none that the fused kernels are patched into."""
-    if fused != "none" and config.get("model_type") != "qwen3":
-        raise UsageError(
-            f"fused {fused!r} of a {config.get('model_type')}: the fused kernels are patched into Qwen3 alone "
-            "(model_type 'qwen3'); leave --fused out for other models"
-        )
 
 
 def is_fused(packet: str) -> bool:

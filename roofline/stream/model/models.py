@@ -1,8 +1,8 @@
 """Which model: shipped configs, config.json files, and the ladder of widths. No torch, no transformers.
 
-A model is a dictionary with the fields of a transformers config.json. The ladder's shape: head_dim 128,
-heads = max(1, width // 128), kv_heads = the largest divisor of heads not above max(1, heads / 2), ffn = 3 x
-width, vocabulary 151,936, tied embeddings.
+A model is a mapping with the fields of a transformers config.json. The ladder's shape: head_dim 128, heads = max(1,
+width // 128), kv_heads = the largest divisor of heads not above max(1, heads / 2), ffn = 3 x width, vocabulary 151,936,
+tied embeddings.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.roofline.base.csv_files import read_text
 
-Config = dict[str, Any]
+Config = Mapping[str, Any]  # a config.json: what it may hold differs by architecture
 
 VOCABULARY = 151_936
 HEAD_DIM = 128
 DEPTH_LAWS = ("printed", "ln", "qwen3")
 LADDER_WIDTHS = tuple(range(256, 4097, 256))
+# Of the processor's own ladder: it does 1e10 to 1e11 FLOP/s, so models a hundred times smaller.
+CPU_VOCABULARY, CPU_BATCH, CPU_SEQ = 4096, 1, 128
 
 
 def shipped_names() -> list[str]:
@@ -32,7 +34,7 @@ def shipped_names() -> list[str]:
     return sorted(names, key=lambda name: n_params(load_config(name)))
 
 
-def load_config(name_or_path: str) -> Config:
+def load_config(name_or_path: str) -> dict[str, Any]:
     """A shipped config by name, or a transformers config.json.
 
     Raises UsageError when it is neither, or is not a model this can read.
@@ -69,7 +71,7 @@ def make_config(
     ffn: int | None = None,
     vocab: int = VOCABULARY,
     tied: bool = True,
-) -> Config:
+) -> dict[str, Any]:
     """A Qwen3 config; what is not given follows the ladder's shape. Checked by `check_config`."""
     heads = max(1, width // HEAD_DIM) if heads is None else heads
     # before the divisors of a huge number of heads are sought
@@ -107,9 +109,9 @@ MOST_SIZE = 10_000_000  # of one dimension; the largest published are vocabulari
 MOST_LAYERS = 1_000  # the deepest published have 126; an op stream of a million layers would fill memory
 
 
-def check_config(config: Mapping[str, Any]) -> None:
-    """Raises UsageError for sizes that are not positive integers up to MOST_SIZE, more than MOST_LAYERS and heads that
-    kv_heads do not divide."""
+def check_config(config: Config) -> None:
+    """Raises UsageError for sizes that are not positive integers up to MOST_SIZE, for more than MOST_LAYERS layers, and
+    for heads that kv_heads do not divide."""
     for field, option in _SIZES.items():
         value = config.get(field)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -161,21 +163,21 @@ def depth_for(width: int, law: str = "printed") -> int:
 
 
 def ladder(widths: tuple[int, ...] = LADDER_WIDTHS, law: str = "printed") -> list[Config]:
-    """The models of the ladder, one a width."""
+    """The models of the ladder, one per width."""
     return [make_config(width=width, depth=depth_for(width, law)) for width in widths]
 
 
-def depth_field(config: Mapping[str, Any]) -> str:
+def depth_field(config: Config) -> str:
     """The name under which a config.json gives its number of layers."""
     return "n_layer" if "n_layer" in config and "num_hidden_layers" not in config else "num_hidden_layers"
 
 
-def depth_of(config: Mapping[str, Any]) -> int:
+def depth_of(config: Config) -> int:
     """Layers of a config.json; 0 where it does not say."""
     return int(config.get(depth_field(config)) or 0)
 
 
-def with_depth(config: Mapping[str, Any], depth: int) -> Config:
+def with_depth(config: Config, depth: int) -> dict[str, Any]:
     """The same model with `depth` layers; a per-layer list is cut or repeated to fit."""
     changed = {**config, depth_field(config): depth}
     kinds = changed.get("layer_types")
@@ -185,7 +187,7 @@ def with_depth(config: Mapping[str, Any], depth: int) -> Config:
     return changed
 
 
-def n_params(config: Mapping[str, Any]) -> int:
+def n_params(config: Config) -> int:
     """Parameters of a Qwen3, Qwen3-MoE, Llama, Mistral or GPT-2 config, tied weights once; for other models a traced
     stream's count is right. Raises KeyError where the config lacks a size."""
     if config["model_type"] == "gpt2":
@@ -210,27 +212,24 @@ MODEL_COLUMNS = {"width": int, "depth": int, "heads": int, "kv_heads": int, "hea
                  "tied": bool, "config": str, "depth_law": str}  # fmt: skip
 
 
-def model_from(options: Mapping[str, Any]) -> Config:
-    """A config from the model options by name (None: not given). Raises UsageError."""
-    shape = {k: options.get(k) for k in ("width", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")}
-    given = {name: value for name, value in shape.items() if value is not None}
-    depth = options.get("depth")
-    if options.get("config"):
-        if options.get("depth_law"):
-            given["depth_law"] = options["depth_law"]
+def model_from(
+    *, config: str | None = None, depth: int | None = None, depth_law: str | None = None, **shape: int | bool | None
+) -> dict[str, Any]:
+    """The config that options ask for: a file or a shipped name, or a `shape` as `make_config` takes it (None: not
+    given), its depth by the law where that is not given. Raises UsageError."""
+    given: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
+    if config:
+        if depth_law:
+            given["depth_law"] = depth_law
         if given:
             raise UsageError(
                 f"config and {', '.join(given)} given: give either a config (with depth to change its layers) or the "
                 "shape"
             )
-        config = load_config(str(options["config"]))
-        return config if depth is None else with_depth(config, depth)
+        found = load_config(config)
+        return found if depth is None else with_depth(found, depth)
     if "width" not in given:
         raise UsageError("no model: give config (a name or a config.json), or width")
     if depth is None:
-        depth = depth_for(given["width"], options.get("depth_law") or "printed")
+        depth = depth_for(given["width"], depth_law or "printed")
     return make_config(depth=depth, **given)
-
-
-# The processor's own ladder: it does 1e10 to 1e11 FLOP/s, so models a hundred times smaller.
-CPU_VOCABULARY, CPU_BATCH, CPU_SEQ = 4096, 1, 128

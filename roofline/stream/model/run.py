@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline.stream.model.models import Config, check_config
 
 # The dtype whose peak a step is held against.
 PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp32"}
@@ -89,6 +90,19 @@ class Run:
         """What of the run decides the op stream on `device`, "cuda" or "cpu"."""
         shared = {name: value for name, value in vars(self).items() if name in Traced.__dataclass_fields__}
         return Traced(**shared, device=device)
+
+
+def check_step(config: Config, traced: Traced) -> None:
+    """Raises UsageError for a config that cannot be, and for a step that is not one of this model."""
+    check_config(config)
+    if traced.fused != "none" and config.get("model_type") != "qwen3":
+        raise UsageError(
+            f"fused {traced.fused!r} of a {config.get('model_type')}: the fused kernels are patched into Qwen3 alone "
+            "(model_type 'qwen3'); leave --fused out for other models"
+        )
+    positions = config.get("n_positions")
+    if isinstance(positions, int) and traced.seq > positions:
+        raise UsageError(f"seq is {traced.seq}: this model has {positions} positions (n_positions), use at most that")
 
 
 def run_from(options: Mapping[str, Any]) -> Run:

@@ -30,7 +30,7 @@ _FREE_HEADS = ("qwen3",)  # others of transformers refuse hidden sizes that are 
 _NO_END = 2**63 - 1  # "to the end" of a slice
 
 
-def dimensions(config: Mapping[str, Any]) -> dict[str, int]:
+def dimensions(config: Config) -> dict[str, int]:
     """h, f, v, k, g, p of a config (see the module). Raises NotDerivable."""
     if config.get("model_type") not in MODEL_TYPES:
         raise NotDerivable("not a dense decoder whose config says all six dimensions")
@@ -46,7 +46,7 @@ def dimensions(config: Mapping[str, Any]) -> dict[str, int]:
     return {"h": hidden, "f": ffn, "v": vocab, "k": kv_heads, "g": heads // kv_heads, "p": head_dim // 2}
 
 
-def with_dimensions(config: Mapping[str, Any], sizes: Mapping[str, int]) -> Config:
+def with_dimensions(config: Config, sizes: Mapping[str, int]) -> Config:
     """The same config of other dimensions, as `dimensions` gives them."""
     return {
         **config, "hidden_size": sizes["h"], "intermediate_size": sizes["f"], "vocab_size": sizes["v"],
@@ -55,7 +55,7 @@ def with_dimensions(config: Mapping[str, Any], sizes: Mapping[str, int]) -> Conf
     }  # fmt: skip
 
 
-def reference_of(config: Mapping[str, Any], traced: Traced) -> Config:
+def reference_of(config: Config, traced: Traced) -> Config:
     """The config that is traced for `config` and all of other widths: folded depth, primes for dimensions.
 
     Raises NotDerivable.
@@ -84,7 +84,7 @@ def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[s
     return found
 
 
-def to_width(reference: Stream, config: Mapping[str, Any]) -> Stream:
+def to_width(reference: Stream, config: Config) -> Stream:
     """The stream of `config` from one traced of `reference_of` it, at the reference's depth.
 
     Raises NotDerivable where the two do not belong together.

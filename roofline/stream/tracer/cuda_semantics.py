@@ -28,6 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from flopcast.roofline.stream.tracer.cuda_autocast import CastWeights, kernels_for
 from flopcast.roofline.stream.tracer.cuda_operators import RESULTS, RULES
+from flopcast.roofline.stream.tracer.import_stubs import replaced
 
 _CUDA = torch.device("cuda", 0)
 # Compute capability that Python is told: of the parts that the profiles are of, the one measured.
@@ -140,9 +141,9 @@ def untraced() -> Iterator[None]:
     import transformers.utils.import_utils as utils
 
     with (
-        _replaced(utils, "is_fake_tensor", lambda x: False),
-        _replaced(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_args, **_kwargs: tensor),
-        _replaced(torch.nn.Module, "_apply", _apply_to_fakes(WeakIdKeyDictionary())),
+        replaced(utils, "is_fake_tensor", lambda x: False),
+        replaced(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_args, **_kwargs: tensor),
+        replaced(torch.nn.Module, "_apply", _apply_to_fakes(WeakIdKeyDictionary())),
     ):
         yield
 
@@ -206,7 +207,7 @@ def as_on_cuda(values: FakeValues) -> Iterator[Hosts]:
             (torch.cuda, "get_device_capability", lambda device=None: _CAPABILITY),
             (FakeTensor, "device", property(device)),
         ):
-            stack.enter_context(_replaced(owner, name, value))
+            stack.enter_context(replaced(owner, name, value))
         for types in _TYPES:
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
@@ -237,13 +238,3 @@ def _cuda_rules(weights: CastWeights) -> Iterator[None]:
         yield
     finally:
         library._destroy()
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name) if not isinstance(owner, type) else vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

@@ -37,6 +37,7 @@ from flopcast.microbench.recipe.training_step import (
     make_optimizer,
     use_fused,
 )
+from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
 from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, Hosts, as_on_cuda, untraced
@@ -73,7 +74,7 @@ def _fake(device: str) -> Iterator[_Recording]:
 
 
 def trace(
-    config: Mapping[str, Any],
+    config: Config,
     *,
     batch: int = 4,
     seq: int = 256,
@@ -111,7 +112,7 @@ def trace(
 _STEADY = ("qwen3", "qwen3_moe", "llama", "mistral", "gpt2")
 
 
-def _is_steady_at_once(config: Mapping[str, Any]) -> bool:
+def _is_steady_at_once(config: Config) -> bool:
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     is_plain = rope.get("rope_type", rope.get("type", "default")) == "default"  # others may keep what they saw
     return config.get("model_type") in _STEADY and is_plain

@@ -1,4 +1,4 @@
-"""Stand-ins for what importing torch and transformers loads and a trace does not use: a fifth of its time.
+"""Stubs for what importing torch and transformers loads and a trace does not use: a fifth of its time.
 
 - `torch._dynamo`, the compiler: fake tensors read its configuration and optimizers ask it to leave functions alone. It
   brings inductor, onnx and more, 0.7 s. Its configuration is the real one, functions are left alone.
@@ -6,7 +6,7 @@
 - Which distribution each installed package is of, 0.1 s: transformers asks by the package's own name, too.
 
 For a process that traces and ends: what was imported meanwhile would compile nothing. A trace that needs more fails,
-and is made again without stand-ins.
+and is made again without stubs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _COMPILER, _SOURCES = "torch._dynamo", "torch._dynamo.source"
 
 
 @contextmanager
-def stand_ins() -> Iterator[None]:
-    """While it lasts they are imported in place of the real ones; nothing where those are loaded already."""
+def stubbed_imports() -> Iterator[None]:
+    """Within it the stubs are imported in place of the real modules, but for those that are loaded already."""
     import torch
 
-    with _replaced(importlib.metadata, "packages_distributions", dict):
+    with replaced(importlib.metadata, "packages_distributions", dict):
         import transformers.utils
 
     utils: Any = transformers.utils
@@ -62,8 +62,9 @@ def stand_ins() -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within it an attribute of a module or a class has another value."""
+    original = vars(owner)[name] if isinstance(owner, type) else getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
