@@ -1,1 +1,1 @@
-"""The stream that a model, a batch and a width stand for: shipped, cached, made of another one, or traced now."""
+"""Where op streams come from: shipped, cached, made from others, or traced now. `streams.get_stream` is the door."""

@@ -31,8 +31,10 @@ StreamOf = Callable[[Config, Traced], Stream]
 
 @contextmanager
 def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
-    """A function as `get_stream`, for what is `wanted`; it waits for what is being traced. Of a model asked for at
-    LEAST_BATCHES batches two are traced, which the others follow from."""
+    """A function like `get_stream`, for the streams that are `wanted`; it waits for those that are being traced.
+
+    Of a model that is wanted at LEAST_BATCHES batches or more, two batches are traced, from which the others follow.
+    """
     missing = [(config, traced) for config, traced in wanted if not is_at_hand(config, traced)]
     batches: dict[str, set[int]] = defaultdict(set)
     for config, traced in missing:
@@ -69,7 +71,7 @@ def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
 
 
 def trace_into_cache(config: Config, traced: Traced) -> None:
-    """What cannot be traced is left to whoever asks for it, who gets the reason."""
+    """Traces, unless it cannot be traced: whoever asks for the stream then gets the reason."""
     with suppress(UsageError):
         get_stream(config, traced)
 

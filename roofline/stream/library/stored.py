@@ -20,8 +20,8 @@ from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 # Raised when the tracer gives another stream for the same model: what was cached before is traced again.
 TRACER = 2
 
-# Run options that are no part of the key at these values.
-_UNSAID = {"accumulate": 1, "checkpoint": "none", "fused": "none"}
+# Run options that are left out of the key at these values.
+_DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none"}
 # Fields of a config.json that do not change what is launched.
 _IRRELEVANT = {
     "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",
@@ -45,7 +45,7 @@ def stream_key(config: Config, traced: Traced) -> str:
         kept = {k: v for k, v in kept.items() if k not in _QWEN3_DEFAULTS or v != _QWEN3_DEFAULTS[k]}
         if set(kept.get("layer_types") or ()) == {"full_attention"}:
             del kept["layer_types"]
-    run = {name: value for name, value in asdict(traced).items() if value != _UNSAID.get(name)}
+    run = {name: value for name, value in asdict(traced).items() if value != _DEFAULTS.get(name)}
     return hashlib.sha256(canonical_json([kept, run]).encode()).hexdigest()[:20]
 
 

@@ -3,8 +3,8 @@
     echo '{"config": {...}, "traced": {...}}' | python -m flopcast.roofline.stream.library.trace_process
 
 answers {"stream": ...} or {"refused": "why"}. Such a process may do what no library may: load less than the whole of
-torch and transformers (`tracer/import_stubs.py`), never collect garbage, and leave without tearing the interpreter
-down, which takes 0.5 to 0.9 s after torch; and it imports while the command looks its profile up.
+torch and transformers (`tracer/import_stubs.py`), never collect garbage, and end without finalizing the interpreter,
+which takes 0.5 to 0.9 s after torch. And it imports torch while the command looks its profile up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flopcast.errors import DataError, UsageError
-from flopcast.roofline.stream.library import streams as library_streams
-from flopcast.roofline.stream.library.streams import Trace
+from flopcast.roofline.stream.library.streams import Trace, is_at_hand, trace_now
 from flopcast.roofline.stream.model.models import Config, check_config
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
@@ -32,22 +31,22 @@ _INTERRUPTED = 130
 
 @contextmanager
 def tracing_apart(config: Config, likely: Traced) -> Iterator[Trace]:
-    """A function as `library_streams.trace_now`, which is asked for one trace at most: of `config`, most likely so.
+    """A function like `trace_now`, for at most one trace: of `config`, run as `likely` says or otherwise.
 
-    The process is started now where that stream is not at hand, else when it is asked for; where torch is loaded
-    already or no process can be started, the trace is made in this one. The function raises UsageError when
-    transformers refuses the config.
+    The process is started now where that stream is not at hand, else when the trace is asked for. Where torch is loaded
+    already, or no process can be started, this process traces. The function raises UsageError when transformers refuses
+    the config.
     """
     process = None
-    with suppress(UsageError):  # of a config that cannot be: whoever asks for the stream is told
+    with suppress(UsageError):  # of a config that cannot be: raised to whoever asks for the stream
         check_config(config)
-        process = None if library_streams.is_at_hand(config, likely) else _started()
+        process = None if is_at_hand(config, likely) else _started()
 
     def trace(config: Config, traced: Traced) -> Stream:
         nonlocal process
         asked, process = process or _started(), None
         if asked is None:
-            return library_streams.trace_now(config, traced)
+            return trace_now(config, traced)
         request = json.dumps({"config": dict(config), "traced": asdict(traced)})
         with asked:
             try:
@@ -55,7 +54,7 @@ def tracing_apart(config: Config, likely: Traced) -> Iterator[Trace]:
                 if "refused" not in answer:
                     return streams.from_json(answer["stream"])
             except (OSError, ValueError, KeyError, TypeError, DataError):
-                return library_streams.trace_now(config, traced)
+                return trace_now(config, traced)
             except BaseException:
                 asked.kill()
                 raise
@@ -92,7 +91,7 @@ def main() -> None:
             json.dump(answer, file)
     except KeyboardInterrupt:
         os._exit(_INTERRUPTED)
-    except Exception:  # whoever asked tries for himself, and tells
+    except Exception:  # the process that asked traces itself, and reports
         os._exit(1)
     sys.stderr.flush()
     os._exit(0)
@@ -105,9 +104,9 @@ def _answer() -> dict[str, Any]:
         request = json.load(sys.stdin)
         config, traced = request["config"], Traced(**request["traced"])
         with suppress(UsageError):  # of the config, or of a stub: the whole of torch tells which
-            return {"stream": streams.to_json(library_streams.trace_now(config, traced))}
+            return {"stream": streams.to_json(trace_now(config, traced))}
     try:
-        return {"stream": streams.to_json(library_streams.trace_now(config, traced))}
+        return {"stream": streams.to_json(trace_now(config, traced))}
     except UsageError as fault:
         return {"refused": str(fault)}
 

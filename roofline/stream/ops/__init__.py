@@ -1,1 +1,1 @@
-"""The op stream as data, and what makes of one stream that of another depth, batch, width or accumulation."""
+"""The op stream as data, and pure functions from one stream to that of another depth, batch, width or accumulation."""

@@ -1,4 +1,4 @@
-"""The forward alone of a step's stream, as inference runs it on a prompt: no loss, nothing kept for a backward."""
+"""The forward alone of a training step, as inference on a prompt runs it: no loss, nothing kept for a backward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
 
-# What is left of a step's memory: gradients and optimizer states are not there.
+# Memory that only training needs.
 _TRAINING = ("gradient", "state")
 
 

@@ -1,9 +1,8 @@
 """The op stream of any batch from those of two: sizes of a step are linear in its batch.
 
-A trace takes a second, this some milliseconds: what a sweep over batches, or the search for the largest that fits,
-would else wait for. Two streams of neighbouring batches that have the same operations give every size (shapes,
-strides, bytes, numbers among the arguments) as a straight line; where they differ in anything else there is no line,
-and the stream has to be traced.
+This takes milliseconds, a trace a second, which a sweep over batches and the search for the largest batch would wait
+for every time. Two streams of neighbouring batches that have the same operations give every size (shapes, strides,
+bytes, numbers among the arguments) as a straight line. Where they differ in anything else, the stream has to be traced.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Storage, Stream, TensorRef
 
-# Not 1: strides of a dimension of one element say nothing, and calls take other paths there.
+# The batches that are traced. Not 1: strides of a dimension of one element say nothing, and calls take other paths.
 BATCHES = (2, 3)
 
 

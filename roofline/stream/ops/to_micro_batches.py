@@ -1,9 +1,9 @@
-"""A step of many micro-batches from one of four: from the third on each launches the same calls.
+"""The op stream of a step of many micro-batches from one of four: from the third on, each launches the same calls.
 
-The first makes gradients, the others add to them; the second finds the first's leavings in memory, the third those of
-one like itself. So a stream of TRACED micro-batches serves any larger number of them: the third runs as often as is
-lacking, which `times_run` tells op by op. Where in L2 operands lie settles within three too, but where one micro-batch
-fits into it whole: there addresses may go round for longer, by which kernels change 0.1% at most.
+The first micro-batch makes the gradients, the others add to them; and the memory that the second finds was left by the
+first, that of the third by one like itself. So a stream of TRACED micro-batches serves any larger number: the third
+stands for all that are missing, and `times_run` says for each op how often it runs. What is left in L2 settles within
+three micro-batches too, unless a whole one fits into it; then kernels differ by 0.1% at most.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Op, Stream
 
 TRACED = 4
-_REPEATED = 2  # of those traced, by number: the third
-_META = "micro_batches_alike"  # in a stream's meta: for how many the third stands
+_REPEATED = 2  # index of the micro-batch that stands for others
+_META = "micro_batches_alike"  # in a stream's meta: for how many it stands, itself included
 
 
 def to_micro_batches(stream: Stream, count: int) -> Stream:
@@ -62,6 +62,6 @@ def _micro_batches(stream: Stream) -> list[slice]:
 
 
 def _signature(stream: Stream, op: Op) -> tuple[Any, ...]:
-    """What an op is, whichever storages it works on."""
+    """What tells an op from others, apart from the storages it works on."""
     operands = [stream.tensors[i].operand for i in (*op.inputs, *op.outputs)]
     return op.name, op.kind, op.args, op.kwargs, op.written, op.layer, op.module, operands

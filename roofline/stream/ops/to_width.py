@@ -1,11 +1,11 @@
 """The op stream of any width from one trace: every size of a step is a product of the model's dimensions.
 
-A trace takes a second after five for imports, this some milliseconds, which is what a search over sixty widths would
-else wait for. The model is traced once with dimensions that are distinct primes; hidden size h, ffn f, vocabulary v,
-key-value heads k, query heads a key-value head g and half a head p then show in the factors of every number of the
-stream (shapes, strides, bytes, numbers among the arguments), and other dimensions are put in their places: 2226242 =
-2 x 101 x 103 x 107 is heads x head_dim. Exact for models whose sizes are such products (`MODEL_TYPES`), shown by tests
-against real traces; heads that stand alone (k or g of 1) take other paths, so that they are traced as ones.
+This takes milliseconds, a trace a second after five for imports, which a search over sixty widths would wait for every
+time. The model is traced once with dimensions that are distinct primes: hidden size h, ffn f, vocabulary v, key-value
+heads k, query heads per key-value head g, and half the size of a head p. These show in the factors of every number of
+the stream (shapes, strides, bytes, numbers among the arguments), where other dimensions take their places: 2226242 =
+2 x 101 x 103 x 107 is heads x head_dim. This is exact for models whose sizes are such products (`MODEL_TYPES`), as
+tests against real traces show. A k or g of 1 stays 1 in the trace, because torch takes other paths there.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def reference_of(config: Config, traced: Traced) -> Config:
 
 
 def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[str, int]:
-    """A prime a dimension, one for a dimension of one; none divides a number that tokens make.
+    """A prime for each dimension, or 1 for one that is 1; none divides a number of tokens.
 
-    Hidden sizes that have to be multiples of the heads are a prime times these: `to_width` takes them out whole,
+    A hidden size that has to be a multiple of the heads is a prime times these; `to_width` replaces it as a whole,
     before the heads.
     """
     batch, seq = traced.batch, traced.seq

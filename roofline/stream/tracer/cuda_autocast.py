@@ -1,6 +1,9 @@
-"""CUDA's autocast on the CPU's dispatch key: which operators cast to what, read from this torch's own dispatcher.
+"""CUDA's autocast, made for the CPU's dispatch key: which operators it casts, and to which dtype.
 
-The kernels that `kernels_for` gives go where the CPU's autocast has its own (`cuda_semantics.as_on_cuda`).
+Under autocast, torch's dispatcher calls a wrapper that casts an operator's operands before it calls the operator. CUDA
+and the CPU have wrappers for different operators. `kernels_for` gives, for each operator that either of them casts, one
+that does what CUDA's does; `cuda_semantics.as_on_cuda` registers them in place of the CPU's. Which operators CUDA casts
+is read from the dispatcher of the installed torch; to what, from the lists below.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from typing import Any
 
 import torch
 
-# Of the operators that have a kernel for CUDA's autocast (aten/src/ATen/autocast_mode.h): those cast to the low
-# precision, those whose result is asked for in fp32, those cast to their widest operand. The rest is cast to fp32.
+# Of the operators that CUDA's autocast casts (aten/src/ATen/autocast_mode.h): those cast to the low precision, those
+# asked for a result in fp32, and those cast to the dtype of their widest operand. All others are cast to fp32.
 _LOW = {
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "convolution", "cudnn_convolution", "cudnn_convolution_transpose", "prelu", "addmm",
@@ -31,7 +34,7 @@ _NOT_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
 class CastWeights:
-    """Autocast's cache: a leaf that learns is cast once, until the outermost autocast context ends."""
+    """Autocast's cache: a trainable weight is cast once, until the outermost autocast context ends."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -52,7 +55,8 @@ class CastWeights:
 
 
 def _kernel(function: Any, policy: str, weights: CastWeights) -> Callable[..., Any]:
-    """What CUDA's autocast does before it calls `function`; nothing by policy "none", but to what it is made of."""
+    """A wrapper that casts as `policy` says and calls `function`. By "none" nothing is cast, and the operators that
+    `function` is composed of are dispatched as usual."""
     if policy == "none":
         return torch.library.fallthrough_kernel
 
@@ -104,7 +108,7 @@ def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _policy(name: str, on_cuda: set[str]) -> str:
-    """What CUDA's autocast does to an operator that the CPU's or CUDA's casts."""
+    """How CUDA's autocast treats an operator: "low", "result" (in fp32), "widest", "high" (fp32) or "none"."""
     packet = name.split(".")[0]
     if name not in on_cuda:
         return "none"
@@ -143,7 +147,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def kernels_for(weights: CastWeights) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """(operator, kernel) for each that CUDA's or the CPU's autocast casts: what CUDA's does before it calls it."""
+    """(operator, wrapper that casts as CUDA's autocast) for each operator that CUDA's or the CPU's autocast casts."""
     on_cuda = _registered("AutocastCUDA")
     for name in sorted(on_cuda | _registered("AutocastCPU")):
         yield name, _kernel(_operator(name), _policy(name, on_cuda), weights)

@@ -1,14 +1,13 @@
 """CUDA's semantics on fake CPU tensors: what a training step would launch on a GPU, on a machine without one.
 
-Three things differ between the devices, and each is put right where torch decides it:
+Fake tensors on CUDA itself will not do: without a CUDA build of torch their backward ends the process. So the tensors
+are fake CPU tensors, and the three things that differ between the devices are changed where torch decides them:
 
-- Autocast casts by another list. The kernels of the CPU's autocast key are replaced by ones that follow CUDA's
-  list (`cuda_autocast`).
-- Some operations are made of others by a rule that asks for the device (dropout, attention). The rule of the CPU's
-  autograd key is replaced by CUDA's, and kernels whose results have other dtypes on CUDA get those (`cuda_operators`).
-- Python code asks tensors where they lie: they say CUDA, but for the few that lie in host memory there too.
+- Autocast casts other operators, to other dtypes (`cuda_autocast`).
+- Some operators run other kernels, or give results of another dtype (`cuda_operators`).
+- Python code asks tensors on which device they lie: they answer CUDA, but for those in host memory.
 
-All is undone when the context ends. The real streams of an H200, recorded once, are what this is tested against.
+Everything is undone when the context ends. Tests compare the result with real streams, recorded once on an H200.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from flopcast.roofline.stream.tracer.cuda_operators import RESULTS, RULES
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 
 _CUDA = torch.device("cuda", 0)
-# Compute capability that Python is told: of the parts that the profiles are of, the one measured.
+# The compute capability that Python code is told: that of the H200, on which the streams of the tests were recorded.
 _CAPABILITY = (9, 0)
 # A step reads back a handful of truth values; a loop until one is false would never end.
 MAX_CHECKS = 2_000
 
 
-class Hosts:
-    """Tensors that lie in host memory on a machine with CUDA too: those made by `torch.tensor` with no device."""
+class HostTensors:
+    """The tensors that lie in host memory on a machine with CUDA too: those made by `torch.tensor` with no device."""
 
     def __init__(self) -> None:
         self._known = WeakIdKeyDictionary()
@@ -53,7 +52,7 @@ class Hosts:
 class _LooksLikeCuda(TorchFunctionMode):
     """Fake CPU tensors answer Python as CUDA tensors would; asked to go to or to be made on CUDA, they stay."""
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: HostTensors) -> None:
         super().__init__()
         self.hosts = hosts
 
@@ -95,11 +94,11 @@ def _is_cuda(value: Any) -> bool:
 
 
 class FakeValues(TorchDispatchMode):
-    """A fake tensor has no value to read back: checks are taken to pass, numbers to be 1."""
+    """Answers what reads a value back, which a fake tensor does not have: truth values are true, numbers are 1."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.is_inside = False  # a call: what runs below is torch's own
+        self.is_inside = False  # an operator's call: what asks for devices there is torch itself
         self.failed = ""  # the call that raised
         self.checks = 0  # truth values read back
         self.is_cuda = False  # whether results are those of CUDA's kernels
@@ -133,10 +132,10 @@ class FakeValues(TorchDispatchMode):
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """Libraries that treat fake tensors apart treat them as others.
+    """Within it, libraries that treat fake tensors specially treat them like any other tensors.
 
-    transformers takes them for a compiler's and leaves the causal SDPA; torch's `Module.to` swaps them, which a weak
-    reference forbids; its truncated normal draws until the numbers fit.
+    transformers takes fake tensors for a compiler's and then does not use causal SDPA; torch's `Module.to` swaps them,
+    which is refused where a weak reference to them exists; its truncated normal draws until all numbers fit.
     """
     import transformers.utils.import_utils as utils
 
@@ -149,7 +148,7 @@ def untraced() -> Iterator[None]:
 
 
 def _apply_to_fakes(moved: WeakIdKeyDictionary) -> Callable[..., Any]:
-    """`Module._apply` that puts another parameter where the function gives one; tied ones stay tied by `moved`."""
+    """A `Module._apply` that replaces parameters in place of swapping their contents; `moved` keeps tied ones tied."""
 
     def apply(module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
         for child in module.children() if recurse else ():
@@ -173,12 +172,12 @@ def _apply_to_fakes(moved: WeakIdKeyDictionary) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def as_on_cuda(values: FakeValues) -> Iterator[Hosts]:
-    """While it lasts, fake CPU tensors behave as CUDA tensors do; gives those that are in host memory nevertheless.
+def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
+    """Within it, fake CPU tensors behave as CUDA tensors do; gives the tensors that are in host memory nevertheless.
 
-    Autocast for "cuda" is autocast. Not for two threads at once: torch's dispatcher is changed.
+    Autocast for "cuda" works, by way of the CPU's. Not for two threads at once: torch's dispatcher is changed.
     """
-    hosts = Hosts()
+    hosts = HostTensors()
     weights = CastWeights()
     clear, is_enabled, get_dtype = (torch.clear_autocast_cache, torch.is_autocast_enabled, torch.get_autocast_dtype)
     start = torch.amp.autocast_mode.autocast.__init__

@@ -17,7 +17,7 @@ class ModuleStack:
     """
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        """Of several models each one's modules are named after its class."""
+        """Names of modules begin with the class of their model where there are several models."""
         self.names: dict[torch.nn.Module, str] = {}
         stacks: list[tuple[str, torch.nn.ModuleList]] = []
         for model in models:

@@ -1,8 +1,8 @@
 """Records the op stream of a training step, real or on fake tensors.
 
-Forward, backward and optimizer: phases are told by autograd's engine, by the calls of modules and by torch.optim's
-global hooks, so that a step function of one's own is recorded like the product's own recipe. The calls themselves are
-`recorder`'s.
+Which phase runs (forward, backward, optimizer) is known from autograd's engine, from calls of modules and from the
+global hooks of torch.optim, so that a user's own step function is recorded like the product's own recipe. The calls
+themselves are recorded by `recorder`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flopcast.roofline.stream.tracer.recorder import Recorder, flatten
 
 @dataclass
 class Parts:
-    """What a step works on: its models, optimizers and what they are fed."""
+    """What a step works on: its models, their optimizers and the batch."""
 
     models: list[torch.nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Parts:
 
     @contextlib.contextmanager
     def discovering(self) -> Iterator[None]:
-        """Notes the models called and the optimizers stepped while the context lasts."""
+        """Within it, the models that are called and the optimizers that step are added."""
         depth = 0
 
         def enter(module: torch.nn.Module, _args: Any) -> None:
@@ -77,9 +77,9 @@ class Parts:
 
 @contextlib.contextmanager
 def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Keeps `recorder.phase` right; gives what to call when a model begins. `ended` is called after each backward.
+    """Keeps `recorder.phase` up to date; gives a function to call when a model begins. Calls `ended` after a backward.
 
-    A backward is what autograd's engine runs; after it comes the optimizer, until a model is called again.
+    A backward is what autograd's engine runs; the optimizer follows, until a model is called again.
     """
     original = torch.autograd.backward, torch.autograd.grad
     depth = 0

@@ -1,5 +1,6 @@
-"""Writes down what the dispatcher sees below autograd and autocast: each ATen call with its operands, storages, phase
-and module. What a step is made of, and when its phases begin, is `step_recording`'s to know.
+"""Records every ATen call that torch's dispatcher makes below autograd and autocast: operands, storages, phase, module.
+
+What a step is made of, and when its phases begin, is told by `record_step`.
 """
 
 from __future__ import annotations

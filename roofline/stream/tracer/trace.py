@@ -1,7 +1,7 @@
 """Traces the op stream of a training step on fake tensors, without a GPU: of a config, of a module, of a step function.
 
-The step runs as it would, on fake CPU tensors that have no values; `cuda_semantics` does what CUDA would do
-differently, `step_recording` records it. A real step is recorded by the same `record_step`.
+The step runs on fake CPU tensors, which have no values; `cuda_semantics` does what CUDA does differently, `record_step`
+records it, as it records a real step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from flopcast.microbench.recipe.training_step import (
 from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
-from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, Hosts, as_on_cuda, untraced
+from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, HostTensors, as_on_cuda, untraced
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.recorder import flatten
 
@@ -49,10 +49,10 @@ __all__ = ["load_factory", "record_step", "sizes_of", "trace", "trace_module"]
 
 @dataclass(frozen=True)
 class _Recording:
-    """Records a step on fake tensors; `hosts` are those in host memory (None: all are alike)."""
+    """Records a step on fake tensors; `hosts` are those in host memory (None: tensors are not told apart)."""
 
     values: FakeValues
-    hosts: Hosts | None = None
+    hosts: HostTensors | None = None
 
     def __call__(self, step: Any, meta: Mapping[str, Any], first: Callable[[], Any] | None = None) -> Stream:
         is_host = self.hosts.__contains__ if self.hosts is not None else lambda tensor: False
@@ -61,7 +61,7 @@ class _Recording:
 
 @contextlib.contextmanager
 def _fake(device: str) -> Iterator[_Recording]:
-    """Fake tensors that behave as those of `device` ("cuda" or "cpu"); gives what records a step on them."""
+    """Within it, tensors are fake and behave as those of `device` ("cuda" or "cpu"); gives what records a step."""
     values = FakeValues()
     with untraced(), FakeTensorMode(allow_non_fake_inputs=True), values, warnings.catch_warnings():
         # of torch about its own code: a copy of a module, as nn.TransformerEncoder makes of its layer
@@ -108,7 +108,7 @@ def trace(
     return stream
 
 
-# Whose first forward is as every other, as the tests show; of others a whole first step is run.
+# Models whose first forward is like every other, as tests show; of other models a whole first step is run.
 _STEADY = ("qwen3", "qwen3_moe", "llama", "mistral", "gpt2")
 
 
@@ -119,7 +119,8 @@ def _is_steady_at_once(config: Config) -> bool:
 
 
 def _make_state(step: TrainingStep) -> None:
-    """What of a first step the next one sees: the optimizer's state. A third of a trace's time."""
+    """Makes the optimizer's state, which is all that a second step sees of the first; running that takes a third of a
+    trace's time."""
     for parameter in step.model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
@@ -178,7 +179,7 @@ def _trace_module(
     options: Mapping[str, Any],
     micro_batches: int,
 ) -> Stream:
-    """As `trace_module`, of so many micro-batches in the place of those that `options` ask for."""
+    """As `trace_module`, with this number of micro-batches in place of the one in `options`."""
     name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
     function = load_factory(source) if isinstance(source, str) else source
     with _fake(device) as record, _lent_fakes(function), _explained(name, record.values):
@@ -235,7 +236,7 @@ def load_factory(name: str) -> Callable[..., Any]:
             f"module {name!r}: {fault}; run from the folder that holds it, set PYTHONPATH, or install it"
         ) from fault
     except (Exception, SystemExit) as fault:  # a script's own exit would end the command as if it had answered
-        raise UsageError(f"module {name!r}: importing {module_name} failed: {_said(fault)}") from fault
+        raise UsageError(f"module {name!r}: importing {module_name} failed: {_one_line(fault)}") from fault
     found = getattr(module, attribute, None)
     if not callable(found):
         functions = sorted(
@@ -289,7 +290,7 @@ def sizes_of(batch: Any) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _explained(name: str, values: FakeValues) -> Iterator[None]:
-    """Faults of a step on fake tensors as UsageError: which op, and what to do."""
+    """Errors of a step on fake tensors become UsageErrors that say which op failed and what to do."""
     # torch logs the traceback of a shape that does not fit before it raises what is told here
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
@@ -314,12 +315,12 @@ def _explained(name: str, values: FakeValues) -> Iterator[None]:
                 f" in {fault.func}",
                 "give the operator a fake implementation (torch.library.register_fake)",
             )
-        raise UsageError(f"{name} cannot be traced: {_said(fault)}{where}; {advice}") from fault
+        raise UsageError(f"{name} cannot be traced: {_one_line(fault)}{where}; {advice}") from fault
     finally:
         log.setLevel(level)
 
 
-def _said(fault: BaseException) -> str:
+def _one_line(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}"
 
 
@@ -328,7 +329,7 @@ def _said(fault: BaseException) -> str:
 
 @contextlib.contextmanager
 def _lent_fakes(source: Any) -> Iterator[None]:
-    """While it lasts, the modules and optimizers that `source` is or refers to hold fake parameters and buffers."""
+    """Within it, the modules and optimizers that `source` is or refers to hold fake parameters and buffers."""
     fakes: dict[int, torch.Tensor] = {}
     keep: list[torch.Tensor] = []
 
