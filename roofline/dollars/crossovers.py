@@ -1,23 +1,16 @@
-"""FLOPs per dollar of several GPUs compared: crossovers, break-even prices, the best at a size; rows of all.
+"""FLOPs per dollar of several GPUs compared: crossovers, break-even prices, the best at a size and if things change.
 
-Pure arithmetic over the curves of `cost_points`, which says what the intervals of ratios take as shared.
+Pure arithmetic over the curves of `points`, which says what the intervals of ratios take as shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby, pairwise
 from math import exp, log
-from typing import Any
 
-from flopcast.roofline.dollars.points import CostCurve, CostPoint, Ranged, StepPoint, cost_curve
-
-__all__ = [
-    "NOT_SEPARABLE", "NO_COMMON_SIZE", "Best", "BreakEven", "CostCurve", "CostPoint", "Crossover", "Ranged",
-    "StepPoint", "best_gpu", "best_rows", "break_even_price_ratio", "break_even_rows", "cost_curve", "cost_rows",
-    "crossover_rows", "crossovers", "memory_rows", "sentence",
-]  # fmt: skip
+from flopcast.roofline.dollars.points import HOST_FACTORS, CostCurve, Ranged, ladder_sizes
 
 NOT_SEPARABLE = "not separable at these prices"
 NO_COMMON_SIZE = "no common size"
@@ -152,6 +145,31 @@ def _gaps(a: CostCurve, b: CostCurve) -> list[_Gap]:
     return gaps + nodes[-1:]
 
 
+def sentence(row: Crossover) -> str:
+    """A comparison in words: "a gives more below 310M parameters, b above (250M to 400M)"."""
+    pair = f"{row.gpu_a} and {row.gpu_b}"
+    if row.status == NO_COMMON_SIZE:
+        return f"{pair}: no common size"
+    span = f"{_millions(row.compared_from)} to {_millions(row.compared_to)} parameters"
+    if row.status == NOT_SEPARABLE:
+        where = f" (the middle estimates cross at {_millions(row.n_params)})" if row.n_params else ""
+        return f"{pair}: {NOT_SEPARABLE}, {span}{where}"
+    if row.status == "leads":
+        other = row.gpu_b if row.below == row.gpu_a else row.gpu_a
+        part = f"; beyond the intervals from {_millions(row.low)} to {_millions(row.high)}" if row.low else ""
+        return f"{row.below} gives more FLOPs per dollar than {other}, {span}{part}"
+    low = _millions(row.low) if row.low else f"below {_millions(row.compared_from)}"
+    high = _millions(row.high) if row.high else f"above {_millions(row.compared_to)}"
+    size = _millions(row.n_params)
+    return f"{row.below} gives more below {size} parameters, {row.above} above ({low} to {high})"
+
+
+def _millions(n_params: float | None) -> str:
+    if n_params is None:
+        return "?"
+    return f"{n_params / 1e9:.3g}B" if n_params >= 0.9995e9 else f"{n_params / 1e6:.3g}M"
+
+
 # --- at one size --------------------------------------------------------------------------------------------
 
 
@@ -221,109 +239,29 @@ def best_gpu(curves: Sequence[CostCurve], n_params: float) -> Best | None:
     return Best(n_params=n_params, gpu=gpu, flops_per_usd=best, contenders=tuple(name for name, _ in rivals))
 
 
-# --- rows for CSV and JSON ----------------------------------------------------------------------------------
+# --- if things change ---------------------------------------------------------------------------------------
 
 
-def cost_rows(curves: Sequence[CostCurve]) -> list[dict[str, Any]]:
-    """One row a point, those that do not fit too: their figures are empty and `reason` says why."""
-    return [_cost_row(curve, point) for curve in curves for point in curve.points]
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """The best GPU at one size with the host's cost multiplied by `host_factor` (0: no host, the bound for compiled
+    steps of these kernels) and `batch` sequences per micro-batch."""
+
+    host_factor: float
+    batch: int
+    best: Best
 
 
-def _cost_row(curve: CostCurve, point: CostPoint) -> dict[str, Any]:
-    step, price = point.step, point.price
-    figures: dict[str, float | None] = {
-        "step_seconds": step.step_seconds,
-        "step_seconds_low": step.low,
-        "step_seconds_high": step.high,
-    }
-    for name in ("flops_per_second", "flops_per_usd", "usd_per_million_tokens", "tokens_per_second"):
-        ranged: Ranged = getattr(point, name)
-        figures |= {name: ranged.value, f"{name}_low": ranged.low, f"{name}_high": ranged.high}
-    figures["usd_per_step"] = point.usd_per_step
-    figures |= {"device_seconds": step.device_seconds, "host_seconds": step.host_seconds}
-    return {
-        "gpu": curve.gpu,
-        "profile_basis": curve.basis,
-        "n_params": step.n_params,
-        "width": step.width,
-        "depth": step.depth,
-        "tokens": step.tokens,
-        "flops_counted": step.flops_counted,
-        "fits": step.fits,
-        **(figures if step.fits else dict.fromkeys(figures)),
-        "bound": (step.bound or None) if step.fits else None,
-        "needed_bytes": step.needed_bytes,
-        "price_usd_per_hour": price.usd_per_hour,
-        "price_provider": price.provider,
-        "price_kind": price.kind,
-        "price_date": price.date.isoformat(),
-        "price_date_inferred": price.date_inferred,
-        "reason": None if step.fits else "out of memory",
-    }
-
-
-def memory_rows(curves: Sequence[CostCurve]) -> list[dict[str, Any]]:
-    """Where each GPU runs out of memory, in parameters; `memory_limit` lies between the two models beside it."""
+def scenarios(curves: Sequence[CostCurve], larger: Mapping[int, Sequence[CostCurve]], batch: int) -> list[Scenario]:
+    """The best GPU at each size as things stand, on other hosts (where `curves` hold them), and with the batch
+    multiplied (`larger`: factor -> curves)."""
+    others = [f for f in HOST_FACTORS if all(f in p.step.with_host for c in curves for p in c.points)]
+    changed = [(1.0, batch, curves)]
+    changed += [(f, batch, [curve.with_host(f) for curve in curves]) for f in others]
+    changed += [(1.0, batch * factor, found) for factor, found in larger.items()]
     return [
-        {
-            "gpu": curve.gpu,
-            "largest_that_fits": curve.largest_fitting,
-            "first_that_does_not": curve.smallest_failing,
-            "memory_limit": curve.memory_limit,
-        }
-        for curve in curves
-    ]
-
-
-def crossover_rows(curves: Sequence[CostCurve]) -> list[dict[str, Any]]:
-    """`crossovers` with a sentence each."""
-    return [{**vars(row), "sentence": sentence(row)} for row in crossovers(curves)]
-
-
-def sentence(row: Crossover) -> str:
-    """A comparison in words."""
-    pair = f"{row.gpu_a} and {row.gpu_b}"
-    if row.status == NO_COMMON_SIZE:
-        return f"{pair}: no common size"
-    span = f"{_millions(row.compared_from)} to {_millions(row.compared_to)} parameters"
-    if row.status == NOT_SEPARABLE:
-        where = f" (the middle estimates cross at {_millions(row.n_params)})" if row.n_params else ""
-        return f"{pair}: {NOT_SEPARABLE}, {span}{where}"
-    if row.status == "leads":
-        other = row.gpu_b if row.below == row.gpu_a else row.gpu_a
-        part = f"; beyond the intervals from {_millions(row.low)} to {_millions(row.high)}" if row.low else ""
-        return f"{row.below} gives more FLOPs per dollar than {other}, {span}{part}"
-    low = _millions(row.low) if row.low else f"below {_millions(row.compared_from)}"
-    high = _millions(row.high) if row.high else f"above {_millions(row.compared_to)}"
-    size = _millions(row.n_params)
-    return f"{row.below} gives more below {size} parameters, {row.above} above ({low} to {high})"
-
-
-def _millions(n_params: float | None) -> str:
-    if n_params is None:
-        return "?"
-    return f"{n_params / 1e9:.3g}B" if n_params >= 0.9995e9 else f"{n_params / 1e6:.3g}M"
-
-
-def break_even_rows(curves: Sequence[CostCurve], sizes: Iterable[float]) -> list[dict[str, Any]]:
-    """The break-even price ratio of each pair at each size, where both have a value."""
-    found = (break_even_price_ratio(a, b, size) for size in sizes for a, b in combinations(curves, 2))
-    return [{**vars(row), "better": row.better} for row in found if row is not None]
-
-
-def best_rows(curves: Sequence[CostCurve], sizes: Iterable[float]) -> list[dict[str, Any]]:
-    """The best GPU at each size that any curve reaches."""
-    found = (best_gpu(curves, size) for size in sizes)
-    return [
-        {
-            "n_params": row.n_params,
-            "gpu": row.gpu,
-            "flops_per_usd": row.flops_per_usd.value,
-            "flops_per_usd_low": row.flops_per_usd.low,
-            "flops_per_usd_high": row.flops_per_usd.high,
-            "separable": row.separable,
-            "contenders": " ".join(row.contenders),
-        }
-        for row in found
-        if row is not None
+        Scenario(host_factor=factor, batch=sequences, best=best)
+        for factor, sequences, found in changed
+        for size in ladder_sizes(curves)
+        if (best := best_gpu(found, size)) is not None
     ]

@@ -1,10 +1,10 @@
 """FLOPs-per-dollar curves: the ladder forecast on several GPUs, with their prices.
 
-What two GPUs' forecasts share, and so cancels in their ratio as far as both feel it (`cost_points.Ranged.over`):
+What two GPUs' forecasts share, and so cancels in their ratio as far as both feel it (`points.Ranged.over`):
 
-- the bias of an operation class (`interval.Spreads.classes`: kernels measured alone and kernels among others), where
-  both profiles stem from one measured profile, by name. It was estimated on one H200; that it is the same on another
-  part is an assumption, which moves a ratio's interval by a point or two.
+- the bias of an operation class (`step.uncertainty.Spreads.classes`: kernels measured alone and kernels among others),
+  where both profiles stem from one measured profile, by name. It was estimated on one H200; that it is the same on
+  another part is an assumption, which moves a ratio's interval by a point or two.
 - the host, only when one host is said to feed both (`hosts` "same", or a host given by name). By default each GPU
   stands in a machine of its own, and nothing of that cancels: one rented machine alone went at between 0.76 and 1.64
   of its usual cost within minutes. One machine for all is the one that their host costs were measured in.
@@ -17,12 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
-from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline.base.numbers import Z_90
-from flopcast.roofline.dollars.crossovers import best_rows
-from flopcast.roofline.dollars.points import HOST, CostCurve, Moves, StepPoint, cost_curve
+from flopcast.roofline.dollars.points import HOST, HOST_FACTORS, CostCurve, Moves, StepPoint, cost_curve
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -34,7 +32,6 @@ from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
-HOST_FACTORS = (0.0, 0.5, 2.0)  # forecast besides: no host at all, half and twice its cost
 OWN, SAME = "own", "same"  # whose host feeds each GPU: one of its own, or one for all
 HOSTS = (OWN, SAME)
 
@@ -150,21 +147,3 @@ def class_sigmas(step: PricedStep) -> dict[str, float]:
             group = group_of(op.work.op_class)
             seconds[group] = seconds.get(group, 0.0) + op.seconds
     return {f"{origin}/{group}": value / total * known.of_group(group) for group, value in seconds.items() if total}
-
-
-def what_if_rows(
-    curves: Sequence[CostCurve], larger: Mapping[int, Sequence[CostCurve]], batch: int
-) -> list[dict[str, Any]]:
-    """The best GPU at each size as things stand, on other hosts (where `curves` hold them), and with the batch
-    multiplied (`larger`: factor -> curves). `host_factor` 0 is no host: the bound for compiled steps of these kernels.
-    """
-    others = [f for f in HOST_FACTORS if all(f in p.step.with_host for c in curves for p in c.points)]
-    changed = [(1.0, batch, curves)]
-    changed += [(f, batch, [curve.with_host(f) for curve in curves]) for f in others]
-    changed += [(1.0, batch * factor, found) for factor, found in larger.items()]
-    sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
-    return [
-        {"host_factor": factor, "batch": sequences, **row}
-        for factor, sequences, found in changed
-        for row in best_rows(found, sizes)
-    ]

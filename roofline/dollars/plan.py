@@ -50,10 +50,7 @@ class Plan:
 
     @property
     def seconds(self) -> Ranged | None:
-        if self.point is None or self.steps is None:
-            return None
-        step = self.point.step
-        return Ranged(step.step_seconds, step.low, step.high, step.shared).scaled(self.steps)
+        return None if self.point is None or self.steps is None else self.point.step.seconds.scaled(self.steps)
 
     @property
     def usd(self) -> Ranged | None:

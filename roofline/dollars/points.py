@@ -25,6 +25,7 @@ from flopcast.roofline.gpu.catalogue.prices import Price
 # Log change of a value when a cause is at the low and at the high end of its 90% interval.
 Moves = tuple[float, float]
 HOST = "host"  # the cause "one host feeds both"
+HOST_FACTORS = (0.0, 0.5, 2.0)  # of the host's cost, in `StepPoint.with_host`: no host at all, half, twice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,11 @@ class StepPoint:
                 "a step point needs n_params > 0 and 0 < low <= step_seconds <= high, given "
                 f"{self.n_params}, {self.low}, {self.step_seconds}, {self.high}"
             )
+
+    @property
+    def seconds(self) -> Ranged:
+        """Of the step, with the ends of its interval."""
+        return Ranged(self.step_seconds, self.low, self.high, self.shared)
 
     def host_times(self, factor: float) -> StepPoint:
         """The step on a host `factor` times as slow. Raises KeyError for a factor that was not forecast."""
@@ -138,9 +144,7 @@ class CostPoint:
 
     @property
     def usd_per_million_tokens(self) -> Ranged:
-        step = self.step
-        usd = 1e6 / step.tokens * self.price.usd_per_hour / 3600.0
-        return Ranged(step.step_seconds * usd, step.low * usd, step.high * usd, step.shared)
+        return self.step.seconds.scaled(1e6 / self.step.tokens * self.price.usd_per_hour / 3600.0)
 
 
 @dataclass(frozen=True)
@@ -220,3 +224,8 @@ def cost_curve(gpu: str, steps: Iterable[StepPoint], price: Price, basis: str = 
         if one.n_params == two.n_params:
             raise UsageError(f"two configurations of {one.n_params} parameters on {gpu}: a curve needs one")
     return CostCurve(gpu, price, tuple(CostPoint(gpu, step, price) for step in ordered), basis)
+
+
+def ladder_sizes(curves: Iterable[CostCurve]) -> list[float]:
+    """Parameters of every model on the curves, those that do not fit too, in order."""
+    return sorted({float(point.step.n_params) for curve in curves for point in curve.points})

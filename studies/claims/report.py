@@ -18,9 +18,9 @@ from flopcast.roofline.base.csv_files import write_rows
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.base.units import count, short_name
 from flopcast.roofline.cli.choose.cost import write_cost
-from flopcast.roofline.dollars.crossovers import best_gpu, sentence
+from flopcast.roofline.dollars.crossovers import best_gpu, scenarios, sentence
 from flopcast.roofline.dollars.crossovers import crossovers as crossings
-from flopcast.roofline.dollars.curves import HOSTS, OWN, cost_curves, what_if_rows
+from flopcast.roofline.dollars.curves import HOSTS, OWN, cost_curves
 from flopcast.roofline.dollars.plan import largest_models
 from flopcast.roofline.dollars.points import CostCurve, CostPoint
 from flopcast.roofline.gpu.catalogue.prices import ARTICLE_DATE, Price, latest, load_prices
@@ -141,7 +141,7 @@ def write(found: Gathered, out: Path, shown: Section | None = None) -> list[Path
         save(figure, paths[-1])
     for law in LAWS:
         curves = found.ladders[law, OWN]
-        paths += write_cost(curves, out / law, scenarios=what_if_rows(curves, {}, Run().batch))
+        paths += write_cost(curves, out / law, scenarios(curves, {}, Run().batch))
     paths[2].write_text(page(found, rows, shown))
     return paths
 

@@ -3,9 +3,9 @@ that others publish); and the options of prices that every command with a price 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,8 +24,9 @@ from flopcast.roofline.cli.shared.options import (
     ladder_of,
 )
 from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
-from flopcast.roofline.dollars.crossovers import best_rows, break_even_rows, cost_rows, crossover_rows, memory_rows
+from flopcast.roofline.dollars.crossovers import Scenario, scenarios
 from flopcast.roofline.dollars.points import CostCurve
+from flopcast.roofline.dollars.tables import cost_tables, scenario_rows
 
 
 def cost(
@@ -52,7 +53,7 @@ def cost(
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.cli.choose import documents
     from flopcast.roofline.cli.shared.output import emit
-    from flopcast.roofline.dollars.curves import SAME, cost_curves, what_if_rows
+    from flopcast.roofline.dollars.curves import SAME, cost_curves
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.cost import print_cost
@@ -78,35 +79,26 @@ def cost(
                 profiles, models, replace(asked, batch=asked.batch * factor), book, host=host, hosts=feeding.hosts,
                 vary="batch", progress=shown.update,
             )  # fmt: skip
-    scenarios = what_if_rows(curves, larger, asked.batch)
+    changed = scenarios(curves, larger, asked.batch)
     if out is not None:
-        for path in write_cost(curves, out, scenarios=scenarios):
+        for path in write_cost(curves, out, changed):
             say(f"wrote {path}")
     if as_json:
-        emit(
-            documents.cost_document(curves, models, asked, hosts=feeding.hosts, host=feeding.host, scenarios=scenarios)
-        )
+        emit(documents.cost_document(curves, models, asked, hosts=feeding.hosts, host=feeding.host, scenarios=changed))
     else:
-        print_cost(curves, asked, scenarios, one_host=feeding.host is not None or feeding.hosts == SAME)
+        print_cost(curves, asked, changed, one_host=feeding.host is not None or feeding.hosts == SAME)
 
 
-def write_cost(curves: Sequence[CostCurve], folder: Path, *, scenarios: Sequence[Mapping[str, Any]] = ()) -> list[Path]:
-    """cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `scenarios`) and cost.png in
+def write_cost(curves: Sequence[CostCurve], folder: Path, changed: Sequence[Scenario]) -> list[Path]:
+    """cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `changed`) and cost.png in
     `folder`. Raises UsageError when it cannot be written."""
     from flopcast.roofline.views.figures.cost import cost_figure
     from flopcast.roofline.views.figures.file import save
 
-    sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
-    tables = {
-        "cost": cost_rows(curves),
-        "crossovers": crossover_rows(curves),
-        "break_even": break_even_rows(curves, sizes),
-        "best": best_rows(curves, sizes),
-        "memory": memory_rows(curves),
-    }
-    if scenarios:
-        tables["what_if"] = [dict(row) for row in scenarios]
-    paths = [folder / f"{name}.csv" for name in tables]
+    tables = cost_tables(curves)
+    if changed:
+        tables["what_if"] = scenario_rows(changed)
+    paths = [folder / f"{'cost' if name == 'points' else name}.csv" for name in tables]
     for path, rows in zip(paths, tables.values(), strict=True):
         write_rows(path, list(rows[0]) if rows else ["gpu"], rows)
     figure, path = cost_figure(curves), folder / "cost.png"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from flopcast.roofline.dollars.crossovers import best_rows, break_even_rows, cost_rows, crossover_rows, memory_rows
+from flopcast.roofline.dollars.crossovers import Scenario
 from flopcast.roofline.dollars.plan import Largest, Plan, cheapest
+from flopcast.roofline.dollars.tables import cost_tables, scenario_rows
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.points import CostCurve
@@ -22,21 +23,16 @@ def cost_document(
     *,
     hosts: str,
     host: str | None,
-    scenarios: Sequence[Mapping[str, Any]],
+    scenarios: Sequence[Scenario],
 ) -> dict[str, Any]:
     """What `cost --json` prints."""
-    sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
     return {
         "ladder": [{"width": m["hidden_size"], "depth": m["num_hidden_layers"]} for m in models],
         "run": {"batch": run.batch, "seq": run.seq, "optimizer": run.optimizer, "mode": run.mode},
         "hosts": hosts if host is None else "same",
         "host": host,
-        "points": cost_rows(curves),
-        "crossovers": crossover_rows(curves),
-        "break_even": break_even_rows(curves, sizes),
-        "best": best_rows(curves, sizes),
-        "memory": memory_rows(curves),
-        "what_if": list(scenarios),
+        **cost_tables(curves),
+        "what_if": scenario_rows(scenarios),
     }
 
 

@@ -7,8 +7,9 @@ from itertools import combinations
 from operator import attrgetter
 
 from flopcast.roofline.base.units import count, ms_in_column, three_in_column, yes_no
-from flopcast.roofline.dollars.crossovers import best_gpu, break_even_price_ratio, cost_rows, crossovers, sentence
+from flopcast.roofline.dollars.crossovers import best_gpu, break_even_price_ratio, crossovers, sentence
 from flopcast.roofline.dollars.points import CostCurve
+from flopcast.roofline.dollars.tables import cost_rows
 from flopcast.roofline.views.page.table import Column, Table, prose, text
 
 

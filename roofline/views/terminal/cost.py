@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import NONE, count, parameters, short_name, three_digits
 from flopcast.roofline.dollars.crossovers import best_gpu, break_even_price_ratio, crossovers, sentence
+from flopcast.roofline.dollars.points import ladder_sizes
 from flopcast.roofline.views.terminal.console import console, print_table
 
 if TYPE_CHECKING:
+    from flopcast.roofline.dollars.crossovers import Scenario
     from flopcast.roofline.dollars.points import CostCurve, Ranged
     from flopcast.roofline.stream.model.run import Run
 
@@ -32,7 +34,7 @@ def ranged(found: Ranged, unit: float = 1.0) -> str:
 
 def spread_sizes(curves: Sequence[CostCurve], most: int = SHOWN_SIZES) -> list[float]:
     """Parameters of at most so many models, evenly apart in logarithms, the smallest and the largest among them."""
-    sizes = sorted({float(point.step.n_params) for curve in curves for point in curve.points})
+    sizes = ladder_sizes(curves)
     if len(sizes) <= most:
         return sizes
     low, step = log(sizes[0]), log(sizes[-1] / sizes[0]) / (most - 1)
@@ -40,9 +42,7 @@ def spread_sizes(curves: Sequence[CostCurve], most: int = SHOWN_SIZES) -> list[f
     return sorted({min(sizes, key=lambda size: abs(log(size) - at)) for at in wanted})
 
 
-def print_cost(
-    curves: Sequence[CostCurve], run: Run, scenarios: Sequence[Mapping[str, Any]], *, one_host: bool = False
-) -> None:
+def print_cost(curves: Sequence[CostCurve], run: Run, scenarios: Sequence[Scenario], *, one_host: bool = False) -> None:
     """The curves, three sizes in full, break-even prices, what would change, and each pair in a sentence."""
     _print_curves(curves, run, one_host)
     _print_gpus(curves)
@@ -120,12 +120,12 @@ def _print_break_even(curves: Sequence[CostCurve]) -> None:
     print_table(title, ("a / b", "prices", *map(count, sizes)), rows, caption, ruled=False)
 
 
-def _print_scenarios(curves: Sequence[CostCurve], scenarios: Sequence[Mapping[str, Any]]) -> None:
+def _print_scenarios(curves: Sequence[CostCurve], scenarios: Sequence[Scenario]) -> None:
     sizes = spread_sizes(curves)
     by_case: dict[tuple[float, int], dict[float, str]] = {}
     for row in scenarios:
-        case = by_case.setdefault((row["host_factor"], row["batch"]), {})
-        case[row["n_params"]] = _marked(row["gpu"], row["separable"])
+        case = by_case.setdefault((row.host_factor, row.batch), {})
+        case[row.best.n_params] = _marked(row.best.gpu, row.best.separable)
     base = next(iter(by_case), (1.0, 0))[1]
     rows = [
         [_case(factor, batch, base), *(cells.get(size, "no memory") for size in sizes)]

@@ -12,16 +12,12 @@ from flopcast.roofline.dollars.crossovers import (
     NO_COMMON_SIZE,
     NOT_SEPARABLE,
     best_gpu,
-    best_rows,
     break_even_price_ratio,
-    break_even_rows,
-    cost_rows,
-    crossover_rows,
     crossovers,
-    memory_rows,
     sentence,
 )
 from flopcast.roofline.dollars.points import CostCurve, StepPoint, cost_curve
+from flopcast.roofline.dollars.tables import cost_rows, cost_tables
 from flopcast.roofline.gpu.catalogue.prices import Price
 
 SIZES = [1e8, 2e8, 4e8, 8e8, 16e8]
@@ -209,7 +205,10 @@ def test_what_is_not_separable_is_said_to_be_so() -> None:
     near = [0.1, 0.11, 0.1, 0.09, 0.1]
     (row,) = crossovers([curve("a", FLAT, 1.0, 0.3), curve("b", near, 1.0, 0.3)])
     assert row.status == NOT_SEPARABLE
-    assert NOT_SEPARABLE in crossover_rows([curve("a", FLAT, 1.0, 0.3), curve("b", near, 1.0, 0.3)])[0]["sentence"]
+    assert (
+        NOT_SEPARABLE
+        in cost_tables([curve("a", FLAT, 1.0, 0.3), curve("b", near, 1.0, 0.3)])["crossovers"][0]["sentence"]
+    )
     best = best_gpu([curve("a", FLAT, 1.0, 0.3), curve("b", near, 1.0, 0.3)], 2e8)
     assert best is not None
     assert (best.gpu, best.contenders, best.separable) == ("a", ("b",), False)
@@ -282,9 +281,9 @@ def test_rows_keep_what_does_not_fit_with_a_reason() -> None:
     assert [row["reason"] for row in lost] == ["out of memory"] * 2
     assert all(row["flops_per_usd"] is None and row["price_usd_per_hour"] == 1.0 for row in lost)
     assert {row["price_date"] for row in rows} == {"2025-11-15"}
-    assert len(break_even_rows(curves, SIZES)) == 3
-    assert [row["gpu"] for row in best_rows(curves, SIZES)] == ["b", "a", "a", "b", "b"]
-    (text,) = (row["sentence"] for row in crossover_rows(curves))
+    assert len(cost_tables(curves)["break_even"]) == 3
+    assert [row["gpu"] for row in cost_tables(curves)["best"]] == ["b", "a", "a", "b", "b"]
+    (text,) = (row["sentence"] for row in cost_tables(curves)["crossovers"])
     assert text.startswith("b gives more below 200M parameters, a above")
 
 
@@ -349,7 +348,7 @@ def test_memory_ends_between_the_last_that_fits_and_the_next() -> None:
         for p in one.points
     )
     assert replace(one, points=points).memory_limit == pytest.approx(2.5e8)
-    assert memory_rows([replace(one, points=points)])[0]["first_that_does_not"] == 4e8
+    assert cost_tables([replace(one, points=points)])["memory"][0]["first_that_does_not"] == 4e8
     assert one.memory_limit is None  # bytes not known
     assert curve("a", FLAT).memory_limit is None  # all fit
 

@@ -10,8 +10,8 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.choose.cost import write_cost
-from flopcast.roofline.dollars.curves import HOST_FACTORS, OWN, SAME, cost_curves
-from flopcast.roofline.dollars.points import HOST, CostCurve
+from flopcast.roofline.dollars.curves import OWN, SAME, cost_curves
+from flopcast.roofline.dollars.points import HOST, HOST_FACTORS, CostCurve
 from flopcast.roofline.gpu.catalogue.prices import parse_override
 from flopcast.roofline.gpu.library.profiles import find_profiles
 from flopcast.roofline.gpu.profile.host import NO_HOST

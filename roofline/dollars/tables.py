@@ -1,0 +1,88 @@
+"""Rows of what `crossovers` and `points` hold, as `flopcast cost` writes them: CSV columns, and JSON fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+from flopcast.roofline.dollars.crossovers import Best, Scenario, best_gpu, break_even_price_ratio, crossovers, sentence
+from flopcast.roofline.dollars.points import CostCurve, CostPoint, Ranged, ladder_sizes
+
+Row = dict[str, Any]
+
+
+def cost_tables(curves: Sequence[CostCurve]) -> dict[str, list[Row]]:
+    """By name: the points of the curves, crossovers, break-even prices, the best GPU at each size, ends of memory."""
+    sizes = ladder_sizes(curves)
+    pairs = [(a, b, size) for size in sizes for a, b in combinations(curves, 2)]
+    break_even = [row for a, b, size in pairs if (row := break_even_price_ratio(a, b, size)) is not None]
+    return {
+        "points": cost_rows(curves),
+        "crossovers": [{**vars(row), "sentence": sentence(row)} for row in crossovers(curves)],
+        "break_even": [{**vars(row), "better": row.better} for row in break_even],
+        "best": [_best_row(best) for size in sizes if (best := best_gpu(curves, size)) is not None],
+        "memory": [_memory_row(curve) for curve in curves],
+    }
+
+
+def scenario_rows(found: Sequence[Scenario]) -> list[Row]:
+    return [{"host_factor": row.host_factor, "batch": row.batch, **_best_row(row.best)} for row in found]
+
+
+def cost_rows(curves: Sequence[CostCurve]) -> list[Row]:
+    """One row per point, those that do not fit too: their figures are empty and `reason` says why."""
+    return [_cost_row(curve, point) for curve in curves for point in curve.points]
+
+
+def _cost_row(curve: CostCurve, point: CostPoint) -> Row:
+    step, price = point.step, point.price
+    figures = _ends("step_seconds", step.seconds)
+    for name in ("flops_per_second", "flops_per_usd", "usd_per_million_tokens", "tokens_per_second"):
+        figures |= _ends(name, getattr(point, name))
+    figures |= {
+        "usd_per_step": point.usd_per_step, "device_seconds": step.device_seconds, "host_seconds": step.host_seconds
+    }  # fmt: skip
+    return {
+        "gpu": curve.gpu,
+        "profile_basis": curve.basis,
+        "n_params": step.n_params,
+        "width": step.width,
+        "depth": step.depth,
+        "tokens": step.tokens,
+        "flops_counted": step.flops_counted,
+        "fits": step.fits,
+        **(figures if step.fits else dict.fromkeys(figures)),
+        "bound": (step.bound or None) if step.fits else None,
+        "needed_bytes": step.needed_bytes,
+        "price_usd_per_hour": price.usd_per_hour,
+        "price_provider": price.provider,
+        "price_kind": price.kind,
+        "price_date": price.date.isoformat(),
+        "price_date_inferred": price.date_inferred,
+        "reason": None if step.fits else "out of memory",
+    }
+
+
+def _best_row(best: Best) -> Row:
+    return {
+        "n_params": best.n_params,
+        "gpu": best.gpu,
+        **_ends("flops_per_usd", best.flops_per_usd),
+        "separable": best.separable,
+        "contenders": " ".join(best.contenders),
+    }
+
+
+def _memory_row(curve: CostCurve) -> Row:
+    """Where a GPU runs out of memory, in parameters; `memory_limit` lies between the two models beside it."""
+    return {
+        "gpu": curve.gpu,
+        "largest_that_fits": curve.largest_fitting,
+        "first_that_does_not": curve.smallest_failing,
+        "memory_limit": curve.memory_limit,
+    }
+
+
+def _ends(name: str, found: Ranged) -> dict[str, float | None]:
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
