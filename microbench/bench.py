@@ -21,7 +21,7 @@ from flopcast.microbench.sweep.sweep import run_sweep
 from flopcast.microbench.sweep.work import Summary
 from flopcast.microbench.timing.device import describe
 from flopcast.microbench.timing.make_timer import make_timer
-from flopcast.microbench.timing.timer import POLICIES
+from flopcast.microbench.timing.policy import POLICIES
 
 
 def run_bench(
@@ -38,11 +38,12 @@ def run_bench(
     calibrate: bool = True,
     operators: bool = False,
 ) -> dict[str, Summary]:
-    """Measures what `folder` lacks; returns a summary of each part. `host_only`: host cost and the scalars of the
-    host, nothing of the device. Without `calibrate` the host is left alone, and one training step is run in its place:
-    in a process that has trained, kernels follow one another 0.1 to 0.2 us later (a tiny one in a graph 1.13 us for
-    0.93 on an H200), and the steps that are forecast run in such processes. `operators`: also what calls of Triton's
-    operators cost the host.
+    """Measures what `folder` lacks; returns a summary of each part.
+
+    `host_only`: the host's cost and scalars alone. Without `calibrate` the host's cost is not measured, and one step is
+    run instead: in a process that has trained, kernels follow one another 0.1 to 0.2 us later (a tiny one in a graph
+    takes 1.13 us instead of 0.93 on an H200), and the steps that are forecast run in such processes. `operators`: also
+    the host's cost of calling Triton's operators.
 
     Raises UsageError when the folder cannot be used, RunError on a full disk or a lost device: finished rows
     stay.
@@ -50,7 +51,7 @@ def run_bench(
     timer = make_timer(device, POLICIES[device.type][policy])
     summaries: dict[str, Summary] = {}
     with Recorder(folder, describe(device)) as recorder:
-        for plan in hosts:  # first: CUDA's profiler, once used, may leave launches dearer
+        for plan in hosts:  # first, because launches may cost more once CUDA's profiler was used
 
             def build(config: dict[str, Any], plan: HostPlan = plan) -> training_step.TrainingStep:
                 return training_step.build(config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)

@@ -31,8 +31,8 @@ LAST_WORDS = 3  # lines of a failed process's stderr that are kept
 
 @dataclass(frozen=True)
 class Job:
-    """One bench to run: the card's name, which is its folder's too, the arguments of `flopcast bench`, and what its
-    environment has besides this process's."""
+    """One bench to run: the card's name, which its folder has too, the arguments of `flopcast bench`, and the variables
+    that are added to this process's environment."""
 
     name: str
     arguments: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""What a step costs the host: tiny models of several depths, and Triton's operators."""
+"""Measures what a step costs the host: tiny models of several depths, and calls of Triton's operators."""

@@ -101,7 +101,7 @@ def run_host(
             fields = host_fields(
                 host_key(model, depth, phase), [sample[phase] for sample in samples[depth]], suite=suite
             )
-            # the first sample of each round comes after a pause and is dearer
+            # the first sample of each round follows a pause and is slower
             row = merged(HostRow, fields, failed.get(depth, {}), {"rounds": rounds})
             recorder.append(row)
             statuses[row["status"]] += 1

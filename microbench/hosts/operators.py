@@ -1,12 +1,12 @@
-"""Host cost of the operators whose kernels are Triton's: what a call takes to enqueue, forward and backward.
+"""Host cost of the operators whose kernels are Triton's: seconds to enqueue a call, forward and backward.
 
 An ATen call passes the dispatcher in C++; a torch custom operator runs Python on the way there and back (autograd's
-formula, the choice of a configuration, Triton's launcher), so that it costs the host several times as much. Small
-operands, calls in a row on an idle device, fewer than its queue holds: the device keeps up, and what is timed is the
-host.
+formula, the choice of a configuration, Triton's launcher), so that it costs the host several times as much. Operands
+are small, and calls follow one another on an idle device, fewer than its queue holds: the device keeps up, and what is
+timed is the host.
 
-Rows: key host_op/<operator>, value seconds a call; `base_seconds` those of an ATen call that launches as much, timed
-in between: F.silu and its backward for what moves bytes, torch's own matrix product and attention for these.
+Rows: key host_op/<operator>, value in seconds per call; `base_seconds` is that of an ATen call that launches as much,
+timed in between: F.silu and its backward for memory-bound operators, torch's own product and attention for the others.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_operators(
 def operator_rows(
     device: torch.device, *, rounds: int = ROUNDS, clock: Callable[[], float] = time.perf_counter
 ) -> list[OperatorRow]:
-    """A row an operator. All are timed in turn, round by round, so that a host that slows down slows all of them."""
+    """A row per operator. All are timed in turn, round by round, so that a host that slows down slows all of them."""
     samples: dict[str, list[float]] = defaultdict(list)
     failed: dict[str, Fields] = {}
     calls: dict[str, tuple[Forward, Backward]] = {}
@@ -103,14 +103,14 @@ def operator_rows(
 
 
 def _kernels(name: str, device: torch.device) -> AbstractContextManager[Any]:
-    """aten::mm with Triton's kernel in its place, as `patches` runs a step."""
+    """Triton's kernel in place of aten::mm, as `patches` runs a step; nothing for the other operators."""
     return patched("triton", "sdpa", device.type) if name == "mm" else nullcontext()
 
 
 def _sample(
     forward: Forward, backward: Backward, device: torch.device, clock: Callable[[], float]
 ) -> tuple[float, float]:
-    """Host seconds a call of forward and of backward; 0 where there is no backward."""
+    """Host seconds per call, of forward and of backward; 0 where there is no backward."""
     synchronise(device)
     start = clock()
     results = [forward() for _ in range(CALLS)]

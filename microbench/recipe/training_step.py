@@ -39,7 +39,7 @@ class TrainingStep:
     batch: Any
     precision: str
     device_type: str  # "cpu" or "cuda"
-    accumulate: int = 1  # micro-batches a step
+    accumulate: int = 1  # micro-batches per step
     loss_fn: Callable[[Any], torch.Tensor] | None = None
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -68,7 +68,7 @@ class TrainingStep:
         return self.run_phases().detach()
 
     def run_phases(self) -> torch.Tensor:
-        """As `run`, and nothing besides: the loss is still the graph's."""
+        """As `run`; the loss is still attached to the graph."""
         self.zero_grad()
         for _ in range(self.accumulate):
             loss = self.forward()

@@ -1,15 +1,15 @@
-"""What an operator compiles, launches and is configured by, read as syntax wherever it lies. Imports none of it.
+"""The code and the tables that decide what an operator compiles and launches, read as syntax without importing it.
 
 `parts` begins at the registered operators (`torch.library.custom_op`), follows the names they use from definition to
 definition through the modules of a folder, and takes the JSON tables whose pattern ("matmul_*.json") is in one of
-them. Of these as text nothing is left of
+them. The texts that it returns do not depend on
 
 - files' names, places and order, imports and their aliases;
 - layout, comments, docstrings, annotations but those that Triton reads;
-- what is raised, and what no operator reaches: torch's twins, references, registrations.
+- what is raised, and code that no operator uses: torch's counterparts, references, registrations.
 
-Names are followed as Python does. A module that is handed about as a value counts in full, as who uses what of it
-cannot be told.
+Names are resolved as Python does it. A module that is passed around as a value counts in full, because its users cannot
+be told.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = "flopcast.kernels."
-_DESCRIPTIONS = ("shapes", "references")  # modules that say what is computed, nothing of how: not followed
+_DESCRIPTIONS = ("shapes", "references")  # modules that say what is computed, not how: not followed
 _LOADER = "load_triton"  # load_triton("rope") is the module triton_rope
 # What Triton reads of annotations: constexpr, const and the types of machine words.
 _READ_BY_TRITON = re.compile(r"const(?:expr)?|\*?k?(?:[iu]|u?int|fp|bf|b?float)\d+")
-_SILENT = ("ctx", "kind", "type_comment")  # fields that follow from others or say nothing at run time
+_SILENT = ("ctx", "kind", "type_comment")  # fields that follow from others, or mean nothing at run time
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -38,8 +38,7 @@ Form = str | list["Form | None"]  # a node of syntax as JSON holds it: the same 
 
 
 def parts(folder: Path, is_meant: Callable[[str], bool]) -> list[str]:
-    """Definitions and tables of the operators `flopcast::<name>` whose name `is_meant`, as texts in an order of their
-    own."""
+    """The definitions and tables used by the operators `flopcast::<name>` whose name `is_meant`, as sorted texts."""
     modules = _modules(folder)
     reached: set[tuple[str, str]] = set()
     tables: set[str] = set()

@@ -1,12 +1,13 @@
-"""Which Triton kernels a row is of: a fingerprint of their sources. No torch.
+"""A fingerprint of the Triton kernels that a row was measured with. No torch.
 
-Torch's kernels are told by the stack in machine.json; these change with every commit, and a row of one is no time of
-another. So rows of backend "triton" carry the fingerprint of what ran (`kernels_of`), a bench measures again what other
-sources were measured of, and a profile is made of rows of the present ones alone. So it is with the few calls of torch
-whose time hangs on what is in their operands (`OPERANDS`).
+The stack in machine.json tells which kernels of torch ran. Triton's are part of this repository and change with its
+commits, so that a row measured with one version says nothing of the next. Therefore rows of backend "triton" carry the
+fingerprint of what ran (`kernels_of`), a bench measures again what was measured with other sources, and a profile is
+fitted from rows of the present kernels alone. The same holds for the few calls of torch whose time depends on the
+values in their operands (`OPERANDS`).
 
-A fingerprint is over the code that an operation's operators reach and its tables of configurations, not over where
-they lie or how they are written down: `kernel_code.py`.
+A fingerprint covers the code that an operation's operators use and its tables of configurations. It does not depend on
+which files hold them or how they are formatted: see `kernel_code.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from flopcast.microbench.records.rows import OperationRow, Row
 
 BACKEND = "triton"
 
-# What rows that were measured earlier say of kernels that are still the present ones, and what these are called now.
+# Fingerprints in rows that were measured earlier, of kernels that have not changed since -> their fingerprints now.
 # Made at commit bbe66647b3c6, where fingerprints of files' names and lines gave way to those of an operation's code:
 # the left are of that commit's kernels, unchanged since 427e2051eeb0. A line goes when its kernels do.
 EARLIER = {
@@ -48,7 +49,7 @@ _OPERATION = {
 
 
 def operation_of(shape: Mapping[str, Any]) -> str:
-    """The operation that a shape, as a row has it, is of; of a call not known its own name."""
+    """The operation of a row's shape; a call that is no operator of ours is named after itself."""
     if shape.get("kind") != "call":
         return str(shape.get("kind"))
     return _operation_of_operator(str(shape.get("op")).split(".")[1])
@@ -67,7 +68,7 @@ def fingerprint(operation: str, folder: Path = Path(shapes.__file__).parent) -> 
 
 
 def kernels_of(shape: Mapping[str, Any], backend: str) -> str | None:
-    """The fingerprint of what a row of this shape runs now; None where torch's version says all of it."""
+    """The fingerprint of what a row of this shape would run now; None where torch's version tells it."""
     if not shape:
         return None
     operation = operation_of(shape)
@@ -75,13 +76,13 @@ def kernels_of(shape: Mapping[str, Any], backend: str) -> str | None:
 
 
 def kernels_in(row: Row) -> str | None:
-    """The fingerprint that a row tells of what it is of, as it is made now; None where it does not tell."""
+    """The fingerprint in a row, in today's form; None where the row has none."""
     told = cast(OperationRow, row).get("kernels_of")
     return EARLIER.get(told, told) if told else None
 
 
 def present(rows: Iterable[Row]) -> tuple[list[Row], Counter[str]]:
-    """(rows without those of other kernels or operands than the present ones, how many were left out by operation)."""
+    """(rows of the present kernels and operands, how many rows of others were left out, by operation)."""
     kept: list[Row] = []
     others = Counter[str]()
     for row in rows:
@@ -95,7 +96,7 @@ def present(rows: Iterable[Row]) -> tuple[list[Row], Counter[str]]:
 
 
 def warning(others: Mapping[str, int]) -> Sequence[str]:
-    """What is said of the rows left out; nothing where there are none."""
+    """The warning about rows that `present` left out; none where there are none."""
     if not others:
         return ()
     count = sum(others.values())

@@ -1,6 +1,6 @@
-"""Writes a folder of measurements as a bench goes, and knows what of it is done. No torch.
+"""Appends rows to a folder of measurements, and knows which measurements it holds already. No torch.
 
-What a folder promises:
+What holds for a folder:
 - a line is one `os.write` to a file opened with O_APPEND: a kill at any moment tears the last line at most;
 - rows of two machines never share a folder (a machine is device, power limit, stack, method: machine.py);
 - one process at a time writes to a folder (`flock`, which the kernel drops when the process dies).
@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import cast
@@ -33,7 +34,7 @@ def encode(row: Mapping[str, object]) -> bytes:
 
 
 def write_line(descriptor: int, line: bytes, path: Path | str) -> None:
-    """Append one line in one write; what finds no room is taken back, so that the file ends on a whole row.
+    """Appends one line in one write. A line that finds no room is removed again, so that the file ends on a whole row.
 
     Raises RunError when there is no room.
     """
@@ -66,7 +67,7 @@ class Recorder:
         with Recorder(folder, machine) as recorder:
             if not recorder.is_done(key, backend, cache): recorder.append(row)
 
-    `rows` holds what the folder had and what was appended since; `warnings` what was odd about the file.
+    `rows` are those that the folder had and those appended since, `warnings` what was wrong with the file.
     """
 
     def __init__(self, folder: Path | str, machine: Machine, *, fsync_seconds: float = 2.0) -> None:
@@ -75,7 +76,7 @@ class Recorder:
         self.folder = Path(folder)
         self.path = self.folder / MEASUREMENTS
         self.machine_id: str = machine["machine"]
-        # which process wrote a row, by when it began: kernels of a graph follow closer in one that has not trained
+        # Tells which process wrote a row. Kernels of a graph follow one another faster in one that has not trained.
         self.run = _now()
         self._fsync_seconds = fsync_seconds
         self._lock = lock_folder(self.folder)
@@ -93,15 +94,12 @@ class Recorder:
         self._refuse_other(row["machine"] for row in found.rows)
         self.rows: list[Row] = found.rows
         self.warnings: list[str] = found.warnings
-        self._status: dict[Identity, str] = {identity(row): row["status"] for row in found.rows}
-        self._kernels: dict[Identity, str | None] = {identity(row): kernels_in(row) for row in found.rows}
+        self._last: dict[Identity, Row] = {identity(row): row for row in found.rows}
         if not (self.folder / MACHINE).exists():
             with write_errors(self.folder / MACHINE):
                 write(self.folder / MACHINE, json.dumps(dict(machine), indent=1) + "\n")
-        try:
+        with write_errors(self.path):
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise UsageError(f"{self.path} cannot be written: {error.strerror}: give another --out") from error
         size = os.fstat(self._descriptor).st_size
         if found.torn_at is not None:
             os.ftruncate(self._descriptor, found.torn_at)
@@ -119,7 +117,11 @@ class Recorder:
 
     def status(self, key: str, backend: str = "torch", cache: str = "cold") -> str | None:
         """The status of the last row of this measurement; None when it was not made."""
-        return self._status.get(Identity(key, backend, cache, METHOD, self.machine_id))
+        row = self._last_of(key, backend, cache)
+        return None if row is None else row["status"]
+
+    def _last_of(self, key: str, backend: str, cache: str) -> Row | None:
+        return self._last.get(Identity(key, backend, cache, METHOD, self.machine_id))
 
     def is_done(
         self,
@@ -130,22 +132,18 @@ class Recorder:
         retry: Collection[str] = (),
         kernels: str | None = None,
     ) -> bool:
-        """Whether the measurement was made, with whatever result but those of `retry` ("oom", "error"), and of these
-        `kernels` where they are told apart."""
-        status = self.status(key, backend, cache)
-        if kernels is not None:
-            known = self._kernels.get(Identity(key, backend, cache, METHOD, self.machine_id))
-            return known == kernels and status not in retry
-        return status is not None and status not in retry
+        """Whether the measurement was made, with a status that is not in `retry` ("oom", "error"), and, where `kernels`
+        is given, with kernels of that fingerprint."""
+        row = self._last_of(key, backend, cache)
+        return row is not None and row["status"] not in retry and (kernels is None or kernels_in(row) == kernels)
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Write one row; schema, machine, method, run, time are filled in. Raises RunError without room."""
+        """Writes one row with schema, machine, method, run and time filled in. Raises RunError on a full disk."""
         told = {"method": METHOD, "machine": self.machine_id, "run": self.run, "time": _now()}
         full = cast(Row, {"schema": SCHEMA, **row, **told})
         write_line(self._descriptor, encode(full), self.path)
         self.rows.append(full)
-        self._status[identity(full)] = full["status"]
-        self._kernels[identity(full)] = kernels_in(full)
+        self._last[identity(full)] = full
         if time.monotonic() - self._synced > self._fsync_seconds:  # at most 2 s of rows lost to a power cut
             self._sync(self._descriptor)
 
@@ -170,7 +168,7 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        """Bring the rows to disk and release the folder; idempotent."""
+        """Brings the rows to disk and releases the folder. Calling it again does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         lock, self._lock = self._lock, -1
         try:
@@ -183,17 +181,13 @@ class Recorder:
 
 
 def lock_folder(folder: Path) -> int:
-    """Make the folder and take its lock: the descriptor that holds it until closed. Raises UsageError where another
-    process holds it or it cannot be written, RunError on a full disk."""
+    """Makes the folder and locks it; returns the descriptor that holds the lock until it is closed. Raises UsageError
+    where another process holds the lock or the folder cannot be written, RunError on a full disk."""
     import fcntl  # POSIX only: on Windows flopcast runs under WSL
 
-    try:
+    with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise RunError(_no_room(folder, error)) from error
-        raise UsageError(f"{folder} cannot be written: {error.strerror}: give another --out") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -207,9 +201,7 @@ def lock_folder(folder: Path) -> int:
             f"{folder} is being written by another process{f' ({holder})' if holder else ''}:"
             " wait for it to finish, or give another --out"
         ) from error
-    try:
+    with suppress(OSError):  # the name of the holder is a courtesy; the lock is held without it
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"pid {os.getpid()}\n".encode(), 0)
-    except OSError:
-        pass  # the name of the holder is a courtesy; the lock is held without it
     return descriptor

@@ -27,7 +27,7 @@ class Measurements:
     torn_at: int | None = None
 
     def latest(self) -> list[Row]:
-        """One row per identity, the last one written: an out-of-memory row that was retried gives way."""
+        """One row per identity, the last one written: a retry replaces a row of status "oom"."""
         return list({identity(row): row for row in self.rows}.values())
 
 

@@ -22,7 +22,7 @@ class Readings(TypedDict, total=False):
 
     status: Required[Status]
     reason: str | None  # why it is not "ok"
-    note: str | None  # what did not go by the book
+    note: str | None  # what was irregular about the measurement
     throttled: bool  # the device ran slower than asked: a power cap, heat
     seconds: float | None  # median of the samples: one execution by the timer, launch excluded; of a step its wall time
     kernel_seconds: float | None  # one execution by CUDA's profiler: the sum of its kernels' durations
@@ -81,9 +81,9 @@ class ScalarRow(Row, total=False):
 
 
 class HostRow(Row, total=False):
-    """Host seconds of a phase of tiny models, key host/<model>/depth<D>/<phase>; "steady": of a step among others."""
+    """Host seconds of a phase of tiny models, key host/<model>/depth<D>/<phase>; "steady": a step among others."""
 
-    rounds: int  # the first sample of each comes after a pause and is dearer
+    rounds: int  # the first sample of each round follows a pause and is slower
     counts: dict[str, float]  # ops of the phase by kind, where the row carries them
 
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.training_step import TrainingStep
-from flopcast.microbench.timing.device import Reading
+from flopcast.microbench.timing.telemetry import Reading
 
 # Ranges and overheads that the profiler lists among operators and kernels.
 _NOT_KERNELS = ("ProfilerStep", "Optimizer.", "Activity Buffer", "Command Buffer", "Context Sync")
@@ -34,8 +34,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds of a steady step, each list one entry a repetition; `peak_bytes` as torch's allocator counted them,
-    `reading` the device's clocks, power and throttling while the last of the steps ran."""
+    """Seconds of a steady step, one entry per repetition; `peak_bytes` as torch's allocator counted them, `reading` the
+    device's clocks, power and throttling while the last of the steps ran."""
 
     step_seconds: tuple[float, ...]
     host_seconds: tuple[float, ...]
@@ -131,9 +131,9 @@ def _add(spent: dict[str, float], phase: str, since: float) -> float:
 
 
 def profile_step(step: TrainingStep, *, warm_up: int = 2) -> StepKernels:
-    """Profiles `step`. CUDA's profiler, once used, leaves every later launch of the process dearer - on an H200 with
-    torch 2.11 a tiny op took 6.5 us of host before and 8.8 us after, a step of width 256 and 6 layers 19 and 22 ms -
-    so all timing has to come first."""
+    """Profiles `step`. All timing has to come first: once CUDA's profiler was used, every later launch of the process
+    costs more (H200, torch 2.11: a tiny op 6.5 us of host before and 8.8 after, a step of width 256 and 6 layers 19 and
+    22 ms)."""
     for _ in range(warm_up):
         step.run()
     runs = [profile_kernels(step) for _ in range(2)] if step.device_type == "cuda" else []

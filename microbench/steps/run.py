@@ -25,7 +25,7 @@ from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, Row, merged
 from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.steps.measure import Kernel, StepKernels, StepTiming, profile_step, time_step
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_or_error, work_through
-from flopcast.microbench.timing.device import Reading, telemetry
+from flopcast.microbench.timing.telemetry import Reading, telemetry
 from flopcast.microbench.timing.timer import synchronise
 
 Measure = Callable[[training_step.TrainingStep], Fields]
@@ -34,7 +34,7 @@ PlanKey = Callable[[StepPlan], str]
 _TIMES, _KERNELS, _ESTIMATES = attrgetter("key"), attrgetter("kernels_key"), attrgetter("estimate_key")
 
 TIMES_AND_KERNELS = ("times", "kernels")
-PARTS = (*TIMES_AND_KERNELS, "estimates")  # what can be made of a step, in this order
+PARTS = (*TIMES_AND_KERNELS, "estimates")  # what can be measured of a step, in this order
 
 IN_A_ROW = 3  # steps of a tiny model without a stop between them, at each sample of the host
 
@@ -60,7 +60,7 @@ def run_steps(
     process differs from the next by 10 to 40%, and drifts besides. Their rows are those of `run_host`; a step's row
     says in which run (`session`) and after how many samples of them (`host_samples_before`) it was timed.
 
-    Two passes, because CUDA's profiler makes every later launch of the process dearer (`profile_step`). A step that
+    Two passes, because launches cost more in a process that has used CUDA's profiler (`profile_step`). A step that
     does not fit is a row of status "oom", any other fault one of status "error"; the rest goes on. A run that stops
     by its budget is continued by the next, kernels of what it timed included.
     """

@@ -1,4 +1,4 @@
-"""What a sweep measures and how a result becomes a row."""
+"""The cases of a sweep, and the row of a case."""
 
 from __future__ import annotations
 

@@ -16,8 +16,10 @@ import torch
 
 from flopcast.kernels import read
 from flopcast.kernels.references import BackendUnavailable, matmul_precision
-from flopcast.microbench.timing.device import Reading
-from flopcast.microbench.timing.timer import Timer, free_bytes, synchronise
+from flopcast.microbench.timing.cuda_timer import event, seconds_between
+from flopcast.microbench.timing.operands import free_bytes
+from flopcast.microbench.timing.telemetry import Reading
+from flopcast.microbench.timing.timer import Timer, synchronise
 
 MATRIX_SIDE = 8192
 BANDWIDTH_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}  # of each array
@@ -106,21 +108,20 @@ def _stretches(
     """
     if timer.device.type == "cpu":
         return _cpu_stretches(timer, call, stretches, limit_seconds)
-    make_event: Any = torch.cuda.Event
-    marks = [make_event(enable_timing=True)]
+    marks = [event()]
     marks[0].record()
     reading = Reading()
     start = time.perf_counter()
     while len(marks) <= stretches and (len(marks) <= 2 or time.perf_counter() - start < limit_seconds):
         for _ in range(per_stretch):
             call()
-        marks.append(make_event(enable_timing=True))
+        marks.append(event())
         marks[-1].record()
         if len(marks) > 2:
             marks[-3].synchronize()
             reading = timer.read()
     torch.cuda.synchronize(timer.device)
-    return tuple(float(a.elapsed_time(b)) * 1e-3 / per_stretch for a, b in pairwise(marks)), reading
+    return tuple(seconds_between(pair) / per_stretch for pair in pairwise(marks)), reading
 
 
 def _cpu_stretches(
@@ -182,8 +183,8 @@ def l2_copy(timer: Timer) -> Scalar:
 
 
 def cache_read(timer: Timer, working_set: int) -> Scalar:
-    """bytes/s of reading `working_set` bytes over and over within one kernel: hundreds of MB a launch, so that neither
-    the launch nor the kernel's ramp shows. Raises BackendUnavailable without triton or on a processor."""
+    """bytes/s of reading `working_set` bytes over and over within one kernel: hundreds of MB per launch, so that
+    neither the launch nor the kernel's ramp shows. Raises BackendUnavailable without triton or on a processor."""
     source = _array(timer, working_set)
     sm_count = torch.cuda.get_device_properties(timer.device).multi_processor_count if source.is_cuda else 1
     programs = 4 * sm_count  # of 8 warps: half of what an SM holds

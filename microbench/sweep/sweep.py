@@ -12,7 +12,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ from flopcast.microbench.sweep.cases import Case, KernelModule, case_row, finite
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, is_out_of_memory, status_of
 from flopcast.microbench.timing.cuda_timer import CudaTimer
 from flopcast.microbench.timing.cupti import KernelTimes, profile_calls
-from flopcast.microbench.timing.timer import Call, Timer, free_bytes, storage_bytes
+from flopcast.microbench.timing.operands import Call, free_bytes, storage_bytes
+from flopcast.microbench.timing.timer import Timer, on_stream
 from flopcast.progress import Progress, progress
 
 # A batch holds one operand set of each of its cases between profiling and timing: this part of the memory.
@@ -38,7 +39,7 @@ UNSETTLED = "the clock or the time of a reference still moved by more than the t
 
 @dataclass
 class _Ready:
-    """A case whose result was found right and which can be timed."""
+    """A case whose result was checked, ready to be timed."""
 
     case: Case
     module: KernelModule
@@ -69,10 +70,10 @@ def run_sweep(
     label: str = "measuring",
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
-    """Measure what the recorder's folder lacks.
+    """Measures the cases that the recorder's folder lacks.
 
-    Order: shuffled by `seed`, so that drift (heat, neighbours) is spread over all shapes. `budget_seconds`:
-    no case is begun after it. `retry`: statuses ("oom", "error") that are measured again.
+    They are shuffled by `seed`, so that drift (heat, neighbours) is spread over all shapes. No case is begun after
+    `budget_seconds`. Cases whose status is in `retry` ("oom", "error") are measured again.
     Raises RunError when the CUDA context is lost or the disk is full; all finished rows are in the file.
     """
     watch = Stopwatch(budget_seconds, clock)
@@ -82,7 +83,7 @@ def run_sweep(
     sweep = _Sweep(recorder, timer, suite, seed, module_for)
     if todo and not watch.is_spent() and not timer.warm_up():
         sweep.warn(UNSETTLED)
-    with progress(label, len(todo), in_logs=True) as shown, sweep.context():
+    with progress(label, len(todo), in_logs=True) as shown, on_stream(timer):
         pending = list(reversed(todo))
         while pending and not watch.is_spent():
             sweep.run_batch(pending, watch, shown)
@@ -118,14 +119,10 @@ class _Sweep:
     def on_cuda(self) -> bool:
         return self.timer.device.type == "cuda"
 
-    def context(self) -> AbstractContextManager[Any]:
-        """On CUDA everything runs on the timer's stream."""
-        return torch.cuda.stream(getattr(self.timer, "stream", None)) if self.on_cuda else nullcontext()
-
     def run_batch(self, pending: list[Case], watch: Stopwatch, shown: Progress) -> None:
-        """Take a batch of cases off the end of `pending`: set up, profile together, time one by one.
+        """Takes a batch of cases off the end of `pending`, sets them up, profiles them together, times them one by one.
 
-        Profiling comes before timing so that each row is whole when it is timed, and is written at once.
+        Profiling comes before timing, so that each row is whole when its case has been timed, and is written at once.
         """
         ready: list[_Ready] = []
         held = 0
@@ -273,7 +270,7 @@ class _Sweep:
             torch.cuda.empty_cache()
 
     def _release_if_large(self) -> None:
-        """Graphs leave their private pools behind: give them back once they are a quarter of the memory."""
+        """Gives back the private pools that graphs leave behind, once they are a quarter of the memory."""
         if not self.on_cuda:
             return
         device = self.timer.device
@@ -282,7 +279,7 @@ class _Sweep:
             torch.cuda.empty_cache()
 
     def _raise_if_lost(self, error: BaseException, case: Case) -> None:
-        """After an illegal access every CUDA call fails: write the culprit's row and raise RunError."""
+        """Where every CUDA call fails, as after an illegal access, writes the row of `case` and raises RunError."""
         if not self.on_cuda:
             return
         try:

@@ -1,4 +1,4 @@
-"""What all measuring shares: its time, what a fault makes of a row, going through what is left to do, the summary."""
+"""What all measuring shares: the summary, the time budget, the loop over what is left to do, the status of a fault."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Summary:
 
 
 class Stopwatch:
-    """Seconds since it was made, and what is left of a budget of them; None: no end."""
+    """Seconds since it was made, and what is left of a budget, where there is one."""
 
     def __init__(self, budget_seconds: float | None = None, clock: Clock = time.monotonic) -> None:
         self._budget, self._clock, self._start = budget_seconds, clock, clock()
@@ -69,8 +69,8 @@ def work_through(
     label: str,
     watch: Stopwatch,
 ) -> Counter[str]:
-    """Measures one item (name, item) after the other and writes the row of each; none is begun once the time is spent.
-    Returns how many rows there are of each status. Raises RunError on a full disk."""
+    """Measures the items of (name, item) pairs in turn and writes a row of each; begins none once the time is spent.
+    Returns the number of rows by status. Raises RunError on a full disk."""
     items = list(todo)
     statuses = Counter[str]()
     with progress(label, len(items), in_logs=True) as shown:
@@ -96,8 +96,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> Status:
-    """What a row says of what a case raised: "oom", "unsupported" where this part or its Triton lacks what the case
-    needs (a kernel in Gluon on a release without it is an ImportError), else "error"."""
+    """The status of a case that raised: "oom", "unsupported" where the device or the installed Triton lacks what the
+    case needs (a kernel in Gluon on a release without it is an ImportError), else "error"."""
     if is_out_of_memory(error):
         return "oom"
     is_lacking = isinstance(error, ImportError) and (error.name or "").split(".")[0] == "triton"
@@ -106,7 +106,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def oom_or_error(error: BaseException) -> Status:
-    """As `status_of`, of what runs whole steps: a model that this part cannot run is an error."""
+    """As `status_of`, for whole steps: a model that the device cannot run is an error."""
     return "oom" if is_out_of_memory(error) else "error"
 
 

@@ -16,21 +16,21 @@ from typing import Any
 import torch
 
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.microbench.timing.device import Reading, telemetry, typical_reading
-from flopcast.microbench.timing.timer import (
+from flopcast.microbench.timing.operands import (
     Call,
     Operands,
     Prepare,
-    Timing,
-    TimingPolicy,
     cold_warnings,
     free_bytes,
     rotate,
     rotation_sets,
-    should_stop,
     storage_bytes,
-    warm_up_until_settled,
 )
+from flopcast.microbench.timing.policy import TimingPolicy, should_stop, warm_up_until_settled
+from flopcast.microbench.timing.telemetry import Reading, telemetry, typical_reading
+from flopcast.microbench.timing.timer import Timing
+
+EventPair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 # Device time put before a batch of samples, so that the host is ahead when the first one starts.
 LEAD_SECONDS = 300e-6
@@ -110,7 +110,7 @@ class CudaTimer:
             call()
         end.record()
         torch.cuda.synchronize(self.device)
-        return float(start.elapsed_time(end)) * 1e-3 / 3
+        return seconds_between((start, end)) / 3
 
     # --- long calls
 
@@ -119,14 +119,10 @@ class CudaTimer:
         call()
         host_seconds = time.perf_counter() - host_start
 
-        def sample() -> tuple[Any, Any]:
+        def sample() -> EventPair:
             if cache == "cold":
                 self.flush()
-            start, end = event(), event()
-            start.record()
-            call()
-            end.record()
-            return start, end
+            return between_events(call)
 
         # 20 ms at most: a call that waits for the device itself would ask for its whole duration
         lead = LEAD_SECONDS + min(20e-3, 1.5 * BATCH * host_seconds)
@@ -134,7 +130,7 @@ class CudaTimer:
         return Timing(samples, "events", reading, warnings=notes)
 
     def _sample(
-        self, sample: Callable[[], tuple[Any, Any]], sample_seconds: float, lead_seconds: float
+        self, sample: Callable[[], EventPair], sample_seconds: float, lead_seconds: float
     ) -> tuple[tuple[float, ...], Reading]:
         """Batches of samples until the stopping rule says enough; the clocks are read while a batch runs: in the first
         two and every READING_SECONDS from then on, so that throttling in the midst of a long case is seen."""
@@ -150,7 +146,7 @@ class CudaTimer:
                 readings.append(self.read())
                 last = now
             torch.cuda.synchronize(self.device)
-            samples += [float(first.elapsed_time(last)) * 1e-3 for first, last in pairs]
+            samples += map(seconds_between, pairs)
         return tuple(samples[: self.policy.max_samples]), typical_reading(readings)
 
     # --- short calls
@@ -174,14 +170,7 @@ class CudaTimer:
         graph = captured
         graph.replay()  # the first replay uploads the graph
 
-        def sample() -> tuple[Any, Any]:
-            start, end = event(), event()
-            start.record()
-            graph.replay()
-            end.record()
-            return start, end
-
-        samples, reading = self._sample(sample, count * estimate, LEAD_SECONDS)
+        samples, reading = self._sample(lambda: between_events(graph.replay), count * estimate, LEAD_SECONDS)
         notes = cold_warnings(cache, len(calls), footprint, self.cache_bytes)
         return Timing(
             tuple(s / count for s in samples), "graph", reading, len(calls), calls_per_sample=count, warnings=notes
@@ -242,3 +231,17 @@ def event() -> torch.cuda.Event:
     make: Any = torch.cuda.Event
     event: torch.cuda.Event = make(enable_timing=True)
     return event
+
+
+def between_events(run: Callable[[], Any]) -> EventPair:
+    """Enqueues `run` between two events on the current stream."""
+    start, end = event(), event()
+    start.record()
+    run()
+    end.record()
+    return start, end
+
+
+def seconds_between(pair: EventPair) -> float:
+    """Device seconds from one event to the other, once both have passed."""
+    return float(pair[0].elapsed_time(pair[1])) * 1e-3

@@ -10,22 +10,20 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from flopcast.microbench.timing.cuda_timer import CudaTimer, event
-from flopcast.microbench.timing.timer import Call, clone_operands
+from flopcast.microbench.timing.cuda_timer import LEAD_SECONDS, CudaTimer, between_events, seconds_between
+from flopcast.microbench.timing.operands import Call, clone_operands
 
 SAMPLE_SECONDS = 0.4e-3  # device time of one graph, from which the event pair's own few us stay near 0.5%
 MAX_CALLS = 128
-LEAD_SECONDS = 300e-6  # put before a round, so that the host is ahead of the device
 
 
 @dataclass
 class Contender:
-    """One way: its graph, of `count` calls, and the readings, seconds a call."""
+    """One way: its graph of `count` calls, and the readings in seconds per call."""
 
     graph: torch.cuda.CUDAGraph
     count: int
@@ -60,18 +58,11 @@ def contender(timer: CudaTimer, calls: Sequence[Call], count: int) -> Contender:
 
 def read(timer: CudaTimer, contenders: Sequence[Contender], rounds: int) -> None:
     """Adds `rounds` readings to each, in turn."""
-    pairs: list[tuple[Contender, Any, Any]] = []
     timer.spin(LEAD_SECONDS)
-    for _ in range(rounds):
-        for each in contenders:
-            start, end = event(), event()
-            start.record()
-            each.graph.replay()
-            end.record()
-            pairs.append((each, start, end))
+    replays = [(each, between_events(each.graph.replay)) for _ in range(rounds) for each in contenders]
     torch.cuda.synchronize(timer.device)
-    for each, start, end in pairs:
-        each.readings.append(float(start.elapsed_time(end)) * 1e-3 / each.count)
+    for each, pair in replays:
+        each.readings.append(seconds_between(pair) / each.count)
 
 
 def interleaved(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from flopcast.microbench.timing.timer import CpuTimer, Timer, TimingPolicy
+from flopcast.microbench.timing.cpu_timer import CpuTimer
+from flopcast.microbench.timing.cuda_timer import CudaTimer
+from flopcast.microbench.timing.policy import TimingPolicy
+from flopcast.microbench.timing.timer import Timer
 
 
 def make_timer(device: torch.device, policy: TimingPolicy) -> Timer:
-    if device.type == "cuda":
-        from flopcast.microbench.timing.cuda_timer import CudaTimer
-
-        return CudaTimer(device, policy)
-    return CpuTimer(policy)
+    return CudaTimer(device, policy) if device.type == "cuda" else CpuTimer(policy)

@@ -27,7 +27,7 @@ from flopcast.kernels.references import largest, max_difference
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.tuning.record import Row, append
 
-SPILL_LIMIT = 64  # bytes a thread: a few values kept outside the loops do no harm
+SPILL_LIMIT = 64  # bytes per thread: a few values kept outside the loops do no harm
 LARGE_SIZES = (4104, 3080, 1032)  # several tiles for each program
 ODD_SIZES = (392, 520, 712)  # divided by no tile, rows of whole 16 bytes
 EVEN_SIZES = (512, 768, 768)  # divided by every tile: the pointer kernel is another one there
@@ -159,8 +159,8 @@ def _start_worker() -> None:
 
 
 def check_all(wanted: Sequence[tuple[str, str]], path: Path, workers: int, deadline: float, say: Say) -> None:
-    """Checks (kernel, layout) pairs in `workers` processes; a row each. What is not done by the deadline is left, and
-    its processes are killed: a kernel that hangs holds no more than its own."""
+    """Checks (kernel, layout) pairs in `workers` processes and writes a row of each. Those not done by the deadline are
+    left out and their processes killed, so that a kernel that hangs blocks its own process alone."""
     if not wanted:
         return
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker)

@@ -1,4 +1,4 @@
-"""What a tuning's record says: the fastest of each shape, the table made of them, what a shape done again tries."""
+"""Reads the record of a tuning: the fastest configuration of each shape, the table of them, what to try again."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def table(records: Sequence[Row], device: str, sm_count: int, capability: tuple[
 
 
 def write_table(document: Row, path: Path) -> None:
-    """JSON with a shape a line."""
+    """JSON with one shape per line."""
     head = {key: value for key, value in document.items() if key not in ("configs", "shapes")}
     lines = json.dumps(head, indent=1)[:-2] + ',\n "configs": [\n'
     lines += ",\n".join(f"  {json.dumps(key)}" for key in document["configs"]) + '\n ],\n "shapes": {\n'
@@ -116,7 +116,7 @@ def write_table(document: Row, path: Path) -> None:
 
 
 def ratios(records: Iterable[Row]) -> dict[Place, float]:
-    """cuBLAS's time over the best configuration's, a shape."""
+    """cuBLAS's time over the best configuration's, for each shape."""
     return {place: library / min(times.values()) for place, (times, library) in sessions(records).items() if times}
 
 

@@ -31,7 +31,7 @@ from flopcast.kernels.references import max_difference
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.timing.cuda_timer import CudaTimer
 from flopcast.microbench.timing.interleave import calls_in_graph, contender, operand_sets, read
-from flopcast.microbench.timing.timer import QUICK
+from flopcast.microbench.timing.policy import QUICK
 from flopcast.microbench.tuning.check import BITWISE, Say, check_all, exact_product, kernel_of, rounding, small_integers
 from flopcast.microbench.tuning.record import RECORDS, Row, append, mend, rows
 from flopcast.microbench.tuning.shapes import grid

@@ -13,7 +13,7 @@ def no_garbage_collection() -> Iterator[None]:
 
     Streams and profiles are many objects and no cycles: collections took a quarter of a sweep's time, and a tenth of
     importing torch and transformers. One within a measurement takes 10-100 ms with transformers loaded, and may free
-    CUDA objects amid a capture.
+    CUDA objects during a capture.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -41,7 +41,8 @@ from flopcast.kernels.rowwise import capability
 from flopcast.kernels.shapes import AdamW, CrossEntropy, Fused, RmsNorm, RopeQkNorm, SwiGlu
 from flopcast.microbench.timing.device import describe, describe_stack
 from flopcast.microbench.timing.make_timer import make_timer
-from flopcast.microbench.timing.timer import CPU_QUICK, QUICK, Timer
+from flopcast.microbench.timing.policy import CPU_QUICK, QUICK
+from flopcast.microbench.timing.timer import Timer
 
 MODULES: dict[type[Fused], Any] = {
     RmsNorm: rmsnorm, RopeQkNorm: rope, SwiGlu: swiglu, CrossEntropy: cross_entropy, AdamW: adamw,

@@ -141,7 +141,7 @@ class Bench:
 
         from flopcast.kernels import matmul_table
         from flopcast.microbench.timing.cuda_timer import CudaTimer
-        from flopcast.microbench.timing.timer import QUICK
+        from flopcast.microbench.timing.policy import QUICK
 
         self.torch: Any = torch
         self.device = torch.device("cuda", torch.cuda.current_device())

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from flopcast.microbench.timing.device import Reading
+    from flopcast.microbench.timing.telemetry import Reading
 
     Read = Callable[[], Reading]
 
@@ -177,7 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from flopcast.microbench.recipe import training_step
     from flopcast.microbench.records.recorder import Recorder
     from flopcast.microbench.sweep.cases import Case, case_row
-    from flopcast.microbench.timing.device import describe, pick_device, telemetry
+    from flopcast.microbench.timing.device import describe, pick_device
+    from flopcast.microbench.timing.telemetry import telemetry
     from flopcast.roofline.stream.model.models import make_config
 
     device = pick_device(given.device)

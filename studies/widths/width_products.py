@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from flopcast.microbench.sweep.sweep import run_sweep
     from flopcast.microbench.timing.device import describe, pick_device
     from flopcast.microbench.timing.make_timer import make_timer
-    from flopcast.microbench.timing.timer import POLICIES
+    from flopcast.microbench.timing.policy import POLICIES
     from flopcast.roofline.stream.model.models import make_config
 
     device = pick_device(given.device)

@@ -20,9 +20,11 @@ from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.sweep import cases as sweep_cases
 from flopcast.microbench.sweep import sweep
 from flopcast.microbench.sweep.work import Summary
-from flopcast.microbench.timing import device, timer
+from flopcast.microbench.timing import device
+from flopcast.microbench.timing.cpu_timer import CpuTimer
+from flopcast.microbench.timing.policy import TimingPolicy
 
-POLICY = timer.TimingPolicy(
+POLICY = TimingPolicy(
     min_samples=3, max_samples=5, timeout_seconds=0.02, timeout_samples=2, warm_up_seconds=0.0,
     warm_up_calls=1, max_rotation_bytes=1 << 22,
     max_sets=8, cpu_sample_seconds=1e-5,
@@ -83,7 +85,7 @@ def run(out: Path, wanted: Sequence[sweep_cases.Case], module: StandIn | None = 
         return sweep.run_sweep(
             wanted,
             recorder=recorder,
-            timer=timer.CpuTimer(POLICY),
+            timer=CpuTimer(POLICY),
             suite="quick",
             module_for=lambda shape: stand_in,
             **options,

@@ -13,12 +13,15 @@ from flopcast.kernels.references import BackendUnavailable
 from flopcast.microbench.hosts import host
 from flopcast.microbench.records import records
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.sweep import ceilings, scalars
+from flopcast.microbench.sweep import ceilings, launches, scalars
 from flopcast.microbench.sweep import ceilings as sweep_ceilings
 from flopcast.microbench.sweep.work import Summary
-from flopcast.microbench.timing import device, make_timer, timer
+from flopcast.microbench.timing import device, make_timer
+from flopcast.microbench.timing.cpu_timer import CpuTimer
+from flopcast.microbench.timing.policy import CPU_QUICK, QUICK
+from flopcast.microbench.timing.timer import Timer
 
-SHORT = replace(timer.CPU_QUICK, sustained_seconds=0.05, timeout_seconds=0.02, warm_up_seconds=0.0, scalar_repeats=2)
+SHORT = replace(CPU_QUICK, sustained_seconds=0.05, timeout_seconds=0.02, warm_up_seconds=0.0, scalar_repeats=2)
 
 
 def test_ceilings_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +30,7 @@ def test_ceilings_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def run() -> Summary:
         with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
-            return scalars.run_scalars(recorder=recorder, timer=timer.CpuTimer(SHORT), suite="quick")
+            return scalars.run_scalars(recorder=recorder, timer=CpuTimer(SHORT), suite="quick")
 
     summary = run()
     rows = {row["key"]: row for row in records.read(tmp_path).rows}
@@ -44,25 +47,25 @@ def test_ceilings_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_working_sets_are_swept_through_the_end_of_the_cache() -> None:
-    quick, standard, full = (scalars.scalar_measures(timer.CpuTimer(SHORT), s) for s in ("quick", "standard", "full"))
+    quick, standard, full = (scalars.scalar_measures(CpuTimer(SHORT), s) for s in ("quick", "standard", "full"))
     assert set(quick) < set(standard) == set(full)
     sizes = [int(key.split("/")[2]) for key in standard if key.startswith("scalar/copy/")]
     assert sizes == sorted(sizes)
     assert {1 << power for power in range(18, 31)} <= set(sizes)  # rows of older runs stay comparable
     near = [size for size in sizes if 16 << 20 <= size <= 128 << 20]
     assert max(b / a for a, b in pairwise(near)) <= 1.5
-    moved = sweep_ceilings.copy_bandwidth(timer.CpuTimer(SHORT), 1 << 16)
+    moved = sweep_ceilings.copy_bandwidth(CpuTimer(SHORT), 1 << 16)
     assert moved.value > 0
 
 
 def test_a_repeated_read_needs_a_gpu() -> None:
     with pytest.raises(BackendUnavailable, match="triton"):
-        ceilings.cache_read(timer.CpuTimer(SHORT), 1 << 20)
+        ceilings.cache_read(CpuTimer(SHORT), 1 << 20)
 
 
 def test_a_ceiling_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(error: Exception) -> scalars.Measure:
-        def measure(timer: timer.Timer) -> sweep_ceilings.Scalar:
+        def measure(timer: Timer) -> sweep_ceilings.Scalar:
             raise error
 
         return measure
@@ -70,7 +73,7 @@ def test_a_ceiling_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.Monke
     measures = {"scalar/a": fails(NotImplementedError("no such unit")), "scalar/b": fails(ValueError("bug"))}
     monkeypatch.setattr(scalars, "scalar_measures", lambda timer, suite: measures)
     with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
-        scalars.run_scalars(recorder=recorder, timer=timer.CpuTimer(SHORT), suite="quick")
+        scalars.run_scalars(recorder=recorder, timer=CpuTimer(SHORT), suite="quick")
         assert [(row["status"], row["reason"], row["value"]) for row in recorder] == [
             ("unsupported", "no such unit", None),
             ("error", "bug", None),
@@ -78,8 +81,8 @@ def test_a_ceiling_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_first_stalled_launch_tells_the_depth_of_the_queue() -> None:
-    assert scalars.first_stall([0.0, 1e-5, 2e-5, 0.1, 0.2], 5e-3) == 2
-    assert scalars.first_stall([0.0, 1e-5, 2e-5], 5e-3) is None
+    assert launches.first_stall([0.0, 1e-5, 2e-5, 0.1, 0.2], 5e-3) == 2
+    assert launches.first_stall([0.0, 1e-5, 2e-5], 5e-3) is None
 
 
 class TinyStep:
@@ -132,7 +135,7 @@ def test_host_costs_by_depth_and_phase(tmp_path: Path) -> None:
 def test_ceilings_of_a_gpu(tmp_path: Path) -> None:
     device_ = torch.device("cuda", 0)
     with Recorder(tmp_path, device.describe(device_)) as recorder:
-        made = make_timer.make_timer(device_, timer.QUICK)
+        made = make_timer.make_timer(device_, QUICK)
         scalars.run_scalars(recorder=recorder, timer=made, suite="quick")
         rows = {row["key"].removeprefix("scalar/"): row for row in recorder}
     needed = ("launch", "sync", "launch_queue", "kernel_floor", "kernel_floor_cupti", "kernel_gap", "hbm_copy")

@@ -19,10 +19,15 @@ import torch
 from flopcast.errors import RunError, UsageError
 from flopcast.kernels.shapes import Gemm, shape_from_json
 from flopcast.microbench.records import recorder, records
+from flopcast.microbench.records.machine import machine_id
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.microbench.sweep import cases, sweep
-from flopcast.microbench.timing import device, timer
+from flopcast.microbench.timing import device
+from flopcast.microbench.timing.cpu_timer import CpuTimer
+from flopcast.microbench.timing.operands import Operands, Prepare
+from flopcast.microbench.timing.telemetry import Reading
+from flopcast.microbench.timing.timer import Timing
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -128,14 +133,14 @@ def test_a_full_disk_stops_the_sweep_with_its_rows_intact(
     assert len(rows(tmp_path)) == 3
 
 
-class Restless(timer.CpuTimer):
+class Restless(CpuTimer):
     """A device whose clock never holds still, and which a power cap slows in the midst of a sweep."""
 
     def warm_up(self) -> bool:
         return False
 
-    def time(self, prepare: timer.Prepare, operands: timer.Operands, cache: str) -> timer.Timing:
-        reading = device.Reading(clock_mhz=1200.0, power_w=700.0, throttle_reasons=("sw_power_cap",))
+    def time(self, prepare: Prepare, operands: Operands, cache: str) -> Timing:
+        reading = Reading(clock_mhz=1200.0, power_w=700.0, throttle_reasons=("sw_power_cap",))
         return replace(super().time(prepare, operands, cache), reading=reading)
 
 
@@ -159,8 +164,8 @@ def test_a_result_is_checked_before_it_is_timed(standin: ModuleType, tmp_path: P
     """A wrong kernel never reaches the timer."""
     timed: list[str] = []
 
-    class Watched(timer.CpuTimer):
-        def time(self, prepare: timer.Prepare, operands: timer.Operands, cache: str) -> timer.Timing:
+    class Watched(CpuTimer):
+        def time(self, prepare: Prepare, operands: Operands, cache: str) -> Timing:
             timed.append(cache)
             return super().time(prepare, operands, cache)
 
@@ -235,7 +240,7 @@ def test_a_full_file_system_keeps_its_rows(standin: ModuleType, tmp_path: Path) 
 def test_another_stack_is_refused(standin: ModuleType, tmp_path: Path) -> None:
     standin.run(tmp_path, standin.cases(1))
     machine = device.describe(torch.device("cpu"))
-    other = device.machine_id(machine["device"], {**machine["stack"], "torch": "9.9.9"})
+    other = machine_id(machine["device"], {**machine["stack"], "torch": "9.9.9"})
     with pytest.raises(UsageError, match=rf"{machine['machine']}.*{other}"):
         Recorder(tmp_path, {**machine, "machine": other})
 
@@ -278,5 +283,5 @@ def test_real_matrix_products_on_the_processor(standin: ModuleType, tmp_path: Pa
     ]
     wanted.append(cases.Case(shape=Gemm(m=64, n=64, k=64), backend="no-such-backend"))
     with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
-        summary = sweep.run_sweep(wanted, recorder=recorder, timer=timer.CpuTimer(standin.POLICY), suite="quick")
+        summary = sweep.run_sweep(wanted, recorder=recorder, timer=CpuTimer(standin.POLICY), suite="quick")
     assert summary.statuses == {"ok": 6, "error": 1}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast.microbench.timing.cuda_timer import CudaTimer, graph_calls
-from flopcast.microbench.timing.timer import QUICK, WARM_UP_CAP
+from flopcast.microbench.timing.policy import QUICK, WARM_UP_CAP
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 

@@ -43,7 +43,7 @@ def test_medians_per_kernel_over_the_most_common_sequence() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_kernels_of_real_calls() -> None:
     from flopcast.microbench.timing.cuda_timer import CudaTimer
-    from flopcast.microbench.timing.timer import QUICK
+    from flopcast.microbench.timing.policy import QUICK
 
     device = torch.device("cuda", 0)
     timer = CudaTimer(device, QUICK)

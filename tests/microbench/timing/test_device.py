@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast.errors import UsageError
+from flopcast.microbench.records.machine import machine_id
 from flopcast.microbench.timing import device
+from flopcast.microbench.timing.telemetry import Reading, is_throttled, telemetry, throttle_names, typical_reading
 
 CPU = torch.device("cpu")
 
@@ -33,15 +35,15 @@ def test_the_processor_is_described() -> None:
 def test_the_machine_id_follows_what_changes_a_measurement() -> None:
     part = {"uuid": "GPU-1", "power_limit_w": 700.0, "driver": "580"}
     stack = {"flopcast": "1", "python": "3.12.1", "torch": "2.13", "cuda": "13.0"}
-    base = device.machine_id(part, stack)
-    assert device.machine_id(part, {**stack, "flopcast": "2", "python": "3.12.9"}) == base
+    base = machine_id(part, stack)
+    assert machine_id(part, {**stack, "flopcast": "2", "python": "3.12.9"}) == base
     others = [
-        device.machine_id({**part, "uuid": "GPU-2"}, stack),
-        device.machine_id({**part, "power_limit_w": 500.0}, stack),
-        device.machine_id({**part, "driver": "590"}, stack),
-        device.machine_id(part, {**stack, "torch": "2.14"}),
-        device.machine_id(part, {**stack, "python": "3.13.1"}),
-        device.machine_id(part, stack, method=99),
+        machine_id({**part, "uuid": "GPU-2"}, stack),
+        machine_id({**part, "power_limit_w": 500.0}, stack),
+        machine_id({**part, "driver": "590"}, stack),
+        machine_id(part, {**stack, "torch": "2.14"}),
+        machine_id(part, {**stack, "python": "3.13.1"}),
+        machine_id(part, stack, method=99),
     ]
     assert len({base, *others}) == len(others) + 1
 
@@ -66,34 +68,34 @@ def test_unknown_devices_are_refused(name: str) -> None:
 
 @given(st.integers(0, 0xFFFF))
 def test_every_bit_of_a_throttle_mask_is_named(mask: int) -> None:
-    assert len(device.throttle_names(mask)) == mask.bit_count()
+    assert len(throttle_names(mask)) == mask.bit_count()
 
 
 def test_idle_and_user_clocks_are_no_throttling_heat_and_power_are() -> None:
-    assert not device.is_throttled(device.throttle_names(0x1 | 0x2 | 0x10 | 0x100))
+    assert not is_throttled(throttle_names(0x1 | 0x2 | 0x10 | 0x100))
     for bit in (0x4, 0x8, 0x20, 0x40, 0x80):
-        assert device.is_throttled(device.throttle_names(bit | 0x1))
-    assert device.throttle_names(0x24) == ("sw_power_cap", "sw_thermal_slowdown")
+        assert is_throttled(throttle_names(bit | 0x1))
+    assert throttle_names(0x24) == ("sw_power_cap", "sw_thermal_slowdown")
 
 
 def test_readings_fit_a_row() -> None:
-    row = device.telemetry(CPU)().as_row()
+    row = telemetry(CPU)().as_row()
     assert row["throttled"] is False
     assert row["throttle_reasons"] == []
     assert json.dumps(row)
 
 
 def test_readings_of_one_case_become_one_with_every_throttle_reason_seen() -> None:
-    def reading(clock: float | None, *reasons: str) -> device.Reading:
-        return device.Reading(clock_mhz=clock, power_w=500.0, throttle_reasons=reasons)
+    def reading(clock: float | None, *reasons: str) -> Reading:
+        return Reading(clock_mhz=clock, power_w=500.0, throttle_reasons=reasons)
 
     idle, busy = reading(345.0, "gpu_idle"), reading(1980.0)
-    assert device.typical_reading([]) == device.Reading()
-    assert device.typical_reading([idle]) == idle
-    assert device.typical_reading([idle, busy]) == busy
+    assert typical_reading([]) == Reading()
+    assert typical_reading([idle]) == idle
+    assert typical_reading([idle, busy]) == busy
     hot = [reading(1700.0, "sw_power_cap"), reading(1650.0, "sw_power_cap", "hw_thermal_slowdown")]
-    found = device.typical_reading([idle, busy, *hot])
+    found = typical_reading([idle, busy, *hot])
     assert (found.clock_mhz, found.power_w) == (1700.0, 500.0)
     assert found.throttle_reasons == ("sw_power_cap", "hw_thermal_slowdown")
     assert found.throttled
-    assert device.typical_reading([idle, reading(None)]).clock_mhz is None
+    assert typical_reading([idle, reading(None)]).clock_mhz is None

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flopcast.microbench.timing import timer
-from flopcast.microbench.timing.timer import TimingPolicy
+from flopcast.microbench.timing.cpu_timer import CpuTimer
+from flopcast.microbench.timing.operands import Call, Operands, clone_operands, rotation_sets, storage_bytes
+from flopcast.microbench.timing.policy import WARM_UP_CAP, TimingPolicy, should_stop, warm_up_until_settled
 
 POLICY = TimingPolicy(
     min_samples=10, max_samples=40, timeout_seconds=1.0, timeout_samples=3, warm_up_calls=1,
@@ -24,7 +25,7 @@ POLICY = TimingPolicy(
     samples=st.lists(st.floats(min_value=1e-6, max_value=1.0), max_size=60), elapsed=st.floats(min_value=0, max_value=3)
 )
 def test_stopping_rule(samples: list[float], elapsed: float) -> None:
-    stop = timer.should_stop(samples, elapsed, POLICY)
+    stop = should_stop(samples, elapsed, POLICY)
     if len(samples) >= POLICY.max_samples:
         assert stop
     elif len(samples) < POLICY.timeout_samples:
@@ -38,10 +39,10 @@ def test_stopping_rule(samples: list[float], elapsed: float) -> None:
         assert stop == (noise < POLICY.relative_noise)
 
 
-def made_up_clock(step_ns: int) -> timer.CpuTimer:
+def made_up_clock(step_ns: int) -> CpuTimer:
     """A processor timer on whose clock every stretch of calls takes `step_ns`."""
     ticks = itertools.count(step=step_ns)
-    return timer.CpuTimer(POLICY, clock_ns=lambda: next(ticks))
+    return CpuTimer(POLICY, clock_ns=lambda: next(ticks))
 
 
 def test_steady_calls_stop_at_the_least_number_of_samples() -> None:
@@ -65,7 +66,7 @@ def test_short_calls_fill_a_sample() -> None:
 def test_cold_rotates_over_different_operands_and_hot_repeats_one() -> None:
     used: list[int] = []
 
-    def prepare(operands: timer.Operands) -> timer.Call:
+    def prepare(operands: Operands) -> Call:
         return lambda: used.append(operands[0].data_ptr())
 
     operands = (torch.randn(1 << 14),)  # 64 KiB: 16 sets fill the MiB allowed
@@ -80,11 +81,11 @@ def test_cold_rotates_over_different_operands_and_hot_repeats_one() -> None:
 def test_calls_that_are_dear_to_prepare_are_flushed_for() -> None:
     prepared: list[int] = []
 
-    def prepare(operands: timer.Operands) -> timer.Call:
+    def prepare(operands: Operands) -> Call:
         prepared.append(1)
         return lambda: None
 
-    cpu = timer.CpuTimer(replace(POLICY, rotation_seconds=0.0))
+    cpu = CpuTimer(replace(POLICY, rotation_seconds=0.0))
     timing = cpu.time(prepare, (torch.randn(1 << 14),), "cold")
     assert timing.sets == 1
     assert len(prepared) == 2
@@ -94,7 +95,7 @@ def test_calls_that_are_dear_to_prepare_are_flushed_for() -> None:
 @given(footprint=st.integers(0, 1 << 34), cache=st.integers(1 << 20, 1 << 28), free=st.integers(0, 1 << 37))
 def test_rotation_outgrows_the_cache_within_the_memory_allowed(footprint: int, cache: int, free: int) -> None:
     policy = TimingPolicy()
-    sets = timer.rotation_sets(footprint, cache, free, policy)
+    sets = rotation_sets(footprint, cache, free, policy)
     assert 1 <= sets <= policy.max_sets
     if sets > 1:
         assert sets * footprint <= min(policy.max_rotation_bytes, free / 2)
@@ -107,7 +108,7 @@ def test_clones_lie_in_memory_as_their_originals() -> None:
     bias = torch.randn(6).expand(4, 6)
     leaf = torch.randn(3, requires_grad=True)
     originals = (base.T, base[1:, 2:], bias, leaf, torch.tensor(3))
-    clones = timer.clone_operands(originals)
+    clones = clone_operands(originals)
     for original, clone in zip(originals, clones, strict=True):
         assert torch.equal(original, clone)
         assert original.stride() == clone.stride()
@@ -121,7 +122,7 @@ def test_clones_lie_in_memory_as_their_originals() -> None:
 
 def test_footprint_counts_a_shared_storage_once() -> None:
     base = torch.zeros(100)
-    assert timer.storage_bytes([base, base[10:], {"x": (torch.zeros(5),)}, 3, None]) == 400 + 20
+    assert storage_bytes([base, base[10:], {"x": (torch.zeros(5),)}, 3, None]) == 400 + 20
 
 
 def test_denormals_are_as_before_after_timing() -> None:
@@ -146,7 +147,7 @@ def warmed(
         return clocks[min(runs, len(clocks)) - 1]
 
     policy = replace(POLICY, warm_up_seconds=warm_up_seconds, settle_tolerance=0.02)
-    settled = timer.warm_up_until_settled(reference, policy, clock=lambda: now)
+    settled = warm_up_until_settled(reference, policy, clock=lambda: now)
     return settled, runs, now
 
 
@@ -176,7 +177,7 @@ def test_warm_up_is_cut_off_where_nothing_settles(clocks: list[float | None]) ->
     times = [0.04] if clocks[0] else [0.04, 0.05] * 100
     settled, _, seconds = warmed(clocks, times)
     assert not settled
-    assert timer.WARM_UP_CAP <= seconds < timer.WARM_UP_CAP + 0.1
+    assert WARM_UP_CAP <= seconds < WARM_UP_CAP + 0.1
 
 
 def test_no_warm_up_is_no_warm_up() -> None:

@@ -29,7 +29,8 @@ import sys
 from dataclasses import replace
 from flopcast.microbench import fanout
 from flopcast.microbench.sweep import scalars
-from flopcast.microbench.timing import device, timer
+from flopcast.microbench.timing import device
+from flopcast.microbench.timing.policy import CPU_QUICK, POLICIES
 from flopcast.roofline.cli import app
 from flopcast.roofline.gpu.fit import host_calibration
 from flopcast.roofline.gpu import suites
@@ -39,8 +40,8 @@ kept = ("launch", "matrix_burst", "hbm_copy", "kernel_floor")
 scalars.scalar_measures = lambda *a: {k: m for k, m in ceilings(*a).items() if k.split("/")[1].startswith(kept)}
 suites.load = lambda name: load(name)[::17]
 host_calibration.host_plan = lambda kind: replace(plan(kind), rounds=1, steps_per_round=2)
-timer.POLICIES["cpu"]["quick"] = replace(
-    timer.CPU_QUICK, min_samples=2, timeout_seconds=0.01, warm_up_seconds=0.01, max_rotation_bytes=1 << 24,
+POLICIES["cpu"]["quick"] = replace(
+    CPU_QUICK, min_samples=2, timeout_seconds=0.01, warm_up_seconds=0.01, max_rotation_bytes=1 << 24,
     scalar_repeats=2,
 )
 device.all_gpus = lambda: ["cpu", "cpu"]

@@ -35,7 +35,7 @@ BRIEFLY = """
 import sys
 from dataclasses import replace
 from flopcast.microbench.sweep import scalars
-from flopcast.microbench.timing import timer
+from flopcast.microbench.timing.policy import CPU_QUICK, POLICIES
 from flopcast.roofline.cli import app
 from flopcast.roofline.gpu.fit import host_calibration
 from flopcast.roofline.gpu import suites
@@ -44,8 +44,8 @@ load, plan, ceilings = suites.load, host_calibration.host_plan, scalars.scalar_m
 scalars.scalar_measures = lambda *a: {k: m for k, m in ceilings(*a).items() if not k.startswith("scalar/copy/")}
 suites.load = lambda name: load(name)[::11]
 host_calibration.host_plan = lambda kind: replace(plan(kind), rounds=1, steps_per_round=1)
-timer.POLICIES["cpu"]["quick"] = replace(
-    timer.CPU_QUICK, min_samples=2, timeout_seconds=0.01, warm_up_seconds=0.01, sustained_seconds=0.1,
+POLICIES["cpu"]["quick"] = replace(
+    CPU_QUICK, min_samples=2, timeout_seconds=0.01, warm_up_seconds=0.01, sustained_seconds=0.1,
     max_rotation_bytes=1 << 24, max_sets=4, scalar_repeats=2,
 )
 sys.argv = ["flopcast", *sys.argv[1:]]
