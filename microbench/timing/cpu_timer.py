@@ -10,16 +10,7 @@ import torch
 from torch import Tensor
 
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.microbench.timing.operands import (
-    Call,
-    Operands,
-    Prepare,
-    cold_warnings,
-    free_bytes,
-    rotate,
-    rotation_sets,
-    storage_bytes,
-)
+from flopcast.microbench.timing.operands import Call, Operands, Prepare, cold_warnings, rotate, storage_bytes
 from flopcast.microbench.timing.policy import TimingPolicy, should_stop, warm_up_until_settled
 from flopcast.microbench.timing.processor import last_level_cache_bytes
 from flopcast.microbench.timing.telemetry import telemetry
@@ -62,8 +53,7 @@ class CpuTimer:
         calls, flush = [call], False
         footprint = storage_bytes(operands)
         if cache == "cold":
-            sets = rotation_sets(footprint, self.cache_bytes, free_bytes(self.device), policy)
-            rotated = rotate(prepare, operands, sets, policy)
+            rotated = rotate(prepare, operands, footprint, self.cache_bytes, self.device, policy)
             flush = rotated is None
             calls += rotated or []
         for warm in calls[: policy.warm_up_calls]:

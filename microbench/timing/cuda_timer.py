@@ -16,16 +16,7 @@ from typing import Any
 import torch
 
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.microbench.timing.operands import (
-    Call,
-    Operands,
-    Prepare,
-    cold_warnings,
-    free_bytes,
-    rotate,
-    rotation_sets,
-    storage_bytes,
-)
+from flopcast.microbench.timing.operands import Call, Operands, Prepare, cold_warnings, rotate, storage_bytes
 from flopcast.microbench.timing.policy import TimingPolicy, should_stop, warm_up_until_settled
 from flopcast.microbench.timing.telemetry import Reading, telemetry, typical_reading
 from flopcast.microbench.timing.timer import Timing
@@ -158,8 +149,7 @@ class CudaTimer:
             return self._by_events(call, cache, estimate, ("timed by events: it waits for the device itself",))
         calls = [call]
         if cache == "cold":
-            sets = rotation_sets(footprint, self.cache_bytes, free_bytes(self.device), self.policy)
-            rotated = rotate(prepare, operands, sets, self.policy)
+            rotated = rotate(prepare, operands, footprint, self.cache_bytes, self.device, self.policy)
             if rotated is None:
                 return self._by_events(call, cache, estimate, ("timed by events: too dear to rotate its operands",))
             calls += rotated

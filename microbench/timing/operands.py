@@ -55,11 +55,15 @@ def rotation_sets(footprint_bytes: int, cache_bytes: int, free_bytes: int, polic
     return max(1, min(wanted, policy.max_sets, allowed))
 
 
-def rotate(prepare: Prepare, operands: Operands, sets: int, policy: TimingPolicy) -> list[Call] | None:
-    """Calls on `sets` - 1 more copies of the operands, each run once (a first call may compile or allocate).
+def rotate(
+    prepare: Prepare, operands: Operands, footprint: int, cache_bytes: int, device: torch.device, policy: TimingPolicy
+) -> list[Call] | None:
+    """Calls on copies of the operands, one less than `rotation_sets`, each run once (a first call may compile or
+    allocate). `footprint`: bytes of one set, its results included.
 
     None when that takes over `rotation_seconds` (a traced backward: 0.1 s each) or too much memory.
     """
+    sets = rotation_sets(footprint, cache_bytes, free_bytes(device), policy)
     calls: list[Call] = []
     start = time.perf_counter()
     for _ in range(sets - 1):

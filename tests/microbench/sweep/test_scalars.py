@@ -1,4 +1,4 @@
-"""Ceilings and host costs: real ones on the processor, on a GPU within what any part can do."""
+"""Ceilings: real ones on the processor, on a GPU within what any part can do."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from flopcast.kernels.references import BackendUnavailable
-from flopcast.microbench.hosts import host
 from flopcast.microbench.records import records
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.sweep import ceilings, launches, scalars
+from flopcast.microbench.sweep import ceilings, scalars
 from flopcast.microbench.sweep import ceilings as sweep_ceilings
 from flopcast.microbench.sweep.work import Summary
 from flopcast.microbench.timing import device, make_timer
@@ -78,56 +77,6 @@ def test_a_ceiling_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.Monke
             ("unsupported", "no such unit", None),
             ("error", "bug", None),
         ]
-
-
-def test_the_first_stalled_launch_tells_the_depth_of_the_queue() -> None:
-    assert launches.first_stall([0.0, 1e-5, 2e-5, 0.1, 0.2], 5e-3) == 2
-    assert launches.first_stall([0.0, 1e-5, 2e-5], 5e-3) is None
-
-
-class TinyStep:
-    """A training step of `depth` layers."""
-
-    def __init__(self, depth: int) -> None:
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(depth)))
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
-
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad()
-
-    def forward(self) -> torch.Tensor:
-        result: torch.Tensor = self.model(torch.ones(2, 8)).sum()
-        return result
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-    def optimizer_step(self) -> None:
-        self.optimizer.step()
-
-
-def test_host_costs_by_depth_and_phase(tmp_path: Path) -> None:
-    def unbuildable() -> host.Step:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    builders = {2: lambda: TinyStep(2), 4: lambda: TinyStep(4), 1000: unbuildable}
-
-    def run() -> Summary:
-        with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
-            return host.run_host(
-                builders, model="tiny-adamw", recorder=recorder, device=torch.device("cpu"), suite="quick",
-                rounds=2, steps_per_round=3,
-            )  # fmt: skip
-
-    assert run().statuses == {"ok": 10, "oom": 5}
-    rows = {row["key"]: row for row in records.read(tmp_path).rows}
-    forward = rows["host/tiny-adamw/depth2/forward"]
-    assert forward["n"] == len(forward["samples"]) == 6
-    assert forward["value"] > 0
-    parts = [rows[f"host/tiny-adamw/depth4/{phase}"]["value"] for phase in host.PHASES]
-    assert rows["host/tiny-adamw/depth4/step"]["value"] >= max(parts)
-    assert rows["host/tiny-adamw/depth1000/step"]["status"] == "oom"
-    assert run().measured == 0
 
 
 @pytest.mark.gpu
