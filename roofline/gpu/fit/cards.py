@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -21,13 +21,11 @@ from typing import Any, cast
 import numpy as np
 
 from flopcast.errors import DataError
-from flopcast.kernels.shapes import Shape, shape_from_json
 from flopcast.microbench.records import kernel_sources, records
 from flopcast.microbench.records.machine import Machine
 from flopcast.microbench.records.rows import HOST_SCALARS
-from flopcast.roofline.gpu.fit.row_seconds import with_taken
+from flopcast.roofline.gpu.fit.row_seconds import with_taken, work_of
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.stream.lowering.describe import Work, describe
 
 Row = dict[str, Any]
 SPREAD_QUANTILE = 0.95  # a row whose cards differ more counts as if it differed by this quantile of its class
@@ -74,7 +72,7 @@ def _numbered(folder: Path, start: str) -> dict[str, Path]:
     }
 
 
-def read_folder(folder: Path | str, describe_shape: Callable[[Shape, str], Work] = describe) -> Found:
+def read_folder(folder: Path | str) -> Found:
     """The measurements of a folder, of one card or of several.
 
     Raises DataError as `records.read` does, where a file mixes machines, and where the cards are not of one kind or
@@ -83,16 +81,16 @@ def read_folder(folder: Path | str, describe_shape: Callable[[Shape, str], Work]
     folder = Path(folder)
     folders = card_folders(folder)
     if not folders and (runs := run_folders(folder)):
-        return _read_runs(runs, describe_shape)
+        return _read_runs(runs)
     if not folders:
         machine, measured = records.read_machine(folder), records.read(folder)
         present, others = kernel_sources.present(measured.latest())
         rows = cast(list[Row], present)
         _check_one_machine(folder, machine, rows)
-        rows = with_taken(rows, describe_shape)
+        rows = with_taken(rows)
         said = [f"{folder}: {text}" for text in kernel_sources.warning(others)]
         return Found(home=folder, machine=machine, rows=rows, warnings=[*measured.warnings, *said])
-    each = {name: read_folder(path, describe_shape) for name, path in folders.items()}
+    each = {name: read_folder(path) for name, path in folders.items()}
     first = next(iter(each.values()))
     _check_same_kind(folders, {name: found.machine for name, found in each.items()})
     cards = {name: found.rows for name, found in each.items()}
@@ -106,13 +104,13 @@ def read_folder(folder: Path | str, describe_shape: Callable[[Shape, str], Work]
     )
 
 
-def _read_runs(runs: Mapping[str, Path], describe_shape: Callable[[Shape, str], Work]) -> Found:
+def _read_runs(runs: Mapping[str, Path]) -> Found:
     """Several runs of one machine as one. Raises DataError where they are of more than one."""
-    each = {name: read_folder(path, describe_shape) for name, path in runs.items()}
+    each = {name: read_folder(path) for name, path in runs.items()}
     (_, first), *others = each.items()
     for name, found in others:
         _check_one_machine(runs[name], first.machine, found.rows)
-    rows = {name: with_taken(found.rows, describe_shape) for name, found in each.items()}
+    rows = {name: with_taken(found.rows) for name, found in each.items()}
     return Found(
         home=first.home,
         machine=first.machine,
@@ -223,14 +221,14 @@ def counted(cards: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
     return {name: rows for name, rows in cards.items() if measured[name] >= least}
 
 
-def with_cards(profile: Profile, found: Found, describe_shape: Callable[[Shape, str], Work] = describe) -> Profile:
+def with_cards(profile: Profile, found: Found) -> Profile:
     """The profile with the spread between its cards, which widens its estimates; as it is where one card counts."""
     if len(counted(found.cards)) < 2:
         return profile
-    return replace(profile, provenance={**profile.provenance, "gpus": spread(found, describe_shape)})
+    return replace(profile, provenance={**profile.provenance, "gpus": spread(found)})
 
 
-def spread(found: Found, describe_shape: Callable[[Shape, str], Work] = describe) -> dict[str, Any]:
+def spread(found: Found) -> dict[str, Any]:
     """{"cards": by name, "classes": by "class/cache", "slowest", "slowest_factor"}.
 
     Of a class: `rows` that all cards measured, `sigma` (standard deviation of log seconds from card to card),
@@ -239,7 +237,7 @@ def spread(found: Found, describe_shape: Callable[[Shape, str], Work] = describe
     greatest factor over all rows of shapes. Cards that do not count (`counted`) are named with a factor of None.
     """
     several = counted(found.cards)
-    readings = _readings_by_class(several, describe_shape)
+    readings = _readings_by_class(several)
     names = list(several)
     classes = {name: _class_spread(keys, values, names) for name, (keys, values) in sorted(readings.items())}
     devices = {name: machine["device"] for name, machine in found.machines.items()}
@@ -264,9 +262,7 @@ def spread(found: Found, describe_shape: Callable[[Shape, str], Work] = describe
     }
 
 
-def _readings_by_class(
-    cards: Mapping[str, Sequence[Row]], describe_shape: Callable[[Shape, str], Work]
-) -> dict[str, tuple[list[str], np.ndarray]]:
+def _readings_by_class(cards: Mapping[str, Sequence[Row]]) -> dict[str, tuple[list[str], np.ndarray]]:
     """ "class/cache" -> (row keys, seconds[rows, cards]), of the rows that all cards measured."""
     times: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
     shapes: dict[tuple[str, str, str], Row] = {}
@@ -279,7 +275,7 @@ def _readings_by_class(
     for key, by_card in times.items():
         if len(by_card) == len(cards):
             try:
-                op_class = describe_shape(shape_from_json(shapes[key]["shape"]), key[1]).op_class
+                op_class = work_of(shapes[key]).op_class
             except (KeyError, TypeError, ValueError, IndexError):
                 continue  # the fit warns of it
             entry = "/".join(key), [by_card[name] for name in cards]

@@ -6,10 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from flopcast.roofline.gpu.fit import surface
-from flopcast.roofline.gpu.fit.priors import Belief, Prior
+from flopcast.roofline.gpu.fit.priors import Belief, Prior, typical
 from flopcast.roofline.gpu.fit.surface import Points
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
@@ -44,7 +42,7 @@ def conv_priors(
     priors = {}
     for key, (prior, _) in first.items():
         alike = kin[_kin(key)]
-        priors[key] = replace(prior, law={term: _typical(alike, term) for term in prior.law})
+        priors[key] = replace(prior, law={term: typical(alike, term, LEAST, WIDE) for term in prior.law})
     return priors
 
 
@@ -53,8 +51,3 @@ def _kin(key: SurfaceKey) -> tuple[str, str, str]:
     variant = key.variant
     assert isinstance(variant, ConvVariant), key
     return variant.direction, variant.dtype, variant.layout
-
-
-def _typical(laws: list[dict[str, float]], term: str) -> Belief:
-    values = np.log([params[term] for params in laws])
-    return Belief(float(np.exp(np.median(values))), float(np.clip(values.std(), LEAST, WIDE)))

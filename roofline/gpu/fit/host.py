@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from flopcast.roofline.base.numbers import Number
+from flopcast.roofline.gpu.fit.cases import log_spread
 from flopcast.roofline.gpu.profile.host import HostCosts
 
 # Host cost of a view over that of an op that launches a kernel: both pass the dispatcher and autograd, the
@@ -223,7 +224,5 @@ def _solve(
     found, _ = nnls(columns / seconds[:, None], np.maximum(seconds - known, 0.0) / seconds)
     misfit = np.log(np.maximum(columns @ found + known, 1e-9) / seconds)
     for (row, _), off in zip(rows, misfit, strict=True):
-        samples = np.array([s for s in row.get("samples") or [] if s > 0])
-        spread = float(np.subtract(*np.quantile(np.log(samples), [0.75, 0.25]))) / 1.349 if len(samples) > 3 else 0.0
-        sigmas.append(float(np.hypot(spread, off)))
+        sigmas.append(float(np.hypot(log_spread(row.get("samples") or []), off)))
     return [float(value) for value in found]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from flopcast.roofline.gpu.laws import attention, attention_triton, gemm
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
@@ -36,6 +38,13 @@ class Prior:
         if len(own.lengths) == len(hyper.lengths):
             hyper = replace(hyper, lengths=own.lengths, amplitude=own.amplitude, white=own.white)
         return replace(self, law=law, hyper=hyper)
+
+
+def typical(laws: Sequence[Mapping[str, float]], name: str, least: float, most: float = 0.7) -> Belief:
+    """What laws that were fitted say of a parameter of another of their kind: their median, and their spread within
+    bounds."""
+    values = np.log([params[name] for params in laws])
+    return Belief(float(np.exp(np.median(values))), float(np.clip(values.std(), least, most)))
 
 
 def memory_prior(floor: Belief, bandwidth: Belief, inputs: int) -> Prior:
@@ -75,7 +84,7 @@ def gemm_prior(
 
 
 def tuned_prior(peak: float, sm_count: float, table: int) -> Prior:
-    """Products of Triton's kernels (`tuned_law.py`): their cost model ranks configurations, within some percent."""
+    """Products of Triton's kernels (`laws/gemm_triton.py`): their cost model ranks configurations within percents."""
     law = {"scale": Belief(1.0, 0.15), "partial": Belief(0.2, 0.15)}
     hyper = Residual((3.0,) * 3 + (2.0,) * 2, amplitude=0.05, white=0.03, levels=(0.05,))
     return Prior(law, {"peak": peak, "sm_count": sm_count, "table": float(table)}, hyper)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flopcast.roofline.base.numbers import Z_90
-from flopcast.roofline.gpu.fit.surfaces import Case
+from flopcast.roofline.gpu.fit.cases import Case
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.variants import SurfaceKey
@@ -91,8 +91,8 @@ def _quality(
     inner = np.abs([error for _, error, _ in left_out]) if len(left_out) > 1 else np.empty(0)
     outer = np.abs([error for _, error, _ in held])
     within = [abs(np.log1p(error)) <= Z_90 * float(np.hypot(sigma, case.noise)) for case, error, sigma in held]
-    everything = [(case.row["key"], error, "fit") for case, error, _ in left_out if len(left_out) > 1]
-    everything += [(case.row["key"], error, "holdout") for case, error, _ in held]
+    everything = [(case.key, error, "fit") for case, error, _ in left_out if len(left_out) > 1]
+    everything += [(case.key, error, "holdout") for case, error, _ in held]
     worst = tuple(sorted(everything, key=lambda item: -abs(item[1]))[:WORST_ROWS])
     return Quality(
         name, len(left_out), len(held), _quantile(inner, 0.5), _quantile(inner, 0.9), _quantile(outer, 0.5),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from flopcast.kernels.shapes import Shape, shape_from_json
+from flopcast.kernels.shapes import shape_from_json
 from flopcast.roofline.base.numbers import Number
-from flopcast.roofline.stream.lowering.describe import Work
+from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import GemmVariant
 
 # From here on a row is long: what the timer and the profiler differ by is clocks, not caches.
@@ -20,6 +20,11 @@ FAST_QUANTILE = 0.1
 READING = ("reduction", "loss", "embedding")
 # Operand sets that the timer rotates over at most: smaller calls find theirs in L2 again.
 MOST_SETS = 256
+
+
+def work_of(row: Mapping[str, Any]) -> Work:
+    """What the row's shape asks of a kernel. Raises KeyError, TypeError, ValueError or IndexError for no shape."""
+    return describe(shape_from_json(row["shape"]), row.get("backend", "torch"))
 
 
 def taken_seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | None:
@@ -75,7 +80,7 @@ def _gaps(rows: Iterable[Mapping[str, Any]]) -> list[float]:
     ]
 
 
-def with_taken(rows: Sequence[dict[str, Any]], describe_shape: Callable[[Shape, str], Work]) -> list[dict[str, Any]]:
+def with_taken(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of one card, those of shapes with the `taken_seconds` of each, by the gap between kernels of the process
     that wrote it. Unaligned products that were not timed but profiled in turn with others, at the power limit, are
     brought to the highest clock, as all others ran: of batches at 1,500 to 1,850 MHz of 1,980 those of 2 and 4 were
@@ -93,18 +98,16 @@ def with_taken(rows: Sequence[dict[str, Any]], describe_shape: Callable[[Shape, 
         for run, members in runs.items()
     }
     highest = max((row.get("clock_mhz") or 0.0 for row in rows), default=0.0)
-    return [{**row, "taken_seconds": _taken(row, gaps[row.get("run")], highest, describe_shape)} for row in rows]
+    return [{**row, "taken_seconds": _taken(row, gaps[row.get("run")], highest)} for row in rows]
 
 
-def _taken(
-    row: Mapping[str, Any], gap: float, highest: float, describe_shape: Callable[[Shape, str], Work]
-) -> float | None:
+def _taken(row: Mapping[str, Any], gap: float, highest: float) -> float | None:
     if row["status"] != "ok" or not row.get("shape"):
         return None
     if row.get("taken_seconds"):
         return float(row["taken_seconds"])
     try:
-        work = describe_shape(shape_from_json(row["shape"]), row.get("backend", "torch"))
+        work = work_of(row)
     except (KeyError, TypeError, ValueError, IndexError):
         return None  # the fit warns of it
     seconds = taken_seconds(row, work.op_class, gap)

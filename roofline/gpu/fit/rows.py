@@ -12,54 +12,42 @@ launch_inplace, sync (seconds); queue_depth (launches).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flopcast.errors import DataError
-from flopcast.kernels.shapes import Shape, shape_from_json
 from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Z_90, Number
 from flopcast.roofline.gpu.catalogue.device import attention_alias, device_peaks, gpu_name
 from flopcast.roofline.gpu.fit.cards import read_folder, with_cards
+from flopcast.roofline.gpu.fit.cases import MOST_SPREAD, Case, Limits, case_of, log_spread
 from flopcast.roofline.gpu.fit.host import fit_host, with_origin
 from flopcast.roofline.gpu.fit.quality import FitReport, Quality, quality_report
-from flopcast.roofline.gpu.fit.row_seconds import LONG_SECONDS, graph_gap_of, taken_seconds
+from flopcast.roofline.gpu.fit.row_seconds import graph_gap_of
 from flopcast.roofline.gpu.fit.surface import DOUBT_FACTOR
-from flopcast.roofline.gpu.fit.surfaces import Case, fit_surfaces
+from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import KernelKind
 
 __all__ = ["FitReport", "Quality", "fit", "fit_rows"]
 
-# What two runs of one shape differ by although each was quiet (clocks, memory placement): log seconds.
-REPEAT_NOISE = 0.004
-READING_DOUBT = 0.4
-# Kernel time stamps resolve 32 ns, and a median of some is better than that.
-STAMP_SECONDS = 2e-8
 
-
-def fit(
-    folder: Path | str,
-    *,
-    counts: Mapping[str, Mapping[str, float]] | None = None,
-    describe_shape: Callable[[Shape, str], Work] = describe,
-) -> tuple[Profile, FitReport]:
+def fit(folder: Path | str, *, counts: Mapping[str, Mapping[str, float]] | None = None) -> tuple[Profile, FitReport]:
     """The profile of the machine whose measurements lie in `folder`; of several GPUs, each in a folder of its own
     below it (`cards.py`), that of the median card.
 
     `counts`: ops by kind for the keys of host rows, {"launch", "view", "host", "tensors"}, where the rows
     do not carry them. Raises DataError when the folder holds no usable rows, or as `records.read` does.
     """
-    found = read_folder(folder, describe_shape)
+    found = read_folder(folder)
     profile, report = fit_rows(
-        found.rows, found.machine, counts=counts, describe_shape=describe_shape,
+        found.rows, found.machine, counts=counts,
         warnings=found.warnings, name=str(folder),
     )  # fmt: skip
-    return with_cards(profile, found, describe_shape), report
+    return with_cards(profile, found), report
 
 
 def fit_rows(
@@ -67,7 +55,6 @@ def fit_rows(
     machine: Mapping[str, Any],
     *,
     counts: Mapping[str, Mapping[str, float]] | None = None,
-    describe_shape: Callable[[Shape, str], Work] = describe,
     warnings: Sequence[str] = (),
     name: str = "measurements",
 ) -> tuple[Profile, FitReport]:
@@ -80,9 +67,9 @@ def fit_rows(
     if gap is not None:
         ceilings["graph_gap"] = gap
     shaped = [row for row in usable if row.get("shape")]
-    cases = [case for row in shaped if (case := _case(row, describe_shape, gap, warnings)) is not None]
-    fitted = [case for case in cases if case.row.get("role", "fit") != "holdout"]
-    held = [case for case in cases if case.row.get("role", "fit") == "holdout"]
+    cases = [case for row in shaped if (case := case_of(row, gap.value if gap else 0.0, warnings)) is not None]
+    fitted = [case for case in cases if not case.is_held_out]
+    held = [case for case in cases if case.is_held_out]
     if not fitted:
         raise DataError(
             f"{name}: none of {len(rows)} rows can be fitted (role fit, status ok, a shape, a time):"
@@ -90,7 +77,8 @@ def fit_rows(
         )
     device: Device = machine["device"]
     peaks = device_peaks(device, ceilings)
-    surfaces, doubtful = fit_surfaces(fitted, device, peaks, ceilings)
+    limits = Limits(device, {dtype: number.value for dtype, number in peaks.items()}, ceilings)
+    surfaces, doubtful = fit_surfaces(fitted, limits)
     if doubtful:
         warnings.append(
             f"{doubtful} rows timed by the wall clock are {DOUBT_FACTOR:g} times off what their neighbours"
@@ -98,7 +86,7 @@ def fit_rows(
         )
     host = fit_host(usable, counts or {}, ceilings, machine.get("host", {}), warnings)
     host = with_origin(host, machine, usable)
-    n_throttled = sum(bool(case.row.get("throttled")) for case in fitted)
+    n_throttled = sum(case.is_throttled for case in fitted)
     profile = Profile(
         gpu=gpu_name(device),
         basis="measured",
@@ -128,54 +116,12 @@ def fit_rows(
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
-def _case(
-    row: dict[str, Any], describe_shape: Callable[[Shape, str], Work], gap: Number | None, warnings: list[str]
-) -> Case | None:
-    backend = row.get("backend", "torch")
-    try:
-        work = describe_shape(shape_from_json(row["shape"]), backend)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        warnings.append(f"{row['key']}: left out, its shape cannot be read: {error}")
-        return None
-    seconds = taken_seconds(row, work.op_class, gap.value if gap else 0.0)
-    if not seconds or not np.isfinite(seconds) or seconds <= 0:
-        return None
-    if not all(np.isfinite(work.features)):
-        warnings.append(f"{row['key']}: left out, a size of it is zero")
-        return None
-    if row.get("kernel_seconds") and seconds < LONG_SECONDS:  # the two readings' difference is doubt, too
-        doubt = min(READING_DOUBT * abs(float(np.log(seconds / row["kernel_seconds"]))), 0.2)
-    else:
-        doubt = 0.0
-    noise = float(np.hypot(_noise(row, seconds), doubt))
-    return Case(row, work, backend, row.get("cache", "cold"), seconds, noise)
-
-
-def _noise(row: Mapping[str, Any], seconds: float) -> float:
-    """Standard deviation of the log of a row's median, from run to run: a floor, the stamps' resolution,
-    and a part of the samples' spread. A quarter where they agree (samples of one sitting share clock and
-    placement: more of them do not average that out), all of it where they differ twofold: then the median
-    may be either kind."""
-    spread = log_spread(row)
-    part = spread * float(np.clip(spread / 0.7, 0.25, 1.0))
-    return float(np.sqrt(REPEAT_NOISE**2 + (STAMP_SECONDS / seconds) ** 2 + part**2))
-
-
-def log_spread(row: Mapping[str, Any]) -> float:
-    """Robust standard deviation of the log of a row's samples; 0 with fewer than four."""
-    samples = np.array([s for s in row.get("samples") or [] if s > 0])
-    if len(samples) < 4:
-        return 0.0
-    low, high = np.quantile(np.log(samples), [0.25, 0.75])
-    return float(min((high - low) / 1.349, 1.0))
-
-
 def ceilings_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Number]:
     """From the scalar rows. The interval is the samples' own, relative to their median."""
     found: dict[str, Number] = {}
     for row in rows:
         if row["key"].startswith("scalar/") and row.get("value") is not None:
-            half = float(np.exp(Z_90 * log_spread(row)))
+            half = float(np.exp(Z_90 * min(log_spread(row.get("samples") or []), MOST_SPREAD)))
             value = float(row["value"])
             source = f"{row['key']}, {row.get('n') or len(row.get('samples') or [])} samples"
             found[row["key"].removeprefix("scalar/")] = Number(value, value / half, value * half, "measured", source)
@@ -187,7 +133,6 @@ def ceilings_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Number]:
 def _launch_counts(cases: Iterable[Case]) -> dict[KernelKind, float]:
     counts: dict[KernelKind, list[int]] = defaultdict(list)
     for case in cases:
-        kernels = case.row.get("kernels")
-        if kernels:
-            counts[KernelKind(case.work.op_class, case.work.variant)].append(len(kernels))
+        if case.kernels:
+            counts[KernelKind(case.work.op_class, case.work.variant)].append(len(case.kernels))
     return {kind: float(np.mean(counts[kind])) for kind in sorted(counts, key=str)}

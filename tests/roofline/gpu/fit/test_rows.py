@@ -15,9 +15,9 @@ from flopcast.errors import DataError
 from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape, shape_to_json
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.device import attention_alias, device_peaks, gpu_name
+from flopcast.roofline.gpu.fit.memory_priors import widened_bytes
 from flopcast.roofline.gpu.fit.quality import FitReport
 from flopcast.roofline.gpu.fit.rows import fit, fit_rows
-from flopcast.roofline.gpu.fit.surfaces import widened_bytes
 from flopcast.roofline.gpu.library.profiles import known_profiles
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import describe
