@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.fit.cards import Found
     from flopcast.roofline.gpu.fit.quality import FitReport
+    from flopcast.roofline.gpu.fit.row_seconds import FitRow
     from flopcast.roofline.gpu.profile.profile import Profile
 
 
@@ -21,7 +22,8 @@ def fit_folder(folder: Path, found: Found | None = None) -> tuple[Profile, FitRe
     machine = found.machine
     kind = machine["device"]["type"]
     plan = host_calibration.host_plan(kind)
-    rows, n_promoted = measured_model.promote(found.rows, measured_model.kept(found.home), machine)
+    promoted, n_promoted = measured_model.promote(found.rows, measured_model.kept(found.home), machine)
+    rows = cast("list[FitRow]", promoted)
     warnings = list(found.warnings)
     if n_promoted:
         warnings.append(f"{n_promoted} held-out rows are what --config asked for: fitted, they judge no more")

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, hypot, log, sqrt
 from statistics import fmean, median, variance
-from typing import Any
+from typing import Any, cast
 
 from flopcast.microbench.recipe.plans import HostPlan
 from flopcast.roofline.gpu.fit.host import OPERATORS, fit_host
 from flopcast.roofline.gpu.fit.host_calibration import host_counts, host_plan, plan_streams
+from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep
@@ -101,7 +102,7 @@ def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> di
         rows = list(by_key.values())
         if all(row["key"].startswith(OPERATORS) for row in rows):  # stopped before its tiny models were written
             continue
-        costs = fit_host(rows, counts, profile.ceilings, {"cpu": cpu}, [])
+        costs = fit_host(cast(list[FitRow], rows), counts, profile.ceilings, {"cpu": cpu}, [])
         if costs is not None:
             if not costs.triton and profile.host is not None:  # no step of the run needed it
                 costs = replace(costs, triton=profile.host.triton)

@@ -94,10 +94,9 @@ def read_card(folder: Path, profile: Profile) -> Card:
     found = read_folder(folder / "measurements")
     kernels = []
     for row in found.rows:
-        if row["status"] == "ok" and row.get("shape") and row.get("taken_seconds"):
-            shape, backend = shape_from_json(row["shape"]), row.get("backend", "torch")
+        if row["status"] == "ok" and (recorded := row.get("shape")) and (taken := row.get("taken_seconds")):
+            shape, backend = shape_from_json(recorded), row.get("backend", "torch")
             op_class, cache = describe(shape, backend).op_class, row.get("cache", "cold")
-            taken = float(row["taken_seconds"])
             kernels.append((Measured("kernel", op_class, row["key"], backend, cache, taken), shape))
     if not kernels:
         raise UsageError(f"{folder / 'measurements'} holds no measured kernels: `flopcast bench` makes them")

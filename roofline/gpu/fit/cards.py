@@ -23,11 +23,10 @@ import numpy as np
 from flopcast.errors import DataError
 from flopcast.microbench.records import kernel_sources, records
 from flopcast.microbench.records.machine import Machine
-from flopcast.microbench.records.rows import HOST_SCALARS
-from flopcast.roofline.gpu.fit.row_seconds import with_taken, work_of
+from flopcast.microbench.records.rows import HOST_SCALARS, Fields, merged
+from flopcast.roofline.gpu.fit.row_seconds import FitRow, with_taken, work_of
 from flopcast.roofline.gpu.profile.profile import Profile
 
-Row = dict[str, Any]
 SPREAD_QUANTILE = 0.95  # a row whose cards differ more counts as if it differed by this quantile of its class
 WORST_ROWS = 3
 LEAST_SHARE = 0.5
@@ -44,9 +43,9 @@ class Found:
 
     home: Path
     machine: Machine
-    rows: list[Row]
+    rows: list[FitRow]
     warnings: list[str]
-    cards: dict[str, list[Row]] = field(default_factory=dict)
+    cards: dict[str, list[FitRow]] = field(default_factory=dict)
     machines: dict[str, Machine] = field(default_factory=dict)
 
 
@@ -85,7 +84,7 @@ def read_folder(folder: Path | str) -> Found:
     if not folders:
         machine, measured = records.read_machine(folder), records.read(folder)
         present, others = kernel_sources.present(measured.latest())
-        rows = cast(list[Row], present)
+        rows = cast(list[FitRow], present)
         _check_one_machine(folder, machine, rows)
         rows = with_taken(rows)
         said = [f"{folder}: {text}" for text in kernel_sources.warning(others)]
@@ -119,11 +118,11 @@ def _read_runs(runs: Mapping[str, Path]) -> Found:
     )
 
 
-def _of_runs(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name != "by_card"}
+def _of_runs(row: FitRow) -> FitRow:
+    return merged(FitRow, {name: value for name, value in row.items() if name != "by_card"})
 
 
-def _check_one_machine(folder: Path, machine: Mapping[str, Any], rows: Iterable[Row]) -> None:
+def _check_one_machine(folder: Path, machine: Machine, rows: Iterable[FitRow]) -> None:
     for row in rows:
         if row["machine"] != machine["machine"]:
             raise DataError(
@@ -132,7 +131,7 @@ def _check_one_machine(folder: Path, machine: Mapping[str, Any], rows: Iterable[
             )
 
 
-def _check_same_kind(folders: Mapping[str, Path], machines: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_same_kind(folders: Mapping[str, Path], machines: Mapping[str, Machine]) -> None:
     (first_name, first), *others = machines.items()
     for name, machine in others:
         pairs = [(part, first["device"].get(part), machine["device"].get(part)) for part in SAME]
@@ -149,7 +148,7 @@ def _check_same_kind(folders: Mapping[str, Path], machines: Mapping[str, Mapping
 # --- the median card
 
 
-def median_rows(cards: Mapping[str, Sequence[Row]]) -> list[Row]:
+def median_rows(cards: Mapping[str, Sequence[FitRow]]) -> list[FitRow]:
     """One row a measurement, of the median over the cards that could make it.
 
     Times, values and each quantile of the samples are medians; the rest is that of the card nearest to the median.
@@ -157,7 +156,7 @@ def median_rows(cards: Mapping[str, Sequence[Row]]) -> list[Row]:
     to themselves: those that calibrated it.
     """
     alone = {name for name, rows in cards.items() if any(row["key"].startswith("host/") for row in rows)}
-    groups: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
+    groups: dict[tuple[Any, ...], dict[str, FitRow]] = defaultdict(dict)
     for name, rows in cards.items():
         for row in rows:
             of_host = row["key"] in HOST_SCALARS
@@ -167,28 +166,34 @@ def median_rows(cards: Mapping[str, Sequence[Row]]) -> list[Row]:
     return [_median_row(group) for group in groups.values()]
 
 
-def _median_row(group: Mapping[str, Row]) -> Row:
+def _median_row(group: Mapping[str, FitRow]) -> FitRow:
     done = {name: row for name, row in group.items() if row["status"] == "ok" and _reading(row)}
     if not done:
-        return dict(next(iter(group.values())))
+        return next(iter(group.values()))
     middle = float(median(_reading(row) for row in done.values()))
     nearest = min(done.values(), key=lambda row: abs(_reading(row) - middle))
-    merged = {**nearest, "by_card": {name: _reading(row) for name, row in done.items()}}
-    for name in ("seconds", "kernel_seconds", "taken_seconds", "value"):
-        known = [row[name] for row in done.values() if row.get(name) is not None]
-        if nearest.get(name) is not None:
-            merged[name] = float(median(known))
-    if not merged["key"].startswith("host/"):  # their order tells the rounds
-        merged["samples"] = _median_samples([row.get("samples") or [] for row in done.values()])
-    merged["throttled"] = any(row.get("throttled") for row in done.values())
-    return merged
+    middles: dict[str, object] = {
+        name: float(median(known))
+        for name in ("seconds", "kernel_seconds", "taken_seconds", "value")
+        if (known := _numbers(done.values(), name)) and _numbers([nearest], name)
+    }
+    if not nearest["key"].startswith("host/"):  # their order tells the rounds
+        middles["samples"] = _median_samples([row.get("samples") or [] for row in done.values()])
+    by_card = {name: _reading(row) for name, row in done.items()}
+    is_throttled = any(row.get("throttled") for row in done.values())
+    return merged(FitRow, nearest, {"by_card": by_card}, middles, {"throttled": is_throttled})
 
 
-def _reading(row: Mapping[str, Any]) -> float:
+def _numbers(rows: Iterable[Fields], name: str) -> list[float]:
+    """What rows say in a field, those that do."""
+    return [float(value) for row in rows if isinstance(value := row.get(name), int | float)]
+
+
+def _reading(row: FitRow) -> float:
     """What a row says of its card: the seconds that a profile takes of it, of a scalar its value; 0 where neither is
     there."""
-    names = "taken_seconds", "seconds", "kernel_seconds", "value"
-    return float(next((row[name] for name in names if row.get(name)), 0.0))
+    found = row.get("taken_seconds") or row.get("seconds") or row.get("kernel_seconds") or row.get("value")
+    return float(found or 0.0)
 
 
 def _median_samples(samples: Sequence[Sequence[float]]) -> list[float]:
@@ -207,7 +212,7 @@ def _median_samples(samples: Sequence[Sequence[float]]) -> list[float]:
 # --- how far they lie apart
 
 
-def counted(cards: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
+def counted(cards: Mapping[str, Sequence[FitRow]]) -> dict[str, Sequence[FitRow]]:
     """The cards that tell how far cards lie apart: of the rows that another card has, too, those with `LEAST_SHARE` of
     the median card's and more. One of a few kernels measured again, or of thousands that no other has, would leave the
     spread to the few rows that all cards have."""
@@ -262,10 +267,10 @@ def spread(found: Found) -> dict[str, Any]:
     }
 
 
-def _readings_by_class(cards: Mapping[str, Sequence[Row]]) -> dict[str, tuple[list[str], np.ndarray]]:
+def _readings_by_class(cards: Mapping[str, Sequence[FitRow]]) -> dict[str, tuple[list[str], np.ndarray]]:
     """ "class/cache" -> (row keys, seconds[rows, cards]), of the rows that all cards measured."""
     times: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
-    shapes: dict[tuple[str, str, str], Row] = {}
+    shapes: dict[tuple[str, str, str], FitRow] = {}
     for name, rows in cards.items():
         for row in rows:
             if row["status"] == "ok" and row.get("shape") and _reading(row):

@@ -10,7 +10,7 @@ import numpy as np
 
 from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
-from flopcast.roofline.gpu.fit.row_seconds import LONG_SECONDS, taken_seconds, work_of
+from flopcast.roofline.gpu.fit.row_seconds import LONG_SECONDS, FitRow, taken_seconds, work_of
 from flopcast.roofline.gpu.fit.surface import Points
 from flopcast.roofline.stream.lowering.describe import Work
 from flopcast.roofline.stream.lowering.variants import SurfaceKey
@@ -83,7 +83,7 @@ class Limits:
         return next((self.ceilings[name].value for name in names if name in self.ceilings), unknown)
 
 
-def case_of(row: Mapping[str, Any], gap: float, warnings: list[str]) -> Case | None:
+def case_of(row: FitRow, gap: float, warnings: list[str]) -> Case | None:
     """The case of a row of a shape; None, and a warning where it should have one, for a row that cannot be fitted.
 
     `gap`: seconds that graph replay adds to a kernel's duration."""
@@ -99,8 +99,8 @@ def case_of(row: Mapping[str, Any], gap: float, warnings: list[str]) -> Case | N
         warnings.append(f"{row['key']}: left out, a size of it is zero")
         return None
     doubt = 0.0
-    if row.get("kernel_seconds") and seconds < LONG_SECONDS:  # the two readings' difference is doubt, too
-        doubt = min(READING_DOUBT * abs(float(np.log(seconds / row["kernel_seconds"]))), 0.2)
+    if (seen := row.get("kernel_seconds")) and seconds < LONG_SECONDS:  # the two readings' difference is doubt, too
+        doubt = min(READING_DOUBT * abs(float(np.log(seconds / seen))), 0.2)
     return Case(
         key=row["key"],
         work=work,
@@ -126,7 +126,7 @@ def points_of(cases: Sequence[Case]) -> Points:
     )
 
 
-def _noise(row: Mapping[str, Any], seconds: float) -> float:
+def _noise(row: FitRow, seconds: float) -> float:
     """Standard deviation of the log of a row's median, from run to run: a floor, the stamps' resolution,
     and a part of the samples' spread. A quarter where they agree (samples of one sitting share clock and
     placement: more of them do not average that out), all of it where they differ twofold: then the median

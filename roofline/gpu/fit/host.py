@@ -15,12 +15,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from flopcast.microbench.records.machine import Host, Machine
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.fit.cases import log_spread
+from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import HostCosts
 
 # Host cost of a view over that of an op that launches a kernel: both pass the dispatcher and autograd, the
@@ -34,11 +36,19 @@ OPERATORS = "host_op/"  # rows of `microbench.host_operators`
 ROUNDS = 5  # into which samples are split where their row does not tell
 
 
+class _Phase(NamedTuple):
+    """A phase of a tiny model: its seconds, the spread of their log from sample to sample, its ops by kind."""
+
+    seconds: float
+    spread: float
+    counts: Mapping[str, float]
+
+
 def fit_host(
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[FitRow],
     counts: Mapping[str, Mapping[str, float]],
     ceilings: Mapping[str, Number],
-    machine_host: Mapping[str, Any],
+    machine_host: Host,
     warnings: list[str],
 ) -> HostCosts | None:
     """Costs from rows of status ok; `counts` by row key, where the rows themselves carry none.
@@ -47,18 +57,19 @@ def fit_host(
     without that."""
     launch = ceilings["launch"].value if "launch" in ceilings else None
     cpu = str(machine_host.get("cpu", ""))
-    by_phase: dict[str, list[tuple[Mapping[str, Any], Mapping[str, float]]]] = {}
     rows = list(rows)
+    calibrated: list[FitRow] = []
+    by_phase: dict[str, list[_Phase]] = defaultdict(list)
     uncounted = 0
     for row in rows:
         if row["key"].startswith("host/") and row.get("value"):
-            row = {**row, "value": warm_value(row)}
             phase = row["key"].rsplit("/", 1)[1]
             own = row.get("counts") or counts.get(row["key"]) or {}
             if phase in PHASES and not own:
                 uncounted += 1
                 continue
-            by_phase.setdefault(phase, []).append((row, own))
+            calibrated.append(row)
+            by_phase[phase].append(_Phase(warm_value(row), log_spread(row.get("samples") or []), own))
     if uncounted:
         warnings.append(f"{uncounted} host rows have no counts of ops and were left out")
     triton = operator_costs(rows)
@@ -67,7 +78,7 @@ def fit_host(
     sigmas: list[float] = []
     forward, backward = (_phase(by_phase[phase], sigmas) for phase in ("forward", "backward"))
     optimizer = _optimizer(by_phase["optimizer"], launch or 0.5 * forward["launch"], sigmas)
-    zero = [row["value"] for row, _ in by_phase.get("zero_grad", [])]
+    zero = [one.seconds for one in by_phase.get("zero_grad", [])]
     return HostCosts(
         name=host_name(cpu),
         forward=forward,
@@ -77,17 +88,17 @@ def fit_host(
         sigma=float(max(LEAST_SIGMA, np.median(sigmas))),
         basis="measured",
         cpu=cpu,
-        layers=layer_costs([row for found in by_phase.values() for row, _ in found]),
+        layers=layer_costs(calibrated),
         triton=triton,
     )
 
 
-def operator_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def operator_costs(rows: Iterable[FitRow]) -> dict[str, float]:
     """By operator of Triton's kernels the host seconds of a call beyond those of the ATen call beside it."""
     return {
-        row["key"].removeprefix(OPERATORS): max(0.0, row["value"] - row["base_seconds"])
+        row["key"].removeprefix(OPERATORS): max(0.0, value - base)
         for row in rows
-        if row["key"].startswith(OPERATORS) and row.get("value") and row.get("base_seconds")
+        if row["key"].startswith(OPERATORS) and (value := row.get("value")) and (base := row.get("base_seconds"))
     }
 
 
@@ -98,9 +109,7 @@ def host_name(cpu: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", text)) or "host"
 
 
-def with_origin(
-    host: HostCosts | None, machine: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]
-) -> HostCosts | None:
+def with_origin(host: HostCosts | None, machine: Machine, rows: Iterable[FitRow]) -> HostCosts | None:
     """The costs with the machine, the software and the day that they were measured with."""
     if host is None:
         return None
@@ -115,7 +124,7 @@ def with_origin(
 # --- by layer
 
 
-def layer_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def layer_costs(rows: Iterable[FitRow]) -> dict[str, Any]:
     """What one layer of the calibrated model costs the host, eager: {"model", "depths", and by phase (and "step", all
     of them) {"seconds", "fixed", "low", "high", "between"}}.
 
@@ -123,7 +132,7 @@ def layer_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     slope of a single round; `between` the slope from each depth to the next ("2-6"). Of several models the one of
     most depths; empty with fewer than two depths.
     """
-    found: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    found: dict[str, dict[str, dict[int, FitRow]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         parsed = re.fullmatch(r"host/(.+)/depth(\d+)/(\w+)", row["key"])
         if parsed and row.get("value"):
@@ -156,19 +165,19 @@ def layer_costs(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return layers
 
 
-def round_medians(row: Mapping[str, Any]) -> list[float]:
+def round_medians(row: FitRow) -> list[float]:
     """The median of each round's warm samples; of ROUNDS stretches where the row does not tell its rounds."""
-    samples = [float(sample) for sample in row.get("samples") or [row["value"]]]
+    samples = [float(sample) for sample in row.get("samples") or [row.get("value") or 0.0]]
     told = row.get("rounds")
     parts = np.array_split(np.array(samples), min(told or ROUNDS, len(samples)))
     return [float(np.median(part[1:] if told and len(part) > 1 else part)) for part in parts]
 
 
-def warm_value(row: Mapping[str, Any]) -> float:
+def warm_value(row: FitRow) -> float:
     """A row's seconds without the first sample of each round, where it tells its rounds; else its value."""
     told, samples = row.get("rounds"), row.get("samples") or []
     if not told or len(samples) != row.get("n") or len(samples) < 2 * told:
-        return float(row["value"])
+        return float(row.get("value") or 0.0)
     parts = np.array_split(np.array(samples, float), told)
     return float(np.median(np.concatenate([part[1:] for part in parts])))
 
@@ -187,42 +196,34 @@ def _from_launch(launch: float, cpu: str) -> HostCosts:
     )
 
 
-def _phase(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], sigmas: list[float]) -> dict[str, float]:
-    ops = np.array([c.get("launch", 0.0) + VIEW_WEIGHT * c.get("view", 0.0) for _, c in rows])
-    fixed, per_op = _solve(np.column_stack([np.ones(len(ops)), ops]), rows, np.zeros(len(ops)), sigmas)
+def _phase(phases: Sequence[_Phase], sigmas: list[float]) -> dict[str, float]:
+    ops = np.array([one.counts.get("launch", 0.0) + VIEW_WEIGHT * one.counts.get("view", 0.0) for one in phases])
+    fixed, per_op = _solve(np.column_stack([np.ones(len(ops)), ops]), phases, np.zeros(len(ops)), sigmas)
     return {"launch": per_op, "view": VIEW_WEIGHT * per_op, "fixed": fixed}
 
 
-def _optimizer(
-    rows: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]], launch: float, sigmas: list[float]
-) -> dict[str, float]:
+def _optimizer(phases: Sequence[_Phase], launch: float, sigmas: list[float]) -> dict[str, float]:
     """A foreach step touches its step counters on the host, tensor by tensor; a fused one does not: with
     both measured their costs are told apart, with one of them they share."""
-    launched = launch * np.array([c.get("launch", 0.0) for _, c in rows])
-    tensors = np.array([c.get("tensors", 0.0) for _, c in rows])
-    host = np.array([c.get("host", 0.0) for _, c in rows])
-    ones = np.ones(len(rows))
+    launched = launch * np.array([one.counts.get("launch", 0.0) for one in phases])
+    tensors = np.array([one.counts.get("tensors", 0.0) for one in phases])
+    host = np.array([one.counts.get("host", 0.0) for one in phases])
+    ones = np.ones(len(phases))
     told_apart = np.linalg.matrix_rank(np.column_stack([ones, tensors, host])) == 3
     if told_apart:
-        fixed, per_tensor, host_op = _solve(np.column_stack([ones, tensors, host]), rows, launched, sigmas)
+        fixed, per_tensor, host_op = _solve(np.column_stack([ones, tensors, host]), phases, launched, sigmas)
     else:
-        fixed, per_tensor = _solve(np.column_stack([ones, tensors + host]), rows, launched, sigmas)
+        fixed, per_tensor = _solve(np.column_stack([ones, tensors + host]), phases, launched, sigmas)
         host_op = per_tensor
     return {"launch": launch, "per_tensor": per_tensor, "host_op": host_op, "fixed": fixed}
 
 
-def _solve(
-    columns: np.ndarray,
-    rows: Sequence[tuple[Mapping[str, Any], Mapping[str, float]]],
-    known: np.ndarray,
-    sigmas: list[float],
-) -> list[float]:
-    """Non-negative least squares of relative errors; adds the rows' spread and the misfit to `sigmas`."""
+def _solve(columns: np.ndarray, phases: Sequence[_Phase], known: np.ndarray, sigmas: list[float]) -> list[float]:
+    """Non-negative least squares of relative errors; adds the phases' spread and the misfit to `sigmas`."""
     from scipy.optimize import nnls
 
-    seconds = np.array([float(row["value"]) for row, _ in rows])
+    seconds = np.array([one.seconds for one in phases])
     found, _ = nnls(columns / seconds[:, None], np.maximum(seconds - known, 0.0) / seconds)
     misfit = np.log(np.maximum(columns @ found + known, 1e-9) / seconds)
-    for (row, _), off in zip(rows, misfit, strict=True):
-        sigmas.append(float(np.hypot(log_spread(row.get("samples") or []), off)))
+    sigmas += [float(np.hypot(one.spread, off)) for one, off in zip(phases, misfit, strict=True)]
     return [float(value) for value in found]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 from flopcast.microbench.recipe.plans import PHASES, HostPlan
+from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.library.streams import get_stream
@@ -62,26 +62,26 @@ def host_counts(plan: HostPlan, device_type: str) -> dict[str, dict[str, float]]
     }
 
 
-def synchronous_host(profile: Profile, plan: HostPlan, rows: Iterable[Mapping[str, Any]]) -> HostCosts | None:
+def synchronous_host(profile: Profile, plan: HostPlan, rows: Iterable[FitRow]) -> HostCosts | None:
     """Host costs where every op runs when it is called (the CPU as a device).
 
     There a phase's seconds hold its operators' own time: what remains after the forecast of those is Python,
     dispatcher and autograd, here spread evenly over the ops. None without calibration rows.
     """
-    values = {row["key"]: row for row in rows if row["key"].startswith("host/") and row.get("value")}
+    rows_by_key = {row["key"]: row for row in rows if row.get("value")}
     per_op: dict[str, list[float]] = defaultdict(list)
     spreads: list[float] = []
     for depth, stream in plan_streams(plan, "cpu").items():
         for phase in PHASES:
-            row = values.get(plan.row_key(depth, phase))
-            if row is None:
+            row = rows_by_key.get(plan.row_key(depth, phase))
+            if row is None or not (value := row.get("value")):
                 continue
             ops = [op for op in stream.ops if op.phase == phase]
             works = [describe(*lowered) for op in ops if (lowered := lower(stream, op)) is not None]
             own = sum(e.seconds for e in profile.estimate([(w, w.backend, "cold") for w in works]))
-            per_op[phase].append(max(0.0, row["value"] - own) / max(len(ops), 1))
-            samples = row.get("samples") or [row["value"]]
-            spreads.append((max(samples) - min(samples)) / 3 / row["value"])
+            per_op[phase].append(max(0.0, value - own) / max(len(ops), 1))
+            samples = row.get("samples") or [value]
+            spreads.append((max(samples) - min(samples)) / 3 / value)
     if not all(phase in per_op for phase in PHASES):
         return None
     costs = {

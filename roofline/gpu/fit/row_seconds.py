@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from flopcast.kernels.shapes import shape_from_json
+from flopcast.microbench.records.rows import HostRow, OperationRow, OperatorRow, Row
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import GemmVariant
@@ -22,12 +22,19 @@ READING = ("reduction", "loss", "embedding")
 MOST_SETS = 256
 
 
-def work_of(row: Mapping[str, Any]) -> Work:
+class FitRow(OperationRow, HostRow, OperatorRow, total=False):
+    """A row of any kind as fits read it, with what is taken of its readings."""
+
+    taken_seconds: float | None  # of the device, one execution
+    by_card: dict[str, float]  # of several cards, what was taken of each
+
+
+def work_of(row: Row) -> Work:
     """What the row's shape asks of a kernel. Raises KeyError, TypeError, ValueError or IndexError for no shape."""
-    return describe(shape_from_json(row["shape"]), row.get("backend", "torch"))
+    return describe(shape_from_json(row["shape"] or {}), row.get("backend", "torch"))
 
 
-def taken_seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | None:
+def taken_seconds(row: FitRow, op_class: str, gap: float) -> float | None:
     """Device seconds of one execution, from two readings: the profiler's, after a flush where cold, and the timer's,
     back to back over rotating operands, less the gap between kernels.
 
@@ -37,8 +44,8 @@ def taken_seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | 
     can fill the L2 with, and kernels that mostly read pay for lines to be written (the loss of log-softmax 18.5 us
     against 8.4, in a step 18.4): theirs is the profiler's. Of samples from LONG_SECONDS on the faster, before the
     clocks sank. A row `with_taken` has been through keeps what was taken then."""
-    if row.get("taken_seconds"):
-        return float(row["taken_seconds"])
+    if taken := row.get("taken_seconds"):
+        return float(taken)
     seen, timed = row.get("kernel_seconds"), row.get("seconds")
     if not timed:
         return None if seen is None else float(seen)
@@ -55,7 +62,7 @@ def taken_seconds(row: Mapping[str, Any], op_class: str, gap: float) -> float | 
     return float(seen) if stays and not is_hot else back_to_back
 
 
-def graph_gap_of(rows: Iterable[Mapping[str, Any]]) -> Number | None:
+def graph_gap_of(rows: Iterable[Row]) -> Number | None:
     """What graph replay adds to a single kernel's duration, seconds: median over rows of one kernel under 50 us, where
     the gap is more than the noise of the difference; none where the profiler reads longer than the timer."""
     gaps = _gaps(rows)
@@ -65,22 +72,22 @@ def graph_gap_of(rows: Iterable[Mapping[str, Any]]) -> Number | None:
     return Number(middle, low, high, "measured", f"{len(gaps)} rows of one kernel under 50 us")
 
 
-def _gap_of(rows: Iterable[Mapping[str, Any]]) -> float | None:
+def _gap_of(rows: Iterable[Row]) -> float | None:
     """As `graph_gap_of`, and negative where the profiler reads longer: it makes the readings of two processes alike."""
     gaps = _gaps(row for row in rows if row["status"] == "ok")
     return float(np.median(gaps)) if gaps else None
 
 
-def _gaps(rows: Iterable[Mapping[str, Any]]) -> list[float]:
+def _gaps(rows: Iterable[Row]) -> list[float]:
     return [
-        row["seconds"] - row["kernel_seconds"]
+        seconds - seen
         for row in rows
-        if row.get("shape") and row.get("timer") == "graph" and row.get("seconds")
-        if 0 < (row.get("kernel_seconds") or 0) < 50e-6 and len(row.get("kernels") or ()) == 1
+        if row.get("shape") and row.get("timer") == "graph" and (seconds := row.get("seconds"))
+        if 0 < (seen := row.get("kernel_seconds") or 0.0) < 50e-6 and len(row.get("kernels") or ()) == 1
     ]
 
 
-def with_taken(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_taken(rows: Sequence[FitRow]) -> list[FitRow]:
     """The rows of one card, those of shapes with the `taken_seconds` of each, by the gap between kernels of the process
     that wrote it. Unaligned products that were not timed but profiled in turn with others, at the power limit, are
     brought to the highest clock, as all others ran: of batches at 1,500 to 1,850 MHz of 1,980 those of 2 and 4 were
@@ -90,7 +97,7 @@ def with_taken(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Graphs leave 0.2 us more between kernels in a process that has trained than in one that has not, which two runs'
     bare timers would differ by in every short row."""
     whole = _gap_of(rows) or 0.0
-    runs: dict[Any, list[dict[str, Any]]] = {}
+    runs: dict[str | None, list[FitRow]] = {}
     for row in rows:
         runs.setdefault(row.get("run"), []).append(row)
     gaps = {
@@ -101,17 +108,17 @@ def with_taken(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "taken_seconds": _taken(row, gaps[row.get("run")], highest)} for row in rows]
 
 
-def _taken(row: Mapping[str, Any], gap: float, highest: float) -> float | None:
+def _taken(row: FitRow, gap: float, highest: float) -> float | None:
     if row["status"] != "ok" or not row.get("shape"):
         return None
-    if row.get("taken_seconds"):
-        return float(row["taken_seconds"])
+    if taken := row.get("taken_seconds"):
+        return float(taken)
     try:
         work = work_of(row)
     except (KeyError, TypeError, ValueError, IndexError):
         return None  # the fit warns of it
     seconds = taken_seconds(row, work.op_class, gap)
     is_unaligned = isinstance(work.variant, GemmVariant) and not work.variant.is_aligned
-    if seconds and is_unaligned and not row.get("seconds") and row.get("clock_mhz"):
-        return seconds * float(row["clock_mhz"]) / highest
+    if seconds and is_unaligned and not row.get("seconds") and (clock := row.get("clock_mhz")):
+        return seconds * float(clock) / highest
     return seconds

@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from flopcast.errors import DataError
-from flopcast.microbench.records.machine import Device
+from flopcast.microbench.records.machine import Device, Machine
+from flopcast.microbench.records.rows import Row
 from flopcast.roofline.base.numbers import Z_90, Number
 from flopcast.roofline.gpu.catalogue.device import attention_alias, device_peaks, gpu_name
 from flopcast.roofline.gpu.fit.cards import read_folder, with_cards
 from flopcast.roofline.gpu.fit.cases import MOST_SPREAD, Case, Limits, case_of, log_spread
 from flopcast.roofline.gpu.fit.host import fit_host, with_origin
 from flopcast.roofline.gpu.fit.quality import FitReport, Quality, quality_report
-from flopcast.roofline.gpu.fit.row_seconds import graph_gap_of
+from flopcast.roofline.gpu.fit.row_seconds import FitRow, graph_gap_of
 from flopcast.roofline.gpu.fit.surface import DOUBT_FACTOR
 from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -43,16 +43,13 @@ def fit(folder: Path | str, *, counts: Mapping[str, Mapping[str, float]] | None 
     do not carry them. Raises DataError when the folder holds no usable rows, or as `records.read` does.
     """
     found = read_folder(folder)
-    profile, report = fit_rows(
-        found.rows, found.machine, counts=counts,
-        warnings=found.warnings, name=str(folder),
-    )  # fmt: skip
+    profile, report = fit_rows(found.rows, found.machine, counts=counts, warnings=found.warnings, name=str(folder))
     return with_cards(profile, found), report
 
 
 def fit_rows(
-    rows: Sequence[Mapping[str, Any]],
-    machine: Mapping[str, Any],
+    rows: Sequence[FitRow],
+    machine: Machine,
     *,
     counts: Mapping[str, Mapping[str, float]] | None = None,
     warnings: Sequence[str] = (),
@@ -60,8 +57,8 @@ def fit_rows(
 ) -> tuple[Profile, FitReport]:
     """As `fit`, from rows in memory; `machine` is what machine.json holds."""
     warnings = list(warnings)
-    usable = [dict(row) for row in rows if row["status"] == "ok"]
-    unused = Counter(row["status"] for row in rows if row["status"] != "ok")
+    usable = [row for row in rows if row["status"] == "ok"]
+    unused = Counter(str(row["status"]) for row in rows if row["status"] != "ok")
     ceilings = ceilings_of(usable)
     gap = graph_gap_of(usable)
     if gap is not None:
@@ -86,6 +83,7 @@ def fit_rows(
         )
     host = fit_host(usable, counts or {}, ceilings, machine.get("host", {}), warnings)
     host = with_origin(host, machine, usable)
+    times = [time for row in usable if (time := row.get("time"))]
     n_throttled = sum(case.is_throttled for case in fitted)
     profile = Profile(
         gpu=gpu_name(device),
@@ -100,12 +98,12 @@ def fit_rows(
         provenance={
             "machine": machine["machine"],
             "method": max((row.get("method", 1) for row in usable), default=1),
-            "suites": sorted({str(row.get("suite")) for row in shaped if row.get("suite")}),
+            "suites": sorted({suite for row in shaped if (suite := row.get("suite"))}),
             "rows": len(fitted),
             "rows_throttled": n_throttled,
             "rows_held_out": len(held),
-            "from": min((row["time"] for row in usable if row.get("time")), default=None),
-            "to": max((row["time"] for row in usable if row.get("time")), default=None),
+            "from": min(times, default=None),
+            "to": max(times, default=None),
         },
         aliases=attention_alias(device, machine.get("stack", {}), {case.backend for case in fitted}),
     )
@@ -116,15 +114,16 @@ def fit_rows(
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
-def ceilings_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Number]:
+def ceilings_of(rows: Iterable[Row]) -> dict[str, Number]:
     """From the scalar rows. The interval is the samples' own, relative to their median."""
     found: dict[str, Number] = {}
     for row in rows:
-        if row["key"].startswith("scalar/") and row.get("value") is not None:
+        if row["key"].startswith("scalar/") and (value := row.get("value")) is not None:
             half = float(np.exp(Z_90 * min(log_spread(row.get("samples") or []), MOST_SPREAD)))
-            value = float(row["value"])
             source = f"{row['key']}, {row.get('n') or len(row.get('samples') or [])} samples"
-            found[row["key"].removeprefix("scalar/")] = Number(value, value / half, value * half, "measured", source)
+            found[row["key"].removeprefix("scalar/")] = Number(
+                float(value), value / half, value * half, "measured", source
+            )
     if "launch_queue" in found:
         found["queue_depth"] = found.pop("launch_queue")
     return found

@@ -11,7 +11,6 @@ from flopcast.kernels.shapes import Gemm, shape_to_json
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.records.rows import EMPTY_FIELDS
 from flopcast.roofline.gpu.fit.row_seconds import FEWEST_ROWS, graph_gap_of, with_taken
-from flopcast.roofline.stream.lowering.describe import describe
 
 SHAPES = [Gemm(m=256 * i, n=256, k=256, dtype="bf16", layout="nt") for i in range(1, FEWEST_ROWS + 1)]
 
@@ -29,20 +28,18 @@ def rows_of(run: str | None, gap: float) -> list[dict[str, Any]]:
 
 def test_processes_of_one_file_are_read_alike() -> None:
     trained, untrained = rows_of("09:00", 0.1e-6), rows_of("10:00", -0.2e-6)
-    taken = [row["taken_seconds"] for row in with_taken([*trained, *untrained], describe)]
+    taken = [row["taken_seconds"] for row in with_taken([*trained, *untrained])]
     assert taken == pytest.approx([row["kernel_seconds"] for row in (*trained, *untrained)])
 
 
 def test_rows_that_do_not_say_are_of_one_process() -> None:
     old = rows_of(None, 0.1e-6)
-    assert [row["taken_seconds"] for row in with_taken(old, describe)] == pytest.approx(
-        [row["kernel_seconds"] for row in old]
-    )
+    assert [row["taken_seconds"] for row in with_taken(old)] == pytest.approx([row["kernel_seconds"] for row in old])
 
 
 def test_a_few_rows_are_read_by_the_gap_of_all() -> None:
     most, few = rows_of("09:00", 0.1e-6), rows_of("10:00", 0.3e-6)[:5]
-    taken = [row["taken_seconds"] for row in with_taken([*most, *few], describe)][-5:]
+    taken = [row["taken_seconds"] for row in with_taken([*most, *few])][-5:]
     assert taken == pytest.approx([row["kernel_seconds"] for row in few])
     assert taken < [row["seconds"] - 0.05e-6 for row in few]
 
@@ -54,7 +51,7 @@ def test_unaligned_products_profiled_at_a_lower_clock_are_brought_to_the_highest
          "shape": shape_to_json(Gemm(m=1024, n=n, k=1024)), "clock_mhz": clock}
         for i, (n, seconds, clock) in enumerate(sides)
     ]  # fmt: skip
-    taken = [row["taken_seconds"] for row in with_taken(rows, describe)]
+    taken = [row["taken_seconds"] for row in with_taken(rows)]
     assert taken == pytest.approx([2e-3, 1e-3 * 1650 / 1980, 1e-3, 3e-3])
 
 
