@@ -89,7 +89,7 @@ def cost(
         print_cost(curves, asked, changed, one_host=feeding.host is not None or feeding.hosts == SAME)
 
 
-def write_cost(curves: Sequence[CostCurve], folder: Path, changed: Sequence[Scenario]) -> list[Path]:
+def write_cost(curves: Sequence[CostCurve], folder: Path, changed: Sequence[Scenario] = ()) -> list[Path]:
     """cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `changed`) and cost.png in
     `folder`. Raises UsageError when it cannot be written."""
     from flopcast.roofline.views.figures.cost import cost_figure
