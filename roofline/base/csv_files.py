@@ -148,7 +148,7 @@ def read_rows(path: Path) -> tuple[list[str], list[Row]]:
     """(columns, rows) of a CSV file, plain or gzipped; blanks around cells taken off.
 
     Cells beyond the header's columns are kept as EXTRA: such a row may be shifted, so it is not answered.
-    Raises DataError as `text_files.read_csv` does.
+    Raises DataError as `read_csv` does.
     """
     _, columns, lines = read_csv(path)
     rows = []

@@ -1,4 +1,4 @@
-"""A number with its deviation and how it came about, and the quantile of a 90% interval."""
+"""A number with its 90% interval and how it came about, and the quantile of such an interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the data lie that ship with the package."""
+"""Where the data are that ship with the package."""
 
 from __future__ import annotations
 

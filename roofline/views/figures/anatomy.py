@@ -59,8 +59,8 @@ def anatomy_figure(found: Sequence[Forecast], validation: Sequence[StepCompariso
     )
     alt = (
         f"Stacked bars of device milliseconds by operation class for {len(found)} models, "
-        f"{found[0].step_seconds * 1e3:.1f} to {found[-1].step_seconds * 1e3:.1f} ms a step, with lines for host time "
-        f"and step time; bound by {found[0].bound} at {count(found[0].n_params)}, by {found[-1].bound} at "
+        f"{found[0].step_seconds * 1e3:.1f} to {found[-1].step_seconds * 1e3:.1f} ms per step, with lines for host "
+        f"time and step time; bound by {found[0].bound} at {count(found[0].n_params)}, by {found[-1].bound} at "
         f"{count(found[-1].n_params)} parameters."
     )
     basis = f"forecast from a {found[0].profile_basis} profile" + ("; diamonds measured" if measured else "")
@@ -69,7 +69,7 @@ def anatomy_figure(found: Sequence[Forecast], validation: Sequence[StepCompariso
 
 @styled
 def batch_figure(found: Sequence[Forecast], name: str, seq: int) -> Figure | None:
-    """The same for one model over batches, in microseconds a token: what a larger batch saves.
+    """The same for one model over batches, in microseconds per token: what a larger batch saves.
 
     None with fewer than two forecasts.
     """
@@ -80,7 +80,7 @@ def batch_figure(found: Sequence[Forecast], name: str, seq: int) -> Figure | Non
     scales = [1e6 / tokens_of(f) for f in found]
     batches = [round(tokens_of(f) / seq) for f in found]
     labels = dict(zip(map(id, found), batches, strict=True))
-    top = _stack(sheet, ax, found, scales, "µs a token", lambda f: f"{labels[id(f)]} x {seq}")
+    top = _stack(sheet, ax, found, scales, "µs per token", lambda f: f"{labels[id(f)]} x {seq}")
     ax.set_xticks(range(len(found)), [f"{b}{'' if f.fits else ' *'}" for b, f in zip(batches, found, strict=True)])
     ax.set(xlabel=f"batch, sequences of {seq} tokens", ylabel="µs per token")
     ax.set_ylim(0, 1.06 * top)
@@ -89,14 +89,14 @@ def batch_figure(found: Sequence[Forecast], name: str, seq: int) -> Figure | Non
     first = next((b for b, f in zip(batches, found, strict=True) if f.bound != "host"), None)
     full = [b for b, f in zip(batches, found, strict=True) if not f.fits]
     caption = (
-        f"A step of {name}, its time divided by its tokens: {per_token[0]:.3g} µs a token at batch {batches[0]}, "
-        f"{per_token[-1]:.3g} at {batches[-1]}. Host and optimizer cost a step, not a token, and fade; "
+        f"A step of {name}, its time divided by its tokens: {per_token[0]:.3g} µs per token at batch {batches[0]}, "
+        f"{per_token[-1]:.3g} at {batches[-1]}. What host and optimizer cost is per step, not per token, and fades; "
         + ("the host bounds every one." if first is None else f"the device bounds from batch {first} on.")
         + (" *: does not fit into the memory." if full else "")
     )
     alt = (
-        f"Stacked bars of device microseconds a token by operation class over batches {batches[0]} to {batches[-1]} of "
-        f"{name}, falling from {per_token[0]:.3g} to {per_token[-1]:.3g} µs a token for the whole step."
+        f"Stacked bars of device microseconds per token by operation class over batches {batches[0]} to {batches[-1]} "
+        f"of {name}, falling from {per_token[0]:.3g} to {per_token[-1]:.3g} µs per token for the whole step."
     )
     basis = f"forecast from a {found[0].profile_basis} profile"
     return finish(sheet, "batches", "Anatomy of a step over batch", caption, alt, basis)

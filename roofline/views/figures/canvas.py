@@ -89,7 +89,7 @@ class Sheet:
         return tops
 
     def image(self, ax: Axes, cells: Any, tips: Sequence[str], **how: Any) -> Any:
-        """An image of cells[rows, columns], first row at the bottom, with a hover text a cell, row by row."""
+        """An image of cells[rows, columns], first row at the bottom, with a hover text for each cell, row by row."""
         drawn = ax.imshow(cells, origin="lower", interpolation="none", **how)
         name = f"tips{len(self.tips)}"
         drawn.set_gid(name)
@@ -176,16 +176,11 @@ def halo() -> list[Any]:
 
 def spread_apart(wanted: Sequence[float], step: float) -> list[float]:
     """Heights at least `step` apart, in the same order, as near to the ones wanted (ascending) as blocks allow."""
-    blocks: list[list[float]] = []  # each: wanted heights of labels that touch, centred on their mean
-    for height in wanted:
-        blocks.append([height])
-        while len(blocks) > 1 and _lowest(blocks[-1], step) < _lowest(blocks[-2], step) + step * len(blocks[-2]):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    return [_lowest(block, step) + step * i for block in blocks for i in range(len(block))]
+    from scipy.optimize import isotonic_regression
 
-
-def _lowest(block: Sequence[float], step: float) -> float:
-    return sum(block) / len(block) - step * (len(block) - 1) / 2
+    room = [step * place for place in range(len(wanted))]  # less this, heights need only keep their order
+    kept = isotonic_regression([height - below for height, below in zip(wanted, room, strict=True)]).x
+    return [float(height + below) for height, below in zip(kept, room, strict=True)]
 
 
 def new_sheet(height: float, rows: int = 1, **how: Any) -> Sheet:
@@ -209,7 +204,7 @@ def finish(sheet: Sheet, name: str, title: str, caption: str, alt: str, basis: s
 
 
 def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
-    """Draws within this file's style (that of the keyword `theme`), whatever the reader's matplotlibrc says."""
+    """Draws within the style of `colours` (that of the keyword `theme`), whatever the reader's matplotlibrc says."""
 
     def within(*args: Any, **kwargs: Any) -> Figure | None:
         import matplotlib as mpl

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.step.forecast import Forecast
 
 
-WEIGHT_BYTES, STATE_BYTES = 4, 8  # a parameter: fp32 weights, AdamW's two moments in fp32
+WEIGHT_BYTES, STATE_BYTES = 4, 8  # per parameter: fp32 weights, AdamW's two moments in fp32
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -123,8 +123,8 @@ def host_figure(hosts: Sequence[HostCosts]) -> Figure | None:
                            label=phase if place == 0 else None)  # fmt: skip
             bars[0].set_gid(f"host-{place}-{phase}")
             sheet.tips[f"host-{place}-{phase}"] = [
-                f"{host.name}, {phase}: {width:.2f} ms a layer ({found['low'] * 1e3:.2f} to "
-                f"{found['high'] * 1e3:.2f}), and {found['fixed'] * 1e3:.2f} ms a step whatever the depth"
+                f"{host.name}, {phase}: {width:.2f} ms per layer ({found['low'] * 1e3:.2f} to "
+                f"{found['high'] * 1e3:.2f}), and {found['fixed'] * 1e3:.2f} ms per step whatever the depth"
             ]
             left += width
         step = host.layers["step"]
@@ -132,18 +132,18 @@ def host_figure(hosts: Sequence[HostCosts]) -> Figure | None:
                     [(step["high"] - step["seconds"]) * 1e3]], color=INK, lw=0, elinewidth=1.4, capsize=4,
                     label="range of its runs" if place == 0 else None)  # fmt: skip
     ax.set_yticks(range(len(shown)), [_label(host, place == 0) for place, host in enumerate(shown)], fontsize=8.8)
-    ax.set(xlabel="ms of host time a layer of Qwen3, eager, AdamW", ylim=(len(shown) - 0.5, -0.5), xlim=(0, None))
+    ax.set(xlabel="ms of host time per layer of Qwen3, eager, AdamW", ylim=(len(shown) - 0.5, -0.5), xlim=(0, None))
     ax.grid(False, axis="y")
     sheet.canvas.legend(loc="outside upper center", ncols=4)
     first = shown[0]
     step = first.layers["step"]
     caption = (
-        f"An eager step enqueues each kernel from Python: {step['seconds'] * 1e3:.2f} ms a layer and "
-        f"{step['fixed'] * 1e3:.1f} ms a step on {first.name}, whatever the width. Where the kernels of a layer take "
+        f"An eager step enqueues each kernel from Python: {step['seconds'] * 1e3:.2f} ms per layer and "
+        f"{step['fixed'] * 1e3:.1f} ms per step on {first.name}, whatever the width. Where the kernels of a layer take "
         f"less, the GPU waits. Runs of one host differ by {first.sigma:.0%} (standard deviation of the logarithm)."
     )
     alt = (
-        f"Horizontal bars of host milliseconds a layer by phase for {len(shown)} host"
+        f"Horizontal bars of host milliseconds per layer by phase for {len(shown)} host"
         f"{'s' if len(shown) > 1 else ''}: "
         + "; ".join(f"{host.name} {host.layers['step']['seconds'] * 1e3:.2f} ms" for host in shown)
         + "."

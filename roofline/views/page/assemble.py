@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from flopcast.roofline.validation.step_comparison import StepComparison
 
 
-# GPUs that a report compares its own with: those of the source article.
-BATCHED = "qwen3-0.6b"  # shown over batches: its streams at `rebatch.BATCHES` are shipped
+BATCHED = "qwen3-0.6b"  # shown over batches: its streams at these batches are shipped
 BATCHES = (2, 4, 8, 16, 32, 64, 128)
+# GPUs that a report compares its own with: those of the source article.
 COMPARED = ("nvidia-l4", "nvidia-a100-80gb-pcie", "nvidia-h100-sxm", "nvidia-h200")
 
 

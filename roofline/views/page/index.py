@@ -1,4 +1,4 @@
-"""The index over pages: a line a GPU with its main numbers, and links. Made from the `report.json` beside each page."""
+"""The index over pages: of each GPU the main numbers and links. Made from the `report.json` beside each page."""
 
 from __future__ import annotations
 

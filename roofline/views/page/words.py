@@ -8,7 +8,7 @@ from itertools import groupby
 from math import log
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import count, duration, rate
+from flopcast.roofline.base.units import count, duration, rate, three_digits
 from flopcast.roofline.dollars.crossovers import best_gpu
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.step.forecast import tokens_of, width_of
@@ -17,6 +17,7 @@ from flopcast.roofline.validation.summary import errors_of
 from flopcast.roofline.views.page.data import ReportData
 
 if TYPE_CHECKING:
+    from flopcast.roofline.base.numbers import Number
     from flopcast.roofline.gpu.profile.profile import Profile
     from flopcast.roofline.step.forecast import Forecast
 
@@ -65,28 +66,30 @@ def _what_it_is(profile: Profile) -> str:
     return f"{text}; measured{f' {when}' if when else ''}{software}{host}."
 
 
-def _what_it_reaches(profile: Profile) -> str:
-    found = []
+def _matrix_roof(profile: Profile) -> tuple[str, Number | None, Number | None, Number | None]:
+    """(dtype, burst, sustained, published peak) of the matrix products that the summary tells of."""
     dtype = "bf16" if "matrix_burst/bf16" in profile.ceilings else next(iter(profile.peaks), "")
     burst, sustained = (profile.ceilings.get(f"matrix_{kind}/{dtype}") for kind in ("burst", "sustained"))
+    peak = profile.peaks.get(dtype)
+    return dtype, burst, sustained, None if peak is None or peak.basis == "measured" else peak
+
+
+def _what_it_reaches(profile: Profile) -> str:
+    found = []
+    dtype, burst, sustained, peak = _matrix_roof(profile)
     if burst is not None:
         text = f"{dtype} matrix products {rate(burst.value, 'FLOP/s')} in bursts"
         if sustained is not None:
             text += f", {rate(sustained.value, 'FLOP/s')} sustained"
-        peak = profile.peaks.get(dtype)
-        if peak is not None and peak.basis != "measured":
+        if peak is not None:
             best = (sustained or burst).value
             text += f" ({best / peak.value:.0%} of the {peak.basis} {rate(peak.value, 'FLOP/s')})"
         found.append(text)
-    for name, words, unit in (
-        ("hbm_copy", "memory copy", "B/s"),
-        ("kernel_floor", "shortest kernel", "s"),
-        ("launch", "host time of a launch", "s"),
-    ):
-        number = profile.ceilings.get(name)
-        if number is not None:
-            value = duration(number.value) if unit == "s" else rate(number.value, unit)
-            found.append(f"{words} {value}")
+    if (copy := profile.ceilings.get("hbm_copy")) is not None:
+        found.append(f"memory copy {rate(copy.value, 'B/s')}")
+    for name, words in (("kernel_floor", "shortest kernel"), ("launch", "host time of a launch")):
+        if (number := profile.ceilings.get(name)) is not None:
+            found.append(f"{words} {duration(number.value)}")
     return "; ".join(found) + (f" ({profile.basis})." if found else "")
 
 
@@ -95,7 +98,7 @@ def _what_a_step_costs(data: ReportData) -> str:
     width = width_of(step)
     model = f"width {width}, {step.depth} layers, " if width else ""
     text = (
-        f"A {count(step.n_params)}-parameter model ({model}{tokens_of(step):,} tokens a step): "
+        f"A {count(step.n_params)}-parameter model ({model}{tokens_of(step):,} tokens per step): "
         f"{_ms(step.step_seconds)} ({_ms(step.step_seconds_low)} to {_ms(step.step_seconds_high)}), "
         f"bound by {step.bound}, forecast"
     )
@@ -117,7 +120,7 @@ def _what_a_step_costs(data: ReportData) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:,.0f} ms"
+    return f"{three_digits(seconds * 1e3)} ms"
 
 
 def how_wrong(rows: Sequence[StepComparison]) -> str:
@@ -199,7 +202,7 @@ def _this_one(data: ReportData) -> str:
 def _what_fits(data: ReportData) -> str:
     """Of the model over batches, and the largest of the ladder."""
     most = f"{data.largest_batch:,} sequences of {data.batched_seq} tokens"
-    text = f"{data.batched_model} trains with up to {most} a step"
+    text = f"{data.batched_model} trains with up to {most} per step"
     fitting = [step for step in data.anatomy if step.fits]
     if fitting:
         last = max(fitting, key=lambda step: step.n_params)
@@ -243,11 +246,9 @@ class KeyNumber:
 def key_numbers(data: ReportData) -> Iterator[KeyNumber]:
     """What a manager reads first; what the data do not hold is left out."""
     profile = data.profile
-    dtype = "bf16" if "matrix_burst/bf16" in profile.ceilings else next(iter(profile.peaks), "")
-    number = profile.ceilings.get(f"matrix_sustained/{dtype}") or profile.ceilings.get(f"matrix_burst/{dtype}")
-    if number is not None:
-        peak = profile.peaks.get(dtype)
-        of = f"{number.value / peak.value:.0%} of its {peak.basis} peak" if peak and peak.basis != "measured" else ""
+    dtype, burst, sustained, peak = _matrix_roof(profile)
+    if (number := sustained or burst) is not None:
+        of = f"{number.value / peak.value:.0%} of its {peak.basis} peak" if peak else ""
         yield KeyNumber(rate(number.value, "FLOP/s"), f"{dtype} matrix products, sustained", of)
     copy = profile.ceilings.get("hbm_copy")
     if copy is not None:
