@@ -10,7 +10,6 @@ quiet one with one core. Targets (2-core x86): cold predict 6 s, cached 1 s, a s
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 import resource
@@ -20,6 +19,8 @@ import tempfile
 import time
 from itertools import product
 from pathlib import Path
+
+from studies.command import parser_of
 
 WIDTHS = (320, 448, 640, 832, 1088, 1344, 1728, 2112, 2624, 3200)
 DEPTHS = (4, 8, 12, 24)
@@ -45,7 +46,7 @@ def run(arguments: list[str], cache: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Runs the three and prints a line each."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("--gpu", default="nvidia-h200")
     parser.add_argument("--repeat", type=int, default=3)
     given = parser.parse_args()

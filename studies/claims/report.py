@@ -312,20 +312,3 @@ def _power(profiles: Sequence[Profile]) -> list[str]:
     if not parts:
         return []
     return [f"Of their dense bf16 peak the power limit lets large products sustain: {'; '.join(parts)}.", ""]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Remakes the folder."""
-    import argparse
-
-    from flopcast.roofline.views.terminal.console import say
-
-    parser = argparse.ArgumentParser(prog=COMMAND.rpartition(" --")[0], description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=Path("reports/economics"))
-    given = parser.parse_args(arguments)
-    for path in write(gather(say), given.out):
-        say(f"wrote {path}")
-
-
-if __name__ == "__main__":
-    main()

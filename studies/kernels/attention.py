@@ -10,7 +10,6 @@ of the ratios from 1024 tokens a sequence on.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 import statistics
@@ -23,6 +22,7 @@ import torch
 
 from flopcast.kernels import attention as A
 from flopcast.kernels.shapes import Attention
+from studies.command import parser_of
 from studies.kernels.attention_tune import PEERS, SEQS, TOKENS, Judge, captured, measure
 
 COLUMNS = (
@@ -58,7 +58,7 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--budget", type=float, default=120.0)
     arguments = parser.parse_args()

@@ -8,11 +8,11 @@ writes to standard output what `kernels/data/attention_*.json` holds; DEVICE as 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from flopcast.kernels.attention_config import FORMAT, place_of
+from studies.command import parser_of
 
 NEAR = 1.015  # as fast as: what two runs of one tile differ by
 
@@ -81,6 +81,10 @@ def table_from(out: Path, device: str, triton: str, shapes: str) -> dict[str, An
 
 
 if __name__ == "__main__":
-    measured, device, triton = sys.argv[1:]
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("measured", type=Path, help="the JSON lines of attention_tune")
+    parser.add_argument("device")
+    parser.add_argument("triton", help="version")
+    given = parser.parse_args()
     shapes = "bf16, 16 query and 8 key-value heads, 16384 tokens"
-    print(json.dumps(table_from(Path(measured), device, triton, shapes), indent=1))
+    print(json.dumps(table_from(given.measured, given.device, given.triton, shapes), indent=1))

@@ -14,7 +14,6 @@ attention halved and the backward as five products. `--ptxas` names another ptxa
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -34,6 +33,7 @@ from torch import Tensor
 from flopcast.kernels import attention as A
 from flopcast.kernels.attention_config import AttentionConfig, Tile, from_key, place_of, rule
 from flopcast.kernels.shapes import Attention
+from studies.command import parser_of
 from studies.kernels.attention_table import summary, table_from
 
 TOKENS = 16384
@@ -332,7 +332,7 @@ def drive(out: Path, only: str, jobs: int, budget: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=14)

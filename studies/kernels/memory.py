@@ -19,7 +19,6 @@ as many cores, take the minutes of compilation out of a short loan of a GPU.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
@@ -43,6 +42,7 @@ from flopcast.microbench.timing.device import describe, describe_stack
 from flopcast.microbench.timing.make_timer import make_timer
 from flopcast.microbench.timing.policy import CPU_QUICK, QUICK
 from flopcast.microbench.timing.timer import Timer
+from studies.command import parser_of
 
 MODULES: dict[type[Fused], Any] = {
     RmsNorm: rmsnorm, RopeQkNorm: rope, SwiGlu: swiglu, CrossEntropy: cross_entropy, AdamW: adamw,
@@ -279,7 +279,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument(
         "--only", default="", help="parts of keys, comma-separated: rmsnorm, cross_entropy/both, 1024x1024, ..."

@@ -14,7 +14,6 @@ command goes on where it stopped. `--only memory` runs studies/kernels/memory.py
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
@@ -26,6 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from studies.command import parser_of
 
 COLUMNS = (
     "kernel", "key", "layout", "m", "n", "k", "peer", "seconds", "peer_seconds", "ratio", "flops", "bytes",
@@ -350,7 +351,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", default="matmul,attention", help="of matmul, attention, memory")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds")

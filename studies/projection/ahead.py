@@ -4,12 +4,11 @@
 
 writes OUT/<gpu>/forecasts.csv.gz, a row a number: each kernel of the suites named in `SUITES`, each ceiling of the
 profile, and each real step of `validate`: the step on the host of the profile that was projected from, its device
-time, and that of each group of operations. `projection_measured.py` holds them against measurements.
+time, and that of each group of operations. `measured.py` holds them against measurements.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import io
@@ -30,6 +29,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.validation.compare_steps import compare
 from flopcast.roofline.validation.step_plans import validation_plans
+from studies.command import parser_of
 
 SUITES = ("standard", "fused")
 FILE = "forecasts.csv.gz"
@@ -99,7 +99,7 @@ def read(path: Path) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes the forecasts of a GPU's projection."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("gpu")
     parser.add_argument("--out", type=Path, default=Path("reports/projection"))
     given = parser.parse_args(arguments)

@@ -9,16 +9,15 @@ half of the shapes (`published.Timed.is_held_out` says which) and shown on the o
 that half. `--ship` writes the fitted parameters to roofline/data/published, from which the shipped profiles are made.
 
 Not zero-shot in the strictest sense: which effects are modelled was chosen with these errors in view (listed in
-`project_tiles.py`, `power.py` and `LOOKED_AT`); no constant was fitted to them but the deviations `project.SIGMA`.
+`gpu/projection`, `power.py` and `LOOKED_AT`); no constant was fitted to them but the deviations `project.SIGMA`.
 
 Writes checks.csv (a row a GPU, class and stage), by_size.csv, op_efficiency.csv, steps.csv and
-steps_fp32.csv (`projection_steps.py`), and README.md, which shows them and
-what `projection_measured.py` left below OUT.
+steps_fp32.csv (`steps.py`), and README.md, which shows them and
+what `measured.py` left below OUT.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import json
@@ -39,6 +38,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.projection.published_fit import apply, estimates, refine
 from flopcast.roofline.gpu.projection.published_tables import Timed, read_table
 from flopcast.roofline.stream.lowering.describe import describe
+from studies.command import parser_of
 from studies.projection.targets import FROM_OTHER, OTHER, SOURCE, TARGETS
 
 GEMM_TABLES = {"nvidia-a100-80gb-sxm": "gemm_bf16_a100_sxm.csv.gz", "nvidia-l40s": "gemm_bf16_l40s.csv.gz"}
@@ -269,7 +269,7 @@ def write(
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
     """Remakes reports/projection from the tables."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("reports/projection"))
     parser.add_argument("--ship", action="store_true", help="write the fitted parameters that ship")

@@ -4,7 +4,7 @@
 
 holds two sets of forecasts against what `flopcast bench` and `flopcast validate` measured in REPORTS/<gpu> (folders
 `measurements` and `steps`): "ahead", those of OUT/<gpu>/forecasts.csv.gz, written down before the card was measured
-(`projection_ahead.py`), and "today", what the projection says now - of a card that has been seen by then, so that only
+(`ahead.py`), and "today", what the projection says now - of a card that has been seen by then, so that only
 the first are a test. Neither uses any measurement of the card, though its measured profile ships.
 
 Writes into OUT/<gpu>: rows.csv.gz (every number), classes.csv (errors of kernels by class and cache, of steps by part),
@@ -13,7 +13,6 @@ ceilings.csv, steps.csv, ahead.png and README.md.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import io
@@ -37,6 +36,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.validation.compare_steps import compare, read_steps, step_folders
+from studies.command import parser_of
 from studies.projection import ahead as projection_ahead
 
 AHEAD, TODAY = "ahead", "today"
@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Judges a GPU's projection by what was measured of it since."""
     from studies.projection.measured_report import headline
 
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("gpu")
     parser.add_argument("--out", type=Path, default=Path("reports/projection"))
     parser.add_argument("--reports", type=Path, default=Path("reports"), help="where <gpu>/measurements lies")

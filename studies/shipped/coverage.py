@@ -5,13 +5,12 @@ python -m studies.shipped.coverage [GPU]
 
 from __future__ import annotations
 
-import sys
-
 from flopcast.roofline.step.coverage import coverage, rows_of
 from flopcast.roofline.step.measured_model import MeasuredModel
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import LADDER_WIDTHS, depth_for, load_config, make_config, shipped_names
 from flopcast.roofline.stream.model.run import Traced
+from studies.command import parser_of
 
 
 def qwen3_models(device_type: str = "cuda") -> list[MeasuredModel]:
@@ -29,7 +28,9 @@ def main() -> None:
     from flopcast.roofline.gpu.library.profiles import find_profile
     from flopcast.roofline.views.terminal.console import console, table
 
-    profile = find_profile(sys.argv[1] if len(sys.argv) > 1 else "nvidia-h200")
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("gpu", nargs="?", default="nvidia-h200", help="or a profile's file")
+    profile = find_profile(parser.parse_args().gpu)
     found = [coverage(profile, model) for model in qwen3_models(profile.device["type"])]
     columns = (
         "step", "device ms", "measured", "interpolated", "extrapolated", "in measured kinds", "fits",

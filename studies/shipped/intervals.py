@@ -17,6 +17,7 @@ from flopcast.roofline.step.uncertainty import FILE, Spreads, spreads
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from flopcast.roofline.validation.step_plans import INTERVALS
+from studies.command import parser_of
 
 LEAST_STEPS = 4  # of fewer a spread is not estimated: the default stays
 
@@ -94,14 +95,12 @@ def _student(n: int) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Remakes the shipped file from a folder of steps."""
-    import argparse
-
     from flopcast.microbench.records import records
     from flopcast.microbench.records.rows import StepRow
     from flopcast.roofline.gpu.library.profiles import find_profile
     from flopcast.roofline.validation.compare_steps import compare
 
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gpu", default="nvidia-h200")
     parser.add_argument("--out", type=Path, default=FILE)

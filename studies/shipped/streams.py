@@ -22,6 +22,7 @@ from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
 from flopcast.roofline.stream.ops.to_batch import BATCHES
+from studies.command import parser_of
 
 
 def shipped_streams() -> list[tuple[Config, Traced]]:
@@ -40,6 +41,7 @@ def shipped_streams() -> list[tuple[Config, Traced]]:
 
 def main() -> None:
     """Writes data/streams."""
+    parser_of(__spec__, __doc__).parse_args()
     wanted = shipped_streams()
     for old in (DATA / "streams").glob("*.json.gz"):
         old.unlink()

@@ -1,17 +1,17 @@
 """Remakes the shipped suites from the traces of the models that they name.
 
-python -m studies.suites [NAME]
+python -m studies.suites [NAME ...]
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable
 
 from flopcast.roofline.gpu.library.profiles import SOURCE as MEASURED_GPU
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.suites import ATTENTION, FUSED, OF_TRITON, save, shipped_path
+from studies.command import parser_of
 from studies.suites.attention import triton_cases
 from studies.suites.build import build, works
 from studies.suites.calls import fused_cases
@@ -21,7 +21,13 @@ from studies.suites.plans import FUSED_SOURCES, PLANS, labels
 
 def main() -> None:
     """Remakes the shipped suites, or those named on the command line."""
-    remake(sys.argv[1:] or (*PLANS, *OF_TRITON))
+    parser = parser_of(__spec__, __doc__)
+    valid = (*PLANS, *OF_TRITON)
+    parser.add_argument("name", nargs="*", help=f"default: all, {', '.join(valid)}")
+    names = parser.parse_args().name or valid
+    if unknown := [name for name in names if name not in valid]:
+        parser.error(f"unknown suites {', '.join(unknown)}: valid are {', '.join(valid)}")
+    remake(names)
 
 
 def remake(names: Iterable[str]) -> None:

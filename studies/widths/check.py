@@ -1,6 +1,6 @@
 """Forecast penalties of widths against real steps: the table that says how far off they were.
 
-Aligned and unaligned sizes side by side (`widths_sets.py`). A penalty is held against the line between the aligned
+Aligned and unaligned sizes side by side (`sets.py`). A penalty is held against the line between the aligned
 neighbours (`penalties.penalty`). Shapes of equal parameters follow: whether the recommended one is the fastest.
 
     python -m studies.widths.check --set 3 --out widths-3.csv                                before: forecasts
@@ -21,7 +21,7 @@ of 8 to 32, 3 of 8 of 2 and 4, no odd one of 11; set 2 (2026-11-22, f186338, by 
 how far rows lie from 512 bytes) 42 of 55, 22 of 22 (median 0.19 points), 14 of 22 (0.98), 6 of 11 (1.24; the worst
 11.8, of 231%, 3.6% of the time); signs 52 of 55 right, the three wrong ones of penalties of 0.1 points; 51 within
 their 90% interval; all six shapes of each set ranked right. The measured penalties' standard error is 0.08 points at
-the median, so it is the forecast that is off, by products (`widths_products.py`): 2 to 3% a single one, which a step
+the median, so it is the forecast that is off, by products (`products.py`): 2 to 3% a single one, which a step
 of few different ones does not average away. reports/nvidia-h200/width-steps/README.md has the parts. Element-wise
 kernels, norms, attention and the optimizer lose nothing at any width. Steps lose less than their kernels, since the
 host shows beside them.
@@ -46,6 +46,7 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.widths import penalties
 from flopcast.roofline.widths import shapes as widths_shapes
 from flopcast.roofline.widths.penalties import Point, neighbours
+from studies.command import parser_of
 from studies.widths.sets import REPEAT, SETS, SHAPE_PREFIX, SHAPES, CheckSet, Neighbourhood, plan_of
 
 Row = dict[str, Any]
@@ -341,12 +342,11 @@ def _judged(rows: Sequence[Row]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes the table; prints the summary."""
-    import argparse
     import json
 
     from flopcast.roofline.gpu.library.profiles import find_profile
 
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("--gpu", default="nvidia-h200")
     parser.add_argument("--set", type=int, choices=sorted(SETS), default=1, help="of widths")
     parser.add_argument("--forecasts", type=Path, help="table written before: its forecasts are judged")

@@ -9,7 +9,7 @@ Some draws are aligned, since a penalty is told against them. `suite_gemms` draw
 The loss's log-softmax over rows of an unaligned vocabulary follows (`losses`): near 151,936 it takes 0.7 to 1.2% of a
 step more than between aligned ones, near 50,257 0.3% less, and forecasts were up to 1.8 points off there.
 
-Sizes within NEAR of an unaligned size of set 3 (`widths_sets.py`) are not drawn, so that its steps judge forecasts
+Sizes within NEAR of an unaligned size of set 3 (`sets.py`) are not drawn, so that its steps judge forecasts
 between what was measured. In order of use: the first so many of them are spread as all are.
 """
 

@@ -4,7 +4,7 @@
 
 No step of a set was ever fitted, but the laws of products were written with earlier sets in sight, so that this says
 what a user gets today and is no blind test: those are the tables of forecasts committed before a set ran
-(`widths_check.py`).
+(`check.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.roofline.base.csv_files import write_rows
 from flopcast.roofline.gpu.profile.profile import Profile
+from studies.command import parser_of
 from studies.markdown import table
 from studies.widths.check import KINDS, Row, forecasts, judged, measured_of, rows_in, shapes_of, summary
 from studies.widths.sets import SETS, CheckSet
@@ -64,11 +65,9 @@ def _cell(of: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes every unaligned size of all sets; prints how many came within 1.5 points (median; worst, points)."""
-    import argparse
-
     from flopcast.roofline.gpu.library.profiles import find_profile
 
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("--gpu", default="nvidia-h200", help="or a profile's file")
     parser.add_argument("--steps", type=Path, default=Path("reports/nvidia-h200/width-steps"), help="a folder a set")
     parser.add_argument("--out", type=Path, help="CSV of every size")

@@ -26,6 +26,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.widths.penalties import power_of_two
+from studies.command import parser_of
 from studies.widths.check import rows_in
 from studies.widths.sets import REPEAT, CheckSet
 
@@ -134,12 +135,10 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the errors of products by kind; writes each with --out."""
-    import argparse
-
     from flopcast.roofline.gpu.library.profiles import find_profile
     from studies.widths.sets import SETS
 
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("--gpu", default="nvidia-h200")
     parser.add_argument("--set", type=int, choices=sorted(SETS), default=max(SETS), help="of widths")
     parser.add_argument("--steps", type=Path, required=True, help="folder of a run, or of several")

@@ -1,7 +1,7 @@
 """Which widths are checked with real steps: sets of neighbourhoods, and shapes of equal parameters.
 
 A set is chosen before anything of it has been run, its forecasts are written and committed first
-(`widths_check.py`), and once it has been looked at it cannot judge a law that was changed since: then the next is
+(`check.py`), and once it has been looked at it cannot judge a law that was changed since: then the next is
 due. Set 1 is of 21 November 2026. Set 2 is of other sizes throughout, chosen the day after, before the law of products
 was changed: a neighbourhood lies between two multiples of 64, so that most of its widths share them. Set 3, of that
 day too, asks for issue 7's neighbourhoods and others at tokens and sides of their own. Between two multiples of 64 its

@@ -14,7 +14,6 @@ Exit 1 when steps are missing at the end.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 import time
@@ -23,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from studies.command import parser_of
 from studies.widths.sets import SEED, are_kernels_wanted, plans
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ PRODUCTS = ("aten::mm", "aten::addmm")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--table", type=Path, default=Path("reports/nvidia-h200/widths-3.csv"))
     parser.add_argument("--budget", type=float, default=190.0, help="seconds, start of the process included")

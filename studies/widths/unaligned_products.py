@@ -15,7 +15,6 @@ takes 60 ms a row, a kernel of 1 ms here some 8. What is left out matters little
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from flopcast.kernels.shapes import Call, Gemm
+from studies.command import parser_of
 from studies.widths.draws import DRAWS, log_softmax, losses, products
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def chosen(draws: int, is_smoke: bool) -> list[Wanted]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     begun = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--budget", type=float, default=180.0, help="seconds, start of the process included")
     parser.add_argument("--draws", type=int, default=DRAWS, help="models, of some seven products each")
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     read = telemetry(device)
     pool = Pool(device, (1 << 24) if given.smoke else POOL_BYTES // 2)
     with Recorder(given.out, describe(device)) as recorder:
-        # a process that has trained, as those of the steps have (`microbench/bench.py`)
+        # a process that has trained, as those of the steps have (`microbench/sweep`)
         training_step.build(make_config(width=128, depth=2, vocab=512), device).run()
         todo = [one for one in wanted if not recorder.is_done(one[0].key)]
         print(f"{len(todo)} of {len(wanted)} to measure, {time.monotonic() - begun:.0f} s in", flush=True)

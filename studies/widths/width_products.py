@@ -8,13 +8,13 @@ measured as a suite's rows and fitted by nothing. Appends; run again to resume.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from flopcast.kernels.shapes import Gemm
+from studies.command import parser_of
 from studies.suites.gemms import LAYOUTS, MAX_BYTES, MAX_MACS
 
 OFFSETS = (-4, -2, 2, 4)
@@ -56,7 +56,7 @@ def draws(count: int) -> list[Gemm]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=60, help="products a layout")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds")
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = (Case(shape=shape, backend="torch", cache="cold", role="fit") for shape in draws(given.count))
     timer = make_timer(device, POLICIES[device.type]["quick" if device.type == "cpu" else "standard"])
     with Recorder(given.out, describe(device)) as recorder:
-        # a process that has trained, as those of the steps have (`microbench/bench.py`)
+        # a process that has trained, as those of the steps have (`microbench/sweep`)
         training_step.build(make_config(width=128, depth=2, vocab=512), device).run()
         found = run_sweep(cases, recorder=recorder, timer=timer, suite="width gemms", budget_seconds=given.budget)
     print(found, flush=True)
