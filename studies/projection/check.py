@@ -35,7 +35,7 @@ from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.library.profiles import PUBLISHED, projection
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.gpu.projection.published_fit import apply, estimates, refine
+from flopcast.roofline.gpu.projection.published_fit import Record, apply, estimates, refine
 from flopcast.roofline.gpu.projection.published_tables import Timed, read_table
 from flopcast.roofline.stream.lowering.describe import describe
 from studies.command import parser_of
@@ -108,7 +108,7 @@ def tables_of(gpu: str, data: Path) -> dict[str, list[Timed]]:
     }
 
 
-def check_tables(gpu: str, data: Path) -> tuple[list[Checked], dict[str, Any]]:
+def check_tables(gpu: str, data: Path) -> tuple[list[Checked], Record]:
     """The checks of a GPU with tables, and the record of what was fitted to half of their shapes."""
     spec, plain, tables = find_spec(gpu), projection(gpu), tables_of(gpu, data)
     _, record = refine(plain, spec, [row for rows in tables.values() for row in rows], SOURCE, hold_out=True)
@@ -116,7 +116,7 @@ def check_tables(gpu: str, data: Path) -> tuple[list[Checked], dict[str, Any]]:
     checks = []
     for op_class, rows in tables.items():
         held = [row for row in rows if row.is_held_out]
-        fitted: tuple[tuple[str, Profile, Mapping[str, Any] | None, list[Timed], str], ...] = (
+        fitted: tuple[tuple[str, Profile, Record | None, list[Timed], str], ...] = (
             ("zero-shot", plain, None, rows, "every row"),
             (FROM_OTHER, projection(gpu, OTHER), None, rows, "every row"),
             ("zero-shot, held out", plain, None, held, "the half of the shapes that refining does not see"),

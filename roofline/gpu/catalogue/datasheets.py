@@ -10,9 +10,10 @@ from __future__ import annotations
 import csv
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline.base.shipped import DATA
@@ -84,27 +85,16 @@ def _shipped() -> MappingProxyType[str, GpuSpec]:
 
 def _parse(row: dict[str, str]) -> GpuSpec:
     major, minor = row["capability"].split(".")
-    return GpuSpec(
-        name=row["gpu"],
-        name_match=tuple(row["name_match"].split("|")),
-        arch=row["arch"],
-        capability=(int(major), int(minor)),
-        sm_count=int(row["sm_count"]),
-        boost_mhz=float(row["boost_mhz"]),
-        max_clock_mhz=float(row["max_clock_mhz"]),
-        bf16_flops_per_second=float(row["bf16_flops_per_second"]),
-        fp16_flops_per_second=float(row["fp16_flops_per_second"]),
-        tf32_flops_per_second=float(row["tf32_flops_per_second"]),
-        fp32_flops_per_second=float(row["fp32_flops_per_second"]),
-        fp8_flops_per_second=float(row["fp8_flops_per_second"]) if row["fp8_flops_per_second"] else None,
-        memory_bytes=int(row["memory_bytes"]),
-        bandwidth_bytes_per_second=float(row["bandwidth_bytes_per_second"]),
-        l2_bytes=int(row["l2_bytes"]),
-        tdp_w=float(row["tdp_w"]),
-        inline_ecc={"true": True, "false": False}[row["inline_ecc"]],
-        source=row["source"],
-        notes=row["notes"],
-    )
+    parsed: dict[str, Any] = {
+        "name": row["gpu"],
+        "name_match": tuple(row["name_match"].split("|")),
+        "capability": (int(major), int(minor)),
+        "inline_ecc": {"true": True, "false": False}[row["inline_ecc"]],
+        "fp8_flops_per_second": float(row["fp8_flops_per_second"]) if row["fp8_flops_per_second"] else None,
+    }
+    numbers = {"int": int, "float": float, "str": str}  # annotations are text here
+    others = {f.name: numbers[str(f.type)](row[f.name]) for f in fields(GpuSpec) if f.name not in parsed}
+    return GpuSpec(**parsed, **others)
 
 
 def load_specs() -> dict[str, GpuSpec]:

@@ -1,27 +1,23 @@
-"""The host of a folder of measurements, without its GPU: what `flopcast bench --suite host` leaves is enough."""
+"""The host of a folder of measurements, without its GPU (`flopcast bench --suite host` leaves no more), and where hosts
+and profiles are written."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flopcast.errors import DataError, FlopcastError
-from flopcast.roofline.gpu.fit import cards
-from flopcast.roofline.gpu.profile.host import HostCosts
-
-if TYPE_CHECKING:
-    from flopcast.roofline.gpu.fit.cards import Found
-    from flopcast.roofline.gpu.profile.profile import Profile
-
-
-from dataclasses import replace
-
 from flopcast.files import make_folder
 from flopcast.roofline.gpu.fit import host_calibration
 from flopcast.roofline.gpu.fit.cards import Found, read_folder
 from flopcast.roofline.gpu.fit.host import fit_host, with_origin
 from flopcast.roofline.gpu.fit.rows import ceilings_of
+from flopcast.roofline.gpu.profile.host import HostCosts
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.profile.profile import Profile
 
 WITH_OPERATORS = 0.4  # deviation of costs that hold the time of the operators themselves
 
@@ -47,7 +43,7 @@ def fit_host_folder(folder: Path, found: Found | None = None) -> HostCosts:
     return described
 
 
-# --- hosts
+# --- where profiles and hosts are written
 
 
 def save_host(host: HostCosts | None, path: Path) -> Path | None:
@@ -73,7 +69,7 @@ def host_path(profile: Path, is_default: bool) -> Path:
     return profile.with_name(f"{profile.name.removesuffix('.gz').removesuffix('.json')}.host.json")
 
 
-def fit_host_only(folder: Path, found: cards.Found, out: Path | None) -> tuple[HostCosts, Path]:
+def fit_host_only(folder: Path, found: Found, out: Path | None) -> tuple[HostCosts, Path]:
     """The host of a folder that holds nothing else, written to `out`, default FOLDER/host.json."""
     host = fit_host_folder(folder, found)
     path = out or folder / "host.json"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flopcast.errors import UsageError
 from flopcast.files import cache_folder
@@ -17,6 +17,9 @@ from flopcast.roofline.gpu.library import profile_cache
 from flopcast.roofline.gpu.profile import host as host_files
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts, host_in
 from flopcast.roofline.gpu.profile.profile import PROFILE_BASES, PROFILES, Profile
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.projection.published_fit import Record
 
 # The measured profile that the others are projected from.
 SOURCE = "nvidia-h200"
@@ -151,14 +154,14 @@ def projection(name: str, source: str = SOURCE) -> Profile:
     return project(find_profile(source), find_spec(name))
 
 
-def published_record(name: str) -> dict[str, Any] | None:
+def published_record(name: str) -> Record | None:
     """What ships of published times for a GPU (`published_fit.refine` made it): its own, else that of the same chip on
     another board; None where there is none."""
     spec = load_specs()[name]
     for path in sorted(PUBLISHED.glob("*.json"), key=lambda path: path.stem != name):
         board = load_specs()[path.stem]
         if path.stem == name or (board.arch, board.sm_count) == (spec.arch, spec.sm_count):
-            record: dict[str, Any] = json.loads(path.read_text())
+            record: Record = json.loads(path.read_text())
             return record
     return None
 

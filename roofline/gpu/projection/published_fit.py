@@ -14,8 +14,8 @@ The rows themselves are not kept: a profile holds the parameters and the deviati
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -58,23 +58,32 @@ STORE_SURFACE = SurfaceKey.parse("torch/embedding/embedding|fp32+int64>fp32/cold
 SQUARE_SURFACE = SurfaceKey.parse("torch/gemm/nt/bf16/cold")
 
 
-@dataclass(frozen=True)
-class Fit:
+class FitRecord(TypedDict):
     """A law's parameters before and after, the deviation of log seconds that is left, and of how many rows.
 
     `is_serving`: of a server's kernels, of which torch's share the pace but not the schedule."""
 
-    surface: SurfaceKey
+    surface: str
     is_serving: bool
-    before: Mapping[str, float]
-    after: Mapping[str, float]
-    sigma: float
     rows: int
+    sigma: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+class Record(TypedDict):
+    """What `refine` found and `apply` puts into a profile; `data/published` ships some. `held_out`: of which shapes no
+    row was fitted."""
+
+    gpu: str
+    source: str
+    held_out: str
+    fits: list[FitRecord]
 
 
 def refine(
     profile: Profile, spec: GpuSpec, rows: Sequence[Timed], source: str, *, hold_out: bool = False
-) -> tuple[Profile, dict[str, Any]]:
+) -> tuple[Profile, Record]:
     """(the profile refined, the record of it for `apply`). `hold_out`: fit one half of the shapes only.
 
     Raises UsageError for a measured profile, and where no surface has `LEAST_ROWS` rows."""
@@ -96,22 +105,8 @@ def refine(
         raise UsageError(
             f"{counts or 'no rows'}: a fit needs {LEAST_ROWS} rows of one kind of operation that the profile has"
         )
-    record = {
-        "gpu": profile.gpu,
-        "source": source,
-        "held_out": "shapes whose key has an odd SHA-256 (`published.Timed.is_held_out`)" if hold_out else "",
-        "fits": [
-            {
-                "surface": str(fit.surface),
-                "is_serving": fit.is_serving,
-                "rows": fit.rows,
-                "sigma": round(fit.sigma, 4),
-                "before": {name: float(f"{value:.6g}") for name, value in fit.before.items()},
-                "after": {name: float(f"{value:.6g}") for name, value in fit.after.items()},
-            }
-            for fit in fits
-        ],
-    }
+    held_out = "shapes whose key has an odd SHA-256 (`published.Timed.is_held_out`)" if hold_out else ""
+    record = Record(gpu=profile.gpu, source=source, held_out=held_out, fits=fits)
     return apply(profile, record), record
 
 
@@ -120,7 +115,7 @@ def _key(row: Timed) -> SurfaceKey:
     return SurfaceKey(row.work.backend, row.work.op_class, row.work.variant, "cold")
 
 
-def fit_surface(profile: Profile, spec: GpuSpec, key: SurfaceKey, rows: Sequence[Timed]) -> Fit:
+def fit_surface(profile: Profile, spec: GpuSpec, key: SurfaceKey, rows: Sequence[Timed]) -> FitRecord:
     surface = profile.surfaces[key]
     start = serving_params(surface, spec) if rows[0].is_serving else dict(surface.params)
     every = max(1, -(-len(rows) // MOST_ROWS[key.op_class]))
@@ -136,14 +131,18 @@ def fit_surface(profile: Profile, spec: GpuSpec, key: SurfaceKey, rows: Sequence
     names = [key for key in FITTED[surface.kind] if key in start]
     after = fit_params(logs, start, names, np.log(seconds))
     left = np.abs(logs(after) - np.log(seconds))
-    return Fit(
-        key,
-        rows[0].is_serving,
-        {key: start[key] for key in names},
-        {key: after[key] for key in names},
-        max(float(np.quantile(left, 0.9)) / Z_90, LEAST_SIGMA),
-        len(rows),
+    return FitRecord(
+        surface=str(key),
+        is_serving=rows[0].is_serving,
+        rows=len(rows),
+        sigma=round(max(float(np.quantile(left, 0.9)) / Z_90, LEAST_SIGMA), 4),
+        before={name: _rounded(start[name]) for name in names},
+        after={name: _rounded(after[name]) for name in names},
     )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def columns(rows: Sequence[Timed]) -> tuple[Array, Array, Array]:
@@ -238,7 +237,7 @@ def fit_params(
 # --- what was fitted, put into a profile --------------------------------------------------------------------
 
 
-def apply(profile: Profile, record: Mapping[str, Any]) -> Profile:
+def apply(profile: Profile, record: Record) -> Profile:
     """A projected profile with the parameters of `record` (`refine`).
 
     On the GPU of the record the fitted values themselves; on another of the same chip the projection by their ratios,
@@ -280,7 +279,7 @@ def apply(profile: Profile, record: Mapping[str, Any]) -> Profile:
 
 
 def _moved(
-    key: SurfaceKey, other: SurfaceKey, surface: Surface, fit: Mapping[str, Any], *, is_exact: bool
+    key: SurfaceKey, other: SurfaceKey, surface: Surface, fit: FitRecord, *, is_exact: bool
 ) -> dict[str, float] | None:
     """The parameters of `other`, moved by what was fitted of `key`; None where they stay."""
     if is_exact:
@@ -309,14 +308,14 @@ def _moved(
 
 
 def serving_estimate(
-    profile: Profile, spec: GpuSpec, rows: Sequence[Timed], record: Mapping[str, Any] | None = None
+    profile: Profile, spec: GpuSpec, rows: Sequence[Timed], record: Record | None = None
 ) -> tuple[Array, Array]:
     """(seconds, deviations of log seconds) of a server's calls, by a projected profile, or as `record` was fitted."""
     seconds, sigma = np.empty(len(rows)), np.empty(len(rows))
     groups: dict[SurfaceKey, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(_key(row), []).append(i)
-    fits = {SurfaceKey.parse(fit["surface"]): fit for fit in (record or {}).get("fits", ()) if fit["is_serving"]}
+    fits = {SurfaceKey.parse(fit["surface"]): fit for fit in (record["fits"] if record else ()) if fit["is_serving"]}
     for key, members in groups.items():
         surface, some = profile.surfaces[key], [rows[i] for i in members]
         fit = fits.get(key)
@@ -350,7 +349,7 @@ def _square_rate(surface: Surface, size: int = 8192) -> float:
 
 
 def estimates(
-    profile: Profile, spec: GpuSpec, rows: Sequence[Timed], record: Mapping[str, Any] | None = None
+    profile: Profile, spec: GpuSpec, rows: Sequence[Timed], record: Record | None = None
 ) -> tuple[Array, Array]:
     """(seconds, deviations of log seconds) of rows, each by what runs it: a server's calls by `serving_estimate`."""
     seconds, sigma = np.empty(len(rows)), np.empty(len(rows))
@@ -364,7 +363,7 @@ def estimates(
 
 
 def errors(
-    before: Profile, after: Profile, spec: GpuSpec, record: Mapping[str, Any], rows: Sequence[Timed], *, hold_out: bool
+    before: Profile, after: Profile, spec: GpuSpec, record: Record, rows: Sequence[Timed], *, hold_out: bool
 ) -> list[dict[str, Any]]:
     """Mean |error| by fitted surface, before and after: of the shapes held out, or of all."""
     out = []
