@@ -35,6 +35,7 @@ from flopcast.roofline.cli.step.validate import validate
 app = typer.Typer(
     name="flopcast",
     help="What a training step costs on a GPU: milliseconds, dollars, memory. Measured on one, forecast without.",
+    epilog="Guide: docs/README.md",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

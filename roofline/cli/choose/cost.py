@@ -1,5 +1,4 @@
-"""The commands about dollars: `cost` (FLOPs per dollar of several GPUs) and `prices` (the price book, and catalogues
-that others publish); and the options of prices that every command with a price has."""
+"""`flopcast cost`: FLOPs per dollar of several GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
@@ -32,22 +31,25 @@ from flopcast.roofline.dollars.tables import cost_tables, scenario_rows
 def cost(
     gpus: Gpus = ALL_GPUS,
     *,
-    depth_law: Annotated[str, typer.Option(help="Layers of each width: printed, ln or qwen3.")] = "printed",
-    widths: Annotated[str | None, typer.Option(help="Comma-separated widths; default: 256 to 4096 by 256.")] = None,
+    depth_law: Annotated[
+        str, Option(help="Law of the number of layers at each width: printed, ln or qwen3.")
+    ] = "printed",
+    widths: Annotated[str | None, Option(help="Widths, separated by commas. Default: 256 to 4096 by 256.")] = None,
     run: Annotated[RunOptions, Only("batch", "seq", "optimizer", "mode")],
     feeding: HostsOptions,
     what_if: Annotated[
         bool,
-        typer.Option(
-            "--what-if", help="Larger batches too, 4 and 16 times (traces what is not at hand: seconds each)."
+        Option(
+            "--what-if",
+            help="Compare larger batches, too: 4 and 16 times. Takes seconds each where they are not at hand.",
         ),
     ] = False,
     price: PriceOptions,
     kind: PriceKind = "on-demand",
-    out: Annotated[Path | None, typer.Option(help="Folder for the tables (CSV) and the figure.")] = None,
+    out: Annotated[Path | None, Option(help="Folder to write the tables (CSV) and the figure to.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """FLOPs per dollar against model size, for several GPUs: curves, crossovers, break-even prices."""
+    """Compares GPUs by FLOPs per dollar against model size: curves, crossovers, break-even prices."""
     from dataclasses import replace
 
     from flopcast.roofline.base.csv_files import check_writable

@@ -1,4 +1,4 @@
-"""`plan`: days and dollars to train a model, and the largest model that a budget trains."""
+"""`flopcast plan`: days and dollars to train a model, and the largest model that a budget trains."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
@@ -33,29 +33,28 @@ def plan(
     *,
     model: Annotated[ModelOptions, Only("config", "width", "depth", "depth_law")],
     tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train on, as 10B or 1e10; default: 20 a parameter.")
+        str | None, Option(help="Tokens to train on, such as 10B or 1e10. Default: 20 per parameter.")
     ] = None,
     budget_usd: Annotated[
         float | None,
-        typer.Option(help="With a model: the tokens it buys; without: the largest model of the ladder that it trains."),
+        Option(help="With a model: find the tokens it buys. Without: the largest model of the ladder that it trains."),
     ] = None,
     widths: Annotated[
-        str | None,
-        typer.Option(help="The ladder of --budget-usd: comma-separated widths; default: 256 to 4096 by 256."),
+        str | None, Option(help="Ladder of --budget-usd: widths, separated by commas. Default: 256 to 4096 by 256.")
     ] = None,
     tokens_per_param: Annotated[
-        float | None, typer.Option(help="Tokens a parameter, where --tokens is not given; default: 20.")
+        float | None, Option(help="Tokens per parameter, where --tokens is not given. Default: 20.")
     ] = None,
     gpus: Gpus = ALL_GPUS,
-    num_gpus: Annotated[int, typer.Option(help="1; several are not modelled yet.")] = 1,
-    batch: Annotated[str, typer.Option(help="Sequences a micro-batch, or auto: the largest that fits.")] = "4",
+    num_gpus: Annotated[int, Option(help="Number of GPUs: 1. Several are not modelled yet.")] = 1,
+    batch: Annotated[str, Option(help="Sequences per micro-batch, or auto for the largest that fits.")] = "4",
     run: Annotated[RunOptions, Only("seq", "accumulate", "checkpoint", "precision", "optimizer", "mode")],
     feeding: HostsOptions,
     price: PriceOptions,
     kind: PriceKind = "on-demand",
     as_json: AsJson = False,
 ) -> None:
-    """Days and dollars to train on each of several GPUs, one device at a time; or the largest model for a budget."""
+    """Plans training on each of several GPUs, one at a time: days and dollars, or the largest model for a budget."""
     from flopcast.roofline.cli.choose import documents
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.dollars.curves import cost_curves

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared.options import AsJson, PriceBook, PriceDay, refuse_unused
@@ -13,26 +13,29 @@ from flopcast.roofline.cli.shared.price_book import checked_day, tell
 
 
 def prices(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="This GPU's prices alone.")] = None,
+    gpu: Annotated[str | None, Option("--gpu", help="Show the prices of this GPU alone.")] = None,
     book: PriceBook = None,
-    source: Annotated[Path | None, typer.Option("--from", help="A vms.csv of SkyPilot's catalogue.")] = None,
-    refresh: Annotated[str | None, typer.Option(
-        help="gpuhunt: today's prices from its catalogue (an extra: pip install 'flopcast\\[prices]')."
-    )] = None,
-    provider: Annotated[str | None, typer.Option(
-        help="Of the book: this provider's prices; with --from: whose file it is; with --refresh: comma-separated."
-    )] = None,
-    day: Annotated[str | None, typer.Option(
-        "--date", help="Day of the file of --from; default: the file's own."
-    )] = None,
-    alias: Annotated[list[str] | None, typer.Option(
-        help="NAME=GPU: what an ambiguous name in a catalogue means, e.g. A100-80GB=nvidia-a100-80gb-pcie."
-    )] = None,
+    source: Annotated[Path | None, Option("--from", help="Read a vms.csv of SkyPilot's catalogue.")] = None,
+    refresh: Annotated[
+        str | None,
+        Option(help="Read today's prices from a catalogue: gpuhunt (an extra: pip install 'flopcast\\[prices]')."),
+    ] = None,
+    provider: Annotated[
+        str | None,
+        Option(
+            help="Provider to show. With --from: whose file it is. With --refresh: those to read, separated by commas."
+        ),
+    ] = None,
+    day: Annotated[str | None, Option("--date", help="Day of the file of --from. Default: the file's own.")] = None,
+    alias: Annotated[
+        list[str] | None,
+        Option(help="What an ambiguous name in a catalogue means, as NAME=GPU: A100-80GB=nvidia-a100-80gb-pcie."),
+    ] = None,
     on: PriceDay = None,
-    out: Annotated[Path | None, typer.Option(help="CSV to write, for --prices.")] = None,
+    out: Annotated[Path | None, Option(help="CSV to write, which --prices reads.")] = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """The price book: newest price of each GPU, provider and kind; or a catalogue's, checked row by row."""
+) -> None:
+    """Lists the newest price of each GPU, provider and kind in the price book or in a catalogue, checked row by row."""
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.catalogue.price_catalogues import (

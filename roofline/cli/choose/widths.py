@@ -6,19 +6,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Context, Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.groups import Only
-from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, RunOptions, is_given, refuse_unused
+from flopcast.roofline.cli.shared.options import (
+    AsJson,
+    Gpu,
+    Host,
+    ModelOptions,
+    RunOptions,
+    Theme,
+    given,
+    refuse_unused,
+)
 
 
 def widths(
-    context: typer.Context,
+    context: Context,
     gpu: Gpu,
     *,
-    around: Annotated[int | None, typer.Option(help="Hidden size; the rest follows the ladder's shape.")] = None,
+    around: Annotated[
+        int | None, Option(help="Hidden size to try others around. The other sizes follow the ladder's shape.")
+    ] = None,
     model: Annotated[
         ModelOptions, Only("config", "depth", "depth_law", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")
     ],
@@ -26,28 +37,25 @@ def widths(
         RunOptions, Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention")
     ],
     host: Host = None,
-    axis: Annotated[str, typer.Option(help="Comma-separated: hidden, ffn, vocab, heads.")] = "hidden,ffn,vocab,heads",
-    span: Annotated[int, typer.Option(help="How far from a size its multiples of 64 are tried.")] = 128,
+    axis: Annotated[
+        str, Option(help="Axes, separated by commas: hidden, ffn, vocab, heads.")
+    ] = "hidden,ffn,vocab,heads",
+    span: Annotated[int, Option(help="How far from a size its multiples of 64 are tried.")] = 128,
     constraint: Annotated[
         str | None,
-        typer.Option(help="Shapes of so many parameters: 'params=600M±2%' (or +-2%). Default: the model's own, 2%."),
+        Option(help="Number of parameters of the shapes: 'params=600M±2%' (or +-2%). Default: the model's, 2%."),
     ] = None,
-    shapes: Annotated[
-        bool, typer.Option("--shapes/--no-shapes", help="Whether to try shapes of equal parameters.")
-    ] = True,
+    shapes: Annotated[bool, Option("--shapes/--no-shapes", help="Whether to try shapes of equal parameters.")] = True,
     forward_only: Annotated[
-        bool,
-        typer.Option(
-            "--forward-only", help="The forward alone, as inference runs it, in bf16 where no --precision is given."
-        ),
+        bool, Option("--forward-only", help="Forecast the forward pass alone, in bf16 where no --precision is given.")
     ] = False,
-    tolerate: Annotated[float, typer.Option(help="Median penalty in percent that a multiple may cost.")] = 1.0,
-    out: Annotated[Path | None, typer.Option(help="CSV to write: one forecast a row.")] = None,
-    figure: Annotated[Path | None, typer.Option(help="Figure to write: FILE.png or FILE.svg.")] = None,
-    theme: Annotated[str | None, typer.Option(help="Ground of the figure: light (default) or dark.")] = None,
+    tolerate: Annotated[float, Option(help="Median penalty, in percent, that a multiple may cost.")] = 1.0,
+    out: Annotated[Path | None, Option(help="CSV to write, one forecast per row.")] = None,
+    figure: Annotated[Path | None, Option(help="Figure to write: FILE.png or FILE.svg.")] = None,
+    theme: Theme = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which multiple to keep each width to, what ignoring it costs, and the best shapes of equal parameters."""
+    """Says which multiple to keep each width to, what ignoring it costs, and the best shapes of equal parameters."""
     from flopcast.roofline.base.csv_files import check_writable, write_rows
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
@@ -79,7 +87,7 @@ def widths(
     if model.config is None and around is None:
         raise UsageError("no model: give --around with a hidden size, or --config (a name or a config.json)")
     config = replace(model, width=around).to_config()
-    if forward_only and not is_given(context, "precision"):
+    if forward_only and "precision" not in given(context, run):
         run = replace(run, precision="bf16")
     asked = run.to_run()
     profile = find_profile(gpu)

@@ -1,60 +1,32 @@
-"""The commands that measure this machine and digest its measurements: bench and fit.
-
-They import `microbench`, and with it torch, only when they run.
-"""
+"""`flopcast bench`: measures this machine. Imports `microbench`, and with it torch, only when it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Context, Option
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli.shared.options import AsJson, Device, Out, Retry
+from flopcast.roofline.cli.shared.groups import Only
+from flopcast.roofline.cli.shared.options import AsJson, Budget, Device, ModelOptions, Out, Retry, RunOptions, given
 from flopcast.roofline.gpu.suites import FUSED, HOST, OF_TRITON, SUITES, check_suite
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.suites import SuiteCase
-    from flopcast.roofline.step.measured_model import ModelOptions
+    from flopcast.roofline.step import measured_model
 
 BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # of a suite's cases
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredStep:
-    """The model whose step is measured in place of a suite. None: not given, so `Run`'s default if there is a model."""
-
-    config: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of a suite, exactly what a step of this model launches: a config.json, or a shipped name."
-        ),
-    ] = None
-    module: Annotated[
-        str | None,
-        typer.Option(help="As --config, for any module: package.module:factory, which returns (module, batch)."),
-    ] = None
-    depth: Annotated[int | None, typer.Option(help="Layers of --config.")] = None
-    batch: Annotated[int | None, typer.Option(help="Of the model: sequences a step.")] = None
-    seq: Annotated[int | None, typer.Option(help="Of the model: tokens a sequence.")] = None
-    accumulate: Annotated[int | None, typer.Option(help="Of the model: micro-batches a step.")] = None
-    checkpoint: Annotated[str | None, typer.Option(help="Of the model: none or full.")] = None
-    precision: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None
-    optimizer: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None
-    matmul: Annotated[str | None, typer.Option(help="Of the model: torch or triton.")] = None
-    attention: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None
-    fused: Annotated[str | None, typer.Option(help="Of the model, as for predict.")] = None
-
-
 def bench(
+    context: Context,
     suite: Annotated[
         str | None,
-        typer.Option(
-            help="quick (a minute; the default), standard (six minutes), full (twenty), fused, attention: Triton's "
-            "fused kernels or its attention alone (a minute each), or host: what launches cost, alone."
+        Option(
+            help="Suite: quick (a minute; the default), standard (six minutes), full (twenty), fused or attention "
+            "(Triton's fused kernels or its attention alone, a minute each), or host (what launches cost)."
         ),
     ] = None,
     device: Device = None,
@@ -62,20 +34,25 @@ def bench(
     retry: Retry = False,
     *,
     all_gpus: Annotated[
-        bool, typer.Option("--all-gpus", help="Each GPU of this host, side by side, into OUT/gpu0, OUT/gpu1, ...")
+        bool, Option("--all-gpus", help="Measure each GPU of this host, side by side, into OUT/gpu0, OUT/gpu1, ...")
     ] = False,
-    budget: Annotated[float | None, typer.Option(help="Seconds for the sweep; the next run continues.")] = None,
+    budget: Budget = None,
     backend: Annotated[
         str | None,
-        typer.Option(
-            help="Of a suite only the cases of this backend, without the host: triton after its kernels were changed."
-        ),
+        Option(help="Measure only the suite's cases of this backend, such as triton after its kernels were changed."),
     ] = None,
-    step: MeasuredStep,
-    skip_host: Annotated[bool, typer.Option("--skip-host", hidden=True)] = False,
+    model: Annotated[ModelOptions, Only("config", "module", "depth")],
+    run: Annotated[
+        RunOptions,
+        Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention", "fused"),
+    ],
+    skip_host: Annotated[bool, Option("--skip-host", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measures this machine: ceilings, host cost, kernels. Appends as it goes; run again to resume."""
+    """Measures this machine: ceilings, host cost, kernels. Appends as it goes; run again to resume.
+
+    With --config or --module it measures exactly what a step of that model launches, in place of a suite.
+    """
     from flopcast.microbench import fanout
     from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
     from flopcast.roofline.cli.shared.output import emit
@@ -83,12 +60,12 @@ def bench(
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.fit import print_spread
 
-    model = model_options(vars(step))
-    if model is not None and backend is not None:
+    step = model_options(given(context, model, run))
+    if step is not None and backend is not None:
         raise UsageError(
             f"--backend {backend} is of a suite: which a step of a model runs, --matmul and --attention say"
         )
-    if model is not None and suite is not None:
+    if step is not None and suite is not None:
         raise UsageError(f"--suite and a model are two sweeps: run one, then the other, into --out {out}")
     if all_gpus:
         if device is not None:
@@ -96,7 +73,7 @@ def bench(
         _check_bench(suite, budget, backend)
         limits = () if budget is None else ("--budget", str(budget))
         of_backend = () if backend is None else ("--backend", backend)
-        arguments = (*limits, *of_backend, *(("--retry",) if retry else ()), *(model.arguments if model else ()))
+        arguments = (*limits, *of_backend, *(("--retry",) if retry else ()), *(step.arguments if step else ()))
         found = gpu_all_gpus.bench_all_gpus(out, suite, arguments)
         if as_json:
             emit(found)
@@ -107,7 +84,7 @@ def bench(
         return
     fanout.end_with_parent()
     summaries = run_bench(
-        device, suite or "quick", out, model=model, budget=budget, retry=("oom", "error") if retry else (),
+        device, suite or "quick", out, model=step, budget=budget, retry=("oom", "error") if retry else (),
         skip_host=skip_host, backend=backend,
     )  # fmt: skip
     for part, text in summaries.items():
@@ -129,7 +106,7 @@ def _check_bench(suite: str | None, budget: float | None, backend: str | None = 
 
 
 def run_bench(
-    device: str | None, suite: str, out: Path, *, model: ModelOptions | None = None, budget: float | None = None,
+    device: str | None, suite: str, out: Path, *, model: measured_model.ModelOptions | None = None, budget: float | None = None,
     retry: tuple[str, ...] = (), skip_host: bool = False, backend: str | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Measures what `out` lacks of a suite (with `backend`, of its cases), or of what a step of `model` launches; a

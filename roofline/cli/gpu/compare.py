@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
@@ -14,14 +14,14 @@ REGRESSED = 3
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="Before: a folder of `flopcast bench`, a profile file or a known GPU.")],
-    b: Annotated[str, typer.Argument(help="After, or another GPU: likewise.")],
+    a: Annotated[str, Argument(help="Before: a folder of `flopcast bench`, a profile file or a known GPU.")],
+    b: Annotated[str, Argument(help="After, or another GPU: a folder, a profile file or a known GPU.")],
     tolerance: Annotated[
-        float, typer.Option(help="Share by which a class may become slower before it counts as regressed.")
+        float, Option(help="Share by which a class may become slower before it counts as regressed.")
     ] = 0.03,
     as_json: AsJson = False,
 ) -> None:
-    """What got faster and what slower from A to B, by class and beyond noise. Exit 3 where something regressed."""
+    """Says what got faster and what slower from A to B, by class and beyond noise. Exit 3 where something regressed."""
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.validation import compare as comparing
     from flopcast.roofline.validation.compare import step_changes
@@ -44,4 +44,4 @@ def compare(
         names = "; ".join(change.group for change in found.regressed)
         word = "regressed" if found.of_one_kind else "slower on the other GPU"
         console.say(f"{word} beyond {tolerance:.1%}: {names}")
-        raise typer.Exit(REGRESSED)
+        raise Exit(REGRESSED)

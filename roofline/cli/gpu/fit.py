@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson
 
 
 def fit(
-    folder: Annotated[Path, typer.Argument(help="Folder that `flopcast bench` wrote.")],
-    out: Annotated[Path | None, typer.Option(help="Profile to write; default: FOLDER/profile.json.gz.")] = None,
+    folder: Annotated[Path, Argument(help="Folder that `flopcast bench` wrote.")],
+    out: Annotated[Path | None, Option(help="Profile to write. Default: FOLDER/profile.json.gz.")] = None,
     repeat: Annotated[
-        Path | None, typer.Option(help="A second run of the suite: compared row by row -> repeatability.csv.")
+        Path | None, Option(help="Folder of a second run, to compare row by row in repeatability.csv.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

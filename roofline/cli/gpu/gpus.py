@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from flopcast.roofline.cli.shared.options import AsJson
 from flopcast.roofline.cli.shared.output import emit
 
 
 def gpus(
-    hosts: Annotated[bool, typer.Option("--hosts", help="The hosts alone, for --host.")] = False,
-    as_json: AsJson = False,
+    hosts: Annotated[bool, Option("--hosts", help="List the hosts alone, for --host.")] = False, as_json: AsJson = False
 ) -> None:
-    """Profiles and hosts known, and how each came about."""
+    """Lists the profiles and hosts that are known, and how each came about."""
     from flopcast.roofline.gpu.library.profiles import known, known_hosts
     from flopcast.roofline.views.terminal.gpus import print_hosts, print_known
 

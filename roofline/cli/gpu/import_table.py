@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
@@ -13,20 +13,18 @@ from flopcast.roofline.cli.shared.options import AsJson
 
 
 def import_table(
-    table: Annotated[Path, typer.Argument(help="A CSV file of operation times, plain or gzipped.")],
+    table: Annotated[Path, Argument(help="A CSV file of operation times, plain or gzipped.")],
     *,
-    gpu: Annotated[str, typer.Option("--gpu", help="The GPU of the table (`flopcast gpus`), or a profile file of it.")],
-    source: Annotated[str, typer.Option(help="Who published it, where: kept in the profile.")] = "",
-    out: Annotated[Path | None, typer.Option(help="The profile's file; by default kept under the GPU's name.")] = None,
+    gpu: Annotated[str, Option("--gpu", help="The GPU of the table (`flopcast gpus`), or a profile file of it.")],
+    source: Annotated[str, Option(help="Who published it, and where. Kept in the profile.")] = "",
+    out: Annotated[Path | None, Option(help="Profile to write. Default: kept under the GPU's name.")] = None,
     hold_out: Annotated[
-        bool, typer.Option("--hold-out", help="Fit half of the shapes, report the error of the other half.")
+        bool, Option("--hold-out", help="Fit half of the shapes and report the error of the other half.")
     ] = False,
-    skip_refused: Annotated[
-        bool, typer.Option("--skip-refused", help="Leave refused rows out instead of stopping.")
-    ] = False,
+    skip_refused: Annotated[bool, Option("--skip-refused", help="Leave refused rows out instead of stopping.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Refine a projected profile by a published table of matrix products or attention times.
+    """Refines a projected profile by a published table of matrix products or attention times.
 
     Columns: op, dtype, m, n, k, layout, latency_ms; or op, dtype, batch, seqlen, q_heads, kv_heads, head_dim,
     latency_ms (attention). Times in milliseconds.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from flopcast.roofline.cli.shared.options import AsJson, Gpu
 from flopcast.roofline.cli.shared.output import say_done
@@ -13,11 +13,13 @@ from flopcast.roofline.cli.shared.output import say_done
 
 def kernels(
     gpu: Gpu,
-    source: Annotated[Path, typer.Option("--from", help="CSV: op,m,n,k,layout or batch,heads,...; see docs/files.md.")],
-    out: Annotated[Path, typer.Option(help="CSV to write.")],
+    source: Annotated[
+        Path, Option("--from", help="CSV of operations: op,m,n,k,layout or op,batch,heads,... (docs/files.md).")
+    ],
+    out: Annotated[Path, Option(help="CSV to write.")],
     as_json: AsJson = False,
 ) -> None:
-    """Single operations, from CSV to CSV: seconds of the kernel alone, with a range."""
+    """Forecasts single operations, from CSV to CSV: seconds of the kernel alone, with a range."""
     from flopcast.roofline.base import csv_files
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.gpu.library import profile_cache

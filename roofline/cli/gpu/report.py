@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
@@ -13,17 +13,20 @@ from flopcast.roofline.cli.shared.options import AsJson, Device, Out, Suite, ref
 
 
 def report(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Known GPU or profile file.")] = None,
+    gpu: Annotated[str | None, Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")] = None,
     out: Out = Path("reports/local"),
-    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine first and run real steps.")] = False,
-    measurements: Annotated[Path | None, typer.Option(help="Folder of `flopcast bench`.")] = None,
-    steps: Annotated[Path | None, typer.Option(help="Folder of real steps from `flopcast validate`.")] = None,
-    index: Annotated[Path | None, typer.Option(
-        help="Folder of such folders: its index.html is made over the pages there. One beside OUT is kept up to date."
-    )] = None,
-    device: Device = None, suite: Suite = None, as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """The page a person reads: roofline, a step's anatomy, forecast against measured, dollars, memory, host."""
+    measure: Annotated[bool, Option("--measure", help="Measure this machine and run real steps first.")] = False,
+    measurements: Annotated[Path | None, Option(help="Folder that `flopcast bench` wrote.")] = None,
+    steps: Annotated[Path | None, Option(help="Folder of real steps that `flopcast validate` wrote.")] = None,
+    index: Annotated[
+        Path | None,
+        Option(help="Folder of pages' folders, to make an index.html over. One beside OUT is kept up to date."),
+    ] = None,
+    device: Device = None,
+    suite: Suite = None,
+    as_json: AsJson = False,
+) -> None:
+    """Makes the page a person reads: roofline, a step's anatomy, forecast against measured, dollars, memory, host."""
     from flopcast import files
     from flopcast.roofline.cli.gpu import bench
     from flopcast.roofline.cli.shared.output import emit

@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
-from flopcast.roofline.cli.shared.options import AsJson, Gpu, refuse_unused
+from flopcast.roofline.cli.shared.options import AsJson, Gpu, Theme, refuse_unused
 from flopcast.roofline.views.figures.file import check_figure, write_figure
 
 
 def roofline(
     gpu: Gpu,
-    out: Annotated[Path | None, typer.Option(help="Figure to write: FILE.png or FILE.svg.")] = None,
+    out: Annotated[Path | None, Option(help="Figure to write: FILE.png or FILE.svg.")] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Whose points the figure shows; default: the dtype with most.")
+        str | None, Option(help="Dtype whose points the figure shows. Default: the one with most points.")
     ] = None,
-    theme: Annotated[str | None, typer.Option(help="Ground of the figure: light (default) or dark.")] = None,
+    theme: Theme = None,
     as_json: AsJson = False,
 ) -> None:
-    """What this GPU can do: its roofs, the measured points below them, where they meet; and the figure."""
+    """Shows what a GPU can do: its roofs, the measured points below them, where they meet; and the figure."""
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.library.profiles import find_profile

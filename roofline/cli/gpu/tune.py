@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared.options import AsJson
@@ -14,17 +14,15 @@ KERNELS = ("matmul",)
 
 
 def tune_kernels(
-    out: Annotated[Path, typer.Option(help="Folder for the record and the table; an earlier run goes on.")] = Path(
-        "tuning"
-    ),
-    budget: Annotated[float, typer.Option(help="Seconds after which no further shape is begun.")] = 600.0,
-    kernel: Annotated[str, typer.Option(help="matmul.")] = "matmul",
+    out: Annotated[Path, Option(help="Folder for the record and the table. An earlier run goes on.")] = Path("tuning"),
+    budget: Annotated[float, Option(help="Seconds after which no further shape is begun.")] = 600.0,
+    kernel: Annotated[str, Option(help="Kernel to tune: matmul.")] = "matmul",
     again_below: Annotated[
-        float, typer.Option(help="Shapes in the record whose ratio to cuBLAS is under this are done again.")
+        float, Option(help="Do shapes of the record again whose ratio to cuBLAS is below this.")
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Remake the table of kernel configurations: check each, time each, keep the fastest of every shape.
+    """Remakes the table of kernel configurations: checks each, times each, keeps the fastest of every shape.
 
     Kill it whenever you like: the same command goes on where it stopped. The table is written to OUT; it takes effect
     when it replaces the one in flopcast/kernels/data.

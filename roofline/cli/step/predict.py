@@ -3,73 +3,65 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Context, Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
-from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, RunOptions, module_sizes
+from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, RunOptions
 from flopcast.roofline.cli.shared.output import emit
 from flopcast.roofline.cli.shared.price_book import price_of
-from flopcast.roofline.cli.step import explain as explaining
+from flopcast.roofline.cli.step.asked import asked_step
+from flopcast.roofline.cli.step.explain import explain as explain_step
 
 
 def predict(
-    context: typer.Context,
+    context: Context,
     gpu: Gpu,
     *,
     model: ModelOptions,
     run: RunOptions,
     host: Host = None,
     price: PriceOptions,
-    explain: Annotated[bool, typer.Option("--explain", help="As `flopcast explain`.")] = False,
+    explain: Annotated[bool, Option("--explain", help="Print what `flopcast explain` prints.")] = False,
     largest_batch: Annotated[
-        bool, typer.Option("--largest-batch", help="The largest micro-batch that fits, too (traces two: seconds).")
+        bool, Option("--largest-batch", help="Find the largest micro-batch that fits, too. Takes seconds.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """One training step: time, memory, FLOPs, dollars, each with what it rests on."""
+    """Forecasts one training step: time, memory, FLOPs and dollars, each with what it rests on."""
     if explain:
         if largest_batch:
             raise UsageError("--largest-batch with --explain: ask for one of the two")
-        explaining.explain(context, gpu, model=model, run=run, host=host, price=price, as_json=as_json)
+        explain_step(context, gpu, model=model, run=run, host=host, price=price, as_json=as_json)
         return
     from flopcast.roofline.gpu.library import profile_cache
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
-    from flopcast.roofline.step.priced_step import PricedStep, forecast
+    from flopcast.roofline.step.priced_step import PricedStep
     from flopcast.roofline.stream.library.trace_process import tracing_apart
 
-    sizes = module_sizes(context, model, run)
-    config = model.to_config() if model.module is None else {}
-    asked = run.to_run()
+    step = asked_step(context, model, run)
+    largest: int | None = None
     with ExitStack() as stack:
         trace = None
-        if model.module is None and not largest_batch:  # which needs two more traces, in one process with torch
-            likely = asked.traced_on("cpu" if gpu == "cpu" else "cuda")
+        if step.config is not None and not largest_batch:  # which needs two more traces, in one process with torch
+            likely = step.run.traced_on("cpu" if gpu == "cpu" else "cuda")
             # another process imports torch while this one looks the profile up
-            trace = stack.enter_context(tracing_apart(config, likely))
+            trace = stack.enter_context(tracing_apart(step.config, likely))
         profile = find_profile(gpu)
         priced = price_of(profile, price)
-        own: dict[str, Any] = {"host": find_host(host), "price": priced}
-        largest: int | None = None
+        feeding = find_host(host)
         stack.enter_context(progress("forecasting"))
-        if model.module is None:
-            result = forecast(config, asked, profile, **own, trace=trace)
-        else:
-            from flopcast.roofline.stream.library import modules
-
-            modules.check_sizes(model.module, sizes)
-            stream = modules.module_stream(model.module, asked, profile.device["type"], sizes=sizes)
-            asked = modules.run_of_stream(stream, asked)
-            result = PricedStep(stream, asked, profile, **own).forecast()
+        stream, asked = step.traced(profile.device["type"], trace)
+        result = PricedStep(stream, asked, profile, feeding, priced).forecast()
         if largest_batch:
-            from flopcast.roofline.step import largest_batch as step_largest_batch
+            from flopcast.roofline.step import largest_batch as search
 
-            if model.module is None:
-                largest = step_largest_batch.largest_batch(config, asked, profile)
+            if step.config is not None:
+                largest = search.largest_batch(step.config, asked, profile)
             else:
-                largest = step_largest_batch.largest_module_batch(model.module, asked, profile, sizes)
+                largest = search.largest_module_batch(step.module, asked, profile, step.sizes)
     profile_cache.keep(profile)
     if as_json:
         emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})

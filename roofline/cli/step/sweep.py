@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, PriceOptions
@@ -16,13 +16,15 @@ from flopcast.roofline.cli.shared.price_book import price_of
 def sweep(
     gpu: Gpu,
     *,
-    source: Annotated[Path, typer.Option("--from", help="CSV: one step a row, columns as predict's options.")],
-    out: Annotated[Path, typer.Option(help="CSV to write.")],
+    source: Annotated[
+        Path, Option("--from", help="CSV of steps, one per row, its columns named as predict's options.")
+    ],
+    out: Annotated[Path, Option(help="CSV to write.")],
     host: Host = None,
     price: PriceOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Many steps, from CSV to CSV. A row that cannot be done keeps its place and says why."""
+    """Forecasts many steps, from CSV to CSV. A row that cannot be done keeps its place and says why."""
     from flopcast.roofline.base import csv_files
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.gpu.library import profile_cache

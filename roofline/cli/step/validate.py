@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
-from flopcast.roofline.cli.shared.options import AsJson, Device, Retry, Suite, refuse_unused
+from flopcast.roofline.cli.shared.options import AsJson, Budget, Device, Retry, Suite, refuse_unused
 from flopcast.roofline.gpu.suites import check_suite
 
 if TYPE_CHECKING:
@@ -21,29 +21,30 @@ if TYPE_CHECKING:
 
 
 def validate(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Profile to check; default: this device's own.")] = None,
-    device: Device = None, suite: Suite = None,
-    out: Annotated[Path | None, typer.Option(
-        help="Folder to write to; what it holds already is not done again. Default: out/validate, or --steps-from."
-    )] = None,
+    gpu: Annotated[str | None, Option("--gpu", help="Profile to check. Default: this device's own.")] = None,
+    device: Device = None,
+    suite: Suite = None,
+    out: Annotated[
+        Path | None, Option(help="Folder to write to. Default: out/validate, or that of --steps-from.")
+    ] = None,
     retry: Retry = False,
-    budget: Annotated[float | None, typer.Option(help="Seconds for the steps; the next run continues.")] = None,
-    steps_from: Annotated[Path | None, typer.Option(help="Folder of steps already run, instead of running.")] = None,
-    run_only: Annotated[bool, typer.Option("--run-only", help="Run the steps, compare later: --steps-from.")] = False,
-    only_estimates: Annotated[bool, typer.Option(
-        "--only-estimates", help="Of these steps only what torch's RuntimeEstimator says (a GPU, none of its time)."
-    )] = False,
-    estimates_from: Annotated[Path | None, typer.Option(
-        help="Folder of --only-estimates, of any card of this kind; default: STEPS/estimates where there is one."
-    )] = None,
-    any_stack: Annotated[bool, typer.Option(
-        "--any-stack", help="Compare though the steps ran with other versions than the profile or the streams."
-    )] = False,
-    any_gpu: Annotated[bool, typer.Option(
-        "--any-gpu", help="Compare though the steps ran on another GPU than the profile's."
-    )] = False,
+    budget: Budget = None,
+    steps_from: Annotated[
+        Path | None, Option(help="Folder of steps that ran already, in place of running them.")
+    ] = None,
+    run_only: Annotated[
+        bool, Option("--run-only", help="Run the steps and compare them later with --steps-from.")
+    ] = False,
+    only_estimates: Annotated[
+        bool, Option("--only-estimates", help="Only let torch's RuntimeEstimator estimate the steps.")
+    ] = False,
+    estimates_from: Annotated[
+        Path | None, Option(help="Folder of --only-estimates. Default: STEPS/estimates, where it is.")
+    ] = None,
+    any_stack: Annotated[bool, Option("--any-stack", help="Compare although software versions differ.")] = False,
+    any_gpu: Annotated[bool, Option("--any-gpu", help="Compare although the steps ran on another GPU.")] = False,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Runs real training steps here and compares them with their forecasts, part by part."""
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.cli.shared.output import emit

@@ -1,0 +1,57 @@
+"""The step that `predict` and `explain` are asked for: a config or a module, and how it is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from typer import Context
+
+from flopcast.errors import UsageError
+from flopcast.roofline.cli.shared.options import ModelOptions, RunOptions, given
+
+if TYPE_CHECKING:
+    from flopcast.roofline.stream.library.streams import Trace
+    from flopcast.roofline.stream.model.models import Config
+    from flopcast.roofline.stream.model.run import Run
+    from flopcast.roofline.stream.ops.op_stream import Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedStep:
+    """Of `config` or of `module`; `sizes`: the batch and the length that the module's factory is asked for."""
+
+    config: Config | None = None
+    module: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+    run: Run
+
+    def traced(self, device: str, trace: Trace | None = None) -> tuple[Stream, Run]:
+        """The op stream on "cuda" or "cpu", and the run with the batch and the length that were traced.
+
+        `trace`: as of `get_stream`. Raises UsageError for what cannot be traced.
+        """
+        if self.config is not None:
+            from flopcast.roofline.stream.library.streams import get_stream
+
+            return get_stream(self.config, self.run.traced_on(device), trace=trace), self.run
+        from flopcast.roofline.stream.library import modules
+
+        modules.check_sizes(self.module, self.sizes)
+        stream = modules.module_stream(self.module, self.run, device, sizes=self.sizes)
+        return stream, modules.run_of_stream(stream, self.run)
+
+
+def asked_step(context: Context, model: ModelOptions, run: RunOptions) -> AskedStep:
+    """What the options describe. Raises UsageError, also where an option describes another model than --module."""
+    if model.module is None:
+        return AskedStep(config=model.to_config(), run=run.to_run())
+    clash = min(given(context, model).keys() - {"module"}, default=None)
+    if clash is not None:
+        raise UsageError(f"--module with --{clash.replace('_', '-')}: the factory makes the model, give one of the two")
+    if run.fused != "none":
+        raise UsageError(
+            f"--module with --fused {run.fused}: a factory patches its own model, leave one of the two out"
+        )
+    sizes = {name: value for name, value in given(context, run).items() if name in ("batch", "seq")}
+    return AskedStep(module=model.module, sizes=sizes, run=run.to_run())
