@@ -1,4 +1,4 @@
-"""The command line: options in, tables or one JSON document out. One file a command, in rooms by the question.
+"""The command line: options in, tables or one JSON document out. One file per command, in rooms by the question.
 
 Exit codes: 0 done, 1 failed, 2 bad use. Nothing heavy is imported before a command needs it.
 """
@@ -47,9 +47,9 @@ INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 def main() -> None:
     """Entry point of the `flopcast` command."""
-    # a command makes objects and ends: the default looks through them fifty times
+    # a command makes objects and ends: with the default the collector looks through them fifty times
     gc.set_threshold(20_000, 20, 50)
-    # closed by whoever started this: nobody reads
+    # closed by the process that started this one: nobody reads them
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:

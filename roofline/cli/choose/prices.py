@@ -9,7 +9,7 @@ from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared.options import AsJson, PriceBook, PriceDay, refuse_unused
-from flopcast.roofline.cli.shared.price_book import checked_day, tell
+from flopcast.roofline.cli.shared.price_book import checked_day, report_refused
 
 
 def prices(
@@ -65,7 +65,7 @@ def prices(
         found = read_skypilot(source, provider=provider, day=checked_day("--date", day), aliases=aliases)
     else:
         found = load_any(book)
-    tell(found)
+    report_refused(found)
     until = checked_day("--on", on)
     rows = [p for p in newest(found.prices, on=until) if gpu in (None, p.gpu)]
     if source is None and refresh is None and provider is not None:

@@ -1,4 +1,4 @@
-"""The command that says which widths to choose: `flopcast widths`."""
+"""`flopcast widths`: which widths to choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bench` and `fit` do beyond one GPU: all GPUs of a host, hosts by themselves, two runs compared."""
+"""What `bench --all-gpus` does: measures all GPUs of a host, each into a folder of its own."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def bench_all_gpus(out: Path, suite: str | None, arguments: Sequence[str]) -> di
 
 
 def spread_of(out: Path) -> dict[str, Any] | None:
-    """How far the cards of a folder lie apart; None where that cannot be told, with a word."""
+    """How far the cards of a folder lie apart; None, and a line on stderr, where that cannot be told."""
     try:
         found = cards.read_folder(out)
     except DataError as fault:

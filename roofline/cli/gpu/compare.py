@@ -1,4 +1,4 @@
-"""The command that compares two profiles or two folders of measurements: compare. Exit 3 where something regressed."""
+"""`flopcast compare`: two profiles, or two folders of measurements. Exit 3 where something regressed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that takes in what others measured: import (published tables of operation times -> profile)."""
+"""`flopcast import`: from published tables of operation times to a profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that makes the page of a GPU, and the index over several: report."""
+"""`flopcast report`: makes the page of a GPU, and the index over several."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PriceOptions:
-    """Which price of a GPU counts: `prices.price_book` finds it."""
+    """Which price of a GPU counts: `price_book.price_book` finds it."""
 
     prices: PriceBook = None
     price: Annotated[
@@ -136,13 +136,13 @@ class HostsOptions:
     ] = "own"
 
 
-def refuse_unused(why: str, given: Mapping[str, object]) -> None:
-    """Raises UsageError for the first option, by its name, that was given and has no effect beside the others: `why`
-    continues "--name value" in words."""
-    for name, value in given.items():
+def refuse_unused(why: str, options: Mapping[str, object]) -> None:
+    """Raises UsageError for the first option, by its name, that was given and has no effect. `why` says why not, after
+    "--name value"."""
+    for name, value in options.items():
         if value not in (None, False) and value != []:
-            said = f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
-            raise UsageError(f"{said} {why}; leave it out")
+            option = f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+            raise UsageError(f"{option} {why}; leave it out")
 
 
 def given(context: Context, *groups: ModelOptions | RunOptions) -> dict[str, Any]:

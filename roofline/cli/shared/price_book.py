@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
 
 
-def tell(found: Collected) -> None:
+def report_refused(found: Collected) -> None:
+    """Says on stderr which rows of a catalogue were refused, and why."""
     if not found.refused:
         return
     from flopcast.roofline.views.terminal import console
@@ -27,6 +28,7 @@ def tell(found: Collected) -> None:
 
 
 def checked_day(option: str, text: str | None) -> date | None:
+    """The day of "2026-11-15", None for None. Raises UsageError."""
     if text is None:
         return None
     try:
@@ -49,8 +51,7 @@ def price_book(
     """GPU -> the price to use: given on the command line, else the provider's newest; of `gpus` alone.
 
     A GPU of a profile file need not be known by name.
-    What a catalogue's rows were refused for is told on stderr. Raises UsageError, if `required` also for a GPU of no
-    price.
+    Refused rows of a catalogue are named on stderr. Raises UsageError, with `required` also for a GPU without a price.
     """
     from flopcast.roofline.gpu.catalogue.price_catalogues import load_any
     from flopcast.roofline.gpu.catalogue.prices import latest, parse_override, require, with_overrides
@@ -64,7 +65,7 @@ def price_book(
         if override.gpu not in gpus:
             raise UsageError(f"--price {text!r}: {override.gpu} is none of the GPUs asked for ({', '.join(gpus)})")
     collected = load_any(options.prices, known_gpus=known)
-    tell(collected)
+    report_refused(collected)
     book = with_overrides(collected.prices, overrides)
     asked = _providers(options.provider, gpus)
     if required:
@@ -74,12 +75,11 @@ def price_book(
 
 
 def price_of(profile: Profile, options: PriceOptions) -> Price | None:
-    """The price of one GPU, as `price_book` finds it; where one was asked for and there is none, stderr is told."""
+    """The price of one GPU, as `price_book` finds it. Where one was asked for and there is none, stderr says so."""
     found = price_book(options, [profile.gpu]).get(profile.gpu)
     if found is None and (options.on is not None or options.provider or options.prices is not None):
-        from flopcast.roofline.views.terminal import (
-            console,  # and rich with it, 25 ms, where there is something to say
-        )
+        # imports rich, 25 ms, only where there is something to say
+        from flopcast.roofline.views.terminal import console
 
         console.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
     return found

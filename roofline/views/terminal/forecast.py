@@ -21,7 +21,7 @@ def batch_words(batch: int, seq: int, unit: str = "tokens") -> str:
 
 def run_words(run: Run, unit: str = "tokens") -> str:
     """4 x 256 tokens, autocast-bf16, adamw, eager; of the rest what is not the default."""
-    more = [f"{run.accumulate} micro-batches a step"] if run.accumulate > 1 else []
+    more = [f"{run.accumulate} micro-batches per step"] if run.accumulate > 1 else []
     rest = {
         "checkpoint": (run.checkpoint, "none"),
         "matmul by": (run.matmul, "torch"),
@@ -66,7 +66,7 @@ def print_forecast(found: Forecast, run: Run) -> None:
         per_million = usd / (run.batch * run.seq * run.accumulate) * 1e6
         rows += [
             ["price", found.price.label],
-            ["cost", f"${usd:.3g} a step, ${per_million:.3g} per million {found.unit}"],
+            ["cost", f"${usd:.3g} per step, ${per_million:.3g} per million {found.unit}"],
             ["FLOPs per dollar", f"{found.flops_per_usd:.3g}"],
         ]
     print_table(step_words(found, run), ("", ""), rows)

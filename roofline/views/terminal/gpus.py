@@ -30,10 +30,10 @@ def print_hosts(found: Sequence[KnownHost]) -> None:
         rows.append([entry.name, *layers, machines_of(host), f"{host.sigma:.0%}", host.date or NONE, entry.source])
     columns = ("--host", "forward", "backward", "optimizer", "machines", "deviation", "day", "source")
     caption = (
-        "machines: how many of this CPU model were measured, with their ms a layer of a whole step; the host is their "
-        "mean, and yours may be any of them: `flopcast bench --suite host` measures it in half a minute"
+        "machines: how many of this CPU model were measured, with their ms per layer of a whole step; the host is "
+        "their mean, and yours may be any of them: `flopcast bench --suite host` measures it in half a minute"
     )
-    print_table("Known hosts, ms a layer of Qwen3 in eager mode", columns, rows, caption)
+    print_table("Known hosts, ms per layer of Qwen3 in eager mode", columns, rows, caption)
 
 
 def print_host(host: HostCosts) -> None:
@@ -41,7 +41,7 @@ def print_host(host: HostCosts) -> None:
     depths = ", ".join(map(str, host.layers.get("depths", ())))
     title = f"Host {host.name}: {host.layers.get('model', 'no model')}, eager" + (f", depths {depths}" * bool(depths))
     caption = f"single runs differ by {host.sigma:.0%} (standard deviation); {host.basis}, {host.date or 'no date'}"
-    columns = ("phase", "ms a layer", "over rounds", "between depths", "once a step, ms", "us a launch")
+    columns = ("phase", "ms per layer", "over rounds", "between depths", "once per step, ms", "us per launch")
     print_table(title, columns, layer_rows(host), caption)
 
 

@@ -38,7 +38,7 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
     first = next((plan.point.step for plan in found if plan.point is not None), None)
     model = f"{count(first.n_params)} parameters, {first.depth} layers, " if first else ""
     run = found[0].run
-    how = f"sequences of {run.seq}, {run.optimizer}" + (f", {run.accumulate} a step" if run.accumulate > 1 else "")
+    how = f"sequences of {run.seq}, {run.optimizer}" + (f", {run.accumulate} per step" if run.accumulate > 1 else "")
     title = f"Training {model}on {count(found[0].tokens)} tokens; {how} (90% intervals)"
     print_table(title, columns, rows, PACE, ruled=False)
     _print_prices(found)
@@ -65,8 +65,8 @@ def print_largest(found: Sequence[Largest], curves: Sequence[CostCurve], tokens_
              row.limited_by]
         )  # fmt: skip
     title = (
-        f"Largest model of the ladder for ${found[0].usd:,.10g} at {tokens_per_parameter:g} tokens a parameter, "
-        f"{run.batch} x {run.seq} tokens a step"
+        f"Largest model of the ladder for ${found[0].usd:,.10g} at {tokens_per_parameter:g} tokens per parameter, "
+        f"{run.batch} x {run.seq} tokens per step"
     )
     print_table(title, ("GPU", "parameters", "tokens", "$", "days", "limited by"), rows, PACE, ruled=False)
     _print_prices(curves)

@@ -34,7 +34,7 @@ def print_answer(found: Answer) -> None:
     for axis in found.points:
         _print_axiss(found, axis, what)
     if found.heads:
-        _print_shapes("Heads x head_dim, fastest a parameter first", found.heads, center, what)
+        _print_shapes("Heads x head_dim, fastest per parameter first", found.heads, center, what)
     if found.shapes:
         named = f"Shapes of {found.constraint}, fastest first; ffn, hidden size and depth against one another"
         _print_shapes(named, found.shapes[:SHAPES_SHOWN], center, what)

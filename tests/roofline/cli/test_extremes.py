@@ -94,7 +94,7 @@ def test_a_million_tokens_of_a_step_of_micro_batches_are_all_counted(capsys: pyt
     per_million = f"${found.usd_per_step / 1024 * 1e6:.3g} per million tokens"
     assert per_million in alone
     assert per_million in text
-    assert "4 x 256 tokens, 4 micro-batches a step" in text
+    assert "4 x 256 tokens, 4 micro-batches per step" in text
     assert "checkpoint full" in text
     assert "micro-batches" not in alone
 

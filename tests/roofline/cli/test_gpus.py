@@ -195,7 +195,7 @@ def test_a_folder_of_the_host_alone_becomes_a_host(flopcast: Command, both: Benc
     assert {key.split("/")[0] for key in keys(file.parent)} == {"host", "scalar"}
     shown = flopcast("fit", file.parent)
     assert shown.code == 0, shown.err
-    assert "ms a layer" in shown.out
+    assert "ms per layer" in shown.out
     assert (file.parent / "host.json").is_file()
     assert not (file.parent / "profile.json.gz").exists()
     document = flopcast("fit", file.parent, "--out", tmp_path / "mine.json", "--json").document

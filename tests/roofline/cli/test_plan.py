@@ -48,7 +48,7 @@ def test_a_budget_alone_asks_for_the_largest_model(flopcast: Command) -> None:
     assert row["low"] < row["n_params"] < row["high"]
     assert found["tokens_per_parameter"] == 20
     out = flopcast(*command, "--tokens-per-param", 1).out
-    assert "at 1 tokens a parameter" in " ".join(out.split())
+    assert "at 1 tokens per parameter" in " ".join(out.split())
 
 
 BAD = {
