@@ -106,8 +106,8 @@ def _check_bench(suite: str | None, budget: float | None, backend: str | None = 
 
 
 def run_bench(
-    device: str | None, suite: str, out: Path, *, model: measured_model.ModelOptions | None = None, budget: float | None = None,
-    retry: tuple[str, ...] = (), skip_host: bool = False, backend: str | None = None,
+    device: str | None, suite: str, out: Path, *, model: measured_model.ModelOptions | None = None,
+    budget: float | None = None, retry: tuple[str, ...] = (), skip_host: bool = False, backend: str | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Measures what `out` lacks of a suite (with `backend`, of its cases), or of what a step of `model` launches; a
     line for each part."""

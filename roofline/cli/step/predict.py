@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Context, Option
 
 from flopcast.errors import UsageError
+from flopcast.gc_pause import no_garbage_collection
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, RunOptions
 from flopcast.roofline.cli.shared.output import emit
@@ -53,8 +54,9 @@ def predict(
         priced = price_of(profile, price)
         feeding = find_host(host)
         stack.enter_context(progress("forecasting"))
-        stream, asked = step.traced(profile.device["type"], trace)
-        result = PricedStep(stream, asked, profile, feeding, priced).forecast()
+        with no_garbage_collection():
+            stream, asked = step.traced(profile.device["type"], trace)
+            result = PricedStep(stream, asked, profile, feeding, priced).forecast()
         if largest_batch:
             from flopcast.roofline.step import largest_batch as search
 
