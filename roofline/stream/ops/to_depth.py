@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -45,7 +46,6 @@ class _Unfolding:
         self._storage_ids: dict[tuple[int, int | None], int] = {}
         self._tensor_ids: dict[tuple[int, int], int] = {}
         self._places: dict[int | None, tuple[_Placed, _Placed]] = {}
-        self._modules: dict[tuple[str, int | None, int | None], str] = {}
         self._homes = [stream.storages[ref.storage].layer for ref in stream.tensors]
         # what storages and operands are, as numbers: they are compared for every operand of every layer
         roles: dict[Any, int] = {}
@@ -60,7 +60,7 @@ class _Unfolding:
             for number, op, layer in self._sequence(list(run), phase == "backward")
         ]
         ops = [self._copy(op, layer) for _, op, layer in placed]
-        repeated = self._layer_parameters() * (self.depth - FOLDED_DEPTH)
+        repeated = int(self.source.meta["layer_params"]) * (self.depth - FOLDED_DEPTH)
         return replace(
             self.source,
             ops=tuple(ops),
@@ -70,10 +70,6 @@ class _Unfolding:
             depth=self.depth,
             repeats=tuple([-1 if _is_multi_tensor(op) else number for number, op, _ in placed]),
         )
-
-    def _layer_parameters(self) -> int:
-        """Elements of one layer's parameters; the meta field is written by the tracer."""
-        return int(self.source.meta["layer_params"])
 
     def _sequence(self, ops: list[tuple[int, Op]], is_reversed: bool) -> Iterator[tuple[int, Op, int | None]]:
         """(number, op, the layer it stands for), each run of the middle layer's ops repeated in order."""
@@ -97,14 +93,8 @@ class _Unfolding:
         if freed:
             freed = self._freed(op) if layer is None else tuple([storages[s] for s in freed])
         inputs, outputs = tuple([tensors[i] for i in inputs]), tuple([tensors[i] for i in outputs])
-        module = self._module(module, home, layer)
+        module = _rename(module, home, layer)
         return Op(name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed)
-
-    def _module(self, module: str, old: int | None, new: int | None) -> str:
-        known = self._modules.get((module, old, new))
-        if known is None:
-            known = self._modules[module, old, new] = _rename(module, old, new)
-        return known
 
     def _freed(self, op: Op) -> tuple[int, ...]:
         """What an op outside the layers finds released: of every layer, as autocast's cast weights at its end."""
@@ -184,17 +174,11 @@ class _Unfolding:
     def _expand(self, tensors: Sequence[int]) -> list[int]:
         """The tensors of all layers, those of one layer together, as `model.parameters()` lists them."""
 
-        def home(tensor: int) -> int | None:
-            return self.source.storages[self._storage_of(tensor)].layer
-
         result: list[int] = []
-        for at, run in groupby(tensors, key=home):
+        for at, run in groupby(tensors, key=self._homes.__getitem__):
             block = list(run)
             result += [self._tensor(tensor, layer) for layer in self._layers_of(at) for tensor in block]
         return result
-
-    def _storage_of(self, tensor: int) -> int:
-        return self.source.tensors[tensor].storage
 
     def _tensor(self, index: int, layer: int | None) -> int:
         source = self._tensors[index]
@@ -258,6 +242,7 @@ def _storage_roles(stream: Stream) -> list[Any]:
     return [("once", i) if role is None else role for i, role in enumerate(roles)]
 
 
+@lru_cache(maxsize=65536)
 def _rename(module: str, old: int | None, new: int | None) -> str:
     """model.layers.1.mlp -> model.layers.7.mlp"""
     if old is None or old == new:

@@ -60,47 +60,31 @@ def _kernel(function: Any, policy: str, weights: CastWeights) -> Callable[..., A
     if policy == "none":
         return torch.library.fallthrough_kernel
 
-    def low(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
-            dtype = _autocast_dtype()
-            args = tuple(_map_tensors(a, lambda t: weights.cast(t, dtype)) for a in args)
-            kwargs = {k: _map_tensors(v, lambda t: weights.cast(t, dtype)) for k, v in kwargs.items()}
-            return function(*args, **kwargs)
-
-    def high(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
-            args = tuple(_map_tensors(a, _to_fp32) for a in args)
-            return function(*args, **{k: _map_tensors(v, _to_fp32) for k, v in kwargs.items()})
-
-    def result_in_fp32(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
-            names = [argument.name for argument in function._schema.arguments]
-            first = args[0]
-            is_eligible = first.is_floating_point() and first.dtype != torch.float64
-            given = dict(zip(names, args, strict=False)).get("dtype", kwargs.get("dtype"))
-            if not is_eligible or given is not None:
+            if policy == "result":
+                return _with_result_in_fp32(function, args, kwargs)
+            if policy == "widest" and all(t.dtype != torch.float32 for t in _tensors((*args, *kwargs.values()))):
                 return function(*args, **kwargs)
-            if "dtype" in names:
-                return function(*args, **{**kwargs, "dtype": torch.float32})
-            return (
-                torch.ops.aten.norm.ScalarOpt_dtype(*args, dtype=torch.float32)
-                if len(args) < 3
-                else (torch.ops.aten.norm.ScalarOpt_dim_dtype(*args[:3], *(args[3:] or (False,)), dtype=torch.float32))
-            )
+            dtype = torch.get_autocast_dtype("cpu")
+            cast = (lambda t: weights.cast(t, dtype)) if policy == "low" else _to_fp32
+            return function(*_map_tensors(args, cast), **{k: _map_tensors(v, cast) for k, v in kwargs.items()})
 
-    def widest(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
-            found = [t for a in (*args, *kwargs.values()) for t in _tensors(a) if t.is_floating_point()]
-            if any(t.dtype == torch.float32 for t in found):
-                args = tuple(_map_tensors(a, _to_fp32) for a in args)
-                kwargs = {k: _map_tensors(v, _to_fp32) for k, v in kwargs.items()}
-            return function(*args, **kwargs)
-
-    return {"low": low, "high": high, "result": result_in_fp32, "widest": widest}[policy]
+    return wrapper
 
 
-def _autocast_dtype() -> torch.dtype:
-    return torch.get_autocast_dtype("cpu")
+def _with_result_in_fp32(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Asks for a result in fp32, where the call says no dtype of its own."""
+    names = [argument.name for argument in function._schema.arguments]
+    first = args[0]
+    is_eligible = first.is_floating_point() and first.dtype != torch.float64
+    if not is_eligible or dict(zip(names, args, strict=False)).get("dtype", kwargs.get("dtype")) is not None:
+        return function(*args, **kwargs)
+    if "dtype" in names:
+        return function(*args, **{**kwargs, "dtype": torch.float32})
+    if len(args) < 3:
+        return torch.ops.aten.norm.ScalarOpt_dtype(*args, dtype=torch.float32)
+    return torch.ops.aten.norm.ScalarOpt_dim_dtype(*args[:3], *(args[3:] or (False,)), dtype=torch.float32)
 
 
 def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:

@@ -75,16 +75,18 @@ class ModuleStack:
                 self._stack.pop()
                 self._mark()
 
-        handles = [
-            torch.nn.modules.module.register_module_forward_pre_hook(enter),
-            # called also when the module is left by an exception, as checkpointing leaves what it runs again
-            torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
-        ]
-        try:
+        with forward_hooks(enter, leave):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+
+@contextlib.contextmanager
+def forward_hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
+    """Within it, `enter` is called before and `leave` after the forward of every module; `leave` also when an exception
+    ends it, as checkpointing ends what it runs again."""
+    hooks = torch.nn.modules.module
+    # a handle removes its hook at the end of the context
+    with hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave, always_call=True):
+        yield
 
 
 def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:

@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from flopcast.gc_pause import no_garbage_collection, older_kept
 from flopcast.roofline.stream.ops.op_stream import Op, Stream
-from flopcast.roofline.stream.tracer.module_stack import ModuleStack
+from flopcast.roofline.stream.tracer.import_stubs import replaced
+from flopcast.roofline.stream.tracer.module_stack import ModuleStack, forward_hooks
 from flopcast.roofline.stream.tracer.recorder import Recorder, flatten
 
 
@@ -63,16 +64,8 @@ class Parts:
             if all(optimizer is not known for known in self.optimizers):
                 self.optimizers.append(optimizer)
 
-        handles = [
-            torch.nn.modules.module.register_module_forward_pre_hook(enter),
-            torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
-            register_optimizer_step_pre_hook(stepped),
-        ]
-        try:
+        with forward_hooks(enter, leave), register_optimizer_step_pre_hook(stepped):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 @contextlib.contextmanager
@@ -81,7 +74,6 @@ def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[
 
     A backward is what autograd's engine runs; the optimizer follows, until a model is called again.
     """
-    original = torch.autograd.backward, torch.autograd.grad
     depth = 0
 
     def within(function: Callable[..., Any], after: str | None) -> Callable[..., Any]:
@@ -104,14 +96,12 @@ def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[
         if depth == 0:
             recorder.phase = phase
 
-    handle = register_optimizer_step_pre_hook(lambda *_: begin("optimizer"))
-    torch.autograd.backward = within(original[0], "optimizer")
-    torch.autograd.grad = within(original[1], None)
-    try:
+    with (
+        replaced(torch.autograd, "backward", within(torch.autograd.backward, "optimizer")),
+        replaced(torch.autograd, "grad", within(torch.autograd.grad, None)),
+        register_optimizer_step_pre_hook(lambda *_: begin("optimizer")),
+    ):
         yield lambda: begin("forward")
-    finally:
-        torch.autograd.backward, torch.autograd.grad = original
-        handle.remove()
 
 
 def counts_on_host(optimizer: torch.optim.Optimizer, device_type: str) -> bool:

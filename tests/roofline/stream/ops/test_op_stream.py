@@ -120,7 +120,7 @@ GOOD = json.dumps(streams.to_json(small_stream())).encode()
         (gzip.compress(GOOD.replace(b'"schema": 1', b'"schema": 2'), mtime=0), "schema 2, this flopcast reads 1"),
         (gzip.compress(GOOD, mtime=0)[:-20], "not a flopcast op stream"),
         (gzip.compress(GOOD, mtime=0)[:30] + b"\x00" * 40, "not a flopcast op stream"),
-        (GOOD, "not a flopcast op stream"),  # not gzipped
+        (GOOD[:-20], "not a flopcast op stream"),  # not gzipped
         (gzip.compress(GOOD[:200], mtime=0), "not a flopcast op stream"),
         (gzip.compress(b"[]", mtime=0), "schema None"),
         (gzip.compress(b"{}", mtime=0), "schema None"),
@@ -133,6 +133,11 @@ def test_what_is_no_stream_is_refused(tmp_path: Path, data: bytes, message: str)
     (tmp_path / "s.json.gz").write_bytes(data)
     with pytest.raises(DataError, match=message):
         streams.load(tmp_path / "s.json.gz")
+
+
+def test_a_stream_that_somebody_unpacked_is_read(tmp_path: Path) -> None:
+    (tmp_path / "s.json.gz").write_bytes(GOOD)
+    assert streams.load(tmp_path / "s.json.gz") == small_stream()
 
 
 def test_a_missing_stream(tmp_path: Path) -> None:
