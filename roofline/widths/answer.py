@@ -18,12 +18,25 @@ from flopcast.roofline.stream.model.models import Config, n_params
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import NotDerivable
 from flopcast.roofline.stream.ops.to_width import MODEL_TYPES, dimensions
-from flopcast.roofline.widths import measured_rules
-from flopcast.roofline.widths import penalties as widths_penalties
-from flopcast.roofline.widths import shapes as widths_shapes
-from flopcast.roofline.widths.measured_rules import MeasuredRule
-from flopcast.roofline.widths.penalties import AXES, HEADS, LAYOUTS, Penalty, Point, Rule
-from flopcast.roofline.widths.shapes import Constraint
+from flopcast.roofline.widths.measured_rules import MeasuredRule, measured_rules
+from flopcast.roofline.widths.penalties import (
+    ALIGNED,
+    AXES,
+    HEADS,
+    LAYOUTS,
+    TOLERATED,
+    Penalty,
+    Point,
+    Rule,
+    candidates,
+    head_shapes,
+    penalties_of,
+    point,
+    resized,
+    rule_of,
+    survey,
+)  # fmt: skip
+from flopcast.roofline.widths.shapes import MOST, Constraint, ranked, shapes_within, survey_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +72,7 @@ class Answer:
             f"{center.device_seconds * 1e3:.1f} ms of kernels; {self.idle_share:.0%} of the {what} the device waits. "
             "No width makes it faster"
         )
-        unaligned = [p for found in self.penalties.values() for p in found if p.multiple < widths_penalties.ALIGNED]
+        unaligned = [p for found in self.penalties.values() for p in found if p.multiple < ALIGNED]
         if unaligned:
             worst = max(unaligned, key=lambda p: p.device)
             lost, shown = median(p.device for p in unaligned), median(p.step for p in unaligned)
@@ -167,7 +180,7 @@ def answer(
     forward: bool = False,
     constraint: Constraint | None = None,
     with_shapes: bool = True,
-    tolerated: float = widths_penalties.TOLERATED,
+    tolerated: float = TOLERATED,
     host: HostCosts | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Answer:
@@ -176,9 +189,9 @@ def answer(
     run.check()
     model = with_all_sizes(config)
     asked = constraint or Constraint(n_params(model))
-    values = {axis: widths_penalties.candidates(model, axis, span) for axis in axes if axis in AXES}
-    heads = widths_penalties.head_shapes(model) if HEADS in axes else []
-    total = 1 + sum(map(len, values.values())) + len(heads) + (widths_shapes.MOST if with_shapes else 0)
+    values = {axis: candidates(model, axis, span) for axis in axes if axis in AXES}
+    heads = head_shapes(model) if HEADS in axes else []
+    total = 1 + sum(map(len, values.values())) + len(heads) + (MOST if with_shapes else 0)
     done = 0
 
     def advance() -> None:
@@ -188,29 +201,29 @@ def answer(
 
     settings: dict[str, Any] = {"host": host, "forward": forward}
     with no_garbage_collection():
-        center = widths_penalties.point("hidden", int(model["hidden_size"]), model, run, profile, **settings)
+        center = point("hidden", int(model["hidden_size"]), model, run, profile, **settings)
         advance()
         points = {
-            axis: widths_penalties.survey(model, axis, found, run, profile, progress=advance, **settings)
+            axis: survey(axis, resized(model, axis, found), run, profile, progress=advance, **settings)
             for axis, found in values.items()
         }
         sized = ((int(shape["num_attention_heads"]) * int(shape["head_dim"]), shape) for shape in heads)
-        other_heads = widths_penalties.survey_configs(HEADS, sized, run, profile, progress=advance, **settings)
-        penalties = {axis: widths_penalties.penalties(found) for axis, found in points.items()}
-        rules = {axis: widths_penalties.rule_of(axis, found, tolerated) for axis, found in penalties.items()}
+        other_heads = survey(HEADS, sized, run, profile, progress=advance, **settings)
+        penalties = {axis: penalties_of(found) for axis, found in points.items()}
+        rules = {axis: rule_of(axis, found, tolerated) for axis, found in penalties.items()}
         shapes: list[Point] = []
         if with_shapes:
-            keep = {axis: max(widths_penalties.ALIGNED, rule.multiple) for axis, rule in rules.items()}
+            keep = {axis: max(ALIGNED, rule.multiple) for axis, rule in rules.items()}
             try:
-                found = widths_shapes.candidates(model, asked, keep)
+                found = shapes_within(model, asked, keep)
             except UsageError:
                 if constraint is not None:  # what was asked for; shapes like the model itself may well not be
                     raise
                 found = []
-            shapes = widths_shapes.survey(found, run, profile, progress=advance, **settings)
-    measured = [rule for rule in measured_rules.measured_rules(profile) if rule.layout == "all"]
+            shapes = survey_shapes(found, run, profile, progress=advance, **settings)
+    measured = [rule for rule in measured_rules(profile) if rule.layout == "all"]
     return Answer(
         gpu=profile.gpu, basis=profile.basis, run=run, forward=forward, center=center, points=points,
-        penalties=penalties, rules=rules, heads=widths_shapes.ranked(other_heads), shapes=shapes,
+        penalties=penalties, rules=rules, heads=ranked(other_heads), shapes=shapes,
         constraint=asked if with_shapes else None, measured=measured, tolerated=tolerated,
     )  # fmt: skip

@@ -9,14 +9,14 @@ a step takes than the line between its two neighbours that are multiples of 64 s
 a step: the forward sums over a layer's inputs (nt), the gradient of its input over its outputs (nn), that of its
 weights over the tokens (tn), so that a width is summed over in one product and lies across the tiles of two others.
 
-`survey` forecasts, `penalties`, `rule_of` say what follows; no torch but for one trace a kind of model
-(`redimension.py`).
+`survey` forecasts, `penalties_of`, `rule_of` say what follows; no torch but for one trace a kind of model
+(`stream/ops/to_width.py`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import median
@@ -32,7 +32,6 @@ from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config, check_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.forward_only import forward_only
-from flopcast.roofline.stream.ops.op_stream import Stream
 
 AXES = {"hidden": "hidden_size", "ffn": "intermediate_size", "vocab": "vocab_size"}
 HEADS = "heads"  # heads x head_dim, which together are one width
@@ -154,13 +153,6 @@ def point(
     stream = get_stream(config, traced_of(run, profile), vary="width")
     if forward:
         stream = forward_only(stream)
-    return point_of(axis, value, config, stream, run, profile, host=host)
-
-
-def point_of(
-    axis: str, value: int, config: Config, stream: Stream, run: Run, profile: Profile, *, host: HostCosts | None = None
-) -> Point:
-    """As `point`, of a stream at hand."""
     step = PricedStep(stream, run, profile, host)
     found = step.forecast()
     seconds: dict[str, float] = defaultdict(float)
@@ -187,13 +179,6 @@ def point_of(
 
 
 # --- candidates
-
-
-def changed(config: Mapping[str, Any], axis: str, value: int) -> Config:
-    """The config with one of AXES changed. Raises UsageError for a size of no model."""
-    found = {**config, AXES[axis]: value}
-    check_config(found)
-    return found
 
 
 def candidates(config: Mapping[str, Any], axis: str, span: int = 128) -> list[int]:
@@ -235,23 +220,15 @@ def neighbours(value: int, multiple: int) -> tuple[int, int]:
     return below, below + multiple
 
 
+def resized(config: Mapping[str, Any], axis: str, values: Iterable[int]) -> Iterator[tuple[int, Config]]:
+    """(value, config) with each of `values` on one of AXES. Raises UsageError for a size of no model."""
+    for value in values:
+        found = {**config, AXES[axis]: value}
+        check_config(found)
+        yield value, found
+
+
 def survey(
-    config: Mapping[str, Any],
-    axis: str,
-    values: Iterable[int],
-    run: Run,
-    profile: Profile,
-    *,
-    host: HostCosts | None = None,
-    forward: bool = False,
-    progress: Callable[[], None] = lambda: None,
-) -> list[Point]:
-    """Forecasts of `config` with each of `values` on one axis, in order. Raises UsageError for values of no model."""
-    asked = ((value, changed(config, axis, value)) for value in values)
-    return survey_configs(axis, asked, run, profile, host=host, forward=forward, progress=progress)
-
-
-def survey_configs(
     axis: str,
     asked: Iterable[tuple[int, Config]],
     run: Run,
@@ -261,7 +238,7 @@ def survey_configs(
     forward: bool = False,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Point]:
-    """Forecasts of (value, config), in order; `progress` is called after each."""
+    """Forecasts of (value, config), in order; `progress` is called after each. Raises UsageError as `forecast` does."""
     found = []
     with no_garbage_collection():
         for value, config in asked:
@@ -273,7 +250,7 @@ def survey_configs(
 # --- what follows
 
 
-def penalties(points: Sequence[Point]) -> list[Penalty]:
+def penalties_of(points: Sequence[Point]) -> list[Penalty]:
     """Of every point whose two aligned neighbours are there too."""
     known = {p.value: p for p in points}
     found = []

@@ -1,7 +1,7 @@
 """The points of the sawtooth figure: steps over a range of hidden sizes, aligned and not, on one GPU.
 
     points = sawtooth_points(profile)                        # ten seconds: ninety forecasts, one trace
-    figure = plots_widths.sawtooth_figure(points, profile)   # a canvas.Figure, as the report's others
+    figure = views.figures.widths.sawtooth_figure(points, profile)   # a canvas.Figure, as the report's others
 
 The report page can take both as they are; `flopcast widths --figure` draws the same around one width.
 """
@@ -9,14 +9,12 @@ The report page can take both as they are; `flopcast widths --figure` draws the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from flopcast.gc_pause import no_garbage_collection
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import Config, depth_for, make_config
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.widths.penalties import ALIGNED, Point, point
+from flopcast.roofline.widths.penalties import ALIGNED, Point, survey
 
 RANGE = 512, 4096
 OFFSETS = (1, 2, 4, 8, 16, 32)  # beside every multiple of 512
@@ -52,13 +50,9 @@ def sawtooth_points(
     progress: Callable[[], None] = lambda: None,
 ) -> list[Point]:
     """Forecast steps of the ladder over hidden sizes. Raises UsageError as `forecast` does."""
-    found = []
-    with no_garbage_collection():
-        for width in sawtooth_widths() if widths is None else widths:
-            shape = ladder_shape(width, law, vocab)
-            found.append(replace(point("hidden", width, shape, run, profile, host=host), errors={}))
-            progress()
-    return found
+    chosen = sawtooth_widths() if widths is None else widths
+    asked = ((width, ladder_shape(width, law, vocab)) for width in chosen)
+    return survey("hidden", asked, run, profile, host=host, progress=progress)
 
 
 def wave_ends(tokens: int, sm_count: int, low: int, high: int, tile: tuple[int, int] = TILE) -> list[tuple[int, int]]:

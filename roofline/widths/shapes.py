@@ -16,7 +16,7 @@ from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import Config, check_config, depth_of, n_params, with_depth
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.widths.penalties import Point, survey_configs
+from flopcast.roofline.widths.penalties import Point, survey
 
 RATIOS = (2.0, 5.0)  # ffn over hidden size
 DEPTHS = (0.5, 2.0)  # against the model asked about
@@ -70,7 +70,7 @@ def parse_constraint(text: str) -> Constraint:
     return Constraint(count, tolerance)
 
 
-def candidates(
+def shapes_within(
     config: Mapping[str, Any],
     constraint: Constraint,
     multiples: Mapping[str, int] | None = None,
@@ -125,7 +125,7 @@ def _fitted(config: Mapping[str, Any], hidden: int, depth: int, constraint: Cons
     return shape if constraint.holds(n_params(shape)) else None
 
 
-def survey(
+def survey_shapes(
     shapes: Iterable[Config],
     run: Run,
     profile: Profile,
@@ -136,7 +136,7 @@ def survey(
 ) -> list[Point]:
     """Forecasts of the shapes, fastest first."""
     asked = ((int(shape["hidden_size"]), dict(shape)) for shape in shapes)
-    return ranked(survey_configs("shape", asked, run, profile, host=host, forward=forward, progress=progress))
+    return ranked(survey("shape", asked, run, profile, host=host, forward=forward, progress=progress))
 
 
 def ranked(points: Sequence[Point]) -> list[Point]:

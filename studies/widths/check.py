@@ -133,7 +133,7 @@ def forecasts(chosen: CheckSet, profile: Profile, shapes: Sequence[Config] = ())
     found: list[Row] = []
     for place in chosen.neighbourhoods:
         found += _neighbourhood(place, profile)
-    ranked = widths_shapes.survey(shapes, chosen.run, profile) if shapes else chosen.shapes(profile)
+    ranked = widths_shapes.survey_shapes(shapes, chosen.run, profile) if shapes else chosen.shapes(profile)
     for rank, one in enumerate(ranked):
         found.append({**_row(SHAPES, one, chosen.run), "rank_forecast": rank + 1})
     named = f"{profile.gpu} of {profile.provenance.get('to', 'no date')}"
@@ -142,7 +142,7 @@ def forecasts(chosen: CheckSet, profile: Profile, shapes: Sequence[Config] = ())
 
 def _neighbourhood(place: Neighbourhood, profile: Profile) -> list[Row]:
     asked = ((value, place.config_of(value)) for value in place.values)
-    points = {p.value: p for p in penalties.survey_configs(place.axis, asked, place.run, profile)}
+    points = {p.value: p for p in penalties.survey(place.axis, asked, place.run, profile)}
     rows = {value: _row(place.name, one, place.run) for value, one in points.items()}
     for value in place.unaligned:
         below, above = neighbours(value, penalties.ALIGNED)

@@ -85,9 +85,9 @@ class CheckSet:
     def shapes(self, profile: Profile) -> list[Point]:
         """The chosen shapes, fastest forecast first."""
         constraint = widths_shapes.parse_constraint(self.constraint)
-        configs = widths_shapes.candidates(self.base, constraint, per_width=2)
+        configs = widths_shapes.shapes_within(self.base, constraint, per_width=2)
         kept = [c for c in configs if c["num_hidden_layers"] <= self.base["num_hidden_layers"]]
-        found = widths_shapes.survey(kept, self.run, profile)
+        found = widths_shapes.survey_shapes(kept, self.run, profile)
         rest = len(found) - 1 - self.first
         evenly = (self.first + round(i * rest / (self.spread - 1)) for i in range(self.spread))
         return [found[i] for i in sorted({*range(self.first), *evenly})]

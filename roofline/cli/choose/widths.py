@@ -63,8 +63,8 @@ def widths(
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.widths import print_answer
     from flopcast.roofline.widths import answer
-    from flopcast.roofline.widths import shapes as widths_shapes
     from flopcast.roofline.widths.penalties import AXES, HEADS
+    from flopcast.roofline.widths.shapes import parse_constraint
 
     axes = tuple(dict.fromkeys(name.strip() for name in axis.split(",") if name.strip()))
     valid = (*AXES, HEADS)
@@ -83,7 +83,7 @@ def widths(
         raise UsageError(f"--span is {span}: valid is 64 to 1024")
     if constraint is not None and not shapes:
         raise UsageError("--constraint with --no-shapes: the constraint is on shapes, leave one of the two")
-    held = None if constraint is None else widths_shapes.parse_constraint(constraint)
+    held = None if constraint is None else parse_constraint(constraint)
     if model.config is None and around is None:
         raise UsageError("no model: give --around with a hidden size, or --config (a name or a config.json)")
     config = replace(model, width=around).to_config()

@@ -42,7 +42,7 @@ def h200() -> Profile:
 @pytest.fixture(scope="module")
 def points(h200: Profile) -> list[Point]:
     """Forecasts of hidden sizes around 1024: one trace."""
-    return penalties.survey(MODEL, "hidden", WIDTHS, RUN, h200)
+    return penalties.survey("hidden", penalties.resized(MODEL, "hidden", WIDTHS), RUN, h200)
 
 
 def made(value: int, seconds: float, errors: Mapping[Any, float] | None = None) -> Point:
@@ -115,7 +115,7 @@ def test_the_rule_keeps_the_smallest_multiple_that_costs_nothing() -> None:
 
 def test_alignment_shows_in_a_step_of_the_h200(points: list[Point]) -> None:
     """Cliffs where rows stop to start at multiples of 16 bytes, and then of 4: in all three layouts."""
-    found = {p.value: p for p in penalties.penalties(points)}
+    found = {p.value: p for p in penalties.penalties_of(points)}
     assert found[1025].device > found[1020].device > 0.3 > 0.1 > found[1032].device > 0.0
     for layout in penalties.LAYOUTS:
         assert found[1023].layouts[layout] > found[1020].layouts[layout] > 0.5
@@ -175,7 +175,7 @@ def test_other_constraints_are_refused(text: str) -> None:
 
 def test_shapes_keep_to_the_constraint_and_to_multiples() -> None:
     constraint = widths_shapes.parse_constraint("params=600M±2%")
-    found = widths_shapes.candidates(load_config("qwen3-0.6b"), constraint, {"ffn": 128})
+    found = widths_shapes.shapes_within(load_config("qwen3-0.6b"), constraint, {"ffn": 128})
     assert 10 <= len(found) <= widths_shapes.MOST
     assert len({c["num_hidden_layers"] for c in found}) > 5
     for config in found:
@@ -184,7 +184,7 @@ def test_shapes_keep_to_the_constraint_and_to_multiples() -> None:
         assert config["num_attention_heads"] == 2 * config["num_key_value_heads"]
         assert 2 <= config["intermediate_size"] / config["hidden_size"] <= 5
     with pytest.raises(UsageError, match="no shape of 5e\\+04M"):
-        widths_shapes.candidates(load_config("qwen3-0.6b"), widths_shapes.parse_constraint("params=50B"))
+        widths_shapes.shapes_within(load_config("qwen3-0.6b"), widths_shapes.parse_constraint("params=50B"))
 
 
 # --- rules from measurements
