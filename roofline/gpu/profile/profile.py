@@ -21,9 +21,10 @@ from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.profile.host import HostCosts
-from flopcast.roofline.gpu.profile.request import Estimate, Request, WorkLike
+from flopcast.roofline.gpu.profile.passes import DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT, Rates
+from flopcast.roofline.gpu.profile.request import Estimate, Request, WorkLike, arrays_of
 from flopcast.roofline.gpu.profile.surface import Prediction, Surface
-from flopcast.roofline.gpu.profile.unmeasured import DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT, Fallback
+from flopcast.roofline.gpu.profile.unmeasured import Fallback
 from flopcast.roofline.stream.lowering.grouped import IMBALANCE, is_group_by_group, product_of
 from flopcast.roofline.stream.lowering.variants import GemmVariant, KernelKind, SurfaceKey
 
@@ -42,7 +43,7 @@ THREADS_FROM = 2000  # requests: 10,000 products take 1.4 s of a processor, all 
 class Profile:
     """What is known of one GPU (or processor) and its host.
 
-    `peaks`: dense FLOP/s by dtype. `ceilings`: what was reached (see `fit.py` for the names).
+    `peaks`: dense FLOP/s by dtype. `ceilings`: what was reached (`fit.rows.ceilings_of` has the names).
     `launch_counts`: kernels that one call launches. `aliases`: backend names that stand for
     another ("sdpa": the one torch picks).
     """
@@ -90,9 +91,9 @@ class Profile:
     # --- time of device work
 
     def estimate(self, requests: Sequence[Request]) -> list[Estimate]:
-        """One estimate a request, in order. Kernel time only: a launch on the host, and the gap between
+        """One estimate per request, in order. Kernel time only: a launch on the host, and the gap between
         kernels, is not in it. Never raises for a work that was not measured: it falls back
-        (`fallback.py`)."""
+        (`unmeasured.py`)."""
         out: list[Estimate | None] = [None] * len(requests)
         groups: dict[SurfaceKey, list[int]] = {}
         missing: list[int] = []
@@ -141,17 +142,10 @@ class Profile:
         self, requests: Sequence[Request], groups: Mapping[SurfaceKey, Sequence[int]]
     ) -> Iterator[tuple[SurfaceKey, Sequence[int], Prediction]]:
         """(surface, requests, prediction), of many requests by parts in threads, since numpy's loops let others run."""
-        import numpy as np
 
         def predict(part: tuple[SurfaceKey, Sequence[int]]) -> tuple[SurfaceKey, Sequence[int], Prediction]:
             key, members = part
-            works = [requests[i][0] for i in members]
-            found = self.surfaces[key].predict(
-                np.array([work.features for work in works], float),
-                np.array([work.bytes for work in works], float),
-                np.array([work.flops for work in works], float),
-            )
-            return key, members, found
+            return key, members, self.surfaces[key].predict(*arrays_of([requests[i][0] for i in members]))
 
         total, processors = sum(map(len, groups.values())), os.cpu_count() or 1
         if total < THREADS_FROM or processors == 1:
@@ -196,12 +190,14 @@ class Profile:
     @cached_property
     def _fallback(self) -> Fallback:
         return Fallback(
-            surfaces=self.surfaces,
-            peaks={dtype: number.value for dtype, number in self.peaks.items()},
-            ceilings={name: number.value for name, number in self.ceilings.items()},
-            aliases=self.aliases,
-            clock_mhz=self.device.get("clock_mhz") or DEFAULT_CLOCK_MHZ,
-            sm_count=self.device.get("sm_count") or DEFAULT_SM_COUNT,
+            self.surfaces,
+            Rates(
+                peaks={dtype: number.value for dtype, number in self.peaks.items()},
+                ceilings={name: number.value for name, number in self.ceilings.items()},
+                clock_mhz=self.device.get("clock_mhz") or DEFAULT_CLOCK_MHZ,
+                sm_count=self.device.get("sm_count") or DEFAULT_SM_COUNT,
+            ),
+            self.aliases,
         )
 
     # --- files

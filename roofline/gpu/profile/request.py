@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.stream.lowering.variants import Variant
 
 
 class WorkLike(Protocol):
-    """What is asked for: `lower.Work`, or anything with these."""
+    """What is asked for: `describe.Work`, or anything with these."""
 
     @property
     def op_class(self) -> str: ...
@@ -20,6 +24,15 @@ class WorkLike(Protocol):
     def bytes(self) -> int: ...
     @property
     def flops(self) -> int: ...
+
+
+def arrays_of(works: Sequence[WorkLike]) -> tuple[Array, Array, Array]:
+    """features[works, sizes], bytes[works], flops[works], as a surface takes them."""
+    return (
+        np.array([work.features for work in works], float),
+        np.array([work.bytes for work in works], float),
+        np.array([work.flops for work in works], float),
+    )
 
 
 Request = tuple[WorkLike, str, str]  # work, backend, cache

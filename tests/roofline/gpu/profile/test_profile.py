@@ -19,9 +19,9 @@ from flopcast.roofline.gpu.fit.priors import Belief, attention_prior, gemm_prior
 from flopcast.roofline.gpu.fit.surface import Points, fit_surface
 from flopcast.roofline.gpu.library import profiles
 from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.passes import DEFAULT_FLOOR
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
-from flopcast.roofline.gpu.profile.unmeasured import DEFAULT_FLOOR
 from flopcast.roofline.stream.lowering.variants import KernelKind, SurfaceKey, Variant, parse_variant
 
 FLOOR, PEAK, SM_COUNT = 2e-6, 300e12, 108.0

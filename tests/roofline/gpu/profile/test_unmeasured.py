@@ -9,14 +9,15 @@ from math import log2
 import pytest
 
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.profile.unmeasured import DEFAULT_FLOOR, Fallback
+from flopcast.roofline.gpu.profile.passes import DEFAULT_FLOOR, Rates
+from flopcast.roofline.gpu.profile.unmeasured import Fallback
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.uncertainty import device_log_sigma
 from flopcast.roofline.stream.lowering.variants import Variant, parse_variant
 
 RATE, PEAK = 4e12, 1e15
 CEILINGS = {"hbm_copy": RATE, "matrix_sustained/bf16": 6e14, "matrix_sustained/fp32": 5e13}
-NOTHING_MEASURED = Fallback({}, {"bf16": PEAK, "fp32": 6e13}, CEILINGS, {}, clock_mhz=2000, sm_count=132)
+NOTHING_MEASURED = Fallback({}, Rates({"bf16": PEAK, "fp32": 6e13}, CEILINGS, clock_mhz=2000, sm_count=132), {})
 
 
 @dataclass(frozen=True)
