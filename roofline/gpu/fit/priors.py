@@ -109,7 +109,7 @@ def attention_prior(
         law["sum_bandwidth"] = Belief(0.7 * bandwidth, 0.5)
     if schedule["splits"]:
         law |= {"merge": Belief(2.0 * floor, 0.5), "merge_row": Belief(8e-10, 0.7)}
-    if attention_triton.are_told(schedule):  # a tile's own time takes the place of what ends late
+    if attention_triton.has_tiles(schedule):  # a tile's own time takes the place of what ends late
         law["prologue"] = Belief(2e-6, 1.0)
         if "dq.0.below" in schedule:
             law |= {"dq_efficiency": Belief(0.5, 0.9), "dq_prologue": Belief(2e-6, 1.0)}

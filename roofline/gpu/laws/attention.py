@@ -7,7 +7,7 @@ prologue + n steps, and a length that leaves a block part empty runs a slower ke
 which only move bytes: a dot product for each row of the output, the queries' gradient rounded from fp32 and, where
 several query heads share a key head, two sums over them.
 
-What the kernels' schedules are is told by fixed parameters (`schedule_of`): flash's by its source (2.7, as torch
+Fixed parameters describe the kernels' schedules (`schedule_of`): flash's by its source (2.7, as torch
 builds it: flash_fwd_launch_template.h, flash_bwd_launch_template.h, flash_api.cpp), cuDNN's by the tiles in its
 kernels' names and by what fits 130 random shapes on an H200. Triton's on Hopper have a law of their own
 (`attention_triton.py`).
@@ -32,7 +32,7 @@ from flopcast.roofline.stream.lowering.variants import AttentionVariant
 # Rows of a block and of a step, blocks at once on an SM, whether other kernels follow (backward), whether few blocks
 # are split along the keys (flash forward).
 SCHEDULE = ("block", "advance", "resident", "follows", "splits")
-# Which profiles of before have not: `MASKED`, and whether the residual is told of rounds and part empty blocks.
+# Absent from older profiles: `MASKED`, and whether the residual depends on rounds and on blocks that are part empty.
 LATER = ("masked", "rounds")
 
 # Two blocks on one SM each run at 1 / (1 + CROWDING) of a lone one's pace.
@@ -45,7 +45,7 @@ MASKED = 0.8
 AHEAD = 0.2
 # Blocks that are dealt out one by one, by place; of longer calls the rest counts by its mean.
 ROUNDS = 8
-# Steps that a block's start is taken for while blocks are dealt out; the time is linear between and beyond.
+# Steps that a block's start is assumed to take while blocks are dealt out; the time is linear between and beyond.
 _STARTS = (0.25, 1.5)
 # Flash splits the keys where blocks of 64 rows fill less than this share of two blocks an SM.
 _FULL, _GOOD, _MOST_SPLITS = 0.8, 0.85, 128
@@ -78,7 +78,7 @@ def log_seconds(variant: AttentionVariant, params: Params, features: Array, byte
     """log of seconds. features: log2 of batch x heads, of query heads to a key head, of the length."""
     head_dim = variant.head_dim
     heads, group, seq = _sizes(features)
-    if attention_triton.are_told(params):
+    if attention_triton.has_tiles(params):
         return attention_triton.log_seconds(variant, params, Sizes(heads, seq, group), bytes_, flops)
     steps, starts, splits = _dealt(variant, params, heads, seq, group)
     block, advance = params["block"], params["advance"]
@@ -105,15 +105,14 @@ def inputs(variant: AttentionVariant, params: Params, features: Array) -> Array:
     With "rounds" among the parameters (profiles of before have none) also whether the last block of a head is part
     empty, and log2 of the rounds of blocks: [rows, sizes + 4]."""
     heads, group, seq = _sizes(features)
-    if attention_triton.are_told(params):
-        told = attention_triton.inputs(variant, params, Sizes(heads, seq, group))
-        return np.column_stack([features, *told])
+    if attention_triton.has_tiles(params):
+        return np.column_stack([features, *attention_triton.inputs(variant, params, Sizes(heads, seq, group))])
     steps, _, splits = _dealt(variant, params, heads, seq)
     lengths = [_lengths(variant, params, int(s)) for s in seq]
     places = params["sm_count"] * params["resident"]
     even = heads * np.array([sum(each) for each in lengths]) / places * _pace(int(params["resident"]))
-    waiting = np.log2(np.maximum(steps / np.maximum(even, 1e-9), 1.0)).clip(0.0, 3.0) * 2.0
-    columns = [features, waiting, np.where(splits > 1, 2.0, 0.0)]
+    imbalance = np.log2(np.maximum(steps / np.maximum(even, 1e-9), 1.0)).clip(0.0, 3.0) * 2.0
+    columns = [features, imbalance, np.where(splits > 1, 2.0, 0.0)]
     if params.get("rounds"):
         blocks = heads * np.ceil(seq / params["block"])
         columns += [np.where(seq % params["block"] != 0, 2.0, 0.0), np.log2((blocks / places).clip(FEW_ROUNDS))]
@@ -139,16 +138,24 @@ def _sizes(features: Array) -> tuple[Array, Array, Array]:
 def _dealt(
     variant: AttentionVariant, params: Params, heads: Array, seq: Array, group: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """(steps, blocks) that the place which is done last has run, one after the other, and splits of the keys."""
-    if params.get("packs") and group is not None:
-        return _dealt_packed(variant, params, heads, seq, group)
+    """(steps, blocks) that the place which is done last has run, one after the other, and splits of the keys.
+
+    Forward kernels whose blocks take their rows from all query heads of a key head have "packs", as FlashAttention 3
+    has before Hopper."""
+    packs = group is not None and bool(params.get("packs"))
+    sizes = (heads, seq, np.ones_like(heads) if group is None else group)
     found = np.empty((3, len(heads)))
+    lengths: tuple[float, ...]
     sm_count, resident = int(params["sm_count"]), int(params["resident"])
-    for row, (count, length) in enumerate(zip(heads.astype(int).tolist(), seq.astype(int).tolist(), strict=True)):
+    for row, (count, length, each) in enumerate(zip(*(np.round(x).astype(int).tolist() for x in sizes), strict=True)):
         splits = 1
-        if params["splits"]:
-            splits = flash_splits(count, length, variant.head_dim, sm_count)
-        lengths = _lengths(variant, params, length) if splits == 1 else _split(variant, length, splits)
+        if packs:
+            lengths = _packed_steps(variant.is_causal, int(params["block"]), int(params["advance"]), length, each)
+            count = max(count // each, 1)
+        else:
+            if params["splits"]:
+                splits = flash_splits(count, length, variant.head_dim, sm_count)
+            lengths = _lengths(variant, params, length) if splits == 1 else _split(variant, length, splits)
         low, high = (dealt(lengths, count, sm_count, resident, start) for start in _STARTS)
         blocks = (high - low) / (_STARTS[1] - _STARTS[0])
         found[:, row] = low - _STARTS[0] * blocks, blocks, splits
@@ -220,7 +227,7 @@ def _in_pairs(blocks: list[float], sm_count: int) -> float:
     younger = [0.0] * sm_count
     for sm, block in zip(order, blocks[sm_count : 2 * sm_count], strict=False):
         younger[sm] = block
-    waiting = iter(blocks[2 * sm_count :])
+    queued = iter(blocks[2 * sm_count :])
     begun = [0.0] * sm_count
     events = [
         (min(old / faster, young / slower) if young else old, sm)
@@ -239,9 +246,9 @@ def _in_pairs(blocks: list[float], sm_count: int) -> float:
         if old <= done:
             old, young = young, 0.0
         if old <= done:
-            old = next(waiting, 0.0)
+            old = next(queued, 0.0)
         if young <= done:
-            young = next(waiting, 0.0) if old else 0.0
+            young = next(queued, 0.0) if old else 0.0
         older[sm], younger[sm] = old, young
         if young:
             ends, other = old / faster, young / slower
@@ -257,27 +264,8 @@ def _in_pairs(blocks: list[float], sm_count: int) -> float:
 def _paces(count: int) -> tuple[float, ...]:
     """Of the blocks on an SM, oldest first, against a lone one's; together those of `_pace`."""
     mean = 1.0 / _pace(count)
-    lean = np.linspace(1.0 + AHEAD, 1.0 - AHEAD, count) if count > 1 else [1.0]
-    return tuple(float(mean * part) for part in lean)
-
-
-def _dealt_packed(
-    variant: AttentionVariant, params: Params, heads: Array, seq: Array, group: Array
-) -> tuple[Array, Array, Array]:
-    """As `_dealt`, for forward kernels whose blocks take their rows from all query heads of a key head ("packs"), as
-    FlashAttention 3 does before Hopper."""
-    found = np.empty((3, len(heads)))
-    block, advance = int(params["block"]), int(params["advance"])
-    sizes = zip(*(np.round(x).astype(int).tolist() for x in (heads, seq, group)), strict=True)
-    for row, (count, length, each) in enumerate(sizes):
-        lengths = _packed_steps(variant.is_causal, block, advance, length, each)
-        low, high = (
-            dealt(lengths, max(count // each, 1), int(params["sm_count"]), int(params["resident"]), start)
-            for start in _STARTS
-        )
-        blocks = (high - low) / (_STARTS[1] - _STARTS[0])
-        found[:, row] = low - _STARTS[0] * blocks, blocks, 1
-    return found[0], found[1], found[2]
+    shares = np.linspace(1.0 + AHEAD, 1.0 - AHEAD, count) if count > 1 else [1.0]
+    return tuple(float(mean * part) for part in shares)
 
 
 @lru_cache(maxsize=4096)

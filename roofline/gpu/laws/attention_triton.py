@@ -35,7 +35,7 @@ OVERLAP = 1.5  # exponent of the smooth maximum of matrix and memory time: they 
 
 
 class Sizes(NamedTuple):
-    """Of calls: batches times query heads, tokens, and query heads to a key head."""
+    """Sizes of calls: batches times query heads, tokens, and query heads per key head."""
 
     heads: Array
     seq: Array
@@ -43,15 +43,15 @@ class Sizes(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Of the program with most to do, and of all on average: rows of a tile times rows of a step; tiles."""
+    """Work (rows of a tile times rows of a step) and tiles of the program with most to do, and the mean work of all."""
 
     work: float
     tiles: float
     mean: float
 
 
-def are_told(params: Params) -> bool:
-    """Whether a surface's kernels are these."""
+def has_tiles(params: Params) -> bool:
+    """Whether a surface's parameters describe these kernels' tiles."""
     return "forward.0.below" in params or "dkdv.0.below" in params
 
 
@@ -113,9 +113,9 @@ def inputs(variant: AttentionVariant, params: Params, sizes: Sizes) -> list[Arra
     """Columns: of each kernel how much longer its busiest program runs than all do on average, in log2; whether rows
     are left over; rounds of tiles, in log2."""
     kernels = kernels_of(variant.direction)
-    told = [loads(kernel, variant, params, sizes) for kernel in kernels]
-    columns = [2.0 * np.log2(work / mean).clip(0.0, 3.0) for work, _, mean in told]
-    return [*columns, np.where(sizes.seq % ROWS != 0, 2.0, 0.0), np.log2(told[-1][1])]
+    of_kernels = [loads(kernel, variant, params, sizes) for kernel in kernels]
+    columns = [2.0 * np.log2(work / mean).clip(0.0, 3.0) for work, _, mean in of_kernels]
+    return [*columns, np.where(sizes.seq % ROWS != 0, 2.0, 0.0), np.log2(of_kernels[-1][1])]
 
 
 def loads(kernel: str, variant: AttentionVariant, params: Params, sizes: Sizes) -> tuple[Array, Array, Array]:

@@ -18,17 +18,17 @@ TILE = 128.0  # of results that a thread block computes, either way; smaller whe
 
 def log_seconds(variant: ConvVariant, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
     """log of seconds. features: log2 of m (images x places), n (channels out) and k (channels in x window)."""
-    idle = 2.0 ** (_waiting(params, features))
+    idle = 2.0 ** _idle_log2(params, features)
     return np.asarray(np.log(params["floor"] + flops * idle / params["rate"] + bytes_ / params["bandwidth"]))
 
 
 def inputs(variant: ConvVariant, params: Params, features: Array) -> Array:
     """The sizes, and by how much the last round of blocks is idle."""
-    return np.column_stack([features[:, :3], 2.0 * _waiting(params, features)])
+    return np.column_stack([features[:, :3], 2.0 * _idle_log2(params, features)])
 
 
-def _waiting(params: Params, features: Array) -> Array:
-    """log2 of what rounds of whole blocks compute over what is asked for; at most 3."""
+def _idle_log2(params: Params, features: Array) -> Array:
+    """log2 of the ratio of what rounds of whole blocks compute to what is asked for; at most 3."""
     m, n = np.exp2(features[:, 0]), np.exp2(features[:, 1])
     rows, columns = np.minimum(m, TILE), np.minimum(n, TILE)
     rounds = np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / params["sm_count"])

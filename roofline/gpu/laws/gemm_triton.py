@@ -5,8 +5,8 @@ the rest (kernels/matmul_table.py). What that takes is the cost model that the r
 (`matmul_configs.cost`), times a factor. Rows that do not start at whole 128 bytes take longer, which the cost leaves
 out: up to 1.8 times where k or the columns are multiples of 8 alone.
 
-Of 44 products of whole lines on an H200, each told by the others (median / 90th percentile and mean of the error): 6.5
-/ 23.0 and +4.2% by the law of cuBLAS's kernels, 4.9 / 18.0 and -0.5% by this one.
+Of 44 products of whole lines on an H200, each predicted from the others (median / 90th percentile and mean of the
+error): 6.5 / 23.0 and +4.2% by the law of cuBLAS's kernels, 4.9 / 18.0 and -0.5% by this one.
 """
 
 from __future__ import annotations

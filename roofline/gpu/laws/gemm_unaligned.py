@@ -26,7 +26,7 @@ from flopcast.roofline.gpu.laws.law import Params
 from flopcast.roofline.gpu.laws.smooth import Array
 
 PREFIX = "unaligned/"
-# Share of the peak that `step` is told by, by family; and the parameter that a surface's fit moves it by.
+# Share of the peak that `step` is relative to, by family; a surface's fit moves it by a parameter of its own.
 SHARE = {"align2": 0.25, "align1": 0.125}
 MODES = ("whole", "serial", "reduced")
 # How an operand's rows start: the power of two that divides their bytes, lines have 128. Where that is less than 16,

@@ -19,7 +19,7 @@ from flopcast.roofline.stream.lowering.variants import CallVariant
 # (60 MiB) nothing is lost at 36 MiB, 0.3 of the gain at 40, 0.6 at 48 and all of it at 64.
 SPILL_SHARE, SPILL_POWER = 0.75, 10.0
 
-TURN_POWER = 3.0  # of the smooth maximum of a loss's waiting and its bytes
+TURN_POWER = 3.0  # exponent of the smooth maximum of the time of a loss's loads and that of its bytes
 
 # Bytes of a list's tensor from which on it fills a thread block's chunk (65,536 elements).
 LARGE_BYTES = 262144.0

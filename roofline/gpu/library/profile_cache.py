@@ -1,7 +1,7 @@
 """Profiles as they were last used, kept beside the streams in the user's cache: read, projected, and with what their
-surfaces were asked for worked out (where the points lie in the laws' terms, the inverses of their covariances).
+surfaces computed for earlier questions (the points in the laws' terms, the inverses of their covariances).
 
-To read the H200's profile takes 75 ms and to work out what a Qwen3 asks of it 150; of a projected GPU, whose surfaces
+To read the H200's profile takes 75 ms, and to compute what a Qwen3 asks of it 150; of a projected GPU, whose surfaces
 are solved anew, up to 3 s; from here 10 ms. A file is a pickle, as its objects are, named after the content of
 everything that it follows from: the profile's files, this package's sources, the versions of Python and numpy. The
 folder is the user's own; a file that cannot be read is made again.
@@ -30,7 +30,7 @@ MOST_FILES = 12  # of some 5 MB; the least recently made go
 class _Known(NamedTuple):
     profile: Profile
     path: Path
-    worked_out: int
+    cached_parts: int
 
 
 _loaded: list[_Known] = []  # what `keep` may be asked for; few
@@ -55,23 +55,23 @@ def load(name: str, sources: Sequence[Path], make: Callable[[], Profile]) -> Pro
     if profile is None:
         profile = make()
     else:
-        count = _worked_out(profile)
+        count = _cached_parts(profile)
     _loaded.append(_Known(profile, path, count))
     del _loaded[:-_MOST_LOADED]
     return profile
 
 
 def keep(profile: Profile) -> None:
-    """Keeps a profile that `load` gave for the next process, if more of it is worked out than is kept already."""
+    """Keeps a profile that `load` returned for the next process, if more of it is computed than the file holds."""
     for i, known in enumerate(_loaded):
-        if known.profile is profile and (count := _worked_out(profile)) > known.worked_out:
+        if known.profile is profile and (count := _cached_parts(profile)) > known.cached_parts:
             with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not the answer
                 _write(profile, known.path)
-            _loaded[i] = known._replace(worked_out=count)
+            _loaded[i] = known._replace(cached_parts=count)
 
 
-def _worked_out(profile: Profile) -> int:
-    return sum(surface.worked_out for surface in profile.surfaces.values())
+def _cached_parts(profile: Profile) -> int:
+    return sum(surface.cached_parts for surface in profile.surfaces.values())
 
 
 def _read(path: Path) -> Profile | None:
@@ -101,7 +101,7 @@ def _key(name: str, sources: Sequence[Path]) -> str:
 
 @cache
 def _code() -> str:
-    """What tells this package's sources and what they run on from others: names, sizes and times of the files."""
+    """A text that changes with this package's sources and what runs them: names, sizes and times of the files."""
     found = [f"{sys.version_info[:3]} numpy{np.__version__}"]
     package = Path(__file__).resolve().parents[2]
     for part in (package, package.parent / "kernels"):

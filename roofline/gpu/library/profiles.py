@@ -14,8 +14,7 @@ from flopcast.files import cache_folder
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.catalogue.datasheets import SPECS_FILE, find_spec, load_specs, unknown_gpu_message
 from flopcast.roofline.gpu.library import profile_cache
-from flopcast.roofline.gpu.profile import host as host_files
-from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts, host_in
+from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts, host_files, host_in
 from flopcast.roofline.gpu.profile.profile import PROFILE_BASES, PROFILES, Profile
 
 if TYPE_CHECKING:
@@ -60,9 +59,9 @@ class KnownHost:
 
 def known_hosts() -> list[KnownHost]:
     """The hosts that ship, then this user's own; a shipped one wins over the user's of the same name."""
-    shipped = host_files.known_hosts()
+    shipped = host_files()
     found = [KnownHost(name, "shipped", HostCosts.load(path)) for name, path in shipped.items()]
-    own = {name: path for name, path in host_files.known_hosts(user_hosts()).items() if name not in shipped}
+    own = {name: path for name, path in host_files(user_hosts()).items() if name not in shipped}
     return found + [KnownHost(name, str(path), HostCosts.load(path)) for name, path in own.items()]
 
 
@@ -185,7 +184,7 @@ def find_host(name_or_path: str | None) -> HostCosts | None:
         return None
     if name_or_path == "none":
         return NO_HOST
-    kept = {**host_files.known_hosts(user_hosts()), **host_files.known_hosts()}
+    kept = {**host_files(user_hosts()), **host_files()}
     if name_or_path in kept:
         return HostCosts.load(kept[name_or_path])
     if Path(name_or_path).is_file() and (found := host_in(Path(name_or_path))) is not None:

@@ -1,4 +1,4 @@
-"""A Gaussian process over what a law leaves: covariance, inverses, neighbours."""
+"""A Gaussian process over the residuals of a law: covariance, inverses, nearest neighbours. numpy only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from flopcast.roofline.gpu.laws.smooth import Array
 
 Numbers = dict[bytes, int]  # rows of inputs, as bytes, by number
 LOCAL_CHUNK = 1024
-NEAREST = 32  # points that tell how sure a prediction is, where there are many
+NEAREST = 32  # points that the variance of a prediction is computed from, where there are many
 MANY = 256  # rows from which to number them all costs less than to compare them input by input
 
 
 @dataclass(frozen=True)
 class Residual:
-    """Hyper-parameters of the Gaussian process, in log seconds. `lengths`: one for each of the law's
-    `inputs`, `levels`: one for each of its `sensitivities`.
+    """Hyper-parameters of the Gaussian process, standard deviations in log seconds. `lengths`: length scales, one per
+    input of the law; `levels`: one per sensitivity of the law (`laws.law.Law`).
 
-    `sigma_scale` widens or narrows the predictive deviation so that the leave-one-out errors fall into it
-    as often as they should.
+    `sigma_scale` widens or narrows the predictive deviation so that the leave-one-out errors fall into it as often as
+    they should.
     """
 
     lengths: tuple[float, ...]
@@ -59,8 +59,8 @@ def covariance(
 def local_reduction(
     points: Coordinates, residual: Residual, apart: Array, cross: Array, kinds: NDArray[np.intp]
 ) -> Array:
-    """By how much the NEAREST of many points, by covariance, reduce the variance of each row of `cross`[rows, points];
-    all of them would by no less. `apart`: the points' own variances; `kinds`: `numbered` inputs."""
+    """By how much the NEAREST of many points, by covariance, reduce the variance of each row of `cross` [rows, points];
+    all points together would reduce it by no less. `apart`: the points' own variances; `kinds`: `numbered` inputs."""
     which = np.argpartition(-cross, NEAREST - 1, axis=1)[:, :NEAREST]
     inputs = points.inputs / np.array(residual.lengths)
     terms = points.terms * np.array(residual.levels)
@@ -74,8 +74,8 @@ def local_reduction(
         matrix = residual.amplitude**2 * matern(np.sqrt(np.where(same, 0.0, squared).clip(0.0)))
         matrix += terms[rows] @ terms[rows].transpose(0, 2, 1) + residual.white**2 * same
         matrix += apart[rows][:, :, None] * np.eye(NEAREST)
-        told = np.take_along_axis(cross[start : start + LOCAL_CHUNK], rows, axis=1)
-        found[start : start + LOCAL_CHUNK] = (told * np.linalg.solve(matrix, told[:, :, None])[:, :, 0]).sum(axis=1)
+        near = np.take_along_axis(cross[start : start + LOCAL_CHUNK], rows, axis=1)
+        found[start : start + LOCAL_CHUNK] = (near * np.linalg.solve(matrix, near[:, :, None])[:, :, 0]).sum(axis=1)
     return found
 
 

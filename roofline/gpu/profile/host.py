@@ -29,7 +29,7 @@ PHASES = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Seconds of host time that an op costs, by phase.
+    """Seconds of host time per op, by phase.
 
     forward, backward: {"launch", "view", "fixed"}; optimizer: {"launch", "per_tensor", "host_op",
     "fixed"}; `fixed` is once a phase, `step_fixed` once a step besides (zero_grad). `sigma`: standard
@@ -59,7 +59,7 @@ class HostCosts:
     triton: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, phase: str, kind: str, *, launches: int = 1, tensors: int = 0) -> float:
-        """Host seconds of one op. `kind` as in `stream.Op`; `launches` kernels it launches, `tensors` it
+        """Host seconds of one op. `kind` as in `op_stream.Op`; `launches` kernels it launches, `tensors` it
         takes in lists (foreach and fused optimizers check each)."""
         costs: dict[str, float] = getattr(self, phase)
         if kind == "view":
@@ -134,7 +134,7 @@ def host_in(path: Path) -> HostCosts | None:
     return HostCosts.from_json(record, str(path))
 
 
-def known_hosts(folder: Path = HOSTS) -> dict[str, Path]:
+def host_files(folder: Path = HOSTS) -> dict[str, Path]:
     """The hosts kept in a folder, name -> file."""
     if not folder.is_dir():
         return {}

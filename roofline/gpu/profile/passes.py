@@ -2,7 +2,7 @@
 tensors at copy bandwidth, its FLOPs at the rate that products of its dtype sustain.
 
 Normalisations, convolutions and the fused kernels are unlike the relatives of their class (sums) or have none, so what
-torch's, cuDNN's and Triton's kernels move is told here.
+torch's, cuDNN's and Triton's kernels move is written down here.
 """
 
 from __future__ import annotations

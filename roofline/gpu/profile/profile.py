@@ -33,8 +33,8 @@ PROFILES = DATA / "profiles"
 BASES = ("measured", "interpolated", "extrapolated", "published", "datasheet")
 PROFILE_BASES = ("measured", "projected", "published")
 
-# A prediction is "measured" where that very shape was, and "extrapolated" where the most alike of the
-# measured points has a residual correlated less than this with its own: there the law alone speaks.
+# A prediction is "measured" where that very shape was, and "extrapolated" where its residual's correlation with that of
+# the most alike of the measured points is less than this: there the answer is the law's alone.
 _FAR = 0.1
 THREADS_FROM = 2000  # requests: 10,000 products take 1.4 s of a processor, all ops of a step 20 ms
 
@@ -141,7 +141,8 @@ class Profile:
     def _predict(
         self, requests: Sequence[Request], groups: Mapping[SurfaceKey, Sequence[int]]
     ) -> Iterator[tuple[SurfaceKey, Sequence[int], Prediction]]:
-        """(surface, requests, prediction), of many requests by parts in threads, since numpy's loops let others run."""
+        """(surface, requests, prediction); many requests are divided among threads, since numpy's loops release the
+        interpreter's lock."""
 
         def predict(part: tuple[SurfaceKey, Sequence[int]]) -> tuple[SurfaceKey, Sequence[int], Prediction]:
             key, members = part
@@ -160,7 +161,7 @@ class Profile:
 
     @cached_property
     def projected_kinds(self) -> frozenset[SurfaceKey]:
-        """Of a measured profile, the surfaces that were not measured but lent by another GPU's (`complete.py`)."""
+        """Of a measured profile, the surfaces that come from another GPU's (`projection.complete`)."""
         return frozenset(map(SurfaceKey.parse, (self.provenance.get("projected_kinds") or {}).get("surfaces") or ()))
 
     @property
@@ -176,8 +177,9 @@ class Profile:
 
     @property
     def card_spread(self) -> Mapping[str, Any]:
-        """How far cards lie apart, {"classes": by "class/cache"} (`cards.spread`); of one card that of another GPU's
-        cards, "times" so much (`complete.py`); empty where neither is known."""
+        """By how much cards of this GPU differ, {"classes": by "class/cache"} (`fit.cards.spread`); where one card was
+        measured the spread of another GPU's cards, to be multiplied by "times" (`projection.complete`); empty where
+        neither is known."""
         return self.provenance.get("gpus") or self.provenance.get("cards_lent") or {}
 
     @cached_property

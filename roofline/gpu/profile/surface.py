@@ -1,9 +1,9 @@
 """A surface: how long one kind of kernel takes, as a function of its sizes, with an error bar. numpy only.
 
-log seconds = law(sizes) + residual(sizes): the law is physics (`laws.py`), the residual a Gaussian process
+log seconds = law(sizes) + residual(sizes): the law is physics (`laws/`), the residual a Gaussian process
 over the measured points, which says what it does not know. A residual is three things: the law's own
 uncertainty (its level; for a memory-bound call its floor and its bandwidth), a smooth part (Matern 3/2,
-one length scale an input), and a part of each shape alone ("white": cuBLAS picks another kernel for a
+one length scale per input), and a part of each shape alone ("white": cuBLAS picks another kernel for a
 neighbour), which is known where that very shape was measured and unknown elsewhere. So a measured shape
 comes back as measured, a new one as the law plus what its neighbours say, one far away as the law.
 
@@ -43,9 +43,8 @@ GRID_MARGIN = 12  # octaves beyond the fitted range over which the residual fade
 
 
 class Prediction(NamedTuple):
-    """seconds[rows]; sigma[rows], standard deviation of log seconds; likeness[rows], of the measured point
-    most alike: 1 for that very shape, 0 for one that the points say nothing of (their residual's
-    correlation)."""
+    """seconds[rows]; sigma[rows], standard deviation of log seconds; likeness[rows], the residual's correlation with
+    that of the measured point most alike: 1 for that very shape, 0 for one that the points say nothing of."""
 
     seconds: Array
     sigma: Array
@@ -54,12 +53,13 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class Surface:
-    """Measured points of one kind of kernel, the law's parameters and the residual's.
+    """Measured points of one kind of kernel, and the parameters of its law and of its residual.
 
-    `features[points][sizes]` in log2, `bytes`, `flops`, `seconds` (medians) and `noise` (standard
-    deviation of log seconds from run to run), one a point. `own`: by how much more than the residual's white part a
-    point is off what its neighbours say, standard deviation of log seconds; empty where none is. `base`: the surface
-    whose residual is a part of this one's; a file only says that there is one (`has_base`), and names tell which.
+    `kind`: of the law, one of `LAWS`. Per point: `features[points][sizes]` in log2, `bytes`, `flops`, `seconds`
+    (medians) and `noise` (standard deviation of log seconds from run to run). `own`: standard deviation of log seconds
+    by which a point differs from its neighbours beyond the residual's white part; empty where none does. `base`: the
+    surface whose residual is a part of this one's; a file only says that there is one (`has_base`), and the key says
+    which: that of the same kernel with cold operands.
     """
 
     kind: str
@@ -84,16 +84,16 @@ class Surface:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Those it was read with; empty where it has to be solved for."""
+        """The residual's weights that the surface was read with; empty where they have to be solved for."""
         return self._solved
 
     @property
-    def worked_out(self) -> int:
-        """How much is: grows with what the surface was asked."""
+    def cached_parts(self) -> int:
+        """How many of the things that follow from the fields are computed: grows with what the surface is asked."""
         return ("_state" in self.__dict__) + len(self.__dict__.get("_curves", ()))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: the fields, and what was worked out of them but for what is large and rarely asked."""
+        """What a pickle holds: the fields, and what follows from them, except what is large and rarely used."""
         large = {"leave_one_out"} | ({"_inverse"} if len(self.features) > LOCAL_FROM else set())
         return {name: value for name, value in self.__dict__.items() if name not in large}
 
@@ -132,10 +132,10 @@ class Surface:
         prior = (terms**2).sum(axis=1) + own.amplitude**2 + own.white**2 + extra
         mean = cross @ state.weights
         if len(state.weights) > LOCAL_FROM:
-            told = local_reduction(state.coordinates, own, self._apart, cross, self._kinds)
+            explained = local_reduction(state.coordinates, own, self._apart, cross, self._kinds)
         else:
-            told = ((cross @ self._inverse.T) ** 2).sum(axis=1)
-        left = np.maximum(prior - told, 0.0)
+            explained = ((cross @ self._inverse.T) ** 2).sum(axis=1)
+        left = np.maximum(prior - explained, 0.0)
         if self.base is not None:
             lent, doubt, _ = self.base.residual_at(features, bytes_)
             mean, left = mean + lent, left + doubt
@@ -166,7 +166,7 @@ class Surface:
     def _state(self) -> _State:
         features, bytes_ = np.array(self.features, float), np.array(self.bytes, float)
         # by parts, whose tables of tiles stay in the processor's cache: a third less time for two thousand products; a
-        # fit asks for all of them again and again, which is kept (`gemm_law`)
+        # fit asks for all of them again and again, which is cached (`laws.gemm`)
         step = PART if self._solved else len(features)
         parts = [
             LAWS[self.kind].inputs(self.variant, self.params, features[i : i + step])
@@ -236,24 +236,15 @@ class Surface:
         return error, self.residual.sigma_scale * np.sqrt(variance)
 
     def without(self, features: Array) -> Surface:
-        """This surface with no point of these sizes, all else held; itself where that leaves none."""
+        """This surface without the points of these sizes, parameters unchanged; itself where that leaves none."""
         gone = {tuple(row) for row in features.tolist()}
         kept = [i for i, row in enumerate(self.features) if row not in gone]
         if not kept or len(kept) == len(self.features):
             return self
 
-        def rest(values: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple(values[i] for i in kept) if values else values
-
-        return replace(
-            self,
-            features=rest(self.features),
-            bytes=rest(self.bytes),
-            flops=rest(self.flops),
-            seconds=rest(self.seconds),
-            noise=rest(self.noise),
-            own=rest(self.own),
-        )
+        columns = {name: getattr(self, name) for name in ("features", "bytes", "flops", "seconds", "noise", "own")}
+        rest: dict[str, Any] = {name: tuple(each[i] for i in kept) for name, each in columns.items() if each}
+        return replace(self, **rest)
 
     # --- more bytes never take less time
 
@@ -353,7 +344,7 @@ class Surface:
 
 
 def _from_sizes(variant: GemmVariant, sizes: list[list[int]]) -> dict[str, Any]:
-    """Features, bytes and FLOPs of products as `lower.describe` has them."""
+    """Features, bytes and FLOPs of products as `describe.Work` has them."""
     rows = [row if len(row) == 4 else (*row, 1) for row in sizes]
     # as `Gemm` has them, which a third of a profile's reading would go to making thousands of
     moved = [batch * (m * k + k * n + m * n) * variant.item_bytes for m, n, k, batch in rows]

@@ -11,7 +11,7 @@ Where no kernel of theirs was measured, normalisations, convolutions and the fus
 they make over their tensors (`passes.py`), with the deviation of bytes and FLOPs alone. A matrix rate is that sustained
 in its dtype where one was measured.
 
-The added deviations are judgements until held-out variants tell: the spread among variants of one class
+The added deviations are judgements, not yet checked with held-out variants: the spread among variants of one class
 seen on an H200 is twofold in bandwidth, 0.3 in log seconds.
 """
 

@@ -3,7 +3,7 @@
 A short suite measures what Qwen3 steps launch and no convolution, no other precision, no fused kernel. Where the GPU's
 datasheet is known, those kinds come from a measured profile that has them (`project.py`), and say so: "extrapolated",
 with the projection's deviation, in `Profile.projected_kinds`. What was measured is never replaced, and a kind measured
-cold keeps its own answer for hot operands (`fallback.py`). On an H100, a step of ResNet-50 is forecast 27% low without
+cold keeps its own answer for hot operands (`unmeasured.py`). On an H100 a step of ResNet-50 is forecast 27% low without
 its convolutions, and 5% high with the H200's, projected.
 
 Nor does one card tell what cards of its kind differ by: where one was measured, the spread is that of the source's

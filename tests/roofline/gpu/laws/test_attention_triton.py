@@ -81,9 +81,9 @@ def test_a_length_takes_the_tile_of_the_kernels_table(seq: int, head_dim: int, c
 
 def test_other_parts_run_other_kernels() -> None:
     assert attention_triton.parameters("NVIDIA A100", (8, 0), "fwd", 128, True) == {}
-    assert not attention_triton.are_told(attention.schedule_of("triton", "fwd", 128))
-    assert not attention_triton.are_told(attention.schedule_of("sdpa-flash", "fwd", 128, True, H200))
-    assert attention_triton.are_told(attention.schedule_of("triton", "bwd", 64, False, H200))
+    assert not attention_triton.has_tiles(attention.schedule_of("triton", "fwd", 128))
+    assert not attention_triton.has_tiles(attention.schedule_of("sdpa-flash", "fwd", 128, True, H200))
+    assert attention_triton.has_tiles(attention.schedule_of("triton", "bwd", 64, False, H200))
 
 
 def test_no_call_takes_less_than_one_of_fewer_heads() -> None:

@@ -39,7 +39,7 @@ def test_what_was_kept_says_the_same(gpu: str) -> None:
     profile_cache.keep(first)
     (kept,) = profile_cache.folder().iterdir()
     again = find_profile(gpu)
-    assert sum(surface.worked_out for surface in again.surfaces.values()) > 0
+    assert sum(surface.cached_parts for surface in again.surfaces.values()) > 0
     assert estimates(again) == found
     assert again == first
     written = kept.stat().st_mtime_ns
@@ -89,4 +89,4 @@ def test_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
         profile_cache.keep(profile)
     assert len(list(profile_cache.folder().iterdir())) == 1
     kept = find_profile("nvidia-h200")
-    assert sum(surface.worked_out for surface in kept.surfaces.values()) > 0
+    assert sum(surface.cached_parts for surface in kept.surfaces.values()) > 0

@@ -18,8 +18,7 @@ from flopcast.roofline.gpu.library.profiles import (
     known_profiles,
     user_folder,
 )
-from flopcast.roofline.gpu.profile import host
-from flopcast.roofline.gpu.profile.host import NO_HOST
+from flopcast.roofline.gpu.profile.host import NO_HOST, host_files
 from flopcast.roofline.gpu.profile.profile import Profile
 
 SHIPPED = "nvidia-h200"
@@ -175,7 +174,7 @@ def test_a_host_by_its_own_name_or_file(small: Profile, keep: Keep, tmp_path: Pa
 
 def test_a_shipped_host_wins_over_the_users_of_the_same_name(small: Profile, keep: Keep) -> None:
     assert small.host is not None
-    (shipped, *_) = host.known_hosts()
+    (shipped, *_) = host_files()
     path = profiles.user_hosts() / f"{shipped}.json"
     replace(small.host, sigma=0.77).save(path)
     found, own = find_host(shipped), find_host(str(path))

@@ -13,7 +13,7 @@ import pytest
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline.gpu.fit.host import fit_host, host_name, layer_costs, warm_value
 from flopcast.roofline.gpu.library import profiles
-from flopcast.roofline.gpu.profile.host import HostCosts, combine, host_in, known_hosts, machines_of
+from flopcast.roofline.gpu.profile.host import HostCosts, combine, host_files, host_in, machines_of
 from flopcast.roofline.views.terminal.gpus import layer_rows, print_hosts
 
 DEPTHS = (2, 6, 12)
@@ -161,7 +161,7 @@ def test_what_is_no_file_or_no_json_is_told(tmp_path: Path, host: HostCosts) -> 
 
 
 def test_the_shipped_hosts_are_measured_and_named_after_their_processor() -> None:
-    shipped = {name: HostCosts.load(path) for name, path in known_hosts().items()}
+    shipped = {name: HostCosts.load(path) for name, path in host_files().items()}
     assert shipped
     for name, host in shipped.items():
         assert name == host.name == host_name(host.cpu)
@@ -179,7 +179,7 @@ def test_a_listing_says_of_how_many_machines_a_host_is(host: HostCosts, capsys: 
     assert machines_of(several) == f"3: {step:.1f} to {2 * step:.1f}"
     print_hosts(profiles.known_hosts())
     shown = capsys.readouterr().out
-    for name, path in known_hosts().items():
+    for name, path in host_files().items():
         assert name in shown  # whole, to be copied
         machines = HostCosts.load(path).layers["step"]["machines"]
         assert f"{len(machines)}: {min(machines) * 1e3:.1f} to {max(machines) * 1e3:.1f}" in shown
