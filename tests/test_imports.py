@@ -17,21 +17,17 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from studies import house
 from studies.house import ROOMS, room_of
-
-ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("kernels", "microbench", "roofline", "studies")
+from studies.imports import FACES, PARTS, ROOT, arrows, imports_of, module_of, sources
 
 TORCH = {"torch", "transformers", "triton"}
-# The package and its command: they stand above all rooms.
-FACES = {"flopcast", "flopcast.__main__"}
 HEAVY = TORCH | {"numpy", "pandas", "scipy", "matplotlib"}
 
 TRACERS = "flopcast.roofline.stream.tracer"
@@ -47,67 +43,7 @@ PLAIN = (
 SHARED = {"flopcast", "flopcast.errors", "flopcast.files", "flopcast.gc_pause", "flopcast.progress"}
 
 
-@dataclass(frozen=True)
-class Import:
-    """One imported name, as dotted as the source has it; `lazy` when inside a function, `typing` when only for type
-    checkers."""
-
-    name: str
-    lazy: bool
-    typing: bool
-    line: int
-
-
-def imports_of(source: str) -> Iterator[Import]:
-    """All imports of a module. Relative ones do not exist (ruff, TID)."""
-
-    def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
-        match node:
-            case ast.Import():
-                for alias in node.names:
-                    yield Import(alias.name, lazy, typing, node.lineno)
-            case ast.ImportFrom():
-                assert node.level == 0, f"line {node.lineno}: relative import"
-                for alias in node.names:
-                    yield Import(f"{node.module}.{alias.name}", lazy, typing, node.lineno)
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                for child in node.body:
-                    yield from walk(child, lazy, True)
-                for child in node.orelse:
-                    yield from walk(child, lazy, typing)
-            case _:
-                lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                for child in ast.iter_child_nodes(node):
-                    yield from walk(child, lazy, typing)
-
-    yield from walk(ast.parse(source), lazy=False, typing=False)
-
-
-def sources() -> dict[str, str]:
-    """Module name -> source, of every module of ours."""
-    files = [*(ROOT / "src" / "flopcast").glob("*.py"), *(f for p in PARTS for f in (ROOT / p).rglob("*.py"))]
-    found = {}
-    for file in files:
-        base = ROOT / "src" / "flopcast" if file.is_relative_to(ROOT / "src") else ROOT
-        parts = file.relative_to(base).with_suffix("").parts
-        if parts[0] != "studies":
-            parts = ("flopcast", *parts)
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file.read_text(encoding="utf-8")
-    return found
-
-
 SOURCES = sources()
-
-
-def module_of(name: str, known: Mapping[str, str]) -> str:
-    """The module that an imported name is or lies in: `flopcast.errors.DataError` -> `flopcast.errors`.
-
-    A name of ours that is no module of ours stays as it is (`flopcast.kernels` is a namespace folder).
-    """
-    if name.partition(".")[0] not in ("flopcast", "studies"):
-        return name.partition(".")[0]
-    candidates = (name.rsplit(".", cut)[0] for cut in range(name.count(".") + 1))
-    return next((c for c in candidates if c in known and c != "flopcast"), name)
 
 
 def is_in(module: str, package: str) -> bool:
@@ -178,21 +114,10 @@ def test_imports_follow_the_rule(module: str) -> None:
     assert violations(module, SOURCES[module], SOURCES) == []
 
 
-def arrows() -> Iterator[tuple[str, str]]:
-    """(importer, imported) of modules of ours, every import counted."""
-    for module, source in SOURCES.items():
-        if module in FACES:
-            continue
-        for item in imports_of(source):
-            target = module_of(item.name, SOURCES)
-            if target in SOURCES and target not in (module, "flopcast"):
-                yield module, target
-
-
 def test_imports_go_down_only() -> None:
     up = [
         f"{importer} imports {imported}"
-        for importer, imported in arrows()
+        for importer, imported in arrows(SOURCES)
         if ROOMS.index(room_of(imported)) > ROOMS.index(room_of(importer))
     ]
     assert not up, "these rooms stand in the other order in studies/house.py: " + "; ".join(up)
@@ -200,7 +125,7 @@ def test_imports_go_down_only() -> None:
 
 def test_no_module_imports_itself_through_others() -> None:
     graph: dict[str, set[str]] = {}
-    for importer, imported in arrows():
+    for importer, imported in arrows(SOURCES):
         graph.setdefault(importer, set()).add(imported)
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
@@ -214,6 +139,14 @@ def test_every_room_exists() -> None:
 @pytest.mark.parametrize("folder", sorted({f.parent for p in PARTS[1:] for f in (ROOT / p).rglob("*.py")}))
 def test_a_room_has_fifteen_modules_at_most(folder: Path) -> None:
     assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= 15
+
+
+def test_the_picture_is_of_today() -> None:
+    assert (ROOT / "docs" / "rooms.svg").read_text() == house.svg(arrows(SOURCES)), "run `python -m studies.house`"
+
+
+def test_every_door_is_drawn() -> None:
+    assert {house.door_of(room) for room in ROOMS} == {door.name for row in house.DOORS for door in row}
 
 
 def test_roofline_has_ten_doors_at_most() -> None:
