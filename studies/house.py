@@ -158,12 +158,12 @@ def svg(imports: Iterable[tuple[str, str]]) -> str:
             f'<circle class="fill-{part}" cx="{x}" cy="18" r="5"/>'
             f'<text class="part" x="{x + 11}" y="22.5">{part}</text>'
         )
-    for door, to in sorted(needed(imports)):
-        (x, y), (end, floor) = centres[door], centres[to]
-        y, middle = y + BOX_HEIGHT, (y + BOX_HEIGHT + floor) / 2
+    for importer, to in sorted(needed(imports)):
+        (begin, top), (end, floor) = centres[importer], centres[to]
+        start, middle = top + BOX_HEIGHT, (top + BOX_HEIGHT + floor) / 2
         lines.append(
-            f'<path class="arrow" marker-end="url(#head)" d="M{x:g} {y:g}C{x:g} {middle:g} {end:g} {middle:g} '
-            f'{end:g} {floor - 1:g}"/>'
+            f'<path class="arrow" marker-end="url(#head)" '
+            f'd="M{begin:g} {start:g}C{begin:g} {middle:g} {end:g} {middle:g} {end:g} {floor - 1:g}"/>'
         )
     for row in DOORS:
         for door in row:

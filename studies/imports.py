@@ -43,8 +43,8 @@ def imports_of(source: str) -> Iterator[Import]:
                     yield from walk(child, lazy, typing)
             case _:
                 lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                for child in ast.iter_child_nodes(node):
-                    yield from walk(child, lazy, typing)
+                for inner in ast.iter_child_nodes(node):
+                    yield from walk(inner, lazy, typing)
 
     yield from walk(ast.parse(source), lazy=False, typing=False)
 

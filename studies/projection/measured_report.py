@@ -1,4 +1,4 @@
-"""What `projection_measured.py` found, as a page of Markdown and a figure. Plain rows in, words out."""
+"""What `measured.py` found, as a page of Markdown and a figure. Plain rows in, words out."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def page(
         "",
         f"Made by `python -m studies.projection.measured {gpu}`; errors are forecast / measured - 1. "
         f"*Ahead*: `forecasts.csv.gz`, written down with the projection from the {source}'s profile and the datasheet "
-        "before anything of this GPU had been measured (`projection_ahead.py`). *Today*: what the projection says now; "
-        "whoever changes it has seen this card, so that it tests nothing. Measured: "
+        "before anything of this GPU had been measured (`python -m studies.projection.ahead`). *Today*: "
+        "what the projection says now; whoever changes it has seen this card, so that it tests nothing. Measured: "
         f"`reports/{gpu}`, one card. `rows.csv.gz` has every number.",
         "",
         *_summary(classes, rows, source),

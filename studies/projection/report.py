@@ -22,7 +22,7 @@ def page(
     fp32: Sequence[Mapping[str, Any]] = (),
     judged: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
 ) -> str:
-    """`judged`: by GPU the rows of classes.csv that `projection_measured.py` made of a card measured since."""
+    """`judged`: by GPU the rows of classes.csv that `measured.py` made of a card measured since."""
     parts = [
         "# Projections against published times\n",
         "Made by `python -m studies.projection.check DATA_DIR --out reports/projection`; errors are "
@@ -116,7 +116,7 @@ def _judged(found: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
     return [
         "\n## Against cards measured afterwards\n",
         "Forecasts of the projection from the datasheet and the H200, written down before anything of the GPU had been "
-        "measured; made by `projection_measured.py`, whose folder has every number.\n",
+        "measured; made by `python -m studies.projection.measured`, whose folder has every number.\n",
         table(head, sorted(cells, key=lambda row: row[1] != kinds["device"])),
     ]
 
