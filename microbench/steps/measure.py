@@ -35,7 +35,7 @@ class Kernel:
 @dataclass(frozen=True)
 class StepTiming:
     """Seconds of a steady step, one entry per repetition; `peak_bytes` as torch's allocator counted them, `reading` the
-    device's clocks, power and throttling while the last of the steps ran."""
+    device's clocks, power and throttling in one more step after the last round."""
 
     step_seconds: tuple[float, ...]
     host_seconds: tuple[float, ...]
@@ -68,7 +68,7 @@ def time_step(
     ends; long steps are run fewer times a round (`LONG_ROUND_SECONDS`). `host_seconds`: time to enqueue one step on
     an idle device (on the CPU: the whole step). The host blocks where the launch queue is full, so where the device
     bounds this reads more than the host's own work. Peak memory includes the first step. `read`: the device's
-    telemetry, asked while the steps of the last round run.
+    telemetry, asked in the step after the last round, which starts on an idle device and may miss a power limit.
     """
     is_cuda = step.device_type == "cuda"
     synchronize: Callable[[], None] = torch.cuda.synchronize if is_cuda else lambda: None

@@ -73,8 +73,8 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
 def device_work(stream: Stream, run: Run, profile: Profile, host: HostCosts) -> list[TimedOp]:
     """Every operation of `stream` with its device and host seconds, in order; equal ones may be one object.
 
-    An operation that reads what was touched less than `L2_SHARE` of the L2 ago runs at the hot curve, else at the cold
-    one; in between by bytes.
+    An operation whose operands lie in L2 (`l2_shares`) takes the time of the hot curve, others that of the cold one,
+    and those between a mean by bytes; of the difference products and reductions save a part only (`HOT_GAIN`).
     """
     works = describe_ops(stream)
     hot_shares = l2_shares(stream, [work is not None for work in works], L2_SHARE * profile.l2_bytes)
@@ -213,9 +213,9 @@ def _kernel_times(works: Mapping[int, Work], backends: Mapping[int, str], profil
 def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[float]:
     """For each op the share of its bytes that lies in L2, in a steady step.
 
-    One rule: what was touched less than `capacity` bytes ago is there. Addresses matter, not tensors: the
-    caching allocator gives a new tensor the block that was freed last, so that outputs too land on lines in
-    L2. The first of two passes only sets the scene.
+    One rule: an operand is there if it and what was touched since fit into `capacity` bytes. Addresses matter, not
+    tensors: the caching allocator gives a new tensor the block that was freed last, so that outputs too land on lines
+    in L2. The first of two passes only sets the scene.
     """
     sizes = [rounded(storage.bytes) for storage in stream.storages]
     operands = [(ref.storage, ref.operand.bytes) for ref in stream.tensors]

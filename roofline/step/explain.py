@@ -91,7 +91,8 @@ class Sync:
 class Explanation:
     """A forecast and what it is made of.
 
-    `gap_seconds` pass between kernels, `idle_seconds` is what else the device waits for the host; both with the
+    `gap_seconds` pass between kernels (the gap of each, at most what the step takes beyond them), `idle_seconds` is
+    what else the device waits for the host; both with the
     forecast's `device_seconds` and `power_seconds` add up to the step. `light_seconds`: speed of light by class;
     `fused_seconds`: the same with everything but products, convolutions and attention as one class.
     """

@@ -12,7 +12,8 @@ Errors are not independent, so that a step of a thousand kernels is not known a 
   where that is known (`Profile.card_spread`);
 - a projection's error, of one datasheet figure for all classes (`project.common_sigma`);
 - the power that the step draws (`power_limit.SIGMA`), where a little more of it meets the part's limit;
-- the gap between kernels, measured for tiny kernels and for wide ones: the truth of a step lies between;
+- the gap between kernels, measured for tiny kernels and for wide ones: the truth of a step lies between; the forecast
+  takes the wide ones', and the interval reaches as far to either side;
 - what a step that the device bounds is off although its kernels' times are right (`Spreads.beyond`): gaps that are
   neither a tiny kernel's nor a wide one's, a host that falls behind for a while;
 - the host: `HostCosts.sigma`, which says how far processes lie apart, or, calibrated in the same run, how far the host

@@ -3,7 +3,7 @@
 - `roofline`: each call takes the longer of FLOPs / datasheet peak (products, convolutions, attention) and bytes /
   datasheet bandwidth; the calls add up. No host, no efficiency.
 - `six_n`: 6 x parameters x tokens at 40% of the datasheet peak, the rule of thumb of training budgets.
-- `torch`: torch's own RuntimeEstimator, as `microbench.torch_estimate` ran it on the machine of the steps.
+- `torch`: torch's own RuntimeEstimator, as `microbench.steps.torch_estimate` ran it on the machine of the steps.
 """
 
 from __future__ import annotations

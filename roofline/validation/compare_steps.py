@@ -1,6 +1,6 @@
 """Forecast against real steps, component by component: device time by class, host, step, memory, kernels.
 
-The measured side are the rows that `microbench.run_steps` wrote; none of them is used in fitting. Errors are
+The measured side are the rows that `microbench.steps.run.run_steps` wrote; none of them is used in fitting. Errors are
 signed, forecast / measured - 1: what cancels in the step shows in its parts.
 """
 

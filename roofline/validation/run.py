@@ -11,7 +11,7 @@ from flopcast.roofline.gpu.suites import check_suite
 if TYPE_CHECKING:
     from flopcast.microbench.records.machine import Device
 
-ESTIMATES = ("estimates",)  # of `microbench.run_steps.PARTS`
+ESTIMATES = ("estimates",)  # of `microbench.steps.run.PARTS`
 
 
 def run_validation_steps(

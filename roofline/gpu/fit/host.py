@@ -32,7 +32,7 @@ VIEW_WEIGHT = 0.4
 FORWARD_OVER_LAUNCH, BACKWARD_OVER_LAUNCH = 2.0, 1.3
 LEAST_SIGMA = 0.05  # from one process to the next, even where the samples of one agree
 PHASES = ("forward", "backward", "optimizer")
-OPERATORS = "host_op/"  # rows of `microbench.host_operators`
+OPERATORS = "host_op/"  # rows of `microbench.hosts.operators`
 ROUNDS = 5  # into which samples are split where their row does not tell
 
 

@@ -41,7 +41,7 @@ _PAIRED_AREA, _LONE = 128 * 128, 1.5
 _REACHED = ("tile_common", "tile_aligned_4", "tile_aligned_2")  # of a chosen tile, by family
 SPLITS = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0])
 FADE_FLOPS = 2.0**36  # a product of 0.1 ms on a large part: above it the clock falls
-L2_SHARE = 0.6  # of the L2 that results may fill before they are waited for
+WRITE_BUFFER_SHARE = 0.6  # of the L2 that results may fill before they are waited for
 
 # By how much operands whose rows start at multiples of so many bytes (log2) are misaligned: tensor cores
 # are fed by 16-byte copies, so the cliff lies below 2^4; from 128 bytes on nothing is left to gain.
@@ -74,7 +74,7 @@ def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: A
             matrix[rows] = _gemm_blocks(variant, params, features[rows], i)
     # results that fit the L2 are not waited for on their way to memory
     written = variant.item_bytes * m * n * batch
-    absorbed = params["absorbed"] / (1.0 + (written / (L2_SHARE * params["l2_bytes"])) ** 2)
+    absorbed = params["absorbed"] / (1.0 + (written / (WRITE_BUFFER_SHARE * params["l2_bytes"])) ** 2)
     memory = (bytes_ - absorbed * written) / params["bandwidth"]
     return np.log(params["floor"] + soft_max(matrix, memory))
 

@@ -34,7 +34,7 @@ TILE_NAMES = tuple(f"tile/{rows}x{columns}" for rows, columns in TILES)  # log o
 SPLITS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 STEP_BYTES = 128.0
 WARP_TILE, SMALL_WARP_TILE, SMALL_BLOCK = 64.0, 32.0, 64 * 64
-L2_SHARE = 0.6  # of the L2 that results may fill before they are waited for
+WRITE_BUFFER_SHARE = 0.6  # of the L2 that results may fill before they are waited for
 OVERLAP = 3.0  # exponent of the smooth maximum of matrix and memory time
 CLOCK_ROUNDS = 5  # of the fixed point of clock and busy share; each halves what is left of the error
 
@@ -50,7 +50,7 @@ def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: A
     m, n, k, batch = sizes_of(features)
     matrix = _blocks(variant, params, features) / _pace(variant, params, features)
     written = variant.item_bytes * m * n * batch
-    absorbed = params["absorbed"] / (1.0 + (written / (L2_SHARE * params["l2_bytes"])) ** 2)
+    absorbed = params["absorbed"] / (1.0 + (written / (WRITE_BUFFER_SHARE * params["l2_bytes"])) ** 2)
     memory = (bytes_ - absorbed * written) / params["bandwidth"]
     computing = 2.0 * m * n * k * batch / params["peak"]
     clock = np.ones(len(m))

@@ -143,7 +143,7 @@ def trace_module(
 
     `source` is one of
     - a module, with its `batch`: a tensor, a tuple of positional or a dict of keyword arguments. The loss is
-      `loss_fn(output)`, else `microbench.steps.loss_of(output)`; the optimizer is the one named;
+      `loss_fn(output)`, else `microbench.recipe.training_step.loss_of(output)`; the optimizer is the one named;
     - a factory, or its name "package.module:factory": a function without arguments that returns (module, batch),
       (module, batch, loss_fn) or a step function. Of `sizes` ("batch", "seq") it gets those it has parameters for;
     - a step function: it runs forward, backward and optimizer by itself, once a call. The run options are then its

@@ -1,4 +1,4 @@
-"""What `flopcast explain` prints: the step taken apart, the gap to the speed of light, and what would help."""
+"""What `flopcast explain` prints: the step taken apart, how far above the speed of light, and what would help."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _print_classes(found: Explanation) -> None:
          f"{part.kernels:,}"]
         for part in sorted(found.classes, key=lambda part: -part.seconds)
     ]  # fmt: skip
-    columns = ("class", "ms", "share", "bound by", "speed of light", "gap", "moved", "unavoidable", "kernels")
+    columns = ("class", "ms", "share", "bound by", "speed of light", "above it", "moved", "unavoidable", "kernels")
     print_table("Device time by class", columns, rows)
 
 
