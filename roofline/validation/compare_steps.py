@@ -7,15 +7,15 @@ signed, forecast / measured - 1: what cancels in the step shows in its parts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.microbench.recipe.plans import StepPlan
-from flopcast.microbench.records.rows import Row
+from flopcast.microbench.records.rows import Row, StepEstimateRow, StepKernelsRow, StepRow, select
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast
@@ -35,13 +35,14 @@ ESTIMATES = "estimates"  # folder beside steps, of torch's estimates that were m
 
 
 def compare(
-    measured: Iterable[Mapping[str, Any]],
+    measured: Iterable[Row],
     profile: Profile,
     *,
     stack: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[StepComparison]:
-    """One row a real step, in the order of `measured` (rows of `run_steps`; of several of one step the last counts).
+    """Each real step beside its forecast, in the order of `measured` (rows of `run_steps`; of several of one step the
+    last counts).
 
     Where the tiny models of the host calibration ran between the steps, the host of the forecast is the one of that
     run, as it was at that moment, else the profile's: one process differs from the next by more than the forecast is
@@ -52,20 +53,22 @@ def compare(
     if stack is not None:
         check_stack(stack, profile)
     hosts = hosts_of_runs(found, profile)
-    steps = {row["key"]: row for row in found if row["key"].startswith("step/")}
-    parts = {row["key"].partition("/")[2]: row for row in found if row["key"].startswith("step_kernels/")}
-    estimates = {row["key"].partition("/")[2]: row for row in found if row["key"].startswith("step_estimate/")}
+    steps = {_name(row): row for row in select(found, StepRow)}
+    kernels = {_name(row): row for row in select(found, StepKernelsRow) if row["status"] == "ok"}
+    estimates = {_name(row): row.get("value") for row in select(found, StepEstimateRow)}
     streams = _Streams()
-    rows = []
-    for number, (key, row) in enumerate(steps.items()):
-        name = key.partition("/")[2]
-        estimate = estimates.get(name, {})
-        whole = {**row, **_device_part(parts.get(name)), "torch_estimate": estimate.get("value")}
+    compared = []
+    for number, (name, row) in enumerate(steps.items()):
         run_host = hosts.get(row.get("session"))
         host = None if run_host is None else run_host.at(row.get("host_samples_before"))
-        rows.append(_compare(whole, profile, host, streams, stack))
+        compared.append(_compare(row, kernels.get(name), estimates.get(name), profile, host, streams, stack))
         progress(number + 1, len(steps))
-    return rows
+    return compared
+
+
+def _name(row: Row) -> str:
+    """What the rows of one step have in common: the key without its kind."""
+    return row["key"].partition("/")[2]
 
 
 def compare_runs(
@@ -121,20 +124,32 @@ def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
             f"the estimates in {estimates} were made on {made[0]} with torch {made[1]}, the steps ran on {ran[0]} with "
             f"torch {ran[1]}: run `flopcast validate --only-estimates` on such a GPU"
         )
-    found = [
-        row for row in records.read(estimates).rows if row["key"].startswith("step_estimate/") and row["status"] == "ok"
-    ]
+    found = [row for row in select(records.read(estimates).rows, StepEstimateRow) if row["status"] == "ok"]
     if not found:
         raise UsageError(f"{estimates} holds no estimate that was made: see `reason` in its rows")
-    return rows + found
+    return [*rows, *found]
 
 
-def _device_part(kernels: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the profiled run of a step adds to its times; nothing known where it was not run or failed."""
-    empty: dict[str, Any] = {"device_seconds": None, "n_kernels": None, "ops": {}}
-    if kernels is None or kernels["status"] != "ok":
-        return empty
-    return {name: kernels[name] for name in empty}
+@dataclass(frozen=True)
+class _Measured:
+    """What was measured of a step: None and empty where it did not run, or was not profiled."""
+
+    step: float | None = None
+    host: float | None = None
+    device: float | None = None
+    peak: int | None = None
+    kernels: int | None = None
+    classes: Mapping[str, float] = field(default_factory=dict)
+
+
+def _measured(row: StepRow, kernels: StepKernelsRow | None) -> _Measured:
+    if row["status"] != "ok":
+        return _Measured()
+    times = _Measured(row["value"], row["host_seconds"], peak=row["peak_bytes"])
+    if kernels is None:
+        return times
+    classes = _classes(kernels["ops"]) if kernels["ops"] else {}
+    return replace(times, device=kernels["device_seconds"], kernels=kernels["n_kernels"], classes=classes)
 
 
 class _Streams:
@@ -161,13 +176,19 @@ def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
     return get_stream(plan.config, traced_of(run, profile))
 
 
-def plan_of(row: Mapping[str, Any]) -> StepPlan:
+def plan_of(row: StepRow) -> StepPlan:
     """The plan of a row of `run_steps`; what a row of an older version lacks is as it was then: the default."""
     return StepPlan(**{name: value for name, value in row["plan"].items() if name in StepPlan.__dataclass_fields__})
 
 
 def _compare(
-    row: Mapping[str, Any], profile: Profile, host: HostCosts | None, streams: _Streams, stack: Mapping[str, Any] | None
+    row: StepRow,
+    kernels: StepKernelsRow | None,
+    torch_estimate: float | None,
+    profile: Profile,
+    host: HostCosts | None,
+    streams: _Streams,
+    stack: Mapping[str, Any] | None,
 ) -> StepComparison:
     plan = plan_of(row)
     compared = StepComparison(
@@ -190,30 +211,26 @@ def _compare(
         if stack is not None and "--any-stack" in str(fault):
             raise
         return replace(compared, reason=compared.reason or str(fault))
-    measured: Mapping[str, Any] = row if row["status"] == "ok" else {}
+    measured = _measured(row, kernels)
     reason = compared.reason
     if row["status"] == "oom" and not found.fits:
         reason = f"out of memory, as forecast ({found.needed_bytes / 1e9:.0f} GB needed): {reason}"
-    step = measured.get("value")
-    others = {"roofline": baselines.roofline(stream, profile), "six_n": None, "torch": row.get("torch_estimate")}
+    others = {"roofline": baselines.roofline(stream, profile), "six_n": None, "torch": torch_estimate}
     if not plan.module:  # tokens of a module are not known
         tokens = run.batch * run.seq * run.accumulate
         others["six_n"] = baselines.six_n(found.n_params, tokens, found.peak_flops_per_second)
-    classes = _measured_classes(measured)
     return replace(
         compared,
         reason=reason,
         n_params=found.n_params,
-        step=Part(step, found.step_seconds, found.step_seconds_low, found.step_seconds_high),
-        device=Part(
-            measured.get("device_seconds"), found.device_seconds, found.device_seconds_low, found.device_seconds_high
-        ),
+        step=Part(measured.step, found.step_seconds, found.step_seconds_low, found.step_seconds_high),
+        device=Part(measured.device, found.device_seconds, found.device_seconds_low, found.device_seconds_high),
         host=_host_part(measured, found, profile),
-        peak=Part(measured.get("peak_bytes"), found.peak_bytes),
-        kernels=Part() if is_synchronous(profile) else Part(measured.get("n_kernels"), found.kernels),
-        classes={name: Part(classes.get(name), seconds) for name, seconds in _forecast_classes(found).items()},
-        baselines={name: Part(step, seconds) for name, seconds in others.items()},
-        profile_host_error=signed_error(shipped.step_seconds, step),
+        peak=Part(measured.peak, found.peak_bytes),
+        kernels=Part() if is_synchronous(profile) else Part(measured.kernels, found.kernels),
+        classes={name: Part(measured.classes.get(name), seconds) for name, seconds in _forecast_classes(found).items()},
+        baselines={name: Part(measured.step, seconds) for name, seconds in others.items()},
+        profile_host_error=signed_error(shipped.step_seconds, measured.step),
         host_sigma=None if host is None else host.sigma,
         bound=found.bound,
         measured_share=found.basis_shares.get("measured"),
@@ -222,26 +239,26 @@ def _compare(
     )
 
 
-def _host_part(measured: Mapping[str, Any], found: Forecast, profile: Profile) -> Part:
-    host, device = measured.get("host_seconds"), measured.get("device_seconds")
+def _host_part(measured: _Measured, found: Forecast, profile: Profile) -> Part:
+    step, host, device = measured.step, measured.host, measured.device
     if is_synchronous(profile):  # an op runs when it is called: the host's share is what the operators leave
-        return Part(None if device is None else measured["value"] - device, found.host_seconds)
-    kernels = measured.get("n_kernels")
-    if kernels and host and device and kernels > profile.ceiling("queue_depth", 1024) and host < device:
-        return Part(host, found.host_seconds, is_comparable=False)  # the queue was full: the time was the device's
-    return Part(host, found.host_seconds)
+        return Part(None if step is None or device is None else step - device, found.host_seconds)
+    is_full = (measured.kernels or 0) > profile.ceiling("queue_depth", 1024)
+    is_waiting = is_full and host is not None and device is not None and host < device  # the time was the device's
+    return Part(host, found.host_seconds, is_comparable=not is_waiting)
 
 
 def _forecast_classes(found: Forecast) -> dict[str, float]:
-    by_class = {share.op_class: share.seconds for share in found.breakdown}
-    return {group: sum(by_class.get(name, 0.0) for name in names) for group, names in GROUPS.items()}
+    return _grouped({share.op_class: share.seconds for share in found.breakdown})
 
 
-def _measured_classes(measured: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds by group; nothing where the step was not profiled."""
-    if not measured.get("ops"):
-        return {}
+def _classes(ops: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Seconds by group, of [seconds, kernels] by launching call."""
     by_class: dict[str, float] = defaultdict(float)
-    for op, (seconds, _count) in measured["ops"].items():
+    for op, (seconds, _count) in ops.items():
         by_class[op_class(op)] += seconds
+    return _grouped(by_class)
+
+
+def _grouped(by_class: Mapping[str, float]) -> dict[str, float]:
     return {group: sum(by_class.get(name, 0.0) for name in names) for group, names in GROUPS.items()}

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, hypot, log, sqrt
 from statistics import fmean, median, variance
-from typing import Any, cast
+from typing import cast
 
 from flopcast.microbench.recipe.plans import HostPlan
+from flopcast.microbench.records.rows import Row
 from flopcast.roofline.gpu.fit.host import OPERATORS, fit_host
 from flopcast.roofline.gpu.fit.host_calibration import host_counts, host_plan, plan_streams
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
@@ -81,14 +82,14 @@ class RunHost:
         return replace(scaled(self.costs, median(near)), sigma=hypot(spreads().host_same_run, self.sigma))
 
 
-def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> dict[str | None, RunHost]:
+def hosts_of_runs(measured: Iterable[Row], profile: Profile) -> dict[str | None, RunHost]:
     """Host costs as the processes that ran the steps had them, by session, from the calibration rows among the steps.
 
     Empty without any, and on a processor. The costs are those of `fit_host`, times what steps of the tiny models in a
     row took over what is simulated of them (`steady_ratio`).
     """
     kind = str(profile.device.get("type"))
-    sessions: dict[str | None, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    sessions: dict[str | None, dict[str, Row]] = defaultdict(dict)
     for row in measured:
         if row["key"].startswith(("host/", OPERATORS)) and row["status"] == "ok":
             sessions[row.get("session")][row["key"]] = row
@@ -106,8 +107,8 @@ def hosts_of_runs(measured: Iterable[Mapping[str, Any]], profile: Profile) -> di
         if costs is not None:
             if not costs.triton and profile.host is not None:  # no step of the run needed it
                 costs = replace(costs, triton=profile.host.triton)
-            values = {depth: by_key.get(plan.row_key(depth, "steady"), {}).get("value") for depth in plan.configs}
-            steady = {depth: seconds for depth, seconds in values.items() if seconds}
+            rows_of = {depth: by_key.get(plan.row_key(depth, "steady")) for depth in plan.configs}
+            steady = {depth: value for depth, row in rows_of.items() if row and (value := row.get("value"))}
             found[session] = RunHost(scaled(costs, steady_ratio(steady, plan, costs, profile)), *_pace(rows))
     return found
 
@@ -128,14 +129,14 @@ def steady_ratio(steady: Mapping[int, float], plan: HostPlan, costs: HostCosts, 
     return min(max(median(ratios), 0.8), 1.25)
 
 
-def _pace(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[float, ...], float]:
+def _pace(rows: Sequence[Row]) -> tuple[tuple[float, ...], float]:
     """(pace, noise) as `RunHost` has them. Each sample over its row's median, the geometric mean over rows: of steps
     among others, as the steps beside were timed, or, in files of older versions, of forward and backward on an idle
     device (the most of a step)."""
-    measured = [row for row in rows if row.get("value")]
-    chosen = [row for row in measured if row["key"].endswith("/steady")]
-    chosen = chosen or [row for row in measured if row["key"].endswith(("/forward", "/backward"))]
-    logs = list(zip(*([log(sample / row["value"]) for sample in row["samples"]] for row in chosen), strict=False))
+    measured = [(row["key"], value, row["samples"]) for row in rows if (value := row.get("value"))]
+    chosen = [row for row in measured if row[0].endswith("/steady")]
+    chosen = chosen or [row for row in measured if row[0].endswith(("/forward", "/backward"))]
+    logs = list(zip(*([log(sample / value) for sample in samples] for _, value, samples in chosen), strict=False))
     if not logs or len(chosen) < 2:
         return tuple(exp(values[0]) for values in logs), 0.0
     noise = sqrt(fmean(variance(values) for values in logs) / len(chosen))

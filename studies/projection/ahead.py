@@ -21,6 +21,7 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Shape
 from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.records.rows import StepRow, merged
 from flopcast.roofline.base.csv_files import format_cell
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu import suites
@@ -62,7 +63,7 @@ def kernel_rows(profile: Profile, asked: Sequence[tuple[Shape, str, str]]) -> It
 
 def step_rows(profile: Profile, plans: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
     """Steps as if nobody had run them. One that cannot be forecast is left out."""
-    unrun = [{"key": StepPlan(**plan).key, "plan": plan, "status": "not run"} for plan in plans]
+    unrun = [merged(StepRow, {"key": StepPlan(**plan).key, "plan": plan, "status": "not run"}) for plan in plans]
     for made, row in zip(unrun, compare(unrun, profile), strict=True):
         classes = {f"device/{group}": part for group, part in row.classes.items()}
         for kind, part in {"step": row.step, "device": row.device, **classes}.items():
