@@ -151,7 +151,7 @@ def _write(answers: Mapping[str, Answer]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="run the cases whose command holds one of these")
+    parser.add_argument("words", nargs="*", help="run the cases whose command holds one of these, or is one of these")
     parser.add_argument("--fast", action="store_true", help="run the quick cases alone")
     parser.add_argument("--update", action="store_true", help="write the answers in place of comparing them")
     parser.add_argument("--times", action="store_true", help="print the seconds of each case")
@@ -159,7 +159,7 @@ def main() -> int:
     chosen = [
         command
         for command in (QUICK if options.fast else ALL)
-        if not options.words or any(word in command for word in options.words)
+        if not options.words or any(word == command if word in ALL else word in command for word in options.words)
     ]
     kept = golden() if GOLDEN.is_file() else {}
     found, differing, begun = {}, 0, time.monotonic()

@@ -29,10 +29,12 @@ HOW_TO_MEASURE = (
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSpec:
-    """One GPU's datasheet. Rates are per second, sizes in bytes, `boost_mhz` in MHz as drivers report clocks.
+    """One GPU's datasheet. Rates are per second, sizes in bytes, clocks in MHz as drivers report them, power in watts.
 
-    `name_match`: the device names (as torch and NVML report them) of this GPU. A peak that the GPU lacks is
-    None. `max_clock_mhz`: what cards run at while power allows, above the clock of the peaks where `notes` say so.
+    `name_match`: the names of this GPU as torch and NVML report them, and as price catalogues do where they have none
+    of their own (`price_catalogues.py`). `arch`: the chip's architecture, by which `power.py` and `projection/rates.py`
+    look up what is common to its chips. `boost_mhz`: the clock of the peaks; `max_clock_mhz`: what cards run at while
+    power allows, the same where nothing else is known. Peaks are dense; one that the GPU lacks is None.
     `inline_ecc`: whether check bits are kept in the memory itself, as programs see by what is missing of it (an L4
     shows 22.0 of 24 GiB, an RTX 4090 all but what the driver takes).
     """

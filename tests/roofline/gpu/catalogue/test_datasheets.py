@@ -3,7 +3,9 @@ import csv
 import pytest
 
 from flopcast.errors import UsageError
+from flopcast.roofline.gpu.catalogue import power
 from flopcast.roofline.gpu.catalogue.datasheets import SPECS_FILE, find_spec, load_specs, spec_of_device
+from flopcast.roofline.gpu.projection import rates
 
 NAMES = {
     "nvidia-h200",
@@ -43,6 +45,9 @@ def test_a_spec_is_consistent_with_itself(name: str) -> None:
     assert 20e9 < spec.memory_bytes < 200e9
     assert 200e9 < spec.bandwidth_bytes_per_second < 10e12
     assert 70 <= spec.tdp_w <= 1000
+    # what is looked up by the architecture
+    for known in (power.REACHED, power.ENERGY, power.FP32_FRACTION, rates.L2_BYTES_PER_CLOCK):
+        assert spec.arch in known
     assert spec.source
 
 
