@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flopcast.kernels.references import torch_dtype
-from flopcast.kernels.rowwise import BACKENDS, Outputs, load_triton, worst
+from flopcast.kernels.references import require_known, standard_normal, worst
+from flopcast.kernels.rowwise import BACKENDS, Outputs, load_triton
 from flopcast.kernels.shapes import AdamW as AdamWShape
 
 LR, BETAS, EPS, WEIGHT_DECAY = 1e-2, (0.9, 0.999), 1e-8, 1e-2  # of the benchmark interface
@@ -232,14 +232,11 @@ def operands(shape: AdamWShape, device: torch.device | str, seed: int = 0) -> tu
         raise ValueError(f"{shape.key}: there must be at least 1 tensor, of at least 1 element")
     if shape.dtype != "fp32":
         raise ValueError(f"{shape.key}: AdamW is for fp32 parameters")
-    generator = torch.Generator(device=device).manual_seed(seed)
     each, more = divmod(shape.numel, shape.tensors)
-    sizes = [each + (i < more) for i in range(shape.tensors)]
-    dtype = torch_dtype(shape.dtype)
-    made = [torch.randn(size, dtype=dtype, device=device, generator=generator) for _ in range(4) for size in sizes]
+    made = standard_normal([(each + (i < more),) for i in range(shape.tensors)] * 4, shape.dtype, device, seed)
     for second in made[3 * shape.tensors :]:
         second.square_()
-    return tuple(made)
+    return made
 
 
 def prepare(shape: AdamWShape, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
@@ -247,8 +244,7 @@ def prepare(shape: AdamWShape, backend: str, operands: Sequence[Tensor]) -> Call
 
     Errors as `rmsnorm.prepare`. `reference` and `check` take operands that no call has changed.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown AdamW backend {backend!r}: known are {', '.join(BACKENDS)}")
+    require_known("AdamW backend", backend, BACKENDS)
     if backend == "triton":
         return triton_call(shape, operands, None)
     params, grads, exp_avgs, exp_avg_sqs = _lists(operands)
@@ -307,4 +303,4 @@ def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: AdamWSh
 
     Errors are over 1 at least, the size of the operands: a tensor of few elements may be all cancellation.
     """
-    return worst(out, ref, _by_definition(operands, torch.float32), [1.0] * len(ref))
+    return worst(out, ref, _by_definition(operands, torch.float32), floor=1.0)

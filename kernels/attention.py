@@ -36,8 +36,9 @@ from flopcast.kernels.references import (
     attention_math_backward,
     higher_precision,
     largest,
-    max_difference,
-    torch_dtype,
+    require_known,
+    standard_normal,
+    worst,
 )
 from flopcast.kernels.shapes import Attention
 
@@ -266,17 +267,10 @@ def operands(shape: Attention, device: torch.device | str, seed: int = 0) -> tup
         raise ValueError(f"{shape.key}: batch, heads, kv_heads, seq and head_dim must be at least 1")
     if shape.heads % shape.kv_heads:
         raise ValueError(f"{shape.key}: heads must be divisible by kv_heads")
-    if shape.direction not in ("fwd", "bwd"):
-        raise ValueError(f"unknown direction {shape.direction!r}: known are fwd, bwd")
-    generator = torch.Generator(device=device).manual_seed(seed)
+    require_known("direction", shape.direction, ("fwd", "bwd"))
     heads = (shape.heads, shape.kv_heads, shape.kv_heads, *((shape.heads,) if shape.direction == "bwd" else ()))
-    dtype = torch_dtype(shape.dtype)
-    return tuple(
-        torch.randn(
-            (shape.batch, shape.seq, n, shape.head_dim), dtype=dtype, device=device, generator=generator
-        ).transpose(1, 2)
-        for n in heads
-    )
+    sizes = ((shape.batch, shape.seq, n, shape.head_dim) for n in heads)
+    return tuple(x.transpose(1, 2) for x in standard_normal(sizes, shape.dtype, device, seed))
 
 
 def prepare(shape: Attention, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
@@ -285,8 +279,7 @@ def prepare(shape: Attention, backend: str, operands: Sequence[Tensor]) -> Calla
     For the backward the forward runs here, once. Capturable in a CUDA graph once warm. Raises ValueError on
     an unknown backend, BackendUnavailable or NotImplementedError where it cannot run.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown attention backend {backend!r}: known are {', '.join(BACKENDS)}")
+    require_known("attention backend", backend, BACKENDS)
     if shape.dtype == "tf32":
         raise BackendUnavailable("attention in tf32 is not offered: use bf16, fp16 or fp32")
     q, k, v = operands[:3]
@@ -313,20 +306,10 @@ def reference(operands: Sequence[Tensor], shape: Attention) -> Outputs:
 
 
 def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: Attention) -> tuple[float, float]:
-    """(relative error, tolerance); correct when error <= tolerance. Of the backward, its worst gradient.
-
-    FlashAttention's criterion over the largest of the references: max|out - ref| <= 2 max|math in the
-    operands' dtype - ref| + one ulp. Eight ulp in fp32, where both differ from the reference by the order of
-    their sums alone. A NaN, an infinity or a wrong shape gives an infinite error.
-    """
+    """(relative error, tolerance) by `references.worst`; correct when error <= tolerance. Of the backward it is the
+    worst gradient's."""
     outs, refs, rounded = (
         x if isinstance(x, tuple) else (x,) for x in (out, ref, _by_definition(operands, shape, operands[0].dtype))
     )
     # One scale for all gradients: dq and dk are differences that can vanish (seq 1) and leave only noise.
-    scale = max(largest(x) for x in refs) or 1.0
-    ulp = torch.finfo(operands[0].dtype).eps * (8 if operands[0].dtype == torch.float32 else 1)
-    pairs = [
-        (max_difference(got, want) / scale, 2 * max_difference(same, want) / scale + ulp)
-        for got, want, same in zip(outs, refs, rounded, strict=True)
-    ]
-    return max(pairs, key=lambda pair: pair[0] / pair[1])
+    return worst(outs, refs, rounded, floor=max(map(largest, refs)))

@@ -29,8 +29,8 @@ from flopcast.kernels.cross_entropy_launch import backward as backward
 from flopcast.kernels.cross_entropy_launch import forward as forward
 from flopcast.kernels.cross_entropy_launch import linear_loss_and_gradients
 from flopcast.kernels.cross_entropy_launch import loss_and_gradient as loss_and_gradient
-from flopcast.kernels.references import torch_dtype
-from flopcast.kernels.rowwise import BACKENDS, Outputs, autocast_dtype, load_triton, multiprocessors, worst
+from flopcast.kernels.references import require_known, torch_dtype, worst
+from flopcast.kernels.rowwise import BACKENDS, Outputs, autocast_dtype, compiled_function, load_triton, multiprocessors
 from flopcast.kernels.shapes import CrossEntropy
 
 CHUNK_ROWS = 4096  # of linear_cross_entropy: 1.2 GB of bf16 logits over 151,936
@@ -198,8 +198,7 @@ def operands(shape: CrossEntropy, device: torch.device | str, seed: int = 0) -> 
     """(logits, standard-normal; target, of which every 16th is ignored). ValueError on sizes below 1."""
     if min(shape.rows, shape.vocab) < 1:
         raise ValueError(f"{shape.key}: rows and vocab must be at least 1")
-    if shape.direction not in ("fwd", "bwd", "both"):
-        raise ValueError(f"unknown direction {shape.direction!r}: known are fwd, bwd, both")
+    require_known("direction", shape.direction, ("fwd", "bwd", "both"))
     generator = torch.Generator(device=device).manual_seed(seed)
     logits = torch.randn((shape.rows, shape.vocab), dtype=torch_dtype(shape.dtype), device=device, generator=generator)
     target = torch.randint(0, shape.vocab, (shape.rows,), device=device, generator=generator)
@@ -209,17 +208,11 @@ def operands(shape: CrossEntropy, device: torch.device | str, seed: int = 0) -> 
 
 def prepare(shape: CrossEntropy, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
     """A call that runs one direction once: (loss,), (gradient,) or (loss, gradient). Errors as `rmsnorm.prepare`."""
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown cross-entropy backend {backend!r}: known are {', '.join(BACKENDS)}")
+    require_known("cross-entropy backend", backend, BACKENDS)
     if backend == "triton":
         return triton_call(shape, operands, None)
     logits, target = operands
-    run: Callable[[Tensor, Tensor], Tensor] = cross_entropy_torch
-    if backend == "compile":
-        import torch._functorch.config as functorch_config
-
-        functorch_config.donated_buffer = False
-        run = torch.compile(cross_entropy_torch, dynamic=False)
+    run = compiled_function(cross_entropy_torch) if backend == "compile" else cross_entropy_torch
     if shape.direction == "fwd":
 
         def loss() -> Outputs:

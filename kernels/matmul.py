@@ -32,6 +32,8 @@ from flopcast.kernels.references import (
     higher_precision,
     matmul_precision,
     max_relative,
+    require_known,
+    standard_normal,
     torch_dtype,
 )
 from flopcast.kernels.shapes import Gemm
@@ -234,17 +236,12 @@ def operands(shape: Gemm, device: torch.device | str, seed: int = 0) -> tuple[Te
     """Standard-normal operands as stored. Zeros would flatter: 13% on an H200, through its clock."""
     if min(shape.m, shape.n, shape.k, shape.batch) < 1:
         raise ValueError(f"{shape.key}: m, n, k and batch must be at least 1")
-    if shape.layout not in LAYOUTS:
-        raise ValueError(f"unknown layout {shape.layout!r}: known are {', '.join(LAYOUTS)}")
-    generator = torch.Generator(device=device).manual_seed(seed)
+    require_known("layout", shape.layout, LAYOUTS)
     batch = (shape.batch,) if shape.batch > 1 else ()
     size_a = (shape.m, shape.k) if shape.layout[0] == "n" else (shape.k, shape.m)
     size_b = (shape.k, shape.n) if shape.layout[1] == "n" else (shape.n, shape.k)
-    dtype = torch_dtype(shape.dtype)
-    return (
-        torch.randn(batch + size_a, dtype=dtype, device=device, generator=generator),
-        torch.randn(batch + size_b, dtype=dtype, device=device, generator=generator),
-    )
+    a, b = standard_normal((batch + size_a, batch + size_b), shape.dtype, device, seed)
+    return a, b
 
 
 def prepare(shape: Gemm, backend: str, operands: Sequence[Tensor]) -> Callable[[], Tensor]:
@@ -252,8 +249,7 @@ def prepare(shape: Gemm, backend: str, operands: Sequence[Tensor]) -> Callable[[
 
     Raises ValueError on an unknown backend, NotImplementedError or BackendUnavailable where it cannot run.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown matmul backend {backend!r}: known are {', '.join(BACKENDS)}")
+    require_known("matmul backend", backend, BACKENDS)
     a, b = operands
     if backend == "triton" and shape.batch > 1:
         raise NotImplementedError("the Triton matmul has no batch: use backend torch for bmm")

@@ -1,4 +1,4 @@
-"""What the kernel modules share: dtypes, the error for an unavailable backend, reference attention, error mea
+"""What the kernel modules share off the GPU: dtypes, errors, random operands, error measures, reference attention.
 
 The reference attention works on blocks of query rows, so that its memory is heads x block x seq and not
 heads x seq^2: seq 16384 fits beside its operands on a GPU, seq 4096 on a laptop.
@@ -7,7 +7,7 @@ heads x seq^2: seq 16384 fits beside its operands on a GPU, seq 4096 on a laptop
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -26,11 +26,25 @@ class BackendUnavailable(RuntimeError):
     """This backend cannot run this shape here; the message says why. A sweep records it as `unsupported`."""
 
 
+def require_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Raises ValueError, which lists the known names, where `name` is none of them; `kind` says what is named."""
+    if name not in known:
+        raise ValueError(f"unknown {kind} {name!r}: known are {', '.join(known)}")
+
+
 def torch_dtype(name: str) -> torch.dtype:
-    """Raises ValueError, with the known names, on any other."""
-    if name not in TORCH_DTYPES:
-        raise ValueError(f"unknown dtype {name!r}: known are {', '.join(TORCH_DTYPES)}")
+    """The dtype of tensors in which a shape's dtype is stored. Raises ValueError on an unknown name."""
+    require_known("dtype", name, TORCH_DTYPES)
     return TORCH_DTYPES[name]
+
+
+def standard_normal(
+    sizes: Iterable[Sequence[int]], dtype: str, device: torch.device | str, seed: int
+) -> tuple[Tensor, ...]:
+    """One tensor per size, drawn one after another. Raises ValueError on an unknown dtype."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    kind = torch_dtype(dtype)
+    return tuple(torch.randn(tuple(size), dtype=kind, device=device, generator=generator) for size in sizes)
 
 
 @contextmanager
@@ -60,15 +74,16 @@ def max_difference(out: Tensor, ref: Tensor) -> float:
     """
     if out.shape != ref.shape:
         return math.inf
-    worst = 0.0
+    out, ref = torch.atleast_1d(out), torch.atleast_1d(ref)
+    found = 0.0
     rows = max(1, (1 << 26) // max(1, ref[0].numel()))
     for start in range(0, ref.shape[0], rows):
         want = ref[start : start + rows]
         difference = (out[start : start + rows].to(want.dtype) - want).abs().max().item()
         if not math.isfinite(difference):
             return math.inf
-        worst = max(worst, difference)
-    return worst
+        found = max(found, difference)
+    return found
 
 
 def max_relative(out: Tensor, ref: Tensor) -> float:
@@ -80,6 +95,26 @@ def largest(x: Tensor) -> float:
     """max|x|, without a copy of x."""
     low, high = torch.aminmax(x)
     return float(max(-low.item(), high.item()))
+
+
+def worst(
+    outs: Sequence[Tensor], refs: Sequence[Tensor], rounded: Sequence[Tensor], floor: float = 0.0
+) -> tuple[float, float]:
+    """(relative error, tolerance) of the worst output, by FlashAttention's criterion.
+
+    max|out - ref| <= 2 max|rounded - ref| + one ulp of the output's dtype (8 ulp in fp32, where only the order of sums
+    and approximate exponentials differ). `rounded` is what torch computes in the operands' dtype. Each side is divided
+    by max|ref| of that output, or by `floor` where that is larger (a gradient that vanishes leaves only noise). A NaN,
+    an infinity, a wrong shape or a wrong number of outputs is an infinite error.
+    """
+    if len(outs) != len(refs):
+        return math.inf, 1.0
+    pairs = []
+    for out, ref, same in zip(outs, refs, rounded, strict=True):
+        scale = max(largest(ref), floor) or 1.0
+        ulp = torch.finfo(out.dtype).eps * (8 if out.dtype == torch.float32 else 1)
+        pairs.append((max_difference(out, ref) / scale, 2 * max_difference(same, ref) / scale + ulp))
+    return max(pairs, key=lambda pair: pair[0] / pair[1])
 
 
 def _row_blocks(heads: int, seq: int, budget_elements: int = 1 << 27) -> Iterator[slice]:

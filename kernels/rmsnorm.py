@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flopcast.kernels.matmul import shared_memory_limit
-from flopcast.kernels.references import BackendUnavailable, higher_precision, torch_dtype
+from flopcast.kernels.references import BackendUnavailable, require_known, standard_normal, worst
 from flopcast.kernels.rowwise import (
     BACKENDS,
     LONGEST_ROW,
@@ -29,7 +29,7 @@ from flopcast.kernels.rowwise import (
     one_direction,
     persistent_programs,
     rows_in_place,
-    worst,
+    widened,
 )
 from flopcast.kernels.shapes import RmsNorm
 
@@ -311,13 +311,10 @@ def operands(shape: RmsNorm, device: torch.device | str, seed: int = 0) -> tuple
     """Standard-normal x, [residual,] weight, and for the backward dy[, dtotal]. ValueError on empty sizes."""
     if min(shape.rows, shape.n) < 1:
         raise ValueError(f"{shape.key}: rows and n must be at least 1")
-    if shape.direction not in ("fwd", "bwd"):
-        raise ValueError(f"unknown direction {shape.direction!r}: known are fwd, bwd")
-    generator = torch.Generator(device=device).manual_seed(seed)
+    require_known("direction", shape.direction, ("fwd", "bwd"))
     whole = [(shape.rows, shape.n)] * (2 if shape.residual else 1)
     sizes = [*whole, (shape.n,), *(whole if shape.direction == "bwd" else ())]
-    dtype = torch_dtype(shape.dtype)
-    return tuple(torch.randn(size, dtype=dtype, device=device, generator=generator) for size in sizes)
+    return standard_normal(sizes, shape.dtype, device, seed)
 
 
 def _split(operands: Sequence[Tensor], shape: RmsNorm) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
@@ -330,13 +327,11 @@ def prepare(shape: RmsNorm, backend: str, operands: Sequence[Tensor]) -> Callabl
 
     Raises ValueError on an unknown backend, NotImplementedError or BackendUnavailable where it cannot run.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown RMSNorm backend {backend!r}: known are {', '.join(BACKENDS)}")
-    inputs, gradients = _split(operands, shape)
-    if backend != "triton":
-        function = add_rms_norm_torch if shape.residual else rms_norm_torch
-        return one_direction(function, inputs, gradients, backend == "compile")
-    return triton_call(shape, operands, None)
+    require_known("RMSNorm backend", backend, BACKENDS)
+    if backend == "triton":
+        return triton_call(shape, operands, None)
+    function = add_rms_norm_torch if shape.residual else rms_norm_torch
+    return one_direction(function, *_split(operands, shape), backend == "compile")
 
 
 def triton_call(shape: RmsNorm, operands: Sequence[Tensor], config: RowConfig | None) -> Callable[[], Outputs]:
@@ -361,17 +356,11 @@ def triton_call(shape: RmsNorm, operands: Sequence[Tensor], config: RowConfig | 
     return run_backward
 
 
-def _by_torch(operands: Sequence[Tensor], shape: RmsNorm, dtype: torch.dtype) -> Outputs:
-    inputs, gradients = _split([x.to(dtype) for x in operands], shape)
-    function = add_rms_norm_torch if shape.residual else rms_norm_torch
-    return one_direction(function, inputs, gradients, compiled=False)()
-
-
 def reference(operands: Sequence[Tensor], shape: RmsNorm) -> Outputs:
     """What `prepare`'s call returns, in fp64 for fp32 operands, in fp32 for 16-bit ones."""
-    return _by_torch(operands, shape, higher_precision(operands[0].dtype))
+    return prepare(shape, "torch", widened(operands))()
 
 
 def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: RmsNorm) -> tuple[float, float]:
     """(relative error, tolerance), of the worst output: `rowwise.worst`."""
-    return worst(out, ref, _by_torch(operands, shape, operands[0].dtype))
+    return worst(out, ref, prepare(shape, "torch", operands)())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flopcast.kernels.references import BackendUnavailable, higher_precision, torch_dtype
+from flopcast.kernels.references import BackendUnavailable, require_known, standard_normal, worst
 from flopcast.kernels.rowwise import (
     BACKENDS,
     Outputs,
@@ -26,7 +26,7 @@ from flopcast.kernels.rowwise import (
     load_triton,
     one_direction,
     persistent_programs,
-    worst,
+    widened,
 )
 from flopcast.kernels.shapes import RopeQkNorm
 
@@ -224,40 +224,25 @@ def operands(shape: RopeQkNorm, device: torch.device | str, seed: int = 0) -> tu
     """Standard-normal q, k, q_weight, k_weight; tables; for the backward dq, dk. ValueError on sizes below 1."""
     if min(shape.batch, shape.seq, shape.heads, shape.kv_heads) < 1 or shape.head_dim < 2 or shape.head_dim % 2:
         raise ValueError(f"{shape.key}: sizes must be at least 1 and head_dim even")
-    if shape.direction not in ("fwd", "bwd"):
-        raise ValueError(f"unknown direction {shape.direction!r}: known are fwd, bwd")
-    generator = torch.Generator(device=device).manual_seed(seed)
-    dtype = torch_dtype(shape.dtype)
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(size, dtype=dtype, device=device, generator=generator)
-
-    heads = [normal(shape.batch, shape.seq, n, shape.head_dim) for n in (shape.heads, shape.kv_heads)]
-    weights = [normal(shape.head_dim) for _ in range(2)]
-    gradients = [normal(*x.shape) for x in heads] if shape.direction == "bwd" else []
-    return (*heads, *weights, *tables(shape.seq, shape.head_dim, device), *gradients)
-
-
-def _by_torch(
-    operands: Sequence[Tensor], shape: RopeQkNorm, compiled: bool, dtype: torch.dtype | None = None
-) -> Callable[[], Outputs]:
-    """In `dtype` throughout but for the tables, which stay as wide as they are; results in the dtype of q."""
-    wide = [x if dtype is None else x.to(dtype) for x in operands]
-    cos, sin = operands[4:6] if dtype is None else (x.to(torch.promote_types(dtype, x.dtype)) for x in operands[4:6])
-
-    def function(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> Outputs:
-        return tuple(x.to(q.dtype) for x in rope_qk_norm_torch(q, k, q_weight, k_weight, cos, sin))
-
-    return one_direction(function, wide[:4], wide[6:] if shape.direction == "bwd" else None, compiled)
+    require_known("direction", shape.direction, ("fwd", "bwd"))
+    heads = [(shape.batch, shape.seq, n, shape.head_dim) for n in (shape.heads, shape.kv_heads)]
+    sizes = [*heads, *[(shape.head_dim,)] * 2, *(heads if shape.direction == "bwd" else ())]
+    normal = standard_normal(sizes, shape.dtype, device, seed)
+    return (*normal[:4], *tables(shape.seq, shape.head_dim, device), *normal[4:])
 
 
 def prepare(shape: RopeQkNorm, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
     """A call that runs one direction once, results in the dtype of q and k. Errors as `rmsnorm.prepare`."""
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown rope backend {backend!r}: known are {', '.join(BACKENDS)}")
+    require_known("rope backend", backend, BACKENDS)
     if backend == "triton":
         return triton_call(shape, operands, None)
-    return _by_torch(operands, shape, backend == "compile")
+    cos, sin = operands[4:6]
+
+    def function(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> Outputs:
+        return tuple(x.to(q.dtype) for x in rope_qk_norm_torch(q, k, q_weight, k_weight, cos, sin))
+
+    gradients = operands[6:] if shape.direction == "bwd" else None
+    return one_direction(function, operands[:4], gradients, backend == "compile")
 
 
 def triton_call(shape: RopeQkNorm, operands: Sequence[Tensor], config: RowConfig | None) -> Callable[[], Outputs]:
@@ -276,9 +261,9 @@ def triton_call(shape: RopeQkNorm, operands: Sequence[Tensor], config: RowConfig
 
 def reference(operands: Sequence[Tensor], shape: RopeQkNorm) -> Outputs:
     """In fp64 for fp32 operands, in fp32 for 16-bit ones."""
-    return _by_torch(operands, shape, False, higher_precision(operands[0].dtype))()
+    return prepare(shape, "torch", widened(operands))()
 
 
 def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: RopeQkNorm) -> tuple[float, float]:
     """(relative error, tolerance), of the worst output: `rowwise.worst`."""
-    return worst(out, ref, _by_torch(operands, shape, False)())
+    return worst(out, ref, prepare(shape, "torch", operands)())

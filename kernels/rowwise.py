@@ -8,18 +8,18 @@ same through torch.compile) and "triton" (one fused kernel).
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from flopcast.kernels.references import BackendUnavailable, largest, max_difference
+from flopcast.kernels.references import BackendUnavailable, higher_precision
 
 BACKENDS = ("torch", "compile", "triton")
 Outputs = tuple[Tensor, ...]
+Returned = TypeVar("Returned")
 
 # What 32 warps hold in registers: the RMSNorm backward keeps 16 elements a thread of four operands, and spills 72
 # bytes there; at twice that it spills 512.
@@ -95,16 +95,24 @@ def persistent_programs(tiles: int, config: RowConfig, device: torch.device) -> 
     return max(1, min(tiles, max(sms, min(sms * config.programs_per_sm, tiles // 4))))
 
 
+def compiled_function(function: Callable[..., Returned]) -> Callable[..., Returned]:
+    """`function` by torch.compile for one shape, so that its backward may run repeatedly on one forward's buffers."""
+    import torch._functorch.config as functorch_config
+
+    functorch_config.donated_buffer = False
+    return torch.compile(function, dynamic=False)
+
+
+def widened(operands: Sequence[Tensor]) -> list[Tensor]:
+    """The operands of a reference: fp64 for fp32 ones, fp32 for 16-bit ones, by the dtype of the first."""
+    return [x.to(higher_precision(operands[0].dtype)) for x in operands]
+
+
 def one_direction(
     function: Callable[..., Outputs], inputs: Sequence[Tensor], gradients: Sequence[Tensor] | None, compiled: bool
 ) -> Callable[[], Outputs]:
     """A call that runs `function`'s forward (`gradients` None) or its backward alone, eager or compiled."""
-    run: Callable[..., Outputs] = function
-    if compiled:
-        import torch._functorch.config as functorch_config
-
-        functorch_config.donated_buffer = False  # the backward is called again and again on one forward's buffers
-        run = torch.compile(function, dynamic=False)
+    run = compiled_function(function) if compiled else function
     if gradients is None:
 
         def forward() -> Outputs:
@@ -115,26 +123,3 @@ def one_direction(
     leaves = [x.detach().requires_grad_() for x in inputs]
     outputs = run(*leaves)
     return lambda: torch.autograd.grad(outputs, leaves, list(gradients), retain_graph=True)
-
-
-def worst(outs: Outputs, refs: Outputs, rounded: Outputs, floor: Sequence[float] | None = None) -> tuple[float, float]:
-    """(relative error, tolerance) of the worst output, by FlashAttention's criterion.
-
-    max|out - ref| <= 2 max|torch in the operands' dtype - ref| + an ulp of the output's dtype (8 in fp32, where
-    only the order of sums and approximate exponentials differ), each over max|ref| of that output, or `floor` where
-    that is larger (a gradient that vanishes leaves only noise). A NaN, an infinity or a wrong shape is an infinite
-    error.
-    """
-    if len(outs) != len(refs):
-        return math.inf, 1.0
-    pairs = []
-    for i, (out, ref, same) in enumerate(zip(outs, refs, rounded, strict=True)):
-        scale = max(largest(ref), floor[i] if floor else 0.0) or 1.0
-        ulp = torch.finfo(out.dtype).eps * (8 if out.dtype == torch.float32 else 1)
-        pairs.append((_difference(out, ref) / scale, 2 * _difference(same, ref) / scale + ulp))
-    return max(pairs, key=lambda pair: pair[0] / pair[1])
-
-
-def _difference(out: Tensor, ref: Tensor) -> float:
-    """`max_difference` of tensors of at least one dimension."""
-    return max_difference(out.reshape(-1) if out.dim() == 0 else out, ref.reshape(-1) if ref.dim() == 0 else ref)

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flopcast.kernels.references import higher_precision, torch_dtype
-from flopcast.kernels.rowwise import BACKENDS, Outputs, load_triton, one_direction, worst
+from flopcast.kernels.references import require_known, standard_normal, worst
+from flopcast.kernels.rowwise import BACKENDS, Outputs, load_triton, one_direction, widened
 from flopcast.kernels.shapes import SwiGlu
 
 
@@ -124,18 +124,13 @@ def operands(shape: SwiGlu, device: torch.device | str, seed: int = 0) -> tuple[
     """Standard-normal gate, up and, for the backward, dout. ValueError on an empty size or unknown direction."""
     if shape.numel < 1:
         raise ValueError(f"{shape.key}: numel must be at least 1")
-    if shape.direction not in ("fwd", "bwd"):
-        raise ValueError(f"unknown direction {shape.direction!r}: known are fwd, bwd")
-    generator = torch.Generator(device=device).manual_seed(seed)
-    count = 2 if shape.direction == "fwd" else 3
-    dtype = torch_dtype(shape.dtype)
-    return tuple(torch.randn(shape.numel, dtype=dtype, device=device, generator=generator) for _ in range(count))
+    require_known("direction", shape.direction, ("fwd", "bwd"))
+    return standard_normal([(shape.numel,)] * (2 if shape.direction == "fwd" else 3), shape.dtype, device, seed)
 
 
 def prepare(shape: SwiGlu, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
     """A call that runs one direction once. Errors as `rmsnorm.prepare`."""
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown swiglu backend {backend!r}: known are {', '.join(BACKENDS)}")
+    require_known("swiglu backend", backend, BACKENDS)
     if backend == "triton":
         return triton_call(shape, operands, None)
     gradients = operands[2:] if shape.direction == "bwd" else None
@@ -150,15 +145,11 @@ def triton_call(shape: SwiGlu, operands: Sequence[Tensor], config: BlockConfig |
     return lambda: backward(operands[2], gate, up, config=config)
 
 
-def _by_torch(operands: Sequence[Tensor], shape: SwiGlu, dtype: torch.dtype) -> Outputs:
-    return prepare(shape, "torch", [x.to(dtype) for x in operands])()
-
-
 def reference(operands: Sequence[Tensor], shape: SwiGlu) -> Outputs:
     """In fp64 for fp32 operands, in fp32 for 16-bit ones."""
-    return _by_torch(operands, shape, higher_precision(operands[0].dtype))
+    return prepare(shape, "torch", widened(operands))()
 
 
 def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: SwiGlu) -> tuple[float, float]:
     """(relative error, tolerance), of the worst output: `rowwise.worst`."""
-    return worst(out, ref, _by_torch(operands, shape, operands[0].dtype))
+    return worst(out, ref, prepare(shape, "torch", operands)())
