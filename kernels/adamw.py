@@ -1,7 +1,7 @@
-"""AdamW over a list of fp32 parameters in one launch: torch's fused kernel, torch.compile, Triton; an optimizer.
+"""AdamW over a list of fp32 parameters: torch's fused kernel, torch.compile, one Triton launch; and an optimizer.
 
 Decoupled weight decay, bias correction, no amsgrad: the formula of torch.optim.AdamW(fused=True), to fp32 rounding.
-A step reads parameter, gradient and two moments and writes all but the gradient: 28 bytes an element.
+A step reads parameter, gradient and two moments and writes all but the gradient: 28 bytes per element.
 
     optimizer = AdamW(model.parameters(), lr=1e-3)       # in place of torch.optim.AdamW
 
@@ -30,11 +30,11 @@ STEP = 3
 
 @dataclass(frozen=True)
 class AdamWConfig:
-    """A program takes `chunk` elements of one tensor, `block` at a time."""
+    """Launch options: a program of `num_warps` warps takes `chunk` elements of one tensor, `block` at a time."""
 
     chunk: int = 2048
     block: int = 2048
-    num_warps: int = 8  # 8 elements a thread: two 16-byte loads of each of four operands in flight
+    num_warps: int = 8  # 8 elements per thread: two 16-byte loads of each of four operands in flight
 
 
 DEFAULT = AdamWConfig()
@@ -48,8 +48,12 @@ def candidates() -> list[AdamWConfig]:
 
 @dataclass(frozen=True)
 class Table:
-    """What the kernel reads to find its work: addresses and sizes int64 [tensors, 5], and who does what. It does not
-    keep the tensors alive."""
+    """What the kernel reads to find its work. It does not keep the tensors alive.
+
+    pointers: int64 [tensors, 5], the addresses of parameter, gradient and both moments, and the number of elements.
+    chunk_tensor, chunk_index: int32 [programs], the tensor of each program and the chunk within it.
+    aligned: whether all addresses are multiples of 16 bytes.
+    """
 
     pointers: Tensor
     chunk_tensor: Tensor
@@ -60,7 +64,7 @@ class Table:
 
 @lru_cache(maxsize=64)
 def _chunks(numels: tuple[int, ...], chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(tensor, chunk within it) of every program, int32."""
+    """(tensor, chunk within it) of every program, each int32 [programs]."""
     counts = torch.tensor([-(-numel // chunk) for numel in numels], dtype=torch.int64)
     tensor = torch.repeat_interleave(torch.arange(len(numels)), counts)
     index = torch.arange(tensor.numel()) - (counts.cumsum(0) - counts)[tensor]
@@ -71,8 +75,8 @@ def make_table(
     params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     config: AdamWConfig = DEFAULT,
 ) -> Table:  # fmt: skip
-    """Addresses of tensors that stay where they are. Raises ValueError unless all are fp32, contiguous, of one
-    device and of their parameter's size."""
+    """The table of tensors that stay where they are. Raises ValueError unless all are fp32, contiguous, on one device
+    and of their parameter's shape."""
     device = params[0].device
     rows: list[list[int]] = []
     for group in zip(params, grads, exp_avgs, exp_avg_sqs, strict=True):
@@ -93,14 +97,14 @@ def make_table(
 
 
 def scalars(step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> tuple[float, ...]:
-    """(decay, beta1, 1 - beta1, beta2, 1 - beta2, step size, sqrt of the second bias correction, eps), in fp64."""
+    """(1 - lr weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, step size, sqrt of the second bias correction, eps)."""
     return (
         1 - lr * weight_decay, beta1, 1 - beta1, beta2, 1 - beta2, lr / (1 - beta1**step), (1 - beta2**step) ** 0.5,
         eps,
     )  # fmt: skip
 
 
-# The tables made last, by address: a training step whose gradients come to lie where they lay needs no new one.
+# The tables made last, by address: a training step whose gradients lie where they lay before needs no new one.
 _TABLES: dict[tuple[int, ...], Table] = {}
 _TABLES_KEPT = 8
 
@@ -123,9 +127,10 @@ def step_triton(
     params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
 ) -> None:  # fmt: skip
-    """Step number `step` (from 1) in place, in one launch. Errors as `make_table`, and BackendUnavailable.
+    """Makes step number `step` (from 1) in place, in one launch. Raises ValueError as `make_table` does, and
+    BackendUnavailable where the kernel cannot run.
 
-    The scalars are the host's: a CUDA graph that holds this call repeats the step number it was captured with.
+    The scalars come from the host: a CUDA graph that holds this call repeats the step number it was captured with.
     """
     if not params:
         return
@@ -152,9 +157,10 @@ def _(
 
 
 class AdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW for contiguous fp32 parameters, by the Triton kernel: one launch a parameter group.
+    """torch.optim.AdamW for contiguous fp32 parameters, by the Triton kernel: one launch per parameter group.
 
-    Its state dict is that of torch.optim.AdamW (step, exp_avg, exp_avg_sq), and each loads the other's.
+    Its state dict is that of torch.optim.AdamW (step, exp_avg, exp_avg_sq), and each loads the other's. Raises
+    ValueError on hyperparameters out of range.
     """
 
     def __init__(
@@ -178,7 +184,10 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every parameter that has a gradient; the closure's value, where there is one."""
+        """Makes one step of every parameter that has a gradient; returns the closure's value, where there is one.
+
+        Raises NotImplementedError for amsgrad and maximize, ValueError as `make_table` does.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -212,7 +221,7 @@ def _lists(operands: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list
 
 
 def _foreach_step(params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor]) -> None:
-    """The step as torch.compile is given it: element-wise on every list, in place."""
+    """The step that torch.compile is given: element-wise on every list, in place."""
     decay, beta1, rest1, beta2, rest2, step_size, root2, eps = scalars(STEP, LR, *BETAS, EPS, WEIGHT_DECAY)
     torch._foreach_mul_(params, decay)
     torch._foreach_mul_(exp_avgs, beta1)
@@ -226,8 +235,9 @@ def _foreach_step(params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tens
 
 
 def operands(shape: AdamWShape, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
-    """Standard-normal parameters, gradients, first moments and squares for the second: four lists one after
-    another, the elements split evenly (the first tensors one longer). ValueError on sizes below 1."""
+    """Four lists one after another: standard-normal parameters, gradients and first moments, and squares of such for
+    the second moments. The elements are split evenly over the tensors (the first are one longer). Raises ValueError on
+    sizes below 1 and dtypes other than fp32."""
     if min(shape.numel, shape.tensors) < 1 or shape.tensors > shape.numel:
         raise ValueError(f"{shape.key}: there must be at least 1 tensor, of at least 1 element")
     if shape.dtype != "fp32":
@@ -240,7 +250,7 @@ def operands(shape: AdamWShape, device: torch.device | str, seed: int = 0) -> tu
 
 
 def prepare(shape: AdamWShape, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
-    """A call that makes one step IN PLACE (always step number STEP): parameters, first and second moments.
+    """A call that makes one step IN PLACE, always step number STEP, and returns parameters, first and second moments.
 
     Errors as `rmsnorm.prepare`. `reference` and `check` take operands that no call has changed.
     """
@@ -270,7 +280,7 @@ def prepare(shape: AdamWShape, backend: str, operands: Sequence[Tensor]) -> Call
 
 
 def triton_call(shape: AdamWShape, operands: Sequence[Tensor], config: AdamWConfig | None) -> Callable[[], Outputs]:
-    """`prepare` for the Triton kernel with a configuration of one's own; its table is made here, once."""
+    """As `prepare` for backend triton, with the given configuration (None: the default); makes the table once, here."""
     params, grads, exp_avgs, exp_avg_sqs = _lists(operands)
     module = load_triton("adamw", params[0])
     table = make_table(params, grads, exp_avgs, exp_avg_sqs, config or DEFAULT)
@@ -299,8 +309,8 @@ def reference(operands: Sequence[Tensor], shape: AdamWShape) -> Outputs:
 
 
 def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: AdamWShape) -> tuple[float, float]:
-    """(relative error, tolerance), of the worst tensor: `rowwise.worst`. `operands` as before the step.
+    """(relative error, tolerance) of the worst tensor, by `references.worst`; `operands` are those before the step.
 
-    Errors are over 1 at least, the size of the operands: a tensor of few elements may be all cancellation.
+    Errors are divided by at least 1, the size of the operands: in a tensor of few elements all may cancel.
     """
     return worst(out, ref, _by_definition(operands, torch.float32), floor=1.0)

@@ -2,11 +2,11 @@
 
     loss = mean over rows not ignored of log-sum-exp(logits[row]) - logits[row, target[row]]
 
-Three directions: "fwd" the loss alone; "bwd" the gradient, from logits and saved log-sum-exp; "both" loss and
-gradient in one kernel, which reads the logits from memory once where fwd and bwd read them twice. `cross_entropy`
-uses "both" in training; the gradient is then made for an upstream gradient of 1 and scaled in place, on the device and
-without waiting for it, if that turns out to be another. `linear_cross_entropy` takes the last hidden states and the
-output matrix, and holds the logits of some rows at a time.
+There are three directions: "fwd" makes the loss alone; "bwd" the gradient, from the logits and the saved log-sum-exp;
+"both" makes loss and gradient in one kernel, which reads the logits from memory once where fwd and bwd read them twice.
+`cross_entropy` uses "both" in training: the gradient is made for an upstream gradient of 1 and, where the upstream one
+turns out to be another, scaled in place on the device, without waiting for it. `linear_cross_entropy` takes the last
+hidden states and the output matrix, and holds the logits of some rows at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flopcast.kernels.references import require_known, torch_dtype, worst
 from flopcast.kernels.rowwise import BACKENDS, Outputs, autocast_dtype, compiled_function, load_triton, multiprocessors
 from flopcast.kernels.shapes import CrossEntropy
 
-CHUNK_ROWS = 4096  # of linear_cross_entropy: 1.2 GB of bf16 logits over 151,936
+CHUNK_ROWS = 4096  # of linear_cross_entropy: 1.2 GB of bf16 logits over a vocabulary of 151,936
 
 
 # --- Registration ---
@@ -69,7 +69,7 @@ def linear_cross_entropy_op(
 
 @torch.library.custom_op("flopcast::scale_", mutates_args=("x",))
 def scale_op(x: Tensor, factor: Tensor) -> None:
-    """x *= factor (one number); free when it is 1."""
+    """x *= factor, a tensor of one number; nothing is read or written when that is 1."""
     module = load_triton("cross_entropy", x)
     if x.numel():
         module.scale(x, factor.contiguous(), 4 * multiprocessors(x.device))
@@ -128,14 +128,14 @@ def _gradient(ctx: Any, dloss: Tensor | None, *unused: Any) -> tuple[Tensor | No
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.rest = len(inputs) - len(output) + 1
-    ctx.set_materialize_grads(False)  # else the gradient's own would be filled with zeros: 300 MB a 1,024 tokens
+    ctx.set_materialize_grads(False)  # else the gradient's own is filled with zeros: 300 MB per 1,024 tokens
     ctx.save_for_backward(*output[1:])
 
 
 def _scaled_gradients(ctx: Any, dloss: Tensor | None, *unused: Any) -> tuple[Tensor | None, ...]:
-    """Scaled where they lie: a second backward through the same graph is refused by torch's version check.
+    """The saved gradients times dloss, scaled in place: torch's version check refuses a second backward of the graph.
 
-    Under torch.compile out of place, because its partitioner takes no writes to what the forward saved.
+    Under torch.compile they are scaled out of place, because its partitioner takes no writes to what the forward saved.
     """
     gradients = ctx.saved_tensors
     if dloss is None:
@@ -156,10 +156,12 @@ def cross_entropy(
     logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
     *, gradient_at_forward: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Differentiable Triton cross-entropy of logits [rows, vocab], fp32; reduction mean or sum.
+    """Differentiable Triton cross-entropy, an fp32 scalar, of logits [rows, vocab] and target [rows]; `reduction` is
+    "mean" or "sum".
 
-    `gradient_at_forward` makes the gradient together with the loss (one read of the logits less); its backward may
-    run once. False, and torch.compile always, makes it in the backward, from the saved log-sum-exp.
+    With `gradient_at_forward` the gradient is made together with the loss, which saves one read of the logits; the
+    backward may then run once. Without it, and always under torch.compile, the backward makes the gradient from the
+    saved log-sum-exp.
     """
     eager = torch.is_grad_enabled() and logits.requires_grad and not torch.compiler.is_compiling()
     if gradient_at_forward and eager:
@@ -173,10 +175,10 @@ def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
     chunk_rows: int = CHUNK_ROWS,
 ) -> Tensor:  # fmt: skip
-    """Differentiable cross-entropy of hidden [rows, k] @ weight[vocab, k]^T, fp32, without all logits at once.
+    """Differentiable cross-entropy, an fp32 scalar, of the logits hidden [rows, k] @ weight[vocab, k]^T.
 
-    Both gradients are made in the forward; the backward may run once. Under autocast the operands are cast as a
-    linear layer's.
+    The logits of at most `chunk_rows` rows exist at a time. Both gradients are made in the forward; the backward may
+    run once. Under autocast the operands are cast as those of a linear layer.
     """
     dtype = autocast_dtype(hidden)
     if dtype is not None:
@@ -189,13 +191,14 @@ def linear_cross_entropy(
 
 
 def cross_entropy_torch(logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
-    """As transformers' ForCausalLMLoss: of all logits in fp32."""
+    """The loss as transformers' ForCausalLMLoss computes it, from an fp32 copy of all logits."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide, target, ignore_index=ignore_index)
 
 
 def operands(shape: CrossEntropy, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
-    """(logits, standard-normal; target, of which every 16th is ignored). ValueError on sizes below 1."""
+    """(standard-normal logits [rows, vocab]; random target [rows], of which every 16th is ignored). Raises ValueError
+    on sizes below 1 and on an unknown direction."""
     if min(shape.rows, shape.vocab) < 1:
         raise ValueError(f"{shape.key}: rows and vocab must be at least 1")
     require_known("direction", shape.direction, ("fwd", "bwd", "both"))
@@ -234,7 +237,7 @@ def prepare(shape: CrossEntropy, backend: str, operands: Sequence[Tensor]) -> Ca
 
 
 def triton_call(shape: CrossEntropy, operands: Sequence[Tensor], config: VocabConfig | None) -> Callable[[], Outputs]:
-    """`prepare` for the Triton kernel with a configuration of one's own."""
+    """As `prepare` for backend triton, with the given configuration (None: the default one)."""
     logits, target = operands
     if shape.direction == "both":
         return lambda: loss_and_gradient(logits, target, config=config)
@@ -246,9 +249,10 @@ def triton_call(shape: CrossEntropy, operands: Sequence[Tensor], config: VocabCo
 
 
 def _by_definition(operands: Sequence[Tensor], shape: CrossEntropy, rounded: bool) -> Outputs:
-    """In fp64, or fp32 for 16-bit logits, a block of rows at a time; `rounded`: as torch's twin rounds.
+    """What `prepare`'s call returns, by the definition, a block of rows at a time.
 
-    The gradient comes in the logits' dtype where rounded, else wide.
+    Computed in fp64 for fp32 logits and in fp32 for 16-bit ones; `rounded` rounds as torch's twin does, which computes
+    in fp32 and returns the gradient in the logits' dtype.
     """
     logits, target = operands
     wide = torch.float32 if rounded or logits.dtype != torch.float32 else torch.float64
@@ -270,13 +274,16 @@ def _by_definition(operands: Sequence[Tensor], shape: CrossEntropy, rounded: boo
 
 
 def reference(operands: Sequence[Tensor], shape: CrossEntropy) -> Outputs:
-    """By the definition, in fp64 for fp32 logits, in fp32 for 16-bit ones; `shape.rows` x `vocab` wide."""
+    """By the definition, in fp64 for fp32 logits, in fp32 for 16-bit ones; holds rows x vocab elements of it."""
     return _by_definition(operands, shape, rounded=False)
 
 
 def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: CrossEntropy) -> tuple[float, float]:
-    """(relative error, tolerance), of the worst output: `rowwise.worst`. Most of the gradient is 1/vocab of its
-    largest element, so that is checked once more against its own size: the elements other than the targets'."""
+    """(relative error, tolerance) of the worst output, by `references.worst`.
+
+    Most elements of the gradient are 1/vocab of its largest, so all but those of the targets are checked once more
+    against their own size.
+    """
     error, tolerance = worst(out, ref, _by_definition(operands, shape, rounded=True))
     if shape.direction == "fwd" or not error <= tolerance:
         return error, tolerance

@@ -1,4 +1,4 @@
-"""Which blocks the cross-entropy kernels take: a rule for the defaults, and what is worth trying on a new part."""
+"""Configurations of the cross-entropy kernels: a rule for the defaults, and those worth timing on a new part."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VocabConfig:
-    """Logits of one step of a program, its warps, the steps whose loads are in flight (1: its own alone), and of
-    "both" the programs, thus rows, that a multiprocessor has at a time; with `split` a row is shared by as many
-    programs as it has blocks, and read once, and `max_registers` a thread let more of them onto a multiprocessor."""
+    """Launch options of a cross-entropy kernel.
+
+    block: logits per step of a program. num_warps: warps per program. num_stages: steps whose loads are in flight at
+    once (1: the present step alone). programs_per_sm: in direction "both" the programs, and so the rows, that a
+    multiprocessor has at a time. split: a row is shared by as many programs as it has blocks, and read once;
+    max_registers: the limit per thread, which then lets more programs onto a multiprocessor.
+    """
 
     block: int
     num_warps: int
@@ -19,14 +23,18 @@ class VocabConfig:
     max_registers: int | None = None
 
 
-# For what cannot be shared. One row a multiprocessor by 32 warps with 64 KB of loads in flight, whose second read
-# should find it in the L2: on an H200 some 40% of 132 x 304 KB were still there, and it took 1.3 times a copy.
+# For rows that programs cannot share: one row per multiprocessor, by 32 warps with 64 KB of loads in flight. The
+# second read should find the row in the L2: on an H200 some 40% of 132 x 304 KB were still there, and it took 1.3 times
+# a copy.
 WHOLE_ROWS = VocabConfig(32768, 32)
 
 
 def config_for(direction: str = "both") -> VocabConfig:
-    """ "both": a row of 151,936 by 19 programs of 64 registers a thread, half of them logits (on an H200 1.1 times a
-    copy); "fwd" reads once: four rows a multiprocessor; "bwd" is element-wise."""
+    """The default configuration of a direction.
+
+    "both": 19 programs share a row of 151,936 logits, at 64 registers per thread, half of which hold logits (on an H200
+    1.1 times the time of a copy). "fwd" reads the logits once, four rows per multiprocessor. "bwd" is element-wise.
+    """
     return {
         "both": VocabConfig(8192, 4, split=True, max_registers=64),
         "fwd": VocabConfig(8192, 16, num_stages=3),
@@ -43,8 +51,8 @@ def candidates(direction: str) -> list[VocabConfig]:
             for warps in (4, 8, 16)
             if block >= 256 * warps
         ]
-    # 64 registers a thread, a quarter to a half of them logits: 64 or 128 KB of rows on a multiprocessor (on an H200
-    # 0.75 and 0.91 of a copy)
+    # 64 registers per thread, of which a quarter to a half hold logits: 64 or 128 KB of rows per multiprocessor (on an
+    # H200 0.75 and 0.91 of a copy's bandwidth).
     split = [
         VocabConfig(block, warps, split=True, max_registers=registers)
         for block, warps, registers in (

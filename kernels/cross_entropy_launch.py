@@ -1,5 +1,7 @@
-"""Cross-entropy by the Triton kernels, on plain tensors: checks, outputs, which kernel. `cross_entropy` registers these
-as operators."""
+"""Calls of the Triton cross-entropy kernels on plain tensors: checks, output tensors and the choice of the kernel.
+
+`cross_entropy` registers these functions as operators.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ def _rows(logits: Tensor) -> Tensor:
 
 
 def _plan(x: Tensor, vocab: int, pairs: bool, config: VocabConfig | None) -> tuple[VocabConfig, int]:
-    """(configuration of loss and gradient together for logits like x: `config` or the default; words a row that it
-    takes). Where that shares rows among programs and these cannot be, `WHOLE_ROWS`.
+    """(the configuration that makes loss and gradient of logits like x; the int64 words per row that it needs).
 
-    Shared are rows that are pairs of 16-bit numbers, by programs that all run at once: one a multiprocessor always
-    does, and in Triton's interpreter, where they run one after the other, one alone.
+    It is `config`, or the default, but `WHOLE_ROWS` where that one shares rows among programs and x's cannot be shared.
+    They can be if they are pairs of 16-bit numbers and all programs of a row run at once: one program per
+    multiprocessor always does; in Triton's interpreter, where programs run one after another, only one alone.
     """
     config = config or config_for("both")
     if not config.split:
@@ -44,14 +46,14 @@ def _plan(x: Tensor, vocab: int, pairs: bool, config: VocabConfig | None) -> tup
 
 
 def _in_pairs(logits: Tensor) -> bool:
-    """Whether every row can be read as int32."""
+    """Whether every row can be read as int32, two logits at a time."""
     return logits.element_size() == 2 and not (
         logits.shape[1] % 2 or logits.stride(0) % 2 or logits.storage_offset() % 2
     )
 
 
 def _count(module: Any, target: Tensor, ignore_index: int, reduction: str, slots: int = 0) -> tuple[Tensor, Tensor]:
-    """(what the sum is divided by: fp32 [1]; words [rows, slots] for programs that share a row)."""
+    """(the divisor of the sum of losses, fp32 [1]; zeroed words [rows, slots] for programs that share a row)."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"unknown reduction {reduction!r}: known are mean, sum")
     count, words = module.count_targets(target.contiguous(), ignore_index, slots)
@@ -62,7 +64,7 @@ def _launch(
     module: Any, logits: Tensor, target: Tensor, losses: Tensor, count: Tensor, words: Tensor, out: Tensor,
     ignore_index: int, config: VocabConfig,
 ) -> None:  # fmt: skip
-    """Loss and gradient, by a configuration of `_plan`."""
+    """Makes loss and gradient with a configuration from `_plan`."""
     if config.split:
         shared = load_triton("cross_entropy_split", logits)
         shared.launch_split(logits, target, losses, count, words, out, ignore_index, config)
@@ -74,7 +76,7 @@ def forward(
     logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
     *, config: VocabConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Triton: (loss, log-sum-exp [rows], divisor [1]), all fp32. Ignored rows are not read, their lse is 0.
+    """Triton forward: (loss, log-sum-exp [rows], divisor [1]), all fp32. Ignored rows are not read; their lse is 0.
 
     Raises ValueError on operands that do not fit together, BackendUnavailable where the kernel cannot run,
     NotImplementedError for bf16 in the interpreter.
@@ -93,7 +95,8 @@ def backward(
     dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, ignore_index: int = IGNORE_INDEX,
     *, config: VocabConfig | None = None,
 ) -> Tensor:  # fmt: skip
-    """Triton: the gradient of the logits, contiguous in their dtype, from what `forward` saved. Errors as there."""
+    """Triton backward: the gradient of the logits, contiguous and in their dtype, from what `forward` returned.
+    Errors as there."""
     module = _module(logits, target)
     out = logits.new_empty(logits.shape)
     if logits.numel():
@@ -108,7 +111,7 @@ def loss_and_gradient(
     logits: Tensor, target: Tensor, ignore_index: int = IGNORE_INDEX, reduction: str = "mean",
     *, config: VocabConfig | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Triton: (loss fp32, its gradient in the logits' dtype, contiguous), in one kernel. Errors as `forward`."""
+    """Triton: (loss in fp32; its gradient, contiguous, in the logits' dtype) from one kernel. Errors as `forward`."""
     module = _module(logits, target)
     rows = _rows(logits)
     config, slots = _plan(rows, rows.shape[1], _in_pairs(rows), config)
@@ -123,9 +126,9 @@ def loss_and_gradient(
 def linear_loss_and_gradients(
     hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str, chunk_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss fp32, dhidden, dweight) of hidden [rows, k] and weight [vocab, k], `chunk_rows` rows at a time.
+    """(the loss in fp32, dhidden, dweight) of hidden [rows, k] and weight [vocab, k], `chunk_rows` rows at a time.
 
-    Three products a chunk by torch (cuBLAS), the gradient written over the chunk's logits. dweight is summed over
+    Each chunk takes three products by torch (cuBLAS); its gradient is written over its logits. dweight is summed over
     the chunks in fp32.
     """
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1] or hidden.dtype != weight.dtype:

@@ -1,7 +1,7 @@
 """What the kernel modules share off the GPU: dtypes, errors, random operands, error measures, reference attention.
 
-The reference attention works on blocks of query rows, so that its memory is heads x block x seq and not
-heads x seq^2: seq 16384 fits beside its operands on a GPU, seq 4096 on a laptop.
+The reference attention works on blocks of query rows, so that it needs heads x block x seq elements of memory in place
+of heads x seq^2: seq 16384 fits beside its operands on a GPU, seq 4096 on a laptop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def standard_normal(
 
 @contextmanager
 def matmul_precision(tf32: bool) -> Iterator[None]:
-    """fp32 products in tf32 or exactly in fp32, whatever the process has set; restored on leaving."""
+    """Inside the block fp32 matrices are multiplied in tf32 or exactly in fp32; the process's setting returns after."""
     wanted = "high" if tf32 else "highest"
     before = torch.get_float32_matmul_precision()
     if before == wanted:
@@ -63,14 +63,14 @@ def matmul_precision(tf32: bool) -> Iterator[None]:
 
 
 def higher_precision(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a reference: fp64 for fp32; fp32 for 16 bits, 2^13 finer at least and fast everywhere."""
+    """The dtype of a reference: fp64 for fp32 and fp64; fp32 for 16 bits, at least 2^13 finer and fast everywhere."""
     return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def max_difference(out: Tensor, ref: Tensor) -> float:
-    """max|out - ref|; infinity when `out` has a NaN or an infinity, or the wrong shape.
+    """max|out - ref|; infinity when `out` has a NaN, an infinity or the wrong shape.
 
-    Chunked over the first dimension: an output of 16384 x 151936 must not be copied whole to fp32.
+    Computed in chunks of the first dimension, because an output of 16384 x 151936 must not be copied to fp32 whole.
     """
     if out.shape != ref.shape:
         return math.inf
@@ -87,7 +87,7 @@ def max_difference(out: Tensor, ref: Tensor) -> float:
 
 
 def max_relative(out: Tensor, ref: Tensor) -> float:
-    """`max_difference` over max|ref| (over 1 where ref is all zero)."""
+    """`max_difference` divided by max|ref|, or by 1 where ref is all zero."""
     return max_difference(out, ref) / (largest(ref) or 1.0)
 
 
@@ -118,7 +118,7 @@ def worst(
 
 
 def _row_blocks(heads: int, seq: int, budget_elements: int = 1 << 27) -> Iterator[slice]:
-    """Query rows in blocks whose heads x rows x seq scores number at most 2^27 (0.5 GB in fp32)."""
+    """Slices of query rows, each with at most 2^27 scores (heads x rows x seq; 0.5 GB in fp32)."""
     rows = min(seq, max(1, budget_elements // (heads * seq)))
     for start in range(0, seq, rows):
         yield slice(start, min(start + rows, seq))
@@ -135,7 +135,7 @@ def _probabilities(q_GRD: Tensor, k_SD: Tensor, start: int, causal: bool, scale:
 
 
 def attention_math(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dtype: torch.dtype) -> Tensor:
-    """Attention by its definition, each step rounded to `dtype`: q [B, H, S, D], k, v [B, KV, S, D] -> o."""
+    """o [B, H, S, D] of attention by its definition, each step rounded to `dtype`; q like o, k and v [B, KV, S, D]."""
     batch, heads, seq, _ = q.shape
     group = heads // k.shape[1]
     out = torch.empty(q.shape, dtype=dtype, device=q.device)
@@ -153,10 +153,10 @@ def attention_math(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, 
 def attention_math_backward(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `attention_math` (dq, dk, dv), each step rounded to `dtype`.
+    """The gradients (dq, dk, dv) of `attention_math`, each step rounded to `dtype`.
 
     dv = P^T do; ds = P (do v^T - rowsum(P do v^T)) scale; dq = ds k; dk = ds^T q. dk and dv are summed over
-    the blocks and the group in at least fp32, as the fused kernels do.
+    the blocks of rows and the heads of a group in at least fp32, as in the fused kernels.
     """
     batch, heads, seq, _ = q.shape
     group = heads // k.shape[1]

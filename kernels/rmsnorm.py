@@ -1,10 +1,10 @@
-"""RMSNorm as Qwen3 has it, with and without the residual added first: torch, torch.compile and one fused kernel.
+"""RMSNorm as in Qwen3, with or without a residual added first: torch, torch.compile and one fused Triton kernel.
 
     y = x rsqrt(mean(x^2) + eps) weight          over the last dimension, in fp32, rounded once
-    y, total = norm(x + residual), x + residual  with a residual
+    y, total = norm(x + residual), x + residual  where there is a residual
 
-`rms_norm` and `add_rms_norm` are what a model calls: differentiable, registered as operators, and under autocast
-giving the dtype that the next linear layer would cast to (transformers gives fp32 there, which that layer then
+A model calls `rms_norm` and `add_rms_norm`, which are differentiable and registered as operators. Under autocast they
+return the dtype to which the next linear layer would cast (transformers returns fp32 there, which that layer then
 rounds to the same values).
 """
 
@@ -37,7 +37,8 @@ EPS = 1e-6  # Qwen3's
 
 
 def blocks_of(n: int) -> tuple[int, int]:
-    """Powers of two in which rows of n are held: one (and 0), or half of it and the rest where that is a quarter."""
+    """The powers of two (block, rest) in which a row of n elements is held: one block and no rest (0), or, where at
+    most three quarters of a block of at least 2048 would be filled, half of it and the rest."""
     block = 1 << max(0, n - 1).bit_length()
     if n > block * 3 // 4 or block < 2048:
         return block, 0
@@ -48,14 +49,20 @@ def config_for(
     n: int, direction: str = "fwd", operand_bytes: tuple[int, ...] = (2, 2, 2), part: tuple[int, int] = (9, 0),
     *, residual: bool = False,
 ) -> RowConfig:  # fmt: skip
-    """Forward: 8 to 16 elements a thread, of the rest of a row too, that its loads are of 16 bytes (rows of 5,120 on an
-    H200: 0.95 of a copy for 0.89); several rows a program where they are short, as many programs as fit. Of rows of
-    1,024 two, one beside a residual: alone, launched ahead, each takes 158 us of 131,072 of them for 129.
+    """The default configuration for rows of n elements in one direction ("fwd", "bwd") on a part.
 
-    Enough loads in flight: at 4.2 TB/s and 0.8 us a multiprocessor needs 25 KB on the way; 2048 threads with 16
-    elements of bf16 bring 64. The backward holds operands, weight and its gradient in some 110 registers, so that 16
-    warps fill a multiprocessor; what is in flight there are the next two steps' rows, copied asynchronously to
-    shared memory (fewer steps where that is too small). `operand_bytes`: of an element of every row operand.
+    Forward: 8 to 16 elements per thread, of the rest of a row too, so that loads are of 16 bytes (rows of 5,120 on an
+    H200: 0.95 of a copy's bandwidth instead of 0.89); several rows per program where they are short, and as many
+    programs as fit. Rows of 1,024 go two to a program, or one with a residual: 131,072 such rows without a residual,
+    launched ahead, take 158 us at one row per program and 129 us at two.
+
+    Enough loads must be in flight: at 4.2 TB/s and a latency of 0.8 us a multiprocessor needs 25 KB on the way, and
+    2048 threads with 16 elements of bf16 bring 64 KB. The backward holds the operands, the weight and its gradient in
+    some 110 registers per thread, so that 16 warps fill a multiprocessor; in flight there are the rows of the next two
+    steps, copied asynchronously to shared memory (fewer steps where that is too small).
+
+    operand_bytes: bytes per element of each row operand of the backward. part: compute capability. residual: whether
+    the forward adds one.
     """
     block, rest = blocks_of(n)
     rows = max(1, 2048 // block)
@@ -65,13 +72,13 @@ def config_for(
         return RowConfig(rows, min(warps, max(4, rest // 256)) if rest else warps)
     warps = min(32, max(4, rows * block // 512))
     step_bytes = rows * (block + rest) * sum(operand_bytes)
-    # 2 KB aside for the reductions across warps and barriers
+    # 2 KB are set aside for the reductions across warps and for barriers.
     steps = min(2, (shared_memory_limit(part) - 2048) // step_bytes)
     return RowConfig(rows, warps, max(1, 16 // warps), 1 + steps, max_registers=min(128, 65536 // (32 * warps)))
 
 
 def candidates(direction: str, n: int) -> list[RowConfig]:
-    """What is worth trying on a new part; `config_for` is a rule, this the neighbourhood that checks it."""
+    """The configurations worth timing on a new part: the neighbourhood of what the rule `config_for` chooses."""
     block, _ = blocks_of(n)
     tiles = [tile for tile in (1024, 2048, 4096, 8192) if tile >= block] or [block]
     found = []
@@ -109,11 +116,11 @@ def forward(
     *,
     config: RowConfig | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Triton forward: (y like x, x + residual or None, rstd fp32 [rows]).
+    """Triton forward of x [..., n]: (y like x, x + residual or None, rstd fp32 [rows]).
 
-    y has `out_dtype`, by default that of weight x; x + residual the one torch would give the sum. Raises ValueError
-    on operands that do not fit together, BackendUnavailable where the kernel cannot run, NotImplementedError for
-    bf16 in the interpreter.
+    y has `out_dtype`, by default the dtype that torch gives weight * x; x + residual has the one that torch gives the
+    sum. Raises ValueError on operands that do not fit together, BackendUnavailable where the kernel cannot run,
+    NotImplementedError for bf16 in the interpreter.
     """
     _check(x, weight, residual)
     module = load_triton("rmsnorm", x, weight, *(() if residual is None else (residual,)))
@@ -137,9 +144,9 @@ def backward(
     *,
     config: RowConfig | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Triton backward: (dx in x's dtype, the same in `second_dtype` or None, dweight). Bit-identical runs.
+    """Triton backward: (dx in x's dtype, the same in `second_dtype` or None, dweight), bit-identical from run to run.
 
-    x is what was normalised (with a residual: the sum, and `dtotal` its gradient from elsewhere). Errors as `forward`.
+    x is what was normalised: with a residual the sum, whose gradient from elsewhere is `dtotal`. Errors as `forward`.
     """
     _check(x, weight, dtotal)
     module = load_triton("rmsnorm", dy, x, weight)
@@ -203,7 +210,7 @@ def add_rms_norm_op(
 def add_rms_norm_backward_op(
     dy: Tensor, dtotal: Tensor, total: Tensor, weight: Tensor, rstd: Tensor, second_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(gradient in total's dtype, the same in `second_dtype` or, where that is None, empty; dweight)."""
+    """(the gradient in total's dtype; the same in `second_dtype`, empty where that is None or total's; dweight)."""
     dx, dx2, dweight = backward(dy, total, weight, rstd, dtotal, second_dtype)
     return dx, dx.new_empty(0) if dx2 is None else dx2, dweight
 
@@ -239,7 +246,7 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _, _ = inputs
-    ctx.set_materialize_grads(False)  # else rstd's would be filled with zeros: a launch a norm
+    ctx.set_materialize_grads(False)  # else rstd's gradient is filled with zeros: one launch per norm
     ctx.save_for_backward(x, weight, output[1])
 
 
@@ -278,7 +285,7 @@ add_rms_norm_op.register_autograd(_sum_gradients, setup_context=_save_sum)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS, out_dtype: torch.dtype | None = None) -> Tensor:
-    """Differentiable Triton RMSNorm of x [..., n]; under autocast in its dtype unless `out_dtype` says otherwise."""
+    """Differentiable Triton RMSNorm of x [..., n]; under autocast in autocast's dtype unless `out_dtype` is given."""
     y: Tensor = rms_norm_op(x, weight, eps, out_dtype or autocast_dtype(x))[0]
     return y
 
@@ -286,7 +293,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS, out_dtype: torch.dtype
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = EPS, out_dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Differentiable (norm(x + residual), x + residual), as `rms_norm`."""
+    """Differentiable Triton (norm(x + residual), x + residual); dtypes as in `rms_norm`."""
     y, total, _ = add_rms_norm_op(x, residual, weight, eps, out_dtype or autocast_dtype(x))
     return y, total
 
@@ -308,7 +315,8 @@ def add_rms_norm_torch(x: Tensor, residual: Tensor, weight: Tensor, eps: float =
 
 
 def operands(shape: RmsNorm, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
-    """Standard-normal x, [residual,] weight, and for the backward dy[, dtotal]. ValueError on empty sizes."""
+    """Standard-normal x, [residual,] weight, and for the backward dy[, dtotal]. Raises ValueError on sizes below 1 and
+    on an unknown direction."""
     if min(shape.rows, shape.n) < 1:
         raise ValueError(f"{shape.key}: rows and n must be at least 1")
     require_known("direction", shape.direction, ("fwd", "bwd"))
@@ -335,7 +343,7 @@ def prepare(shape: RmsNorm, backend: str, operands: Sequence[Tensor]) -> Callabl
 
 
 def triton_call(shape: RmsNorm, operands: Sequence[Tensor], config: RowConfig | None) -> Callable[[], Outputs]:
-    """`prepare` for the Triton kernel with a configuration of one's own."""
+    """As `prepare` for backend triton, with the given configuration (None: the default one)."""
     inputs, gradients = _split(operands, shape)
     x, residual, weight = (inputs[0], inputs[1], inputs[2]) if shape.residual else (inputs[0], None, inputs[1])
     if gradients is None:
@@ -357,10 +365,10 @@ def triton_call(shape: RmsNorm, operands: Sequence[Tensor], config: RowConfig | 
 
 
 def reference(operands: Sequence[Tensor], shape: RmsNorm) -> Outputs:
-    """What `prepare`'s call returns, in fp64 for fp32 operands, in fp32 for 16-bit ones."""
+    """What `prepare`'s call returns, computed by torch in fp64 for fp32 operands, in fp32 for 16-bit ones."""
     return prepare(shape, "torch", widened(operands))()
 
 
 def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: RmsNorm) -> tuple[float, float]:
-    """(relative error, tolerance), of the worst output: `rowwise.worst`."""
+    """(relative error, tolerance) of the worst output, by `references.worst`."""
     return worst(out, ref, prepare(shape, "torch", operands)())

@@ -1,8 +1,8 @@
 """Qwen3's per-head RMSNorm of queries and keys followed by rotary embedding: torch, torch.compile, one fused kernel.
 
-q [B, S, H, D] and k [B, S, KV, D] as the projections leave them (any strides, read in place, if the last is 1); cos
-and sin [B or 1, S, D] as transformers' rotary modules make them, cat(frequencies, frequencies): the second half
-repeats the first, and the kernel reads the first alone.
+q [B, S, H, D] and k [B, S, KV, D] are as the projections leave them: any strides are read in place if the last is 1.
+cos and sin [B or 1, S, D] are as transformers' rotary modules make them, cat(frequencies, frequencies): the second
+half repeats the first, and the kernel reads the first alone.
 
     operands_ = operands(shape, device)      # q, k, q_weight, k_weight, cos, sin and, for the backward, dq, dk
     out = prepare(shape, "triton", operands_)()      # (q, k), or (dq, dk, dq_weight, dk_weight)
@@ -35,10 +35,13 @@ THETA = 1e6  # Qwen3's
 
 
 def config_for(head_dim: int, direction: str = "fwd") -> RowConfig:
-    """Forward: tiles of 4096 elements by four warps, two 16-byte loads a thread of each half. Backward: of 2048, four
-    programs of 128 registers filling a multiprocessor, half of them the next tile's rows on their way. On an H200 0.94
-    of copy; without the next tile's 0.90, copied to shared memory meanwhile 0.77, dealt out to more programs than fit
-    0.93 and less."""
+    """The default configuration for heads of `head_dim` elements in one direction ("fwd", "bwd").
+
+    Forward: tiles of 4096 elements by four warps, two 16-byte loads per thread of each half of a row. Backward: tiles
+    of 2048 elements, four programs per multiprocessor, which 128 registers per thread fill; half of the registers hold
+    the next tile's rows while they are loaded. On an H200 this reaches 0.94 of a copy's bandwidth; without loading the
+    next tile early 0.90, with copying it to shared memory meanwhile 0.77, with more programs than fit at most 0.93.
+    """
     rows = max(1, 2048 // (2 * (1 << max(0, head_dim // 2 - 1).bit_length())))
     return RowConfig(2 * rows, 4) if direction == "fwd" else RowConfig(rows, 4, 4, max_registers=128)
 
@@ -105,7 +108,8 @@ def backward(
     dq_out: Tensor, dk_out: Tensor, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor,
     sin: Tensor, eps: float = EPS, *, config: RowConfig | None = None,
 ) -> Outputs:  # fmt: skip
-    """Triton backward: (dq, dk, dweights [2, D]), from the inputs alone. Bit-identical runs; errors as `forward`."""
+    """Triton backward: (dq, dk, dweights [2, D]), from the forward's inputs alone and bit-identical from run to run.
+    Errors as `forward`."""
     _check(q, k, q_weight, k_weight, cos, sin)
     module = load_triton("rope", dq_out, dk_out, q, k, q_weight, k_weight, cos, sin)
     dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
@@ -146,7 +150,7 @@ def rope_qk_norm_backward_op(
     sin: Tensor, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dq, dk, dweights = backward(dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, eps)
-    return dq, dk, dweights  # of both weights: operators may not return views of one storage
+    return dq, dk, dweights  # both weights' in one tensor: operators may not return views of one storage
 
 
 @rope_qk_norm_op.register_fake
@@ -183,9 +187,9 @@ def rope_qk_norm(
     q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float = EPS,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Differentiable Triton (q, k), contiguous [B, S, heads, D]: transpose(1, 2) is what attention takes.
+    """Differentiable Triton (q, k), contiguous [B, S, heads, D], of which attention takes the transpose(1, 2).
 
-    Under autocast the result has its dtype, which attention would cast to. cos and sin get no gradient.
+    Under autocast the results have its dtype, to which attention would cast. cos and sin get no gradient.
     """
     q_out, k_out = rope_qk_norm_op(q, k, q_weight, k_weight, cos, sin, eps, out_dtype or autocast_dtype(q))
     return q_out, k_out
@@ -213,7 +217,7 @@ def rope_qk_norm_torch(
 
 
 def tables(seq: int, head_dim: int, device: torch.device | str, theta: float = THETA) -> tuple[Tensor, Tensor]:
-    """(cos, sin), fp32 [1, seq, head_dim], as transformers' default rotary module makes them."""
+    """The tables (cos, sin), fp32 [1, seq, head_dim], as transformers' default rotary module makes them."""
     frequency = theta ** -(torch.arange(0, head_dim, 2, device=device) / head_dim)
     angle = torch.arange(seq, device=device)[:, None] * frequency
     angle = torch.cat((angle, angle), -1)[None].float()
@@ -221,7 +225,8 @@ def tables(seq: int, head_dim: int, device: torch.device | str, theta: float = T
 
 
 def operands(shape: RopeQkNorm, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
-    """Standard-normal q, k, q_weight, k_weight; tables; for the backward dq, dk. ValueError on sizes below 1."""
+    """Standard-normal q, k, q_weight, k_weight; cos, sin; for the backward standard-normal dq, dk. Raises ValueError on
+    sizes below 1, an odd head_dim and an unknown direction."""
     if min(shape.batch, shape.seq, shape.heads, shape.kv_heads) < 1 or shape.head_dim < 2 or shape.head_dim % 2:
         raise ValueError(f"{shape.key}: sizes must be at least 1 and head_dim even")
     require_known("direction", shape.direction, ("fwd", "bwd"))
@@ -232,7 +237,10 @@ def operands(shape: RopeQkNorm, device: torch.device | str, seed: int = 0) -> tu
 
 
 def prepare(shape: RopeQkNorm, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
-    """A call that runs one direction once, results in the dtype of q and k. Errors as `rmsnorm.prepare`."""
+    """A call that runs one direction once: (q, k) or (dq, dk, dq_weight, dk_weight), in the dtype of q.
+
+    Errors as `rmsnorm.prepare`.
+    """
     require_known("rope backend", backend, BACKENDS)
     if backend == "triton":
         return triton_call(shape, operands, None)
@@ -246,7 +254,7 @@ def prepare(shape: RopeQkNorm, backend: str, operands: Sequence[Tensor]) -> Call
 
 
 def triton_call(shape: RopeQkNorm, operands: Sequence[Tensor], config: RowConfig | None) -> Callable[[], Outputs]:
-    """`prepare` for the Triton kernel with a configuration of one's own."""
+    """As `prepare` for backend triton, with the given configuration (None: the default one)."""
     q, k, q_weight, k_weight, cos, sin = operands[:6]
     if shape.direction == "fwd":
         return lambda: forward(q, k, q_weight, k_weight, cos, sin, EPS, q.dtype, config=config)
@@ -260,10 +268,10 @@ def triton_call(shape: RopeQkNorm, operands: Sequence[Tensor], config: RowConfig
 
 
 def reference(operands: Sequence[Tensor], shape: RopeQkNorm) -> Outputs:
-    """In fp64 for fp32 operands, in fp32 for 16-bit ones."""
+    """What `prepare`'s call returns, computed by torch in fp64 for fp32 operands, in fp32 for 16-bit ones."""
     return prepare(shape, "torch", widened(operands))()
 
 
 def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: RopeQkNorm) -> tuple[float, float]:
-    """(relative error, tolerance), of the worst output: `rowwise.worst`."""
+    """(relative error, tolerance) of the worst output, by `references.worst`."""
     return worst(out, ref, prepare(shape, "torch", operands)())

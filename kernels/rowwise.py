@@ -1,8 +1,8 @@
-"""What the fused memory-bound operations share: finding their Triton code, rows, timing one direction, the check.
+"""What the fused memory-bound operations share: loading their Triton modules, row layouts, calls of one direction.
 
-Every module of theirs (rmsnorm, rope, swiglu, cross_entropy, adamw) offers, as matmul does, `operands`, `prepare`,
-`reference` and `check` over a shape, and BACKENDS: "torch" (eager, as transformers composes it), "compile" (the
-same through torch.compile) and "triton" (one fused kernel).
+Each of their modules (rmsnorm, rope, swiglu, cross_entropy, adamw) offers, as matmul does, `operands`, `prepare`,
+`reference` and `check` over a shape, on the three BACKENDS: "torch" (eager, as transformers composes it), "compile"
+(the same through torch.compile) and "triton" (one fused kernel).
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ BACKENDS = ("torch", "compile", "triton")
 Outputs = tuple[Tensor, ...]
 Returned = TypeVar("Returned")
 
-# What 32 warps hold in registers: the RMSNorm backward keeps 16 elements a thread of four operands, and spills 72
-# bytes there; at twice that it spills 512.
+# The longest row that 32 warps hold in registers. At this length the RMSNorm backward keeps 16 elements per thread of
+# four operands and spills 72 bytes; at twice the length it spills 512.
 LONGEST_ROW = 16384
 
 
 @dataclass(frozen=True)
 class RowConfig:
-    """A tile of `rows` rows per step, `num_warps`; of persistent kernels, programs per multiprocessor and how many
-    steps' loads are in flight (`num_stages`; 1: those of the step itself); `max_registers` a thread, so that as many
-    fit."""
+    """Launch options of a kernel that takes a tile of `rows` whole rows per step.
+
+    num_warps: warps per program. programs_per_sm: programs per multiprocessor, and num_stages: the steps whose loads
+    are in flight at once (1: those of the present step), both of persistent kernels only. max_registers: the limit per
+    thread, low enough that `programs_per_sm` programs fit; None: the compiler's choice.
+    """
 
     rows: int
     num_warps: int
@@ -64,33 +67,36 @@ def load_triton(name: str, *tensors: Tensor) -> Any:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Those of the device; a handful for the interpreter, so that its programs loop as a GPU's do."""
+    """The number of the device's multiprocessors; 3 in the interpreter, so that its programs loop as on a GPU."""
     if device.type != "cuda":
         return 3
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability; an H200's for the interpreter."""
+    """The compute capability (major, minor); in the interpreter that of an H200, (9, 0)."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
 def rows_in_place(x: Tensor) -> Tensor:
-    """[rows, n] view of x with stride 1 on its last dimension; a copy where there is no such view."""
+    """A [rows, n] view of x with stride 1 on its last dimension, or a copy where there is no such view."""
     if x.stride(-1) != 1 and x.shape[-1] != 1:
         x = x.contiguous()
     return x.reshape(-1, x.shape[-1])
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """What autocast would cast x to before a product; None where it is off."""
+    """The dtype to which autocast would cast x before a matrix product; None where autocast is off."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def persistent_programs(tiles: int, config: RowConfig, device: torch.device) -> int:
-    """Programs of a persistent kernel: as configured, but at least four tiles each while every multiprocessor has
-    one, because each program leaves a partial sum behind."""
+    """The number of programs of a persistent kernel over `tiles` tiles.
+
+    It is the configured number, reduced until each program has four tiles, because each leaves a partial sum behind;
+    but not below one program per multiprocessor, nor above one per tile.
+    """
     sms = multiprocessors(device)
     return max(1, min(tiles, max(sms, min(sms * config.programs_per_sm, tiles // 4))))
 
@@ -111,7 +117,10 @@ def widened(operands: Sequence[Tensor]) -> list[Tensor]:
 def one_direction(
     function: Callable[..., Outputs], inputs: Sequence[Tensor], gradients: Sequence[Tensor] | None, compiled: bool
 ) -> Callable[[], Outputs]:
-    """A call that runs `function`'s forward (`gradients` None) or its backward alone, eager or compiled."""
+    """A call that runs only the forward of `function` (`gradients` is None), or only its backward, eager or compiled.
+
+    The backward returns the gradients of all `inputs`, for `gradients` of the outputs.
+    """
     run = compiled_function(function) if compiled else function
     if gradients is None:
 

@@ -22,14 +22,14 @@ from flopcast.kernels.shapes import SwiGlu
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """Elements of one program, and its warps."""
+    """Elements (`block`) and warps per program."""
 
     block: int
     num_warps: int
 
 
 def config_for(direction: str = "fwd") -> BlockConfig:
-    """8 elements a thread: a 16-byte load of bf16 an operand in flight, by as many threads as fit."""
+    """8 elements per thread: one 16-byte load of bf16 per operand in flight, by as many threads as fit."""
     return BlockConfig(2048, 8) if direction == "fwd" else BlockConfig(1024, 4)
 
 
@@ -46,10 +46,10 @@ def _check(gate: Tensor, up: Tensor) -> None:
 
 
 def forward(gate: Tensor, up: Tensor, *, config: BlockConfig | None = None) -> Tensor:
-    """Triton forward, contiguous; operands that are not contiguous are copied first.
+    """Triton silu(gate) * up, contiguous; operands that are not contiguous are copied first.
 
-    Raises ValueError on operands that differ, BackendUnavailable where the kernel cannot run, NotImplementedError
-    for bf16 in the interpreter.
+    Raises ValueError on operands that differ in shape or dtype, BackendUnavailable where the kernel cannot run,
+    NotImplementedError for bf16 in the interpreter.
     """
     _check(gate, up)
     module = load_triton("swiglu", gate, up)
@@ -121,7 +121,8 @@ def swiglu_torch(gate: Tensor, up: Tensor) -> Outputs:
 
 
 def operands(shape: SwiGlu, device: torch.device | str, seed: int = 0) -> tuple[Tensor, ...]:
-    """Standard-normal gate, up and, for the backward, dout. ValueError on an empty size or unknown direction."""
+    """Standard-normal gate, up and, for the backward, dout, each [numel]. Raises ValueError on a size below 1 and on an
+    unknown direction."""
     if shape.numel < 1:
         raise ValueError(f"{shape.key}: numel must be at least 1")
     require_known("direction", shape.direction, ("fwd", "bwd"))
@@ -129,7 +130,7 @@ def operands(shape: SwiGlu, device: torch.device | str, seed: int = 0) -> tuple[
 
 
 def prepare(shape: SwiGlu, backend: str, operands: Sequence[Tensor]) -> Callable[[], Outputs]:
-    """A call that runs one direction once. Errors as `rmsnorm.prepare`."""
+    """A call that runs one direction once: (out,) or (dgate, dup). Errors as `rmsnorm.prepare`."""
     require_known("swiglu backend", backend, BACKENDS)
     if backend == "triton":
         return triton_call(shape, operands, None)
@@ -138,7 +139,7 @@ def prepare(shape: SwiGlu, backend: str, operands: Sequence[Tensor]) -> Callable
 
 
 def triton_call(shape: SwiGlu, operands: Sequence[Tensor], config: BlockConfig | None) -> Callable[[], Outputs]:
-    """`prepare` for the Triton kernel with a configuration of one's own."""
+    """As `prepare` for backend triton, with the given configuration (None: the default one)."""
     gate, up = operands[:2]
     if shape.direction == "fwd":
         return lambda: (forward(gate, up, config=config),)
@@ -146,10 +147,10 @@ def triton_call(shape: SwiGlu, operands: Sequence[Tensor], config: BlockConfig |
 
 
 def reference(operands: Sequence[Tensor], shape: SwiGlu) -> Outputs:
-    """In fp64 for fp32 operands, in fp32 for 16-bit ones."""
+    """What `prepare`'s call returns, computed by torch in fp64 for fp32 operands, in fp32 for 16-bit ones."""
     return prepare(shape, "torch", widened(operands))()
 
 
 def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: SwiGlu) -> tuple[float, float]:
-    """(relative error, tolerance), of the worst output: `rowwise.worst`."""
+    """(relative error, tolerance) of the worst output, by `references.worst`."""
     return worst(out, ref, prepare(shape, "torch", operands)())
