@@ -85,11 +85,11 @@ def operands(shape: Call, device: torch.device | str, seed: int = 0) -> tuple[to
 
 
 def _make_valid(shape: Call, made: Sequence[torch.Tensor], generator: torch.Generator) -> None:
-    """Overwrites what a call takes for granted of its operands, and random numbers are not."""
+    """Overwrites the operands for which a call assumes what random numbers do not fulfil."""
     name = _packet(shape)
     if name == "_grouped_mm" and len(made) > 2:
-        # ends of the groups along the dimension they share, the last its size; each chunk of 16 rows is in a group by
-        # chance, as a router that has learnt nothing deals out tokens
+        # the ends of the groups along the dimension they share, the last one its size; each chunk of 16 rows is in a
+        # random group, as an untrained router deals out tokens
         ends, rows = made[2], made[0].shape[0 if made[1].ndim == 3 else 1]
         chosen = torch.randint(0, len(ends), (rows // 16,), generator=generator, device=ends.device)
         ends.copy_(torch.bincount(chosen, minlength=len(ends)).cumsum(0) * 16)
@@ -117,7 +117,7 @@ def _adds(shape: Call) -> bool:
 
 
 def _positions(value: Any) -> list[int]:
-    """The operands that an argument names."""
+    """The positions of the operands that an argument names."""
     match value:
         case {"t": position}:
             return [position]
@@ -169,7 +169,7 @@ def _bind(shape: Call, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Callab
 
 
 def prepare(shape: Call, backend: str, operands: Sequence[torch.Tensor]) -> Callable[[], Any]:
-    """The call, ready to make; in place it changes `operands`. Raises ValueError for another backend."""
+    """The call, ready to be made; one in place changes `operands`. Raises ValueError for another backend."""
     valid = FUSED_BACKENDS if shape.op.startswith("flopcast.") else BACKENDS
     if backend not in valid:
         raise ValueError(f"backend {backend!r} of {shape.op}: valid is {valid[0]}")
@@ -221,7 +221,7 @@ def _results(returned: Any, tensors: Sequence[torch.Tensor], shape: Call) -> lis
 
 
 def check(out: Any, expected: list[torch.Tensor], operands: Sequence[torch.Tensor], shape: Call) -> tuple[float, float]:
-    """(relative error in norm, the worst of the results; the tolerance). A NaN gives an infinite error."""
+    """(relative error in norm of the worst result, tolerance). A NaN gives an infinite error."""
     found = _results(out, operands, shape)
     if _packet(shape) == "native_dropout":
         expected = _kept(found[1], expected[0], float(json.loads(shape.args)[1]))
@@ -242,8 +242,8 @@ SHARE_DEVIATIONS = 6.0
 
 
 def _kept(mask: torch.Tensor, wide: torch.Tensor, dropped: float) -> list[torch.Tensor]:
-    """[what a dropout of this mask makes of its operand, the mask]; a mask that keeps another share than it should
-    makes NaNs."""
+    """[the result of a dropout with this mask, the mask]; the result is NaN if the mask keeps another share of the
+    elements than it should."""
     deviation = (dropped * (1.0 - dropped) / max(mask.numel(), 1)) ** 0.5
     off = abs(float(mask.double().mean()) - (1.0 - dropped)) if mask.numel() else 0.0
     scale = 1.0 / (1.0 - dropped) if off <= SHARE_DEVIATIONS * deviation else float("nan")

@@ -130,7 +130,7 @@ def forward(
     *,
     config: AttentionConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Triton forward: (o like q, lse fp32 [batch, heads, seq], natural). scale: 1/sqrt(head_dim) by default.
+    """Triton forward: (o like q, natural log-sum-exp fp32 [batch, heads, seq]); scale is 1/sqrt(head_dim) by default.
 
     Raises ValueError on operands that do not fit together, BackendUnavailable where the kernel cannot run,
     NotImplementedError for bf16 in the interpreter.

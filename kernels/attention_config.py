@@ -1,7 +1,7 @@
 """Which tiles the Triton attention uses: a committed table of measured choices, a rule for the rest.
 
-`data/attention_*.json`, one a device, says for each kernel, head_dim and masking which tile was fastest at some
-sequence lengths. A call takes the tile of the nearest of them, in log2. Devices without a table, 32-bit operands and
+`data/attention_*.json`, one file per device, say for each kernel, head_dim and masking which tile was fastest at some
+sequence lengths. A call takes the tile of the nearest length, in log2. Devices without a table, 32-bit operands and
 whatever tensor-memory copies cannot serve go by `rule`. Nothing is timed at a call.
 """
 
@@ -32,10 +32,10 @@ class Tile:
 
     kind: "pointer" (plain Triton, any part) or "hopper" (Gluon; block_m is 128, and so is block_n for dK and dV: 64
     rows for each of two warpgroups). For the latter:
-    pack: the warpgroups of the forward take 64 rows of two heads of a group.
-    pingpong: they take turns.
-    persistent: as many programs as the part has multiprocessors.
-    l2_mib: what the heads that are gone through at a time may fill of L2 with what their tiles share; 0: all heads.
+    pack: the two warpgroups of the forward take the same 64 rows of two heads of a group.
+    pingpong: the warpgroups take turns at the matrix units.
+    persistent: there are as many programs as the part has multiprocessors.
+    l2_mib: MiB of L2 that the heads processed at a time may fill with what their tiles share; 0: all heads at once.
     """
 
     block_m: int
@@ -124,7 +124,7 @@ class Table:
         return cls(document["device"], document["triton"], choices)
 
     def tile(self, kernel: str, shape: Attention) -> Tile | None:
-        """Of the nearest sequence length measured; None where none was, in that head_dim and masking."""
+        """The tile of the nearest measured sequence length; None where that head_dim and masking have none."""
         by_seq = self.choices.get(place_of(kernel, shape.head_dim, shape.causal))
         if not by_seq:
             return None
@@ -138,7 +138,7 @@ def place_of(kernel: str, head_dim: int, causal: bool) -> str:
 
 @lru_cache(maxsize=1)
 def tables() -> tuple[Table, ...]:
-    """All that are shipped."""
+    """All shipped tables."""
     return tuple(
         Table.of(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(FOLDER.glob("attention_*.json"))
     )
@@ -155,7 +155,7 @@ def find(device: str, triton: str) -> Table | None:
 def config_for(
     shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = False, device: str = "", triton: str = ""
 ) -> AttentionConfig:
-    """The tiles of a call: of the device's table, of `rule` for what is not in it.
+    """The tiles of a call, from the device's table or, for what is not in it, from `rule`.
 
     tma: part, Triton and operands allow the Hopper kernels; the table holds nothing else.
     """

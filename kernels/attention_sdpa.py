@@ -60,7 +60,7 @@ def _require(backend: str, shape: Attention, q: Tensor, k: Tensor, v: Tensor) ->
 def _fused_calls(
     backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Callable[[], tuple[Any, ...]], Callable[[Tensor, tuple[Any, ...]], tuple[Tensor, ...]]]:
-    """(forward, backward): forward() -> what the operator returns, o first; backward(do, that) -> gradients.
+    """(forward, backward): forward() returns the operator's outputs, o first; backward(do, outputs) the gradients.
 
     The saved values and their order are those of torch's derivatives.yaml.
     """

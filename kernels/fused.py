@@ -1,8 +1,8 @@
-"""The fused operators as recorded calls see them: registered by importing this, and what each computes, in torch.
+"""The torch twins of the fused operators, for recorded calls; importing this module registers the operators.
 
 A step of a model on the fused kernels (`patch_qwen3`) is a stream of calls such as `flopcast.rms_norm`. `aten` replays
-them as it does any other call; what they should give comes from here, in the dtype of the operands: the operators'
-own kernels take no float64. Rotary tables count their first half alone, as in the kernels.
+them as any other call and compares their results with these twins, which compute in the dtype of the operands, because
+the operators' own kernels take no float64. As in the kernels, only the first half of a rotary table is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["TWINS", "adamw", "cross_entropy", "rmsnorm", "rope", "swiglu", "twin
 
 
 def twin_of(op: str) -> Callable[..., Any]:
-    """What `flopcast.<name>.default` computes. Raises NotImplementedError where that is not written down."""
+    """The twin of `flopcast.<name>.default`. Raises NotImplementedError where there is none."""
     name = op.split(".")[1]
     if name not in TWINS:
         raise NotImplementedError(f"{op} has no reference: known are {', '.join(TWINS)}")
@@ -62,7 +62,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
 
 
 def _halves(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """[B or 1, S, 1, D / 2] of the tables."""
+    """The first halves of the tables, each [B or 1, S, 1, D / 2]."""
     return tuple(x.chunk(2, -1)[0][:, :, None] for x in (cos, sin))  # type: ignore[return-value]
 
 

@@ -34,10 +34,10 @@ class MatmulConfig:
     kind: "pointer" (any part, strides and sizes), "tma" (sm_90, 16 bits, rows of whole 16 bytes) or, where it takes
     that, the kernel in Gluon: "gluon" (num_warps / 4 warpgroups share a tile), "drift" (they do, a step of k apart),
     "regs" (they do, with A in registers) or "turns" (two take tiles in turn).
-    split: programs a tile, each for a part of k; 1 whole tiles, STREAM (0, tma only) stream-K.
+    split: programs per tile, each for a part of k; 1: whole tiles; STREAM (0, tma only): stream-K.
     reduce: parts are summed by a second kernel, not by the program that finishes a tile last (tma only: the
-    pointer kernel's always are). subtiles: pieces in which a tile of C is stored (tma). per_sm: programs a
-    multiprocessor runs at once (tma, whole tiles and stream-K).
+    pointer kernel's always are). subtiles: pieces in which a tile of C is stored (tma). per_sm: programs that
+    a multiprocessor runs at once (tma, whole tiles and stream-K).
     rate: what a multiprocessor reaches with this tile relative to the largest, an estimate that only ranks.
     """
 
@@ -61,7 +61,7 @@ class MatmulConfig:
             return operands
         barriers = 16 * self.num_stages + 64
         (m, more_m), (n, more_n) = blocks(self.block_m), blocks(self.block_n)
-        if self.kind in GLUON:  # a buffer each warpgroup, through which one block after another leaves
+        if self.kind in GLUON:  # one buffer per warpgroup, through which one block after another leaves
             rows = self.block_m * (self.num_warps // 4 if self.kind == "turns" else 1)
             return operands + rows * n // self.subtiles * element_bytes + 2 * barriers
         stored = {(m, n // self.subtiles), (more_m, n) if more_m else (m, more_n)}  # blocks of one shape share
@@ -84,7 +84,7 @@ def _tma(
 
 
 # sm_90, 16 bits. 128x256 is the tile whose operand traffic the matrix units need: four stages of it fit when C is
-# stored in halves. Two or more programs a multiprocessor hide one another's prologue and epilogue. Small tiles fill
+# stored in halves. Two or more programs per multiprocessor hide one another's prologue and epilogue. Small tiles fill
 # 132 multiprocessors when there are only 1024 rows.
 TMA_SM90 = (
     _tma(128, 256, 64, 8, 4, 1.0, subtiles=2),
@@ -233,12 +233,12 @@ def _tile(config: MatmulConfig) -> tuple[object, ...]:
 
 
 def rated(config: MatmulConfig) -> MatmulConfig:
-    """The same with its tile's rate, which a key does not hold."""
+    """The same configuration with its tile's rate, which a key does not hold."""
     return replace(config, rate=_rates().get(_tile(config), config.rate))
 
 
 def blocks(size: int) -> tuple[int, int]:
-    """A tile's side as a power of 2 and the rest, one too, or 0: 192 is 128 and 64."""
+    """A tile's side as two powers of 2, the second of them possibly 0: 192 is 128 and 64."""
     first = 1 << (size.bit_length() - 1)
     return first, size - first
 
@@ -321,7 +321,7 @@ def cost(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
 
 
 def with_group(config: MatmulConfig, shape: Gemm, sm_count: int) -> MatmulConfig:
-    """The same with as many rows of tiles to a group as make a wave of tiles nearly square in elements."""
+    """The same with as many rows of tiles per group as make a wave of tiles nearly square in elements."""
     wave = sm_count * config.per_sm
     ideal = math.sqrt(wave * config.block_n / config.block_m)
     group = 2 ** max(0, min(5, round(math.log2(ideal))))
@@ -329,7 +329,7 @@ def with_group(config: MatmulConfig, shape: Gemm, sm_count: int) -> MatmulConfig
 
 
 def ranked(configs: Iterable[MatmulConfig], shape: Gemm, sm_count: int) -> list[MatmulConfig]:
-    """Best first; of equals the larger tile."""
+    """The configurations by estimated time, best first; of equals the one with the larger tile."""
     return sorted(configs, key=lambda config: (cost(config, shape, sm_count), -config.block_m * config.block_n))
 
 

@@ -1,7 +1,7 @@
 """Which configuration of the Triton matmul a call gets: a committed table of measured choices, a rule for the rest.
 
-`data/matmul_*.json`, one a device, remade by `flopcast tune-kernels`: for each layout, shapes (m, n, k) and the
-configuration that was fastest there. A shape of the table gets its own; any other is decided by
+`data/matmul_*.json`, one file per device, remade by `flopcast tune-kernels`, hold for each layout shapes (m, n, k) and
+the configuration that was fastest there. A shape of the table gets its own; any other is decided by
 
 1. the configurations of the NEAREST shapes of the table in that layout, by the distance in log2 of m, n and k,
    and those that the cost model (`matmul_configs.cost`) proposes for the shape itself are the options;
@@ -80,7 +80,7 @@ class Table:
 
 @lru_cache(maxsize=1)
 def tables() -> tuple[Table, ...]:
-    """All that are shipped."""
+    """All shipped tables."""
     return tuple(
         Table.of(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(FOLDER.glob("matmul_*.json"))
     )
@@ -102,7 +102,7 @@ def distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
 
 
 def stores_ragged(config: MatmulConfig) -> bool:
-    """Whether a tile of the tensor-memory kernel may store C through pointers: 128 accumulators a thread and the
+    """Whether a tile of the tensor-memory kernel may store C through pointers: 128 accumulators per thread and the
     addresses beside them spill, and blocks stored in pieces need more shared memory than there is."""
     small = config.block_m * config.block_n <= 64 * 32 * config.num_warps
     return config.kind == "tma" and small and config.subtiles == 1

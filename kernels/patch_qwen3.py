@@ -6,10 +6,11 @@
     unpatch(model)
 
 Attention itself is chosen the usual way, `attn_implementation`, which `attention.register_with_transformers` extends.
-What changes: RMSNorm is one kernel, the one after attention takes the residual's addition in; per-head norms and
-rotary embedding of queries and keys are one kernel; silu(gate) * up one; the loss reads the logits as they are, makes
-no fp32 copy, and makes its gradient along with it. Under autocast a norm hands on the dtype that the next linear layer
-would cast to anyway. Instances are patched, not classes: other models of the process stay as they are.
+What changes: RMSNorm is one kernel, and the one after attention includes the addition of the residual; per-head norms
+and rotary embedding of queries and keys are one kernel, silu(gate) * up another; the loss reads the logits as they are,
+without an fp32 copy, and makes its gradient together with the loss. Under autocast a norm returns the dtype to which
+the next linear layer would cast anyway. Instances are patched, not classes: other models in the process stay as they
+are.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def patch(model: nn.Module) -> None:
 
 
 def unpatch(model: nn.Module) -> None:
-    """Undoes `patch`; nothing to undo is no error."""
+    """Undoes `patch`; does nothing to a model that is not patched."""
     for module, name, before in model.__dict__.pop(_UNDO, []):
         if before is None:
             module.__dict__.pop(name, None)
@@ -143,7 +144,7 @@ def unpatch(model: nn.Module) -> None:
 
 @contextmanager
 def patched(model: nn.Module) -> Iterator[nn.Module]:
-    """The model, patched inside the block."""
+    """A context manager that gives the model, patched inside the block."""
     patch(model)
     try:
         yield model

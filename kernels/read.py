@@ -19,11 +19,11 @@ BLOCK = 4096  # floats; `triton_read.BLOCK`, which cannot be imported without tr
 
 
 def prepare(x: Tensor, *, least_bytes: int, programs: int) -> tuple[Callable[[], Tensor], int]:
-    """(call, bytes that it reads): x[n] fp32, n a multiple of 4096, read in turns by `programs` programs.
+    """(a call, the bytes that it reads): `programs` programs read x[n], fp32, n a multiple of 4096, in blocks by turns.
 
-    The bytes are the fewest from `least_bytes` on for which each program reads as many blocks. The call returns the
-    programs' sums. Raises BackendUnavailable without triton, or on CPU tensors outside its interpreter; ValueError for
-    a length that does not divide.
+    The bytes are the fewest from `least_bytes` on for which every program reads equally many blocks. The call returns
+    the sum of each program, fp32 [programs]. Raises BackendUnavailable without triton, or on CPU tensors outside its
+    interpreter; ValueError for a length that does not divide.
     """
     if x.dim() != 1 or x.dtype != torch.float32 or not len(x) or len(x) % BLOCK:
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}: valid is fp32[n], n a multiple of {BLOCK}")

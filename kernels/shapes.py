@@ -187,7 +187,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class RmsNorm:
-    """RMSNorm over rows of n, `residual`: of x + residual, which is written too. Weight and rows have one dtype.
+    """RMSNorm over rows of n elements; with `residual` of x + residual, which is written too. One dtype for all.
 
     Backward: the gradient of x (which is the residual's too) and of the weight.
     """
@@ -214,7 +214,7 @@ class RmsNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeQkNorm:
-    """RMSNorm of every query and key head, then rotary embedding, tables fp32 [seq, head_dim] of which half is read."""
+    """RMSNorm of every query and key head, then rotary embedding by fp32 tables [seq, head_dim], half of them read."""
 
     batch: int
     seq: int
@@ -269,7 +269,7 @@ class CrossEntropy:
 
     @property
     def bytes(self) -> int:
-        """The logits once, the gradient once, target (int64) and log-sum-exp (fp32) by row."""
+        """The logits once, the gradient once, and per row the target (int64) and the log-sum-exp (fp32)."""
         tensors = 1 if self.direction == "fwd" else 2
         return tensors * self.rows * self.vocab * DTYPE_BYTES[self.dtype] + 12 * self.rows
 
@@ -280,8 +280,8 @@ class CrossEntropy:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """One AdamW step over `tensors` fp32 parameters of `numel` elements in all: reads parameter, gradient and two
-    moments, writes all but the gradient: 28 bytes an element."""
+    """One AdamW step over `tensors` fp32 parameters of `numel` elements in all: it reads parameter, gradient and two
+    moments and writes all but the gradient, 28 bytes per element."""
 
     numel: int
     tensors: int = 1

@@ -28,7 +28,10 @@ from flopcast.kernels.triton_common import interpreted
 
 @lru_cache
 def launched_ahead(device: torch.device) -> dict[str, bool]:
-    """Options of a launch on `device`, empty where a kernel starts after the one before: parts other than sm_90, the
-    interpreter, FLOPCAST_PDL=0 (read once). The kernel's own constant AHEAD is whether there are any."""
+    """The launch options on `device`; empty where a kernel starts only after the one before has ended.
+
+    That is so on parts other than sm_90, in the interpreter and with FLOPCAST_PDL=0 (read once). The kernel's constant
+    AHEAD says whether there are any options.
+    """
     ahead = capability(device)[0] == 9 and not interpreted() and os.environ.get("FLOPCAST_PDL", "1") == "1"
     return {"launch_pdl": True} if ahead else {}

@@ -59,7 +59,7 @@ def store_rows(desc, batch, head, row, buf):
 
 @gluon.jit
 def rounds_of(total):
-    """How many tiles this program takes: numbered to and fro, see `tile_of`."""
+    """How many tiles this program takes of those that `tile_of` deals out to and fro."""
     whole = total // gl.num_programs(0)
     left = total - whole * gl.num_programs(0)
     place = gl.program_id(0)
@@ -79,8 +79,8 @@ def tile_of(turn):
 
 @gluon.jit
 def block_of(tile, pairs, blocks, section, SECTIONS: gl.constexpr):
-    """The block of rows of a tile, of `blocks`, over `pairs` batches times heads. With SECTIONS `section` pairs are
-    gone through at a time, else all are."""
+    """The block of rows of a tile, one of `blocks` per (batch, head) pair, of which there are `pairs`. With SECTIONS
+    `section` pairs are processed at a time, else all are."""
     if SECTIONS:
         width = gl.minimum(section, pairs - tile // (section * blocks) * section)
         block = tile % (section * blocks) // width
@@ -91,7 +91,7 @@ def block_of(tile, pairs, blocks, section, SECTIONS: gl.constexpr):
 
 @gluon.jit
 def pair_of(tile, pairs, blocks, section, SECTIONS: gl.constexpr):
-    """The batch times head of a tile; see `block_of`."""
+    """The (batch, head) pair of a tile; see `block_of`."""
     if SECTIONS:
         first = tile // (section * blocks) * section
         pair = first + tile % (section * blocks) % gl.minimum(section, pairs - first)

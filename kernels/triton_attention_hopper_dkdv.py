@@ -10,8 +10,8 @@ P^T and dS^T come out as the left operands of the products that follow, in regis
 shared memory. The two warpgroups keep the matrix units busy for each other; a product left running into the next round
 of the loop, ptxas serialises (its C7512).
 
-`prepare_kernel` writes lse in base 2 and delta = rowsum(o do), in rows padded to whole tiles: +inf and 0 past seq,
-so that P of such rows is 0.
+`prepare_kernel` writes lse in base 2 and delta = rowsum(o do), in rows padded to whole tiles: past seq they hold
++inf and 0, so that P of such rows is 0.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ VERSION: str = triton.__version__
 LOG2_E = 1.4426950408889634
 MATRIX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 VECTOR = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-REGISTERS = 168  # a thread at launch, for 12 warps; the computing ones then take 240, the loading ones keep 24
+REGISTERS = 168  # per thread at launch, for 12 warps; the computing ones then take 240, the loading ones keep 24
 
 
 @lru_cache
@@ -46,7 +46,7 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _matrix(x: Tensor, rows: int) -> TensorDescriptor:
-    """Boxes of `rows` rows of one head."""
+    """The descriptor of boxes of `rows` rows of one head."""
     batch, heads, seq, dim = x.shape
     # the stride of a dimension of size 1 can be anything: make it a valid one
     strides = [stride if size > 1 else dim for stride, size in zip(x.stride(), x.shape, strict=True)]
@@ -58,7 +58,7 @@ def _vector(x: Tensor, length: int) -> TensorDescriptor:
 
 
 def section_of(pairs: int, group: int, rows: int, row_bytes: int, tile: Tile) -> int:
-    """How many of `pairs` batches times heads go at a time, so that what they share stays in L2.
+    """How many of the `pairs` (batch, head) pairs to process at a time, so that what they share stays in L2.
 
     `group` of them share `rows` rows of `row_bytes`. `tile.l2_mib`: how much of L2 to count on; 0: no sections.
     """

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Cross-entropy over a large vocabulary in Triton. Imports triton: import this module inside functions only.
 
-One program a row. Maximum and sum of exponentials run online, by lane: a lane is VEC = 8
-neighbouring elements, one 16-byte load of bf16, whose maximum costs one further exponential for eight (rescaling by
-element would need two an element, more than the special-function units give at full bandwidth: 18 of 16 a cycle).
-Lanes meet once, at the end of the row. `both_kernel` then reads its row again, partly from the L2 (304 KB a row in
+One program per row. Maximum and sum of exponentials are computed online, per lane: a lane is VEC = 8 neighbouring
+elements, one 16-byte load of bf16, whose maximum costs one further exponential for all eight (rescaling per element
+would need two exponentials per element, 18 per cycle at full bandwidth, where the special-function units give 16).
+Lanes meet once, at the end of the row. `both_kernel` then reads its row again, partly from the L2 (304 KB per row in
 bf16: 40 MB on 132 multiprocessors), and writes the gradient; `split_kernel` keeps it in registers. Both may write over
 the logits.
 
@@ -26,13 +26,13 @@ VEC = tl.constexpr(8)
 
 @triton.jit
 def _offsets(BLOCK: tl.constexpr):
-    """[BLOCK / VEC, VEC]: one lane a row."""
+    """The offsets [BLOCK / VEC, VEC] of a block, one lane per row."""
     return tl.arange(0, BLOCK // VEC)[:, None] * VEC + tl.arange(0, VEC)[None, :]
 
 
 @triton.jit
 def _online(x, largest, total):
-    """Maximum and sum of exponentials of every lane, one block further; exp2(x c - m c) is one FMA an element."""
+    """Maximum and sum of exponentials of every lane with one more block; exp2(x c - m c) is one FMA per element."""
     now = tl.maximum(largest, tl.max(x, 1))
     base = tl.where(now == float("-inf"), 0.0, now) * LOG2_E  # a lane of -inf so far counts nothing
     total = total * tl.exp2(largest * LOG2_E - base)
@@ -47,7 +47,7 @@ def _log_sum_exp(row_ptr, vocab, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     offsets = _offsets(BLOCK)
     largest = tl.full((BLOCK // VEC,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK // VEC,), dtype=tl.float32)
-    whole = vocab // BLOCK * BLOCK  # without a mask: with one, 12 instructions an element instead of 7
+    whole = vocab // BLOCK * BLOCK  # without a mask: with one, 12 instructions per element instead of 7
     for start in tl.range(0, whole, BLOCK, num_stages=STAGES):
         x = tl.load(row_ptr + start + offsets, eviction_policy="evict_last").to(tl.float32)
         largest, total = _online(x, largest, total)
@@ -117,7 +117,7 @@ def backward_kernel(
     dloss_ptr, logits_ptr, target_ptr, lse_ptr, count_ptr, out_ptr, stride, out_stride, vocab, ignore_index,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One block of one row; the row number varies slowest. Ignored rows are zero and not read."""
+    """One block of one row per program; the row number varies slowest. Ignored rows become zero and are not read."""
     blocks = tl.cdiv(vocab, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     start = tl.program_id(0) % blocks * BLOCK
@@ -177,8 +177,8 @@ def both_kernel(
 
 @triton.jit
 def count_kernel(target_ptr, count_ptr, words_ptr, rows, numel, ignore_index, BLOCK: tl.constexpr):
-    """The first program: count[0] = the targets that are not ignored, fp32 (exact up to 2^24); the others: zeros, a
-    block of words[numel] each."""
+    """The first program writes to count[0] how many targets are not ignored, in fp32 (exact up to 2^24); each of the
+    others writes zeros to one block of words[numel]."""
     program = tl.program_id(0)
     if program == 0:
         total = tl.zeros((BLOCK,), dtype=tl.int32)
@@ -221,7 +221,7 @@ def _block(vocab: int, config: Any) -> int:
 
 
 def count_targets(target: Tensor, ignore_index: int, slots: int = 0) -> tuple[Tensor, Tensor]:
-    """(fp32 [1]: how many targets are not ignored; zeros, int64 [rows, slots], through which `launch_split` talks)."""
+    """(how many targets are not ignored, fp32 [1]; zeros int64 [rows, slots], through which `split_kernel` talks)."""
     count = torch.empty(1, dtype=torch.float32, device=target.device)
     words = torch.empty((target.numel(), slots), dtype=torch.int64, device=target.device)
     block = 4096  # 8,192 targets by blocks of 1,024 took eight latencies of 1 us
@@ -233,7 +233,7 @@ def count_targets(target: Tensor, ignore_index: int, slots: int = 0) -> tuple[Te
 
 
 def mean(losses: Tensor, count: Tensor) -> Tensor:
-    """fp32 scalar: the losses' sum over count."""
+    """The sum of the losses divided by count, an fp32 scalar."""
     out = torch.empty((), dtype=torch.float32, device=losses.device)
     with torch.cuda.device_of(losses):
         mean_kernel[(1,)](losses, count, out, losses.numel(), BLOCK=4096, num_warps=16)

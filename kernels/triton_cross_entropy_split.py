@@ -1,6 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Loss and gradient from one read of the logits, in Triton: a row is shared by programs that hold it in registers.
-Imports triton: import this module inside functions only."""
+
+Imports triton: import this module inside functions only.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from flopcast.kernels.triton_cross_entropy import LOG2_E, VEC, _block, _offsets,
 
 @triton.jit
 def _merged(largest, total, largest2, total2):
-    """Maximum and sum of exponentials of two sets as one's."""
+    """Maximum and sum of exponentials of the union of two sets, from those of each."""
     now = tl.maximum(largest, largest2)
     base = tl.where(now == float("-inf"), 0.0, now) * LOG2_E
     return now, total * tl.exp2(largest * LOG2_E - base) + total2 * tl.exp2(largest2 * LOG2_E - base)
@@ -24,8 +26,8 @@ def _merged(largest, total, largest2, total2):
 
 @triton.jit
 def _unpacked(pairs, kind: tl.constexpr, OPAQUE: tl.constexpr):
-    """[n, VEC] fp32 of [n, VEC / 2] words of two 16-bit numbers. OPAQUE: by way of assembly, without which the
-    compiler keeps what it has unpacked once, in twice the registers, for the next time."""
+    """fp32 [n, VEC] from words [n, VEC / 2] of two 16-bit numbers each. OPAQUE: unpacks them behind inline assembly;
+    without it the compiler keeps what it unpacked, in twice the registers, for the next use."""
     if OPAQUE:
         pairs = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [pairs], tl.int32, is_pure=False, pack=1)
     first = pairs.to(tl.int16).to(kind, bitcast=True).to(tl.float32)
@@ -39,10 +41,10 @@ def split_kernel(
     vocab, ignore_index, SPLIT: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     OPAQUE: tl.constexpr,
 ):  # fmt: skip
-    """Loss and gradient from one read: SPLIT neighbouring programs a row, each with its block of it in registers.
+    """Loss and gradient from one read: SPLIT neighbouring programs per row, each with its block of it in registers.
 
-    The block is held as it came, two 16-bit numbers a register (pairs: the logits as int32), and widened a piece at a
-    time, so that 128 KB of rows are on a multiprocessor of Hopper's. The programs of a row tell one another maximum
+    The block is held as it came, two 16-bit numbers per register (pairs: the logits as int32), and widened a piece at a
+    time, so that 128 KB of rows are on each multiprocessor of Hopper. The programs of a row tell one another maximum
     and sum in one word each (words: int64 [rows, SLOTS], zero before), which is both number and flag: no fence, one
     trip to the L2 and back. Programs start in the order of their numbers, so that those waited for run already or
     start before any of a later row: none waits for ever, if SPLIT of them fit the device at all. All add up in the
@@ -110,12 +112,12 @@ def split_kernel(
 
 
 def parts(vocab: int, config: Any) -> int:
-    """Programs of `launch_split` that share a row."""
+    """The number of programs of `launch_split` that share a row."""
     return int(triton.cdiv(vocab, _block(vocab, config)))
 
 
 def slots(vocab: int, config: Any) -> int:
-    """Words a row that `launch_split` takes."""
+    """The number of words per row that `launch_split` takes."""
     return int(triton.next_power_of_2(parts(vocab, config)))
 
 
@@ -132,6 +134,6 @@ def launch_split(
         split_kernel[(rows * split,)](
             pairs, logits, target, losses, count, out, words, pairs.stride(0), logits.stride(0), out.stride(0), vocab,
             ignore_index, SPLIT=split, SLOTS=words.shape[1], BLOCK=block,
-            PIECES=max(1, block // (512 * config.num_warps)),  # 16 elements a thread
+            PIECES=max(1, block // (512 * config.num_warps)),  # 16 elements per thread
             OPAQUE=logits.is_cuda, num_warps=config.num_warps, maxnreg=config.max_registers,
         )  # fmt: skip

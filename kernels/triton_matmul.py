@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Triton matmul: one tiled kernel for every layout. Imports triton: import it inside functions only.
 
-C[m, n] = A[m, k] B[k, n] with strides for all three, so that nt, nn and tn differ in strides alone. Each
-program makes one tile of C; tiles are walked in groups of group_m rows, which keeps the operands in L2.
-Sizes that divide the tile skip their masks (EVEN_*), and masks keep their alignment otherwise: loads stay
-vectorised when the size is a multiple of 16. With SPLIT programs a tile, each sums a part of k into an fp32 workspace,
-and a second kernel adds the parts in a fixed order.
+C[m, n] = A[m, k] B[k, n] with strides for all three, so that nt, nn and tn differ in strides alone. Each program makes
+one tile of C; tiles are walked in groups of group_m rows, which keeps the operands in L2. Sizes that divide the tile
+skip their masks (EVEN_*), and masks keep their alignment otherwise: loads stay vectorised when the size is a multiple
+of 16. With SPLIT programs per tile, each sums a part of k into an fp32 workspace, and a second kernel adds the parts in
+a fixed order.
 
 Runs on any part; `triton_matmul_tma` is the one for sm_90 where the operands allow it.
 """
@@ -105,7 +105,7 @@ def launch(
 ) -> Tensor:
     """c[m, n] of a[m, k] and b[k, n], any strides, with a `matmul_configs.MatmulConfig` of kind "pointer".
 
-    `pdl`: launched ahead of the end of the kernel before, which the part must know (sm_90).
+    `pdl`: whether to launch ahead of the end of the kernel before, which sm_90 can.
     """
     m, k = a_MK.shape
     n = b_KN.shape[1]

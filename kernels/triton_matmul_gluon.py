@@ -40,8 +40,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from flopcast.kernels.matmul_configs import blocks
 from flopcast.kernels.triton_matmul_tma import AHEAD, PDL, suits
 
-# A thread's registers by groups: at launch, then of those that multiply and of those that load. Each register file of
-# 16,384 serves GROUPS + 1 warps, the loading one's three idle neighbours included.
+# Registers per thread by the number of warpgroups: at launch, then of threads that multiply and of threads that load.
+# Each register file of 16,384 serves GROUPS + 1 warps, the loading warp's three idle neighbours included.
 REGISTERS = {2: (168, 240, 24), 3: (128, 160, 32)}
 
 
@@ -76,7 +76,7 @@ def _load(
     GROUPS: gl.constexpr, TURNS: gl.constexpr, ROWS: gl.constexpr, N1: gl.constexpr, N2: gl.constexpr,
     BLOCK_K: gl.constexpr, STAGES: gl.constexpr, TRANS_A: gl.constexpr, TRANS_B: gl.constexpr, AHEAD_OF: gl.constexpr,
 ):  # fmt: skip
-    """The loader: every k step of every tile of this program, into the ring."""
+    """The loading warp: copies every k step of every tile of this program into the ring."""
     if AHEAD_OF:
         gdc_wait()  # all that this kernel reads and writes comes after its first load
     a_desc, b_desc, more_desc, _, _ = descs
@@ -123,7 +123,7 @@ def _multiply(
     N1: gl.constexpr, N2: gl.constexpr, STAGES: gl.constexpr, SUBTILES: gl.constexpr,
     TRANS_A: gl.constexpr, TRANS_B: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup: its rows of every tile, or every other tile of this program."""
+    """Multiplying warpgroup `w`: its rows of every tile of this program or, in turns, every other tile."""
     _, _, _, c_desc, c_more_desc = descs
     a_ring, b_ring, more_ring, c_bufs = bufs
     full, empty, turns = bars
@@ -132,9 +132,9 @@ def _multiply(
     PART: gl.constexpr = 0 if TURNS else w
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N1, 16])
     MORE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N2 if N2 else 16, 16])
-    # Products in flight at a step's end: its own; but the registers of A must have been read
+    # The products in flight at the end of a step are its own, but none with A in registers, which must have been read.
     PENDING: gl.constexpr = 0 if A_REGS else 2 if N2 else 1
-    BEHIND: gl.constexpr = 0 if A_REGS else 1  # how many steps ago ended what is done then
+    BEHIND: gl.constexpr = 0 if A_REGS else 1  # how many steps back the products are done then
     programs = gl.num_programs(0)
     c_buf = c_bufs.index(w)
     step = 0
@@ -288,12 +288,12 @@ def matmul_gluon_kernel(
 
 @lru_cache(maxsize=64)
 def shared_layout(rows: int, columns: int) -> gl.NVMMASharedLayout:
-    """That of a box of 16-bit elements: swizzled as widely as its rows allow."""
+    """The shared-memory layout of a box of 16-bit elements, swizzled as widely as its rows allow."""
     return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
 
 
 def _descriptor(x: Tensor, rows: int, columns: int, transposed: bool = False) -> Any:
-    """On boxes [rows, columns] of a matrix as written, stored `transposed` or not."""
+    """The descriptor of boxes [rows, columns] of a matrix as written, stored `transposed` or not."""
     box = [columns, rows] if transposed else [rows, columns]
     return TensorDescriptor(x, list(x.shape), list(x.stride()), box, shared_layout(*box))
 

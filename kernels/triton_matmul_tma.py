@@ -7,7 +7,7 @@ and drop what lies beyond C's.
 
 Three ways to share the work among the programs, all of one kernel:
 - whole tiles: a persistent loop, whose next tile is loaded during the epilogue of the last (flatten);
-- split-K: SPLIT programs a tile, each a part of k;
+- split-K: SPLIT programs per tile, each for a part of k;
 - stream-K: the iterations of the last, partly filled wave and of one full wave are dealt out evenly, a program's share
   running over the tile boundaries; the other waves are whole tiles.
 A partial tile goes to a workspace in fp32; the program that finishes its tile last sums the parts, always in the order
@@ -54,7 +54,7 @@ def _store(
     c_desc, c_ptr, c, row, column, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SUBTILES: tl.constexpr, C_TMA: tl.constexpr,
 ):  # fmt: skip
-    """A tile of C. In SUBTILES parts, so that the copy's buffer leaves room for one stage more of operands."""
+    """A tile of C. In SUBTILES parts, so that the copy's buffer leaves room for one more stage of operands."""
     if C_TMA:
         if SUBTILES == 1:
             c_desc.store([row, column], c.to(c_desc.dtype))
@@ -249,7 +249,7 @@ _of_graphs: dict[int, tuple[Tensor, int]] = {}
 
 
 def _counters(device: torch.device, count: int) -> Tensor:
-    """int32 zeros for `count` tiles, which no call that may run at the same time uses."""
+    """int32 zeros for `count` tiles, used by no other call that may run at the same time."""
     if device.type != "cuda" or count > COUNTERS:
         return torch.zeros(count, dtype=torch.int32, device=device)
     index = device.index if device.index is not None else torch.cuda.current_device()
@@ -332,7 +332,7 @@ def launch(
 
 
 def _descriptor(x: Tensor, rows: int, columns: int, transposed: bool = False) -> TensorDescriptor:
-    """On blocks [rows, columns] of a matrix as written, stored `transposed` or not."""
+    """The descriptor of blocks [rows, columns] of a matrix as written, stored `transposed` or not."""
     return TensorDescriptor(x, x.shape, x.stride(), [columns, rows] if transposed else [rows, columns])
 
 

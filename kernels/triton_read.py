@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Triton kernel that reads a working set again and again within one launch. Imports triton: inside functions only.
 
-A copy of a few megabytes takes little longer than the shortest kernel, so its bytes per second tell of the launch. Here
+A copy of a few megabytes takes little longer than the shortest kernel, so its bytes per second measure the launch. Here
 a launch reads hundreds of megabytes, whatever the working set: the rate is that of the cache level that holds it. Loads
 go past the L1 (`.cg`), which would serve small sets.
 """
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, WARPS = 4096, 8  # floats of one load: four vectors of 16 bytes a thread
+BLOCK, WARPS = 4096, 8  # floats of one load: four vectors of 16 bytes per thread
 
 
 @triton.jit

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """RMSNorm in Triton, forward and backward, with and without a residual. Imports triton: import lazily.
 
-A program holds whole rows in registers: ROWS rows of BLOCK columns and REST further ones (0: none), powers of two
-that hold n (`rmsnorm.blocks_of`: 5,120 in 8,192 would leave three threads of eight idle). The forward takes one tile a
-program. The backward is persistent: each program walks over tiles, keeps its share of the weight's gradient in
-registers, and leaves one row of partial sums; a second kernel adds these up in a fixed order. No atomics:
-bit-identical runs. The forward is launched ahead of the end of the kernel before it (`triton_ahead`).
+A program holds whole rows in registers: ROWS rows of BLOCK columns and REST further ones (0: none), powers of two that
+hold n (`rmsnorm.blocks_of`: 5,120 in 8,192 would leave three threads of eight idle). In the forward each program takes
+one tile. The backward is persistent: each program walks over tiles, keeps its share of the weight's gradient in
+registers, and leaves one row of partial sums; a second kernel adds these up in a fixed order. No atomics: bit-identical
+runs. The forward is launched ahead of the end of the kernel before it (`triton_ahead`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _load(ptr, row, stride, column, mask):
 
 @triton.jit
 def _with_residual(x, residual, sum_ptr, row, n, column, mask):
-    """x + residual as written to sum_ptr: what the backward will read."""
+    """x + residual, rounded as it is written to sum_ptr, which is what the backward will read."""
     rounded = (x + residual).to(sum_ptr.dtype.element_ty)
     tl.store(sum_ptr + row[:, None] * n + column[None, :], rounded, mask=mask)
     return rounded.to(tl.float32)
@@ -55,7 +55,7 @@ def rms_norm_forward_kernel(
         inside = column < n
         mask = exists[:, None] & inside[None, :]
     if AHEAD:
-        # before any access: x may be what the kernel before writes, y lie where that one reads
+        # before any access: the kernel before may write x, or read where y lies
         tl.extra.cuda.gdc_wait()
     # before the reduction, whose barrier no load is moved across: one latency, not two
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)

@@ -9,9 +9,9 @@ q [B, S, H, D] and k [B, S, KV, D] with any strides but 1 on the last dimension;
 cos and sin are [B or 1, S, D]; their second half repeats the first and is not read. The tokens of a tile are
 neighbours, so that the tables come from the first-level cache for all heads but one.
 
-The backward walks over tiles. 16-bit rows it loads in pairs, two numbers in an int32, those of the next tile while it
-works on one: in pairs both fit into 128 registers, and as numbers they would be widened on arrival. Its two kernels
-are launched ahead (`triton_ahead`), the sum of the weights' gradients too.
+The backward walks over tiles. It loads 16-bit rows in pairs, two numbers in an int32, and those of the next tile while
+it works on one: in pairs both tiles fit into 128 registers per thread; as numbers they would be widened on arrival. Its
+two kernels, of which the second sums the weights' gradients, are launched ahead (`triton_ahead`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _halves(at, mask, D: tl.constexpr):
 
 @triton.jit
 def _place(tile, tokens, seq, HEADS: tl.constexpr, ROWS: tl.constexpr):
-    """(row, whether it exists, batch, position, head) of the rows of a tile."""
+    """(row, whether it exists, batch, position, head) for each row of a tile."""
     row = tile * ROWS + tl.arange(0, ROWS)
     token = row // HEADS
     batch = (token // seq).to(tl.int64)
@@ -71,7 +71,7 @@ def rope_forward_kernel(
     stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh, stride_tb, stride_ts, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Programs below q_tiles take queries, the others keys."""
+    """The programs below q_tiles take one tile of queries each, the others one of keys."""
     tile = tl.program_id(0)
     if tile < q_tiles:
         _forward_tile(
@@ -87,7 +87,7 @@ def rope_forward_kernel(
 
 @triton.jit
 def _wide(x, ROWS: tl.constexpr, HALF: tl.constexpr, PAIRED: tl.constexpr, BF16: tl.constexpr):
-    """fp32 [ROWS, HALF] of a half of a row as `_backward_operands` loads it."""
+    """fp32 [ROWS, HALF] of one half of the rows as `_backward_operands` loads it."""
     if PAIRED:
         if BF16:
             low = (x << 16).to(tl.float32, bitcast=True)
@@ -209,8 +209,10 @@ def rope_backward_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
     FLAT: tl.constexpr, PAIRED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Persistent: every program takes its share of queries, then of keys, first of which come those with a tile of
-    queries less: no more rounds than all tiles take. partial: fp32 [programs, 2, D].
+    """Persistent: every program takes its share of the tiles of queries, then of keys. The programs with one tile of
+    queries less come first for keys, so that there are no more rounds than all tiles take.
+
+    partial: fp32 [programs, 2, D].
 
     FLAT: a token's place is its number times stride_*s, whatever its batch. PAIRED: q, k and their gradients are
     passed as int32, two numbers each, strides accordingly.
@@ -256,7 +258,7 @@ def share_sum_kernel(partial_ptr, out_ptr, count, n, BLOCK_P: tl.constexpr, BLOC
 
 
 def _table_strides(cos: Tensor) -> tuple[int, int]:
-    """A table of one batch serves all."""
+    """(batch, token) strides of a table; 0 for the batch where one serves all."""
     return (cos.stride(0) if cos.shape[0] > 1 else 0), cos.stride(1)
 
 
@@ -313,7 +315,7 @@ def launch_backward(
     if paired:
         rows = tuple(x.view(torch.int32) for x in rows)
     ahead = launched_ahead(q.device)
-    # All loads of a program of the sum at once, and as many programs as keep these few: one latency
+    # Each program of the sum makes all its loads at once, and there are enough programs to keep these few: one latency.
     block = min(4096, max(64, triton.next_power_of_2(programs)))
     with torch.cuda.device_of(q):
         rope_backward_kernel[(programs,)](
