@@ -16,7 +16,8 @@ from flopcast.roofline.stream.lowering.variants import GemmVariant
 LONG_SECONDS = 100e-6
 FEWEST_ROWS = 100  # of a process, below which its gap is taken to be that of all
 FAST_QUANTILE = 0.1
-# Classes whose kernels write next to nothing, or whose tables are so large that rotating leaves their rows in L2.
+# Classes whose kernels write next to nothing (scans, which do, count as reductions), or whose tables are so large that
+# rotating leaves their rows in L2.
 READING = ("reduction", "loss", "embedding")
 # Operand sets that the timer rotates over at most: smaller calls find theirs in L2 again.
 MOST_SETS = 256

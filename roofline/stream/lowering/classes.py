@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# Class -> names of its calls, as the dispatcher and profilers say them. Without names: `op_class` tells them otherwise.
+# Class -> names of its calls, as the dispatcher and profilers say them; an in-place call is a name of its own. Classes
+# without names: `op_class` tells their calls otherwise.
 _CALLS = {
     "gemm": "mm addmm bmm baddbmm _grouped_mm",
     "attention": "",
