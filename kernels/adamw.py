@@ -41,7 +41,7 @@ DEFAULT = AdamWConfig()
 
 
 def candidates() -> list[AdamWConfig]:
-    """As `rmsnorm.candidates`."""
+    """The configurations worth timing on a new part."""
     blocks = ((512, 4), (1024, 4), (1024, 8), (2048, 8))
     return [AdamWConfig(chunk, *block) for chunk in (2048, 8192, 32768) for block in blocks]
 

@@ -43,7 +43,7 @@ def config_for(direction: str = "both") -> VocabConfig:
 
 
 def candidates(direction: str) -> list[VocabConfig]:
-    """As `rmsnorm.candidates`."""
+    """The configurations worth timing on a new part."""
     if direction == "bwd":
         return [
             VocabConfig(block, warps)

@@ -273,22 +273,22 @@ def splits_of(config: MatmulConfig, shape: Gemm, sm_count: int) -> Iterator[Matm
 # --- the cost model, in seconds: fitted to an H200's times of the kernels above (median error 5%)
 
 SM_MACS_PER_SECOND = 800e12 / 2 / 132  # at a rate of 1
-START_SECONDS = 2.5e-6  # a launch after another, the first loads
-WAVE_SECONDS = 0.3e-6  # of a program's every tile: draining, and
-STORE_SECONDS = 2.4e-11  # an element of it: the epilogue
-PART_SECONDS = 1.3e-13 * 4  # an element of a part, in the workspace
-LAST_SECONDS = 0.5e-6  # finding that a program is its tile's last, and
-LAST_PART_SECONDS = 0.8e-10  # an element of a part that it reads
+START_SECONDS = 2.5e-6  # a launch right after another, and its first loads
+WAVE_SECONDS = 0.3e-6  # per tile of a program: draining, and
+STORE_SECONDS = 2.4e-11  # per element of the tile: the epilogue
+PART_SECONDS = 1.3e-13 * 4  # per element of a part, in the workspace
+LAST_SECONDS = 0.5e-6  # finding out that a program is the last of its tile, and
+LAST_PART_SECONDS = 0.8e-10  # per element of each part that it reads
 KERNEL_SECONDS = 1.0e-6  # a second kernel
 BYTES_PER_SECOND = 4.0e12
-LONE_FACTOR = 1.5  # a program made to share its multiprocessor, without others there
-SPLIT_FACTOR = 1.25  # what parts cost beyond that: at the median of 840 timings
-STREAM_FACTOR = 1.4  # and shares that begin anywhere in k, at the median of 1,170:
+LONE_FACTOR = 1.5  # a program made to share its multiprocessor that is alone there
+SPLIT_FACTOR = 1.25  # what parts cost beyond that, at the median of 840 timings
+STREAM_FACTOR = 1.4  # what shares that begin anywhere in k cost, at the median of 1,170 timings:
 STREAM_BYTES = 40e6  # neighbours read different parts of k, up to twice as slow where the operands outgrow the L2
 
 
 def cost(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
-    """Estimated seconds. Only ranks configurations of one shape.
+    """Estimated seconds of a configuration, which only rank those of one shape.
 
     The busiest multiprocessor's k steps, its epilogues, and the sum of parts; never less than the memory traffic. A
     wave costs as much when it is not full, which sends 1024-token shapes to small, split or 192-wide tiles.
@@ -337,7 +337,7 @@ def proposals(
     shape: Gemm, sm_count: int, capability: tuple[int, int], count: int, per_tile: int = 3, new: bool = False
 ) -> list[MatmulConfig]:
     """The `count` most promising configurations of the tensor-memory kernel (of pointers, where there is none), at most
-    `per_tile` of a tile: what tuning tries. Where there are many waves, the best four tiles come with other groups;
+    `per_tile` per tile: what tuning tries. Where there are many waves, the best four tiles come with other groups;
     small products also with pointers, which fetch no descriptor before the first load. `new` as in `tiles_for`."""
     tiles = tiles_for(shape.dtype, capability, True, new) or tiles_for(shape.dtype, capability)
     options: list[MatmulConfig] = []

@@ -47,7 +47,7 @@ def config_for(head_dim: int, direction: str = "fwd") -> RowConfig:
 
 
 def candidates(direction: str, head_dim: int) -> list[RowConfig]:
-    """As `rmsnorm.candidates`."""
+    """The configurations worth timing on a new part."""
     one = config_for(head_dim, "bwd").rows
     if direction == "fwd":
         return [RowConfig(one * k, warps) for k, warps in ((1, 4), (2, 4), (2, 8), (4, 8), (4, 16))]

@@ -34,7 +34,7 @@ def config_for(direction: str = "fwd") -> BlockConfig:
 
 
 def candidates(direction: str) -> list[BlockConfig]:
-    """As `rmsnorm.candidates`."""
+    """The configurations worth timing on a new part."""
     return [BlockConfig(1024 * k, warps) for k in (1, 2, 4) for warps in (4, 8) if 1024 * k >= 256 * warps]
 
 

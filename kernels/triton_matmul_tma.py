@@ -102,7 +102,7 @@ def matmul_tma_kernel(
     """A tile is BLOCK_M + MORE_M by BLOCK_N + MORE_N, of which one MORE is 0: blocks are powers of 2, and a tile of 192
     is two. more_desc: what the second block needs of A or B; c_more_desc: of C. Such tiles are whole.
 
-    `stream_tiles` tiles, the first, are dealt out by iterations (STREAM), the others whole (WHOLE).
+    The first `stream_tiles` tiles are dealt out by iterations (STREAM), the others whole (WHOLE).
 
     Workspace: partial_ptr fp32 [programs, 2, BLOCK_M, BLOCK_N], a program's parts: slot 0 its first, 1 its last. With
     REDUCE [programs, BLOCK_M, BLOCK_N], and `reduce_kernel` comes after. counter_ptr int32 [stream_tiles], iterations
