@@ -1,4 +1,7 @@
-"""The forecast of any module or step function, as Python and `--module` ask for it. torch is imported to trace."""
+"""Forecasts a training step of any torch module or step function, for Python callers and `--module`.
+
+torch is imported in order to trace.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,15 @@ def forecast(
     host: str | HostCosts | None = None,
     price: Price | None = None,
 ) -> Forecast:
-    """What one training step costs on `gpu`, without running it there or here.
+    """Forecasts what one training step costs on `gpu`, without running it there or here.
 
     `step_fn_or_module` is a torch module, called with `batch` (a tensor, a tuple or a dict of tensors); the name
     "package.module:factory" of a function that returns (module, batch[, loss_fn]) or a step function, or that
-    function; or a step function, which runs forward, backward and optimizer by itself. Of a module the loss is
+    function; or a step function, which runs forward, backward and optimizer by itself. The loss of a module is
     `loss_fn(output)`, `output.loss`, a scalar output, or the mean of the output. `gpu` is a known GPU, a profile file
-    or a Profile; `host` a known profile whose host feeds the GPU, or "none".
-    Tokens are those of the ids in the batch, else samples; of a step function steps are counted.
-    Seconds, bytes and FLOPs as in `Forecast`. Raises UsageError for what cannot be traced, with the reason.
+    or a Profile; `host` is a known profile whose host feeds the GPU, or "none".
+    Throughput counts the token ids in the batch, or samples where it has none, or steps for a step function.
+    Seconds, bytes and FLOPs are as in `Forecast`. Raises UsageError, with the reason, for what cannot be traced.
     """
     run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint,
               matmul=matmul, attention=attention)  # fmt: skip

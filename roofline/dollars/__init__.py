@@ -1,1 +1,1 @@
-"""From seconds to dollars: cost curves over model sizes, where they cross, break-even prices, plans."""
+"""Turns forecast seconds into dollars: cost curves over model sizes, their crossovers, break-even prices, plans."""

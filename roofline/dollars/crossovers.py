@@ -1,6 +1,6 @@
-"""FLOPs per dollar of several GPUs compared: crossovers, break-even prices, the best at a size and if things change.
+"""Compares the FLOPs per dollar of several GPUs: crossovers, break-even prices, the best GPU at a size, scenarios.
 
-Pure arithmetic over the curves of `points`, which says what the intervals of ratios take as shared.
+Pure arithmetic over the curves of `points`, whose docstring says what the intervals of ratios take as shared.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Crossover:
     """How two GPUs' FLOPs per dollar compare over the sizes that both can train.
 
     `status`: "crossover", "leads" (one gives more throughout), "not separable at these prices", "no common
-    size". At a crossover `below` gives more for models smaller than `n_params` and `above` for larger ones;
-    it lies between `low` and `high` parameters, where None means that it may lie beyond the sizes compared.
-    For "leads" both name the leader, and `low` and `high` bound the widest stretch of sizes at which the intervals
-    decide it, None where they do at every size compared. When not separable, `n_params` is where the middle estimates
-    cross, if they do.
+    size". At a crossover, `below` names the GPU that gives more for models smaller than `n_params`, and `above` that
+    for larger ones; the crossover lies between `low` and `high` parameters, where None means that it may lie beyond the
+    sizes compared. For "leads" both name the leader, and `low` and `high` bound the widest range of sizes at which the
+    intervals separate the two, None where they do so at every size compared. When not separable, `n_params` is where
+    the central estimates cross, if they do.
     """
 
     gpu_a: str
@@ -44,7 +44,7 @@ class Crossover:
 
 
 def crossovers(curves: Sequence[CostCurve]) -> list[Crossover]:
-    """Every pair of curves compared; a pair that crosses several times gives a row for each crossing."""
+    """Compares every pair of curves; a pair that crosses several times gives a row for each crossing."""
     return [row for a, b in combinations(curves, 2) for row in _compare(a, b)]
 
 
@@ -59,7 +59,7 @@ class _Gap:
 
     @property
     def sign(self) -> int:
-        """1: a gives more for certain, -1: b does, 0: open."""
+        """1 where the interval says that a gives more, -1 where it says that b does, 0 where it holds both."""
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
 
@@ -101,7 +101,8 @@ def _compare(a: CostCurve, b: CostCurve) -> list[Crossover]:
 
 
 def _open_stretches(gaps: Sequence[_Gap]) -> Iterator[Sequence[_Gap]]:
-    """Runs of sizes at which the order is open, each with the decided neighbour on either side, if any."""
+    """Yields runs of sizes at which the intervals leave the order open, each with the decided neighbour on either side,
+    if any."""
     start = 0
     for open_, run in groupby(range(len(gaps)), key=lambda i: gaps[i].sign == 0):
         stop = start + len(list(run))
@@ -111,8 +112,8 @@ def _open_stretches(gaps: Sequence[_Gap]) -> Iterator[Sequence[_Gap]]:
 
 
 def _decided_stretches(gaps: Sequence[_Gap]) -> Iterator[tuple[float, float]]:
-    """(from, to) of each run of sizes at which the order is decided, in parameters: to the neighbours on either side,
-    where an end of the interval is zero."""
+    """Yields (from, to), in parameters, of each run of sizes at which the intervals decide the order; a run extends to
+    the neighbours on either side, where an end of the interval is zero."""
     for decided, run in groupby(range(len(gaps)), key=lambda i: gaps[i].sign != 0):
         if decided:
             inside = list(run)
@@ -121,8 +122,8 @@ def _decided_stretches(gaps: Sequence[_Gap]) -> Iterator[tuple[float, float]]:
 
 
 def _gaps(a: CostCurve, b: CostCurve) -> list[_Gap]:
-    """At every size of either curve that both reach, and in between (linear in log parameters) wherever the
-    gap or an end of its interval is zero: so nothing changes sign between neighbours."""
+    """Returns the gaps at every size of either curve that both reach, and in between (linear in log parameters)
+    wherever the gap or an end of its interval is zero, so that nothing changes sign between neighbours."""
     nodes = []
     for size in sorted({point.step.n_params for curve in (a, b) for point in curve.fitting}):
         one, two = a.flops_per_usd_at(size), b.flops_per_usd_at(size)
@@ -146,7 +147,7 @@ def _gaps(a: CostCurve, b: CostCurve) -> list[_Gap]:
 
 
 def sentence(row: Crossover) -> str:
-    """A comparison in words: "a gives more below 310M parameters, b above (250M to 400M)"."""
+    """Puts a comparison in words: "a gives more below 310M parameters, b above (250M to 400M)"."""
     pair = f"{row.gpu_a} and {row.gpu_b}"
     if row.status == NO_COMMON_SIZE:
         return f"{pair}: no common size"
@@ -177,8 +178,8 @@ def _millions(n_params: float | None) -> str:
 class BreakEven:
     """The ratio price(a) / price(b) at which both GPUs give the same FLOPs per dollar at one size.
 
-    It depends on speed alone, so it outlives any price list: below it a is the better buy, above it b.
-    `price_ratio` is today's; `better` names the better buy, or None while the interval holds today's ratio.
+    It depends on speed alone, so it stays valid when prices change: below it a is the better buy, above it b.
+    `price_ratio` is today's; `better` names the better buy, or None while the interval contains today's ratio.
     """
 
     gpu_a: str
@@ -197,7 +198,8 @@ class BreakEven:
 
 
 def break_even_price_ratio(a: CostCurve, b: CostCurve, n_params: float) -> BreakEven | None:
-    """None where one of the two has no value at this size: out of memory, or outside its ladder."""
+    """Returns the break-even price ratio of two GPUs at one size; None where one of them has no value at this size (out
+    of memory, or outside its ladder)."""
     one, two = a.flops_per_second_at(n_params), b.flops_per_second_at(n_params)
     if one is None or two is None:
         return None
@@ -215,7 +217,7 @@ def break_even_price_ratio(a: CostCurve, b: CostCurve, n_params: float) -> Break
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The GPU of most FLOPs per dollar at one size. `contenders`: others that might be, by the intervals."""
+    """The GPU with the most FLOPs per dollar at one size. `contenders`: others that may be best, by the intervals."""
 
     n_params: float
     gpu: str
@@ -228,7 +230,7 @@ class Best:
 
 
 def best_gpu(curves: Sequence[CostCurve], n_params: float) -> Best | None:
-    """None where no curve has a value at this size."""
+    """Returns the GPU with the most FLOPs per dollar at one size; None where no curve has a value there."""
     candidates = ((curve.gpu, curve.flops_per_usd_at(n_params)) for curve in curves)
     values = [(gpu, value) for gpu, value in candidates if value is not None]
     if not values:
@@ -244,8 +246,8 @@ def best_gpu(curves: Sequence[CostCurve], n_params: float) -> Best | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The best GPU at one size with the host's cost multiplied by `host_factor` (0: no host, the bound for compiled
-    steps of these kernels) and `batch` sequences per micro-batch."""
+    """The best GPU at one size with the host's cost multiplied by `host_factor` (0: no host, a bound for compiled steps
+    of the same kernels) and `batch` sequences per micro-batch."""
 
     host_factor: float
     batch: int
@@ -253,8 +255,8 @@ class Scenario:
 
 
 def scenarios(curves: Sequence[CostCurve], larger: Mapping[int, Sequence[CostCurve]], batch: int) -> list[Scenario]:
-    """The best GPU at each size as things stand, on other hosts (where `curves` hold them), and with the batch
-    multiplied (`larger`: factor -> curves)."""
+    """Returns the best GPU at each size for the steps as given, on other hosts (where `curves` hold them), and with the
+    batch multiplied (`larger`: factor -> curves)."""
     others = [f for f in HOST_FACTORS if all(f in p.step.with_host for c in curves for p in c.points)]
     changed = [(1.0, batch, curves)]
     changed += [(f, batch, [curve.with_host(f) for curve in curves]) for f in others]

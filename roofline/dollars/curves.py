@@ -1,16 +1,17 @@
-"""FLOPs-per-dollar curves: the ladder forecast on several GPUs, with their prices.
+"""Builds FLOPs-per-dollar curves: forecasts of the ladder on several GPUs, with their prices.
 
-What two GPUs' forecasts share, and so cancels in their ratio as far as both feel it (`points.Ranged.over`):
+Errors that two GPUs' forecasts share cancel in their ratio as far as both forecasts depend on them
+(`points.Ranged.over`). Shared are:
 
-- the bias of an operation class (`step.uncertainty.Spreads.classes`: kernels measured alone and kernels among others),
-  where both profiles stem from one measured profile, by name. It was estimated on one H200; that it is the same on
-  another part is an assumption, which moves a ratio's interval by a point or two.
+- the bias of an operation class (`step.uncertainty.Spreads.classes`: kernels measured in isolation against kernels
+  within a step), where both profiles derive from one measured profile, by name. It was estimated on one H200; that it
+  is the same on another part is an assumption, which moves a ratio's interval by a percentage point or two.
 - the host, only when one host is said to feed both (`hosts` "same", or a host given by name). By default each GPU
-  stands in a machine of its own, and nothing of that cancels: one rented machine alone went at between 0.76 and 1.64
-  of its usual cost within minutes. One machine for all is the one that their host costs were measured in.
+  is in a machine of its own, and no host error cancels: the host costs of one rented machine varied between 0.76 and
+  1.64 times the usual within minutes. "Same" means the one machine in which all their host costs were measured.
 
-Not shared, though in truth partly so: what a projection to another part is wrong by, and the fit's own errors. The
-interval of a ratio is then too wide, never too narrow.
+A projection's error and the fit's own errors are treated as not shared, though in truth they partly are. The interval
+of a ratio is then too wide, never too narrow.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
-OWN, SAME = "own", "same"  # whose host feeds each GPU: one of its own, or one for all
+OWN, SAME = "own", "same"  # the host that feeds each GPU: one of its own, or one for all
 HOSTS = (OWN, SAME)
 
 
@@ -48,11 +49,11 @@ def cost_curves(
     vary: Vary | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[CostCurve]:
-    """One curve a profile over `models`; `prices` must hold each profile's GPU.
+    """Returns one curve per profile over `models`; `prices` must hold each profile's GPU.
 
-    `host` feeds all GPUs; without it each is fed by its profile's, and `hosts` "same" says that these are one machine.
-    `what_if` forecasts the steps of other hosts too (`HOST_FACTORS`). `vary` is for `get_stream`.
-    Raises UsageError for models that cannot be, and for "same" where the profiles' hosts are not one.
+    `host` feeds all GPUs; without it each is fed by its profile's host, and `hosts` "same" says that these are one
+    machine. `what_if` also forecasts the steps on other hosts (`HOST_FACTORS`). `vary` is passed to `get_stream`.
+    Raises UsageError for invalid models, and for "same" where the profiles' hosts are not one.
     """
     feeding = feeding_hosts(profiles, host, hosts)
     points: list[list[StepPoint]] = [[] for _ in profiles]
@@ -75,7 +76,9 @@ def cost_curves(
 
 
 def feeding_hosts(profiles: Sequence[Profile], host: HostCosts | None, hosts: str) -> list[tuple[HostCosts, bool]]:
-    """For each profile the host that feeds it, and whether that one feeds the others too."""
+    """Returns for each profile the host that feeds it, and whether the same host feeds the others too.
+
+    Raises UsageError for an unknown value of `hosts`, and for "same" where the profiles' hosts are not one."""
     if hosts not in HOSTS:
         raise UsageError(f"hosts {hosts!r}: valid are {', '.join(HOSTS)}")
     if host is not None:
@@ -91,7 +94,7 @@ def feeding_hosts(profiles: Sequence[Profile], host: HostCosts | None, hosts: st
 
 
 def step_point(step: PricedStep, model: Config, *, shares_host: bool = False, what_if: bool = False) -> StepPoint:
-    """A step of `model` as a point of a curve, with what moves it."""
+    """Returns a step of `model` as a point of a curve, with how far each shared cause of error moves it."""
     found, timeline, device_sigma = step.forecast(), step.timeline, step.device_sigma
     base = found.step_seconds
 
@@ -113,7 +116,7 @@ def step_point(step: PricedStep, model: Config, *, shares_host: bool = False, wh
     for factor in HOST_FACTORS if what_if else ():
         seconds = timeline.step_seconds(host_factor=factor)
         down, up = base / found.step_seconds_low, found.step_seconds_high / base
-        if not factor:  # the kernels' interval is left; with a host the width stays
+        if not factor:  # without a host only the kernels' interval is left; with one the step's width is kept
             down = up = exp(Z_90 * device_sigma)
         others[factor] = (seconds, seconds / down, seconds * up)
     return StepPoint(
@@ -137,7 +140,8 @@ def step_point(step: PricedStep, model: Config, *, shares_host: bool = False, wh
 
 
 def class_sigmas(step: PricedStep) -> dict[str, float]:
-    """Deviation of the log device time by the bias of each group of classes; named after the profile it stems from."""
+    """Returns the standard deviation of the log device time due to the bias of each group of classes, by
+    "origin/group", where the origin is the measured profile that this one derives from."""
     known = spreads()
     origin = step.profile.provenance.get("projected_from") or step.profile.gpu
     total = step.timeline.device_seconds

@@ -1,8 +1,10 @@
-"""Budget questions: how long and how dear is training on T tokens, and how large a model does a budget train.
+"""Answers budget questions: how long training on T tokens takes and what it costs, and how large a model a budget
+trains.
 
-One device, at the forecast's pace from the first step to the last: no evaluation, no checkpoints, no restarts, data
-always ready. Intervals are the step's: a pace that is 10% wrong is so in every step, so nothing averages out over a
-run. Several GPUs need communication and sharded memory, neither of which is modelled: nothing here divides by N.
+Plans are for one device at the forecast's step time from first step to last: no evaluation, no checkpoints, no
+restarts, data always ready. Intervals are the step's: a step time that is 10% wrong is so in every step, so errors do
+not average out over a run. Several GPUs need communication and sharded memory, neither of which is modelled: nothing
+here divides by N.
 """
 
 from __future__ import annotations
@@ -25,15 +27,16 @@ from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Run
 
-# Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models" (arXiv 2203.15556), table 3: about 20 tokens a
-# parameter at every size.
+# Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models" (arXiv 2203.15556), table 3: about 20 tokens
+# per parameter at every size.
 TOKENS_PER_PARAMETER = 20.0
 DAY = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Training one model on `tokens` on one GPU; `point` is None, and `reason` says why, where it cannot be done."""
+    """Training one model on `tokens` tokens on one GPU; where that is not possible, `point` is None and `reason` says
+    why."""
 
     gpu: str
     basis: str
@@ -58,14 +61,15 @@ class Plan:
         return None if seconds is None else seconds.scaled(self.price.usd_per_hour / 3600.0)
 
     def tokens_for(self, usd: float) -> Ranged | None:
-        """Tokens that a budget buys."""
+        """Returns the tokens that a budget buys; None where the plan is not possible."""
         if self.point is None:
             return None
         per_million = self.point.usd_per_million_tokens
         return Ranged(usd / per_million.value * 1e6, usd / per_million.high * 1e6, usd / per_million.low * 1e6)
 
     def to_json(self) -> dict[str, Any]:
-        """Seconds and dollars with the ends of their 90% interval; None where it cannot be done."""
+        """Returns the plan's record, seconds and dollars with the ends of their 90% interval; these are None where the
+        plan is not possible."""
         seconds, usd, step = self.seconds, self.usd, None if self.point is None else self.point.step
         return {
             "gpu": self.gpu,
@@ -123,8 +127,8 @@ def plans(
     hosts: str = OWN,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Plan]:
-    """One plan a GPU. `tokens` defaults to `tokens_per_parameter` of them; `auto_batch`: the largest micro-batch that
-    fits on each. Raises UsageError as `forecast` does."""
+    """Returns one plan per GPU. `tokens` defaults to `tokens_per_parameter` times the parameters; `auto_batch` takes
+    the largest micro-batch that fits on each GPU. Raises UsageError as `forecast` does, and for fewer than 1 token."""
     run.check()
     if tokens is not None and not tokens >= 1:
         raise UsageError(f"tokens is {tokens:g}: valid is a number of at least 1")
@@ -134,7 +138,7 @@ def plans(
     ):
         batch = largest_batch(model, run, profile) if auto_batch else run.batch
         traced = traced_of(replace(run, batch=max(batch, 1)), profile)
-        # the search for the largest batch has traced two, from which any other follows
+        # the search for the largest batch has traced two batches, from which the stream of any other is derived
         stream = get_stream(model, traced, vary="batch" if auto_batch else None)
         wanted = tokens_per_parameter * stream.n_params if tokens is None else tokens
         own_run = replace(run, batch=batch)
@@ -154,7 +158,7 @@ def plans(
 
 
 def cheapest(found: Sequence[Plan]) -> tuple[Plan, tuple[str, ...]] | None:
-    """The plan of least dollars, and the GPUs that may be cheaper by the intervals; None where none can be done."""
+    """Returns the cheapest plan and the GPUs that may be cheaper by the intervals; None where no plan is possible."""
     done = [(plan, usd) for plan in found if (usd := plan.usd) is not None]
     if not done:
         return None
@@ -170,12 +174,12 @@ BUDGET, MEMORY, LADDER, NOTHING = "budget", "memory", "ladder", "nothing fits"
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """The largest model of the ladder that `usd` trains on a GPU at so many tokens a parameter.
+    """The largest model of the ladder that `usd` trains on a GPU at a given number of tokens per parameter.
 
-    `limited_by`: budget; memory (the largest that fits costs `cost_usd`, less than the budget); ladder (so does its
-    largest model); nothing fits (not even the smallest is within budget and memory; n_params is None). `low` and
-    `high`: by the interval of the step, cut at memory's and the ladder's end; low is None where even the smallest model
-    might cost more.
+    `limited_by`: budget; memory (the largest model that fits costs `cost_usd`, less than the budget); ladder (the
+    ladder's largest model costs less than the budget); nothing fits (not even the smallest is within budget and memory;
+    n_params is None). `low` and `high`: by the interval of the step, cut off at the limit of memory and the end of the
+    ladder; low is None where even the smallest model might cost more than the budget.
     """
 
     gpu: str
@@ -191,7 +195,8 @@ class Largest:
 def largest_models(
     curves: Sequence[CostCurve], usd: float, tokens_per_parameter: float = TOKENS_PER_PARAMETER
 ) -> list[Largest]:
-    """One row a curve. Between models logarithms are interpolated. Raises UsageError for a budget that is none."""
+    """Returns one row per curve, interpolating logarithms between models. Raises UsageError for a budget that is not
+    above 0."""
     if not usd > 0:
         raise UsageError(f"--budget-usd is {usd:g}: valid is a number above 0")
     return [_largest(curve, usd, tokens_per_parameter) for curve in curves]
@@ -216,7 +221,7 @@ def _largest(curve: CostCurve, usd: float, tokens_per_parameter: float) -> Large
 
 
 def _reach(sizes: Sequence[float], costs: Sequence[float], usd: float) -> float | None:
-    """The largest size up to which everything costs at most `usd`; None if the smallest costs more."""
+    """Returns the largest size up to which every model costs at most `usd`; None if the smallest costs more."""
     if costs[0] > usd:
         return None
     for (n, a), (m, b) in pairwise(zip(sizes, costs, strict=True)):

@@ -1,13 +1,13 @@
-"""A ladder's steps on one GPU at one price: points, and the curve through them. Pure arithmetic over forecasts.
+"""Represents a ladder's steps on one GPU at one price as points and a curve. Pure arithmetic over forecasts.
 
-A point is one forecast step; a curve the points of one GPU at one price. Between points, logarithms are
-interpolated along log parameters; beyond the first and the last point that fits into memory nothing is said.
+A point is one forecast step; a curve is the points of one GPU at one price. Between points, logarithms are
+interpolated along log parameters; outside the first and the last point that fits into memory there is no value.
 
-Intervals: `low` and `high` of a step's seconds are the ends of a 90% interval. In a ratio of two GPUs what both
-forecasts share cancels as far as both feel it: `StepPoint.shared` names such causes (one host that feeds both; the
-bias of an operation class that was learnt on the one profile that both stem from) and how far each moves the step.
-A cause named in one of the two alone, and everything that is not named, is independent: half-widths (of logarithms)
-add in quadrature. `curves.step_point` says which causes are named.
+Intervals: `low` and `high` of a step's seconds are the ends of a 90% interval. In a ratio of two GPUs, errors that both
+forecasts share cancel as far as both depend on them: `StepPoint.shared` names their causes (one host that feeds both;
+the bias of an operation class that was estimated on the one profile from which both derive) and how far each moves the
+step. A cause named in only one of the two, and all error that is not named, is independent: half-widths (of logarithms)
+add in quadrature. `curves.step_point` sets which causes are named.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from math import exp, hypot, log, sqrt
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.catalogue.prices import Price
 
-# Log change of a value when a cause is at the low and at the high end of its 90% interval.
+# The log change of a value when a cause is at the low and at the high end of its 90% interval.
 Moves = tuple[float, float]
 HOST = "host"  # the cause "one host feeds both"
-HOST_FACTORS = (0.0, 0.5, 2.0)  # of the host's cost, in `StepPoint.with_host`: no host at all, half, twice
+HOST_FACTORS = (0.0, 0.5, 2.0)  # multiples of the host's cost in `StepPoint.with_host`: no host at all, half, twice
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPoint:
-    """A forecast step. `flops_counted` and `tokens` are of one step; `fits`: into the GPU's memory.
+    """A forecast step. `flops_counted` and `tokens` are per step; `fits`: whether it fits into the GPU's memory.
 
     `shared`: by cause, the log change of the step's seconds at the cause's low and high end. `bound`: what bounds the
     step (matrix, memory, host). `with_host`: seconds, low and high with the host's cost multiplied by the key (0: no
@@ -63,11 +63,12 @@ class StepPoint:
 
     @property
     def seconds(self) -> Ranged:
-        """Of the step, with the ends of its interval."""
+        """The step's seconds with the ends of their interval."""
         return Ranged(self.step_seconds, self.low, self.high, self.shared)
 
     def host_times(self, factor: float) -> StepPoint:
-        """The step on a host `factor` times as slow. Raises KeyError for a factor that was not forecast."""
+        """Returns the step on a host with `factor` times the cost. Raises KeyError for a factor that was not
+        forecast."""
         seconds, low, high = self.with_host[factor]
         shared = self.shared if factor else {k: v for k, v in self.shared.items() if k != HOST}
         return replace(self, step_seconds=seconds, low=low, high=high, shared=shared, with_host={})
@@ -83,7 +84,8 @@ class Ranged:
     shared: Mapping[str, Moves] = field(default_factory=dict, compare=False)
 
     def over(self, other: Ranged) -> Ranged:
-        """self / other: what both share cancels as far as both feel it, the rest is independent."""
+        """Returns self / other, in which shared errors cancel as far as both depend on them; the rest is
+        independent."""
         value = self.value / other.value
         common = self.shared.keys() & other.shared.keys()
         moves = {
@@ -95,7 +97,7 @@ class Ranged:
         return Ranged(value, value * exp(-down), value * exp(up))
 
     def _own(self, common: Iterable[str]) -> tuple[float, float]:
-        """Half-widths (of logarithms) downwards and upwards, without the causes in `common`."""
+        """Returns the half-widths (of logarithms) downwards and upwards, without the causes in `common`."""
         found = [self.shared[cause] for cause in common]
         down = log(self.value / self.low) ** 2 - sum(_down(m) ** 2 for m in found)
         up = log(self.high / self.value) ** 2 - sum(_up(m) ** 2 for m in found)
@@ -149,7 +151,7 @@ class CostPoint:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """One GPU at one price, points by rising n_params. `basis`: its profile's (measured, projected)."""
+    """One GPU at one price, with points in order of rising n_params. `basis`: its profile's (measured, projected)."""
 
     gpu: str
     price: Price
@@ -173,8 +175,9 @@ class CostCurve:
 
     @property
     def memory_limit(self) -> float | None:
-        """Parameters at which the GPU runs out of memory: between the largest model that fits and the first that does
-        not, memory taken as linear in parameters. None where all fit, or none, or the memory needed is not known."""
+        """Parameters at which the GPU runs out of memory, interpolated between the largest model that fits and the
+        first that does not, with memory linear in parameters. None where all fit, or none, or the memory needed is not
+        known."""
         failing = next((point.step for point in self.points if not point.step.fits), None)
         if failing is None or not self.fitting or failing.n_params < self.fitting[-1].step.n_params:
             return None
@@ -185,7 +188,7 @@ class CostCurve:
         return last.n_params + share * (failing.n_params - last.n_params)
 
     def flops_per_second_at(self, n_params: float) -> Ranged | None:
-        """Interpolated; None outside the points that fit."""
+        """Returns the interpolated FLOP/s at a size; None outside the points that fit."""
         nodes = self.fitting
         sizes = [float(point.step.n_params) for point in nodes]
         if not sizes or not sizes[0] <= n_params <= sizes[-1]:
@@ -209,16 +212,18 @@ class CostCurve:
         return None if rate is None else rate.scaled(3600.0 / self.price.usd_per_hour)
 
     def with_host(self, factor: float) -> CostCurve:
-        """The same GPU fed by a host `factor` times as slow (0: none). Raises KeyError for one not forecast."""
+        """Returns the curve of the same GPU fed by a host with `factor` times the cost (0: none). Raises KeyError for a
+        factor that was not forecast."""
         return replace(self, points=tuple(replace(p, step=p.step.host_times(factor)) for p in self.points))
 
     def at_price(self, price: Price) -> CostCurve:
-        """The same GPU at another price."""
+        """Returns the curve of the same GPU at another price."""
         return replace(self, price=price, points=tuple(replace(p, price=price) for p in self.points))
 
 
 def cost_curve(gpu: str, steps: Iterable[StepPoint], price: Price, basis: str = "") -> CostCurve:
-    """Raises UsageError when two steps have the same number of parameters: a curve has one value a size."""
+    """Returns the curve through the steps. Raises UsageError when two steps have the same number of parameters, since a
+    curve has one value per size."""
     ordered = sorted(steps, key=lambda step: step.n_params)
     for one, two in pairwise(ordered):
         if one.n_params == two.n_params:
@@ -227,5 +232,5 @@ def cost_curve(gpu: str, steps: Iterable[StepPoint], price: Price, basis: str = 
 
 
 def ladder_sizes(curves: Iterable[CostCurve]) -> list[float]:
-    """Parameters of every model on the curves, those that do not fit too, in order."""
+    """Returns the parameters of every model on the curves in rising order, including those that do not fit."""
     return sorted({float(point.step.n_params) for curve in curves for point in curve.points})

@@ -1,4 +1,4 @@
-"""Rows of what `crossovers` and `points` hold, as `flopcast cost` writes them: CSV columns, and JSON fields."""
+"""Turns the results of `crossovers` and `points` into rows for `flopcast cost`: CSV columns and JSON fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Row = dict[str, Any]
 
 
 def cost_tables(curves: Sequence[CostCurve]) -> dict[str, list[Row]]:
-    """By name: the points of the curves, crossovers, break-even prices, the best GPU at each size, ends of memory."""
+    """Returns by name the tables of the curves' points, crossovers, break-even prices, the best GPU at each size, and
+    the sizes at which each GPU runs out of memory."""
     sizes = ladder_sizes(curves)
     pairs = [(a, b, size) for size in sizes for a, b in combinations(curves, 2)]
     break_even = [row for a, b, size in pairs if (row := break_even_price_ratio(a, b, size)) is not None]
@@ -31,7 +32,7 @@ def scenario_rows(found: Sequence[Scenario]) -> list[Row]:
 
 
 def cost_rows(curves: Sequence[CostCurve]) -> list[Row]:
-    """One row per point, those that do not fit too: their figures are empty and `reason` says why."""
+    """Returns one row per point; for points that do not fit, the figures are empty and `reason` says why."""
     return [_cost_row(curve, point) for curve in curves for point in curve.points]
 
 
@@ -75,7 +76,7 @@ def _best_row(best: Best) -> Row:
 
 
 def _memory_row(curve: CostCurve) -> Row:
-    """Where a GPU runs out of memory, in parameters; `memory_limit` lies between the two models beside it."""
+    """Returns where a GPU runs out of memory, in parameters; `memory_limit` lies between the other two figures."""
     return {
         "gpu": curve.gpu,
         "largest_that_fits": curve.largest_fitting,

@@ -1,5 +1,7 @@
-"""What a step costs. `device_work` times each operation by the profile, `simulation` lets the host enqueue and the
-device drain; `memory`, `power_limit` and `uncertainty` add the peak, the clock and the interval; `priced_step` puts
-them together, `forecast` is the record that comes out. `explain` and `alternatives` say why and what would help;
+"""Forecasts what a training step costs.
+
+`device_work` times each operation from the profile; `simulation` models the host enqueuing and the device draining the
+queue; `memory`, `power_limit` and `uncertainty` add peak memory, clock and interval. `priced_step` puts them together,
+and `forecast` is the resulting record. `explain` says where the time goes and `alternatives` what would shorten it;
 `sweep` and `kernel_times` answer tables; `measured_model` and `coverage` say what was measured for one model.
 """

@@ -1,7 +1,8 @@
-"""What would make a step faster: each alternative forecast as the step itself is, none guessed.
+"""Forecasts alternatives that could make a step faster, each in the same way as the step itself; none is guessed.
 
-An alternative is another op stream, another backend, or no host. Streams that do not ship and are not cached have to be
-traced, which takes torch and transformers and seconds; they are left for those who ask (`trace=True`), and named.
+An alternative is another op stream, another backend, or no host. A stream that is neither shipped nor cached has to be
+traced, which needs torch and transformers and takes seconds; that is done only on request (`trace=True`), and otherwise
+the alternative is named without a forecast.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _FUSED_KWARGS = (
 class Advice:
     """One alternative. `kind`: forecast, bound (a limit that nothing here promises to reach), or left out.
 
-    `gain`: tokens per second against the step as it is, 0.1 for 10% more; `flops_gain`: counted FLOPs per second
-    likewise, which tells a faster step from a smaller model; None of a step that counts no FLOPs. All None where it
-    was not forecast (`reason` says why).
+    `gain`: the relative change in tokens per second against the step as it is, 0.1 for 10% more; `flops_gain`: the same
+    for counted FLOPs per second, which distinguishes a faster step from a smaller model, and None for a step that
+    counts no FLOPs. All figures are None where the alternative was not forecast (`reason` says why).
     """
 
     name: str
@@ -64,14 +65,14 @@ class _Candidate:
     run: Run
     make: Callable[[], Stream] | None  # None: it has to be traced first
     kind: str = "forecast"
-    host: HostCosts | None = None  # None: that of the step
+    host: HostCosts | None = None  # None: the step's own host
 
 
 def advise(step: PricedStep, *, config: Config | None = None, trace: bool = False) -> list[Advice]:
-    """Alternatives to a step and what they gain, best first; those that were not forecast last.
+    """Returns alternatives to a step and what they gain, best first; those that were not forecast come last.
 
-    Without `config` (a module of the user's) only alternatives that the stream itself gives. Raises nothing for an
-    alternative that cannot be: it says why.
+    Without `config` (for a user's own module) only alternatives that the step's own stream allows are considered. An
+    alternative that is not possible raises nothing: its `reason` says why.
     """
     advice = [_forecast(candidate, step) for candidate in _candidates(step, config, trace)]
     return sorted(advice, key=lambda a: (a.gain is None, a.kind != "forecast", -(a.gain or 0.0)))
@@ -138,7 +139,7 @@ def _candidates(step: PricedStep, config: Config | None, trace: bool) -> Iterato
 
 
 def _traced_candidates(run: Run, config: Config) -> Iterator[tuple[str, str, Config, Run]]:
-    """(name, option, config, run) of those whose op stream is another."""
+    """Yields (name, option, config, run) of the alternatives that need another op stream."""
     batch = run.batch * BATCH_FACTOR
     yield f"batch {batch}", f"--batch {batch}", config, replace(run, batch=batch)
     accumulate = run.accumulate * BATCH_FACTOR
@@ -152,8 +153,8 @@ def _traced_candidates(run: Run, config: Config) -> Iterator[tuple[str, str, Con
 
 
 def nearest_multiples(size: int, *, is_vocabulary: bool = False) -> list[int]:
-    """The multiples of 64, 128 and 256 nearest to `size` (a vocabulary's from it on: it cannot shrink), without
-    itself."""
+    """Returns the multiples of 64, 128 and 256 nearest to `size`, without `size` itself; for a vocabulary, which cannot
+    shrink, the nearest above it."""
     if size <= 0:
         return []
     found = []
@@ -166,7 +167,8 @@ def nearest_multiples(size: int, *, is_vocabulary: bool = False) -> list[int]:
 
 
 def measured_backends(profile: Profile, stream: Stream, run: Run) -> list[str]:
-    """Attention backends that the profile measured besides the one in use; none where the step has no attention."""
+    """Returns the attention backends that the profile measured, except the one in use; none for a step without
+    attention."""
     if not any("attention" in packet(op.name) for op in stream.ops):
         return []
     current = profile.default_attention if run.attention == "sdpa" else run.attention
@@ -175,9 +177,9 @@ def measured_backends(profile: Profile, stream: Stream, run: Run) -> list[str]:
 
 
 def with_fused_adamw(stream: Stream) -> Stream | None:
-    """The same step with torch's fused AdamW in the place of its foreach one: what a trace of it gives.
+    """Returns the stream with torch's foreach AdamW replaced by its fused AdamW, as a trace of that would give it.
 
-    None where the optimizer is no foreach AdamW whose lists can be told.
+    None where the optimizer is not a foreach AdamW whose tensor lists can be recognised.
     """
     ops = [op for op in stream.ops if op.phase == "optimizer"]
 

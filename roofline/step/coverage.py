@@ -1,9 +1,9 @@
-"""How much of a step's device time a profile has measured: by basis, and what it lacks.
+"""Computes how much of a step's device time a profile has measured, by basis, and which kinds of operation it lacks.
 
     python -m studies.shipped.coverage [GPU]
 
-A share is "measured" where that very operation was, "interpolated" where operations of its kind and about its size
-were, "extrapolated" where only something else was.
+An operation's time is "measured" where that very operation was measured, "interpolated" where operations of its kind
+and about its size were, and "extrapolated" where only others were.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Coverage:
     """Device seconds of one step and their shares by basis.
 
     `in_measured_kinds`: the share in kinds of operation that were measured at or about that size, in whichever cache
-    state. `lacking`: the kinds of most time that are extrapolated, with their shares. `fits`: into the device's memory.
+    state. `lacking`: the extrapolated kinds that take the most time, with their shares. `fits`: whether the step fits
+    into the device's memory.
     """
 
     label: str
@@ -42,7 +43,7 @@ class Coverage:
 
 
 def coverage(profile: Profile, model: MeasuredModel) -> Coverage:
-    """The coverage of one step by one profile."""
+    """Returns the coverage of one step by one profile."""
     step = PricedStep(model.stream, model.run, profile, NO_HOST)
     total = step.timeline.device_seconds or 1.0
     lacking: dict[str, float] = defaultdict(float)
@@ -66,19 +67,19 @@ def coverage(profile: Profile, model: MeasuredModel) -> Coverage:
 
 
 def held_shapes(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Distinct operations that were measured and are not held out."""
+    """Counts the distinct operations that were measured and are not held out."""
     return len({r["key"] for r in rows if r["status"] == "ok" and r.get("shape") and r.get("role") != "holdout"})
 
 
 def with_sources(profile: Profile, folder: Path, rows: Iterable[Mapping[str, Any]]) -> Profile:
-    """The profile with what it was measured for in its provenance: `shapes` held directly, `sources` and how much of
-    each one's device time is measured."""
+    """Returns the profile with what it was measured for added to its provenance: `shapes`, the number of shapes held
+    directly, and `sources`, the models measured with the measured share of each one's device time."""
     found = [coverage(profile, model).to_json() for model in kept(folder)]
     return replace(profile, provenance={**profile.provenance, "shapes": held_shapes(rows), "sources": found})
 
 
 def holdings(profile: Profile) -> str:
-    """One sentence: how many shapes a profile holds directly, and what share of its sources' steps they are."""
+    """Says how many shapes a profile holds directly, and what share of each source's device time is measured."""
     parts = [f"holds {profile.provenance.get('shapes', 0):,} shapes directly"]
     for source in profile.provenance.get("sources", ()):
         measured = source["basis_shares"]["measured"]
@@ -87,12 +88,12 @@ def holdings(profile: Profile) -> str:
 
 
 def floor_percent(share: float) -> str:
-    """Never rounded up: 99.996% is not 100%."""
+    """Formats a share as a percentage, never rounded up: 99.996% is not 100%."""
     return f"{int(share * 10_000 + 1e-6) / 100:g}%"
 
 
 def rows_of(found: Sequence[Coverage]) -> list[list[str]]:
-    """Cells of the table that `main` prints."""
+    """Returns the cells of the table that `python -m studies.shipped.coverage` prints."""
     return [
         [
             c.label, f"{c.device_seconds * 1e3:.1f}", *(f"{c.shares[b]:.1%}" for b in c.shares),

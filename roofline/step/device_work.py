@@ -1,6 +1,6 @@
-"""The device's and the host's work of a step: each operation of an op stream with its seconds on either side.
+"""Times each operation of an op stream on the device and on the host.
 
-`simulation` then lets the host enqueue them and the device drain them.
+`simulation` then models the host enqueuing these operations and the device draining the queue.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
 
-# Share of L2 that still holds what was touched before: lines go before the cache is full.
+# Share of L2's capacity that still holds what was touched before: lines are evicted before the cache is full.
 L2_SHARE = 0.8
 
-# Of what a kernel gains in isolation when its operands lie in L2, the part that it gains in a step. Five recorded
-# steps on an H200: element-wise kernels all of it; products 0.4 and reductions 0.6, which rather wait
-# than stream (with all of it reductions of 4 to 16 MB came out 21% too fast, products 4%).
+# The fraction of a kernel's isolated gain from operands in L2 that it keeps within a step. From five recorded steps on
+# an H200: element-wise kernels keep all of it; products keep 0.4 and reductions 0.6, as they are bound by latency
+# rather than by bandwidth (with all of it, reductions of 4 to 16 MB came out 21% too fast, products 4%).
 HOT_GAIN = {"gemm": 0.4, "reduction": 0.6}
 
 
 @dataclass(frozen=True)
 class TimedOp:
-    """One operation of the stream: what the host spends on it, and what it puts on the device (`work` None: nothing).
+    """One operation of the stream: the host's time for it, and its work on the device (`work` is None where it has
+    none).
 
-    Seconds and launches are of all `count` times that the step runs it (micro-batches that are alike, one after the
-    other); `work` is of one. `sigma`: standard deviation of the log seconds.
+    Seconds and launches are totals over the `count` times that the step runs it (identical micro-batches, one after
+    the other); `work` is that of one run. `sigma`: standard deviation of the log seconds.
     """
 
     phase: str
@@ -46,7 +47,7 @@ class TimedOp:
     sigma: float = 0.0
     launches: int = 0
     basis: str = ""
-    hot_seconds: float = 0.0  # the part of `seconds` that the hot curve gave, and how that came about
+    hot_seconds: float = 0.0  # the part of `seconds` taken from the hot curve; `hot_basis` is that part's basis
     hot_basis: str = ""
     count: int = 1
 
@@ -60,7 +61,7 @@ class TimedOp:
 
 
 def backend_of(work: Work, run: Run, sdpa: str) -> str:
-    """The backend that runs the work; `sdpa`: the attention that torch picks on the device by itself."""
+    """Returns the backend that runs the work; `sdpa` is the attention backend that torch itself picks on the device."""
     if work.op_class == "gemm":
         shape = work.shape  # `microbench.recipe.patches` gives Triton's kernel products of two matrices of 16 bits
         is_for_triton = isinstance(shape, Gemm) and shape.batch == 1 and shape.dtype in ("bf16", "fp16")
@@ -71,10 +72,11 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
 
 
 def device_work(stream: Stream, run: Run, profile: Profile, host: HostCosts) -> list[TimedOp]:
-    """Every operation of `stream` with its device and host seconds, in order; equal ones may be one object.
+    """Returns every operation of `stream`, in order, with its device and host seconds; equal ones may be one object.
 
-    An operation whose operands lie in L2 (`l2_shares`) takes the time of the hot curve, others that of the cold one,
-    and those between a mean by bytes; of the difference products and reductions save a part only (`HOT_GAIN`).
+    An operation whose operands lie in L2 (`l2_shares`) takes the time of the hot curve, one with none there that of the
+    cold curve, and those between a mean weighted by bytes; products and reductions save only part of the difference
+    (`HOT_GAIN`).
     """
     works = describe_ops(stream)
     hot_shares = l2_shares(stream, [work is not None for work in works], L2_SHARE * profile.l2_bytes)
@@ -98,7 +100,7 @@ def device_work(stream: Stream, run: Run, profile: Profile, host: HostCosts) -> 
         if work is not None and host.triton:
             host_seconds += host.triton.get(_triton_operator(work, backends[id(work)]), 0.0)
         is_first = op.phase != phase
-        if is_first:  # what a phase costs once, where it begins
+        if is_first:  # a phase's fixed host cost is charged to its first operation
             phase = op.phase
             host_seconds += getattr(host, phase).get("fixed", 0.0) + (host.step_fixed if i == 0 else 0.0)
         if work is None or found is None:
@@ -127,7 +129,7 @@ def _run_several(one: TimedOp, count: int) -> TimedOp:
 
 
 def _triton_operator(work: Work, backend: str) -> str:
-    """The operator that runs the work, as `HostCosts.triton` names it; "" where it is none of Triton's."""
+    """Returns the operator that runs the work, as `HostCosts.triton` names it; "" where it is not one of Triton's."""
     shape = work.shape
     if backend != "triton":
         return ""
@@ -139,12 +141,12 @@ def _triton_operator(work: Work, backend: str) -> str:
 
 
 def describe_ops(stream: Stream) -> list[Work | None]:
-    """The work of each op, None where nothing runs. Equal calls, as in the layers of a deep model, are the same object
-    and described once."""
+    """Returns the work of each op, None where no kernel runs. Equal calls, as in the layers of a deep model, are
+    described once and share one object."""
     known: dict[Any, Work | None] = {}
     operands = [id(ref.operand) for ref in stream.tensors]
     works: list[Work | None] = []
-    first: dict[int, Work | None] = {}  # what the op of the folded stream was found to be
+    first: dict[int, Work | None] = {}  # by index in the folded stream: the work of that op's first occurrence
     for op, repeated in zip(stream.ops, stream.repeats or [-1] * len(stream.ops), strict=True):
         if repeated in first:
             works.append(first[repeated])
@@ -164,7 +166,7 @@ def describe_ops(stream: Stream) -> list[Work | None]:
 
 @dataclass(frozen=True)
 class _KernelTimes:
-    """What all calls of one work have in common. `gain`: seconds less with all operands in L2."""
+    """What all calls of one work have in common. `gain`: the seconds saved when all operands lie in L2."""
 
     work: Work
     cold: Estimate
@@ -176,8 +178,8 @@ class _KernelTimes:
         return max(self.cold.seconds - self.hot.seconds, 0.0)
 
 
-# What was estimated before: models of a sweep have most of their works in common. By profile, then by the id of the
-# work and the backend; both objects are kept with it, so that no other can get their ids.
+# Estimates made before, since the models of a sweep share most of their works. Keyed by profile, then by the id of the
+# work and the backend; the profile and the work are kept alive here, so that no other object can get their ids.
 _Known = dict[tuple[int, str], _KernelTimes]
 _known: list[tuple[Profile, _Known]] = []
 _MOST_PROFILES, _MOST_WORKS = 8, 50_000
@@ -195,15 +197,15 @@ def _known_of(profile: Profile) -> _Known:
 
 
 def _kernel_times(works: Mapping[int, Work], backends: Mapping[int, str], profile: Profile) -> dict[int, _KernelTimes]:
-    """Of each work by its backend, both given by the work's id."""
+    """Returns the kernel times of each work on its backend; all three mappings are keyed by the work's id."""
     known = _known_of(profile)
     lacking = [(key, work) for key, work in works.items() if (key, backends[key]) not in known]
     estimates = iter(
         profile.estimate([(work, backends[key], cache) for key, work in lacking for cache in ("cold", "hot")])
     )
     for key, work in lacking:
-        # An optimizer's call launches what its lists need, which torch's rules count exactly; the profile's mean over
-        # the lists measured said 996 kernels for 864 at width 256.
+        # An optimizer's call launches as many kernels as its tensor lists need, which torch's rules count exactly; the
+        # profile's mean over the lists measured gave 996 kernels instead of 864 at width 256.
         rules = launches(work.shape)
         count = rules if work.op_class == "optimizer" else profile.launches(work, default=rules)
         known[key, backends[key]] = _KernelTimes(work, next(estimates), next(estimates), count)
@@ -211,11 +213,11 @@ def _kernel_times(works: Mapping[int, Work], backends: Mapping[int, str], profil
 
 
 def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[float]:
-    """For each op the share of its bytes that lies in L2, in a steady step.
+    """Returns for each op the share of its bytes that lies in L2, in a steady step.
 
-    One rule: an operand is there if it and what was touched since fit into `capacity` bytes. Addresses matter, not
-    tensors: the caching allocator gives a new tensor the block that was freed last, so that outputs too land on lines
-    in L2. The first of two passes only sets the scene.
+    One rule: an operand lies in L2 if it and all that was touched since its last use fit into `capacity` bytes.
+    Addresses matter, not tensors: the caching allocator gives a new tensor the block that was freed last, so that
+    outputs too land on lines in L2. The first of the two passes only establishes the cache's and the allocator's state.
     """
     sizes = [rounded(storage.bytes) for storage in stream.storages]
     operands = [(ref.storage, ref.operand.bytes) for ref in stream.tensors]

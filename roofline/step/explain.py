@@ -1,12 +1,12 @@
-"""Where a step's time goes and what bounds it: by operation class, by module, against the speed of light.
+"""Explains where a step's time goes and what bounds it: by operation class, by module, against the speed of light.
 
-The speed of light of a step is that of a part which wastes nothing: each class of operations as one perfect kernel,
-which takes its FLOPs at the sustained matrix rate of their dtype or, if that is longer, its unavoidable bytes at the
-bandwidth of a copy. Unavoidable are, once each: what the class reads that another wrote or that lies there before the
-step (parameters, optimizer states, inputs), and what it leaves to another class or to the next step (activations,
-gradients, parameters, states). What passes between kernels of one class is not counted, nor launches, gaps and the
-host. A class that is forecast faster still (its operands lie in the cache, or the clock is a burst's) counts with its
-forecast, so that the speed of light is never above the forecast.
+The speed of light of a step is its time on a part that wastes nothing: each class of operations is one perfect kernel,
+which takes the time of its FLOPs at the sustained matrix rate of their dtype or, if that is longer, of its unavoidable
+bytes at the bandwidth of a copy. Unavoidable bytes, each counted once, are what the class reads that another class
+wrote or that existed before the step (parameters, optimizer states, inputs), and what it leaves to another class or to
+the next step (activations, gradients, parameters, states). Traffic between kernels of one class is not counted, nor are
+launches, gaps and the host. A class whose forecast is faster still (its operands lie in the cache, or the clock is a
+burst's) counts with its forecast, so that the speed of light is never slower than the forecast.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _OVERWRITING = {"copy_", "fill_", "zero_"}
 
 @dataclass(frozen=True)
 class ClassPart:
-    """One class of a step. `bound`: what bounds most of its time; `bound_seconds`: its time by what bounds each
-    operation; `needed_bytes`: the unavoidable ones; `light_seconds`: its speed of light."""
+    """One operation class of a step. `bound`: what bounds most of its time; `bound_seconds`: its time by what bounds
+    each operation; `needed_bytes`: its unavoidable bytes; `light_seconds`: its time at the speed of light."""
 
     op_class: str
     seconds: float
@@ -63,7 +63,7 @@ class ClassPart:
 
 @dataclass(frozen=True)
 class ModulePart:
-    """Device seconds of one module path, layers together (`model.layers.*.mlp.down_proj`), by phase and class."""
+    """Device seconds of one module path, summed over layers (`model.layers.*.mlp.down_proj`), by phase and class."""
 
     module: str
     seconds: float
@@ -78,7 +78,7 @@ class ModulePart:
 
 @dataclass(frozen=True)
 class Sync:
-    """One place where the host waits for the device. `step_seconds`: how much shorter the step is without it."""
+    """One place where the host waits for the device. `step_seconds`: how much shorter the step is without the wait."""
 
     op: str
     module: str
@@ -89,12 +89,12 @@ class Sync:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A forecast and what it is made of.
+    """A forecast and its parts.
 
-    `gap_seconds` pass between kernels (the gap of each, at most what the step takes beyond them), `idle_seconds` is
-    what else the device waits for the host; both with the
-    forecast's `device_seconds` and `power_seconds` add up to the step. `light_seconds`: speed of light by class;
-    `fused_seconds`: the same with everything but products, convolutions and attention as one class.
+    `gap_seconds` pass between kernels (one gap per kernel, at most what the step takes beyond its kernels), and
+    `idle_seconds` is the rest of the time that the device waits for the host; these two and the forecast's
+    `device_seconds` and `power_seconds` add up to the step. `light_seconds`: the step at the speed of light, summed
+    over classes; `fused_seconds`: the same with everything but products, convolutions and attention as one class.
     """
 
     forecast: Forecast
@@ -144,7 +144,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def explain_step(step: PricedStep) -> Explanation:
-    """Forecasts a step and takes it apart. Raises as `PricedStep.forecast` does."""
+    """Forecasts a step and breaks its time down. Raises as `PricedStep.forecast` does."""
     found, timeline, profile = step.forecast(), step.timeline, step.profile
     classes = class_parts(step)
     busy = found.device_seconds + found.power_seconds
@@ -171,7 +171,8 @@ def explain_step(step: PricedStep) -> Explanation:
 
 
 def matrix_rate(profile: Profile, dtype: str) -> float | None:
-    """Sustained FLOP/s of a dtype's products; the burst, then the peak, where that was not measured."""
+    """Returns the sustained FLOP/s of a dtype's products, or else the burst rate, or else the datasheet's peak; None
+    where the profile has none of them."""
     for name in (f"matrix_sustained/{dtype}", f"matrix_burst/{dtype}"):
         if name in profile.ceilings:
             return profile.ceilings[name].value
@@ -179,15 +180,16 @@ def matrix_rate(profile: Profile, dtype: str) -> float | None:
 
 
 def matrix_seconds(op: TimedOp, profile: Profile) -> float:
-    """FLOPs of a product, a convolution or attention at the sustained rate; 0 of all else."""
+    """Returns the seconds that the FLOPs of a product, a convolution or attention take at the sustained rate; 0 for
+    all other operations."""
     dtype = None if op.work is None else op.work.matrix_dtype
     rate = None if dtype is None else matrix_rate(profile, dtype)
     return op.flops / rate if rate else 0.0
 
 
 def bound_seconds(ops: Iterable[TimedOp], profile: Profile) -> dict[str, float]:
-    """Device seconds by what keeps each operation from being faster: of its FLOPs, its bytes and the shortest kernel
-    the longest."""
+    """Returns device seconds by what bounds each operation: the longest of the times of its FLOPs, of its bytes and of
+    its launches at the shortest kernel's time."""
     copy, floor = profile.ceiling("hbm_copy", 0.0), profile.ceiling("kernel_floor", 0.0)
     seconds = dict.fromkeys(BOUNDS, 0.0)
     for op in ops:
@@ -200,7 +202,7 @@ def bound_seconds(ops: Iterable[TimedOp], profile: Profile) -> dict[str, float]:
 
 
 def class_parts(step: PricedStep) -> tuple[ClassPart, ...]:
-    """Each class's time, what bounds it, and its speed of light."""
+    """Returns each class's time, what bounds it, and its time at the speed of light."""
     profile, total = step.profile, step.timeline.device_seconds
     copy = profile.ceiling("hbm_copy", 0.0)
     needed = crossing_bytes(step.stream, step.ops, lambda op_class: op_class)
@@ -228,7 +230,8 @@ def class_parts(step: PricedStep) -> tuple[ClassPart, ...]:
 
 
 def fused_seconds(step: PricedStep) -> float:
-    """The speed of light where all that is neither product, convolution nor attention is one kernel."""
+    """Returns the step's seconds at the speed of light where all that is neither product, convolution nor attention is
+    one kernel."""
     copy = step.profile.ceiling("hbm_copy", 0.0)
     needed = crossing_bytes(step.stream, step.ops, _matrix_or_rest)
     seconds: dict[str, float] = defaultdict(float)
@@ -248,8 +251,9 @@ def _matrix_or_rest(op_class: str) -> str:
 
 
 def crossing_bytes(stream: Stream, ops: Sequence[TimedOp], group_of: Callable[[str], str]) -> dict[str, int]:
-    """Bytes that cross the border of each group of classes, each tensor once a version: read by the group and written
-    by another (or there before the step), or written by it and read by another (or kept for the next step)."""
+    """Returns the bytes that cross the border of each group of classes, counting each version of a tensor once: read by
+    the group and written by another (or present before the step), or written by the group and read by another (or kept
+    for the next step)."""
     total: dict[str, int] = defaultdict(int)
     writer: dict[int, str] = {}
     written: dict[int, int] = {}  # bytes of the version that have yet to leave its writer
@@ -283,7 +287,8 @@ def crossing_bytes(stream: Stream, ops: Sequence[TimedOp], group_of: Callable[[s
 
 
 def _touched(stream: Stream, tensors: Iterable[int], work: Work) -> dict[int, int]:
-    """storage -> bytes, none more than the operation moves in all: of a table that is looked up the rows in use."""
+    """Returns {storage: bytes}, each at most the bytes that the operation moves in all, so that a lookup table counts
+    only the rows in use."""
     sizes: dict[int, int] = {}
     for index in tensors:
         ref = stream.tensors[index]
@@ -300,7 +305,8 @@ def layers_together(module: str) -> str:
 
 
 def module_parts(step: PricedStep) -> tuple[ModulePart, ...]:
-    """Device time by module path, largest first. The optimizer works on all modules at once: a row of its own."""
+    """Returns device time by module path, largest first. The optimizer works on all modules at once and so has a row of
+    its own."""
     members: dict[str, list[TimedOp]] = defaultdict(list)
     for op, timed in zip(step.stream.ops, step.ops, strict=True):
         if timed.work is not None:
@@ -330,9 +336,10 @@ def module_parts(step: PricedStep) -> tuple[ModulePart, ...]:
 
 
 def syncs_of(step: PricedStep) -> tuple[Sync, ...]:
-    """Each place that stops the host, layers together, costliest first: the step less the step without its wait.
+    """Returns each place where the host waits for the device, layers merged, costliest first; its cost is the step's
+    time less that of the step without the wait.
 
-    Costs of several do not add up: without one the host waits at the next.
+    The costs of several places do not add up: without one wait the host waits at the next.
     """
     if is_synchronous(step.profile):  # every operation waits there
         return ()
@@ -343,7 +350,7 @@ def syncs_of(step: PricedStep) -> tuple[Sync, ...]:
     found = []
     for (name, module, phase), positions in places.items():
         without = list(step.ops)
-        for i in positions:  # handed over, but not waited for
+        for i in positions:  # enqueued, but not waited for
             without[i] = replace(without[i], kind="launch")
         saved = step.interval.value - Timeline(without, step.profile).step_seconds()
         found.append(Sync(name, module, phase, sum(step.ops[i].count for i in positions), max(saved, 0.0)))

@@ -1,4 +1,4 @@
-"""From a folder of measurements to a profile, with what the folder was measured for."""
+"""Fits a profile to a folder of measurements and records in it the models that the folder was measured for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def fit_folder(folder: Path, found: Found | None = None) -> tuple[Profile, FitReport]:
-    """The profile of a folder of measurements, host costs included; of several GPUs that of the median card."""
+    """Returns the profile of a folder of measurements, host costs included, and the fit's report; for measurements of
+    several GPUs the profile is that of the median card."""
     from flopcast.roofline.gpu.fit import cards, host_calibration
     from flopcast.roofline.gpu.fit.rows import fit_rows
     from flopcast.roofline.step import coverage, measured_model

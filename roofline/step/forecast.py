@@ -1,4 +1,4 @@
-"""What a training step is forecast to cost: the record that `predict` prints and `priced_step` makes."""
+"""Defines the record of a training step's forecast cost, which `priced_step` makes and `predict` prints."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class ClassShare:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a training step is forecast to cost. Seconds, bytes, FLOPs; low and high bound a 90% interval. `unit`: what
-    `tokens_per_second` and 6N count, "samples" or "steps" for modules and step functions without token ids.
+    """What a training step is forecast to cost, in seconds, bytes and FLOPs; low and high bound a 90% interval.
 
-    `power_watts`: the mean of steps one after the other, 0 where it is not known; `power_seconds`: what the part's
-    power limit adds to the step, whose kernels run at `clock_share` of the highest clock then. `device_seconds` are
-    those of the full clock, as a profiler reads them with pauses between the steps."""
+    `unit`: what `tokens_per_second` and 6N count: "tokens", or "samples" or "steps" for modules and step functions
+    without token ids. `power_watts`: mean power of back-to-back steps, 0 where it is not known; `power_seconds`: what
+    the part's power limit adds to the step, whose kernels then run at `clock_share` of the highest clock.
+    `device_seconds` are at full clock, as a profiler reads them with pauses between the steps."""
 
     gpu: str
     profile_basis: str
@@ -74,7 +74,7 @@ class Forecast:
         return None if usd is None else self.flops_counted / usd
 
     def to_json(self) -> dict[str, Any]:
-        """The contract of `predict --json`."""
+        """Returns the record that `predict --json` prints; its fields are a public contract."""
         record = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("breakdown", "price")}
         record["breakdown"] = [
             {"class": share.op_class, "seconds": share.seconds, "flops": share.flops, "bytes": share.bytes,
@@ -93,7 +93,8 @@ class Forecast:
 
 
 def width_of(found: Forecast) -> int | None:
-    """The width of a forecast of the ladder, from its parameters and depth; None for any other model."""
+    """Returns the width of a forecast model of the ladder, from its parameter count and depth; None for any other
+    model."""
     if not found.depth:
         return None
     for vocab in (VOCABULARY, CPU_VOCABULARY):
@@ -104,5 +105,5 @@ def width_of(found: Forecast) -> int | None:
 
 
 def tokens_of(found: Forecast) -> int:
-    """Tokens per step."""
+    """Returns the tokens per step."""
     return round(found.tokens_per_second * found.step_seconds)

@@ -1,4 +1,4 @@
-"""The times of single operations, from rows of a table: what `flopcast kernels` answers."""
+"""Times single operations given as rows of a table, for `flopcast kernels`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.model.run import MOST
 
-MAX_SIZE = 2**40  # of one dimension in `kernels`: beyond it products leave the range of a float
+MAX_SIZE = 2**40  # of one dimension in `kernels`: beyond it FLOP counts leave the range of a float
 
 GEMM_BACKENDS = ("torch", "triton")
 ATTENTION_BACKENDS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
@@ -25,7 +25,8 @@ KERNELS_OUT = ("seconds", "seconds_low", "seconds_high", "tflops", "bound", "bas
 
 
 def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
-    """Times each row's operation alone, launch cost excluded, as graph replay over rotating operands times it."""
+    """Forecasts the time of each row's operation alone, without launch cost, as graph replay over rotating operands
+    would measure it. A row that is not valid keeps its cells and says why in `reason`."""
     out: list[dict[str, Any]] = [dict(row) for row in rows]
     asked: list[tuple[int, Work, str, str]] = []
     for index, row in enumerate(rows):
@@ -60,14 +61,14 @@ def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
 
 
 def _rate(dtype: str, profile: Profile) -> float:
-    """The matrix rate that nothing of this dtype could beat; of one that was not measured the highest of the others,
-    which it hardly beats."""
+    """Returns the matrix rate, in FLOP/s, that no operation of this dtype can exceed: the measured burst, else the
+    dtype's peak, else the highest peak of the other dtypes, which it is unlikely to exceed."""
     peaks = {name: number.value for name, number in profile.peaks.items()}
     return profile.ceiling(f"matrix_burst/{dtype}", peaks.get(dtype, max(peaks.values(), default=0.0)))
 
 
 def _bound(work: Work, floor: float, bandwidth: float, rate: float) -> str:
-    """The longest of the three times that nothing could beat: launch floor, bytes, FLOPs."""
+    """Names the longest of three lower bounds on the operation's time: launch floor, bytes, FLOPs."""
     limits = {
         "launch": floor,
         "memory": work.bytes / bandwidth if bandwidth else 0.0,
@@ -77,7 +78,7 @@ def _bound(work: Work, floor: float, bandwidth: float, rate: float) -> str:
 
 
 def _work_of(row: Row) -> tuple[Work, str, str]:
-    """(work, backend, cache) of a row of `kernels`. Raises UsageError."""
+    """Returns (work, backend, cache) of a row of `kernels`. Raises UsageError for a row that is not valid."""
     check_length(row)
     op = row.get("op") or "gemm"
     cache = row.get("cache") or "cold"
@@ -97,7 +98,7 @@ def _work_of(row: Row) -> tuple[Work, str, str]:
         _one_of("backend", backend, ATTENTION_BACKENDS)
         _one_of("direction", direction, ("fwd", "bwd"))
         sizes = {name: _size(row, name) for name in ("batch", "heads", "head_dim")}
-        sizes["seq"] = _size(row, "seq", MOST["seq"])  # its blocks are dealt out one by one
+        sizes["seq"] = _size(row, "seq", MOST["seq"])  # limited because the model assigns its blocks one by one
         sizes["kv_heads"] = _size(row, "kv_heads") if row.get("kv_heads") else sizes["heads"]
         if sizes["heads"] % sizes["kv_heads"]:
             raise UsageError(f"heads {sizes['heads']} is not divisible by kv_heads {sizes['kv_heads']}")

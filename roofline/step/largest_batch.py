@@ -1,4 +1,4 @@
-"""The largest micro-batch that a GPU's memory holds."""
+"""Finds the largest micro-batch that fits into a GPU's memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
 
-MOST = 2**20  # sequences: beyond it nothing is asked
+MOST = 2**20  # sequences: the search goes no further
 
 
 def largest_batch(config: Mapping[str, Any], run: Run, profile: Profile) -> int:
-    """Sequences of the largest micro-batch for which `Forecast.fits` holds, all else as in `run`; 0 if not even one.
+    """Returns the sequences of the largest micro-batch for which `Forecast.fits` holds, all else as in `run`; 0 if not
+    even one sequence fits.
 
-    Raises UsageError as `forecast` does."""
+    Raises UsageError as `forecast` does, and where more than `MOST` sequences would fit."""
     run.check()
 
     def stream_at(batch: int) -> Stream:
@@ -31,7 +32,8 @@ def largest_batch(config: Mapping[str, Any], run: Run, profile: Profile) -> int:
 
 
 def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping[str, int]) -> int:
-    """As `largest_batch`, of what the factory "package.module:factory" makes. `sizes`: what else it is asked for.
+    """As `largest_batch`, for the module that the factory "package.module:factory" makes. `sizes`: the other sizes
+    passed to the factory.
 
     Raises UsageError as `api.forecast` does, and where the factory takes no batch."""
     from flopcast.roofline.stream.library import modules
@@ -58,8 +60,10 @@ def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping
 
 
 def _largest(stream_at: Callable[[int], Stream], run: Run, profile: Profile, seq: int) -> int:
-    """Memory grows with the batch, faster the larger it is (what is live at the peak changes), so the search goes
-    between the largest known to fit and the least known not to, where the line through the two says."""
+    """Searches for the largest batch whose needed bytes fit into the device's memory.
+
+    Memory grows with the batch, and faster the larger it is (what is live at the peak changes). The search interpolates
+    linearly between the largest batch known to fit and the smallest known not to."""
     room = int(profile.device.get("memory_bytes") or 0)
 
     def needed(batch: int) -> int:
@@ -77,8 +81,8 @@ def _largest(stream_at: Callable[[int], Stream], run: Run, profile: Profile, seq
     if fits == 0:
         return 1 if needed(1) <= room else 0
     while too_many - fits > 1:
-        # The curve lies below its chord, so that where the chord reaches the room there is some left: the next is
-        # tried too, and then the middle.
+        # The curve is convex and lies below its chord: where the chord reaches the memory's size, some is still left.
+        # The next batch is tried too, and then the middle of the interval.
         share = (room - used[fits]) / (used[too_many] - used[fits])
         chord = fits + int(share * (too_many - fits))
         for guess in (chord, chord + 1, (fits + too_many) // 2):

@@ -1,7 +1,7 @@
-"""One model whose own operations are measured: the cases of its step, and the record of it beside the measurements.
+"""Lists the benchmark cases of one model's own step and records the model beside its measurements.
 
-`flopcast bench --config` measures the cases of `step_cases`, and keeps the op stream in the folder (`keep`), so that
-`flopcast fit`, here or on another machine, can say how much of that step the profile holds without tracing again.
+`flopcast bench --config` measures the cases of `step_cases` and keeps the op stream in the folder (`keep`), so that
+`flopcast fit`, here or on another machine, can say without tracing again how much of that step the profile holds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _PICKED = ("sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-cpu")  # what tor
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredModel:
-    """A model and how its step is run: what a folder's measurements were made for. Of `run` its backends count; the
-    stream's meta says the rest."""
+    """A model and how its step is run, for which a folder's measurements were made. Only the backends of `run` are
+    used; the stream's meta holds the rest."""
 
     name: str
     stream: Stream
@@ -40,7 +40,7 @@ class MeasuredModel:
 
     @property
     def label(self) -> str:
-        """Model, batch x tokens, and what differs from the defaults."""
+        """Names the model, batch x tokens per sequence, and what differs from the defaults."""
         meta = self.stream.meta
         odd = [meta.get("precision"), meta.get("optimizer"), self.run.matmul, self.run.attention]
         usual = ("autocast-bf16", "adamw", "torch", "sdpa")
@@ -49,7 +49,7 @@ class MeasuredModel:
 
     @property
     def file_name(self) -> str:
-        """One file per model; models of one name and other sizes keep apart."""
+        """Names the model's file; models of the same name but of other sizes get different files."""
         marked = canonical_json([self.stream.meta, self.stream.depth, self.run.matmul, self.run.attention])
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.label).strip("-.")[:80]
         return f"{readable}-{hashlib.sha256(marked.encode()).hexdigest()[:8]}.json.gz"
@@ -57,13 +57,13 @@ class MeasuredModel:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model as the command line names it, and how its step is run: the options that were given, by name."""
+    """A model as the command line names it, and how its step is run. `given`: the options that were given, by name."""
 
     given: Mapping[str, Any]
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The command line's words for it."""
+        """Returns the command-line arguments that name it."""
         return tuple(word for name, value in self.given.items() for word in (f"--{name}", str(value)))
 
     @property
@@ -84,7 +84,7 @@ class ModelOptions:
         return (name or "config") + (f"-d{depth}" if depth else ""), stream
 
     def _module(self, device_type: str) -> tuple[str, Stream]:
-        """The factory has its own sizes, but for those that were given."""
+        """Returns (name, stream) of the factory's module, with the factory's own sizes except those that were given."""
         from flopcast.roofline.stream.library.modules import module_stream
 
         run, module = self.run, str(self.given["module"])
@@ -97,7 +97,8 @@ class ModelOptions:
 
 
 def model_options(options: Mapping[str, Any]) -> ModelOptions | None:
-    """The model that the options ask for, None where they ask for none. None stands for an option not given.
+    """Returns the model that the options ask for, or None where they ask for none. A value of None means that the
+    option was not given.
 
     Raises UsageError for run options without a model, for two models, and as `Run.check` does.
     """
@@ -117,17 +118,18 @@ def model_options(options: Mapping[str, Any]) -> ModelOptions | None:
 
 
 def step_cases(model: MeasuredModel, device: Device, stack: Mapping[str, Any]) -> list[SuiteCase]:
-    """Every distinct operation of the step, cold, and hot where its operands lie in L2 in the timeline.
+    """Returns a cold case for every distinct operation of the step, and a hot one where its operands lie in L2 during
+    the step.
 
-    `device`, `stack`: as in machine.json; they decide what lies in L2 and which attention torch picks. On a GPU the
-    host's reading a value back is left out: what it takes is the wait.
+    `device`, `stack`: as in machine.json; they decide what lies in L2 and which attention torch picks. On a GPU,
+    reading a value back to the host is left out, since its time is the wait for the device.
     """
     stream = model.stream
     works = describe_ops(stream)
     capacity = L2_SHARE * float(device.get("l2_bytes") or 0.0)
     shares = l2_shares(stream, [work is not None for work in works], capacity)
     sdpa = attention_alias(device, stack, {*_PICKED})["sdpa"]
-    cases: dict[tuple[str, str, str], SuiteCase] = {}  # by key: strides of dimensions of one are no other kernel
+    cases: dict[tuple[str, str, str], SuiteCase] = {}  # by key, as strides of size-1 dimensions change no kernel
     for op, work, share in zip(stream.ops, works, shares, strict=True):
         if work is None or (op.kind == "sync" and device["type"] != "cpu"):
             continue
@@ -152,7 +154,8 @@ def keep(folder: Path, model: MeasuredModel) -> Path:
 
 
 def kept(folder: Path) -> list[MeasuredModel]:
-    """The models that a folder was measured for, by file name. Raises DataError where a file is no stream."""
+    """Returns the models that a folder was measured for, ordered by file name. Raises DataError where a file is not a
+    stream."""
     found = []
     for path in sorted((folder / SOURCES).glob("*.json.gz")):
         stream = streams.load(path)
@@ -163,7 +166,8 @@ def kept(folder: Path) -> list[MeasuredModel]:
 
 
 def cases_kept(folder: Path, model: MeasuredModel, cases: Sequence[SuiteCase]) -> Iterator[SuiteCase]:
-    """The cases; when the first is asked for, which a sweep does once the folder is its own, the model is kept."""
+    """Yields the cases and writes the model into the folder when the first case is requested, which a benchmark sweep
+    does only once the folder is its own."""
     keep(folder, model)
     yield from cases
 
@@ -171,9 +175,9 @@ def cases_kept(folder: Path, model: MeasuredModel, cases: Sequence[SuiteCase]) -
 def promote(
     rows: Iterable[Mapping[str, Any]], models: Sequence[MeasuredModel], machine: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], int]:
-    """(rows, how many were turned): held-out rows of what was asked for directly are fitted.
+    """Turns held-out rows of the models' own operations into rows to fit; returns (rows, how many were turned).
 
-    Who measures one model's own operations wants them in the profile; they no longer judge it then.
+    A user who measures a model's own operations wants them in the profile; they then no longer validate it.
     """
     wanted = {
         (case.shape.key, case.backend, case.cache)

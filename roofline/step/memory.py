@@ -1,7 +1,7 @@
-"""Peak memory of a step: the lifetimes of the stream's storages, walked in order.
+"""Computes the peak memory of a step by following the lifetimes of the stream's storages in order.
 
-What `torch.cuda.max_memory_allocated` would read: parameters, optimizer state, gradients, saved activations,
-autocast's cast weights (all of them storages of the stream), rounded as the allocator rounds, plus the
+The peak is what `torch.cuda.max_memory_allocated` would report: parameters, optimizer state, gradients, saved
+activations and autocast's cast weights (all of them storages of the stream), rounded as the allocator rounds, plus the
 workspaces of the libraries, which no ATen call shows.
 """
 
@@ -13,12 +13,12 @@ from flopcast.roofline.stream.ops.op_stream import Op, Stream
 
 ALLOCATION_BYTES = 512  # the CUDA caching allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp)
 
-# Context, kernels' code and the allocator's unused parts, which `max_memory_allocated` does not count but a
+# The CUDA context, kernels' code and the allocator's unused parts, which `max_memory_allocated` does not count but a
 # GPU must hold: about 0.6 GB of context plus a reserve of 4% for fragmentation.
 CONTEXT_BYTES = 600 * 1024**2
 FRAGMENTATION = 0.04
 
-# cuBLAS keeps one workspace a handle: the forward's thread has one and autograd's another
+# cuBLAS keeps one workspace per handle: the forward's thread has one and autograd's another
 # (aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and later, else 8 MiB and 128 KiB).
 _HOPPER_WORKSPACE, _WORKSPACE, _HANDLES = 32 * 1024**2, 8320 * 1024, 2
 
@@ -30,7 +30,7 @@ def rounded(size: int) -> int:
 
 
 def peak_bytes(stream: Stream, workspace: int = 0) -> int:
-    """Largest sum of live storages over a steady step, plus `workspace` bytes of libraries.
+    """Returns the largest sum of live storages over a steady step, plus `workspace` bytes of libraries.
 
     Storages on the host do not count. Gradients live from the backward to the next step's zero_grad.
     """
@@ -59,11 +59,13 @@ def peak_bytes(stream: Stream, workspace: int = 0) -> int:
 
 
 def _summed_in_place(stream: Stream, op: Op, following: Op | None) -> tuple[int, ...]:
-    """The storage that a sum of two gradients of one tensor (an `add` in the backward) goes to.
+    """Returns the storage that receives the sum of two gradients of one tensor (an `add` in the backward) in place; ()
+    where the sum gets a storage of its own.
 
-    Autograd adds to the first of them where nobody else holds it (torch/csrc/autograd/input_buffer.cpp,
-    `can_accumulate_inplace`). A recorder of calls holds it, and so sees an `add` with a result of its own, the first
-    operand released with it. For tied embeddings of 151,936 x 2560 in fp32 that is 1.6 GB at the peak.
+    Autograd adds to the first gradient where nothing else holds a reference to it
+    (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`). The tracer holds one, and so records an `add` with
+    a result of its own that releases its first operand. For tied embeddings of 151,936 x 2560 in fp32 that is 1.6 GB at
+    the peak.
     """
     if following is None or len(op.inputs) != 2:
         return ()
@@ -73,7 +75,7 @@ def _summed_in_place(stream: Stream, op: Op, following: Op | None) -> tuple[int,
 
 
 def _scratch_bytes(stream: Stream, op: Op) -> int:
-    """Memory that an attention's kernel takes for itself while it runs."""
+    """Returns the scratch memory, in bytes, that an attention kernel allocates while it runs."""
     work = lower(stream, op)
     if work is not None and isinstance(work[0], Attention) and work[0].direction == "bwd":
         shape = work[0]
@@ -84,12 +86,13 @@ def _scratch_bytes(stream: Stream, op: Op) -> int:
 
 
 def workspace_bytes(capability: tuple[int, int] | None) -> int:
-    """What cuBLAS holds on a GPU of this compute capability; 0 where there is none (the CPU)."""
+    """Returns the bytes of cuBLAS's workspaces on a GPU of this compute capability; 0 for None (the CPU)."""
     if capability is None:
         return 0
     return _HANDLES * (_HOPPER_WORKSPACE if capability >= (9, 0) else _WORKSPACE)
 
 
 def needed_bytes(peak: int) -> int:
-    """What a GPU must have for the step to run: peak, context, and a reserve for fragmentation."""
+    """Returns the memory, in bytes, that a GPU must have for the step to run: the peak, the context, and a reserve for
+    fragmentation."""
     return round(peak * (1 + FRAGMENTATION)) + CONTEXT_BYTES

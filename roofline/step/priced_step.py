@@ -1,10 +1,10 @@
-"""One step priced: an op stream, how it is run, a GPU's profile and the host that feeds it, and all that follows.
+"""Forecasts one step from an op stream, how it is run, a GPU's profile and the host that feeds it.
 
     step = PricedStep(stream, run, profile)
     step.forecast()                    # the record that `predict` prints
     step.timeline.step_seconds(...)    # the step on another host, with other gaps, ...
 
-Each part is worked out when it is first asked for, and once.
+Each part is computed once, when it is first asked for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MATRIX_CLASSES = ("gemm", "attention", "conv")
 
 @dataclass(frozen=True)
 class PricedStep:
-    """A training step on one device. `host` None: the one that the profile was measured with, if any."""
+    """A training step on one device. `host` None means the host that the profile was measured with, if any."""
 
     stream: Stream
     run: Run
@@ -54,7 +54,7 @@ class PricedStep:
 
     @cached_property
     def ops(self) -> list[TimedOp]:
-        """The stream's operations, in order, with their seconds."""
+        """The stream's operations, in order, with their device and host seconds."""
         return device_work(self.stream, self.run, self.profile, self.host_costs)
 
     @cached_property
@@ -74,7 +74,7 @@ class PricedStep:
 
     @cached_property
     def device_sigma(self) -> float:
-        """Standard deviation of the log device seconds."""
+        """The standard deviation of the log device seconds."""
         return device_log_sigma(self.ops, self.profile)
 
     @cached_property
@@ -109,7 +109,7 @@ class PricedStep:
 
     @cached_property
     def flops(self) -> int:
-        """The model's FLOPs, as MFU's convention has it: what checkpointing computes again is time but no work done."""
+        """The model's FLOPs by MFU's convention: what checkpointing recomputes takes time but counts as no work."""
         again = recomputed(self.stream)
         return sum(op.flops for op, is_repeated in zip(self.ops, again, strict=True) if not is_repeated)
 
@@ -129,11 +129,11 @@ class PricedStep:
 
     @cached_property
     def basis_shares(self) -> dict[str, float]:
-        """Share of the device time by how it came about: measured, interpolated, extrapolated, and published where
-        published times refined the profile. Adds up to 1.
+        """Shares of the device time by basis: measured, interpolated, extrapolated, and published where published times
+        refined the profile. They add up to 1.
 
-        What an operation gains because its operands lie in L2 counts by the hot curve's basis, the rest by the cold
-        one's.
+        The part of an operation's time taken from the hot curve, because its operands lie in L2, counts by the hot
+        curve's basis, the rest by the cold one's.
         """
         seconds = dict.fromkeys(("measured", "interpolated", "extrapolated"), 0.0)
         for op in self.ops:
@@ -146,8 +146,8 @@ class PricedStep:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the forecast does not know well: kernels of no measured kind that matter, Triton's operators on a host
-        where they were not measured."""
+        """What the forecast does not know well: kernels of unmeasured kinds that take a notable share of the time, and
+        Triton's operators on a host where they were not measured."""
         host, run = self.host_costs, self.run
         found = _unmeasured_kernels(self.ops, self.profile)
         if host.triton or host is NO_HOST or "triton" not in (run.matmul, run.attention, run.fused):
@@ -159,7 +159,7 @@ class PricedStep:
         )
 
     def forecast(self) -> Forecast:
-        """Raises UsageError where the part has no rate for the run's precision."""
+        """Returns the step's forecast. Raises UsageError where the part has no rate for the run's precision."""
         stream, run, profile, timeline = self.stream, self.run, self.profile, self.timeline
         step, low, high = self.interval
         power = timeline.draw.power(step)
@@ -216,8 +216,8 @@ def forecast(
     price: Price | None = None,
     trace: Trace | None = None,
 ) -> Forecast:
-    """Forecasts one step of `config` on the part that `profile` describes; `trace` makes an op stream that is not at
-    hand (`stream.library.streams.get_stream`).
+    """Forecasts one step of `config` on the part that `profile` describes; `trace` makes an op stream that is neither
+    shipped nor cached (`stream.library.streams.get_stream`).
 
     Raises UsageError for what is invalid, not modelled, or not a model.
     """
@@ -227,12 +227,13 @@ def forecast(
 
 
 def traced_of(run: Run, profile: Profile) -> Traced:
-    """What of the run and the device decides the op stream."""
+    """Returns those settings of the run and the device that decide the op stream."""
     return run.traced_on(profile.device["type"])
 
 
 def peak_for(profile: Profile, precision: str) -> float:
-    """Dense FLOP/s that a step of this precision is held against. Raises UsageError where the part has none."""
+    """Returns the peak dense FLOP/s to which a step of this precision is compared in MFU. Raises UsageError where the
+    part has none."""
     dtype = PEAK_OF[precision]
     if dtype not in profile.peaks:
         raise UsageError(

@@ -1,7 +1,7 @@
-"""A step as host and device work through it: the host enqueues op by op, the device drains in order.
+"""Simulates a step on host and device: the host enqueues op by op, and the device drains the queue in order.
 
-`Simulation` is of given gaps, queue and speeds; `Timeline` takes them from a part's profile, and adds what the part's
-power limit costs.
+`Simulation` is given gaps, queue depth and speeds; `Timeline` takes them from a part's profile and adds the time that
+the part's power limit costs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from flopcast.roofline.step.power_limit import Draw, draw_of
 LAUNCH_LATENCY_SECONDS = 4e-6
 
 
-# (host, kernels, gaps within, launches, sync) of an op that launches or waits, with what the host did before it
+# (host seconds, kernel seconds, gaps within, launches, sync) of an op that launches kernels or makes the host wait; the
+# host seconds include those of the ops before it that do neither
 _Entry = tuple[float, float, int, int, bool]
 
 
 class Simulation:
-    """A step as host and device work through it, prepared once and run with several speeds.
+    """A simulation of a step on host and device, prepared once and run with several speeds.
 
-    The host enqueues op by op; the device runs in order, a gap between kernels; at most `queue_depth` launches are
-    outstanding; a sync stops the host until the device has drained. What runs several times (`TimedOp.count`) is run
-    until one time only moves everything on by as much as the one before: then so do all that follow.
+    The host enqueues op by op; the device runs kernels in order with a gap between them; at most `queue_depth` launches
+    are outstanding; a sync stops the host until the device has drained its queue. Operations that repeat
+    (`TimedOp.count`) are simulated until a repetition shifts all times by the same amount; all later repetitions then
+    do the same and are skipped.
     """
 
     def __init__(self, ops: Sequence[TimedOp], queue_depth: int, steps: int = 3) -> None:
@@ -41,8 +43,8 @@ class Simulation:
         self._prepared: dict[int, tuple[list[tuple[list[_Entry], int]], list[int]]] = {}
 
     def _prepare(self, most: int) -> tuple[list[tuple[list[_Entry], int]], list[int]]:
-        """The entries of a step in runs, each with how many more times it is run than here, where it is one of `most`;
-        and for each entry of all steps what `_waiting` says."""
+        """Returns the entries of a step in runs, where at most `most` repetitions are simulated and the last of them
+        carries the number of repetitions left out; and the result of `_waiting` for the entries of all steps."""
         if most not in self._prepared:
             runs = []
             for entries, count in self._parts:
@@ -52,9 +54,10 @@ class Simulation:
         return self._prepared[most]
 
     def _waiting(self, step: Sequence[int]) -> list[int]:
-        """For each entry of all steps, the entry that has to be finished before the host goes on; -1 for none.
+        """Returns, for each entry of all steps, the entry that has to finish before the host goes on; -1 for none.
 
-        With launch n enqueued, launch n - queue_depth is: which one that is does not depend on times.
+        Once launch n is enqueued, launch n - queue_depth must have finished; which entry holds it does not depend on
+        times.
         """
         counts = list(step) * self._steps
         waits = []
@@ -71,7 +74,7 @@ class Simulation:
     def run(
         self, *, gap_seconds: float, sync_seconds: float, host_factor: float = 1.0, device_factor: float = 1.0
     ) -> float:
-        """Seconds of one steady step when steps follow each other without waiting."""
+        """Returns the seconds of one steady step when steps follow each other without waiting."""
         most = min(self._most, _LEAST_RUNS)
         while (found := self._run(most, gap_seconds, sync_seconds, host_factor, device_factor)) is None:
             most = min(self._most, 2 * most)
@@ -80,14 +83,14 @@ class Simulation:
     def _run(
         self, most: int, gap_seconds: float, sync_seconds: float, host_factor: float, device_factor: float
     ) -> float | None:
-        """As `run`, with what runs several times run `most` times; None where that has not become steady."""
+        """As `run`, with at most `most` repetitions simulated; None where they have not become steady by then."""
         host = device = 0.0
         finish: list[float] = []
         finished = finish.append
         ends = []
         runs, all_waits = self._prepare(most)
         waits = iter(all_waits)
-        latest = -1  # what was waited for
+        latest = -1  # the last entry that the host waited for
         before = (0.0, 0.0)
         for _ in range(self._steps):
             for entries, more_times in runs:
@@ -127,7 +130,8 @@ _LEAST_RUNS = 4
 
 
 def _entries(ops: Iterable[TimedOp], count: int) -> list[_Entry]:
-    """Of one time that the operations run; what only costs the host goes to the next that launches or waits."""
+    """Returns the entries of one of the operations' `count` repetitions; the host seconds of an operation that neither
+    launches nor waits are added to the next one that does."""
     entries: list[_Entry] = []
     host = 0.0
     for op in ops:
@@ -144,12 +148,12 @@ def _agree(values: Sequence[float]) -> bool:
     return max(values) - min(values) <= 1e-9 * max(values)
 
 
-# For a profile that measured none of these: values of the one H200 (torch 2.11).
+# Defaults for a profile without these measurements: values of the one H200 measured (torch 2.11).
 GAP_SECONDS, QUEUE_DEPTH, SYNC_SECONDS = 1e-6, 1024, 2e-5
 
 
 def is_synchronous(profile: Profile) -> bool:
-    """Whether an operation is done when its call returns: the CPU as a device."""
+    """Returns whether an operation is complete when its call returns, as on the CPU as a device."""
     return bool(profile.device.get("type") == "cpu")
 
 
@@ -162,7 +166,7 @@ class Timeline:
 
     @cached_property
     def host_seconds(self) -> float:
-        """What enqueuing one step takes, without waiting."""
+        """The host's seconds to enqueue one step, without waiting."""
         return sum(op.host_seconds for op in self.ops)
 
     @cached_property
@@ -190,8 +194,8 @@ class Timeline:
         gap_factor: float = 1.0,
         power_factor: float = 1.0,
     ) -> float:
-        """Seconds of one of many steps in a row: of a host, of kernels or of gaps so many times as slow, of work that
-        takes `power_factor` times the energy."""
+        """Returns the seconds of one of many back-to-back steps, with the host's, the kernels' and the gaps' times
+        multiplied by their factors, and with work that takes `power_factor` times the energy."""
         if is_synchronous(self.profile):
             return self.host_seconds * host_factor + self.device_seconds * device_factor
         at_full_clock = self._simulation.run(

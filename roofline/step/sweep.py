@@ -1,6 +1,6 @@
-"""Many at once, from CSV to CSV: forecasts of steps (`sweep`) and times of single operations (`kernels`).
+"""Forecasts the steps of many models, one per row, from CSV to CSV, for `flopcast sweep`.
 
-A row that cannot be done stays: its numbers are empty and `reason` says why.
+A row that cannot be forecast is kept: its numbers are empty and `reason` says why.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Forecasts each row; `price_of` gives a Price or None for a GPU.
 
-    Streams not at hand are traced by processes of their own while rows are forecast (`prefetch.py`).
+    Streams that are neither shipped nor cached are traced in separate processes while rows are forecast
+    (`stream/library/prefetch.py`).
     """
     found: list[dict[str, Any]] = [dict(row) for row in rows]
     asked: dict[int, Asked] = {}
@@ -63,7 +64,7 @@ def sweep(
 
 
 class Asked(NamedTuple):
-    """A row of `sweep`, read."""
+    """A parsed row of `sweep`."""
 
     config: Config
     run: Run
@@ -71,7 +72,7 @@ class Asked(NamedTuple):
 
 
 def _asked(row: Row, profile: Profile) -> Asked:
-    """Raises UsageError for what is not valid."""
+    """Parses a row. Raises UsageError for what is not valid."""
     kinds = {**MODEL_COLUMNS, **RUN_COLUMNS}
     check_length(row)
     options = {n: parse_cell(n, row[n], kinds[n]) for n in kinds if row.get(n)}
@@ -83,7 +84,8 @@ def _asked(row: Row, profile: Profile) -> Asked:
 
 
 def scalars(result: Forecast) -> dict[str, Any]:
-    """The scalar fields of a forecast, as `sweep` writes them. `reason` stays empty: it marks what was not done."""
+    """Returns the scalar fields of a forecast, as `sweep` writes them. `reason` stays empty: it marks rows that could
+    not be forecast."""
     record = result.to_json()
     price = {f"price_{name}": value for name, value in (record["price"] or {}).items()}
     return {

@@ -1,23 +1,23 @@
-"""How far a forecast may be off: 90% intervals of device and step time. Standard deviations of log seconds throughout.
+"""Computes 90% intervals of device and step time. All spreads are standard deviations of log seconds.
 
-Errors are not independent, so that a step of a thousand kernels is not known a thousand times better than one:
+Errors are not independent, so the time of a step of many kernels is not known much more precisely than theirs:
 
-- a shape's own error (`TimedOp.sigma`: the fit's residuals and the measurement's noise, `gpu/fit/surface.py`): the
-  same in each of its repeats, independent from shape to shape;
-- what was not measured at all (`gpu/profile/unmeasured.py`) is guessed by one rule for all shapes of a class: one error
-  for them;
-- a class's bias: kernels measured alone and kernels among others in a step differ by something that all of a class
-  share, whatever the shape (`Spreads.classes`);
-- what all kernels share, the clock and memory of the part (`Spreads.common`), and what the cards of a kind differ by,
-  where that is known (`Profile.card_spread`);
-- a projection's error, of one datasheet figure for all classes (`project.common_sigma`);
-- the power that the step draws (`power_limit.SIGMA`), where a little more of it meets the part's limit;
-- the gap between kernels, measured for tiny kernels and for wide ones: the truth of a step lies between; the forecast
-  takes the wide ones', and the interval reaches as far to either side;
-- what a step that the device bounds is off although its kernels' times are right (`Spreads.beyond`): gaps that are
-  neither a tiny kernel's nor a wide one's, a host that falls behind for a while;
-- the host: `HostCosts.sigma`, which says how far processes lie apart, or, calibrated in the same run, how far the host
-  moved between its samples (`validation.host_of_run.RunHost.sigma`) and what steps were off besides
+- a shape's own error (`TimedOp.sigma`: the fit's residuals and the measurement's noise, `gpu/fit/surface.py`) is the
+  same in each of its repeats and independent from shape to shape;
+- what was not measured at all (`gpu/profile/unmeasured.py`) is estimated by one rule for all shapes of a class, which
+  share one error;
+- a class's bias: kernels measured in isolation and kernels within a step differ by an error common to all shapes of a
+  class (`Spreads.classes`);
+- what all kernels share, the clock and memory of the part (`Spreads.common`), and the variation among cards of one
+  model, where that is known (`Profile.card_spread`);
+- a projection's error, that of one datasheet figure for all classes (`gpu.projection.project.common_sigma`);
+- the error of the power that the step draws (`power_limit.SIGMA`), which matters near the part's limit;
+- the gap between kernels, measured for tiny kernels and for wide ones: a step's true gap lies between; the forecast
+  takes that of the wide ones, and the interval reaches equally far to either side;
+- the error of a device-bound step whose kernel times are right (`Spreads.beyond`): gaps that are neither a tiny
+  kernel's nor a wide one's, or a host that falls behind for a while;
+- the host: `HostCosts.sigma`, the spread from process to process, or, for a host calibrated in the same run, how far
+  its costs moved between samples (`validation.host_of_run.RunHost.sigma`) together with the further error of steps
   (`Spreads.host_same_run`).
 
 `Spreads` are estimated from real steps that are neither fitted nor validated: those of group "intervals" that
@@ -51,13 +51,15 @@ FILE = DATA / "intervals.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Spreads:
-    """Spreads of steps about their forecasts, standard deviations of log seconds.
+    """Spreads of steps about their forecasts, as standard deviations of log seconds.
 
-    `classes`: by group of operation classes (`stream.lowering.classes.GROUPS`); `default` for one without entry.
-    `beyond`: of steps that the device bounds about what their kernels' true times would have given. `host_same_run`: of
-    the host where tiny models ran beside the step. `source`: of which steps, how many, on which card and day.
+    `classes`: by group of operation classes (`stream.lowering.classes.GROUPS`); `default` for a group without an entry.
+    `common`: of what all kernels share. `beyond`: of device-bound steps about what their kernels' true times would have
+    given. `host_same_run`: of the host where tiny models ran beside the step. `source`: the steps they were estimated
+    from, their number, the card and the day.
 
-    The defaults are a guess, until steps have been run to tell: 2% a class, 1.5% for all and beyond the kernels.
+    The defaults are a guess for use until steps have been run: 2% per class, 1.5% common to all, and 1.5% beyond the
+    kernels.
     """
 
     classes: Mapping[str, float] = field(default_factory=dict)
@@ -73,22 +75,22 @@ class Spreads:
 
 @cache
 def spreads() -> Spreads:
-    """The shipped estimates; the defaults without them."""
+    """Returns the shipped estimates, or the defaults where none are shipped."""
     return Spreads(**json.loads(FILE.read_text())) if FILE.is_file() else Spreads()
 
 
 def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | None = None) -> float:
-    """Of the summed kernel time."""
+    """Returns the standard deviation of the log of the summed kernel time."""
     known = spreads() if known is None else known
     total = sum(op.seconds for op in ops)
     if not total:
         return 0.0
-    numbers: dict[tuple[Any, float], int] = {}  # of shapes, each with its sigma; a shape takes long to hash,
-    known_as: dict[tuple[int, float], int] = {}  # hence once a work, not once an operation
+    numbers: dict[tuple[Any, float], int] = {}  # index of each (shape, sigma); a shape takes long to hash,
+    known_as: dict[tuple[int, float], int] = {}  # hence once per work and not once per operation
     shapes: list[float] = []
     guessed: dict[str, float] = defaultdict(float)
     classes: dict[str, float] = defaultdict(float)
-    least = 0.0 if profile.projected_kinds else OTHER_CACHE  # what is lent is off by one projection's error
+    least = 0.0 if profile.projected_kinds else OTHER_CACHE  # projected kinds share one projection's error
     for op in ops:
         if op.work is not None:
             if op.basis == "extrapolated" and op.sigma >= least:
@@ -117,7 +119,8 @@ def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | 
 
 
 def card_sigma(classes: Mapping[str, float], profile: Profile) -> float:
-    """Deviation from card to card of a step of so many seconds a class; 0 where nothing is known of it."""
+    """Returns the standard deviation, among cards of one model, of the log time of a step with the given seconds per
+    class; 0 where it is not known."""
     measured: Mapping[str, Any] = profile.card_spread.get("classes") or {}
     factors = {name: entry["factors"] for name, entry in measured.items() if entry.get("factors")}
     names = {name for entry in factors.values() for name in entry}
@@ -133,14 +136,15 @@ def card_sigma(classes: Mapping[str, float], profile: Profile) -> float:
 
 
 def gap_log_sigma(profile: Profile) -> float:
-    """Of the gap between kernels: half the way, in logs, from that of tiny kernels to that of a step's sizes."""
+    """Returns the standard deviation of the log gap between kernels: half the log distance from the gap of tiny kernels
+    to that of kernels of a step's sizes."""
     wide = profile.ceiling("kernel_gap", 0.0)
     tiny = profile.ceiling("kernel_gap_tiny", 0.0)
     return abs(log(wide / tiny)) / 2 if wide > 0 and tiny > 0 else 0.25
 
 
 class Interval(NamedTuple):
-    """Seconds and the ends of their 90% interval."""
+    """A time in seconds and the ends of its 90% interval."""
 
     value: float
     low: float
@@ -148,8 +152,8 @@ class Interval(NamedTuple):
 
 
 def step_interval(timeline: Timeline, host: HostCosts, device_sigma: float) -> Interval:
-    """How far the step moves with the errors of device, host, gaps and power, independent; and, as far as it follows
-    the device, by what steps are off beyond their kernels."""
+    """Returns the step's seconds and their 90% interval, from the independent errors of device, host, gaps and power,
+    and, as far as the step follows the device, from the error of steps beyond their kernels."""
     run = timeline.step_seconds
     step = run()
     if not step:

@@ -1,1 +1,1 @@
-"""Which widths to choose: what a width costs beside its aligned neighbour, and shapes of equal parameters."""
+"""Helps to choose widths: what a width costs against its aligned neighbours, and shapes of equal parameter count."""

@@ -1,6 +1,6 @@
-"""Everything `flopcast widths` answers, gathered once: forecasts by axis, penalties, rules, shapes of equal parameters.
+"""Gathers all that `flopcast widths` answers: forecasts by axis, penalties, rules, shapes of equal parameter count.
 
-`answer(...)` is what the report page and Python take too; `to_json` and `csv_rows` are plain data in SI units.
+The report page and Python callers use `answer(...)` too; `to_json` and `csv_rows` give plain data in SI units.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ from flopcast.roofline.widths.shapes import MOST, Constraint, ranked, shapes_wit
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """`center`: the model asked about; `points`, `penalties`, `rules` by axis; `shapes`: of equal parameters, fastest
-    first; `heads`: other heads x head_dim, fastest a parameter first; `measured`: rules of this GPU's own products."""
+    """The answer of `flopcast widths` for one model on one GPU.
+
+    `center`: the model asked about; `points`, `penalties`, `rules`: by axis; `shapes`: models of equal parameter count,
+    and `heads`: other heads x head_dim, both in order of rising seconds per parameter; `measured`: rules from
+    measurements of this GPU's own products."""
 
     gpu: str
     basis: str
@@ -63,7 +66,7 @@ class Answer:
         return self.center.bound == "host"
 
     def host_words(self) -> str | None:
-        """What the host makes of all this; None where the device bounds the step."""
+        """Says how a host that bounds the step hides what widths cost; None where the host does not bound it."""
         center, what = self.center, "forward" if self.forward else "step"
         if not self.is_host_bound:
             return None
@@ -112,7 +115,7 @@ class Answer:
         }
 
     def csv_rows(self) -> list[dict[str, Any]]:
-        """One row a forecast; penalties beside the points they are of."""
+        """Returns one row per forecast, with a point's penalty in the same row."""
         rows = []
         for axis, found in self.points.items():
             known = {p.value: p for p in self.penalties[axis]}
@@ -158,7 +161,8 @@ def _penalty_row(one: Penalty) -> dict[str, Any]:
 
 
 def with_all_sizes(config: Mapping[str, Any]) -> Config:
-    """The config with head_dim and key-value heads said. Raises UsageError for a model without these dimensions."""
+    """Returns the config with head_dim and key-value heads made explicit. Raises UsageError for a model without these
+    dimensions."""
     try:
         sizes = dimensions(config)
     except NotDerivable as fault:
@@ -184,8 +188,9 @@ def answer(
     host: HostCosts | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Answer:
-    """Forecasts around `config` on each axis of `axes`; shapes of `constraint` (default: the config's own parameters
-    ± 2%) unless `with_shapes` is false. Raises UsageError as `forecast` does, and where no shape fits."""
+    """Forecasts models around `config` on each axis of `axes`, and, unless `with_shapes` is false, shapes within
+    `constraint` (default: the config's own parameters ± 2%). Raises UsageError as `forecast` does, and where no shape
+    meets a given constraint."""
     run.check()
     model = with_all_sizes(config)
     asked = constraint or Constraint(n_params(model))
@@ -217,7 +222,7 @@ def answer(
             try:
                 found = shapes_within(model, asked, keep)
             except UsageError:
-                if constraint is not None:  # what was asked for; shapes like the model itself may well not be
+                if constraint is not None:  # without one asked for, it is no error that no shape is found
                     raise
                 found = []
             shapes = survey_shapes(found, run, profile, progress=advance, **settings)

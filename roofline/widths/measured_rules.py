@@ -1,12 +1,13 @@
-"""The rules of widths that one GPU's own measurements give: "keep to a multiple of 64: 4.1% median, 11% worst".
+"""Derives width rules from one GPU's own measurements: "keep to a multiple of 64: 4.1% median, 11% worst".
 
-Every measured product of a linear layer has two widths, the layer's inputs and outputs, and the tokens: of nt and nn
-the widths are n and k, of tn, the gradient of the weights, m and n. A product whose widths are not both multiples of
-64 is held against the line between its neighbours that are (four of them where both widths are off), at the same
-tokens: these come from the profile's surface, which goes through what was measured and is a few percent wrong where
-it was not (`Comparison.sigma`). A product of multiples of 64 that are none of 128 is held against 128, and so to 256.
+Every measured product of a linear layer has two widths, the layer's inputs and outputs, besides the tokens: for nt and
+nn the widths are n and k, for tn, the gradient of the weights, m and n. A product whose widths are not both multiples
+of 64 is compared with the linear interpolation between its aligned neighbours (four of them where both widths are
+unaligned) at the same number of tokens. The neighbours' times come from the profile's surface, which passes through
+measured points and is a few percent wrong elsewhere (`Comparison.sigma`). A product of multiples of 64 that are not
+multiples of 128 is compared with multiples of 128, and so on up to 256.
 
-`measured_rules` gives the rows of a table, `comparisons` each product. numpy where it forecasts, no torch.
+`measured_rules` gives the rows of a table, `comparisons` each product. Needs numpy where it forecasts, and no torch.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.variants import GemmVariant
 
-LEAST_SIDE = 512  # of a width: below, a step of 64 is a large part of it
-LEAST_SECONDS = 8e-6  # of a product: below, launching it is most of it
-LEAST_COUNT = 5  # comparisons that make a rule
+LEAST_SIDE = 512  # smallest width compared: of smaller ones a step of 64 is a large part
+LEAST_SECONDS = 8e-6  # shortest product compared: of shorter ones launching takes most of the time
+LEAST_COUNT = 5  # fewest comparisons that make a rule
 
-# Rules of profiles that were asked before: some seconds each.
+# Cached rules of profiles asked about before; they take some seconds per profile to derive.
 _known: list[tuple[Profile, list[MeasuredRule]]] = []
 _MOST_PROFILES = 8
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measured product against its aligned neighbours. `multiple`: the largest power of two that divides both
-    widths; `penalty` 0.1: 10% longer; `sigma`: of the neighbours' time, in logs."""
+    """One measured product compared with its aligned neighbours. `multiple`: the largest power of two that divides both
+    widths; `expected`: the interpolated seconds of the neighbours; `penalty`: 0.1 for 10% longer than that; `sigma`:
+    the standard deviation of the log of `expected`."""
 
     shape: Gemm
     multiple: int
@@ -52,10 +54,10 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRule:
-    """What widths cost that are multiples of `multiple` and of no higher power of two. `layout`: nt, nn, tn or all.
+    """The cost of widths that are multiples of `multiple` and of no higher power of two. `layout`: nt, nn, tn or all.
 
-    `low` and `high`: the tenth and the ninetieth percent of the penalties; `worst_shape`: m x n x k of the worst;
-    `sigma`: how far a single comparison may be off, the median of theirs.
+    `low` and `high`: the tenth and the ninetieth percentile of the penalties; `worst_shape`: m x n x k of the worst;
+    `sigma`: the error of a single comparison, as the median over all of them.
     """
 
     multiple: int
@@ -75,7 +77,7 @@ class MeasuredRule:
 
     @property
     def sentence(self) -> str:
-        """keep widths to a multiple of 64: those of 8 cost 4.1% at the median, 11% at worst"""
+        """The rule in words: "keep widths to a multiple of 64: those of 8 cost 4.1% at the median, 11% at worst"."""
         kind = "odd ones" if self.multiple == 1 else f"those of {self.multiple}"
         return (
             f"keep widths to a multiple of {self.against}: {kind} cost {_percent(self.median)} at the median, "
@@ -88,9 +90,10 @@ def _percent(value: float) -> str:
 
 
 def comparisons(profile: Profile, dtype: str = "bf16", cache: str = "cold") -> list[Comparison]:
-    """Every measured product whose widths are not both multiples of 256. Empty where no products were measured.
+    """Compares every measured product whose widths are not both multiples of 256 with its aligned neighbours; returns
+    an empty list where no products were measured.
 
-    Products of less than 8 us, or of a width under 512, are left out.
+    Products of less than 8 us, or with a width under 512, are left out.
     """
     found: list[tuple[Gemm, int, float, list[tuple[Gemm, float]]]] = []
     for shape, seconds in _measured(profile, dtype, cache):
@@ -110,15 +113,16 @@ def comparisons(profile: Profile, dtype: str = "bf16", cache: str = "cold") -> l
         for _, share in corners:
             estimate = next(estimates)
             expected += share * estimate.seconds
-            spread += share * estimate.seconds * estimate.sigma  # neighbours of one another: not independent
+            spread += share * estimate.seconds * estimate.sigma  # added linearly: neighbours' errors are correlated
         compared.append(Comparison(shape, multiple, seconds, expected, spread / expected))
     return compared
 
 
 def measured_rules(profile: Profile, found: Sequence[Comparison] | None = None) -> list[MeasuredRule]:
-    """A rule for each multiple, all layouts together and by layout, least aligned first; only of five products on.
+    """Returns a rule for each multiple, over all layouts and by layout, least aligned first; a rule needs at least five
+    products.
 
-    `found`: as `comparisons` gives them, where they are at hand.
+    `found`: the result of `comparisons`, if the caller already has it.
     """
     if found is None:
         known_rules = next((rules for one, rules in _known if one is profile), None)
@@ -147,7 +151,7 @@ def measured_rules(profile: Profile, found: Sequence[Comparison] | None = None) 
 
 
 def _measured(profile: Profile, dtype: str, cache: str) -> Iterator[tuple[Gemm, float]]:
-    """(product, seconds) of the points of torch's surfaces, one product at a time."""
+    """Yields (product, seconds) of the measured points of torch's unbatched products."""
     for key, surface in profile.own_surfaces.items():
         variant = key.variant
         if (key.backend, key.cache) != ("torch", cache) or not isinstance(variant, GemmVariant):
@@ -160,13 +164,13 @@ def _measured(profile: Profile, dtype: str, cache: str) -> Iterator[tuple[Gemm, 
 
 
 def _widths(shape: Gemm) -> dict[str, int]:
-    """The sides that are a layer's inputs and outputs; the third are tokens."""
+    """Returns the two dimensions that are a layer's inputs and outputs; the third is the tokens."""
     names = ("m", "n") if shape.layout == "tn" else ("n", "k")
     return {name: getattr(shape, name) for name in names}
 
 
 def _corners(shape: Gemm, widths: dict[str, int], against: int) -> Iterator[tuple[Gemm, float]]:
-    """Aligned neighbours and their shares of the line (or plane) between them."""
+    """Yields a product's aligned neighbours with their weights in the linear (or bilinear) interpolation."""
     choices = []
     for name, value in widths.items():
         below, above = neighbours(value, against)

@@ -1,16 +1,17 @@
-"""Which widths to choose: steps of neighbouring sizes forecast, and what each loses against its aligned neighbours.
+"""Forecasts steps of neighbouring widths and computes what each loses against its aligned neighbours.
 
-Throughput rises with width anyway, so that a ranking of widths says little. What counts is the penalty: how much longer
-a step takes than the line between its two neighbours that are multiples of 64 says,
+Throughput rises with width anyway, so a ranking of widths says little. What counts is the penalty: how much longer a
+step takes than the linear interpolation between its two neighbours that are multiples of 64,
 
     penalty(w) = t(w) / (t(a) + (t(b) - t(a)) (w - a) / (b - a)) - 1,    a < w < b
 
-(of a multiple of 64 that is none of 128: against those of 128, and so on to 256). All three layouts of products are in
-a step: the forward sums over a layer's inputs (nt), the gradient of its input over its outputs (nn), that of its
-weights over the tokens (tn), so that a width is summed over in one product and lies across the tiles of two others.
+(for a multiple of 64 that is not one of 128: between multiples of 128, and so on up to 256). All three layouts of
+products occur in a step: the forward sums over a layer's inputs (nt), the gradient of its input over its outputs (nn),
+that of its weights over the tokens (tn), so that a width is the reduction dimension of one product and is divided into
+tiles in two others.
 
-`survey` forecasts, `penalties_of`, `rule_of` say what follows; no torch but for one trace a kind of model
-(`stream/ops/to_width.py`).
+`survey` forecasts; `penalties_of` and `rule_of` derive penalties and rules. torch is needed only for one trace per kind
+of model (`stream/ops/to_width.py`).
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ AXES = {"hidden": "hidden_size", "ffn": "intermediate_size", "vocab": "vocab_siz
 HEADS = "heads"  # heads x head_dim, which together are one width
 HEAD_DIMS = (64, 80, 96, 112, 128, 160, 192, 256)
 LAYOUTS = {"nt": "forward", "nn": "gradient of the input", "tn": "gradient of the weights"}
-ALIGNED = 64  # rows of 128 bytes in bf16: lines are drawn between its multiples
+ALIGNED = 64  # rows of 128 bytes in bf16: times are interpolated between its multiples
 TOP_MULTIPLE = 256
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-TOLERATED = 0.01  # a penalty that nobody needs to care about: less than a forecast of one is known to
+TOLERATED = 0.01  # a negligible penalty: smaller than the error of a forecast penalty
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One forecast width. `layout_seconds`, `layout_flops`: of products by layout; `extrapolated`: share of the device
-    time in kernels of no measured kind; `errors`: seconds by which each shape may be off (one standard deviation), for
-    what differs between two points."""
+    """One forecast width. `layout_seconds`, `layout_flops`: those of products, by layout; `extrapolated`: share of the
+    device time in kernels of no measured kind; `errors`: by shape, the standard deviation of its seconds, from which
+    the error of a difference between two points is computed."""
 
     axis: str
     value: int
@@ -76,7 +77,7 @@ class Point:
 
     @property
     def flops_per_second(self) -> float:
-        """Useful ones: counted FLOPs over the step."""
+        """The useful FLOP/s: counted FLOPs divided by the step's seconds."""
         return self.flops / self.step_seconds
 
     @property
@@ -84,17 +85,18 @@ class Point:
         return self.step_seconds / self.n_params
 
     def layout_rate(self, layout: str) -> float | None:
-        """FLOP/s of the products of a layout."""
+        """Returns the FLOP/s of the products of a layout; None where it takes no time."""
         seconds = self.layout_seconds.get(layout, 0.0)
         return self.layout_flops[layout] / seconds if seconds else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Penalty:
-    """What a width loses against the line between `below` and `above`; low and high bound a 90% interval.
+    """What a width loses against the linear interpolation between `below` and `above`; low and high bound a 90%
+    interval.
 
-    `step` of the whole step, `device` of the kernels, `layouts` of the products by layout. Errors that the width has
-    in common with its neighbours cancel, so the interval is of what differs: the shapes themselves.
+    `step`: loss of the whole step; `device`: of the kernels; `layouts`: of the products, by layout. Errors that the
+    width shares with its neighbours cancel, so the interval covers only what differs: the errors of the shapes.
     """
 
     axis: str
@@ -110,14 +112,15 @@ class Penalty:
 
     @property
     def hidden(self) -> float:
-        """How much of the device's loss the step does not show: the device waits for the host anyway."""
+        """How much of the device's loss the step does not show, because the device waits for the host anyway."""
         return self.device - self.step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The multiple to keep on one axis. `median`, `worst`, `best`: penalties of widths that do not keep it (0.1: 10%
-    longer), as the device and as the step sees them; None where no candidate ignores it."""
+    """The multiple to keep on one axis. `median`, `worst`, `best`: penalties, in device time, of widths that do not
+    keep it (0.1: 10% longer); `step_median`, `step_worst`: the same in step time; None where every candidate keeps
+    it."""
 
     axis: str
     multiple: int
@@ -132,7 +135,7 @@ class Rule:
 
 
 def power_of_two(value: int, most: int = TOP_MULTIPLE) -> int:
-    """The largest power of two up to `most` that divides `value`."""
+    """Returns the largest power of two up to `most` that divides `value`."""
     return min(value & -value, most) if value else most
 
 
@@ -146,7 +149,7 @@ def point(
     host: HostCosts | None = None,
     forward: bool = False,
 ) -> Point:
-    """Forecasts one config. `forward`: the forward alone, as inference runs it, and not the step.
+    """Forecasts one config. `forward`: only the forward, as inference runs it, instead of the whole step.
 
     Raises UsageError as `forecast` does.
     """
@@ -182,10 +185,11 @@ def point(
 
 
 def candidates(config: Mapping[str, Any], axis: str, span: int = 128) -> list[int]:
-    """Sizes of one axis around the config's: multiples of 64 and what lies beside them.
+    """Returns sizes of one axis around the config's: multiples of 64 and sizes beside them.
 
-    The multiples of 64 up to `span` from the one nearest to the config's own size, those of 256 around them (lines end
-    there), the own size, and around the nearest multiple what is one of 32, 16, 8, 4, 2 and 1 at the most.
+    These are the multiples of 64 up to `span` from the one nearest to the config's own size, the multiples of 256
+    around them (the ends of interpolation), the own size, and, beside the nearest multiple, sizes whose largest power
+    of two as a divisor is 32, 16, 8, 4, 2 and 1.
     """
     own = int(config[AXES[axis]])
     center = max(ALIGNED, round(own / ALIGNED) * ALIGNED)
@@ -200,8 +204,9 @@ def candidates(config: Mapping[str, Any], axis: str, span: int = 128) -> list[in
 
 
 def head_shapes(config: Mapping[str, Any]) -> list[Config]:
-    """Other heads x head_dim: head_dims in use with as many heads as come nearest to the same width, and one and two
-    groups of heads more or less at the config's own head_dim. Query heads a key-value head stay."""
+    """Returns configs with other heads x head_dim: common head_dims with the number of heads that comes nearest to the
+    same width, and the config's own head_dim with one and two groups of heads more or less. The query heads per
+    key-value head stay the same."""
     heads, head_dim = int(config["num_attention_heads"]), int(config["head_dim"])
     group = heads // int(config["num_key_value_heads"])
     groups = {(max(1, round(heads * head_dim / (size * group))), size) for size in (*HEAD_DIMS, head_dim)}
@@ -215,13 +220,13 @@ def head_shapes(config: Mapping[str, Any]) -> list[Config]:
 
 
 def neighbours(value: int, multiple: int) -> tuple[int, int]:
-    """The multiples below and above, for one that is none."""
+    """Returns the multiples below and above a value; a value that is itself a multiple counts as the one below."""
     below = value // multiple * multiple
     return below, below + multiple
 
 
 def resized(config: Mapping[str, Any], axis: str, values: Iterable[int]) -> Iterator[tuple[int, Config]]:
-    """(value, config) with each of `values` on one of AXES. Raises UsageError for a size of no model."""
+    """Yields (value, config) for each of `values` on one of AXES. Raises UsageError for a size that no model has."""
     for value in values:
         found = {**config, AXES[axis]: value}
         check_config(found)
@@ -238,7 +243,8 @@ def survey(
     forward: bool = False,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Point]:
-    """Forecasts of (value, config), in order; `progress` is called after each. Raises UsageError as `forecast` does."""
+    """Forecasts each (value, config), in order; `progress` is called after each. Raises UsageError as `forecast`
+    does."""
     found = []
     with no_garbage_collection():
         for value, config in asked:
@@ -251,7 +257,7 @@ def survey(
 
 
 def penalties_of(points: Sequence[Point]) -> list[Penalty]:
-    """Of every point whose two aligned neighbours are there too."""
+    """Returns the penalty of every point whose two aligned neighbours are among the points."""
     known = {p.value: p for p in points}
     found = []
     for one in points:
@@ -265,7 +271,8 @@ def penalties_of(points: Sequence[Point]) -> list[Penalty]:
 
 
 def anchor_of(value: int) -> int | None:
-    """The multiple whose line a width is held against; None for one of the highest."""
+    """Returns the multiple between whose neighbours a width's expected time is interpolated; None for a multiple of
+    256."""
     multiple = power_of_two(value)
     if multiple < ALIGNED:
         return ALIGNED
@@ -301,7 +308,8 @@ def penalty(one: Point, below: Point, above: Point) -> Penalty:
 
 
 def rule_of(axis: str, found: Sequence[Penalty], tolerated: float = TOLERATED) -> Rule:
-    """The smallest multiple whose keeping costs no more than `tolerated` at the median, and what ignoring it costs."""
+    """Returns the smallest multiple from which on no penalty exceeds `tolerated` at the median, and what ignoring it
+    costs."""
     by_multiple = {
         multiple: median(p.device for p in found if p.multiple == multiple)
         for multiple in MULTIPLES

@@ -1,4 +1,4 @@
-"""The points of the sawtooth figure: steps over a range of hidden sizes, aligned and not, on one GPU.
+"""Forecasts the points of the sawtooth figure: steps over a range of hidden sizes, aligned and not, on one GPU.
 
     points = sawtooth_points(profile)                        # ten seconds: ninety forecasts, one trace
     figure = views.figures.widths.sawtooth_figure(points, profile)   # a canvas.Figure, as the report's others
@@ -19,19 +19,20 @@ from flopcast.roofline.widths.penalties import ALIGNED, Point, survey
 RANGE = 512, 4096
 OFFSETS = (1, 2, 4, 8, 16, 32)  # beside every multiple of 512
 RUN = Run(batch=8, seq=1024, optimizer="adamw-fused")  # large enough that the device bounds the step
-TILE = 128, 256  # of cuBLAS's large products on Hopper: rows of tokens, columns of the width
+TILE = 128, 256  # the tile of cuBLAS's large products on Hopper: rows (tokens), columns (the width)
 
 
 def sawtooth_widths(low: int = RANGE[0], high: int = RANGE[1]) -> list[int]:
-    """Multiples of 128, of 64 between those of 256, and what lies 1 to 32 beside those of 512."""
+    """Returns the multiples of 128, one multiple of 64 after each multiple of 256 from `low`, and sizes 1 to 32 above
+    each multiple of 512 from `low`."""
     found = {*range(low, high + 1, 128), *range(low + ALIGNED, high, 256)}
     found |= {anchor + offset for anchor in range(low, high, 512) for offset in OFFSETS}
     return sorted(value for value in found if low <= value <= high)
 
 
 def ladder_shape(width: int, law: str = "printed", vocab: int | None = None) -> Config:
-    """The ladder's model at a hidden size that need not be aligned: heads, ffn and depth are those of the multiple of
-    128 nearest to it, so that the hidden size alone is off."""
+    """Returns the ladder's model at a hidden size that need not be aligned: heads, ffn and depth are those of the
+    nearest multiple of 128, so that only the hidden size is unaligned."""
     near = max(128, round(width / 128) * 128)
     shape = make_config(width=near, depth=max(2, depth_for(near, law)))
     if vocab is not None:
@@ -49,16 +50,17 @@ def sawtooth_points(
     host: HostCosts | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Point]:
-    """Forecast steps of the ladder over hidden sizes. Raises UsageError as `forecast` does."""
+    """Forecasts steps of the ladder over hidden sizes. Raises UsageError as `forecast` does."""
     chosen = sawtooth_widths() if widths is None else widths
     asked = ((width, ladder_shape(width, law, vocab)) for width in chosen)
     return survey("hidden", asked, run, profile, host=host, progress=progress)
 
 
 def wave_ends(tokens: int, sm_count: int, low: int, high: int, tile: tuple[int, int] = TILE) -> list[tuple[int, int]]:
-    """(wave, width) of the widths in [low, high] at which a product [tokens, width] just fills its waves.
+    """Returns (wave, width) of the widths in [low, high] at which a product [tokens, width] just fills its waves.
 
-    One tile more begins the next wave: ceil(tokens / rows) x width / columns blocks on `sm_count` multiprocessors.
+    One more column of tiles begins the next wave: the product has ceil(tokens / rows) x width / columns blocks on
+    `sm_count` multiprocessors.
     """
     rows, columns = tile
     down = -(-tokens // rows)

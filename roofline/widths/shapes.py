@@ -1,7 +1,8 @@
-"""Which shape is fastest at a given number of parameters: hidden size against ffn against depth.
+"""Finds the fastest shapes at a given number of parameters by trading hidden size, ffn and depth against each other.
 
-Only cost is forecast. What a shape can learn differs too, most where depth changes: the candidates stay within bounds
-that published models keep (`RATIOS`, `DEPTHS`), and the table says each shape's depth, so that a person chooses.
+Only cost is forecast. Shapes also differ in what they can learn, most where depth changes: the candidates stay within
+bounds that published models keep (`RATIOS`, `DEPTHS`), and the table gives each shape's depth, so that the user can
+choose.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.widths.penalties import Point, survey
 
 RATIOS = (2.0, 5.0)  # ffn over hidden size
-DEPTHS = (0.5, 2.0)  # against the model asked about
+DEPTHS = (0.5, 2.0)  # over the depth of the model asked about
 HIDDEN_STEP = 128  # between the hidden sizes that are tried
-PER_WIDTH = 3  # depths tried a hidden size
-MOST = 36
+PER_WIDTH = 3  # depths kept per hidden size
+MOST = 36  # shapes at most
 TOLERANCE = 0.02
 
 _SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
@@ -36,7 +37,7 @@ _CONSTRAINT = re.compile(
 
 @dataclass(frozen=True)
 class Constraint:
-    """So many parameters, give or take the tolerance, a share of them."""
+    """A number of parameters and the tolerance, as a share of it."""
 
     params: float
     tolerance: float = TOLERANCE
@@ -49,7 +50,7 @@ class Constraint:
 
 
 def parse_constraint(text: str) -> Constraint:
-    """params=600M±2%, params=600M+-2%, params=600M+-12M, params=600M. Raises UsageError."""
+    """Parses params=600M±2%, params=600M+-2%, params=600M+-12M or params=600M. Raises UsageError for anything else."""
     found = _CONSTRAINT.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"--constraint is {text!r}: valid is {_VALID}")
@@ -76,10 +77,11 @@ def shapes_within(
     multiples: Mapping[str, int] | None = None,
     per_width: int = PER_WIDTH,
 ) -> list[Config]:
-    """Configs within the constraint, hidden size and depth first and ffn what is left, at most MOST.
+    """Returns at most MOST configs within the constraint: hidden size and depth are chosen first, and ffn takes the
+    remaining parameters.
 
-    `multiples`: to keep hidden and ffn to (default 64). Heads follow the hidden size at the config's own ratio,
-    head_dim and query heads a key-value head stay. Raises UsageError where nothing fits.
+    `multiples`: the multiples that hidden and ffn keep to (default 64). Heads follow the hidden size at the config's
+    own ratio; head_dim and query heads per key-value head stay the same. Raises UsageError where no shape is found.
     """
     keep = {"hidden": 64, "ffn": 64, **(multiples or {})}
     own, depth = int(config["hidden_size"]), max(2, depth_of(config))
@@ -110,7 +112,8 @@ def shapes_within(
 
 
 def _fitted(config: Mapping[str, Any], hidden: int, depth: int, constraint: Constraint, multiple: int) -> Config | None:
-    """The config of this hidden size and depth with the ffn that comes nearest to the constraint; None outside it."""
+    """Returns the config of this hidden size and depth with the ffn that comes nearest to the constraint; None where it
+    does not meet the constraint or `RATIOS`."""
     group = int(config["num_attention_heads"]) // int(config["num_key_value_heads"])
     ratio = int(config["num_attention_heads"]) / int(config["hidden_size"])
     groups = max(1, round(ratio * hidden / group))
@@ -134,11 +137,12 @@ def survey_shapes(
     forward: bool = False,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Point]:
-    """Forecasts of the shapes, fastest first."""
+    """Forecasts the shapes and returns them in order of rising seconds per parameter."""
     asked = ((int(shape["hidden_size"]), dict(shape)) for shape in shapes)
     return ranked(survey("shape", asked, run, profile, host=host, forward=forward, progress=progress))
 
 
 def ranked(points: Sequence[Point]) -> list[Point]:
-    """By the step's time a parameter: those of one constraint differ by its tolerance in parameters."""
+    """Sorts points by the step's seconds per parameter, since shapes within one constraint differ in parameters by up
+    to its tolerance."""
     return sorted(points, key=lambda p: p.seconds_per_parameter)
