@@ -1,4 +1,4 @@
-"""One bench of one machine into a folder that can be resumed: host cost, ceilings, a suite's cases."""
+"""Runs one bench of one device into a folder that can be resumed: host cost, ceilings, a suite's cases."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def run_bench(
     calibrate: bool = True,
     operators: bool = False,
 ) -> dict[str, Summary]:
-    """Measures what `folder` lacks; returns a summary of each part.
+    """Measures what `folder` lacks and returns a summary of each part.
 
-    `host_only`: the host's cost and scalars alone. Without `calibrate` the host's cost is not measured, and one step is
-    run instead: in a process that has trained, kernels follow one another 0.1 to 0.2 us later (a tiny one in a graph
-    takes 1.13 us instead of 0.93 on an H200), and the steps that are forecast run in such processes. `operators`: also
-    the host's cost of calling Triton's operators.
+    With `host_only`, only the host cost and the host's scalars are measured. Without `calibrate` the host cost is not
+    measured, and one training step is run instead: in a process that has trained, consecutive kernels start 0.1 to
+    0.2 us later (a tiny kernel in a graph takes 1.13 us instead of 0.93 on an H200), and the steps that are forecast
+    run in such processes. With `operators`, the host cost of calling Triton's operators is measured as well.
 
-    Raises UsageError when the folder cannot be used, RunError on a full disk or a lost device: finished rows
-    stay.
+    Raises UsageError when the folder cannot be used, and RunError on a full disk or a lost device; finished rows are
+    kept in both cases.
     """
     timer = make_timer(device, POLICIES[device.type][policy])
     summaries: dict[str, Summary] = {}

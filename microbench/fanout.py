@@ -1,12 +1,14 @@
-"""One bench process for each GPU of the host, side by side, each into a folder of its own: OUT/gpu0, OUT/gpu1, ...
+"""Runs one bench process per GPU of the host, concurrently, each into a folder of its own: OUT/gpu0, OUT/gpu1, ...
 
-A process each, since a CUDA context, its profiler and Python's lock are one a process: what one loses, no other does.
-Every folder is what a bench of that GPU alone writes: it resumes, survives a kill, and fits by itself.
+There is one process per GPU because a process has one CUDA context, one profiler and one interpreter lock: a fault in
+one process does not affect the others. Each folder is what a bench of that GPU alone writes: the bench can be resumed,
+survives a kill, and a profile can be fitted from that folder alone.
 
-What times the host is not run side by side. Processes that enqueue at once contend for cores, clocks, memory and the
-driver's locks, and would each read the others: the first GPU's process calibrates the host alone before the others
-begin, and none of them does it again. Kernels are another matter: their times come from the device (graph replay,
-events, CUDA's profiler), and a host whose GPUs are all busy is what training on it looks like, heat included.
+Host costs are not measured concurrently. Processes that enqueue at the same time contend for cores, clocks, memory and
+the driver's locks, so that each would time the others as well: the first GPU's process calibrates the host before the
+others begin, and none of them does it again. Kernels can be measured concurrently: their times come from the device
+(graph replay, events, CUDA's profiler), and a host whose GPUs are all busy is the condition in which it trains, heat
+included.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ LAST_WORDS = 3  # lines of a failed process's stderr that are kept
 
 @dataclass(frozen=True)
 class Job:
-    """One bench to run: the card's name, which its folder has too, the arguments of `flopcast bench`, and the variables
+    """One bench to run: the name of the GPU and of its folder, the arguments of `flopcast bench`, and the variables
     that are added to this process's environment."""
 
     name: str
@@ -41,7 +43,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a process ended. `parts`: a line for each part that it measured; `reason`: why it failed, else ""."""
+    """How a process ended. `parts`: one line per part that it measured; `reason`: why it failed, else ""."""
 
     returncode: int
     seconds: float
@@ -54,9 +56,10 @@ class Outcome:
 
 
 def jobs(devices: Sequence[str], out: Path, arguments: Sequence[str]) -> list[Job]:
-    """A bench for each of `devices` ("cuda:0", ...). `arguments`: what all take besides --device, --out and --json.
+    """Returns one bench job per device of `devices` ("cuda:0", ...). `arguments`: those that all benches take besides
+    --device, --out and --json.
 
-    A process sees its own GPU alone, so that nothing of it can land on another's.
+    Each process sees only its own GPU, so that it cannot place anything on another one.
     """
     found = []
     for i, device in enumerate(devices):
@@ -68,15 +71,16 @@ def jobs(devices: Sequence[str], out: Path, arguments: Sequence[str]) -> list[Jo
 
 
 def _visible(index: int) -> str:
-    """How CUDA_VISIBLE_DEVICES names the device that is number `index` here, where it may be set already."""
+    """Returns the entry of CUDA_VISIBLE_DEVICES for this process's device number `index`; the variable may already be
+    set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return visible.split(",")[index].strip() if visible else str(index)
 
 
 def run_side_by_side(wanted: Sequence[Job], say: Callable[[str], None]) -> dict[str, Outcome]:
-    """Runs all jobs at once and waits for all; what a process says on stderr is passed on under its name.
+    """Runs all jobs at once and waits for all; each process's stderr is passed on, prefixed with its name.
 
-    One that fails leaves the others alone. None outlives this process, however that ends.
+    A process that fails does not stop the others. None of them outlives this process, however it ends.
     """
     started = [(job, time.monotonic(), _start(job, len(wanted))) for job in wanted]
     listeners = [_Listener(job.name, process, say) for job, _, process in started]
@@ -92,7 +96,8 @@ def run_side_by_side(wanted: Sequence[Job], say: Callable[[str], None]) -> dict[
 
 
 def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Waits for all; those that Ctrl-C has not reached by way of a terminal are told."""
+    """Waits for all processes; those still running after GRACE_SECONDS, which Ctrl-C in a terminal has not reached, are
+    sent SIGINT."""
     deadline = time.monotonic() + GRACE_SECONDS
     for process in processes:
         try:
@@ -104,8 +109,8 @@ def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def end_with_parent() -> None:
-    """Makes a process that `run_side_by_side` started die when that one does, be it by kill -9 (Linux): it would hold
-    its folder's lock and a GPU for minutes."""
+    """Makes a process that `run_side_by_side` started die with its parent, even if that is killed by kill -9 (Linux):
+    otherwise it would hold its folder's lock and a GPU for minutes."""
     parent = os.environ.pop(PARENT, None)
     if parent is None or not sys.platform.startswith("linux"):
         return
@@ -113,7 +118,7 @@ def end_with_parent() -> None:
 
     pr_set_pdeathsig = 1  # linux/prctl.h
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before the line above
+    if os.getppid() != int(parent):  # the parent died before the line above
         os._exit(1)
 
 
@@ -127,9 +132,9 @@ def _start(job: Job, count: int) -> subprocess.Popen[str]:
 
 
 class _Listener:
-    """Reads what a process writes, so that it never waits for a full pipe."""
+    """Reads what a process writes, so that the process never blocks on a full pipe."""
 
-    _one_at_a_time = threading.Lock()  # of all listeners: lines are passed on whole
+    _one_at_a_time = threading.Lock()  # shared by all listeners, so that lines are passed on whole
 
     def __init__(self, name: str, process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
         self.out = ""

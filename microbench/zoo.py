@@ -1,6 +1,6 @@
-"""Modules that can be named on a command line: `--module flopcast.microbench.zoo:vit_b16`.
+"""Builds modules that can be named on a command line: `--module flopcast.microbench.zoo:vit_b16`.
 
-Each factory returns (module, batch), as a factory of one's own would: the module as its library builds it, weights
+Each factory returns (module, batch), as a user's own factory would: the module as its library builds it, with weights
 drawn at random and never downloaded, and a batch of the sizes that the model was published for. `train_mlp` returns a
 step function instead. Sizes are keyword arguments with defaults, so that tests can ask for small ones.
 """
@@ -42,14 +42,14 @@ def resnet50(batch: int = 32, size: int = 224, depths: tuple[int, ...] = (3, 4, 
 
 
 def resnet50_channels_last(batch: int = 32, size: int = 224, depths: tuple[int, ...] = (3, 4, 6, 3)) -> ModuleAndBatch:
-    """ResNet-50 with weights and images in channels-last layout, which cuDNN's kernels for bf16 want."""
+    """ResNet-50 with weights and images in channels-last layout, the one that cuDNN's bf16 kernels are made for."""
     model, images = resnet50(batch, size, depths)
     images["pixel_values"] = images["pixel_values"].to(memory_format=torch.channels_last)
     return model.to(memory_format=torch.channels_last), images  # type: ignore[call-overload]
 
 
 class _MLP(torch.nn.Module):
-    """Linear and GELU, `depth` times, and a cross-entropy over 1000 classes."""
+    """`depth` linear layers with GELU, and a cross-entropy over 1000 classes."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def transformer_encoder(
 
 
 def train_mlp(batch: int = 4096, width: int = 4096, depth: int = 8) -> Callable[[], None]:
-    """A step function: forward, backward, clipping and SGD with momentum as one would write them."""
+    """Returns a step function: forward, backward, gradient clipping and SGD with momentum, as a user would write it."""
     model, (x, labels) = mlp(batch, width, depth)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device)

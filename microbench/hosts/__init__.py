@@ -1,1 +1,1 @@
-"""Measures what a step costs the host: tiny models of several depths, and calls of Triton's operators."""
+"""Measures the host cost of a training step, on tiny models of several depths, and of calls of Triton's operators."""

@@ -1,12 +1,12 @@
-"""Host cost of a training step: seconds to enqueue forward, backward, optimizer and zero_grad, by depth.
+"""Measures the host cost of a training step: seconds to enqueue forward, backward, optimizer and zero_grad, by depth.
 
-Host cost does not depend on width and is linear in depth (H200, Qwen3 eager: 12 layers 57.8 ms at width 256,
-57.2 at 1024), so models of tiny width at a few depths calibrate all. Single runs spread by 10-40%: depths are
-interleaved in rounds, and every sample is kept. Device work at tiny width is small but not nothing: the
-synchronisation inside transformers' Qwen3 forward waits for what was enqueued before it, a few kernels.
+Host cost does not depend on width and is linear in depth (H200, Qwen3 eager: 12 layers take 57.8 ms at width 256,
+57.2 at 1024), so models of tiny width at a few depths calibrate all sizes. Single runs spread by 10-40%: depths are
+interleaved in rounds, and every sample is kept. Device work at tiny width is small but not zero: the
+synchronisation inside transformers' Qwen3 forward waits for the few kernels that were enqueued before it.
 
-Rows: key host/<model>/depth<D>/<phase>, phases forward, backward, optimizer, zero_grad, and step (all of
-them). On the CPU device an op runs when it is called, so the rows hold op time too.
+Rows have the key host/<model>/depth<D>/<phase>; phases are forward, backward, optimizer, zero_grad, and step (all of
+them). On the CPU device an op runs when it is called, so the rows include the ops' own time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def host_key(model: str, depth: int, phase: str) -> str:
 
 
 def host_fields(key: str, samples: Sequence[float], *, backend: str = "torch", suite: str | None = None) -> Fields:
-    """The fields of a row of host seconds by the wall clock; its value is None where there is no sample."""
+    """The fields of a row of host seconds measured by wall clock; the value is None where there is no sample."""
     return {
         **EMPTY_FIELDS, "key": key, "backend": backend, "cache": "cold", "shape": None,
         **({} if suite is None else {"suite": suite}), "role": "fit",
@@ -66,10 +66,11 @@ def run_host(
     retry: Collection[str] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Summary:
-    """Measure and record the host seconds of each phase at each depth of `builders` (depth -> how to build).
+    """Measures and records the host seconds of each phase at each depth of `builders` (depth -> function that builds
+    the step).
 
-    `model` names the family and whatever else changes what is launched ("qwen3-adamw-fused"). All depths are
-    alive at once, since rounds go over all of them: give tiny widths. Depths are skipped only when all
+    `model` names the family and whatever else changes what is launched ("qwen3-adamw-fused"). The models of all depths
+    are in memory at once, since each round runs all of them, so widths must be tiny. Depths are skipped only when all
     are done. A depth that does not fit or fails gets rows that say so.
     """
     watch = Stopwatch(clock=clock)
@@ -109,7 +110,8 @@ def run_host(
 
 
 def host_phases(step: Step, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """Host seconds of each phase of one step on an idle device, not waiting for it; "step" is the whole."""
+    """Host seconds of each phase of one step on an idle device, without waiting for the device; "step" is the sum of
+    the phases."""
     synchronise(device)
     stamps = [clock()]
     step.zero_grad()

@@ -1,12 +1,13 @@
-"""Host cost of the operators whose kernels are Triton's: seconds to enqueue a call, forward and backward.
+"""Measures the host cost of the operators whose kernels are Triton's: seconds to enqueue a call, forward and backward.
 
-An ATen call passes the dispatcher in C++; a torch custom operator runs Python on the way there and back (autograd's
-formula, the choice of a configuration, Triton's launcher), so that it costs the host several times as much. Operands
-are small, and calls follow one another on an idle device, fewer than its queue holds: the device keeps up, and what is
-timed is the host.
+An ATen call passes through the dispatcher in C++; a torch custom operator also runs Python in forward and backward
+(autograd's formula, the choice of a configuration, Triton's launcher), so that it costs the host several times as much.
+Operands are small, and fewer calls than the launch queue holds are enqueued in a row on an idle device: the device
+keeps up, and only the host is timed.
 
-Rows: key host_op/<operator>, value in seconds per call; `base_seconds` is that of an ATen call that launches as much,
-timed in between: F.silu and its backward for memory-bound operators, torch's own product and attention for the others.
+Rows have the key host_op/<operator> and a value in seconds per call; `base_seconds` is that of an ATen call that
+launches equivalent work, timed alternately with it: F.silu and its backward for memory-bound operators, torch's own
+product and attention for the others.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ WARM_UP = 2
 Forward = Callable[[], Any]
 Backward = Callable[[Any], Any] | None
 
-# Of each pair: forward operator, backward operator.
+# Forward operator -> its backward operator.
 PAIRS = {
     "rms_norm": "rms_norm_backward",
     "add_rms_norm": "add_rms_norm_backward",
@@ -55,7 +56,7 @@ def run_operators(
     *, recorder: Recorder, device: torch.device, suite: str, retry: Collection[str] = (),
     rounds: int = ROUNDS, clock: Callable[[], float] = time.perf_counter,
 ) -> Summary:  # fmt: skip
-    """Measures and records what the folder lacks; an operator that does not run here is a row that says so."""
+    """Measures and records what the folder lacks; an operator that does not run here gets a row that says so."""
     watch = Stopwatch(clock=clock)
     wanted = [name for pair in PAIRS.items() for name in pair if name]
     if all(recorder.is_done(PREFIX + name, retry=retry) for name in wanted):
@@ -69,7 +70,8 @@ def run_operators(
 def operator_rows(
     device: torch.device, *, rounds: int = ROUNDS, clock: Callable[[], float] = time.perf_counter
 ) -> list[OperatorRow]:
-    """A row per operator. All are timed in turn, round by round, so that a host that slows down slows all of them."""
+    """Returns one row per operator. All are timed in turn, round by round, so that a slowdown of the host affects all
+    of them alike."""
     samples: dict[str, list[float]] = defaultdict(list)
     failed: dict[str, Fields] = {}
     calls: dict[str, tuple[Forward, Backward]] = {}
@@ -103,14 +105,15 @@ def operator_rows(
 
 
 def _kernels(name: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Triton's kernel in place of aten::mm, as `patches` runs a step; nothing for the other operators."""
+    """A context with Triton's kernel in place of aten::mm, as `patches` runs a step; an empty one for the other
+    operators."""
     return patched("triton", "sdpa", device.type) if name == "mm" else nullcontext()
 
 
 def _sample(
     forward: Forward, backward: Backward, device: torch.device, clock: Callable[[], float]
 ) -> tuple[float, float]:
-    """Host seconds per call, of forward and of backward; 0 where there is no backward."""
+    """Host seconds per forward call and per backward call; 0 where there is no backward."""
     synchronise(device)
     start = clock()
     results = [forward() for _ in range(CALLS)]
@@ -127,7 +130,8 @@ def _sample(
 
 
 def _makers(device: torch.device) -> dict[str, Callable[[], tuple[Forward, Backward]]]:
-    """What makes (forward, backward of what it returned) of every operator and of the bases, on their own operands."""
+    """Functions that make, for each operator and each base call on operands of its own, a pair (forward, backward of
+    what forward returned)."""
     from flopcast.kernels import attention, cross_entropy, rmsnorm, rope, swiglu
 
     half = torch.float16 if device.type == "cpu" else torch.bfloat16  # Triton's interpreter has no bf16
@@ -136,7 +140,8 @@ def _makers(device: torch.device) -> dict[str, Callable[[], tuple[Forward, Backw
         return torch.randn(size, dtype=dtype, device=device).requires_grad_()
 
     def differentiated(function: Callable[..., Any], *inputs: Tensor) -> tuple[Forward, Backward]:
-        """As in training: the loss's gradient is there, every leaf that learns gets one."""
+        """Makes the pair as in training: output gradients are given, and every leaf that requires one gets a
+        gradient."""
         first = function(*inputs)
         outputs = first if isinstance(first, tuple) else (first,)
         seeds = [torch.ones_like(x) for x in outputs]

@@ -1,3 +1,3 @@
-"""One training step of a real model: as it is planned, built, patched, and called by tracer, calibration and
-validation.
+"""Defines one training step of a real model, and how it is planned, built and patched, for the tracer, the calibration
+and the validation.
 """

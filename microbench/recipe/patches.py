@@ -1,4 +1,4 @@
-"""Other kernels in a real step: Triton's in place of cuBLAS's, or the SDPA backend of one's choice.
+"""Runs a real step on other kernels: Triton's in place of cuBLAS's, or a chosen SDPA backend.
 
 Matrix products are replaced at the dispatcher, where `aten::mm` meets the device: autograd, autocast and every
 other operation stay as they are, so that a patched step launches the same op stream as a plain one.
@@ -22,7 +22,7 @@ _SDPA = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDN
 
 
 def attention_implementation(attention: str) -> str:
-    """What transformers calls this attention; Triton's is registered there first.
+    """Returns transformers' name for this attention; Triton's is registered with transformers first.
 
     Raises ValueError for an unknown name.
     """
@@ -37,7 +37,8 @@ def attention_implementation(attention: str) -> str:
 
 @contextmanager
 def patched(matmul: str = "torch", attention: str = "sdpa", device_type: str = "cuda") -> Iterator[None]:
-    """Runs what is inside with these kernels, in every thread of the process; afterwards all is as before.
+    """Runs the body of the `with` statement on these kernels, in every thread of the process; then restores the former
+    ones.
 
     `attention` "triton" needs a model built with `attention_implementation`. Raises ValueError for unknown names.
     """
@@ -50,14 +51,15 @@ def patched(matmul: str = "torch", attention: str = "sdpa", device_type: str = "
         if matmul == "triton":
             library = torch.library.Library("aten", "IMPL")
             stack.callback(library._destroy)
-            with warnings.catch_warnings():  # torch says, rightly, that a kernel is overridden
+            with warnings.catch_warnings():  # torch warns that a kernel is overridden, as intended
                 warnings.simplefilter("ignore", UserWarning)
                 library.impl("mm", _triton_mm, device_type.upper())
         yield
 
 
 def _triton_mm(a: Tensor, b: Tensor) -> Tensor:
-    """aten::mm by the Triton kernel, for 16-bit operands; others (rotary tables in fp32) by the library's."""
+    """Runs aten::mm on the Triton kernel for 16-bit operands, and on the library's for others (rotary tables in
+    fp32)."""
     if a.dtype not in (torch.bfloat16, torch.float16):
         return torch.mm(a, b, out=a.new_empty((a.shape[0], b.shape[1])))  # `mm.out` is not overridden
     layout = ("n" if _is_row_major(a) else "t") + ("n" if _is_row_major(b) else "t")
@@ -65,5 +67,6 @@ def _triton_mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _is_row_major(x: Tensor) -> bool:
-    """As `lower` reads a layout off an operand; what is neither goes by its strides all the same."""
+    """Whether an operand is row-major, by the rule of `lower`; an operand that is neither row- nor column-major is also
+    classified by its strides."""
     return x.stride(1) == 1 or not (x.stride(0) == 1 or x.shape[0] == 1)

@@ -1,4 +1,5 @@
-"""What the host calibration runs: tiny models of two or more depths. Plain data."""
+"""Describes the models and steps that are run: the host calibration's tiny models and real training steps. Plain
+data."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ PHASES = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class HostPlan:
-    """Models whose host cost is measured: `configs` by depth, so narrow that the device keeps up."""
+    """Models whose host cost is measured: `configs` by depth, of widths so small that the device keeps up."""
 
     model: str
     configs: dict[int, dict[str, Any]]
@@ -30,10 +31,10 @@ class HostPlan:
 class StepPlan:
     """One real step to run and to compare with its forecast.
 
-    What is run is a causal language model by the `config` of transformers, or, where `module` is given, what the
-    factory "package.module:function" makes for this `batch`. `matmul` and `attention` name the kernels that run the
-    products and the attention: "torch" and "sdpa" (what torch picks), or what `patches` puts in their place; `fused`
-    "triton" that a Qwen3 runs its norms, rope, activation and loss on the fused kernels.
+    The model is a causal language model of the transformers `config`, or, where `module` is given, what the factory
+    "package.module:function" returns for this `batch`. `matmul` and `attention` name the kernels that run the products
+    and the attention: "torch" and "sdpa" (what torch picks), or those that `patches` puts in their place. `fused`
+    "triton" means that a Qwen3 runs its norms, rope, activation and loss on the fused kernels.
     """
 
     name: str
@@ -52,7 +53,7 @@ class StepPlan:
 
     @property
     def key(self) -> str:
-        """Key of the row that holds the step's times: what was run, readable."""
+        """Key of the row that holds the step's times: a readable description of what was run."""
         run = f"{self.batch}x{self.seq}/{self.precision}/{self.optimizer}/{self.attention}"
         run += "" if self.matmul == "torch" else f"/{self.matmul}"
         run += "" if self.accumulate == 1 else f"/accumulate{self.accumulate}"
@@ -71,7 +72,7 @@ class StepPlan:
 
     @property
     def has_triton(self) -> bool:
-        """Whether kernels of Triton's are among those that run it."""
+        """Whether the step runs any of Triton's kernels."""
         return "triton" in (self.matmul, self.attention, self.fused)
 
     @property
@@ -81,10 +82,10 @@ class StepPlan:
 
     @property
     def estimate_key(self) -> str:
-        """Key of the row that holds what torch's own estimator says of the step."""
+        """Key of the row that holds the step time of torch's own estimator."""
         return self.key.replace("step/", "step_estimate/", 1)
 
 
 def _first(config: Mapping[str, Any], *names: str) -> Any:
-    """The first field that the config has: GPT-2 names its sizes differently."""
+    """The first of these fields that the config has: GPT-2 names its sizes differently."""
     return next((config[name] for name in names if name in config), None)

@@ -1,10 +1,10 @@
-"""One training step of a real model, as it is forecast and as it is run.
+"""Builds and runs one training step of a real model: the step that is forecast and measured.
 
 The same recipe serves the tracer (fake tensors), the host calibration (tiny widths) and the validation
-(real runs), so that the three speak of the same step: fp32 weights, autocast to bf16, `sdpa` attention,
+(real runs), so that all three refer to the same step: fp32 weights, autocast to bf16, `sdpa` attention,
 `use_cache=False`, `labels=input_ids`, `zero_grad(set_to_none=True)`, no clipping. With `accumulate` micro-batches
-each loss is divided by their number and gradients are added up in place; with `checkpoint` "full" every layer's
-activations are computed again in the backward.
+each loss is divided by their number and gradients are accumulated in place; with `checkpoint` "full" every layer's
+activations are recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPTIMIZERS = ("adamw", "adamw-fused")
 CHECKPOINTS = ("none", "full")
 FUSED = ("none", "triton")
 
-# torch's own default learning rate; its value does not change what is launched.
+# torch's default learning rate; its value does not change which kernels are launched.
 LEARNING_RATE = 1e-3
 
 
@@ -31,7 +31,7 @@ class TrainingStep:
     """A model, its optimizer and one micro-batch. `run()` is one step; the phases can be run one by one.
 
     `batch` is what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments. `loss_fn`
-    takes what the model returns; without it the loss is `loss_of`'s.
+    takes what the model returns; without it the loss is computed by `loss_of`.
     """
 
     model: torch.nn.Module
@@ -64,11 +64,11 @@ class TrainingStep:
         self.optimizer.step()
 
     def run(self) -> torch.Tensor:
-        """One whole step; the loss of its last micro-batch."""
+        """Runs one whole step; returns the loss of its last micro-batch."""
         return self.run_phases().detach()
 
     def run_phases(self) -> torch.Tensor:
-        """As `run`; the loss is still attached to the graph."""
+        """As `run`, but the loss that is returned is still attached to the autograd graph."""
         self.zero_grad()
         for _ in range(self.accumulate):
             loss = self.forward()
@@ -79,7 +79,7 @@ class TrainingStep:
 
 @dataclass
 class FunctionStep:
-    """A step that a function runs by itself: forward, backward and optimizer."""
+    """A training step given as one function, which runs forward, backward and optimizer."""
 
     function: Callable[[], Any]
     device_type: str
@@ -89,15 +89,16 @@ class FunctionStep:
 
 
 def call(model: torch.nn.Module, batch: Any) -> Any:
-    """What `model` returns for `batch`: a tensor, a tuple of positional or a mapping of keyword arguments."""
+    """Calls `model` with `batch`: a tensor, a tuple of positional or a mapping of keyword arguments."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """`output.loss` or `output["loss"]` if there is one, a scalar output itself, else the mean of the output in fp32;
-    of several outputs the first tensor counts. Raises TypeError where there is no tensor to take it from."""
+    """The loss of a model's output: `output.loss` or `output["loss"]` if there is one, a scalar output itself, else the
+    mean of the output in fp32; of several outputs the first tensor counts. Raises TypeError where there is no
+    tensor."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
@@ -115,8 +116,8 @@ def build_model(
 ) -> torch.nn.Module:
     """A causal language model from the fields of a transformers config.json, on the default device.
 
-    Weights are fp32, but for precision "bf16". A built model is not cast: fake tensors cannot be, and tables that
-    transformers keeps in fp32 (rotary frequencies) would be too.
+    Weights are fp32, except with precision "bf16". A built model is not cast, because fake tensors cannot be cast and
+    tables that transformers keeps in fp32 (rotary frequencies) would be cast too.
     Raises ValueError when transformers does not know the `model_type` or refuses a field.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -137,9 +138,10 @@ def build_model(
 
 
 def set_checkpointing(model: torch.nn.Module, checkpoint: str) -> None:
-    """ "full": every layer of a transformers model computes its activations again in the backward.
+    """Sets the checkpointing of a transformers model. "full": every layer recomputes its activations in the backward
+    pass.
 
-    Raises ValueError for another name, and for a model that has no such switch.
+    Raises ValueError for an unknown name, and for a model that does not support checkpointing.
     """
     if checkpoint not in CHECKPOINTS:
         raise ValueError(f"checkpoint {checkpoint!r}: valid are {', '.join(CHECKPOINTS)}")
@@ -155,9 +157,10 @@ def set_checkpointing(model: torch.nn.Module, checkpoint: str) -> None:
 
 
 def use_fused(model: torch.nn.Module, fused: str) -> None:
-    """ "triton": the model runs on the fused memory-bound kernels, in place of torch's (`kernels.patch_qwen3`).
+    """Selects fused kernels. "triton": the model runs on the fused memory-bound kernels instead of torch's
+    (`kernels.patch_qwen3`).
 
-    Raises ValueError for another name, and for a model that has no Qwen3 layers.
+    Raises ValueError for an unknown name, and for a model that has no Qwen3 layers.
     """
     if fused not in FUSED:
         raise ValueError(f"fused {fused!r}: valid are {', '.join(FUSED)}")
@@ -168,16 +171,17 @@ def use_fused(model: torch.nn.Module, fused: str) -> None:
 
 
 def causal_lm_batch(input_ids: torch.Tensor) -> dict[str, Any]:
-    """What a causal language model is trained on: the ids are the labels."""
+    """The batch that a causal language model is trained on: the ids are also the labels."""
     return {"input_ids": input_ids, "labels": input_ids, "use_cache": False}
 
 
 def make_optimizer(
     model: torch.nn.Module, optimizer: str = "adamw", foreach: bool | None = None
 ) -> torch.optim.Optimizer:
-    """AdamW: "adamw" is torch's default on the device (foreach on CUDA, a loop on the CPU), or "adamw-fused".
+    """Makes an AdamW optimizer: "adamw" is torch's default on the device (foreach on CUDA, a loop on the CPU),
+    "adamw-fused" the fused one.
 
-    `foreach=True` asks for CUDA's default on any device: the tracer needs it.
+    `foreach=True` selects CUDA's default on any device, which the tracer needs.
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer {optimizer!r}: valid are {', '.join(OPTIMIZERS)}")
@@ -199,9 +203,11 @@ def build(
     fused: str = "none",
     seed: int = 0,
 ) -> TrainingStep:
-    """A step ready to run on `device`, weights drawn there, tokens from torch.randint; the same micro-batch each time.
+    """Builds a step ready to run on `device`: weights are drawn there, tokens are from torch.randint, and every
+    micro-batch is the same.
 
-    Raises ValueError for an unknown precision, optimizer or checkpointing, torch.OutOfMemoryError when it does not fit.
+    Raises ValueError for an unknown precision, optimizer or checkpointing, and torch.OutOfMemoryError when the step
+    does not fit.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r}: valid are {', '.join(PRECISIONS)}")
@@ -235,10 +241,10 @@ def build_module(
     checkpoint: str = "none",
     foreach: bool | None = None,
 ) -> TrainingStep:
-    """As `build`, of any module and its batch. For precision "bf16" the module's parameters and the batch's floating
-    point tensors are cast.
+    """Builds a step as `build` does, for any module and its batch. With precision "bf16" the module's parameters and
+    the batch's floating-point tensors are cast.
 
-    Raises ValueError as `build` does, and for a module without parameters that learn.
+    Raises ValueError as `build` does, and for a module without trainable parameters.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r}: valid are {', '.join(PRECISIONS)}")

@@ -1,15 +1,15 @@
-"""The code and the tables that decide what an operator compiles and launches, read as syntax without importing it.
+"""Collects the code and the tables that decide what an operator compiles and launches, read as syntax, not imported.
 
 `parts` begins at the registered operators (`torch.library.custom_op`), follows the names they use from definition to
-definition through the modules of a folder, and takes the JSON tables whose pattern ("matmul_*.json") is in one of
-them. The texts that it returns do not depend on
+definition through the modules of a folder, and includes the JSON tables whose file name pattern ("matmul_*.json")
+occurs in one of them. The texts that it returns do not depend on
 
 - files' names, places and order, imports and their aliases;
-- layout, comments, docstrings, annotations but those that Triton reads;
-- what is raised, and code that no operator uses: torch's counterparts, references, registrations.
+- layout, comments, docstrings, and annotations other than those that Triton reads;
+- exceptions that are raised, and code that no operator uses: torch's counterparts, references, registrations.
 
-Names are resolved as Python does it. A module that is passed around as a value counts in full, because its users cannot
-be told.
+Names are resolved as Python does it. A module that is passed around as a value counts in full, because which of its
+names are used cannot be determined.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = "flopcast.kernels."
-_DESCRIPTIONS = ("shapes", "references")  # modules that say what is computed, not how: not followed
+_DESCRIPTIONS = ("shapes", "references")  # modules that define what is computed, not how; they are not followed
 _LOADER = "load_triton"  # load_triton("rope") is the module triton_rope
-# What Triton reads of annotations: constexpr, const and the types of machine words.
+# The annotations that Triton reads: constexpr, const and scalar types.
 _READ_BY_TRITON = re.compile(r"const(?:expr)?|\*?k?(?:[iu]|u?int|fp|bf|b?float)\d+")
-_SILENT = ("ctx", "kind", "type_comment")  # fields that follow from others, or mean nothing at run time
+_SILENT = ("ctx", "kind", "type_comment")  # fields of a node that follow from others, or have no effect at run time
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
-Form = str | list["Form | None"]  # a node of syntax as JSON holds it: the same under every Python
+Form = str | list["Form | None"]  # a syntax node in a form that JSON can hold: the same under every version of Python
 
 
 def parts(folder: Path, is_meant: Callable[[str], bool]) -> list[str]:
@@ -58,7 +58,8 @@ def parts(folder: Path, is_meant: Callable[[str], bool]) -> list[str]:
 
 
 def _table(text: str) -> str:
-    """A table without its layout, the order of its keys and the form of its numbers (1, 1.0, 1e0)."""
+    """A table's text in a form independent of its layout, the order of its keys and how its numbers are written (1,
+    1.0, 1e0)."""
 
     def number(digits: str) -> float:
         value = float(digits)
@@ -67,14 +68,14 @@ def _table(text: str) -> str:
     return json.dumps(json.loads(text, parse_float=number), sort_keys=True)
 
 
-# --- which definition a name is of
+# --- which definition a name refers to
 
 
 @dataclass(frozen=True)
 class _Module:
     definitions: Mapping[
         str, list[ast.stmt]
-    ]  # by the names that a statement binds or changes; none that say where files lie
+    ]  # by the names that a statement binds or changes; without those that hold the places of files
     imports: Mapping[str, str]  # what a name imported anywhere in the module stands for, dotted
     operators: Mapping[str, ast.FunctionDef]
 
@@ -109,7 +110,7 @@ def _module(source: str) -> _Module:
 
 
 def _imported(alias: ast.alias) -> tuple[str, str]:
-    """What `import a.b` or `import a.b as c` binds, and to what."""
+    """The name that `import a.b` or `import a.b as c` binds, and the dotted path that it is bound to."""
     root = alias.name.partition(".")[0]
     return (alias.asname, alias.name) if alias.asname else (root, root)
 
@@ -122,7 +123,7 @@ def _registered_as(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def _bound(node: ast.AST) -> set[str]:
-    """The names that a node binds in the scope it is in."""
+    """The names that a node binds in its enclosing scope."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}
@@ -136,7 +137,7 @@ def _bound_within(node: ast.AST) -> set[str]:
 
 
 def _changed(statement: ast.stmt) -> set[str]:
-    """The names whose values a statement of a module changes: TABLE["a"] = 1, TABLE.update(...)."""
+    """The names whose values a module-level statement changes: TABLE["a"] = 1, TABLE.update(...)."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return set()
     changed = [
@@ -153,16 +154,17 @@ def _changed(statement: ast.stmt) -> set[str]:
 
 @dataclass
 class _Reader:
-    """Reads the syntax of one module; what that uses is added to `reached` (module, name) and `tables` (patterns)."""
+    """Reads the syntax of one module; the definitions that it uses are added to `reached` (module, name), the tables to
+    `tables` (file name patterns)."""
 
     name: str
     modules: Mapping[str, _Module]
     reached: set[tuple[str, str]]
     tables: set[str]
-    scopes: list[set[str]] = field(default_factory=list)  # the names bound in those being read
+    scopes: list[set[str]] = field(default_factory=list)  # the names bound in the scopes being read
 
     def form(self, node: Any) -> Form | None:
-        """None for what does not count."""
+        """The form of a node; None for what does not count towards the fingerprint."""
         match node:
             case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(value=ast.Constant()):
                 return None
@@ -196,7 +198,7 @@ class _Reader:
                 return repr(node)
 
     def fields(self, node: ast.AST) -> Form:
-        """A node by its fields; of empty ones, which Python's versions differ in, nothing."""
+        """The form of a node by its fields, without empty ones, in which Python's versions differ."""
         filled = {
             name: value
             for name, value in ast.iter_fields(node)
@@ -205,7 +207,7 @@ class _Reader:
         return [type(node).__name__, *([name, self.form(value)] for name, value in filled.items())]
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> Form:
-        """Its arguments, whose defaults are of the scope around it, and its body."""
+        """The form of a function: its arguments, whose defaults belong to the enclosing scope, and its body."""
         arguments = self.form(node.args)
         names = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
         body = node.body if isinstance(node.body, list) else [node.body]
@@ -219,12 +221,12 @@ class _Reader:
         self.scopes.pop()
 
     def annotation(self, node: ast.expr | None) -> Form | None:
-        """What Triton reads of it."""
+        """The form of an annotation that Triton reads; None for any other."""
         read = None if node is None else _READ_BY_TRITON.search(ast.unparse(node))
         return read and read[0]
 
     def path(self, node: ast.AST) -> str | None:
-        """What a name or an attribute stands for, dotted; None for what is not of a module."""
+        """The dotted path that a name or an attribute stands for; None where it does not belong to a module."""
         match node:
             case ast.Name(id=name, ctx=ast.Load()) if not any(name in scope for scope in self.scopes):
                 mine = self.modules[self.name]
@@ -238,7 +240,8 @@ class _Reader:
         return None
 
     def follow(self, path: str) -> str:
-        """The path without the modules of ours that it goes through; what it ends at is reached."""
+        """Returns the path without the modules of the folder that it passes through; the definition at its end is added
+        to `reached`."""
         names = path.removeprefix(_PACKAGE).split(".")
         places = (".".join(names[:cut]) for cut in range(len(names), 0, -1))
         module = next((place for place in places if place in self.modules), None)

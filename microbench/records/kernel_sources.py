@@ -1,10 +1,10 @@
-"""A fingerprint of the Triton kernels that a row was measured with. No torch.
+"""Computes a fingerprint of the Triton kernels that a row was measured with. Does not import torch.
 
-The stack in machine.json tells which kernels of torch ran. Triton's are part of this repository and change with its
-commits, so that a row measured with one version says nothing of the next. Therefore rows of backend "triton" carry the
-fingerprint of what ran (`kernels_of`), a bench measures again what was measured with other sources, and a profile is
-fitted from rows of the present kernels alone. The same holds for the few calls of torch whose time depends on the
-values in their operands (`OPERANDS`).
+The stack in machine.json identifies the kernels of torch that ran. Triton's kernels are part of this repository and
+change with its commits, so that a row measured with one version says nothing about the next. Therefore rows of backend
+"triton" carry the fingerprint of the kernels that ran (`kernels_of`), a bench measures again what was measured with
+other sources, and a profile is fitted only from rows of the present kernels. The same holds for the few calls of torch
+whose time depends on the values in their operands (`OPERANDS`).
 
 A fingerprint covers the code that an operation's operators use and its tables of configurations. It does not depend on
 which files hold them or how they are formatted: see `kernel_code.py`.
@@ -25,9 +25,9 @@ from flopcast.microbench.records.rows import OperationRow, Row
 
 BACKEND = "triton"
 
-# Fingerprints in rows that were measured earlier, of kernels that have not changed since -> their fingerprints now.
-# Made at commit bbe66647b3c6, where fingerprints of files' names and lines gave way to those of an operation's code:
-# the left are of that commit's kernels, unchanged since 427e2051eeb0. A line goes when its kernels do.
+# Old fingerprints -> present ones, for rows measured earlier with kernels that have not changed since.
+# Made at commit bbe66647b3c6, which replaced fingerprints of files' names and lines by those of an operation's code:
+# the keys are of that commit's kernels, unchanged since 427e2051eeb0. A line is removed when its kernels change.
 EARLIER = {
     "b74df834181b": "12ece3ebb2e9",  # gemm
     "dcd8d4b1357f": "f5eb006da9ef",  # attention
@@ -37,11 +37,12 @@ EARLIER = {
     "db8fc63faa1b": "de554812951d",  # cross_entropy
 }
 
-# Calls of torch whose operands the sizes of their kernels follow: of how these are made, which version. 2 of grouped
-# products: groups as even as a router's (1 cut the rows anywhere: a Qwen3-MoE step was forecast 19% long).
+# Calls of torch whose kernels' sizes depend on the values in their operands -> the version of how the operands are
+# made. Version 2 of grouped products has groups as even as a router's; version 1 cut the rows anywhere, and the
+# forecast of a Qwen3-MoE step was 19% too long.
 OPERANDS = {"_grouped_mm": "operands-2"}
 
-# The operations of the operators, or calls, that are not named as these.
+# The operations of those operators and calls whose names differ from their operation's.
 _OPERATION = {
     "triton_matmul": "gemm", "triton_attention": "attention", "triton_attention_forward": "attention",
     "add_rms_norm": "rms_norm", "scale_": "cross_entropy",
@@ -49,7 +50,7 @@ _OPERATION = {
 
 
 def operation_of(shape: Mapping[str, Any]) -> str:
-    """The operation of a row's shape; a call that is no operator of ours is named after itself."""
+    """The operation of a row's shape; for a call that is not one of flopcast's operators, the call's own name."""
     if shape.get("kind") != "call":
         return str(shape.get("kind"))
     return _operation_of_operator(str(shape.get("op")).split(".")[1])
@@ -62,13 +63,14 @@ def _operation_of_operator(name: str) -> str:
 
 @lru_cache
 def fingerprint(operation: str, folder: Path = Path(shapes.__file__).parent) -> str:
-    """12 hex digits over what the operators of an operation reach in `folder`."""
+    """12 hex digits of a hash over the definitions and tables that the operators of an operation use in `folder`."""
     code = kernel_code.parts(folder, lambda name: _operation_of_operator(name) == operation)
     return hashlib.sha256("\0".join(code).encode()).hexdigest()[:12]
 
 
 def kernels_of(shape: Mapping[str, Any], backend: str) -> str | None:
-    """The fingerprint of what a row of this shape would run now; None where torch's version tells it."""
+    """The fingerprint of the kernels that a row of this shape would run now; None where torch's version identifies
+    them."""
     if not shape:
         return None
     operation = operation_of(shape)
@@ -82,7 +84,7 @@ def kernels_in(row: Row) -> str | None:
 
 
 def present(rows: Iterable[Row]) -> tuple[list[Row], Counter[str]]:
-    """(rows of the present kernels and operands, how many rows of others were left out, by operation)."""
+    """Returns the rows of the present kernels and operands, and by operation how many other rows were left out."""
     kept: list[Row] = []
     others = Counter[str]()
     for row in rows:

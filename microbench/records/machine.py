@@ -1,4 +1,4 @@
-"""What machine.json holds, field by field: the device that was measured, its host and its software. Pure Python."""
+"""Defines the fields of machine.json: the device that was measured, its host and its software. Pure Python."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from flopcast.microbench.records.rows import METHOD
 
 
 class Device(TypedDict, total=False):
-    """A GPU, or a processor under the same names. None is what the driver does not tell."""
+    """A GPU, or a processor described by the same fields. None where the driver does not report a value."""
 
     type: str  # "cuda" or "cpu"
     name: str
-    uuid: str  # of a processor a hash of what decides its speed: model, cores, threads used, cache
-    sm_count: int  # multiprocessors; of a processor the cores that may be used
-    threads: int  # that torch uses, of a processor alone
+    uuid: str  # for a processor a hash of what decides its speed: model, cores, threads used, cache
+    sm_count: int  # multiprocessors; for a processor the cores that may be used
+    threads: int  # threads that torch uses; for processors only
     clock_mhz: float | None  # the highest
     memory_clock_mhz: float | None
     memory_bytes: int
     l2_bytes: int  # the last-level cache
     capability: list[int] | None  # compute capability: major, minor
-    isa: str  # vector instructions that torch uses ("AVX512"), of a processor alone
+    isa: str  # vector instructions that torch uses ("AVX512"); for processors only
     power_limit_w: float | None  # as enforced
     driver: str | None
 
 
 class Host(TypedDict, total=False):
-    """What feeds the device."""
+    """The host that launches the device's kernels."""
 
     cpu: str
-    cores: int  # that this process may use
+    cores: int  # cores that this process may use
 
 
 class Stack(TypedDict, total=False):
-    """Versions of what runs the kernels; None for what is not installed or cannot be told."""
+    """Versions of the software that runs the kernels; None for what is not installed or cannot be determined."""
 
     flopcast: str
     python: str
@@ -48,7 +48,7 @@ class Stack(TypedDict, total=False):
 
 
 class Machine(TypedDict, total=False):
-    """What machine.json holds; `read_machine` holds that the first two fields are there."""
+    """The content of machine.json; `read_machine` ensures that the first two fields are present."""
 
     schema: int
     machine: str  # `machine_id`, which every row repeats
@@ -58,7 +58,7 @@ class Machine(TypedDict, total=False):
 
 
 def machine_id(device: Device, stack: Stack, method: int = METHOD) -> str:
-    """12 hex digits over what may change a measurement: device uuid, power limit, driver, stack and method.
+    """12 hex digits of a hash over what may change a measurement: device uuid, power limit, driver, stack and method.
 
     flopcast's own version is left out (it changes with every release; `method` changes when timing does),
     and so is the interpreter's patch release.

@@ -1,6 +1,6 @@
-"""Appends rows to a folder of measurements, and knows which measurements it holds already. No torch.
+"""Appends rows to a folder of measurements, and tells which measurements it already holds. Does not import torch.
 
-What holds for a folder:
+These rules hold for a folder:
 - a line is one `os.write` to a file opened with O_APPEND: a kill at any moment tears the last line at most;
 - rows of two machines never share a folder (a machine is device, power limit, stack, method: machine.py);
 - one process at a time writes to a folder (`flock`, which the kernel drops when the process dies).
@@ -29,14 +29,16 @@ LOCK = ".lock"
 
 
 def encode(row: Mapping[str, object]) -> bytes:
-    """One line. Raises ValueError on NaN and infinities, which are not JSON: store None and a reason."""
+    """A row as one line of JSON. Raises ValueError on NaN and infinities, which are not JSON: store None and a
+    reason."""
     return (json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
 def write_line(descriptor: int, line: bytes, path: Path | str) -> None:
-    """Appends one line in one write. A line that finds no room is removed again, so that the file ends on a whole row.
+    """Appends one line in one write. A line cut short by a full disk is removed again, so that the file ends on a whole
+    row.
 
-    Raises RunError when there is no room.
+    Raises RunError when the disk is full.
     """
     try:
         written = os.write(descriptor, line)
@@ -62,12 +64,13 @@ def _now() -> str:
 
 
 class Recorder:
-    """The measurements of one folder, open for appending by this process alone. Use as a context manager.
+    """The measurements of one folder, open for appending by this process only. Use as a context manager.
 
         with Recorder(folder, machine) as recorder:
             if not recorder.is_done(key, backend, cache): recorder.append(row)
 
-    `rows` are those that the folder had and those appended since, `warnings` what was wrong with the file.
+    `rows` are those that the folder held when opened and those appended since; `warnings` say what was wrong with the
+    file.
     """
 
     def __init__(self, folder: Path | str, machine: Machine, *, fsync_seconds: float = 2.0) -> None:
@@ -76,7 +79,8 @@ class Recorder:
         self.folder = Path(folder)
         self.path = self.folder / MEASUREMENTS
         self.machine_id: str = machine["machine"]
-        # Tells which process wrote a row. Kernels of a graph follow one another faster in one that has not trained.
+        # Identifies the process that wrote a row: consecutive kernels of a graph start sooner in a process that has not
+        # trained.
         self.run = _now()
         self._fsync_seconds = fsync_seconds
         self._lock = lock_folder(self.folder)
@@ -104,7 +108,7 @@ class Recorder:
         if found.torn_at is not None:
             os.ftruncate(self._descriptor, found.torn_at)
         elif size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            write_line(self._descriptor, b"\n", self.path)  # whole, but its newline was lost
+            write_line(self._descriptor, b"\n", self.path)  # the last line is whole, but its newline was lost
         self._synced = time.monotonic()
 
     def _refuse_other(self, machines: Iterable[str]) -> None:
@@ -116,7 +120,7 @@ class Recorder:
                 )
 
     def status(self, key: str, backend: str = "torch", cache: str = "cold") -> str | None:
-        """The status of the last row of this measurement; None when it was not made."""
+        """The status of the last row of this measurement; None if it was not measured."""
         row = self._last_of(key, backend, cache)
         return None if row is None else row["status"]
 
@@ -132,8 +136,8 @@ class Recorder:
         retry: Collection[str] = (),
         kernels: str | None = None,
     ) -> bool:
-        """Whether the measurement was made, with a status that is not in `retry` ("oom", "error"), and, where `kernels`
-        is given, with kernels of that fingerprint."""
+        """Whether the folder holds this measurement with a status that is not in `retry` ("oom", "error") and, where
+        `kernels` is given, with kernels of that fingerprint."""
         row = self._last_of(key, backend, cache)
         return row is not None and row["status"] not in retry and (kernels is None or kernels_in(row) == kernels)
 
@@ -151,7 +155,7 @@ class Recorder:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno in NO_ROOM:  # file systems that allocate late say so only here
+            if error.errno in NO_ROOM:  # file systems that allocate late report a full disk only here
                 raise RunError(_no_room(self.path, error)) from error
             raise RunError(f"{self.path} could not be brought to disk: {error.strerror}") from error
         self._synced = time.monotonic()
@@ -168,7 +172,7 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        """Brings the rows to disk and releases the folder. Calling it again does nothing."""
+        """Flushes the rows to disk and releases the folder. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         lock, self._lock = self._lock, -1
         try:
@@ -181,8 +185,8 @@ class Recorder:
 
 
 def lock_folder(folder: Path) -> int:
-    """Makes the folder and locks it; returns the descriptor that holds the lock until it is closed. Raises UsageError
-    where another process holds the lock or the folder cannot be written, RunError on a full disk."""
+    """Creates and locks the folder; returns the descriptor that holds the lock until it is closed. Raises UsageError
+    where another process holds the lock or the folder cannot be written, and RunError on a full disk."""
     import fcntl  # POSIX only: on Windows flopcast runs under WSL
 
     with write_errors(folder):

@@ -1,4 +1,4 @@
-"""Reads a folder of measurements: measurements.jsonl, one row a line, and machine.json. No torch."""
+"""Reads a folder of measurements: measurements.jsonl, one row per line, and machine.json. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MEASUREMENTS = "measurements.jsonl"
 MACHINE = "machine.json"
 
 _REQUIRED = ("key", "status", "machine", "method")
-_OPENING = b'{"schema":'  # how every line begins: tells a torn first line from a foreign file
+_OPENING = b'{"schema":'  # how every line begins: distinguishes a torn first line from a foreign file
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a measurement file holds. `torn_at`: the byte where a torn last line begins, else None."""
+    """The content of a measurement file. `torn_at`: the byte offset where a torn last line begins, else None."""
 
     rows: list[Row]
     warnings: list[str] = field(default_factory=list)
@@ -32,9 +32,9 @@ class Measurements:
 
 
 def parse(data: bytes, path: Path) -> Measurements:
-    """Rows of a measurement file's bytes.
+    """Parses the bytes of a measurement file into rows.
 
-    A last line that is not whole (a killed run) is left out and reported in `warnings`. Raises DataError,
+    An incomplete last line (of a killed run) is left out and reported in `warnings`. Raises DataError,
     with the line number, on any other malformed line, a foreign file, or a newer schema.
     """
     rows: list[Row] = []
@@ -91,7 +91,7 @@ def _parse_line(line: bytes, number: int, path: Path, rows_before: list[Row]) ->
 
 
 def file_in(folder: Path) -> Path:
-    """The measurement file of a folder: as it is appended to, or gzipped as it is kept."""
+    """The measurement file of a folder: the plain one that rows are appended to, or else the gzipped one."""
     plain, packed = folder / MEASUREMENTS, folder / f"{MEASUREMENTS}.gz"
     return packed if packed.is_file() and not plain.is_file() else plain
 

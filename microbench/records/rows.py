@@ -1,7 +1,8 @@
-"""The rows of a measurement file, field by field. Seconds, bytes, FLOP/s and what they make; pure Python.
+"""Defines the fields of a measurement file's rows. Units are seconds, bytes, FLOP/s and their ratios; pure Python.
 
-A file holds rows of several kinds, told by `kind_of`; `select` gives those of one kind. Fields that are not marked as
-required are missing in rows of versions that did not write them yet; None stands for what was not measured.
+A file holds rows of several kinds, distinguished by `kind_of`; `select` returns those of one kind. Fields that are not
+marked as required are missing in rows written by versions that did not have them yet; None stands for what was not
+measured.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ METHOD = 1  # raised whenever a change in how things are timed makes old rows in
 
 Status = Literal["ok", "oom", "unsupported", "incorrect", "error"]
 STATUSES = ("ok", "oom", "unsupported", "incorrect", "error")
-KEPT_SAMPLES = 100  # of a row
+KEPT_SAMPLES = 100  # samples per row
 
 
 class Readings(TypedDict, total=False):
-    """What every row says of its measurement; `EMPTY_FIELDS` says it of what was not measured."""
+    """The fields of a measurement that every row has; `EMPTY_FIELDS` holds their values where nothing was measured."""
 
     status: Required[Status]
-    reason: str | None  # why it is not "ok"
+    reason: str | None  # why the status is not "ok"
     note: str | None  # what was irregular about the measurement
     throttled: bool  # the device ran slower than asked: a power cap, heat
-    seconds: float | None  # median of the samples: one execution by the timer, launch excluded; of a step its wall time
+    seconds: float | None  # median of the samples: one execution by the timer, launch excluded; a step's wall time
     kernel_seconds: float | None  # one execution by CUDA's profiler: the sum of its kernels' durations
     kernels: Sequence[Sequence[Any]]  # [name, seconds] of each kernel of one execution, in launch order
-    samples: Sequence[float]  # seconds of one execution each; of a scalar in its own unit
+    samples: Sequence[float]  # seconds per execution; for a scalar in its own unit
     n: int  # how many samples were taken
-    timer: str | None  # "graph", "events", "wall", "cupti", "profiler": what the samples are from
+    timer: str | None  # "graph", "events", "wall", "cupti", "profiler": where the samples come from
     relative_error: float | None  # of the result, against the reference
-    tolerance: float | None  # up to which it is right
-    clock_mhz: float | None  # of the multiprocessors (of a processor: the fastest core), while it ran
+    tolerance: float | None  # the relative error up to which the result counts as correct
+    clock_mhz: float | None  # of the multiprocessors (on a processor: of the fastest core) during the measurement
     memory_clock_mhz: float | None
     power_w: float | None
     temperature_c: float | None
-    throttle_reasons: Sequence[str]  # NVML's clock event reasons, "gpu_idle" and user settings too
+    throttle_reasons: Sequence[str]  # NVML's clock event reasons, including "gpu_idle" and user settings
 
 
 EMPTY_FIELDS: Readings = {
@@ -48,49 +49,50 @@ EMPTY_FIELDS: Readings = {
 
 
 class Row(Readings, total=False):
-    """What all rows have. The last five fields are the recorder's to fill in."""
+    """The fields common to all rows. The recorder fills in the last five."""
 
-    key: Required[str]  # of an operation its shape's key, else "scalar/...", "host/...", "step/..." (`kind_of`)
+    key: Required[str]  # for an operation its shape's key, else "scalar/...", "host/...", "step/..." (`kind_of`)
     backend: str  # "torch", "triton", "sdpa-flash", ...: whose kernels ran
     cache: str  # "cold": operands are not in the last-level cache; "hot"
-    shape: dict[str, Any] | None  # of an operation, as `shape_to_json` gives it
+    shape: dict[str, Any] | None  # for an operation, as `shape_to_json` returns it
     suite: str
-    role: str  # "fit", "holdout": kept from fitting; of steps "validation", of torch's estimates "baseline"
-    value: float | None  # what was measured, where it is no operation
+    role: str  # "fit"; "holdout": not used in fitting; for steps "validation", for torch's estimates "baseline"
+    value: float | None  # what was measured, for rows other than operations
     unit: str | None  # of `value` and `samples`: "seconds", "bytes_per_second", "flops_per_second", "launches"
-    session: str  # the call of `run_steps` that wrote it
+    session: str  # identifies the call of `run_steps` that wrote the row
     schema: Required[int]
     method: Required[int]
     machine: Required[str]  # `Machine.machine`
-    run: str  # when the process that wrote it began, UTC
-    time: str  # when it was written, UTC
+    run: str  # when the process that wrote the row began, UTC
+    time: str  # when the row was written, UTC
 
 
 class OperationRow(Row, total=False):
-    """An operation of one shape, on one backend, cold or hot."""
+    """The measurement of an operation of one shape on one backend, with a cold or hot cache."""
 
-    kernels_of: str  # the sources, or the operands, that were measured (`kernel_sources.py`)
+    kernels_of: str  # fingerprint of the kernels' sources, or version of the operands (`kernel_sources.py`)
     sets: int  # operand sets that the timer rotated over
     calls_per_sample: int
 
 
 class ScalarRow(Row, total=False):
-    """A number of the machine itself, key scalar/<name>: a ceiling, or what a launch costs (`sweep/scalars.py`)."""
+    """A property of the machine itself, key scalar/<name>: a ceiling, or the cost of a launch (`sweep/scalars.py`)."""
 
-    bytes: int  # moved by one execution, of a bandwidth
+    bytes: int  # bytes moved per execution, for bandwidths
 
 
 class HostRow(Row, total=False):
-    """Host seconds of a phase of tiny models, key host/<model>/depth<D>/<phase>; "steady": a step among others."""
+    """Host seconds of one phase of a tiny model's step, key host/<model>/depth<D>/<phase>. Phase "steady" is a whole
+    step in a sequence of steps without synchronisation."""
 
     rounds: int  # the first sample of each round follows a pause and is slower
-    counts: dict[str, float]  # ops of the phase by kind, where the row carries them
+    counts: dict[str, float]  # number of ops of the phase by kind, where the row has them
 
 
 class OperatorRow(Row, total=False):
-    """Host seconds of a call of an operator whose kernels are Triton's, key host_op/<operator>."""
+    """Host seconds per call of an operator whose kernels are Triton's, key host_op/<operator>."""
 
-    base_seconds: float | None  # of an ATen call that launches as much, timed in between
+    base_seconds: float | None  # of an ATen call that launches equivalent work, timed alternately with it
     rounds: int
 
 
@@ -100,10 +102,10 @@ class StepRow(Row, total=False):
     plan: Required[dict[str, Any]]  # the fields of `StepPlan`
     host_seconds: float  # median time to enqueue one step on an idle device
     host_samples: Sequence[float]
-    phase_seconds: dict[str, float]  # of the host: "forward", "backward", "optimizer"
-    peak_bytes: int | None  # as torch's allocator counted them, without what the tiny models hold
+    phase_seconds: dict[str, float]  # host seconds of "forward", "backward", "optimizer"
+    peak_bytes: int | None  # as torch's allocator counted them, without the tiny models' memory
     n_params: int
-    host_samples_before: int  # samples of the tiny models that came before it in its session
+    host_samples_before: int  # samples of the tiny models taken before this step in its session
 
 
 class StepKernelsRow(Row, total=False):
@@ -114,11 +116,11 @@ class StepKernelsRow(Row, total=False):
     n_kernels: int
     n_params: int
     ops: dict[str, Sequence[float]]  # launching ATen call -> [seconds, kernels]
-    products: Sequence[Sequence[Any]]  # of older rows: the step's products, one by one
+    products: Sequence[Sequence[Any]]  # in older rows only: each matrix product of the step
 
 
 class StepEstimateRow(Row, total=False):
-    """What torch's own estimator says of the step, key step_estimate/<plan>."""
+    """The step time that torch's own estimator gives, key step_estimate/<plan>."""
 
     plan: Required[dict[str, Any]]
 
@@ -128,16 +130,16 @@ KINDS: dict[str, type[Row]] = {
     "step": StepRow, "step_kernels": StepKernelsRow, "step_estimate": StepEstimateRow,
 }  # fmt: skip
 
-# Keys of the scalars that time the host, not the device: of several GPUs' processes only one that had the host to
-# itself can tell them.
+# Keys of the scalars that time the host, not the device. Where several GPUs are measured at once, they are valid only
+# from a process that had the host to itself.
 HOST_SCALARS = ("scalar/launch", "scalar/launch_inplace", "scalar/sync", "scalar/launch_queue")
 
 AnyRow = TypeVar("AnyRow", bound=Row)
-Fields = Mapping[str, object]  # some of a row's, on their way into one
+Fields = Mapping[str, object]  # some of the fields of a row
 
 
 def kind_of(row: Row) -> type[Row]:
-    """By the first part of the key; what is none of `KINDS` is an operation."""
+    """The kind of a row, by the first part of its key; a row that is none of `KINDS` is an operation."""
     return KINDS.get(row["key"].partition("/")[0], OperationRow)
 
 
@@ -147,17 +149,18 @@ def select(rows: Iterable[Row], kind: type[AnyRow]) -> list[AnyRow]:
 
 
 def merged(kind: type[AnyRow], *parts: Fields) -> AnyRow:
-    """A row of fields, later parts over earlier ones; `tests/microbench/records` holds that the kind has them all."""
+    """Merges fields into a row, later parts over earlier ones; `tests/microbench/records` checks that the kind declares
+    all of them."""
     return cast(AnyRow, {name: value for part in parts for name, value in part.items()})
 
 
 def rounded(samples: Iterable[float]) -> list[float]:
-    """Samples as rows keep them: to six digits."""
+    """Samples rounded to six significant digits, as rows store them."""
     return [float(f"{sample:.6g}") for sample in samples]
 
 
 class Identity(NamedTuple):
-    """What makes two rows the same measurement; a re-run skips the identities that are done."""
+    """The fields by which two rows are the same measurement; a re-run skips the identities that are done."""
 
     key: str
     backend: str

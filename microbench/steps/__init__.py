@@ -1,1 +1,1 @@
-"""Real training steps, timed and profiled by component: what forecasts are validated on."""
+"""Times and profiles real training steps by component: the measurements that forecasts are validated on."""

@@ -1,4 +1,4 @@
-"""The training step that a plan describes, built on a device."""
+"""Builds the training step that a plan describes on a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flopcast.microbench.recipe.plans import StepPlan
 
 
 def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingStep:
-    """The plan's step on `device`. Raises what `training_step.build` and `build_module` raise, and the factory."""
+    """Builds the plan's step on `device`. Raises what `training_step.build`, `build_module` and the factory raise."""
     run: dict[str, Any] = {
         "precision": plan.precision,
         "optimizer": plan.optimizer,
@@ -33,7 +33,7 @@ def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingSt
 
 
 def _factory(name: str) -> Callable[..., Any]:
-    """package.module:function"""
+    """Imports the factory named "package.module:function"."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found

@@ -18,8 +18,8 @@ from flopcast.microbench.timing.telemetry import Reading
 # Ranges and overheads that the profiler lists among operators and kernels.
 _NOT_KERNELS = ("ProfilerStep", "Optimizer.", "Activity Buffer", "Command Buffer", "Context Sync")
 
-# A round of steps takes about this long at most, two steps at least: a step of 0.3 s spreads by 0.2%, and five rounds
-# of five of them took 8 s.
+# Approximate upper limit on the duration of a round, which has at least two steps: steps of 0.3 s spread by 0.2%, and
+# five rounds of five of them took 8 s.
 LONG_ROUND_SECONDS = 0.6
 
 
@@ -48,7 +48,7 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class StepKernels:
-    """What one step runs on the device: `device_seconds` of each profiled step, the kernels of the last."""
+    """What one step runs on the device: `device_seconds` of each profiled step, and the kernels of the last one."""
 
     device_seconds: tuple[float, ...]
     kernels: tuple[Kernel, ...]
@@ -64,11 +64,11 @@ def time_step(
 ) -> StepTiming:
     """Runs `step` for real, without a profiler.
 
-    `step_seconds`: wall clock of `steps_per_round` steps in a row over their number, the device drained at both
-    ends; long steps are run fewer times a round (`LONG_ROUND_SECONDS`). `host_seconds`: time to enqueue one step on
-    an idle device (on the CPU: the whole step). The host blocks where the launch queue is full, so where the device
-    bounds this reads more than the host's own work. Peak memory includes the first step. `read`: the device's
-    telemetry, asked in the step after the last round, which starts on an idle device and may miss a power limit.
+    `step_seconds`: wall clock of `steps_per_round` steps in a row divided by their number, the device drained at both
+    ends; long steps are run fewer times per round (`LONG_ROUND_SECONDS`). `host_seconds`: time to enqueue one step on
+    an idle device (on the CPU: the whole step). The host blocks where the launch queue is full, so that for a
+    device-bound step this exceeds the host's own work. Peak memory includes the first step. `read`: reads the device's
+    telemetry in the step after the last round, which starts on an idle device and may miss a power limit.
     """
     is_cuda = step.device_type == "cuda"
     synchronize: Callable[[], None] = torch.cuda.synchronize if is_cuda else lambda: None
@@ -124,16 +124,16 @@ def time_step(
 
 
 def _add(spent: dict[str, float], phase: str, since: float) -> float:
-    """Counts the time since then to the phase; the time now."""
+    """Adds the time since `since` to the phase; returns the present time."""
     now = time.perf_counter()
     spent[phase] += now - since
     return now
 
 
 def profile_step(step: TrainingStep, *, warm_up: int = 2) -> StepKernels:
-    """Profiles `step`. All timing has to come first: once CUDA's profiler was used, every later launch of the process
-    costs more (H200, torch 2.11: a tiny op 6.5 us of host before and 8.8 after, a step of width 256 and 6 layers 19 and
-    22 ms)."""
+    """Profiles `step`. All timing has to come first: once CUDA's profiler has been used, every later launch of the
+    process costs more (H200, torch 2.11: a tiny op takes 6.5 us of host time before and 8.8 after, a step of width 256
+    and 6 layers 19 and 22 ms)."""
     for _ in range(warm_up):
         step.run()
     runs = [profile_kernels(step) for _ in range(2)] if step.device_type == "cuda" else []
@@ -145,7 +145,7 @@ def profile_kernels(step: TrainingStep, *, with_ops: bool = False) -> tuple[Kern
     """The kernels of one steady step in launch order; copies and fills of memory count as kernels.
 
     `with_ops` names the ATen call that launched each, which slows the host. On the CPU a "kernel" is an
-    operator's own time, less what it calls.
+    operator's own time, without that of the operators it calls.
     """
     if step.device_type != "cuda":
         return _profile_operators(step)

@@ -1,4 +1,4 @@
-"""Runs real training steps one after the other and writes a row for each: the measured side of `validate`."""
+"""Runs real training steps in turn and writes one row per step: the measurements that `validate` compares with."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TIMES, _KERNELS, _ESTIMATES = attrgetter("key"), attrgetter("kernels_key"), att
 TIMES_AND_KERNELS = ("times", "kernels")
 PARTS = (*TIMES_AND_KERNELS, "estimates")  # what can be measured of a step, in this order
 
-IN_A_ROW = 3  # steps of a tiny model without a stop between them, at each sample of the host
+IN_A_ROW = 3  # steps of a tiny model without synchronisation between them, per sample of the host
 
 
 def run_steps(
@@ -54,15 +54,15 @@ def run_steps(
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
     """Measures what the recorder's folder lacks of `parts` (of `PARTS`): first the times of all steps, then the kernels
-    of those that ran, then what torch's own estimator says of all, which runs none of them.
+    of those that ran, then the estimates of torch's own estimator, which runs none of them.
 
-    With `host`, its tiny models are run between the steps, so that the host's speed is known as it was then: one
-    process differs from the next by 10 to 40%, and drifts besides. Their rows are those of `run_host`; a step's row
-    says in which run (`session`) and after how many samples of them (`host_samples_before`) it was timed.
+    With `host`, its tiny models are run between the steps, so that the host's speed at that time is known: it differs
+    by 10 to 40% from one process to the next, and also drifts. Their rows are those of `run_host`; a step's row
+    says in which run (`session`) and after how many of their samples (`host_samples_before`) it was timed.
 
     Two passes, because launches cost more in a process that has used CUDA's profiler (`profile_step`). A step that
-    does not fit is a row of status "oom", any other fault one of status "error"; the rest goes on. A run that stops
-    by its budget is continued by the next, kernels of what it timed included.
+    does not fit gets a row of status "oom", any other fault one of status "error", and the other steps continue. A run
+    that stops at its budget is continued by the next, including the kernels of the steps that it timed.
     """
     run = _Run(list(plans), device, recorder, suite, retry, Stopwatch(budget_seconds, clock))
     if "times" in parts:
@@ -144,7 +144,7 @@ class _Run:
 
 
 class HostCalibration:
-    """The tiny models of a host plan, kept alive and sampled now and then."""
+    """The tiny models of a host plan, kept in memory and sampled between steps."""
 
     def __init__(self, plan: HostPlan, device: torch.device) -> None:
         self.plan, self.device = plan, device
@@ -158,14 +158,14 @@ class HostCalibration:
 
     @property
     def n_samples(self) -> int:
-        """How many samples each depth has by now."""
+        """The number of samples per depth so far."""
         return min(len(samples) for samples in self.samples.values())
 
     def sample(self) -> None:
-        """One warm step, two measured by phase, and a few in a row at each depth.
+        """Runs one warm-up step, two steps measured by phase, and a few in a row, at each depth.
 
-        "steady" is the time of a step among others, the device not drained between them: what the phases leave out
-        (freeing the graph, the loop itself, what the queue does to the host) is in it.
+        "steady" is the time per step in a row of steps between which the device is not drained: it includes what the
+        phases leave out (freeing the graph, the loop itself, the effect of the queue on the host).
         """
         for depth, step in self.steps.items():
             host_phases(step, self.device)
@@ -180,7 +180,8 @@ class HostCalibration:
             self.samples[depth] += [{**phases, "steady": steady} for phases in found]
 
     def held_bytes(self) -> int:
-        """What the tiny models hold between samples, as the allocator counts it: not the measured step's."""
+        """Bytes that the tiny models hold between samples, as the allocator counts them; not part of the measured
+        step's memory."""
         tensors = [
             tensor
             for step in self.steps.values()
@@ -191,7 +192,7 @@ class HostCalibration:
         return sum(-(-t.untyped_storage().nbytes() // 512) * 512 for t in on_device)
 
     def rows(self, suite: str) -> list[Fields]:
-        """The fields of a row for each depth and phase, as `run_host` writes them."""
+        """The fields of one row per depth and phase, as `run_host` writes them."""
         return [
             host_fields(self.plan.row_key(depth, phase), values, suite=suite)
             for depth, samples in self.samples.items()
@@ -201,7 +202,7 @@ class HostCalibration:
 
 
 def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> Fields:
-    """The fields of one plan's row, whatever happens."""
+    """Returns the fields of one plan's row, also where the measurement fails."""
     empty = {**EMPTY_FIELDS, "role": "validation", "plan": asdict(plan), "unit": "seconds", "value": None}
     step = None
     try:
@@ -218,7 +219,7 @@ def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> Fiel
 
 
 def timing_fields(timing: StepTiming, held_bytes: int = 0) -> Fields:
-    """A step's times as the fields of a row. `held_bytes`: of the peak, what is not the step's."""
+    """A step's times as the fields of a row. `held_bytes`: the part of the peak memory that is not the step's."""
     return {
         "value": statistics.median(timing.step_seconds),
         "seconds": statistics.median(timing.step_seconds),
@@ -238,7 +239,7 @@ def timing_fields(timing: StepTiming, held_bytes: int = 0) -> Fields:
 
 
 def kernel_fields(found: StepKernels) -> Fields:
-    """A step's kernels as the fields of a row. `ops`: device seconds and kernels by launching ATen call."""
+    """A step's kernels as the fields of a row. `ops`: device seconds and number of kernels per launching ATen call."""
     device_seconds = statistics.median(found.device_seconds)
     return {
         "value": device_seconds,
@@ -252,7 +253,7 @@ def kernel_fields(found: StepKernels) -> Fields:
 
 
 def by_op(kernels: Iterable[Kernel]) -> dict[str, list[float]]:
-    """{ATen call: [seconds, kernels]} of one step."""
+    """{ATen call: [seconds, number of kernels]} of one step."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for kernel in kernels:
         entry = totals[kernel.op]

@@ -1,8 +1,8 @@
-"""What torch's own estimator says of a step: `RuntimeEstimator`, "operator-level-cost-model", as a baseline.
+"""Estimates a step with torch's own estimator, `RuntimeEstimator`, "operator-level-cost-model", as a baseline.
 
-It runs a step on fake tensors of the device and adds up, call by call, the larger of FLOPs over a share of the
-datasheet peak and bytes over the datasheet bandwidth, both as torch and Triton read them off the device. It needs
-CUDA, but neither the device's time nor its memory: processes of their own do it, after all measuring.
+The estimator runs a step on fake tensors of the device and sums over calls the larger of FLOPs divided by a share of
+the datasheet peak and bytes divided by the datasheet bandwidth, both as torch and Triton query them from the device. It
+needs CUDA, but neither the device's time nor its memory: it runs in processes of its own, after all measurements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields
 from flopcast.microbench.sweep.work import first_line
 
-# The estimate is a sum over calls, so that it is linear in the number of equal layers: two shallow models give any.
+# The estimate is a sum over calls and so linear in the number of equal layers: two shallow models determine any depth.
 SHALLOW = (2, 3)
 PROCESSES = 12  # each holds torch and transformers, about 1 GB
 
@@ -36,9 +36,9 @@ PROCESSES = 12  # each holds torch and transformers, about 1 GB
 def estimate_plans(
     plans: Sequence[StepPlan], device: torch.device, *, budget_seconds: float | None = None
 ) -> Iterator[Callable[[StepPlan], Fields]]:
-    """A function that gives the fields of a plan's row, while processes work through `plans`.
+    """A context with a function that returns the fields of a plan's row, while processes work through `plans`.
 
-    What cannot be estimated, or not in time, is a row of status "error" with a reason.
+    A plan that cannot be estimated, or not in time, gets a row of status "error" with a reason.
     """
     end = None if budget_seconds is None else time.monotonic() + max(budget_seconds, 0.0)
     processes = max(1, min(PROCESSES, len(plans), len(os.sched_getaffinity(0)) - 1))
@@ -59,7 +59,7 @@ def estimate_plans(
 
 
 def estimate_row(plan: StepPlan, device_type: str) -> Fields:
-    """The fields of one plan's row, whatever happens."""
+    """Returns the fields of one plan's row, also where the estimate fails."""
     try:
         seconds = estimate(plan, device_type)
     except Exception as fault:
@@ -73,7 +73,7 @@ def _empty(plan: StepPlan) -> Fields:
 
 
 def estimate(plan: StepPlan, device_type: str = "cuda") -> float:
-    """Seconds of one step. Raises what torch raises, AssertionError without CUDA among it."""
+    """The estimated seconds per step. Raises what torch raises, including AssertionError without CUDA."""
     depth = plan.config.get("num_hidden_layers")
     if plan.module or depth is None or depth <= SHALLOW[1]:
         return _estimate(plan, device_type)
@@ -90,7 +90,7 @@ def _estimate(plan: StepPlan, device_type: str) -> float:
         step = build(plan, device_type)
         step.run()  # makes the optimizer's state
         estimator = RuntimeEstimator()
-        # with an encoding: Triton decodes what nvidia-smi answers by that of stdout, and a StringIO has none
+        # with an encoding: Triton decodes nvidia-smi's output with stdout's encoding, and a StringIO has none
         silence = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
         with contextlib.redirect_stdout(silence), estimator("operator-level-cost-model"):
             step.run()
@@ -99,7 +99,7 @@ def _estimate(plan: StepPlan, device_type: str) -> float:
 
 
 def build(plan: StepPlan, device_type: str) -> training_step.TrainingStep:
-    """The step on fake tensors. Foreach has to be asked for: it is no default for fake tensors."""
+    """Builds the step on fake tensors. Foreach has to be requested: it is not the default for fake tensors."""
     from flopcast.microbench.steps.build import build_plan
 
     step = build_plan(replace(plan, attention="sdpa"), torch.device(device_type))
@@ -108,8 +108,9 @@ def build(plan: StepPlan, device_type: str) -> training_step.TrainingStep:
 
 
 class _FakeResults(TorchDispatchMode):
-    """What fake tensors have no answer for. They have no value to read back: checks are taken to pass, numbers to be 1.
-    A grouped product in other dtypes than bf16 is refused, yet CUDA multiplies group by group (2.11)."""
+    """Answers calls that fake tensors do not support. They have no value to read back: checks are assumed to pass,
+    numbers to be 1. They refuse a grouped product in dtypes other than bf16, which CUDA multiplies group by group
+    (2.11)."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -126,10 +127,11 @@ class _FakeResults(TorchDispatchMode):
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """Libraries that treat fake tensors apart treat them as others, and nothing is drawn or moved.
+    """Makes libraries treat fake tensors like real ones, and lets nothing be drawn or moved.
 
-    transformers takes them for a compiler's and leaves the causal SDPA; torch's truncated normal draws until the
-    numbers fit; its `Module.to` swaps them, also where they stay as they are, which a weak reference forbids.
+    Without it transformers takes fake tensors for a compiler's and does not use the causal SDPA; torch's truncated
+    normal redraws until the numbers fit; torch's `Module.to` swaps tensors even where they do not change, which fails
+    where a weak reference exists.
     """
     import transformers.utils.import_utils as utils
 
@@ -159,8 +161,8 @@ def untraced() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _mixed_results() -> Iterator[None]:
-    """Lets the estimator take calls with results of several dtypes, by the first of them (attention's bf16, not its
-    fp32 log-sum-exp): as it stands (torch 2.11 and 2.13) it stops with an assertion there, and (2.11) at attention
+    """Lets the estimator accept calls with results of several dtypes, by the first of them (attention's bf16, not its
+    fp32 log-sum-exp): unpatched (torch 2.11 and 2.13) it fails there with an assertion, and (2.11) also at attention
     whose keys have fewer heads than its queries."""
     module: Any = importlib.import_module("torch.distributed._tools.runtime_estimator")
     original = module.get_compute_time
@@ -187,8 +189,9 @@ def _mixed_results() -> Iterator[None]:
 
 
 def with_equal_heads(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Attention's operands, [batch, heads, seq, head_dim], with keys and values repeated to the queries' heads: the
-    FLOPs that torch 2.13 counts for fewer of them. All else stays as it is."""
+    """Attention's operands, [batch, heads, seq, head_dim], with keys and values repeated to the queries' number of
+    heads: this gives the FLOPs that torch 2.13 counts where there are fewer. Other arguments are returned as they
+    are."""
     heads = max((a.shape[1] for a in args if isinstance(a, torch.Tensor) and a.dim() == 4), default=0)
 
     def repeated(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The cases of a sweep, and the row of a case."""
+"""Defines the cases of a sweep and makes the row of a case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flopcast.microbench.timing.timer import Timing
 
 
 class KernelModule(Protocol):
-    """What a module of `kernels` offers for its shapes. `reference` leaves the operands as they are."""
+    """The functions that a module of `kernels` provides for its shapes. `reference` does not change the operands."""
 
     def operands(self, shape: Any, device: Any, seed: int = 0) -> Sequence[Tensor]: ...
     def prepare(self, shape: Any, backend: str, operands: Any) -> Callable[[], Any]: ...
@@ -34,7 +34,7 @@ def kernel_module(shape: Shape) -> KernelModule:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing to measure. role "holdout": never used in fitting, to judge the fit."""
+    """One operation to measure. Cases of role "holdout" are never used in fitting, but to judge the fit."""
 
     shape: Shape
     backend: str = "torch"
@@ -60,7 +60,7 @@ def timing_fields(timing: Timing) -> Fields:
 
 
 def case_row(case: Case, suite: str, fields: Fields) -> OperationRow:
-    """A row with every field; what was not measured is None. Of Triton's kernels it says which."""
+    """A row with every field; what was not measured is None. Rows of Triton's kernels carry their fingerprint."""
     shape = shape_to_json(case.shape)
     kernels = kernels_of(shape, case.backend)
     what = {"key": case.shape.key, "backend": case.backend, "cache": case.cache, "shape": shape}
@@ -69,5 +69,5 @@ def case_row(case: Case, suite: str, fields: Fields) -> OperationRow:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """NaN and infinities are not JSON."""
+    """None in place of NaN and infinities, which are not JSON."""
     return value if value is not None and math.isfinite(value) else None

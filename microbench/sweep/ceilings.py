@@ -1,4 +1,4 @@
-"""The ceilings: matrix rates, burst and sustained, and bandwidths of memory and last-level cache.
+"""Measures the ceilings: matrix rates, burst and sustained, and bandwidths of memory and last-level cache.
 
 Each function measures one number on the timer's device; scalars.py makes rows of them.
 """
@@ -22,10 +22,10 @@ from flopcast.microbench.timing.telemetry import Reading
 from flopcast.microbench.timing.timer import Timer, synchronise
 
 MATRIX_SIDE = 8192
-BANDWIDTH_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}  # of each array
+BANDWIDTH_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}  # per array
 MATRIX_DTYPES = {"cuda": ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8"), "cpu": ("fp32", "bf16")}
-READ_BYTES = 1 << 29  # of one launch of `cache_read`: 0.1 ms at 5 TB/s
-# FLOPs of one product on the processor: about 20 ms at 1e11 FLOP/s
+READ_BYTES = 1 << 29  # per launch of `cache_read`: 0.1 ms at 5 TB/s
+# FLOPs per product on the processor: about 20 ms at 1e11 FLOP/s
 CPU_MATRIX_FLOPS = 2e9
 
 
@@ -44,7 +44,8 @@ class Scalar:
 
 
 def _matrix_call(device: torch.device, dtype: str) -> tuple[Callable[[], Any], int]:
-    """A square product on randn and its FLOPs. Raises BackendUnavailable where the part lacks the dtype."""
+    """A square matrix product of random normal operands, and its FLOPs. Raises BackendUnavailable where the device
+    lacks the dtype."""
     side = MATRIX_SIDE if device.type == "cuda" else round((CPU_MATRIX_FLOPS / 2) ** (1 / 3) / 64) * 64
     if dtype == "fp8":
         return _fp8_call(device, side), 2 * side**3
@@ -72,7 +73,7 @@ def _fp8_call(device: torch.device, side: int) -> Callable[[], Any]:
 
 
 def matrix_burst(timer: Timer, dtype: str) -> Scalar:
-    """The best of a few single products after half a second of rest."""
+    """The best rate of ten single products after half a second of idle time."""
     call, flops = _matrix_call(timer.device, dtype)
     call()
     synchronise(timer.device)
@@ -82,8 +83,8 @@ def matrix_burst(timer: Timer, dtype: str) -> Scalar:
 
 
 def matrix_sustained(timer: Timer, dtype: str) -> Scalar:
-    """Products without a pause for `sustained_seconds` (all but bf16 and the CPU's fp32: a quarter);
-    the mean of the last half, when clock and power have settled."""
+    """The rate of products without a pause for `sustained_seconds` (a quarter of that for all dtypes but bf16 and, on
+    the CPU, fp32): the mean over the last half, when clock and power have settled."""
     call, flops = _matrix_call(timer.device, dtype)
     call()
     synchronise(timer.device)
@@ -92,7 +93,7 @@ def matrix_sustained(timer: Timer, dtype: str) -> Scalar:
     start = time.perf_counter()
     call()
     synchronise(timer.device)
-    once = time.perf_counter() - start  # fp64 on a consumer part takes a second: then one a stretch
+    once = time.perf_counter() - start  # fp64 on a consumer GPU takes a second: then one per stretch
     per_stretch = max(1, min(5, round(limit / 50 / once)))
     samples, reading = _stretches(timer, call, stretches=10_000, per_stretch=per_stretch, limit_seconds=limit)
     tail = samples[len(samples) // 2 :]
@@ -102,9 +103,10 @@ def matrix_sustained(timer: Timer, dtype: str) -> Scalar:
 def _stretches(
     timer: Timer, call: Callable[[], Any], *, stretches: int, per_stretch: int, limit_seconds: float
 ) -> tuple[tuple[float, ...], Reading]:
-    """Seconds per call of consecutive stretches until the limit, at least 2, and the last reading under load.
+    """Seconds per call of consecutive stretches until the time limit, at least two, and the last telemetry reading
+    under load.
 
-    On CUDA two stretches are always queued, so the device never waits for the host.
+    On CUDA two stretches are always queued, so that the device never waits for the host.
     """
     if timer.device.type == "cpu":
         return _cpu_stretches(timer, call, stretches, limit_seconds)
@@ -152,12 +154,12 @@ def _bandwidth(timer: Timer, call: Callable[[], Any], moved: int) -> Scalar:
 
 
 def _large(timer: Timer) -> int:
-    """Bytes of an array for memory bandwidth: a GiB (CPU: 256 MiB), less where memory is short."""
+    """Bytes per array for memory bandwidth: 1 GiB (CPU: 256 MiB), less where memory is short."""
     return min(BANDWIDTH_BYTES[timer.device.type], free_bytes(timer.device) // 8)
 
 
 def copy_bandwidth(timer: Timer, size: int) -> Scalar:
-    """Of a copy between two arrays of `size` bytes, what is read and what is written counted."""
+    """Bandwidth of a copy between two arrays of `size` bytes, counting bytes read and bytes written."""
     source, target = _array(timer, size), _array(timer, size)
     return _bandwidth(timer, lambda: target.copy_(source), 2 * 4 * source.numel())
 
@@ -167,7 +169,7 @@ def hbm_copy(timer: Timer) -> Scalar:
 
 
 def hbm_read(timer: Timer) -> Scalar:
-    """A sum, which writes nothing to speak of."""
+    """Read bandwidth, of a sum, whose writes are negligible."""
     source = _array(timer, _large(timer))
     return _bandwidth(timer, lambda: torch.sum(source), 4 * source.numel())
 
@@ -178,13 +180,13 @@ def hbm_write(timer: Timer) -> Scalar:
 
 
 def l2_copy(timer: Timer) -> Scalar:
-    """A copy whose two arrays together fill a quarter of the last-level cache."""
+    """Bandwidth of a copy whose two arrays together fill a quarter of the last-level cache."""
     return copy_bandwidth(timer, timer.cache_bytes // 8)
 
 
 def cache_read(timer: Timer, working_set: int) -> Scalar:
-    """bytes/s of reading `working_set` bytes over and over within one kernel: hundreds of MB per launch, so that
-    neither the launch nor the kernel's ramp shows. Raises BackendUnavailable without triton or on a processor."""
+    """Bytes/s of reading `working_set` bytes repeatedly within one kernel: hundreds of MB per launch, so that neither
+    the launch nor the kernel's ramp-up counts. Raises BackendUnavailable without triton or on a processor."""
     source = _array(timer, working_set)
     sm_count = torch.cuda.get_device_properties(timer.device).multi_processor_count if source.is_cuda else 1
     programs = 4 * sm_count  # of 8 warps: half of what an SM holds

@@ -1,4 +1,4 @@
-"""Measures what launches cost the host, how long tiny kernels take, and the gap between kernels."""
+"""Measures the host cost of launches, the duration of tiny kernels, and the gap between kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ MAX_QUEUE = 4096
 
 
 def _host_seconds(timer: Timer, call: Callable[[], Any], calls: int) -> tuple[float, ...]:
-    """Host seconds per call when `calls` are enqueued on an idle device without waiting, once per repeat."""
+    """Host seconds per call when `calls` calls are enqueued on an idle device without waiting, one sample per
+    repeat."""
     for _ in range(calls):
         call()
     samples = []
@@ -47,27 +48,27 @@ def _median(timer: Timer, samples: tuple[float, ...], unit: str = "seconds") -> 
 
 
 def launch(timer: Timer) -> Scalar:
-    """torch.add out of place, which also allocates; 500 in a row, under the queue's 1,024."""
+    """Host seconds per torch.add out of place, which also allocates; 500 in a row, fewer than the queue's 1,024."""
     a, b = (torch.randn(TINY, device=timer.device) for _ in range(2))
     return _median(timer, _host_seconds(timer, lambda: torch.add(a, b), 500))
 
 
 def launch_inplace(timer: Timer) -> Scalar:
-    """a.add_(b)."""
+    """Host seconds per a.add_(b)."""
     a, b = (torch.randn(TINY, device=timer.device) for _ in range(2))
     return _median(timer, _host_seconds(timer, lambda: a.add_(b, alpha=1e-6), 500))
 
 
 def sync(timer: Timer) -> Scalar:
-    """`.item()` of a ready value: a copy to the host and the wait for it, nothing else queued."""
+    """Host seconds per `.item()` of a ready value: a copy to the host and the wait for it, with nothing else queued."""
     a = torch.randn((), device=timer.device)
     return _median(timer, _host_seconds(timer, a.item, 100))
 
 
 def launch_queue(timer: Timer) -> Scalar:
-    """How many tiny launches can be enqueued behind a long kernel before one blocks.
+    """The number of tiny launches that can be enqueued behind a long kernel before one blocks.
 
-    The kernel spins 0.2 s; the first launch that takes over 5 ms, 500 times a normal one, met a full queue.
+    The kernel spins for 0.2 s; the first launch that takes over 5 ms, 500 times a normal one, met a full queue.
     """
     cuda = _cuda(timer)
     a = torch.randn(TINY, device=timer.device)
@@ -96,7 +97,8 @@ def launch_queue(timer: Timer) -> Scalar:
 
 
 def first_stall(stamps: list[float], threshold_seconds: float) -> int | None:
-    """Index of the first launch that took longer, i.e. how many went ahead before it; None when none did."""
+    """Index of the first launch that took longer than the threshold, i.e. the number of launches before it; None when
+    no launch did."""
     for i, (before, after) in enumerate(pairwise(stamps)):
         if after - before > threshold_seconds:
             return i
@@ -107,14 +109,16 @@ def first_stall(stamps: list[float], threshold_seconds: float) -> int | None:
 
 
 def kernel_floor(timer: Timer) -> Scalar:
-    """a.add_(1): one block, one vector load and store. In a graph on CUDA, wall clock on the CPU."""
+    """Seconds per a.add_(1): one block, one vector load and store. Timed in a graph on CUDA, by wall clock on the
+    CPU."""
     a = torch.randn(TINY, device=timer.device)
     timing = timer.time(lambda operands: lambda: operands[0].add_(1e-6), (a,), "hot")
     return Scalar(timing.seconds, "seconds", timing.samples, timing.reading, {"timer": timing.timer})
 
 
 def kernel_floor_cupti(timer: Timer) -> Scalar:
-    """Its duration by CUPTI, start of the first instruction to end of the last."""
+    """The duration of `kernel_floor`'s kernel by CUPTI, from the start of its first instruction to the end of its
+    last."""
     count = 50
     a = torch.randn(TINY, device=timer.device)
 
@@ -130,13 +134,13 @@ def kernel_floor_cupti(timer: Timer) -> Scalar:
 
 
 def kernel_gap_tiny(timer: Timer) -> Scalar:
-    """Idle time between kernels of a full queue, 800 of one block each: the least possible."""
+    """Idle seconds between kernels of a full queue, 800 of one block each: the least possible."""
     a = torch.randn(TINY, device=timer.device)
     return _gap(timer, [lambda: a.add_(1e-6)] * GAP_KERNELS)
 
 
 def kernel_gap(timer: Timer) -> Scalar:
-    """Idle time between kernels of a full queue, 800 like those of a step: products, casts and sums of 5 to 15 us.
+    """Idle seconds between kernels of a full queue, 800 like those of a step: products, casts and sums of 5 to 15 us.
 
     A wide kernel has to drain before the next one may start; a tiny one drains at once.
     """
@@ -148,9 +152,9 @@ def kernel_gap(timer: Timer) -> Scalar:
 
 
 def _gap(timer: Timer, calls: list[Callable[[], Any]]) -> Scalar:
-    """Device time of `calls` behind a long kernel, less the kernels' own durations, per kernel.
+    """Seconds per kernel of the device time of `calls` behind a long kernel, less the kernels' own durations.
 
-    The durations come from a profiled run of the same calls, the time from runs that are not profiled.
+    The durations come from a profiled run of the same calls, the device time from runs that are not profiled.
     """
     cuda = _cuda(timer)
 
@@ -171,7 +175,7 @@ def _gap(timer: Timer, calls: list[Callable[[], Any]]) -> Scalar:
         torch.cuda.synchronize(timer.device)
         if ahead:
             samples.append((seconds_between(pair) - duration) / len(events))
-        else:  # a slow host: the device had begun before the queue was full
+        else:  # a slow host: the device began before all calls were enqueued
             spin_seconds *= 2
         if len(samples) >= timer.policy.scalar_repeats:
             break
@@ -182,6 +186,6 @@ def _gap(timer: Timer, calls: list[Callable[[], Any]]) -> Scalar:
 
 
 def _cuda(timer: Timer) -> CudaTimer:
-    """The CudaTimer that a measure for CUDA alone is given."""
+    """The timer as a CudaTimer, for measurements that exist on CUDA only."""
     assert isinstance(timer, CudaTimer)
     return timer

@@ -1,23 +1,23 @@
-"""Ceilings and costs of the machine itself: rows `scalar/<name>` with a `value` and a `unit`.
+"""Measures ceilings and costs of the machine itself into rows `scalar/<name>` with a `value` and a `unit`.
 
-    launch, launch_inplace      host seconds to enqueue one tiny op, not waiting for it
+    launch, launch_inplace      host seconds to enqueue one tiny op, without waiting for it
     sync                        host seconds of one `.item()` on an idle device
     launch_queue                launches that the host can be ahead before it blocks (unit "launches")
     kernel_floor                seconds of one tiny kernel within a graph
     kernel_floor_cupti          the same kernel's duration as the profiler sees it
     kernel_gap                  seconds between two kernels of an eagerly filled queue, of a step's sizes
     kernel_gap_tiny             the same for kernels of one block
-    matrix_burst/<dtype>        best short sample from cool, FLOP/s, at 8192^3
+    matrix_burst/<dtype>        best short sample after idle time, FLOP/s, at 8192^3
     matrix_sustained/<dtype>    mean over the last half of some seconds without a pause, FLOP/s
     hbm_copy, hbm_read, hbm_write   bytes/s at 1 GiB and more (copy counts what is read and what is written)
     l2_copy                     bytes/s of a copy that stays within the last-level cache
     copy/<bytes>                bytes/s of a copy over its working set (not in the quick suite)
-    l2_read/<bytes>             bytes/s of reading a working set over and over within one kernel (CUDA, not quick):
-                                the cache's own rate, where a copy of some MB is as long as its launch
+    l2_read/<bytes>             bytes/s of reading a working set repeatedly within one kernel (CUDA, not quick): the
+                                cache's own rate, whereas a copy of some MB takes no longer than its launch
 
 On the CPU the same names hold for the processor: memory for HBM, its last-level cache for L2, a tiny op for a
 tiny kernel; the queue, the gap and the synchronisation do not exist there. Host costs come first, because launches may
-cost more once CUDA's profiler was used.
+cost more once CUDA's profiler has been used.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from flopcast.microbench.sweep.launches import (
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, status_of, work_through
 from flopcast.microbench.timing.timer import Timer, on_stream
 
-# Bytes of a copy's two arrays together, 256 KiB to 1 GiB, and of what is read again and again: by octaves, by half
-# octaves where last-level caches of today end (24 to 192 MiB).
+# Bytes of a copy's two arrays together, 256 KiB to 1 GiB, and of the working sets that are read repeatedly: powers of
+# two, with steps of half an octave at the sizes of today's last-level caches (24 to 192 MiB).
 _HALVES = tuple(3 << power for power in range(23, 27))
 COPY_SETS = tuple(sorted([*(1 << power for power in range(18, 31)), *_HALVES]))
 READ_SETS = tuple(sorted([*(1 << power for power in range(20, 30)), *_HALVES]))
@@ -73,8 +73,8 @@ def run_scalars(
     only: Collection[str] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
-    """Measures the scalars that the recorder's folder lacks, of the keys in `only` if that is given. A scalar that
-    fails is a row with a reason.
+    """Measures the scalars that the recorder's folder lacks; if `only` is given, those of its keys. A scalar that
+    fails gets a row with a reason.
 
     Raises RunError on a full disk only.
     """
@@ -95,7 +95,7 @@ def _scalar_row(key: str, suite: str, measure: Measure, timer: Timer) -> ScalarR
     try:
         with on_stream(timer):
             scalar = measure(timer)
-    except Exception as error:  # an op that this part lacks must not cost the other ceilings
+    except Exception as error:  # an op that this device lacks must not stop the other ceilings
         failed = {"status": status_of(error), "reason": first_line(error)}
         return merged(ScalarRow, what, EMPTY_FIELDS, rest, failed)
     finally:
@@ -107,7 +107,7 @@ def _scalar_row(key: str, suite: str, measure: Measure, timer: Timer) -> ScalarR
 
 
 def scalar_measures(timer: Timer, suite: str) -> dict[str, Measure]:
-    """What to measure on this device, by row key, in the order to do it."""
+    """The measurements for this device, by row key, in the order in which they are made."""
     measures: dict[str, Measure] = {"launch": launch, "launch_inplace": launch_inplace}
     if timer.device.type == "cuda":
         measures |= {"sync": sync, "launch_queue": launch_queue}

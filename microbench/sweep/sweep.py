@@ -1,8 +1,8 @@
-"""A sweep: cases in shuffled order, each checked for correctness, profiled, timed, and written as one row.
+"""Runs a sweep: cases in shuffled order, each checked for correctness, profiled, timed, and written as one row.
 
-Nothing that a case does ends the sweep: out of memory, an unsupported backend, a wrong result, any exception
+No failure of a case ends the sweep: running out of memory, an unsupported backend, a wrong result or any exception
 becomes a row with a status and a reason. Only a lost CUDA context (an illegal memory access) stops it,
-because everything after would fail: that case gets its row, and a re-run goes on behind it.
+because everything after it would fail: that case gets its row, and a re-run continues after it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flopcast.microbench.timing.operands import Call, free_bytes, storage_bytes
 from flopcast.microbench.timing.timer import Timer, on_stream
 from flopcast.progress import Progress, progress
 
-# A batch holds one operand set of each of its cases between profiling and timing: this part of the memory.
+# Share of the memory that a batch may take: it holds one operand set per case between profiling and timing.
 BATCH_MEMORY_SHARE = 1 / 16
 UNSETTLED = "the clock or the time of a reference still moved by more than the tolerance when warm-up was cut off"
 
@@ -45,12 +45,12 @@ class _Ready:
     module: KernelModule
     operands: Sequence[Tensor]
     call: Call
-    checked: Fields  # how far it is off, and what is admitted
+    checked: Fields  # the result's error and the tolerance
     note: str | None
 
 
 class _Failed(Exception):
-    """The case ends here, with this status and reason, and further fields of its row."""
+    """Ends a case, with this status and reason and further fields of its row."""
 
     def __init__(self, status: Status, reason: str, **fields: float | None) -> None:
         super().__init__(reason)
@@ -144,7 +144,7 @@ class _Sweep:
             self._release_if_large()
         profiles = self._profile(ready)
         for i in range(len(ready)):
-            if i and watch.is_spent():  # but the first, so that any budget gets on
+            if i and watch.is_spent():  # not before the first, so that any budget makes progress
                 break
             one, ready[i] = ready[i], None  # type: ignore[call-overload]
             self._write(one.case, self._time(one, profiles[i]), shown)
@@ -154,7 +154,7 @@ class _Sweep:
     # --- the steps of one case
 
     def _set_up(self, case: Case) -> _Ready:
-        """Operands, call and correctness. Raises _Failed."""
+        """Makes a case's operands and its call, and checks the result. Raises _Failed."""
         with self._guard(case):
             module = self.module_for(case.shape)
             operands = module.operands(case.shape, self.timer.device, zlib.crc32(case.shape.key.encode()) + self.seed)
@@ -217,7 +217,7 @@ class _Sweep:
         return profiles
 
     def _time(self, one: _Ready, profile: KernelTimes | None) -> Fields:
-        """The fields of one case's row, whatever happens."""
+        """Returns the fields of one case's row, also where the case fails."""
 
         def prepare(operands: Sequence[Tensor]) -> Call:
             if operands is one.operands:
@@ -270,7 +270,7 @@ class _Sweep:
             torch.cuda.empty_cache()
 
     def _release_if_large(self) -> None:
-        """Gives back the private pools that graphs leave behind, once they are a quarter of the memory."""
+        """Frees the private memory pools that graphs leave behind, once they take a quarter of the memory."""
         if not self.on_cuda:
             return
         device = self.timer.device

@@ -1,4 +1,4 @@
-"""What all measuring shares: the summary, the time budget, the loop over what is left to do, the status of a fault."""
+"""Provides what all measurements share: summary, time budget, the loop over items left to do, the status of a fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run of measuring did. `remaining`: left over when the time budget was spent, for the next run."""
+    """What one run measured. `remaining`: the number of items left for the next run when the time budget was spent."""
 
     statuses: Counter[str] = field(default_factory=Counter)  # of the rows written
     skipped: int = 0  # done before
@@ -43,7 +43,7 @@ class Summary:
 
 
 class Stopwatch:
-    """Seconds since it was made, and what is left of a budget, where there is one."""
+    """Measures the seconds since it was created, against a time budget where there is one."""
 
     def __init__(self, budget_seconds: float | None = None, clock: Clock = time.monotonic) -> None:
         self._budget, self._clock, self._start = budget_seconds, clock, clock()
@@ -69,7 +69,7 @@ def work_through(
     label: str,
     watch: Stopwatch,
 ) -> Counter[str]:
-    """Measures the items of (name, item) pairs in turn and writes a row of each; begins none once the time is spent.
+    """Measures the items of (name, item) pairs in turn and writes one row per item; begins none once the time is spent.
     Returns the number of rows by status. Raises RunError on a full disk."""
     items = list(todo)
     statuses = Counter[str]()
@@ -88,7 +88,7 @@ def work_through(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """CUDA's, the processor's allocator's and cuBLAS's ways of saying so."""
+    """Whether an error means out of memory, as reported by CUDA, by the processor's allocator or by cuBLAS."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     signs = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -106,11 +106,11 @@ def status_of(error: BaseException) -> Status:
 
 
 def oom_or_error(error: BaseException) -> Status:
-    """As `status_of`, for whole steps: a model that the device cannot run is an error."""
+    """The status of a whole step that raised: as `status_of`, but a model that the device cannot run is an "error"."""
     return "oom" if is_out_of_memory(error) else "error"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of its message, at most 300 characters; its type where there is none."""
+    """The first line of an error's message, at most 300 characters; the error's type where it has no message."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

@@ -1,1 +1,1 @@
-"""How one call is timed on a device: policies, rotation of operands, graphs, the profiler, telemetry of the device."""
+"""Times one call on a device: policies, rotation of operands, graphs, the profiler, telemetry of the device."""

@@ -1,4 +1,4 @@
-"""Timing on the processor: wall clock around as many calls as fill a stretch that the clock resolves."""
+"""Times calls on the processor: wall clock around as many calls as make a stretch that the clock resolves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from flopcast.microbench.timing.timer import Timing
 
 
 class CpuTimer:
-    """Wall clock. Denormals are flushed while timing: in-place ops often repeated decay into them."""
+    """Times calls by wall clock. Denormals are flushed to zero while timing, because the values of in-place ops that
+    are repeated often decay into them."""
 
     def __init__(self, policy: TimingPolicy, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.device = torch.device("cpu")
@@ -29,7 +30,7 @@ class CpuTimer:
         self._flush_buffer: Tensor | None = None
 
     def warm_up(self) -> bool:
-        """Start the thread pool and bring the cores to speed."""
+        """Starts the thread pool and brings the cores to their working clock."""
         a = torch.randn(512, 512)
 
         def reference() -> None:
@@ -75,7 +76,7 @@ class CpuTimer:
         )  # fmt: skip
 
     def _flush(self) -> None:
-        """Fill the last-level cache with something else."""
+        """Fills the last-level cache with other data."""
         if self._flush_buffer is None:
             self._flush_buffer = torch.zeros(2 * self.cache_bytes, dtype=torch.uint8)
         self._flush_buffer.add_(1)

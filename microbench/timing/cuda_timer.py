@@ -1,7 +1,7 @@
-"""Timing on a CUDA device: graph replay over rotating operands for short calls, event pairs for long ones.
+"""Times calls on a CUDA device: graph replay over rotating operands for short calls, event pairs for long ones.
 
-Everything runs on one side stream, operands and autograd included: a backward pass runs on the stream of its
-forward, and a graph can be captured on a side stream only.
+Everything runs on one side stream, including autograd and the making of operands: a backward pass runs on the stream
+of its forward, and a graph can be captured on a side stream only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EventPair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 # Device time put before a batch of samples, so that the host is ahead when the first one starts.
 LEAD_SECONDS = 300e-6
-READING_SECONDS = 50e-3  # NVML renews its clocks and reasons about that often
+READING_SECONDS = 50e-3  # NVML updates its clocks and reasons about that often
 BATCH = 5  # samples enqueued before the host waits, fewer where they would outlast the time-out
 
 
@@ -48,16 +48,16 @@ class CudaTimer:
         self._flush_buffer = torch.empty(max(2 * self.cache_bytes, 1 << 20), dtype=torch.uint8, device=device)
 
     def flush(self) -> None:
-        """Fill the L2 with something else: one write of twice its size (about 30 us on an H200)."""
+        """Fills the L2 with other data: one write of twice its size (about 30 us on an H200)."""
         self._flush_buffer.zero_()
 
     def spin(self, seconds: float) -> None:
-        """Keep the device busy for about `seconds` (exact at the maximum clock, longer below it)."""
+        """Keeps the device busy for about `seconds` (exact at the maximum clock, longer below it)."""
         sleep: Any = torch.cuda._sleep
         sleep(max(1, int(seconds * self.cycles_per_second)))
 
     def warm_up(self) -> bool:
-        """Matrix products until their time and the SM clock hold still; False where they never did."""
+        """Runs matrix products until their time and the SM clock are stable; False where they never were."""
         with torch.cuda.stream(self.stream):
             a = torch.randn(4096, 4096, dtype=torch.bfloat16, device=self.device)
 
@@ -123,8 +123,8 @@ class CudaTimer:
     def _sample(
         self, sample: Callable[[], EventPair], sample_seconds: float, lead_seconds: float
     ) -> tuple[tuple[float, ...], Reading]:
-        """Batches of samples until the stopping rule says enough; the clocks are read while a batch runs: in the first
-        two and every READING_SECONDS from then on, so that throttling in the midst of a long case is seen."""
+        """Takes batches of samples until the stopping rule holds. The clocks are read while a batch runs: in the first
+        two batches and every READING_SECONDS from then on, so that throttling during a long case is noticed."""
         batch = max(1, min(BATCH, int(self.policy.timeout_seconds / max(sample_seconds, 1e-6))))
         samples: list[float] = []
         readings: list[Reading] = []
@@ -167,7 +167,8 @@ class CudaTimer:
         )
 
     def _synchronises(self, call: Call) -> bool:
-        """Whether the call makes the host wait: a capture would fail, the allocator be in doubt."""
+        """Whether the call synchronises the host: a capture would fail and leave the allocator in an undefined
+        state."""
         torch.cuda.set_sync_debug_mode("error")
         try:
             call()
@@ -180,9 +181,9 @@ class CudaTimer:
         return False
 
     def capture(self, calls: Sequence[Call], count: int, keep: int = 0) -> torch.cuda.CUDAGraph | str:
-        """A graph of `count` calls, taken round-robin; the reason, where one cannot be captured.
+        """A graph of `count` calls, taken round-robin; the reason, where none can be captured.
 
-        The outputs of the last `keep` calls are kept while capturing, so that they too lie apart.
+        The outputs of the last `keep` calls are kept while capturing, so that they too have distinct addresses.
         torch.cuda.graph would collect garbage and empty the allocator's cache for each graph (about 100 ms).
         """
         graph = torch.cuda.CUDAGraph()

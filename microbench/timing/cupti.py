@@ -1,8 +1,8 @@
-"""Which kernels a call launches and how long each runs, as CUDA's profiler (CUPTI) sees them.
+"""Records which kernels a call launches and how long each runs, by CUDA's profiler (CUPTI).
 
-A profiler session takes some 100 ms to open and close, so one serves many calls. Device activity alone is
-recorded: marker kernels on the same stream, of a name that nothing else has (torch.cuda._sleep's), say where
-a call begins and ends, and what lies outside of a pair (flushes, operands being made) is left out.
+A profiler session takes some 100 ms to open and close, so that one session serves many calls. Only device activity is
+recorded: marker kernels on the same stream, of a name that nothing else has (torch.cuda._sleep's), delimit each
+call, and what lies outside of a pair of markers (flushes, the making of operands) is left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KernelTimes:
 def split_at_markers(events: Iterable[DeviceEvent], calls: int, marker: str = MARKER) -> list[list[DeviceEvent]] | None:
     """The events of each call, given that each lies between a pair of markers.
 
-    None when there are not two markers for each call: CUPTI dropped records, and nothing can be told.
+    None when there are not two markers per call: CUPTI dropped records, and kernels cannot be assigned to calls.
     """
     ordered = sorted(events, key=lambda event: event.start_ns)
     groups: list[list[DeviceEvent]] = []
@@ -69,7 +69,7 @@ def summarise(calls: Sequence[Sequence[DeviceEvent]]) -> KernelTimes:
 
 
 def record(run: Callable[[], Any], device: torch.device) -> list[DeviceEvent]:
-    """Everything that runs on the device while `run` does, to the nanosecond.
+    """Everything that runs on the device during `run`, to the nanosecond.
 
     Raises RuntimeError where the profiler cannot be opened (another tool holds CUPTI, no permission).
     """
@@ -95,10 +95,10 @@ def profile_calls(
     stream: torch.cuda.Stream,
     repeats: int = 5,
 ) -> list[KernelTimes | None]:
-    """The kernels of each (call, cold) in ONE session; None where nothing was launched or records were lost.
+    """The kernels of each (call, cold), profiled in one session; None where nothing was launched or records were lost.
 
-    Each call runs once unmarked, then `repeats` times between markers, flushed before where cold. That costs
-    little beyond the kernels: about 30 us a flush, 10 us a marker. A call that raises is None.
+    Each call runs once unmarked, then `repeats` times between markers, after a flush of the cache where cold. That
+    costs little beyond the kernels: about 30 us per flush, 10 us per marker. The result of a call that raises is None.
     """
     recorded: list[int] = []
     mark: Any = torch.cuda._sleep

@@ -1,4 +1,4 @@
-"""Who measures: the device chosen, and the machine as machine.json tells it. Nothing here sets a clock or a mode."""
+"""Picks the device to measure and describes the machine for machine.json. Nothing here sets a clock or a mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flopcast.microbench.timing.telemetry import Nvml
 def all_gpus() -> list[str]:
     """The names of all visible CUDA devices, as `pick_device` takes them. Raises UsageError where there are none.
 
-    Makes no context: a process that only starts others holds no memory on any of them.
+    Creates no CUDA context: a process that only starts others holds no memory on any of them.
     """
     if not torch.cuda.is_available():
         pick_device("cuda")
@@ -32,9 +32,9 @@ def all_gpus() -> list[str]:
 
 
 def pick_device(name: str | None = None) -> torch.device:
-    """The device asked for; without a name CUDA where there is one, else the processor.
+    """The device of that name; without a name CUDA where there is a CUDA device, else the processor.
 
-    "cuda" is the current CUDA device, "cuda:1" a certain one. Raises UsageError when it is not there.
+    "cuda" is the current CUDA device, "cuda:1" the one of that number. Raises UsageError when it does not exist.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -56,7 +56,7 @@ def pick_device(name: str | None = None) -> torch.device:
 
 
 def describe(device: torch.device) -> Machine:
-    """This process's machine, with `device` as what is measured."""
+    """Describes this process's machine, with `device` as the device measured."""
     described = _describe_cuda(device) if device.type == "cuda" else _describe_cpu()
     stack = describe_stack()
     return {
@@ -93,7 +93,7 @@ def _describe_cuda(device: torch.device) -> Device:
 
 
 def _describe_cpu() -> Device:
-    """The processor under the same names. `sm_count` counts cores, `l2_bytes` is the last-level cache; the
+    """Describes the processor by the same fields. `sm_count` counts cores, `l2_bytes` is the last-level cache; the
     "uuid" hashes what decides speed (model, cores, threads used, cache), not the individual machine."""
     described: Device = {
         "type": "cpu",
@@ -143,7 +143,7 @@ def _installed(*names: str) -> str | None:
 
 
 def _cublas_version() -> str | None:
-    """Of the wheel that torch uses, else of the system's library (a container's CUDA)."""
+    """The cuBLAS version of the wheel that torch uses, else of the system's library (a container's CUDA)."""
     if torch.version.cuda is None:
         return None
     major = torch.version.cuda.split(".")[0]

@@ -1,7 +1,7 @@
-"""Several ways to do the same thing, timed side by side: A B C A B C ..., each a CUDA graph over rotating operands.
+"""Times alternatives of one operation in turn: A B C A B C ..., each a CUDA graph over rotating operands.
 
-A ratio of two kernels is wanted to a percent, while the chip's clock wanders by more in a second: readings that
-alternate see the same clock. Long calls are graphs too, so that both sides pay the same launch.
+The ratio of two kernels' times is needed to 1%, while the GPU's clock drifts by more within a second: alternating
+readings see the same clock. Long calls are graphs too, so that all alternatives have the same launch cost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CALLS = 128
 
 @dataclass
 class Contender:
-    """One way: its graph of `count` calls, and the readings in seconds per call."""
+    """One alternative: its graph of `count` calls, and its readings in seconds per call."""
 
     graph: torch.cuda.CUDAGraph
     count: int
@@ -57,7 +57,7 @@ def contender(timer: CudaTimer, calls: Sequence[Call], count: int) -> Contender:
 
 
 def read(timer: CudaTimer, contenders: Sequence[Contender], rounds: int) -> None:
-    """Adds `rounds` readings to each, in turn."""
+    """Adds `rounds` readings to each contender, in turn."""
     timer.spin(LEAD_SECONDS)
     replays = [(each, between_events(each.graph.replay)) for _ in range(rounds) for each in contenders]
     torch.cuda.synchronize(timer.device)
@@ -72,7 +72,7 @@ def interleaved(
     count: int,
     rounds: int,
 ) -> dict[str, Contender]:
-    """Times each way over the operand sets, `rounds` readings of `count` calls, on the timer's stream."""
+    """Times each alternative over the operand sets, `rounds` readings of `count` calls, on the timer's stream."""
     with torch.cuda.stream(timer.stream):
         found = {name: contender(timer, [way(x) for x in sets], count) for name, way in ways.items()}
         read(timer, list(found.values()), rounds)

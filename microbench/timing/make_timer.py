@@ -1,4 +1,4 @@
-"""The timer of a device."""
+"""Makes the timer of a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operand sets that are rotated over, so that a call finds none of its operands in the last-level cache."""
+"""Makes operand sets to rotate over, so that a call finds none of its operands in the last-level cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def clone_operands(operands: Operands) -> tuple[Tensor, ...]:
-    """Copies that lie in memory as the originals: sizes, strides (0 too), offsets, storages shared or not."""
+    """Copies with the memory layout of the originals: sizes, strides (including 0), offsets, shared storages."""
     storages: dict[int, Any] = {}
     clones = []
     for tensor in operands:
@@ -78,7 +78,8 @@ def rotate(
 
 
 def cold_warnings(cache: str, sets: int, footprint: int, cache_bytes: int) -> tuple[str, ...]:
-    """Says so where rotation could not outgrow the cache (many tiny sets): the row is then partly warm."""
+    """A warning where the rotated operand sets do not exceed the cache (many tiny sets): the row is then partly
+    warm."""
     if cache == "cold" and sets * footprint < cache_bytes:
         return (f"partly warm: {sets} operand sets of {footprint} bytes stay within the {cache_bytes}-byte cache",)
     return ()

@@ -1,4 +1,4 @@
-"""How long a case is timed: the policies of the suites, the stopping rule, the warm-up."""
+"""Determines how long a case is timed: the policies of the suites, the stopping rule, the warm-up."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TimingPolicy:
 
 
 QUICK = TimingPolicy(timeout_seconds=0.05, max_samples=30)
-# 6% of an H200's rows are noisier than the rule asks and end by the time-out: 0.25 s of it made 11 s of `standard`.
+# 6% of an H200's rows are noisier than the rule requires and end by the time-out; 0.25 s took 11 s of `standard`.
 STANDARD = TimingPolicy(timeout_seconds=0.1, warm_up_seconds=3.0, sustained_seconds=4.0)
 FULL = TimingPolicy(timeout_seconds=1.0, warm_up_seconds=3.0, min_samples=20, sustained_seconds=10.0, scalar_repeats=9)
 # 2 cores reach 1e11 FLOP/s: a case is a thousand times longer there than on a GPU, so fewer samples
@@ -87,7 +87,7 @@ def warm_up_until_settled(
     reference: Callable[[], float | None], policy: TimingPolicy, clock: Callable[[], float] = time.monotonic
 ) -> bool:
     """Runs `reference`, which keeps the device busy for some 10 ms and returns its clock (MHz, None where unknown),
-    until it settles: `warm_up_seconds` at least, WARM_UP_CAP times that at most. Whether it did.
+    until it settles: `warm_up_seconds` at least, WARM_UP_CAP times that at most. Returns whether it settled.
 
     A warm-up of 25 ms was found to misread by 30% (triton #2306).
     """

@@ -1,4 +1,4 @@
-"""This machine's processor, as Linux tells it; None, or a guess that is named, where it does not."""
+"""Describes this machine's processor as Linux reports it; None, or a documented default, where Linux does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device's state while it is measured: clocks, power, temperature, what slows it. Read only.
+"""Reads the device's state during measurements: clocks, power, temperature, reasons for throttling. Read only.
 
 NVML (nvidia-ml-py) is optional; without it, or where the driver denies a query, the field is None.
 """
@@ -15,7 +15,7 @@ import torch
 from flopcast.microbench.records.rows import Fields
 from flopcast.microbench.timing.processor import current_mhz
 
-# nvml.h, nvmlClocksEventReasons. The first group slows the device below what it was asked to run at.
+# nvml.h, nvmlClocksEventReasons. The first group slows the device below the requested clocks.
 THROTTLE_BITS = {
     0x0004: "sw_power_cap",
     0x0008: "hw_slowdown",
@@ -41,7 +41,8 @@ def throttle_names(mask: int) -> tuple[str, ...]:
 
 
 def is_throttled(reasons: tuple[str, ...]) -> bool:
-    """Whether a reason means slower than asked (a power cap, heat); idle clocks and user settings do not."""
+    """Whether any reason means clocks below those requested (a power cap, heat); idle clocks and user settings do
+    not."""
     return not set(reasons).isdisjoint(THROTTLE_BITS.values())
 
 
@@ -65,9 +66,9 @@ class Reading:
 
 
 def typical_reading(readings: Sequence[Reading]) -> Reading:
-    """One reading for several of the same case: medians, and every throttle reason that was seen.
+    """Combines several readings of one case: medians, and every throttle reason that was seen.
 
-    The first is left out where there are others: it may still show the clocks of what came before.
+    The first reading is left out where there are others: it may still show the clocks of the preceding work.
     """
     later = readings[1:] or readings
     if not later:
@@ -87,7 +88,7 @@ def typical_reading(readings: Sequence[Reading]) -> Reading:
 
 
 class Nvml:
-    """One device's NVML handle. Every query answers None when NVML, the device or the query is not there."""
+    """One device's NVML handle. Every query returns None when NVML, the device or the query is not available."""
 
     def __init__(self, device: torch.device) -> None:
         self._nvml: Any = None

@@ -48,18 +48,18 @@ class Timer(Protocol):
     read: Callable[[], Reading]
 
     def warm_up(self) -> bool:
-        """Bring the device to its working clocks; once per process. False where they never held still."""
+        """Brings the device to its working clocks, once per process. False where they never settled."""
 
     def time(self, prepare: Prepare, operands: Operands, cache: str) -> Timing: ...
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done all that was enqueued."""
+    """Waits until the device has done all that was enqueued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def on_stream(timer: Timer) -> AbstractContextManager[Any]:
-    """Within it everything runs on the timer's stream, where it has one: on CUDA all that it times has to."""
+    """A context in which everything runs on the timer's stream, if it has one: on CUDA everything timed has to."""
     stream = getattr(timer, "stream", None)
     return nullcontext() if stream is None else torch.cuda.stream(stream)

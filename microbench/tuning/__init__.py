@@ -1,1 +1,1 @@
-"""Remakes the table of matmul configurations: proposes, compiles, checks, times, keeps a record."""
+"""Regenerates the table of matmul configurations: proposes, compiles, checks and times them, and keeps a record."""

@@ -1,7 +1,7 @@
-"""The first stage of a tuning: each kernel is compiled in a process of its own and checked on odd sizes.
+"""Compiles each kernel of a tuning in a process of its own and checks it on odd sizes: the first stage of a tuning.
 
-Bit-exact on small integers, by the FlashAttention criterion on standard-normal operands. What spills, does not fit or
-is wrong is dropped, with the reason.
+Results must be bit-exact on small integers and meet the FlashAttention criterion on standard-normal operands. Kernels
+that spill registers, do not fit or are wrong are dropped, with the reason.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.tuning.record import Row, append
 
 SPILL_LIMIT = 64  # bytes per thread: a few values kept outside the loops do no harm
-LARGE_SIZES = (4104, 3080, 1032)  # several tiles for each program
-ODD_SIZES = (392, 520, 712)  # divided by no tile, rows of whole 16 bytes
-EVEN_SIZES = (512, 768, 768)  # divided by every tile: the pointer kernel is another one there
+LARGE_SIZES = (4104, 3080, 1032)  # several tiles per program
+ODD_SIZES = (392, 520, 712)  # divisible by no tile; rows are multiples of 16 bytes
+EVEN_SIZES = (512, 768, 768)  # divisible by every tile, where the pointer kernel compiles to another variant
 BITWISE = "differs from the exact product of small integers"
 
 Say = Callable[[str], None]
 
 
 def kernel_of(config: MatmulConfig) -> str:
-    """Names what is compiled: configurations that differ in their group or the number of parts share a kernel."""
+    """Returns the key of the kernel that is compiled for a configuration. Configurations that differ only in their
+    group or in the number of parts share a kernel."""
     share = config.split if config.split <= 1 else 3
     return replace(config, group_m=4, split=share).key
 
 
 def small_integers(shape: Gemm, device: torch.device | str, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Operands of -2 ... 2: every partial sum is exact in fp32, so that any order of summation gives the same bits."""
+    """Operands of integers -2 ... 2: every partial sum is exact in fp32, so that every order of summation gives the
+    same bits."""
     generator = torch.Generator(device=device).manual_seed(seed)
     pair = []
     for x in (_size_of_a(shape), _size_of_b(shape)):
@@ -60,7 +62,8 @@ def _size_of_b(shape: Gemm) -> tuple[int, int]:
 
 
 def exact_product(integers: tuple[Tensor, Tensor], layout: str) -> Tensor:
-    """The product, rounded once to bf16. fp32 sums of integers below 2^24 are exact; by rows: it may be 10 GB."""
+    """The exact product, rounded once to bf16: fp32 sums of integers below 2^24 are exact. Computed in blocks of rows,
+    because it may take 10 GB."""
     a, b = integers
     wide = b.float()
     m = a.shape[0] if layout[0] == "n" else a.shape[1]
@@ -73,8 +76,8 @@ def exact_product(integers: tuple[Tensor, Tensor], layout: str) -> Tensor:
 
 
 def rounding(out: Tensor, ref: Tensor, torch_error: float) -> float:
-    """Error over what the FlashAttention criterion admits: 2 max|torch - ref| + an ulp of the largest. Right at 1 or
-    less."""
+    """The error divided by the limit of the FlashAttention criterion, 2 max|torch - ref| + one ulp of the largest
+    element. A result is correct at 1 or less."""
     limit = 2 * torch_error + largest(ref) * 2.0**-8
     return max_difference(out, ref) / limit
 
@@ -91,7 +94,8 @@ def _checked_sizes(config: MatmulConfig, layout: str) -> list[tuple[int, int, in
 
 
 def check_kernel(key: str, layout: str) -> Row:
-    """Compiles one kernel and runs it on odd sizes, on both kinds of operands. Never raises: the row says what was."""
+    """Compiles one kernel and runs it on odd sizes with both kinds of operands. Never raises: the row reports any
+    failure."""
     started = time.monotonic()
     row: Row = {"kind": "check", "kernel": key, "layout": layout, "status": "ok"}
     try:
@@ -117,8 +121,8 @@ def check_kernel(key: str, layout: str) -> Row:
         for size in _checked_sizes(config, layout):
             shape = Gemm(m=size[0], n=size[1], k=size[2], layout=layout)
             tiles = math.ceil(shape.m / config.block_m) * math.ceil(shape.n / config.block_n)
-            # few multiprocessors: stream-K deals out some tiles and leaves others whole, and a program of the kernel in
-            # Gluon takes one after another; many: stream-K deals out all
+            # With few multiprocessors stream-K splits some tiles and leaves others whole, and a program of the Gluon
+            # kernel takes several tiles in turn; with many, stream-K splits all tiles.
             few = max(1, tiles * 2 // (5 * config.per_sm))
             for sm_count in (few, 132) if config.split == STREAM or config.kind in GLUON else (132,):
                 a, b = small_integers(shape, "cuda")
@@ -134,17 +138,17 @@ def check_kernel(key: str, layout: str) -> Row:
         row |= compiled_facts(used)
         if row["spills"] > SPILL_LIMIT:
             row |= {"status": "dropped", "reason": f"spills {row['spills']} bytes a thread"}
-    except Exception as error:  # a compiler's, a launch's: the others go on
+    except Exception as error:  # an error of the compiler or the launch must not stop the other checks
         row |= {"status": "error", "reason": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
     return row | {"seconds": round(time.monotonic() - started, 3)}
 
 
 def compiled_facts(kernel: Any) -> Row:
-    """Registers, spilled bytes and shared memory of what a kernel was last compiled to in this process."""
+    """Registers, spilled bytes and shared memory of a kernel as last compiled in this process."""
     worst: Row = {"registers": 0, "spills": 0, "shared_bytes": 0}
     cached = next(iter(kernel.device_caches.values()))[0]
     for compiled in list(cached.values()):
-        if getattr(compiled, "n_regs", None) is None:  # not loaded: of a launch that failed
+        if getattr(compiled, "n_regs", None) is None:  # not loaded, because its launch failed
             continue
         worst["registers"] = max(worst["registers"], compiled.n_regs)
         worst["spills"] = max(worst["spills"], 4 * (compiled.n_spills or 0))
@@ -159,8 +163,8 @@ def _start_worker() -> None:
 
 
 def check_all(wanted: Sequence[tuple[str, str]], path: Path, workers: int, deadline: float, say: Say) -> None:
-    """Checks (kernel, layout) pairs in `workers` processes and writes a row of each. Those not done by the deadline are
-    left out and their processes killed, so that a kernel that hangs blocks its own process alone."""
+    """Checks (kernel, layout) pairs in `workers` processes and writes one row per pair. Pairs not checked by the
+    deadline are left out and their processes killed, so that a kernel that hangs blocks only its own process."""
     if not wanted:
         return
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker)

@@ -1,4 +1,4 @@
-"""The record of a tuning: one JSON line for each check and each time, which outlives a kill."""
+"""Reads and writes the record of a tuning: one JSON line per check and per timing, which survives a kill."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def append(path: Path, row: Row) -> None:
 
 
 def mend(path: Path) -> None:
-    """Ends a last line cut short by a kill, so that the next one stands by itself."""
+    """Terminates a last line that a kill cut short, so that the next row starts on a line of its own."""
     if path.is_file() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
         with open(path, "a", encoding="utf-8") as file:
             file.write("\n")
 
 
 def rows(path: Path) -> list[Row]:
-    """All whole lines; a last one cut short by a kill is left out."""
+    """Returns the rows of all complete lines; a last line cut short by a kill is left out."""
     found = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():

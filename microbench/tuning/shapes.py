@@ -1,4 +1,4 @@
-"""The products that the table of matmul configurations is tuned and benchmarked on."""
+"""Lists the products that the table of matmul configurations is tuned and benchmarked on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def layer(layout: str, tokens: int, n: int, k: int) -> Gemm:
 
 
 def grid() -> list[Gemm]:
-    """What is tuned and benchmarked: every token count, width and layout, and the vocabulary."""
+    """The shapes that are tuned and benchmarked: every token count, width and layout, and the vocabulary."""
     sizes = [nk for w in WIDTHS for nk in ((w, w), (3 * w, w), (w, 3 * w))]
     sizes += [(VOCABULARY, k) for k in VOCABULARY_WIDTHS]
     shapes = [layer(x, t, n, k) for t in TOKENS for n, k in sizes for x in LAYOUTS]

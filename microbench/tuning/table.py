@@ -1,4 +1,5 @@
-"""Reads the record of a tuning: the fastest configuration of each shape, the table of them, what to try again."""
+"""Derives from the record of a tuning the fastest configuration of each shape, the table of these configurations, and
+the configurations to try again."""
 
 from __future__ import annotations
 
@@ -18,15 +19,16 @@ from flopcast.kernels.matmul_configs import GLUON, MatmulConfig
 from flopcast.microbench.tuning.record import Row
 from flopcast.microbench.tuning.shapes import LAYOUTS
 
-AGAIN = 14  # configurations tried where a record is at hand: of those that it does not have
+AGAIN = 14  # new configurations tried for a shape that already has a record
 
 Place = tuple[str, int, int, int]
 
 
 def sessions(records: Iterable[Row]) -> dict[Place, tuple[dict[str, float], float]]:
-    """(layout, m, n, k) -> (finalists' seconds by configuration, cuBLAS's), of the last time that a shape was done.
+    """(layout, m, n, k) -> (the finalists' seconds by configuration, cuBLAS's seconds), of each shape's last complete
+    tuning.
 
-    cuBLAS's row ends a shape. Configurations that were wrong there are left out.
+    A shape's tuning is complete with cuBLAS's row. Configurations that were wrong at that shape are left out.
     """
     begun: dict[Place, dict[str, float]] = defaultdict(dict)
     wrong: dict[Place, set[str]] = defaultdict(set)
@@ -47,8 +49,8 @@ def sessions(records: Iterable[Row]) -> dict[Place, tuple[dict[str, float], floa
 
 
 def configurations(records: Sequence[Row]) -> dict[Place, tuple[list[str], set[str]]]:
-    """(layout, m, n, k) -> (finalists of the last time that a shape was done, fastest first; all that was ever timed
-    there or was wrong)."""
+    """(layout, m, n, k) -> (the finalists of the shape's last complete tuning, fastest first; all configurations that
+    were ever timed or found wrong at that shape)."""
     timed: dict[Place, set[str]] = defaultdict(set)
     for row in records:
         if row["kind"] == "time":
@@ -61,9 +63,9 @@ def configurations(records: Sequence[Row]) -> dict[Place, tuple[list[str], set[s
 
 
 def again(options: Sequence[MatmulConfig], tried: tuple[list[str], set[str]]) -> list[MatmulConfig]:
-    """What is tried where there is a record: its finalists, then AGAIN of the options that it lacks, those of the
-    kernel in Gluon before others and no more than half of one kind, and the first of them with fewer and with more
-    rows to a group."""
+    """The configurations to try at a shape that has a record: its finalists; AGAIN of the options that it lacks, those
+    of the Gluon kernel first and no more than half of them of one kind; and the first of these with fewer and with
+    more rows per group."""
     finalists, timed = tried
     found = [matmul_table.from_key(key) for key in finalists]
     lacking: list[MatmulConfig] = []
@@ -84,14 +86,14 @@ def again(options: Sequence[MatmulConfig], tried: tuple[list[str], set[str]]) ->
 
 
 def best(records: Iterable[Row]) -> dict[Place, tuple[str, float]]:
-    """(layout, m, n, k) -> (configuration, seconds): the fastest of each shape's last session."""
+    """(layout, m, n, k) -> (configuration, seconds): the fastest configuration of each shape's last complete tuning."""
     return {
         place: min(times.items(), key=lambda item: item[1]) for place, (times, _) in sessions(records).items() if times
     }
 
 
 def table(records: Sequence[Row], device: str, sm_count: int, capability: tuple[int, int]) -> Row:
-    """The document that `matmul_table.Table.of` reads."""
+    """Makes the document that `matmul_table.Table.of` reads."""
     chosen = best(records)
     configs = sorted({config for config, _ in chosen.values()})
     shapes: dict[str, list[list[int]]] = {layout: [] for layout in LAYOUTS}
@@ -105,7 +107,7 @@ def table(records: Sequence[Row], device: str, sm_count: int, capability: tuple[
 
 
 def write_table(document: Row, path: Path) -> None:
-    """JSON with one shape per line."""
+    """Writes the table as JSON with one shape per line."""
     head = {key: value for key, value in document.items() if key not in ("configs", "shapes")}
     lines = json.dumps(head, indent=1)[:-2] + ',\n "configs": [\n'
     lines += ",\n".join(f"  {json.dumps(key)}" for key in document["configs"]) + '\n ],\n "shapes": {\n'
@@ -116,7 +118,7 @@ def write_table(document: Row, path: Path) -> None:
 
 
 def ratios(records: Iterable[Row]) -> dict[Place, float]:
-    """cuBLAS's time over the best configuration's, for each shape."""
+    """cuBLAS's time divided by the best configuration's, for each shape."""
     return {place: library / min(times.values()) for place, (times, library) in sessions(records).items() if times}
 
 

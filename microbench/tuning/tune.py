@@ -1,15 +1,15 @@
-"""Remakes the table of matmul configurations: proposes, compiles, checks, times, keeps a record of everything.
+"""Regenerates the table of matmul configurations: proposes, compiles, checks and times them, and records everything.
 
 1. For every shape the cost model proposes configurations. Each kernel that they need is compiled in a process of
    its own, many at a time, and checked on odd sizes: bit-exact on small integers, by the FlashAttention criterion on
-   standard-normal operands. What spills, does not fit or is wrong is dropped, with the reason.
+   standard-normal operands. Kernels that spill registers, do not fit or are wrong are dropped, with the reason.
 2. Shapes are taken in shuffled order. Each configuration must give the exact product of small integers at that very
-   shape; then all are read a few times, cold, and the best three again, interleaved with cuBLAS, after a check of
-   their rounding.
+   shape; then all are timed a few times with a cold cache, and the best three, once their rounding is checked, are
+   timed again, interleaved with cuBLAS.
 
-`matmul_tuning.jsonl` has one line for each check and each time, appended as it is made: a run that is stopped loses
-one line at most, and the next takes up where it stopped (`tune_rows`). `tune_check` is the first stage, `tune_table`
-makes the table of what is there, `tune_shapes` lists what is tuned.
+`matmul_tuning.jsonl` has one line per check and per timing, appended as it is made: a run that is stopped loses
+one line at most, and the next continues where it stopped (`record.py`). `check.py` is the first stage, `table.py`
+makes the table from the record, `shapes.py` lists the shapes that are tuned.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Tuner:
         self.timer, self.path, self.say = timer, path, say
 
     def tune(self, shape: Gemm, configs: Sequence[MatmulConfig]) -> None:
-        """A row for each configuration, a second for the finalists and one for cuBLAS."""
+        """Times one shape: writes one row per configuration, a second one per finalist, and one for cuBLAS."""
         device, layout = self.timer.device, shape.layout
         base: Row = {"kind": "time", "layout": layout, "m": shape.m, "n": shape.n, "k": shape.k}
         out = torch.empty((shape.m, shape.n), dtype=torch.bfloat16, device=device)
@@ -115,10 +115,10 @@ def tune_matmul(
     out: Path, budget: float, say: Say, shapes: Iterable[Gemm] | None = None, workers: int | None = None,
     count: int = PROPOSALS, again_below: float = 0.0,
 ) -> Row:  # fmt: skip
-    """Tunes as many shapes as the budget (seconds) allows, into `out`, and writes the table of all there is.
+    """Tunes as many shapes as the budget (seconds) allows, into `out`, and writes the table of all shapes on record.
 
-    What the record in `out` holds is not done again, but for shapes at less than `again_below` of cuBLAS's speed: these
-    with configurations that it does not have, beside its finalists.
+    Shapes that the record in `out` holds are not tuned again, except those at less than `again_below` of cuBLAS's
+    speed: they are tuned with their finalists and with configurations that the record lacks.
 
     Returns {"out", "table", "shapes", "tuned", "dropped", "seconds"}. Raises UsageError without a CUDA device that
     has tensor-memory copies.
@@ -164,7 +164,7 @@ def tune_matmul(
     say(f"compiled and checked after {time.monotonic() - started:.0f} s")
 
     random.Random(0).shuffle(todo)
-    todo.sort(key=lambda shape: ratio.get((shape.layout, shape.m, shape.n, shape.k), 0.0) >= 1)  # the slower first
+    todo.sort(key=lambda shape: ratio.get((shape.layout, shape.m, shape.n, shape.k), 0.0) >= 1)  # those that lose first
     timer = CudaTimer(device, replace(QUICK, warm_up_seconds=0.5))
     tuner = Tuner(timer, path, say)
     tuned = 0
