@@ -1,1 +1,1 @@
-"""How the time of a kernel follows from its sizes: one law a kind of kernel. numpy only; a law knows no profile."""
+"""How the time of a kernel follows from its sizes: one law per kind of kernel. numpy only; a law knows no profile."""

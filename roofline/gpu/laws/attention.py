@@ -1,11 +1,11 @@
-"""How long an attention call takes: its thread blocks dealt out to the SMs, and what runs before and after. numpy only.
+"""How long an attention call takes: its thread blocks scheduled on the SMs, and the other kernels. numpy only.
 
-A kernel of attention gives some rows to each thread block, which walks over the other side in steps: forward queries
-over keys, backward keys over queries. Under a causal mask blocks are of different lengths, so the time is that of a
-schedule: blocks in launch order, each to the place that is free first (`dealt`). A block of n steps takes
-prologue + n steps, and a length that leaves a block part empty runs a slower kernel. Backward other kernels follow,
-which only move bytes: a dot product for each row of the output, the queries' gradient rounded from fp32 and, where
-several query heads share a key head, two sums over them.
+An attention kernel gives some rows to each thread block, which walks over the other side in steps: in the forward,
+rows of queries over keys; in the backward, rows of keys over queries. Under a causal mask blocks are of different
+lengths, so the time is that of a schedule: blocks in launch order, each in the place that is free first (`dealt`). A
+block of n steps takes prologue + n steps, and a length that leaves a block partly empty runs a slower kernel. The
+backward has further kernels, which only move bytes: a dot product per row of the output, the rounding of the queries'
+gradient from fp32 and, where several query heads share a key head, two sums over them.
 
 Fixed parameters describe the kernels' schedules (`schedule_of`): flash's by its source (2.7, as torch
 builds it: flash_fwd_launch_template.h, flash_bwd_launch_template.h, flash_api.cpp), cuDNN's by the tiles in its
@@ -37,17 +37,17 @@ LATER = ("masked", "rounds")
 
 # Two blocks on one SM each run at 1 / (1 + CROWDING) of a lone one's pace.
 CROWDING = 0.5
-# What a step whose scores are masked takes besides one that is not, in flash's forward: on an H200 blocks of short
+# Extra time of a step whose scores are masked, in steps without a mask, in flash's forward: on an H200 blocks of short
 # causal calls run as if each of their two or three masked steps were nearly two. With it, `LATER`'s inputs and the cold
 # surface as base, 666 calls of flash, cross-validated, 90th percentile: forward cold 10.3 to 8.9%, hot 13.4 to 10.6%,
 # backward 4.2 to 3.7 and 5.8 to 4.5%.
 MASKED = 0.8
 AHEAD = 0.2
-# Blocks that are dealt out one by one, by place; of longer calls the rest counts by its mean.
+# Blocks per place that are scheduled one by one; the rest of longer calls counts by its mean.
 ROUNDS = 8
 # Steps that a block's start is assumed to take while blocks are dealt out; the time is linear between and beyond.
 _STARTS = (0.25, 1.5)
-# Flash splits the keys where blocks of 64 rows fill less than this share of two blocks an SM.
+# Flash splits the keys where blocks of 64 rows fill less than this share of two blocks per SM.
 _FULL, _GOOD, _MOST_SPLITS = 0.8, 0.85, 128
 _SPLIT_ROWS = 64
 FEW_ROUNDS = 0.25  # below it places are empty, however many
@@ -75,7 +75,7 @@ def schedule_of(
 
 
 def log_seconds(variant: AttentionVariant, params: Params, features: Array, bytes_: Array, flops: Array) -> Array:
-    """log of seconds. features: log2 of batch x heads, of query heads to a key head, of the length."""
+    """The log of seconds. features: log2 of batch x heads, of query heads per key head, of the sequence length."""
     head_dim = variant.head_dim
     heads, group, seq = _sizes(features)
     if attention_triton.has_tiles(params):
@@ -100,9 +100,10 @@ def log_seconds(variant: AttentionVariant, params: Params, features: Array, byte
 
 
 def inputs(variant: AttentionVariant, params: Params, features: Array) -> Array:
-    """The features, by how much the longest place outlasts the mean, and whether keys are split: [rows, sizes + 2].
+    """The residual's inputs: the features, how much longer the busiest place runs than the mean, and whether keys are
+    split: [rows, sizes + 2].
 
-    With "rounds" among the parameters (profiles of before have none) also whether the last block of a head is part
+    With "rounds" among the parameters (older profiles have none) also whether the last block of a head is partly
     empty, and log2 of the rounds of blocks: [rows, sizes + 4]."""
     heads, group, seq = _sizes(features)
     if attention_triton.has_tiles(params):
@@ -120,8 +121,8 @@ def inputs(variant: AttentionVariant, params: Params, features: Array) -> Array:
 
 
 def _following(params: Params, numel: Array, group: Array) -> Array:
-    """Seconds of the kernels after a backward: 8 bytes an element of the dot products and the cleared fp32 sum, 6 of
-    its rounding; of each sum over a group its bf16 elements in, and one in `group` out."""
+    """Seconds of the backward's further kernels. They move 8 bytes per element for the dot products and the cleared
+    fp32 sum and 6 for its rounding; each sum over a group reads its bf16 elements and writes one in `group`."""
     seconds = 2.0 * params["follow_floor"] + 14.0 * numel / params["follow_bandwidth"]
     sums = 2.0 * params["follow_floor"] + 4.0 * numel * (1.0 + 1.0 / group) / params["sum_bandwidth"]
     return np.asarray(seconds + np.where(group > 1.0, sums, 0.0))
@@ -196,7 +197,8 @@ def dealt(lengths: tuple[float, ...], heads: int, sm_count: int, resident: int, 
 
 @lru_cache(maxsize=65536)
 def _one_by_one(lengths: tuple[float, ...], heads: int, sm_count: int, resident: int, start: float) -> float:
-    """As `dealt`, with no block left to the mean; of many heads always as many, so that most calls are known."""
+    """The same as `dealt` with every block scheduled. Calls of many heads all come with the same number of them, so
+    that most answers are cached."""
     count = len(lengths) * heads
     if len(set(lengths)) == 1:  # all SMs do the same, the first has most to do
         lengths, heads, sm_count = lengths[:1], ceil(count / sm_count), 1
@@ -210,7 +212,7 @@ def _one_by_one(lengths: tuple[float, ...], heads: int, sm_count: int, resident:
 
 
 def _pace(resident: int) -> float:
-    """How much longer a block takes with all places of its SM taken."""
+    """The factor by which a block takes longer when all places of its SM are taken."""
     return 1.0 + (resident - 1) * CROWDING
 
 
@@ -262,7 +264,7 @@ def _in_pairs(blocks: list[float], sm_count: int) -> float:
 
 @lru_cache(maxsize=16)
 def _paces(count: int) -> tuple[float, ...]:
-    """Of the blocks on an SM, oldest first, against a lone one's; together those of `_pace`."""
+    """Paces of the blocks on an SM, oldest first, relative to a lone block's; their mean is 1 / `_pace`."""
     mean = 1.0 / _pace(count)
     shares = np.linspace(1.0 + AHEAD, 1.0 - AHEAD, count) if count > 1 else [1.0]
     return tuple(float(mean * part) for part in shares)

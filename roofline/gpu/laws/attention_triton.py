@@ -6,7 +6,7 @@ at once or section by section, so what a call takes is known: the steps of the p
 tiles come from the table that the kernels themselves go by (kernels/attention_config.py), and are kept with the
 surface: a profile says what its kernels did.
 
-    forward     128 query rows, or 64 of two heads of a group, over steps of keys: 2 products a step
+    forward     128 query rows, or 64 of two heads of a group, over steps of keys: 2 products per step
     dK and dV   128 keys over steps of the queries of all heads of their group: 4 products
     dQ          128 query rows over steps of keys: 3 products
 """
@@ -62,10 +62,10 @@ def kernels_of(direction: str) -> tuple[str, ...]:
 def parameters(
     device: str, capability: tuple[int, int], direction: str, head_dim: int, causal: bool
 ) -> dict[str, float]:
-    """What a surface keeps of the tiles: for each kernel, by length, `FIELDS`; {} where the kernels are others.
+    """The tiles as a surface keeps them: `FIELDS` per kernel and range of lengths; {} where other kernels run.
 
-    `below`: of lengths up to there, not included; `step`: keys or queries a step; `pack`: whether the forward takes 64
-    rows of two heads where a group has an even number; `l2_mib`: the sections' size."""
+    `below`: end of the range of lengths, exclusive; `step`: keys or queries per step; `pack`: whether the forward
+    takes 64 rows of two heads where a group has an even number; `l2_mib`: the sections' size."""
     from flopcast.kernels import attention_config  # at fit time alone
 
     found: dict[str, float] = {}
@@ -110,8 +110,8 @@ def log_seconds(variant: AttentionVariant, params: Params, sizes: Sizes, bytes_:
 
 
 def inputs(variant: AttentionVariant, params: Params, sizes: Sizes) -> list[Array]:
-    """Columns: of each kernel how much longer its busiest program runs than all do on average, in log2; whether rows
-    are left over; rounds of tiles, in log2."""
+    """Columns of the residual's inputs: per kernel, log2 of its busiest program's work over the mean; whether the last
+    tile is partly empty; log2 of the rounds of tiles."""
     kernels = kernels_of(variant.direction)
     of_kernels = [loads(kernel, variant, params, sizes) for kernel in kernels]
     columns = [2.0 * np.log2(work / mean).clip(0.0, 3.0) for work, _, mean in of_kernels]

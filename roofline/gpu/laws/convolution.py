@@ -1,8 +1,8 @@
-"""How long a convolution takes: the products that it amounts to, and its tensors through memory. numpy only.
+"""How long a convolution takes: the equivalent matrix product, and moving its tensors. numpy only.
 
-cuDNN multiplies matrices (implicit GEMM) and, of tensors that are not channels last, or have channels that are no
-multiple of 8, lays every one out anew before and after, kernel by kernel. Nothing of that overlaps, so times add up:
-floor + FLOPs at a rate that rounds of thread blocks lower + bytes at a bandwidth, each of a variant's own.
+cuDNN multiplies matrices (implicit GEMM). Tensors that are not channels last, or whose channels are no multiple of 8,
+it converts to another layout before and after, in kernels of their own. None of this overlaps, so the times add up:
+floor + FLOPs at a rate lowered by partly filled rounds of thread blocks + bytes at a bandwidth, fitted per variant.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def log_seconds(variant: ConvVariant, params: Params, features: Array, bytes_: A
 
 
 def inputs(variant: ConvVariant, params: Params, features: Array) -> Array:
-    """The sizes, and by how much the last round of blocks is idle."""
+    """The residual's inputs: the sizes, and how idle the rounds of blocks are."""
     return np.column_stack([features[:, :3], 2.0 * _idle_log2(params, features)])
 
 
 def _idle_log2(params: Params, features: Array) -> Array:
-    """log2 of the ratio of what rounds of whole blocks compute to what is asked for; at most 3."""
+    """log2 of the results that full rounds of whole blocks would compute over those asked for, at most 3."""
     m, n = np.exp2(features[:, 0]), np.exp2(features[:, 1])
     rows, columns = np.minimum(m, TILE), np.minimum(n, TILE)
     rounds = np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / params["sm_count"])

@@ -1,7 +1,7 @@
 """The law of matrix products: a tile's blocks in waves over the SMs, never faster than its bytes through memory. numpy.
 
 Which tile, and whether k is split, is learnt where the measured rows name their kernels (`gemm_choice.py`; parameters
-"tile/..."), and the law is the mean log time of the likeliest choices; of kernels for unaligned rows their times are
+"tile/..."), and the law is the mean log time of the likeliest choices; the times of kernels for unaligned rows are
 learnt, too (`gemm_unaligned.py`; "unaligned/..."). Where rows name none, it is the cheapest of tiles that libraries
 have.
 """
@@ -34,7 +34,7 @@ _TILES = {
     "tile_aligned_4": [(128, 128), (256, 128), (128, 256), (64, 128), (128, 64)],
     "tile_aligned_2": [(128, 128), (256, 128), (128, 256), (64, 64)],
 }
-TILE_NAMES = tuple(_TILES)  # a parameter each: the share of the peak that its inner loop reaches
+TILE_NAMES = tuple(_TILES)  # one parameter per kind: the share of the peak that its inner loop reaches
 _FAMILIES = (("tile_common", "tile_odd"), ("tile_aligned_4",), ("tile_aligned_2",))  # by alignment
 # Kernels for unaligned rows put two small blocks on an SM; one alone waits for its loads.
 _PAIRED_AREA, _LONE = 128 * 128, 1.5
@@ -135,7 +135,7 @@ def is_learnt(params: Params, family: str) -> bool:
 
 
 def tile_params(family: str, tiles: Tiles) -> dict[str, float]:
-    """The parameters that say what was learnt of a family; to a thousandth, which is less than it is known to."""
+    """The parameters that say what was learnt of a family; rounded to a thousandth, finer than they are known."""
     found = {f"{TILE_PREFIX}{family}/{name}": round(getattr(tiles, name), 3) for name in COMMON}
     for i in range(len(tiles.rows)):
         tile = f"{TILE_PREFIX}{family}/{tiles.rows[i]:.0f}x{tiles.columns[i]:.0f}"
@@ -251,12 +251,12 @@ def _family(variant: GemmVariant, features: Array) -> NDArray[np.intp]:
 
 
 def _apart(variant: GemmVariant, features: Array) -> Array:
-    """How misaligned the better of the two operands is."""
+    """The misalignment of the better aligned of the two operands."""
     return np.asarray(_operand_misalignment(variant, features).min(axis=0))
 
 
 def _gemm_misalignment(variant: GemmVariant, features: Array) -> tuple[Array, Array]:
-    """(of the worse operand, of the result). "nt" reads rows of k and k, "nn" of k and n, "tn" of m and n."""
+    """Misalignments (worse operand, result). "nt" reads rows of k and k, "nn" of k and n, "tn" of m and n."""
     of = _operand_misalignment(variant, features)
     shift = np.log2(variant.item_bytes)
     result = _MISALIGNMENT[(trailing_zeros(features[:, 1]) + shift).clip(0, 7).astype(int)]
@@ -264,7 +264,7 @@ def _gemm_misalignment(variant: GemmVariant, features: Array) -> tuple[Array, Ar
 
 
 def _operand_misalignment(variant: GemmVariant, features: Array) -> Array:
-    """Of both operands, [2, rows]."""
+    """The misalignment of both operands, [2, rows]."""
     shift = np.log2(variant.item_bytes)
     both = [trailing_zeros(features[:, axis]) for axis in variant.row_axes]
     return np.array([_MISALIGNMENT[(zeros + shift).clip(0, 7).astype(int)] for zeros in both])

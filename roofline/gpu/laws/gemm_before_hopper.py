@@ -11,11 +11,11 @@ A product takes waves x (steps x step + `prologue` + `epilogue` x tile), where a
 `quantised`; k may be split over blocks, whose sums go through memory. The library takes the cheapest tile and split
 nearly always: the law is the mean log time, each weighted by time^-sharpness. Rows that are not aligned to 16 bytes
 take older kernels at `align4` and `align2` of the pace. `throttle`: the busy share of the matrix units above which
-the power limit lowers the clock (`power.py`): it falls by sqrt(throttle / busy), and with it all of the above but
-memory. Results that fit in L2 are not all waited for (`absorbed`).
+the power limit lowers the clock (`catalogue/power.py`): it falls by sqrt(throttle / busy), and with it all of the above
+but memory. Results that fit in L2 are not all waited for (`absorbed`).
 
 Sources of the terms: CUTLASS's and cuBLAS's ampere_* and cutlass_80_* kernels (tiles and warp tiles in their names),
-128 bytes a clock of shared memory (GA100, GA102 and Ada whitepapers).
+128 bytes per clock of shared memory (GA100, GA102 and Ada whitepapers).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _blocks(variant: GemmVariant, params: Params, features: Array) -> Array:
 
 
 def _pace(variant: GemmVariant, params: Params, features: Array) -> Array:
-    """Of kernels for what the operands' rows are aligned to: 1 from 16 bytes on."""
+    """The pace of the kernels for the alignment of the operands' rows, 1 from 16 bytes on."""
     zeros = np.minimum(*(trailing_zeros(features[:, axis]) for axis in variant.row_axes))
     aligned = variant.item_bytes * np.exp2(zeros)
     return np.where(aligned >= 16, 1.0, np.where(aligned >= 4, params["align4"], params["align2"]))

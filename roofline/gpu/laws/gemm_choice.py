@@ -1,7 +1,7 @@
 """Which tile and split the matrix library picks for a product, learnt from the names of the kernels it launched. numpy.
 
 Libraries choose by a cost model of their own, made to fill the last wave: among cuBLAS's 116 tiles on an H200, the
-cheapest by waves x (steps x time a step + time a block) is the one picked in two of three products, and one of the
+cheapest by waves x (steps x time per step + time per block) is the one picked in two of three products, and one of the
 cheapest three in nine of ten. So the choice is the softmax of -sharpness x log(cost) + bias over tiles, whole or with k
 split, and what it is used for (`gemm.py`) is the mean over the likeliest few.
 """
@@ -54,8 +54,8 @@ class Tiles:
 
 
 class Candidates(NamedTuple):
-    """What a tile makes of a product, [rows, tiles]: blocks along m and n, waves and steps a block, whole; the parts
-    that k is split into so that they fill one wave, 1 where it would not be, and the same with them."""
+    """How each tile divides a product, [rows, tiles]: blocks along m and n, then waves and steps per block with k
+    whole; the parts that k is split into to fill one wave (1 where it is not split), and its waves and steps."""
 
     along_m: Array
     along_n: Array

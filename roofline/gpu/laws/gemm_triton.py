@@ -1,7 +1,7 @@
-"""How long a Triton product takes: the kernels' own cost of the configuration that they pick for its sizes. numpy only.
+"""How long a Triton matmul takes: the cost of the configuration that the kernels pick for its sizes. numpy only.
 
-Which tile, split and kernel a call takes is not learnt but known: by the table of measured choices, and the rule for
-the rest (kernels/matmul_table.py). What that takes is the cost model that the rule itself ranks by
+Which tile, split and kernel a call takes is not learnt but known: from the table of measured choices, and the rule for
+the rest (kernels/matmul_table.py). Its time is the cost by which the rule itself ranks configurations
 (`matmul_configs.cost`), times a factor. Rows that do not start at whole 128 bytes take longer, which the cost leaves
 out: up to 1.8 times where k or the columns are multiples of 8 alone.
 
@@ -41,7 +41,7 @@ def table_of(device: Device) -> int | None:
 
 
 def is_for(backend: str, variant: Variant) -> bool:
-    """Whether a surface is of products that the tensor-memory kernels run: of 16 bits, rows of whole 16 bytes."""
+    """Whether a surface holds products of the tensor-memory kernels: of 16 bits, rows of whole 16 bytes."""
     return (
         backend == "triton"
         and isinstance(variant, GemmVariant)
@@ -59,7 +59,7 @@ def log_seconds(variant: GemmVariant, params: Params, features: Array, bytes_: A
 
 
 def inputs(variant: GemmVariant, params: Params, features: Array) -> Array:
-    """The features, whether rows start within 128 bytes, and how far the cost is above that of the peak, in log2."""
+    """The residual's inputs: the features, whether rows are partial lines, log2 of the cost over the time at peak."""
     m, n, k = features.T
     ideal = 2.0 ** (m + n + k + 1.0) / params["peak"]
     waste = np.log2(_costs(variant, params, features) / ideal).clip(0.0, 4.0)

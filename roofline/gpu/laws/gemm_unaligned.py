@@ -5,7 +5,7 @@ Hopper's tensor memory accelerator copies 16 bytes at least, so cuBLAS falls bac
 of 4 or 8 bytes, at a third of the pace of aligned ones, and to Turing's ("align1", loads of single elements) where it
 is 2, at a fifth. Either kind has a few tiles, and each runs
 
-whole     a block of threads a tile, in waves over the SMs; what of a block lies outside the result is not loaded
+whole     one thread block per tile, in waves over the SMs; what of a block lies outside the result is not loaded
 serial    k divided so finely that waves come out even, its parts added up in turn (a memset of flags comes first)
 reduced   k divided, the parts added up by a kernel of its own
 
@@ -31,7 +31,7 @@ SHARE = {"align2": 0.25, "align1": 0.125}
 MODES = ("whole", "serial", "reduced")
 # How an operand's rows start: the power of two that divides their bytes, lines have 128. Where that is less than 16,
 # rows may start each within SHIFT bytes of the last one's place in a line, as those of a width beside a multiple of 64
-# do, or "apart", which takes 2 to 8% longer (nt, rows of 4 bytes, k of 3,458 and 2,262: 35 and 39 ns an element).
+# do, or "apart", which takes 2 to 8% longer (nt, rows of 4 bytes, k of 3,458 and 2,262: 35 and 39 ns per element).
 _BYTES = (2, 4, 8, 16, 32, 64, 128)
 ROWS = (*(str(power) for power in _BYTES), *(f"{power}_apart" for power in _BYTES[:3]))
 LINE, SHIFT = 128, 8
@@ -40,7 +40,7 @@ LINE, SHIFT = 128, 8
 PITCH = 512
 SHIFTS = PITCH // 4 + 1
 OPERANDS = "abc"
-LEAST_BESIDES = 0.002  # log seconds that are kept
+LEAST_BESIDES = 0.002  # log seconds; smaller extra times are not kept
 SLOPES = ("", "_m", "_n", "_k")  # what speaks for a tile's mode: a constant, and by log2 of the sizes
 CENTER = np.array([11.0, 11.0, 10.0])  # log2 of m, n and k that the constants are for
 OF_TILE = ("step", "fixed", *(f"{mode}{slope}" for mode in MODES for slope in SLOPES))
@@ -51,7 +51,7 @@ COMMON = (
 KNOWN = 8.0, 14.0  # log2 of sizes that a choice is learnt at
 FADE_FLOPS, LEAST_SLOWER = 2.0**36, 0.7
 PAIRED = 128 * 128  # tiles of this area are two to an SM, smaller ones more
-MEMORY_BANDWIDTH = 3.5e12  # bytes/s by which choices are weighed; times go by the surface's own
+MEMORY_BANDWIDTH = 3.5e12  # bytes/s assumed for the choice; times use the surface's own
 PARTS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)  # that k is divided into
 
 
@@ -78,12 +78,12 @@ def _sizes(sides: Array, aligned: NDArray[np.intp], shifted: NDArray[np.intp]) -
 
 
 def row_shift(row_bytes: NDArray[np.int64]) -> NDArray[np.intp]:
-    """How far rows of so many bytes, an even number, are from the nearest multiple of PITCH, in two bytes."""
+    """The distance of rows' bytes, an even number, from the nearest multiple of PITCH, in units of two bytes."""
     return np.asarray(np.minimum(row_bytes % PITCH, -row_bytes % PITCH) // 2, np.intp)
 
 
 def row_kind(row_bytes: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Index into ROWS of rows of so many bytes, two at least."""
+    """The index into ROWS for each number of bytes per row, at least two."""
     power = np.minimum(row_bytes & -row_bytes, LINE)
     level = np.maximum(np.frexp(power)[1] - 2, 0)
     shift = np.minimum(row_bytes % LINE, -row_bytes % LINE)
@@ -105,7 +105,7 @@ class Kernels:
 
 
 class Waves(NamedTuple):
-    """[rows, tiles]: blocks along m and n, the share of them that lies outside the result, blocks an SM, and how many
+    """[rows, tiles]: blocks along m and n, the share of them that lies outside the result, blocks per SM, and how many
     the busiest SM has, resident or in turn."""
 
     along_m: Array
@@ -141,7 +141,7 @@ def log_times(kernels: Kernels, sizes: Sizes, at: Waves, pace: float, sm_count: 
         for operand, index in zip("abc", sizes.aligned, strict=True)
     )
     besides = sum((of[:, at_].T for of, at_ in _shifts(kernels, sizes)), np.zeros(1))
-    step = 2.0 * area * sm_count / pace * np.exp(own["step"] + a + b + besides)  # seconds an element of k
+    step = 2.0 * area * sm_count / pace * np.exp(own["step"] + a + b + besides)  # seconds per element of k
     fixed = np.exp(own["fixed"] + c)
     # two blocks of an SM hide one another's loads: an odd one at the end is longer alone
     odd = at.busiest + np.expm1(common["alone"]) * (at.busiest % 2.0)
@@ -185,7 +185,7 @@ def scores(kernels: Kernels, sizes: Sizes, times: Array) -> Array:
 
 
 def weighed(times: Array, sizes: Sizes, item_bytes: int) -> Array:
-    """`log_times` with what memory takes at least, by which kernels are picked."""
+    """`log_times` smoothly bounded below by the time of the bytes through memory, by which kernels are picked."""
     m, n, k = sizes.m, sizes.n, sizes.k
     moved = item_bytes * (m * n + m * k + n * k) * sizes.batch / MEMORY_BANDWIDTH
     return np.asarray(np.logaddexp(4.0 * times, 4.0 * np.log(moved)[..., None]) / 4.0)
@@ -205,7 +205,7 @@ def is_learnt(params: Params, family: str) -> bool:
 
 
 def to_params(family: str, kernels: Kernels) -> dict[str, float]:
-    """To a thousandth, which is less than they are known to."""
+    """The kernels as a surface's parameters, rounded to a thousandth, finer than they are known."""
     start = f"{PREFIX}{family}/"
     found = {f"{start}{name}": round(value, 3) for name, value in kernels.common.items()}
     for i, tile in enumerate(zip(kernels.rows, kernels.columns, kernels.depth, strict=True)):
@@ -224,7 +224,7 @@ def _kernels(given: tuple[tuple[str, float], ...]) -> Kernels:
     tiles = [name.removesuffix("/step") for name in values if name.endswith("/step")]
     rows, columns, depth = np.array([tile.split("x") for tile in tiles], float).T
     of_tile = {name: np.array([values[f"{tile}/{name}"] for tile in tiles]) for name in OF_TILE}
-    # profiles of before kept no rows apart
+    # older profiles have no parameters for rows apart
     common = {name: values.get(name, values.get(name.removesuffix("_apart"), 0.0)) for name in COMMON}
     shifted = {operand: np.zeros((len(tiles), SHIFTS)) for operand in OPERANDS}
     for i, tile in enumerate(tiles):
@@ -253,7 +253,7 @@ def inputs(params: Params, family: str, sizes: Sizes, item_bytes: int) -> Array:
 
 
 def row_inputs(sizes: Sizes) -> list[Array]:
-    """What power of two divides the rows of operands and result, a column each."""
+    """What power of two divides the rows of operands and result, one column each."""
     return [(kind % len(_BYTES)).astype(float) for kind in sizes.aligned]
 
 
@@ -261,7 +261,7 @@ INPUTS = 8
 
 
 def _means(params: Params, family: str, sizes: Sizes, item_bytes: int) -> tuple[Array, Array]:
-    """Kept between calls: a fit asks for the same products hundreds of times."""
+    """(mean log seconds, inputs), cached: a fit asks for the same products hundreds of times."""
     columns = np.concatenate([*sizes[:4], np.array([*sizes.aligned, *sizes.shifted], float).T], axis=1)
     pace = SHARE[family] * params["peak"] if "peak" in params else 0.0
     return _means_of(_given(params, family), columns.tobytes(), pace, params["sm_count"], item_bytes)

@@ -1,4 +1,4 @@
-"""What every law of kernel times offers: one `Law` a module, all of them in the table `laws.LAWS`. numpy only."""
+"""The interface of every law of kernel times: one `Law` per module, all of them in `laws.LAWS`. numpy only."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Law:
     inputs(variant, params, features)                       what the residual depends on [rows, inputs]: the features
                                                             and what quantisation and alignment do to them, scaled so
                                                             that length scales of a few suit each
-    sensitivities(params, bytes_)                           by how much log seconds moves with what is uncertain in the
-                                                            law [rows, terms]
+    sensitivities(params, bytes_)                           derivatives of log seconds by the law's uncertain terms
+                                                            [rows, terms]
     is_rising(params)                                       whether more bytes never take less time, residual included
     """
 

@@ -4,8 +4,8 @@ memory      kernels that move bytes: floor + bytes / bandwidth
 gemm        matrix products by the matrix library's tiles, learnt or the cheapest; of unaligned rows `gemm_unaligned.py`
 tiles       matrix products on GPUs before Hopper, from their datasheets
 tuned       products of Triton's kernels, by the configurations that they pick
-attention   thread blocks dealt out to the multiprocessors
-conv        the products that convolutions amount to, and their tensors laid out anew
+attention   thread blocks scheduled on the multiprocessors
+conv        convolutions as matrix products, and the conversion of their tensors' layouts
 
 Each has a few parameters, fitted per surface (`fit/surface.py`).
 """

@@ -1,6 +1,6 @@
 """The law of kernels that move bytes: floor + bytes / bandwidth, and what else their parameters say. numpy only.
 
-Of operands meant to lie in the L2, what does not fit comes from memory ("beyond"). Kernels that widen what they read
+The part of operands meant for the L2 that does not fit comes from memory ("beyond"). Kernels that widen what they read
 take a time for each round of thread blocks besides ("wave"). Where there is a third size (results of a reduction,
 indices of an embedding's gradient), there is a time for each of it ("each"); a reduction waits for its loads and
 partial sums besides, however few bytes it reads (`reduction.py`), and a list of tensors takes a time for each tensor.
@@ -67,14 +67,14 @@ def inputs(variant: object, params: Params, features: Array) -> Array:
 
 
 def sensitivities(params: Params, bytes_: Array) -> Array:
-    """To log floor and to -log bandwidth."""
+    """The derivatives of log seconds by log floor and by -log bandwidth."""
     moving = bytes_ / params["bandwidth"]
     share = moving / (params["floor"] + moving)
     return np.column_stack([1.0 - share, share])
 
 
 def is_rising(params: Params) -> bool:
-    """All but losses: one of more rows has more threads, and waits less."""
+    """True for all but losses: a loss of more rows has more threads and waits less."""
     return "turn" not in params
 
 

@@ -17,15 +17,15 @@ from flopcast.roofline.stream.lowering.variants import CallVariant
 
 THREADS, WARP, SM_THREADS = 512.0, 32.0, 2048.0
 UNROLLED = 4.0  # values that a thread loads at once
-MIN_VALUES, MAX_VALUES = 16.0, 256.0  # a thread, where the input is divided among blocks
+MIN_VALUES, MAX_VALUES = 16.0, 256.0  # per thread, where the input is divided among blocks
 SPREAD_BLOCKS = 256.0 * 1024.0
 LOSS_ROWS, LOSS_THREADS = 16.0, 1024.0
 VECTOR_FROM = 128.0  # elements of a contiguous row from which on it is read by vectors
 
 
 class Plan(NamedTuple):
-    """One a call: `loads` that a thread does one after another; `merged` partial sums that a thread of the last block
-    adds up (0 where one block makes a result)."""
+    """One entry per call: `loads` that a thread does one after another; `merged` partial sums that a thread of the last
+    block adds up (0 where one block makes a result)."""
 
     loads: Array
     merged: Array
@@ -41,8 +41,8 @@ def plan(variant: CallVariant, results: Array, count: Array, sm_count: float) ->
 
 
 class PlanesPlan(NamedTuple):
-    """One a call: rounds of blocks that add up, a block a channel; loads that a thread of one does one after another,
-    of all rounds; rounds of the blocks that then lay the result out, a block a plane."""
+    """One entry per call: rounds of the blocks that sum, one block per channel; loads that a thread does one after
+    another over all rounds; rounds of the blocks that then write the result, one block per plane."""
 
     rounds: Array
     loads: Array
@@ -50,7 +50,7 @@ class PlanesPlan(NamedTuple):
 
 
 def planes(count: Array, channels: Array, places: Array, sm_count: float) -> PlanesPlan:
-    """Of a batch norm whose channels are not the last dimension, `count` elements a channel in planes of `places`
+    """The plan of a batch norm whose channels are not last, `count` elements per channel in planes of `places`
     (Normalization.cuh: `getNumThreads`, blocks of 512 threads; `batch_norm_elemt` by blocks of 64 or more)."""
     batch = np.maximum(np.round(count / places), 1.0)
     wide = _threads(places)
@@ -100,7 +100,7 @@ def _down_columns(results: Array, count: Array, sm_count: float) -> Plan:
 
 
 def _scan(rows: Array, count: Array) -> Plan:
-    """Blocks of 512 threads, shared between columns and rows; a row is scanned two elements a thread at a time. A
+    """Blocks of 512 threads, shared between columns and rows; a row is scanned two elements per thread at a time. A
     single row is scanned by all blocks in one pass (cub)."""
     difference = np.ceil(np.log2(count)) - np.ceil(np.log2(rows))
     across = np.clip(np.floor((9.0 + difference) / 2.0), 4.0, 9.0)

@@ -13,7 +13,7 @@ SOFT_MIN, SOFT_MAX, SOFT_STEP = 60.0, 4.0, 6.0
 
 
 def soft_min(times: Array) -> Array:
-    """Over the last axis; relative to the least so that powers neither overflow nor vanish."""
+    """The smooth minimum over the last axis; relative to the least so that powers neither overflow nor vanish."""
     least = times.min(axis=-1, keepdims=True)
     mass = np.exp(-SOFT_MIN * np.log(times / least)).sum(axis=-1)
     return np.asarray(least[..., 0] * np.exp(-np.log(mass) / SOFT_MIN))
@@ -26,7 +26,7 @@ def soft_max(a: Array, b: Array, power: float = SOFT_MAX) -> Array:
 
 
 def median(values: Array) -> Array:
-    """Over the first axis, as np.median, which imports masked arrays (10 ms) to look for what is not a number."""
+    """The median over the first axis; np.median would import masked arrays (10 ms) to look for NaNs."""
     ordered, half = np.sort(values, axis=0), len(values) // 2
     return np.asarray(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2.0)
 

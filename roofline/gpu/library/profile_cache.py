@@ -1,10 +1,10 @@
 """Profiles as they were last used, kept beside the streams in the user's cache: read, projected, and with what their
 surfaces computed for earlier questions (the points in the laws' terms, the inverses of their covariances).
 
-To read the H200's profile takes 75 ms, and to compute what a Qwen3 asks of it 150; of a projected GPU, whose surfaces
-are solved anew, up to 3 s; from here 10 ms. A file is a pickle, as its objects are, named after the content of
-everything that it follows from: the profile's files, this package's sources, the versions of Python and numpy. The
-folder is the user's own; a file that cannot be read is made again.
+Reading the H200's profile takes 75 ms and computing what a Qwen3 asks of it 150 ms; a projected GPU, whose surfaces
+are solved anew, takes up to 3 s; a cached profile takes 10 ms. A file is a pickle, as its objects are, named after the
+content of everything that it follows from: the profile's files, this package's sources, the versions of Python and
+numpy. The folder is the user's own; a file that cannot be read is made again.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The measured profile that the others are projected from.
 SOURCE = "nvidia-h200"
-# Parameters fitted to published times, a file a GPU.
+# Parameters fitted to published times, one file per GPU.
 PUBLISHED = DATA / "published"
 
 
@@ -95,7 +95,7 @@ def _projected_entry(name: str) -> Known:
 
 
 def find_profile(name_or_path: str) -> Profile:
-    """The profile by a known name, or of a profile file.
+    """The profile of a known name or of a profile file.
 
     Raises UsageError for a name that is neither, naming the known ones and how to measure one; DataError for a file
     that is no profile.
@@ -166,7 +166,7 @@ def published_record(name: str) -> Record | None:
 
 
 def names() -> list[str]:
-    """As `known`, which reads the profiles: shipped ones first, then the user's own, the refined ones last."""
+    """The names of `known`, without reading the profiles: shipped first, then the user's own, refined last."""
     shipped = known_profiles()
     found = [*sorted(shipped), *sorted(name for name in known_profiles(user_folder()) if name not in shipped)]
     specs = [name for name in load_specs() if name not in found] if SOURCE in shipped else []

@@ -59,7 +59,7 @@ def covariance(
 def local_reduction(
     points: Coordinates, residual: Residual, apart: Array, cross: Array, kinds: NDArray[np.intp]
 ) -> Array:
-    """By how much the NEAREST of many points, by covariance, reduce the variance of each row of `cross` [rows, points];
+    """The reduction of the variance of each row of `cross` [rows, points] by the NEAREST of many points, by covariance;
     all points together would reduce it by no less. `apart`: the points' own variances; `kinds`: `numbered` inputs."""
     which = np.argpartition(-cross, NEAREST - 1, axis=1)[:, :NEAREST]
     inputs = points.inputs / np.array(residual.lengths)
@@ -80,8 +80,8 @@ def local_reduction(
 
 
 def numbered(inputs: Array, known: Numbers) -> NDArray[np.intp]:
-    """A number for each row of `inputs`[rows, inputs], equal for equal rows, those in `known` theirs; new ones are put
-    there. To sort two thousand takes 14 ms, to look their bytes up 1."""
+    """A number for each row of `inputs`[rows, inputs], equal for equal rows. Rows in `known` keep their numbers, new
+    ones are added to it. Sorting two thousand takes 14 ms, looking up their bytes 1 ms."""
     plain = np.ascontiguousarray(inputs) + 0.0  # -0.0 and 0.0 are equal, and their bytes then, too
     return np.array([known.setdefault(row.tobytes(), len(known)) for row in plain], np.intp)
 
@@ -100,7 +100,7 @@ def lower_inverse(factor: Array) -> Array:
 
 
 def squared_distances(a: Array, b: Array, lengths: Array) -> Array:
-    """[rows of a, rows of b]; as a product, which is ten times as fast as differences of each input."""
+    """Squared scaled distances [rows of a, rows of b], by a product: ten times as fast as differences per input."""
     a, b = a / lengths, b / lengths
     squared = np.add.outer((a**2).sum(axis=1), (b**2).sum(axis=1))
     squared -= np.multiply(both := a @ b.T, 2.0, out=both)
@@ -108,7 +108,7 @@ def squared_distances(a: Array, b: Array, lengths: Array) -> Array:
 
 
 def same_inputs(a: Array, b: Array) -> NDArray[np.bool_]:
-    """[rows of a, rows of b]: which are identical. Exact, where a distance from a product is not."""
+    """Which rows are identical, [rows of a, rows of b]. Exact, unlike distances computed by a product."""
     if len(a) >= MANY:
         numbers = numbered(np.concatenate([a, b]), {})
         return np.asarray(numbers[: len(a), None] == numbers[len(a) :])

@@ -32,15 +32,15 @@ class HostCosts:
     """Seconds of host time per op, by phase.
 
     forward, backward: {"launch", "view", "fixed"}; optimizer: {"launch", "per_tensor", "host_op",
-    "fixed"}; `fixed` is once a phase, `step_fixed` once a step besides (zero_grad). `sigma`: standard
+    "fixed"}; `fixed` is spent once per phase, `step_fixed` once per step besides (zero_grad). `sigma`: standard
     deviation of log seconds from run to run.
 
     `triton`: what a call of an operator with Triton's kernels costs beyond an ATen call beside it, by operator
     ("rms_norm", "swiglu_backward", "mm", "attention"; `microbench.hosts`). Empty where it was not measured, as
     in files of older versions: such a call then counts as an ATen call, which is too little.
 
-    `layers`: what a layer of the calibrated model costs, by phase (`fit.host.layer_costs`); for people, no
-    forecast reads it. `stack`, `date`, `cores`, `device`: what it was measured with.
+    `layers`: the cost per layer of the calibrated model, by phase (`fit.host.layer_costs`), for readers; no
+    forecast uses it. `stack`, `date`, `cores`, `device`: what it was measured with.
     """
 
     name: str
@@ -70,7 +70,7 @@ class HostCosts:
 
     @property
     def fixed_seconds(self) -> float:
-        """Once a step: the fixed parts of the three phases and what lies outside them."""
+        """Host seconds once per step: the fixed parts of the three phases and what lies outside them."""
         return self.step_fixed + sum(c.get("fixed", 0.0) for c in (self.forward, self.backward, self.optimizer))
 
     # --- files
@@ -93,7 +93,7 @@ class HostCosts:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], name: str = "host") -> HostCosts:
-        """Raises DataError, naming what is wrong. Fields that are not known are left out."""
+        """The host of a record, unknown fields left out. Raises DataError, naming what is wrong."""
         if not isinstance(record.get("schema"), int) or record["schema"] > SCHEMA:
             raise DataError(
                 f"{name}: schema {record.get('schema')!r} is not one that this flopcast reads ({SCHEMA}): "
@@ -182,6 +182,6 @@ def combine(hosts: Sequence[HostCosts]) -> HostCosts:
 
 
 def machines_of(host: HostCosts) -> str:
-    """How many machines a host is the mean of, and from what to what a step's ms a layer went among them."""
+    """A text: how many machines a host is the mean of, and the range of a step's ms per layer among them."""
     each = [seconds * 1e3 for seconds in host.layers.get("step", {}).get("machines", ())]
     return f"{len(each)}: {min(each):.1f} to {max(each):.1f}" if each else "1"

@@ -1,4 +1,4 @@
-"""What a kernel takes by its bytes and FLOPs alone, where nothing alike was measured: the passes that it makes over its
+"""Estimates a kernel's time by its bytes and FLOPs alone, where nothing similar was measured: its passes over its
 tensors at copy bandwidth, its FLOPs at the rate that products of its dtype sustain.
 
 Normalisations, convolutions and the fused kernels are unlike the relatives of their class (sums) or have none, so what
@@ -28,17 +28,17 @@ NORM_PASSES = {
     "native_group_norm": (3 / 2, 2), "native_group_norm_backward": (7 / 3, 3),
     "native_batch_norm": (3 / 2, 3), "native_batch_norm_backward": (5 / 3, 1),
 }  # fmt: skip
-# Batch norm's sums: a block of 512 threads a channel, which waits for each of its loads and divides. 600 cycles a round
-# is an assumption of the right size for a load that misses L2, not a measurement.
+# Batch norm's sums: a block of 512 threads per channel, which waits for each of its loads and divides. 600 cycles per
+# round is an assumption of the right size for a load that misses L2, not a measurement.
 CHANNEL_THREADS, LOAD_CYCLES, SM_THREADS = 512, 600, 2048
 DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT = 1700, 132
-# cuDNN's kernels for 16 bits want channels last: otherwise every tensor is laid out anew, a read and a write more.
+# cuDNN's 16-bit kernels require channels last: otherwise every tensor is converted, one more read and write each.
 CONV_PASSES = {"nchw": 3, "nhwc": 1}
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device reaches. `peaks`: dense FLOP/s by dtype; `ceilings`: what was measured of it."""
+    """The rates that a device reaches. `peaks`: dense FLOP/s by dtype; `ceilings`: what was measured on it."""
 
     peaks: Mapping[str, float]
     ceilings: Mapping[str, float]
@@ -65,7 +65,7 @@ class Rates:
 
 
 def norm_seconds(rates: Rates, variant: Variant, work: WorkLike) -> float:
-    """Passes over the tensors at copy bandwidth; batch norm's sums no faster than a channel's block loads."""
+    """Seconds of the passes at copy bandwidth; batch norm's sums no faster than a channel's block loads."""
     assert isinstance(variant, CallVariant), variant
     passes, kernels = NORM_PASSES[variant.operation]
     seconds = work.bytes * passes / rates.bandwidth
@@ -79,14 +79,14 @@ def norm_seconds(rates: Rates, variant: Variant, work: WorkLike) -> float:
 
 
 def fused_seconds(rates: Rates, variant: Variant, work: WorkLike) -> float:
-    """The kernels' floors, and the bytes at copy bandwidth as often as they are moved."""
+    """Seconds of the kernels' floors, and of the bytes at copy bandwidth as often as they are moved."""
     operation = variant.tokens[0]
     seconds = work.bytes / rates.bandwidth * FUSED_PASSES.get(operation, 1.0)
     return FUSED_LAUNCHES.get(operation, 1) * rates.floor + seconds
 
 
 def convolution_seconds(rates: Rates, variant: Variant, work: WorkLike) -> float:
-    """FLOPs at the rate sustained by products of the dtype, and the tensors laid out for it."""
+    """Seconds of the FLOPs at the rate that products of the dtype sustain, and of converting the tensors' layout."""
     assert isinstance(variant, ConvVariant), variant
     passes = CONV_PASSES.get(variant.layout, 1) if variant.dtype in ("bf16", "fp16") else 1
     moving = work.bytes * (passes - 1) / rates.bandwidth  # kernels of their own, before and after the products
@@ -95,7 +95,7 @@ def convolution_seconds(rates: Rates, variant: Variant, work: WorkLike) -> float
 
 
 def plain_seconds(rates: Rates, variant: Variant, work: WorkLike) -> float:
-    """Bytes at copy bandwidth or FLOPs at half the peak, whichever takes longer."""
+    """Seconds of the bytes at copy bandwidth or of the FLOPs at half the peak, whichever take longer."""
     seconds = rates.floor + work.bytes / rates.bandwidth
     return max(seconds, rates.floor + work.flops / rates.half_peak(variant.dtypes)) if work.flops else seconds
 

@@ -1,4 +1,4 @@
-"""A profile: what one GPU does, as measured (or projected), and with which software. One JSON file.
+"""A profile: the performance of one GPU, measured or projected, and the software used. One JSON file.
 
 Read without torch, pandas or scipy. `Profile.estimate` times pieces of device work; where nothing alike was
 measured it answers from what comes nearest, says so ("extrapolated") and widens the error bar.
@@ -166,7 +166,7 @@ class Profile:
 
     @property
     def own_surfaces(self) -> dict[SurfaceKey, Surface]:
-        """The surfaces but for those lent."""
+        """The surfaces without those taken from another GPU."""
         return {key: found for key, found in self.surfaces.items() if key not in self.projected_kinds}
 
     @cached_property
@@ -270,7 +270,7 @@ class Profile:
         return profile
 
     def with_host(self, host: HostCosts | None) -> Profile:
-        """This GPU fed by another host."""
+        """This GPU's profile with another host."""
         return replace(self, host=host)
 
 

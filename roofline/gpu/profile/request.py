@@ -1,4 +1,4 @@
-"""What a profile is asked for, and its answer."""
+"""The types of a request to a profile and of its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flopcast.roofline.stream.lowering.variants import Variant
 
 
 class WorkLike(Protocol):
-    """What is asked for: `describe.Work`, or anything with these."""
+    """The work whose time is asked for: `describe.Work`, or anything with these properties."""
 
     @property
     def op_class(self) -> str: ...

@@ -50,7 +50,7 @@ class MatrixRoof:
 
     @property
     def best(self) -> Number:
-        """The higher of burst and sustained: what points are held against."""
+        """The higher of burst and sustained, with which points are compared."""
         found = [n for n in (self.burst, self.sustained) if n is not None]
         return max(found, key=lambda number: number.value)
 
@@ -93,14 +93,14 @@ class Point:
 
     @property
     def dtype(self) -> str:
-        """Of products and attention, from the variant; "" for other classes."""
+        """The dtype of products and attention, from the variant; "" for other classes."""
         if not self.flops:
             return ""
         return self.variant.dtypes if self.variant.dtypes in DTYPES else ""
 
     @property
     def is_unaligned(self) -> bool:
-        """Rows that do not start at multiples of 16 bytes: other, slower kernels."""
+        """Whether rows do not start at multiples of 16 bytes, which other, slower kernels serve."""
         return isinstance(self.variant, GemmVariant) and not self.variant.is_aligned
 
     def to_json(self) -> dict[str, Any]:

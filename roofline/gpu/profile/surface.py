@@ -36,8 +36,8 @@ from flopcast.roofline.gpu.profile.gaussian_process import (
 from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant, parse_variant
 
 PART = 512  # points whose inputs are worked out at once
-LOCAL_FROM = 256  # of more points than that, the NEAREST ones tell how sure a prediction is
-CHUNK, CELLS = 4096, 1 << 21  # rows, and rows x points, predicted at once: 16 MiB an array
+LOCAL_FROM = 256  # above this number of points, the variance of a prediction comes from the NEAREST ones
+CHUNK, CELLS = 4096, 1 << 21  # rows, and rows x points, predicted at once: 16 MiB per array
 GRID_PER_OCTAVE = 8
 GRID_MARGIN = 12  # octaves beyond the fitted range over which the residual fades
 
@@ -89,7 +89,7 @@ class Surface:
 
     @property
     def cached_parts(self) -> int:
-        """How many of the things that follow from the fields are computed: grows with what the surface is asked."""
+        """How many of the values that follow from the fields have been computed; grows as the surface is used."""
         return ("_state" in self.__dict__) + len(self.__dict__.get("_curves", ()))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,8 +102,8 @@ class Surface:
         return LAWS[self.kind].log_seconds(self.variant, self.params, features, bytes_, flops)
 
     def predict(self, features: Array, bytes_: Array, flops: Array) -> Prediction:
-        """features[rows, sizes] in log2, bytes[rows], flops[rows]. Raises ValueError when the sizes are of
-        another number."""
+        """The times at features[rows, sizes] in log2, bytes[rows], flops[rows]. Raises ValueError for another number
+        of sizes."""
         width = len(self.features[0])
         if features.ndim != 2 or features.shape[1] != width:
             raise ValueError(f"a surface over {width} sizes was asked with an array of shape {features.shape}")
@@ -182,7 +182,7 @@ class Surface:
         return _State(own, np.array([float(f"{weight:.7g}") for weight in weights.tolist()]), noise)
 
     def _off_law(self, features: Array, bytes_: Array) -> Array:
-        """By how much the points' log seconds are off the law, and off what they share with the base."""
+        """The points' log seconds minus the law and minus what they share with the base."""
         law = self.law(features, bytes_, np.array(self.flops, float))
         residual = np.log(np.array(self.seconds, float)) - law
         if self.base is not None:
@@ -191,7 +191,7 @@ class Surface:
 
     @cached_property
     def _apart(self) -> Array:
-        """Variance that each point has of its own: noise, and what it is off its neighbours."""
+        """Variance that each point has of its own: noise, and its deviation from its neighbours (`own`)."""
         noise = np.array(self.noise, float)
         return np.asarray(noise**2 + np.array(self.own or np.zeros(len(noise))) ** 2)
 
@@ -202,14 +202,14 @@ class Surface:
 
     @cached_property
     def _numbers(self) -> Numbers:
-        """The points' inputs by the numbers of `_kinds`."""
+        """The numbers of `_kinds` by the points' inputs."""
         known: Numbers = {}
         numbered(self._state.coordinates.inputs, known)
         return known
 
     @cached_property
     def _inverse(self) -> Array:
-        """Of the Cholesky factor of the points' covariance."""
+        """The inverse of the Cholesky factor of the points' covariance."""
         return self._inverse_of(self._state.coordinates)
 
     def _inverse_of(self, own: Coordinates) -> Array:
@@ -283,7 +283,7 @@ class Surface:
 
     @cached_property
     def _curves(self) -> dict[tuple[float, ...], Array]:
-        """What `_curve` gave: most kinds have one size, and one curve for all that is asked of them."""
+        """Results of `_curve` by the other sizes: most kinds have one size, and so one curve for all requests."""
         return {}
 
     # --- JSON
@@ -338,7 +338,7 @@ class Surface:
         return surface.solved(solved)
 
     def solved(self, weights: tuple[float, ...]) -> Surface:
-        """This surface, which need not be solved for: of weights that were found for it."""
+        """Sets weights found earlier, so that the surface need not be solved for, and returns it."""
         object.__setattr__(self, "_solved", weights)
         return self
 

@@ -1,4 +1,4 @@
-"""What to answer for work that has no surface of its own: the nearest relative's law, and a wider error bar.
+"""Estimates work that has no surface of its own: by the nearest relatives' laws, with a wider error bar.
 
 In order, each with the standard deviation of log seconds that is added to what the surface itself says:
 
@@ -69,7 +69,7 @@ class Fallback:
         return self._ratios[op_class]
 
     def estimate(self, requests: Sequence[Request]) -> list[Answer]:
-        """Grouped by what is asked for, so that each relative is evaluated once a group."""
+        """One answer per request, in order; requests are grouped, so that each relative is evaluated once per group."""
         groups: dict[SurfaceKey, list[int]] = {}
         for i, (work, backend, cache) in enumerate(requests):
             wanted = SurfaceKey(self.aliases.get(backend, backend), work.op_class, work.variant, cache)
@@ -123,7 +123,7 @@ class Fallback:
         return [(t, s, source) for t, s in zip(seconds.tolist(), sigma.tolist(), strict=True)]
 
     def _shift(self, wanted: SurfaceKey, name: SurfaceKey) -> float:
-        """log of what a relative's time is multiplied by: cache state, and the dtypes' matrix rates."""
+        """log of the factor on a relative's time: cache state, and the dtypes' matrix rates."""
         shift = 0.0
         if wanted.cache != name.cache:
             ratio = self._ratio(wanted.op_class)
