@@ -1,1 +1,1 @@
-"""What every room uses and no room owns: numbers with a deviation, units in words, CSV files, the shipped data."""
+"""Helpers that every package uses and none owns: numbers with an interval, units in words, CSV files, shipped data."""

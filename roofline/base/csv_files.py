@@ -1,8 +1,10 @@
-"""Text and CSV files that people give, read whole and with the line of every row. No torch, no pandas.
+"""Reads text and CSV files that users give, whole and with the line number of every row, and writes CSV files.
 
-A quote that is opened and never closed makes the lines below it one cell: rows would be missing in silence. No table
-read here has a cell of several lines, so a cell that runs over the end of its line is refused, with the line on which
-it begins.
+Uses neither torch nor pandas.
+
+A quote that is opened and never closed would turn all lines below it into one cell and lose rows silently. No table
+read here has multi-line cells, so a cell that runs over the end of its line is refused; the error names the line on
+which the cell begins.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class Sheet(NamedTuple):
-    """A table as it stands in its file: the header with its line, and of each row the line and the cells."""
+    """A table as it stands in its file: the header and its line number, and the line number and cells of each row."""
 
     header_line: int
     columns: list[str]
@@ -34,9 +36,9 @@ class Sheet(NamedTuple):
 
 
 def read_text(path: Path, give: str = "give a CSV file with a header") -> str:
-    """The text of a file in UTF-8, plain or gzipped, a byte order mark taken off. `give`: the end of the message.
+    """Returns the text of a UTF-8 file, plain or gzipped, without a byte order mark. `give` ends the error message.
 
-    Raises DataError where it cannot be read or is in another encoding, with the line.
+    Raises DataError if the file cannot be read or is in another encoding, with the line number.
     """
     try:
         data = files.read(path)
@@ -56,11 +58,11 @@ def read_text(path: Path, give: str = "give a CSV file with a header") -> str:
 
 
 def parse_csv(path: Path, text: str, *, comments: bool = False) -> Sheet:
-    """`text`, which is that of `path`, as a table; blanks around cells taken off, empty lines left out, and with
-    `comments` also lines that begin with #. Rows may have more or fewer cells than there are columns.
+    """Parses `text`, the contents of `path`, as a table. Blanks around cells are stripped and empty lines are skipped;
+    `comments` also skips lines that begin with #. Rows may have more or fewer cells than there are columns.
 
-    Raises DataError, with the line, where there is no header, no row below it, a column named twice, a quote that is
-    not closed on its line, or text behind a closed one.
+    Raises DataError, with the line number, if there is no header, no row below it, a column named twice, a quote that
+    is not closed on its line, or text after a closing quote.
     """
     if text.lstrip()[:1] in ("{", "["):
         raise DataError(f"{path} is JSON: give a CSV file with a header")
@@ -83,24 +85,24 @@ def parse_csv(path: Path, text: str, *, comments: bool = False) -> Sheet:
 
 
 def read_csv(path: Path) -> Sheet:
-    """`parse_csv` of a file, plain or gzipped. Raises DataError as `read_text` and `parse_csv` do."""
+    """Reads a CSV file, plain or gzipped, with `parse_csv`. Raises DataError as `read_text` and `parse_csv` do."""
     return parse_csv(path, read_text(path))
 
 
 def as_row(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
-    """The cells by column: none where the row ends early, without what is beyond the last column."""
+    """Maps columns to cells: a short row lacks its last columns, and cells beyond the last column are dropped."""
     return dict(zip_longest(columns, cells[: len(columns)], fillvalue=""))
 
 
 def named(columns: Sequence[str]) -> str:
-    """The names for a message, the first of very many."""
+    """Column names as a message lists them; only the first few if there are many."""
     more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
     return ", ".join(columns[:SHOWN]) + more
 
 
 def check_writable(path: Path | None, option: str = "--out", *, is_folder: bool = False) -> None:
-    """Raises UsageError for what cannot become a file (or a folder), before the seconds of work that it is to hold.
-    Nothing is made."""
+    """Raises UsageError if `path` cannot become a file (or a folder), before time is spent on computing its contents.
+    Creates nothing."""
     if path is None:
         return
     if path.is_dir() and not is_folder:
@@ -114,7 +116,7 @@ def check_writable(path: Path | None, option: str = "--out", *, is_folder: bool 
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Each line that has something, with its number."""
+    """Yields each line that is not empty as its number and its cells."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
     while True:
         line = reader.line_num + 1
@@ -145,9 +147,10 @@ EXTRA = "\0extra"  # cells of a row beyond the header's columns; no column can h
 
 
 def read_rows(path: Path) -> tuple[list[str], list[Row]]:
-    """(columns, rows) of a CSV file, plain or gzipped; blanks around cells taken off.
+    """Returns (columns, rows) of a CSV file, plain or gzipped; blanks around cells are stripped.
 
-    Cells beyond the header's columns are kept as EXTRA: such a row may be shifted, so it is not answered.
+    Cells beyond the header's columns are kept under EXTRA: such a row may be shifted, so it gets no answer.
+
     Raises DataError as `read_csv` does.
     """
     _, columns, lines = read_csv(path)
@@ -168,7 +171,10 @@ def check_columns(path: Path, columns: Sequence[str], valid: Sequence[str]) -> N
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Booleans as true and false, floats to 7 digits, None as nothing. Raises UsageError when it cannot be written."""
+    """Writes a CSV file: booleans as true and false, floats to 7 digits, None as an empty cell.
+
+    Raises UsageError if the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -180,8 +186,8 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, A
 
 
 def format_cell(value: Any) -> str:
-    """As `parse_cell` reads it; a number that is none, NaN or infinite, as nothing."""
-    if type(value) is str:  # most cells of a table that is carried through
+    """Formats a value as `parse_cell` reads it; NaN and infinities become an empty cell."""
+    if type(value) is str:  # the common case: cells copied from an input table
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -191,7 +197,10 @@ def format_cell(value: Any) -> str:
 
 
 def parse_cell(name: str, text: str, kind: type) -> Any:
-    """Raises UsageError when `text` is not of `kind`. 8.0 is an integer: so pandas writes a column with gaps."""
+    """Parses a cell as `kind`. 8.0 counts as an integer, since pandas writes integer columns with gaps so.
+
+    Raises UsageError if `text` is not of `kind`.
+    """
     if kind is bool:
         if text.lower() not in ("true", "false"):
             raise UsageError(f"{name} is {text!r}: valid are true and false")

@@ -1,4 +1,4 @@
-"""A number with its 90% interval and how it came about, and the quantile of such an interval."""
+"""A number with its 90% interval and its origin, and the normal quantile of such an interval."""
 
 from __future__ import annotations
 

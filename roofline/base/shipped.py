@@ -1,4 +1,4 @@
-"""Where the data are that ship with the package."""
+"""Locates the data that ship with the package."""
 
 from __future__ import annotations
 

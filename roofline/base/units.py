@@ -1,8 +1,8 @@
-"""Numbers in words, for the terminal, the figures and the pages alike.
+"""Formats numbers with units, for the terminal, the figures and the pages alike.
 
-Everything else in flopcast is in SI units: ms, TFLOP/s and GB appear where a person reads, and are made here. Two
-functions for one quantity differ on purpose: in the columns of a page the unit stands in the heading and decimals line
-up, in a sentence or a terminal's cell the number carries its unit and as few digits as it needs.
+Everything else in flopcast is in SI units: ms, TFLOP/s and GB appear only in text for readers and are produced here.
+Two functions for one quantity differ on purpose: in the columns of a page the unit stands in the heading and decimals
+line up; in a sentence or a terminal's cell the number carries its unit and as few digits as it needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def ms(seconds: float | None) -> str:
 
 
 def ms_in_column(seconds: float) -> str:
-    """As `ms`, with two decimals throughout so that a column's points line up, and three below 1 ms."""
+    """As `ms`, with two decimals throughout so that a column's decimal points line up, and three below 1 ms."""
     return f"{seconds * 1e3:.3f}" if seconds < 1e-3 else f"{seconds * 1e3:,.2f}"
 
 
@@ -50,7 +50,7 @@ def three_digits(value: float) -> str:
 
 
 def three_in_column(value: float) -> str:
-    """As `three_digits`, with zeros at the end, so that a column's points line up: "0.0170", "92.0", "131"."""
+    """As `three_digits`, with trailing zeros, so that a column's decimal points line up: "0.0170", "92.0", "131"."""
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
 
 
@@ -60,7 +60,7 @@ def yes_no(value: bool) -> str:
 
 def count(value: float) -> str:
     """A number of parameters or tokens in three digits: 613182976 -> "613M"."""
-    if value >= 0.9995e9:  # which three digits make 1000M
+    if value >= 0.9995e9:  # three digits would show it as 1000M
         return f"{value / 1e9:.3g}B"
     return f"{value / 1e6:.3g}M" if value >= 0.9995e6 else f"{value / 1e3:.3g}k"
 
@@ -71,12 +71,12 @@ def parameters(value: float) -> str:
 
 
 def scale(most: float, unit: str) -> tuple[float, str]:
-    """What a rate, or an axis up to `most`, is divided by, and the unit then: 2e13, "FLOP/s" -> (1e12, "TFLOP/s")."""
+    """The divisor of a rate, or of an axis up to `most`, and its unit: 2e13, "FLOP/s" -> (1e12, "TFLOP/s")."""
     return (1e12, f"T{unit}") if most >= 1e12 else (1e9, f"G{unit}")
 
 
 def rate(value: float, unit: str, decimals: int | None = None) -> str:
-    """A rate in three digits, or with so many decimals: 7.9e14, "FLOP/s" -> "790 TFLOP/s", with 1 "790.0 TFLOP/s"."""
+    """A rate in three digits, or with so many `decimals`: 7.9e14, "FLOP/s" -> "790 TFLOP/s", with 1 "790.0 TFLOP/s"."""
     by, name = scale(value, unit)
     return f"{three_digits(value / by) if decimals is None else f'{value / by:,.{decimals}f}'} {name}"
 
@@ -84,7 +84,7 @@ def rate(value: float, unit: str, decimals: int | None = None) -> str:
 def byte_size(size: float) -> str:
     """Three digits in the unit that fits, by powers of ten: 1e6 -> "1 MB"."""
     for power, unit in ((15, "PB"), (12, "TB"), (9, "GB"), (6, "MB"), (3, "kB")):
-        if size >= 0.9995 * 10**power:  # which three digits make 1000 of the smaller unit
+        if size >= 0.9995 * 10**power:  # three digits would show it as 1000 of the smaller unit
             return f"{size / 10**power:.3g} {unit}"
     return f"{size:.3g} B"
 
@@ -95,7 +95,7 @@ def gb_in_column(size: float) -> str:
 
 
 def gigabytes(size: float | None) -> str:
-    """Memory to compare with a GPU's, which is told in GB whatever its size: 1.234e9 -> "1.23 GB", None -> "-"."""
+    """Memory to compare with a GPU's, always in GB: 1.234e9 -> "1.23 GB", None -> "-"."""
     return NONE if size is None else f"{gb_in_column(size)} GB"
 
 

@@ -1,1 +1,1 @@
-"""How it is checked: forecasts beside real steps by component, baselines, and two runs, cards or GPUs compared."""
+"""Checks forecasts against real steps by component and against baselines, and compares two runs, cards or GPUs."""

@@ -1,7 +1,7 @@
-"""What others would say of the same steps: the comparison that a forecast has to stand.
+"""Baseline estimates of the same steps, which a forecast has to improve on.
 
 - `roofline`: each call takes the longer of FLOPs / datasheet peak (products, convolutions, attention) and bytes /
-  datasheet bandwidth; the calls add up. No host, no efficiency.
+  datasheet bandwidth; the times of the calls are summed. Neither host time nor efficiency is modelled.
 - `six_n`: 6 x parameters x tokens at 40% of the datasheet peak, the rule of thumb of training budgets.
 - `torch`: torch's own RuntimeEstimator, as `microbench.steps.torch_estimate` ran it on the machine of the steps.
 """
@@ -19,13 +19,13 @@ UTILISATION = 0.4  # of the peak, in `six_n`
 
 
 def bandwidth(profile: Profile) -> float | None:
-    """Datasheet bytes/s of the profile's GPU; None for one that is not in the list (and for a processor)."""
+    """Datasheet bytes/s of the profile's GPU; None for a GPU without a datasheet here, and for a CPU."""
     spec = load_specs().get(profile.gpu) or spec_of_device(str(profile.device.get("name", "")))
     return None if spec is None else spec.bandwidth_bytes_per_second
 
 
 def roofline(stream: Stream, profile: Profile) -> float | None:
-    """Seconds by datasheet rates alone; None where the GPU has no datasheet here."""
+    """Seconds per step by datasheet rates alone; None where the GPU has no datasheet here."""
     rate = bandwidth(profile)
     if rate is None:
         return None

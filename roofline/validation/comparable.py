@@ -1,5 +1,4 @@
-"""Whether steps may be compared with a forecast: the device and the versions they ran with, and those that it was made
-with."""
+"""Checks that steps may be compared with a forecast: that both were made on the same device with matching versions."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ SAME_STREAMS = {("2.13", "2.11")}
 
 
 def check_device(device: Device, profile: Profile, *, any_gpu: bool | None = None) -> None:
-    """Refuses steps of another device than the profile's: what they differ by would read as the forecast's error.
+    """Refuses steps that ran on another device than the profile's: the difference would read as the forecast's error.
 
-    `any_gpu` lets another GPU's pass, never a processor's for a GPU's; None: the command has no such option. Raises
-    UsageError.
+    `any_gpu` accepts steps of another GPU, but never of a CPU in place of a GPU; None: the command has no such option.
+    Raises UsageError.
     """
     ran, measured = device.get("type"), profile.device.get("type")
     if ran != measured:
@@ -42,10 +41,10 @@ def check_device(device: Device, profile: Profile, *, any_gpu: bool | None = Non
 
 
 def check_stack(stack: Mapping[str, Any], profile: Profile) -> None:
-    """Refuses steps that ran with other versions than what they are to be compared with was made with.
+    """Refuses steps that ran with other versions of torch or triton than the profile was measured with.
 
-    Kernels are the profile's: torch (with its cuBLAS and cuDNN) has to be the same release, major.minor, and so has
-    triton where both name one. Raises UsageError.
+    The forecast's kernels are the profile's: torch (with its cuBLAS and cuDNN) has to be of the same release,
+    major.minor, and so has triton where both name one. Raises UsageError.
     """
     for name in ("torch", "triton"):
         measured, ran = profile.stack.get(name), stack.get(name)
@@ -60,8 +59,8 @@ def check_stack(stack: Mapping[str, Any], profile: Profile) -> None:
 def check_stream(stream: Stream, stack: Mapping[str, Any]) -> None:
     """Refuses a stream traced with versions that may launch other operations than the steps did.
 
-    transformers' code decides what a model calls: the same release, major.minor, is needed. Of torch the release may
-    differ where streams are proven equal (`SAME_STREAMS`). Raises UsageError.
+    transformers' code decides which operations a model calls: the same release, major.minor, is needed. The release
+    of torch may differ where streams are proven equal (`SAME_STREAMS`). Raises UsageError.
     """
     traced = {name: stream.meta.get(name) for name in ("torch", "transformers")}
     for name, version in traced.items():
@@ -78,5 +77,5 @@ def check_stream(stream: Stream, stack: Mapping[str, Any]) -> None:
 
 
 def release(version: str) -> str:
-    """2.11.0+cu130 -> 2.11"""
+    """The major.minor release of a version: 2.11.0+cu130 -> 2.11."""
     return ".".join(version.split("+")[0].split(".")[:2])

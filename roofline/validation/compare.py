@@ -1,21 +1,22 @@
-"""What got faster and what slower between two profiles, or two folders of measurements: by class, beyond noise. numpy.
+"""Finds what got faster or slower, beyond noise, between two profiles or two folders of measurements, class by class.
 
-Every measurement that both hold gives a ratio, time of b over time of a. Of a class the median ratio counts, and its
-noise: half a 98% interval of what the median would differ by if nothing had changed,
+Every measurement that both hold gives a ratio, time of b over time of a. A class is judged by its median ratio and the
+noise of that median: half the width of the 98% interval that it would have if nothing had changed,
 
-    2.33 x hypot(scatter of the ratios / sqrt(rows) x 1.25,  what whole runs differ by)
+    2.33 x hypot(scatter of the ratios / sqrt(rows) x 1.25,  run-to-run deviation)
 
-Scatter is the robust deviation of the ratios in the class, at the least what the samples of a row allow for. What whole
-runs differ by is common to all rows of a class and no number of rows lowers it: clocks and temperature (0.2% of each),
-and what is left of the gap between kernels, another in each process, where it has been taken off (0.018 us: 0.4% of a
-kernel of 5 us). Three runs over two H200s differ so, class medians: up to 0.5% where rows are long, 1.1% where they are
-short, 2% for four rows of 1.5 us and 4% for fills of 1 us. Scalars keep their gap (0.1 us). An estimate, where one did
-not measure a shape, adds its own deviation, as common; so does what cards of a kind differ by as wholes, where two
-profiles are not of the same ones. Host costs differ from run to run by a quarter (`fit_host`), and so count for little.
+Scatter is the robust deviation of the ratios in the class, and at least the deviation that the samples of a row imply.
+The run-to-run deviation is common to all rows of a class, so more rows do not lower it. It has two parts: clocks and
+temperature (0.2% per run), and the residue of the gap between kernels, which differs from process to process, after its
+subtraction (0.018 us: 0.4% of a kernel of 5 us). The class medians of three runs over two H200s differ accordingly: by
+up to 0.5% where rows are long, 1.1% where they are short, 2% for four rows of 1.5 us and 4% for fills of 1 us. Scalars
+keep their gap (0.1 us). Two terms are added to the common deviation: that of an estimate, where one side did not
+measure a shape, and that between cards of one kind, where the two profiles are not of the same cards. Host costs differ
+by a quarter from run to run (`fit_host`), so only large changes of theirs exceed the noise.
 
-A class has regressed where it is slower beyond noise and by more than the tolerance, or where many of its rows (of
-ceilings a single one) have, each beyond the noise of its own, though the median has not. Of two profiles the forecasts
-of two steps are compared besides (`compare_steps.py`).
+A class has regressed if its median is slower beyond noise and by more than the tolerance, or if many of its rows (a
+single one for ceilings) are, each beyond its own noise, although the median is not. For two profiles the forecasts of
+two steps are compared as well (`step_changes`).
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ from flopcast.roofline.validation.compare_sides import (
 )
 
 TOLERANCE = 0.03
-Z = 2.326  # of a 98% interval: one class of a hundred is called changed by chance, at either end
-ROW_Z = 4.0  # of thousands of rows; their noise has longer tails than the normal's
-ROW_LOG = 0.005  # and of what a row differs by beside it
-MANY_ROWS, MANY_SHARE = 5, 0.05  # of a class, slower each for itself, by more than as many are faster
+Z = 2.326  # of a 98% interval: at either end, one class per hundred is called changed by chance
+ROW_Z = 4.0  # for thousands of rows, whose noise has longer tails than a normal distribution
+ROW_LOG = 0.005  # deviation of a row's logarithm besides that of its samples
+MANY_ROWS, MANY_SHARE = 5, 0.05  # least excess of slower over faster rows in a class, as a count and as a share
 ROWS_SHOWN = 10
 _MAD = 1.4826
 
@@ -67,9 +68,9 @@ class RowChange:
 
 @dataclass(frozen=True)
 class Change:
-    """A class. `change`: median over its rows, 0.1 is 10% more time in b; `noise`: see above; `low`, `high`: the 10th
-    and 90th percentile of the rows. `verdict`: slower, faster, same. `slower`, `faster`: rows beyond their own noise
-    and the tolerance."""
+    """The change of a class. `change`: median over its rows, 0.1 is 10% more time in b; `noise`: see the module; `low`,
+    `high`: the 10th and 90th percentile of the rows. `verdict`: slower, faster, same. `slower`, `faster`: numbers of
+    rows beyond their own noise and the tolerance."""
 
     group: str
     rows: int
@@ -85,7 +86,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All of it. `differences`: (what, of a, of b) of devices and stacks. `unmatched`: measurements of only one."""
+    """A comparison of a and b. `differences`: (what, value of a, value of b) of devices and stacks. `unmatched`: the
+    numbers of measurements that only a, and only b, has."""
 
     a: str
     b: str
@@ -98,7 +100,7 @@ class Comparison:
 
     @property
     def of_one_kind(self) -> bool:
-        """Whether both are of GPUs of one name: of two kinds the slower has not regressed."""
+        """Whether both are of GPUs of one name; between two kinds of GPU, slower is no regression."""
         return all(what != "name" for what, _, _ in self.differences)
 
     @property
@@ -120,11 +122,11 @@ class Comparison:
         }
 
 
-# --- compared
+# --- comparison
 
 
 def compare(a: Side, b: Side, tolerance: float = TOLERANCE) -> Comparison:
-    """Raises DataError where the two have nothing in common."""
+    """Compares two sides class by class. Raises DataError if they have no measurement in common."""
     if a.kind != b.kind:
         a, b = as_points(a), as_points(b)
     pairs = [(key, one, b.timings[key]) for key, one in a.timings.items() if key in b.timings]
@@ -155,13 +157,13 @@ def compare(a: Side, b: Side, tolerance: float = TOLERANCE) -> Comparison:
 
 
 def _cards_apart(side: Side) -> dict[str, float]:
-    """Deviation of the logarithm, card to card, of a class as a whole; of a profile of several cards."""
+    """Card-to-card standard deviation of the logarithm of each class's time, from a profile of several cards."""
     classes = ((side.profile.provenance.get("gpus") or {}).get("classes") or {}) if side.profile is not None else {}
     found = {}
     for name, entry in classes.items():
         op_class, _, cache = name.partition("/")
         factors = list((entry.get("factors") or {}).values())
-        if len(factors) > 1:  # one card lies apart from none
+        if len(factors) > 1:  # one card alone has no deviation
             found[group_of(op_class, "torch", cache)] = float(np.std(np.log(factors), ddof=1))
     return found
 
@@ -175,9 +177,9 @@ def _order(group: str) -> int:
 
 
 def _estimated(a: Side, other: Profile) -> list[tuple[str, Timing, Timing]]:
-    """The points of a profile with another's estimates of them."""
+    """Pairs the points of profile `a` with the other profile's estimates of them."""
     assert a.profile is not None
-    found = {}  # of points with the same features the last counts, as in the timings
+    found = {}  # the last of several points with the same features counts, as in the timings
     for key, surface in a.profile.own_surfaces.items():
         works = [
             _Work(key.op_class, key.variant, features, round(size), round(flops))
@@ -238,7 +240,7 @@ STEPS = (
 
 @dataclass(frozen=True)
 class StepChange:
-    """A step forecast with either profile: seconds with the ends of a 90% interval, and the device's part."""
+    """A step forecast with each of two profiles: seconds with the ends of a 90% interval, and the device's seconds."""
 
     name: str
     a: tuple[float, float, float]
@@ -251,7 +253,7 @@ class StepChange:
 
 
 def step_changes(a: Profile, b: Profile) -> list[StepChange]:
-    """Of STEPS, by their shipped streams; none where one of the two is a processor."""
+    """Forecasts STEPS with both profiles, from the shipped op streams; empty if either is of a CPU."""
     if "cpu" in (a.device.get("type"), b.device.get("type")):
         return []
     found = []

@@ -1,4 +1,4 @@
-"""The two sides of `flopcast compare`: what each measured, as times with their noise. numpy."""
+"""Reads the two sides of `flopcast compare`: the measurements of each, as times with their noise."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.validation.measured_rows import MeasuredRow, measured_rows
 
-# one standard deviation of a run's own
+# standard deviations between whole runs
 RUN_LOG, GAP_SECONDS, SCALAR_GAP_SECONDS = 0.002, 0.018e-6, 0.1e-6
-HOST_LOG = 0.24  # from run to run, of each
+HOST_LOG = 0.24  # standard deviation from run to run, of each host cost
 MEDIAN_LOSS = 1.2533  # standard error of a median over that of a mean
 QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
-_SIZED = ("copy", "l2_read")  # scalars whose name says how many bytes
+_SIZED = ("copy", "l2_read")  # scalars whose names hold a number of bytes
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One measurement in seconds (of a rate the seconds of a unit of work), with standard deviations of its logarithm:
-    `sigma`, of its own, and `common_sigma`, shared by its class (None: that of a kernel, `common_of`)."""
+    """One measurement in seconds (for a rate, seconds per unit of work), with two standard deviations of its logarithm:
+    `sigma`, its own, and `common_sigma`, shared by its class (None: that of a kernel, `common_of`)."""
 
     group: str
     seconds: float
@@ -39,7 +39,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two that are compared. `timings` by key; `kind`: "measurements" or "profile"."""
+    """One side of a comparison. `timings` are by key; `kind` is "measurements" or "profile"."""
 
     label: str
     kind: str
@@ -51,7 +51,7 @@ class Side:
 
     @property
     def cards(self) -> frozenset[str]:
-        """The cards measured, by uuid."""
+        """The UUIDs of the cards measured."""
         made = self.profile.provenance if self.profile is not None else {}
         several = ((made.get("gpus") or {}).get("cards") or {}).values()
         found = [card.get("uuid") for card in several] or [self.device.get("uuid")]
@@ -59,7 +59,10 @@ class Side:
 
 
 def side_of(name: str) -> Side:
-    """Of a folder of measurements, a profile file or a known GPU. Raises as `read_folder` and `find_profile` do."""
+    """Reads the side named by a folder of measurements, a profile file or a known GPU.
+
+    Raises what `read_folder` and `find_profile` raise.
+    """
     path = Path(name)
     return folder_side(path) if path.is_dir() else profile_side(find_profile(name), name)
 
@@ -77,7 +80,7 @@ def folder_side(folder: Path) -> Side:
 
 
 def _timing(row: MeasuredRow) -> Timing | None:
-    """None of a row without a time."""
+    """The timing of a row; None if the row has no time."""
     sigma = _median_sigma(row.samples)
     if row.is_scalar:
         return _scalar(row.key.removeprefix("scalar/"), row.timer or 0.0, sigma)
@@ -86,7 +89,7 @@ def _timing(row: MeasuredRow) -> Timing | None:
 
 
 def _median_sigma(samples: Sequence[float]) -> float:
-    """Standard error of the samples' median, of the logarithm; 0 of fewer than three."""
+    """Standard error of the logarithm of the samples' median; 0 for fewer than three samples."""
     values = np.array([value for value in samples if value and value > 0])
     if len(values) < 3:
         return 0.0
@@ -99,7 +102,7 @@ def group_of(op_class: str, backend: str, cache: str) -> str:
 
 
 def _scalar(name: str, value: float, sigma: float) -> Timing | None:
-    """A ceiling or a host cost as a time; None of what is neither a time nor a rate, or not above zero."""
+    """A ceiling or a host cost as a time; None if it is neither a time nor a rate, or not above zero."""
     if value <= 0:
         return None
     head, _, tail = name.partition("/")
@@ -109,7 +112,7 @@ def _scalar(name: str, value: float, sigma: float) -> Timing | None:
         return Timing("host, launches", value, sigma, HOST_LOG, name)
     if head.startswith("matrix"):
         kind = head.removeprefix("matrix_")
-        # of sustained ones temperature decides: two cards, and two runs, differ by up to 2.5%
+        # sustained rates depend on temperature: two cards, or two runs, differ by up to 2.5%
         return Timing(f"ceiling, matrix {kind}", 1.0 / value, sigma, 0.009 if kind == "sustained" else 0.0035, name)
     if head.startswith("hbm_"):
         return Timing("ceiling, memory", 1.0 / value, sigma, 0.0035, name)
@@ -126,7 +129,7 @@ def _of_scalar(seconds: float) -> float:
 
 
 def profile_side(profile: Profile, label: str) -> Side:
-    """Of a profile: its measured points, ceilings and host."""
+    """The side of a profile: its measured points, ceilings and host costs."""
     timings = {}
     for key, surface in profile.own_surfaces.items():
         group = group_of(key.op_class, key.backend, key.cache)
@@ -149,7 +152,7 @@ def profile_side(profile: Profile, label: str) -> Side:
 
 
 def as_points(side: Side) -> Side:
-    """A folder's measurements by the points that a profile would make of them."""
+    """Converts a folder's measurements to the points of the profile fitted to them; a profile stays as it is."""
     if side.kind == "profile":
         return side
     from flopcast.roofline.step.fit_folder import fit_folder
@@ -158,7 +161,7 @@ def as_points(side: Side) -> Side:
 
 
 def common_of(timing: Timing) -> float:
-    """What whole runs differ by, of the logarithm: clocks, and what is left of the gap between kernels."""
+    """Standard deviation of the logarithm between whole runs: clocks, and the residue of the gap between kernels."""
     if timing.common_sigma is not None:
         return timing.common_sigma
     return math.hypot(RUN_LOG, GAP_SECONDS / timing.seconds)
@@ -168,7 +171,7 @@ _DEVICE = ("name", "uuid", "driver", "clock_mhz", "memory_clock_mhz", "memory_by
 
 
 def differences(a: Side, b: Side) -> list[tuple[str, Any, Any]]:
-    """(what, of a, of b) of devices and stacks, where they differ."""
+    """(what, value of a, value of b) of the devices and stacks, where they differ."""
     pairs: Iterable[tuple[str, Any, Any]] = [
         *((name, a.device.get(name), b.device.get(name)) for name in _DEVICE),
         *((name, a.stack.get(name), b.stack.get(name)) for name in dict.fromkeys([*a.stack, *b.stack])),

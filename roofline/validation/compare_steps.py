@@ -1,7 +1,7 @@
-"""Forecast against real steps, component by component: device time by class, host, step, memory, kernels.
+"""Compares forecasts with real steps, component by component: device time by class, host, step, memory, kernels.
 
-The measured side are the rows that `microbench.steps.run.run_steps` wrote; none of them is used in fitting. Errors are
-signed, forecast / measured - 1: what cancels in the step shows in its parts.
+The measured side is the rows that `microbench.steps.run.run_steps` wrote; none of them is used in fitting. Errors are
+signed, forecast / measured - 1: errors that cancel in the step show in its parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_comparison import Part, StepComparison, signed_error
 from flopcast.roofline.validation.step_plans import INTERVALS
 
-ESTIMATES = "estimates"  # folder beside steps, of torch's estimates that were made apart
+ESTIMATES = "estimates"  # folder inside a folder of steps, of torch's estimates that were made separately
 
 
 def compare(
@@ -41,13 +41,13 @@ def compare(
     stack: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[StepComparison]:
-    """Each real step beside its forecast, in the order of `measured` (rows of `run_steps`; of several of one step the
-    last counts).
+    """Compares each real step with its forecast, in the order of `measured` (rows of `run_steps`; a step's last row
+    counts).
 
-    Where the tiny models of the host calibration ran between the steps, the host of the forecast is the one of that
-    run, as it was at that moment, else the profile's: one process differs from the next by more than the forecast is
-    wrong. A step that did not run, or cannot be forecast, keeps its row with a reason. `stack`: the versions that the
-    steps ran with; UsageError where they are not those of profile and streams. None: not asked.
+    If the tiny models of the host calibration ran between the steps, the forecast takes the host costs of that run at
+    that moment, else the profile's: processes differ from one another by more than the forecast is wrong. A step that
+    did not run, or cannot be forecast, keeps its row with a reason. `stack` holds the versions that the steps ran with
+    (None: not checked). Raises UsageError if they do not match those of the profile and the streams.
     """
     found = list(measured)
     if stack is not None:
@@ -67,7 +67,7 @@ def compare(
 
 
 def _name(row: Row) -> str:
-    """What the rows of one step have in common: the key without its kind."""
+    """The name that the rows of one step share: the key without its kind."""
     return row["key"].partition("/")[2]
 
 
@@ -79,8 +79,9 @@ def compare_runs(
     any_stack: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[StepComparison]:
-    """As `compare`, of a folder of steps, or of one with those of several machines in run0, run1, ...: each run's host
-    is its own. Raises what `read_steps` does, and UsageError for another stack unless `any_stack`."""
+    """Compares as `compare` does the steps of a folder, or of its subfolders run0, run1, ... for several machines, each
+    run with its own host costs. Raises what `read_steps` raises, and UsageError for another stack unless `any_stack`.
+    """
     from flopcast.microbench.records import records
 
     runs = step_folders(folder)
@@ -94,17 +95,18 @@ def compare_runs(
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """The folder itself, or the runs that lie in it."""
+    """The run folders inside a folder, or the folder itself if it has none."""
     from flopcast.roofline.gpu.fit.cards import run_folders
 
     return list(run_folders(folder).values()) or [folder]
 
 
 def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
-    """The rows of a folder of real steps, and those of torch's estimates that were made apart (`validate
-    --only-estimates`): in `estimates`, else in the folder's own "estimates" where it has one.
+    """Reads the rows of a folder of real steps, and of torch's estimates if they were made separately (`validate
+    --only-estimates`): from `estimates`, else from the folder's own "estimates" where it has one.
 
-    Raises UsageError where another kind of GPU or release of torch made them than ran the steps, or none were made.
+    Raises UsageError if the estimates were made on another kind of GPU or with another release of torch than the
+    steps, or if there are none.
     """
     from flopcast.microbench.records import records
 
@@ -132,7 +134,7 @@ def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured of a step: None and empty where it did not run, or was not profiled."""
+    """The measured quantities of a step: None or empty where it did not run, or was not profiled."""
 
     step: float | None = None
     host: float | None = None
@@ -153,7 +155,7 @@ def _measured(row: StepRow, kernels: StepKernelsRow | None) -> _Measured:
 
 
 class _Streams:
-    """The stream of the step at hand, kept for the next: neighbours often differ in their kernels alone."""
+    """Keeps the op stream of the latest step for the next one: neighbours often differ in their kernels alone."""
 
     def __init__(self) -> None:
         self._key: Any = None
@@ -177,7 +179,7 @@ def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
 
 
 def plan_of(row: StepRow) -> StepPlan:
-    """The plan of a row of `run_steps`; what a row of an older version lacks is as it was then: the default."""
+    """The plan of a row of `run_steps`; settings that a row of an older version lacks take their defaults."""
     return StepPlan(**{name: value for name, value in row["plan"].items() if name in StepPlan.__dataclass_fields__})
 
 
@@ -216,7 +218,7 @@ def _compare(
     if row["status"] == "oom" and not found.fits:
         reason = f"out of memory, as forecast ({found.needed_bytes / 1e9:.0f} GB needed): {reason}"
     others = {"roofline": baselines.roofline(stream, profile), "six_n": None, "torch": torch_estimate}
-    if not plan.module:  # tokens of a module are not known
+    if not plan.module:  # the number of tokens of a module is not known
         tokens = run.batch * run.seq * run.accumulate
         others["six_n"] = baselines.six_n(found.n_params, tokens, found.peak_flops_per_second)
     return replace(
@@ -241,10 +243,10 @@ def _compare(
 
 def _host_part(measured: _Measured, found: Forecast, profile: Profile) -> Part:
     step, host, device = measured.step, measured.host, measured.device
-    if is_synchronous(profile):  # an op runs when it is called: the host's share is what the operators leave
+    if is_synchronous(profile):  # operators run when called: host time is the rest of the step
         return Part(None if step is None or device is None else step - device, found.host_seconds)
     is_full = (measured.kernels or 0) > profile.ceiling("queue_depth", 1024)
-    is_waiting = is_full and host is not None and device is not None and host < device  # the time was the device's
+    is_waiting = is_full and host is not None and device is not None and host < device  # time spent on the device
     return Part(host, found.host_seconds, is_comparable=not is_waiting)
 
 
@@ -253,7 +255,7 @@ def _forecast_classes(found: Forecast) -> dict[str, float]:
 
 
 def _classes(ops: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Seconds by group, of [seconds, kernels] by launching call."""
+    """Sums [seconds, kernels] by launching call to seconds by group of classes."""
     by_class: dict[str, float] = defaultdict(float)
     for op, (seconds, _count) in ops.items():
         by_class[op_class(op)] += seconds

@@ -1,8 +1,8 @@
-"""The host as it was while real steps ran: from the tiny models that were run between them.
+"""Estimates host costs as they were while real steps ran, from the tiny models that were run between them.
 
-One process differs from the next by 10 to 40%, and drifts within: a step that came out 10.7% slow had the tiny models
-beside it 6 to 9% slow. How well neighbours tell what lies between them, the tiny models say themselves: each time that
-they were run, against the times before and after (`RunHost.sigma`; 5 to 12% in five runs).
+Host speed differs by 10 to 40% from process to process and drifts within one: a step that was 10.7% slow had the tiny
+models beside it 6 to 9% slow. The tiny models also show how well neighbouring samples predict the host between them:
+each visit to them is compared with the visits before and after it (`RunHost.sigma`; 5 to 12% in five runs).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.uncertainty import spreads
 from flopcast.roofline.stream.model.run import Run
 
-# Samples of the host on either side of a step that say how fast it was then: two are taken before each step, by phase;
-# of steps in a row, which `pace` goes by, it is one, written twice.
+# Samples on either side of a step that give the host's speed then: two per phase are taken before each step; of steps
+# in a row, from which `pace` is taken, it is one sample, written twice.
 NEAR = 2
-LEAST_VISITS = 8  # of fewer, how far they lie apart is not told, and taken to be as in five runs of three machines
+LEAST_VISITS = 8  # with fewer, sigma is not estimated but is RESTLESS, as in five runs of three machines
 RESTLESS = 0.1
 
 
 def scaled(host: HostCosts, factor: float) -> HostCosts:
-    """A host that takes `factor` times as long for everything."""
+    """Host costs with every time multiplied by `factor`."""
 
     def times(costs: Mapping[str, float]) -> dict[str, float]:
         return {name: seconds * factor for name, seconds in costs.items()}
@@ -47,10 +47,10 @@ def scaled(host: HostCosts, factor: float) -> HostCosts:
 
 @dataclass(frozen=True)
 class RunHost:
-    """The host as one run of steps had it: its costs, and how its speed moved, sample by sample.
+    """The host of one run of steps: its costs, and its speed sample by sample.
 
-    `pace[i]` is sample i of the tiny models over their median, mean of depths and phases. `noise`: standard deviation
-    of its logarithm, as the depths, one after the other, differ.
+    `pace[i]` is sample i of the tiny models over their median, averaged over depths and phases. `noise` is the standard
+    deviation of its logarithm, from the differences between the depths, which are timed one after the other.
     """
 
     costs: HostCosts
@@ -59,9 +59,9 @@ class RunHost:
 
     @cached_property
     def sigma(self) -> float:
-        """How far the host at one time lies from what those before and after it say: of the run's own samples, root
-        mean square in logs, as a step between two of them is told. Less `noise`: a sample is of tenths of a second, a
-        step is timed for seconds."""
+        """Root-mean-square error, in logarithms, of predicting the host at one time from the samples before and after
+        it, over the run's own samples: the host at a step is predicted in the same way. `noise` is subtracted, since a
+        sample lasts tenths of a second and a step is timed for seconds."""
         visits = [fmean(map(log, self.pace[i : i + NEAR])) for i in range(0, len(self.pace), NEAR)]
         if len(visits) < LEAST_VISITS:
             return RESTLESS
@@ -72,8 +72,8 @@ class RunHost:
         return sqrt(max(fmean(off) - self.noise**2, 0.0))
 
     def at(self, samples_before: int | None) -> HostCosts:
-        """The costs at a step: by the samples just before and just after it. Their deviation is `sigma`, and what steps
-        were off besides."""
+        """The host costs at a step, scaled by the samples just before and just after it. Their deviation combines
+        `sigma` with the further error of steps forecast with the host of their own run."""
         if samples_before is None or not self.pace:
             return self.costs
         near = self.pace[max(0, samples_before - NEAR) : samples_before + NEAR]
@@ -83,10 +83,10 @@ class RunHost:
 
 
 def hosts_of_runs(measured: Iterable[Row], profile: Profile) -> dict[str | None, RunHost]:
-    """Host costs as the processes that ran the steps had them, by session, from the calibration rows among the steps.
+    """Host costs of the processes that ran the steps, by session, from the calibration rows among the steps.
 
-    Empty without any, and on a processor. The costs are those of `fit_host`, times what steps of the tiny models in a
-    row took over what is simulated of them (`steady_ratio`).
+    Empty without such rows, and on a CPU. The costs are those of `fit_host`, multiplied by the ratio of measured to
+    simulated time of the tiny models' steps in a row (`steady_ratio`).
     """
     kind = str(profile.device.get("type"))
     sessions: dict[str | None, dict[str, Row]] = defaultdict(dict)
@@ -101,7 +101,7 @@ def hosts_of_runs(measured: Iterable[Row], profile: Profile) -> dict[str | None,
     found: dict[str | None, RunHost] = {}
     for session, by_key in sessions.items():
         rows = list(by_key.values())
-        if all(row["key"].startswith(OPERATORS) for row in rows):  # stopped before its tiny models were written
+        if all(row["key"].startswith(OPERATORS) for row in rows):  # the run stopped before its tiny models were written
             continue
         costs = fit_host(cast(list[FitRow], rows), counts, profile.ceilings, {"cpu": cpu}, [])
         if costs is not None:
@@ -114,10 +114,10 @@ def hosts_of_runs(measured: Iterable[Row], profile: Profile) -> dict[str | None,
 
 
 def steady_ratio(steady: Mapping[int, float], plan: HostPlan, costs: HostCosts, profile: Profile) -> float:
-    """Seconds of a tiny model's step among others (by depth) over what the simulation makes of it; median of depths.
+    """Measured over simulated seconds of a tiny model's step in a row of steps (`steady`, by depth): the median.
 
-    What the phases, each timed on an idle device, leave out: the graph set free, the queue, the caches. 1 where it was
-    not measured.
+    The ratio covers what the phases, each timed on an idle device, leave out: freeing the graph, the queue, the caches.
+    It is 1 where it was not measured.
     """
     if not steady:
         return 1.0
@@ -130,9 +130,9 @@ def steady_ratio(steady: Mapping[int, float], plan: HostPlan, costs: HostCosts, 
 
 
 def _pace(rows: Sequence[Row]) -> tuple[tuple[float, ...], float]:
-    """(pace, noise) as `RunHost` has them. Each sample over its row's median, the geometric mean over rows: of steps
-    among others, as the steps beside were timed, or, in files of older versions, of forward and backward on an idle
-    device (the most of a step)."""
+    """Returns (pace, noise) of a `RunHost`: each sample over its row's median, geometric mean over rows. The rows are
+    those of steps in a row, timed like the steps beside them, or, in files of older versions, of forward and
+    backward on an idle device (most of a step)."""
     measured = [(row["key"], value, row["samples"]) for row in rows if (value := row.get("value"))]
     chosen = [row for row in measured if row[0].endswith("/steady")]
     chosen = chosen or [row for row in measured if row[0].endswith(("/forward", "/backward"))]

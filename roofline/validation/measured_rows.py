@@ -1,4 +1,4 @@
-"""The rows of a folder of `flopcast bench` as two folders are compared by them. No numpy."""
+"""Reads the rows of a folder of `flopcast bench` in the form in which two folders are compared. Does not use numpy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flopcast.roofline.stream.lowering.describe import describe
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """One measurement: of a kernel (`op_class` is its class), or a scalar, a ceiling or a host cost ("scalar").
+    """One measurement: of a kernel (`op_class` is its class), or of a scalar, i.e. a ceiling or a host cost ("scalar").
 
-    Of a kernel `timer`, `profiler` and `profile` are seconds: as timed (graph replay, events, wall clock), as the
-    profiler sums up its kernels, and as a profile takes them from the two (`row_seconds.taken_seconds`). Of a scalar
-    `timer` is its value, in whatever unit it has.
+    For a kernel, `timer`, `profiler` and `profile` are seconds: as timed (graph replay, events, wall clock), as the sum
+    of the profiler's kernels, and as a profile takes them from the two (`row_seconds.taken_seconds`). For a scalar,
+    `timer` is its value, in the unit of that scalar.
     """
 
     key: str
@@ -38,7 +38,7 @@ class MeasuredRow:
 
     @property
     def id(self) -> str:
-        """The same for what was measured in the same way in two runs."""
+        """An identifier that is equal for the same measurement in two runs."""
         return f"{self.key}/{self.backend}/{self.cache}"
 
 
@@ -46,7 +46,7 @@ SCALAR = "scalar"
 
 
 def measured_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredRow]:
-    """The rows that `cards.read_folder` read, by their ids; of several of one id the last."""
+    """The rows that `cards.read_folder` read, by id; the last of several with the same id."""
     return {row.id: row for row in map(_measured_row, rows)}
 
 

@@ -1,9 +1,10 @@
-"""Two runs of a suite, row by row: how far the same measurement lies from itself (`flopcast fit A --repeat B`).
+"""Compares two runs of a suite row by row, to tell how repeatable measurements are (`flopcast fit A --repeat B`).
 
-Three times of a kernel are compared: the timer's, the profiler's, and the one that a profile takes of the two. A
-difference is |b / a - 1|; short rows and long ones are told apart at 50 us of the first run, where graph replay gives
-way to clocks as what matters. The gap between the kernels of a graph is 0.2 us wider in a process that has trained
-(1.13 us per tiny kernel against 0.93, one H200): the timer's time of a short row shows it, the profile's does not.
+Three times of a kernel are compared: the timer's, the profiler's, and the one that a profile takes from the two. A
+difference is |b / a - 1|; rows count as short below 50 us in the first run and as long from there on: graph replay
+dominates the differences of short rows, clocks those of long ones. The gap between the kernels of a graph is 0.2 us
+wider in a process that has trained (1.13 us per tiny kernel against 0.93, one H200): the timer's time of a short row
+shows it, the profile's does not.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from flopcast.roofline.gpu.fit.cards import read_folder
 from flopcast.roofline.validation.measured_rows import MeasuredRow, measured_rows
 
 LONG_SECONDS = 50e-6
-# What the medians of two runs of the standard suite on one H200 are held to.
+# Limits on the median differences of two runs of the standard suite on one H200.
 TARGETS = {"long": 0.01, "short": 0.03}
 TIMES = ("timer", "profiler", "profile")  # of `MeasuredRow`
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same measurement of two runs; None for the run that lacks it."""
+    """The same measurement in two runs; None for the run that lacks it."""
 
     a: MeasuredRow | None
     b: MeasuredRow | None
 
     @property
     def row(self) -> MeasuredRow:
-        """What both are: identity, class and role."""
+        """The row that gives the identity, class and role of both."""
         row = self.a or self.b
         assert row is not None
         return row
@@ -52,7 +53,7 @@ class Pair:
 
     @property
     def length(self) -> str | None:
-        """ "long" or "short", by the first run; None for a scalar, and where the first run has no time."""
+        """Returns "long" or "short", by the first run; None for a scalar, and where the first run has no time."""
         seconds = self.a and (self.a.timer or self.a.profiler)
         if not seconds or self.row.is_scalar:
             return None
@@ -83,7 +84,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Agreement:
-    """|difference| of a group of rows by one time: median, 90th percentile, greatest, and the signed median."""
+    """|difference| over a group of rows in one of TIMES: median, 90th percentile, maximum, and the signed median."""
 
     group: str  # "all", a class, or "scalars"
     length: str  # "long", "short" or "any"
@@ -99,8 +100,9 @@ class Agreement:
 class Repeatability:
     """Two runs compared: a pair for each measurement of either, kernels before scalars.
 
-    `wall_seconds` of each run are those from the first row written to the last. `machines` are their ids: where they
-    differ, cards or stacks are compared and not runs. `unmatched` counts kernels by the reason why not compared.
+    `wall_seconds` of each run are those from the first row written to the last. `machines` are the machines' ids: where
+    they differ, cards or stacks are compared and not runs. `unmatched` counts the kernels that were not compared, by
+    reason.
     """
 
     pairs: Sequence[Pair]
@@ -111,7 +113,7 @@ class Repeatability:
 
     @property
     def targets(self) -> dict[str, bool | None]:
-        """Whether the medians of what a profile takes keep to TARGETS; None where there are no such rows."""
+        """Whether the median differences of a profile's times are within TARGETS; None where there are no such rows."""
         found = {a.length: a.median for a in self.agreements if a.group == "all" and a.reading == "profile"}
         return {name: found[name] <= most if name in found else None for name, most in TARGETS.items()}
 
@@ -123,7 +125,10 @@ class Repeatability:
 
 
 def compare_folders(a: Path, b: Path) -> Repeatability:
-    """Raises DataError as `cards.read_folder` does, and where the two have no row in common."""
+    """Compares two folders of measurements row by row.
+
+    Raises DataError as `cards.read_folder` does, and if the two have no row in common.
+    """
     found = read_folder(a), read_folder(b)
     first, second = (measured_rows(one.rows) for one in found)
     pairs = [Pair(first.get(key), second.get(key)) for key in dict.fromkeys([*first, *second])]
@@ -141,7 +146,7 @@ def compare_folders(a: Path, b: Path) -> Repeatability:
 
 
 def _agreements(kernels: Sequence[Pair], scalars: Sequence[Pair]) -> list[Agreement]:
-    """Of all kernels, then of each class, long and short rows apart and by each time; then of the scalars."""
+    """Agreement of all kernels, then of each class, for long and short rows and each of TIMES; then of the scalars."""
     found = [
         _agreement(
             group,
@@ -167,12 +172,12 @@ def _agreement(group: str, length: str, reading: str, values: Sequence[float | N
 
 
 def _wall_seconds(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """From the first row written to the last; None with fewer than two times."""
+    """Seconds from the first row written to the last; None with fewer than two time stamps."""
     times = sorted(datetime.fromisoformat(row["time"]) for row in rows if row.get("time"))
     return (times[-1] - times[0]).total_seconds() if len(times) > 1 else None
 
 
 def write_csv(found: Repeatability, path: Path) -> None:
-    """A line for each pair. Raises UsageError when it cannot be written."""
+    """Writes one line per pair. Raises UsageError if the file cannot be written."""
     lines = [pair.to_json() for pair in found.pairs]
     write_rows(path, list(lines[0]), lines)

@@ -1,4 +1,4 @@
-"""Runs the real steps of a suite on this machine, and says what machine it is."""
+"""Runs the real steps of a suite on this machine, and describes the machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def run_validation_steps(
     device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None,
     parts: tuple[str, ...] | None = None,
 ) -> str:  # fmt: skip
-    """Runs what `out` lacks of the validation ladder's real steps, or of `parts` of them; a line of what was done.
+    """Runs the validation ladder's real steps, or `parts` of them, that `out` lacks; returns a line on what was done.
 
-    Default: times and kernels, on a GPU torch's estimates too. Raises UsageError for these on a processor.
+    The default parts are times and kernels, and on a GPU torch's estimates too. Raises UsageError for estimates on a
+    CPU.
     """
     check_suite(suite)
     if budget is not None and not budget >= 0:
@@ -54,14 +55,14 @@ def run_validation_steps(
 
 
 def machine_here(device: str | None) -> Device:
-    """The description of this machine's device. Raises UsageError when there is none of that name."""
+    """The description of this machine's device. Raises UsageError if there is no device of that name."""
     from flopcast.microbench.timing.device import describe, pick_device
 
     return describe(pick_device(device))["device"]
 
 
 def machine_of(folder: Path) -> Device:
-    """The description of the device whose real steps `folder` holds. Raises UsageError when it holds none."""
+    """The description of the device whose real steps `folder` holds. Raises UsageError if it holds none."""
     from flopcast.microbench.records import records
     from flopcast.roofline.validation.compare_steps import step_folders
 

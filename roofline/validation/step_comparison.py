@@ -1,6 +1,6 @@
-"""A real step beside its forecast, quantity by quantity.
+"""Compares a real step with its forecast, quantity by quantity.
 
-Errors are signed, forecast / measured - 1: what cancels in the step shows in its parts.
+Errors are signed, forecast / measured - 1: errors that cancel in the step show in its parts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flopcast.roofline.stream.lowering.classes import GROUPS
 class Part:
     """One quantity of a step: seconds, bytes or a count. None where it was not measured or cannot be forecast.
 
-    `low` and `high` are the ends of the forecast's 90% interval. `is_comparable` is False where what was measured is
-    not what is forecast: the host's time, where it waited for the device.
+    `low` and `high` are the ends of the forecast's 90% interval. `is_comparable` is False where measurement and
+    forecast are of different quantities: the host's time, where it waited for the device.
     """
 
     measured: float | None = None
@@ -36,14 +36,14 @@ class Part:
 
     @property
     def is_within(self) -> bool | None:
-        """Whether what was measured lies inside the forecast's interval."""
+        """Whether the measured value lies inside the forecast's interval."""
         if self.measured is None or self.low is None or self.high is None:
             return None
         return self.low <= self.measured <= self.high
 
     @property
     def interval_width(self) -> float | None:
-        """Width of the interval over the forecast, of what was measured."""
+        """Width of the interval over the forecast, for quantities that were measured."""
         if self.is_within is None or self.low is None or self.high is None or not self.forecast:
             return None
         return (self.high - self.low) / self.forecast
@@ -54,7 +54,7 @@ def signed_error(forecast: float | None, measured: float | None) -> float | None
     return None if forecast is None or not measured or measured <= 0 else forecast / measured - 1
 
 
-# What else forecasts the same steps (`baselines.py`).
+# Other methods that forecast the same steps (`baselines.py`).
 METHODS = ("roofline", "six_n", "torch")
 # The settings of a plan that have a column each.
 _SETTINGS = (
@@ -64,10 +64,10 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class StepComparison:
-    """A real step beside its forecast. What did not run, or cannot be forecast, has a `reason` and empty parts.
+    """A real step beside its forecast. A step that did not run, or cannot be forecast, has a `reason` and empty parts.
 
-    `step`, `device` and `host` are seconds, `peak` bytes of memory, `kernels` a count; `classes` the device's seconds
-    by the groups of `classes.GROUPS`, `baselines` the step's seconds by METHODS.
+    `step`, `device` and `host` are seconds, `peak` is bytes of memory, `kernels` a count; `classes` holds the device's
+    seconds by the groups of `classes.GROUPS`, `baselines` the step's seconds by METHODS.
     `profile_host_error` is the step's error with the host of the profile in place of the one that ran beside the step,
     and `host_sigma` the deviation of the latter's logarithm (None: the profile's was taken).
     """
@@ -95,7 +95,7 @@ class StepComparison:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """What errors are told of: step, device, host, peak memory, and the device's time by class."""
+        """The quantities whose errors are reported: step, device, host, peak memory, and the device's time by class."""
         return {"step": self.step, "device": self.device, "host": self.host, "peak": self.peak, **self.classes}
 
     @property
@@ -127,7 +127,7 @@ class StepComparison:
 
     @property
     def label_with_optimizer(self) -> str:
-        """w256-d4 4x256 adamw"""
+        """The step's label with its optimizer: w256-d4 4x256 adamw."""
         return f"{self.plan.name} {self.plan.batch}x{self.plan.seq} {self.plan.optimizer}"
 
     def to_json(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class StepComparison:
                 for what in ("forecast", "error")
             },
             "measured_share": self.measured_share, "host_calibrated": self.host_calibrated,
-            "used_in_fit": False,  # none ever is
+            "used_in_fit": False,  # no real step ever is
             "used_in_intervals": self.used_in_intervals, "clock_mhz": self.clock_mhz,
             "transformers": self.transformers, "torch": self.torch,
         }  # fmt: skip
@@ -165,5 +165,5 @@ COLUMNS = tuple(StepComparison(StepPlan(name="", config={}), "ok").to_json())
 
 
 def write_csv(rows: Sequence[StepComparison], path: Path) -> None:
-    """All columns, empty where there is no value. Raises UsageError when it cannot be written."""
+    """Writes all columns, with empty cells for missing values. Raises UsageError if the file cannot be written."""
     write_rows(path, COLUMNS, (row.to_json() for row in rows))

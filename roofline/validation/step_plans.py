@@ -1,4 +1,4 @@
-"""Which real steps `validate` runs: none of them is used in fitting, and nothing is tuned to them."""
+"""Lists the real steps that `validate` runs; none of them is used in fitting, and nothing is tuned to them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from flopcast.roofline.stream.model.models import (
     make_config,
 )
 
-# The CPU suite measures shapes of widths 64, 128 and 256; these lie between and at them.
+# The CPU suite measures shapes of widths 64, 128 and 256; these widths are equal to them or lie between them.
 CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 
-# Groups of plain Qwen3 steps: the forecast's own ground. The others are named on their own in tables.
+# Groups of plain Qwen3 steps, which the forecast is made for. Tables list the other groups separately.
 QWEN3_GROUPS = ("ladder", "ln ladder", "off the ladder", "published configs", "large batch", "cpu")
 OPTIONS, PATCHED, FAMILIES = "options", "patched", "other families"
-INTERVALS = "intervals"  # steps that tell how wide an interval has to be: not fitted, and not judged either
+INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
 
 _ZOO = "flopcast.microbench.zoo:"
 
@@ -44,8 +44,8 @@ def validation_plans(device_type: str, name: str = "standard") -> list[StepPlan]
 
 
 def _intervals() -> list[StepPlan]:
-    """Qwen3 steps of which `interval.py` takes what steps differ by from their forecasts: of other widths, depths and
-    batches than those that are judged."""
+    """Qwen3 steps from which the deviation of real steps from their forecasts is estimated
+    (`studies.shipped.intervals`): of other widths, depths and batches than the steps that forecasts are judged by."""
     sizes = (
         (384, 3, 4, 256, "adamw"), (448, 8, 8, 512, "adamw"), (576, 12, 4, 256, "adamw-fused"),
         (1216, 16, 2, 256, "adamw"), (1280, 4, 4, 512, "adamw-fused"), (768, 12, 16, 512, "adamw-fused"),
@@ -62,7 +62,7 @@ def _intervals() -> list[StepPlan]:
 
 
 def _qwen3() -> list[StepPlan]:
-    """The ladder by both laws, between its widths and beyond, the shipped configs, and larger batches."""
+    """The ladder by both depth laws, widths between and beyond its own, the shipped configs, and larger batches."""
     fused = "adamw-fused"
     plans = [_ladder(width) for width in (256, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096)]
     ln = {"law": "ln", "group": "ln ladder"}
@@ -86,7 +86,7 @@ def _qwen3() -> list[StepPlan]:
 
 
 def _options() -> list[StepPlan]:
-    """What changes the stream: accumulation, checkpointing, precision."""
+    """Steps with options that change the op stream: accumulation, checkpointing, precision."""
     options = {"group": OPTIONS}
     return [
         _ladder(1024, accumulate=4, **options),
@@ -97,7 +97,8 @@ def _options() -> list[StepPlan]:
 
 
 def _patched() -> list[StepPlan]:
-    """Other kernels in the same stream: Triton's products and attention, and the SDPA backend not picked by torch."""
+    """Steps with other kernels in the same op stream: Triton's matrix products and attention, and the SDPA backend that
+    torch does not pick."""
     options = {"group": PATCHED}
     return [
         _ladder(1024, matmul="triton", **options),
@@ -115,7 +116,7 @@ def _patched() -> list[StepPlan]:
 
 
 def _fused() -> list[StepPlan]:
-    """Patched to run on the fused memory-bound kernels, with torch's products and attention and with Triton's."""
+    """Steps patched to run the fused memory-bound kernels, with torch's products and attention and with Triton's."""
     options = {"group": PATCHED, "fused": "triton"}
     return [
         _ladder(512, **options),
@@ -132,7 +133,7 @@ def _fused() -> list[StepPlan]:
 
 
 def _families() -> list[StepPlan]:
-    """Models that are no Qwen3: by config, and by a factory of `microbench.zoo`."""
+    """Steps of models other than Qwen3, given by a config or by a factory of `microbench.zoo`."""
     return [
         _shipped("llama-3.2-1b", group=FAMILIES),
         _shipped("llama-3.2-1b", batch=8, seq=1024, optimizer="adamw-fused", group=FAMILIES),

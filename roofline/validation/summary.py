@@ -1,4 +1,4 @@
-"""How wrong the forecasts of a set of steps are: by component, by what bounds the step, and beside other methods."""
+"""Sums up forecast errors over sets of steps: by component, by what bounds the step, and beside other methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from flopcast.roofline.validation.step_comparison import METHODS, Part, StepComparison
 from flopcast.roofline.validation.step_plans import FAMILIES, INTERVALS, OPTIONS, PATCHED
 
-# Groups of steps that are more than the forecast's own ground, plain Qwen3: each is summed up by itself.
+# Groups of steps other than plain Qwen3, which the forecast is made for: each is summed up separately.
 GROUP_LABELS = {OPTIONS: "options", PATCHED: "patched with other kernels", FAMILIES: "other families"}
 METHOD_LABELS = {
     "step": "this forecast",
@@ -31,7 +31,7 @@ class Errors:
 
 
 def errors_of(parts: Iterable[Part]) -> Errors:
-    """Of those parts that have an error."""
+    """The errors of those parts that have one."""
     found = [part.error for part in parts if part.error is not None]
     if not found:
         return Errors(0, None, None, None)
@@ -41,7 +41,7 @@ def errors_of(parts: Iterable[Part]) -> Errors:
 @dataclass(frozen=True)
 class Summary:
     """The errors of a set of steps by component. `coverage`, `device_coverage`: the share of step times, and of device
-    times, inside their 90% intervals; `interval_width`: mean width of the step's interval over the step."""
+    times, inside their 90% intervals; `interval_width`: mean width of the step's interval over the forecast step."""
 
     label: str
     n: int
@@ -59,9 +59,9 @@ class Summary:
 
 
 def summaries(rows: Sequence[StepComparison]) -> list[Summary]:
-    """Of plain Qwen3 steps, all and by what bounds them, then of each other group; none of an empty set.
+    """Summaries of plain Qwen3 steps, of all and by what bounds them, then of each other group; none of an empty set.
 
-    Steps that the intervals are estimated from (group "intervals") are in none.
+    Steps that the intervals are estimated from (group "intervals") are in no summary.
     """
     done = [row for row in rows if row.status == "ok" and row.plan.group != INTERVALS]
     sets = {
@@ -97,7 +97,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class MethodErrors:
-    """The errors of the step's time by one method. `sets`: of "all", "device-bound" and "host-bound" steps."""
+    """The errors of step time by one method; `sets` holds those of "all", "device-bound" and "host-bound" steps."""
 
     method: str
     n: int
@@ -113,9 +113,9 @@ class MethodErrors:
 
 
 def compare_methods(rows: Sequence[StepComparison]) -> list[MethodErrors]:
-    """Errors of step time by method, this forecast first, for all steps that every method has.
+    """Errors of step time by method, this forecast first, over the steps that every method has an estimate of.
 
-    Methods that say nothing of any step (torch's, where it was not run) are left out.
+    Methods without an estimate of any step (torch's, where it was not run) are left out.
     """
 
     def part(row: StepComparison, method: str) -> Part:
