@@ -1,1 +1,1 @@
-"""Figures, each a function from rows to a drawing; no terminal, no page."""
+"""Draws figures, each with a function from data to a drawing; depends on neither terminal nor page."""

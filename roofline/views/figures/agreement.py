@@ -1,4 +1,4 @@
-"""Figures of forecasts against real steps: agreement, and residuals by component."""
+"""Draws forecasts against real steps: agreement, and residuals by component."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flopcast.roofline.validation.step_plans import INTERVALS, OPTIONS, PATCHED
 from flopcast.roofline.views.figures.canvas import Figure, finish, new_sheet, plain_log, styled
 from flopcast.roofline.views.figures.colours import BLUE, CARD, CLASS_LABELS, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY
 
-# What a reader sees of the groups of steps that have no plain name.
+# Labels of the groups of steps whose names are not plain.
 GROUP_WORDS = {
     "ladder": "ladder of widths",
     "ln ladder": "ladder of widths, ln depth law",
@@ -27,7 +27,7 @@ GROUP_WORDS = {
 
 
 class _Point(NamedTuple):
-    """A step that ran and has a forecast: seconds, and the forecast's error."""
+    """A step that ran and has a forecast, in seconds, with the forecast's error."""
 
     row: StepComparison
     measured: float
@@ -46,7 +46,7 @@ def _points(rows: Sequence[StepComparison]) -> Iterator[_Point]:
 
 @styled
 def agreement_figure(rows: Sequence[StepComparison]) -> Figure | None:
-    """Forecast step against measured step, and the error with its interval below. None without measured steps."""
+    """Draws forecast against measured steps, and below it the error with its interval. None without measured steps."""
     done = list(_points(rows))
     if not done:
         return None
@@ -120,7 +120,7 @@ RESIDUALS = {"step": "step", "device": "device time", "host": "host time", "peak
 
 @styled
 def residual_figure(rows: Sequence[StepComparison]) -> Figure | None:
-    """Signed error of every component of every step. None without measured steps."""
+    """Draws the signed error of every component of every step. None without measured steps."""
     errors = {
         name: [(error, row) for row in rows if (error := row.parts[name].error) is not None] for name in RESIDUALS
     }
@@ -141,7 +141,7 @@ def residual_figure(rows: Sequence[StepComparison]) -> Figure | None:
             if not points:
                 continue
             xs = [100 * max(-limit, min(limit, e)) for e, _ in points]
-            # spread in the order of the rows, so that equal errors do not hide each other
+            # spread sideways in the order of the rows, so that equal errors do not hide each other
             ys = [place + 0.5 * ((i * 0.618) % 1 - 0.5) for i in range(len(points))]
             tips = [f"{row.label_with_optimizer}: {RESIDUALS[name]} {e:+.1%}" for e, row in points]
             colours = [ORANGE if row.is_host_bound else BLUE for _, row in points]

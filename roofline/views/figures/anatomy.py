@@ -1,4 +1,4 @@
-"""Figures of what a step is made of: device time by class under host and step, over width and over batch."""
+"""Draws the parts of a step: device time by class, with host and step time, over width and over batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flopcast.roofline.step.forecast import tokens_of, width_of
 
 @styled
 def anatomy_figure(found: Sequence[Forecast], validation: Sequence[StepComparison] = ()) -> Figure | None:
-    """Device time by class, stacked, over width; host and step on top; measured steps of the same models."""
+    """Draws device time by class, stacked, over width, with host and step times and the same models' measured steps."""
     if not found:
         return None
     sheet = new_sheet(5.6)
@@ -69,9 +69,9 @@ def anatomy_figure(found: Sequence[Forecast], validation: Sequence[StepCompariso
 
 @styled
 def batch_figure(found: Sequence[Forecast], name: str, seq: int) -> Figure | None:
-    """The same for one model over batches, in microseconds per token: what a larger batch saves.
+    """Draws the same for one model over batches, in microseconds per token, to show what a larger batch saves.
 
-    None with fewer than two forecasts.
+    Returns None with fewer than two forecasts.
     """
     if len(found) < 2:
         return None
@@ -115,7 +115,10 @@ def _stack(
     unit: str,
     name_of: Callable[[Forecast], str],
 ) -> float:
-    """Bars by class, the host's line, the step with its interval; seconds times `scales`. Returns the highest end."""
+    """Draws bars by class, the host's line and the step with its interval, in seconds times `scales`.
+
+    Returns the highest end.
+    """
     places = [float(i) for i in range(len(found))]
     names = [name_of(f) for f in found]
     layers = []
@@ -155,7 +158,7 @@ def _stack(
 
 
 def _legend(ax: Axes, place: Literal["upper left", "upper right"] = "upper left") -> None:
-    """Lines first, then classes in the order that they are stacked in, the uppermost first."""
+    """Draws the legend: lines first, then the classes as they are stacked, the uppermost first."""
     handles, names = ax.get_legend_handles_labels()
     order = sorted(range(len(names)), key=lambda i: (names[i] in CLASS_LABELS.values(), -i))
     ax.legend([handles[i] for i in order], [names[i] for i in order], loc=place, labelspacing=0.3)
@@ -166,6 +169,6 @@ def _shown_class(op_class: str) -> str:
 
 
 def _same_run(row: StepComparison, found: Forecast) -> bool:
-    """Whether a real step ran what `found` forecasts: its own forecast then is the same number."""
+    """Whether a real step ran what `found` forecasts, so that its own forecast is the same number."""
     forecast = row.step.forecast or 0.0
     return row.n_params == found.n_params and abs(forecast / found.step_seconds - 1) < 1e-9

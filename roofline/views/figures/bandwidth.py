@@ -1,4 +1,4 @@
-"""The figure of memory-bound calls: achieved bandwidth over bytes moved, under memory, cache and launch floor."""
+"""Draws memory-bound calls: achieved bandwidth over bytes moved, bounded by memory, cache and launch floor."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 
 TITLE = "Memory-bound calls: achieved bandwidth"
 _CLASS_MARKERS = {"optimizer": "s", "copy": "^", "pointwise": "o", "softmax": "D", "reduction": "v", "rest": "P"}
-_LEAST_BYTES = 1024  # calls below are not drawn: the shortest kernel says all about them
+_LEAST_BYTES = 1024  # smaller calls are not drawn: they take the time of the shortest kernel
 
 
 @styled
 def memory_figure(profile: Profile, rows: Sequence[Row] = (), *, theme: Theme = LIGHT) -> Figure | None:
-    """Achieved bytes/s of the memory-bound classes against bytes moved; points as `roofline_figure`'s, None without."""
+    """Draws achieved bytes/s of the memory-bound classes against bytes moved.
+
+    Points are chosen as in `roofline_figure`; None without points.
+    """
     roofs = roofs_of(profile)
     points = memory_points(points_of_rows(rows) or points_of(profile))
     if not points:
@@ -47,8 +50,8 @@ def memory_figure(profile: Profile, rows: Sequence[Row] = (), *, theme: Theme = 
 
 
 def memory_points(points: Sequence[Point]) -> list[Point]:
-    """The points of classes without FLOPs; those that move under a kilobyte, and calls that launch nothing (a view's
-    0.3 ns read 1,000 TB/s), left out."""
+    """The points of classes without FLOPs, except those that move under a kilobyte and calls that launch nothing (a
+    view's 0.3 ns would read as 1,000 TB/s)."""
     return [p for p in points if not p.flops and p.bytes >= _LEAST_BYTES and p.seconds >= LEAST_KERNEL_SECONDS]
 
 
@@ -95,12 +98,12 @@ def draw_memory(sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], t
 
 
 def said_of(point: Point) -> str:
-    """How a point's basis differs from the caption's "measured"."""
+    """A note on a point's basis where it differs from the caption's "measured"."""
     return "" if point.basis == "measured" else f", {point.basis.removeprefix('measured, ')}"
 
 
 def _draw_sweeps(ax: Axes, roofs: Roofs, by: float, unit: str, theme: Theme) -> None:
-    """Bandwidth over working-set sizes, and where the cache ends."""
+    """Draws bandwidth over working-set sizes, and where the cache ends."""
     ink = theme.of(INK)
     for sweep, name in ((roofs.working_sets, "copy"), (roofs.cache_reads, "read")):
         if not sweep:
@@ -108,7 +111,7 @@ def _draw_sweeps(ax: Axes, roofs: Roofs, by: float, unit: str, theme: Theme) -> 
         ax.plot([s for s, _ in sweep], [n.value / by for _, n in sweep], color=ink, lw=1.2, marker=".", ms=5, zorder=3,
                 ls="-" if name == "copy" else (0, (3, 1)))  # fmt: skip
         best = max(number.value for _, number in sweep)
-        at = next(pair for pair in sweep if pair[1].value >= best / 4)  # left of there, nothing lies as high
+        at = next(pair for pair in sweep if pair[1].value >= best / 4)  # to its left nothing is as high
         ax.annotate(
             f"{name} by working set, up to {three_digits(best / by)} {unit}", (at[0], at[1].value / by), (-7, 3),
             textcoords="offset points", fontsize=8.2, ha="right", path_effects=halo(), zorder=6,
@@ -156,7 +159,7 @@ def _draw_memory_points(
 
 
 def memory_words(roofs: Roofs, points: Sequence[Point]) -> tuple[str, str, str]:
-    """(caption, alternative text, basis)."""
+    """Returns (caption, alternative text, basis)."""
     kind = "measured calls" if roofs.basis == "measured" else "calls of another GPU, scaled (extrapolated)"
     caption = (
         f"{len(points)} {kind}. Filled: operands from memory (cold); hollow: found in the cache (hot). Large "

@@ -1,4 +1,4 @@
-"""What the report's figures are drawn on, and the way from matplotlib into a page.
+"""Provides the canvas of the report's figures, and converts matplotlib's output for a page.
 
 A figure is drawn once and kept twice, as an SVG that goes into the page (`svg.py`; hovering a point shows its values)
 and as a PNG file. The same data give the same bytes: no dates, no random ids.
@@ -27,7 +27,7 @@ WIDTH = 7.4  # inches; with 10-point type, legible on a phone too once scrolled
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure. `svg` goes into the page, `png` beside it; `basis`: where its numbers come from."""
+    """One figure. `svg` goes into the page, `png` beside it; `basis` says where its numbers come from."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Figure:
 
 
 class Layer(NamedTuple):
-    """A layer of stacked bars: of each bar the height and the hover text."""
+    """A layer of stacked bars: the height and the hover text of each bar."""
 
     label: str
     colour: str
@@ -54,8 +54,8 @@ class Layer(NamedTuple):
 
 @dataclass
 class Sheet:
-    """A canvas being drawn, the hover texts of its point clouds by SVG id (of an image's cells with their `columns`),
-    and what is placed once sizes are known."""
+    """A canvas being drawn, with the hover texts of its point clouds by SVG id (for an image's cells also `columns`),
+    and the labels that are placed once the layout is known."""
 
     canvas: Canvas
     axes: list[Axes]
@@ -71,12 +71,12 @@ class Sheet:
         return points
 
     def diamonds(self, ax: Axes, xs: Sequence[float], ys: Sequence[float], tips: Sequence[str], label: str) -> None:
-        """Marks of what was measured, on bars of what is forecast."""
+        """Draws marks of measured values on bars of forecast ones."""
         self.scatter(ax, xs, ys, tips, s=30, marker="D", facecolors=CARD, edgecolors=INK, linewidths=1.5, zorder=5,
                      label=label)  # fmt: skip
 
     def stack(self, ax: Axes, number: int, layers: Iterable[Layer], width: float) -> list[float]:
-        """`number` bars at 0, 1, ..., their layers on one another from below; returns their heights."""
+        """Draws `number` bars at 0, 1, ..., stacking their layers from below; returns the bars' heights."""
         tops = [0.0] * number
         for layer in layers:
             name = f"tips{len(self.tips)}"
@@ -89,7 +89,7 @@ class Sheet:
         return tops
 
     def image(self, ax: Axes, cells: Any, tips: Sequence[str], **how: Any) -> Any:
-        """An image of cells[rows, columns], first row at the bottom, with a hover text for each cell, row by row."""
+        """Draws cells[rows, columns] as an image, first row at the bottom, with a hover text per cell, row by row."""
         drawn = ax.imshow(cells, origin="lower", interpolation="none", **how)
         name = f"tips{len(self.tips)}"
         drawn.set_gid(name)
@@ -98,10 +98,10 @@ class Sheet:
         return drawn
 
     def label_along(self, ax: Axes, at: tuple[float, float], ahead: tuple[float, float], text: str, **how: Any) -> None:
-        """Words on a line: starting at `at`, turned towards `ahead` (both in data units), whatever the axes' scales."""
+        """Writes along a line, from `at` towards `ahead` (both in data units), whatever the axes' scales."""
         how = {"va": "bottom", "ha": "left", "fontsize": 8.2, "zorder": 6, "path_effects": halo(), **how}
         words = ax.text(*at, text, rotation_mode="anchor", **how)
-        words.set_in_layout(False)  # its turn would change the layout that its angle comes from
+        words.set_in_layout(False)  # its rotation would change the layout that its angle depends on
 
         def turn() -> None:
             (x0, y0), (x1, y1) = ax.transData.transform([at, ahead])
@@ -112,7 +112,7 @@ class Sheet:
     def label_right(
         self, ax: Axes, labels: Sequence[tuple[float, str, str]], size: float = 8.2, head: str = ""
     ) -> None:
-        """(height in data units, words, colour) right of the axes, pushed apart where they would overlap."""
+        """Writes (height in data units, words, colour) right of the axes, pushed apart where they would overlap."""
         ordered = sorted(labels, key=lambda label: label[0])
         made = [
             (y, ax.annotate(text, (1.0, y), (1.025, y), xycoords=ax.get_yaxis_transform(), fontsize=size,
@@ -134,12 +134,14 @@ class Sheet:
         self.late.append(spread)
 
 
-CELL = 0.025  # decades, about half a mark's width: what lies nearer than this hides under one mark
+CELL = 0.025  # decades, about half a mark's width: points nearer to each other than this hide under one mark
 
 
 def apart(xs: Sequence[float], ys: Sequence[float]) -> list[int]:
-    """Of points on two logarithmic axes, which to draw: the first of each cell of CELL decades a side. 9,400 marks of
-    one GPU's products and attention are 1.3 MB of page, half of them under others."""
+    """Chooses which points to draw on two logarithmic axes: the first in each square cell of CELL decades per side.
+
+    9,400 marks of one GPU's matrix products and attention are 1.3 MB of page, and half of them lie under others.
+    """
     cells: dict[tuple[int, int], int] = {}
     for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
         cells.setdefault((round(log10(x) / CELL), round(log10(y) / CELL)), index)
@@ -147,13 +149,13 @@ def apart(xs: Sequence[float], ys: Sequence[float]) -> list[int]:
 
 
 def mark_fill(colour: str, *, is_filled: bool, line: float) -> dict[str, Any]:
-    """How `scatter` draws marks: filled, or hollow with an edge of `line` points."""
+    """Arguments of `scatter` for marks that are filled, or hollow with an edge of `line` points."""
     return {"color": colour, "linewidths": 0} if is_filled else {
         "facecolors": "none", "edgecolors": colour, "linewidths": line}  # fmt: skip
 
 
 def legend_mark(marker: str, colour: str, label: str, *, is_hollow: bool = False, **how: Any) -> Any:
-    """A line of a legend that shows a mark by itself."""
+    """A legend entry that shows a mark alone."""
     from matplotlib.lines import Line2D
 
     how = {"ms": 6, "mec": colour, "mfc": "none" if is_hollow else colour, **how}
@@ -161,13 +163,13 @@ def legend_mark(marker: str, colour: str, label: str, *, is_hollow: bool = False
 
 
 def legend_below(ax: Axes, handles: Sequence[Any], drop: float) -> None:
-    """A legend in four columns under the axes, `drop` of their height below them."""
+    """Draws a legend in four columns below the axes, at a distance of `drop` times their height."""
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -drop), ncols=4, columnspacing=1.4,
               handletextpad=0.2, labelspacing=0.4)  # fmt: skip
 
 
 def halo() -> list[Any]:
-    """Ground around letters, so that words on lines and points stay legible."""
+    """An outline in the background's colour around letters, so that text on lines and points stays legible."""
     import matplotlib as mpl
     from matplotlib.patheffects import withStroke
 
@@ -175,7 +177,7 @@ def halo() -> list[Any]:
 
 
 def spread_apart(wanted: Sequence[float], step: float) -> list[float]:
-    """Heights at least `step` apart, in the same order, as near to the ones wanted (ascending) as blocks allow."""
+    """Heights at least `step` apart, in the order of the wanted ones (ascending) and as near to them as possible."""
     from scipy.optimize import isotonic_regression
 
     room = [step * place for place in range(len(wanted))]  # less this, heights need only keep their order
@@ -193,7 +195,7 @@ def new_sheet(height: float, rows: int = 1, **how: Any) -> Sheet:
 
 def finish(sheet: Sheet, name: str, title: str, caption: str, alt: str, basis: str) -> Figure:
     svg, png = io.StringIO(), io.BytesIO()
-    if sheet.late:  # labels that lie along lines or beside them: once the layout is known
+    if sheet.late:  # labels along lines or beside them need the layout
         sheet.canvas.draw_without_rendering()
         for place in sheet.late:
             place()
@@ -204,7 +206,7 @@ def finish(sheet: Sheet, name: str, title: str, caption: str, alt: str, basis: s
 
 
 def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
-    """Draws within the style of `colours` (that of the keyword `theme`), whatever the reader's matplotlibrc says."""
+    """Makes `draw` use the style of `colours` for its keyword `theme`, whatever the user's matplotlibrc says."""
 
     def within(*args: Any, **kwargs: Any) -> Figure | None:
         import matplotlib as mpl

@@ -1,4 +1,4 @@
-"""Figures of what bounds a step besides its kernels: the memory that it takes, and the host that feeds it."""
+"""Draws what bounds a step besides its kernels: the memory that it takes, and the host that launches it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def capacity_figure(
     ladder: Sequence[Forecast], batches: Sequence[Forecast], memory_bytes: float, name: str, seq: int,
     validation: Sequence[StepComparison] = (),
 ) -> Figure | None:  # fmt: skip
-    """Peak memory over width and, of one model, over batch, against what the GPU has. None without a ladder."""
+    """Draws peak memory over width and, for one model, over batch, against the GPU's memory. None without a ladder."""
     if not ladder or not memory_bytes:
         return None
     panels = 2 if len(batches) > 1 else 1
@@ -107,7 +107,7 @@ def _stack(sheet: Sheet, ax: Axes, found: Sequence[Forecast], names: Sequence[st
 
 @styled
 def host_figure(hosts: Sequence[HostCosts]) -> Figure | None:
-    """What a layer costs each host, by phase, with the range of its runs. None where no host says."""
+    """Draws each host's time per layer, by phase, with the range of its runs. None if no host has such times."""
     shown = [host for host in hosts if host.layers]
     if not shown:
         return None
@@ -153,7 +153,7 @@ def host_figure(hosts: Sequence[HostCosts]) -> Figure | None:
 
 
 def _label(host: HostCosts, is_own: bool) -> str:
-    """Hosts of one kind of processor differ, so it says which is which."""
+    """The label of a host; it tells hosts with the same kind of processor apart, since they differ."""
     machines = len(host.layers["step"].get("machines") or ())
     told = [f"{host.cores} cores"] if host.cores else []
     told += [f"{machines} machines"] if machines > 1 else ["one machine"]

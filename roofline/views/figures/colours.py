@@ -1,7 +1,8 @@
-"""Colours and styles of the figures, on light and on dark ground, and what stands for which class and backend.
+"""Defines the figures' colours and styles, on light and dark background, and the colours and marks of classes and
+backends.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart. Each has a lighter one for dark ground, which
-the page's SVG takes by itself (CSS variables) and a file takes on request (`theme=DARK`).
+Colours are Okabe and Ito's, which colour-blind readers can tell apart. Each has a lighter variant for a dark
+background, which the page's SVG takes by itself (CSS variables) and a file takes on request (`theme=DARK`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, INK, GREY = (
 )  # fmt: skip
 CARD = "#fcfcfb"
 EDGE, GRID, BROWN = "#5b626b", "#dfe2e6", "#6b4e00"
-# What each colour is on dark ground; `report.css` says the same to the page.
+# Each colour's variant on dark background; `report.css` gives the page the same ones.
 DARK_COLOURS = {
     BLUE: "#58aee8", ORANGE: "#efb13d", GREEN: "#2fc295", RED: "#f08a4b", PURPLE: "#dd9cbf", SKY: "#8fd0f5",
     YELLOW: "#e8da5a", INK: "#e6e8eb", GREY: "#98a0aa", CARD: "#1d2126", EDGE: "#9aa3ad", GRID: "#343a42",
@@ -25,7 +26,7 @@ DARK_COLOURS = {
 
 @dataclass(frozen=True)
 class Theme:
-    """A ground, and what the light ground's colours are on it."""
+    """A background, and the variants of the light background's colours on it."""
 
     name: str
     colours: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Figures of FLOPs per dollar: the curves of several GPUs, and how they compare.
+"""Draws FLOPs per dollar: the curves of several GPUs, and how they compare.
 
-The upper panel shows each GPU's FLOPs per dollar, the lower one the same over a reference's, where what both forecasts
-share has cancelled: a band that does not reach 1 decides. Hollow points are bound by the host.
+The upper panel shows each GPU's FLOPs per dollar, the lower one its ratio to a reference's, in which errors
+that both forecasts share have cancelled: a band that does not reach 1 is decisive. Hollow points are bound by the host.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PETA = 1e15
 
 @styled
 def cost_figure(curves: Sequence[CostCurve], reference: str | None = None) -> Figure | None:
-    """FLOPs per dollar against parameters with crossovers, and each GPU over `reference` (default: the one of most
-    common sizes, the last named of these). None without a point that fits."""
+    """Draws FLOPs per dollar against parameters with crossovers, and the ratio of each GPU to `reference` (default: the
+    GPU with most common sizes, the last named of these). None without a point that fits."""
     shown = [curve for curve in curves if curve.fitting]
     if not shown:
         return None
@@ -73,7 +73,7 @@ def _reference(shown: Sequence[CostCurve], wanted: str | None) -> CostCurve:
 
 
 def dashes(curve: CostCurve) -> str | tuple[int, tuple[int, int]]:
-    """Solid where measured, dashed where not."""
+    """The line style of a curve: solid where measured, dashed where not."""
     return "-" if curve.basis == "measured" else (0, (5, 2))
 
 
@@ -125,7 +125,7 @@ def _mark_crossovers(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve]) -> None
 
 
 def _draw_ratios(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve], base: CostCurve, colours: dict[str, str]) -> None:
-    """FLOPs per dollar of each GPU over the reference's, at the sizes that both reach."""
+    """Draws FLOPs per dollar of each GPU over the reference's, at the sizes that both reach."""
     labels = []
     for curve in shown:
         if curve is base:
@@ -161,7 +161,7 @@ def parameter_axis(ax: Axes) -> None:
 def draw_band(
     ax: Axes, xs: Sequence[float], found: Sequence[Ranged], colour: str, *, by: float = 1.0, **how: Any
 ) -> list[float]:
-    """A line (drawn as `how` says) with its 90% interval shaded; returns the line's heights, divided by `by`."""
+    """Draws a line as `how` says and shades its 90% interval; returns the line's heights, divided by `by`."""
     ax.fill_between(xs, [r.low / by for r in found], [r.high / by for r in found], color=colour, alpha=0.12, lw=0)
     heights = [r.value / by for r in found]
     ax.plot(xs, heights, color=colour, lw=2.0, **how)

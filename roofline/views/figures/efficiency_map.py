@@ -1,8 +1,8 @@
-"""The figure of efficiency over m and n: what products of one k reach, the edges of waves in sight.
+"""Draws the rates of matrix products over m and n at one k, with the edges of waves.
 
-A product is cut into tiles, the tiles are dealt out to the multiprocessors, and a last round that is not full costs as
-much as a full one: rates fall off behind each edge. Cells are a profile's estimates, lines where its law of products
-counts one more wave of the tile that it thinks likeliest.
+A product is cut into tiles, the tiles are distributed over the multiprocessors, and a last wave that is not full costs
+as much as a full one, so rates fall off behind each edge. Cells are a profile's estimates; lines are where its law of
+products counts one more wave of the likeliest tile.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 SIZES = tuple(range(64, 4097, 64))
 INNER = 4096
 DTYPE, LAYOUT, CACHE = "bf16", "nt", "cold"
-SHOWN_FROM = 0.5  # of the best: lower rates, of products of a few tiles, share the darkest colour
+SHOWN_FROM = 0.5  # share of the best rate; lower rates, of products of a few tiles, share the darkest colour
 
 
 @dataclass(frozen=True)
 class ProductMap:
-    """Estimates of the products m x n x k, m and n of `sizes`: [rows of m, columns of n] each.
+    """Estimates of the products m x n x k, with m and n from `sizes`, as arrays of [rows of m, columns of n].
 
-    `waves` and `tiles` ("128x256", split k as "128x256 / 4") are those that the law of products thinks likeliest; None
-    where it does not tell them. `bases`: share of the cells by basis.
+    `waves` and `tiles` ("128x256", split k as "128x256 / 4") are the likeliest by the law of products; None where it
+    does not give them. `bases`: share of the cells by basis.
     """
 
     k: int
@@ -50,7 +50,8 @@ class ProductMap:
 
 
 def product_map(profile: Profile, sizes: Sequence[int] = SIZES, k: int = INNER) -> ProductMap | None:
-    """None where the profile has no curve of such products, and of a processor, which has no waves."""
+    """Estimates the products of a map; None if the profile has no curve of such products, and for a CPU, which has no
+    waves."""
     if profile.device.get("type") == "cpu" or not any(
         key.op_class == "gemm" and (key.variant.dtypes, key.cache) == (DTYPE, CACHE) for key in profile.surfaces
     ):
@@ -77,7 +78,7 @@ def product_map(profile: Profile, sizes: Sequence[int] = SIZES, k: int = INNER) 
 def _likeliest(
     variant: GemmVariant, params: Mapping[str, float], features: np.ndarray
 ) -> tuple[np.ndarray, list[str]] | None:
-    """(blocks over multiprocessors, tile) of each product, of the likeliest tile; None where no tile was learnt."""
+    """Returns (blocks over multiprocessors, tile) of each product's likeliest tile; None where no tile was learnt."""
     if not gemm.is_learnt(params, gemm.FAMILIES[0]):
         return None
     tiles, choice = gemm.likeliest_tiles(variant, params, features, 0)
@@ -95,7 +96,7 @@ def _likeliest(
 
 @styled
 def map_figure(profile: Profile, found: ProductMap | None, *, theme: Theme = LIGHT) -> Figure | None:
-    """The heat map. None without estimates."""
+    """Draws the heat map. None without estimates."""
     if found is None:
         return None
     best = float(found.flops_per_second.max())

@@ -1,4 +1,4 @@
-"""A figure as a file: which endings are valid, and writing one."""
+"""Writes a figure to a file, and checks the file's ending beforehand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIGURES = (".png", ".svg")
 
 
 def check_figure(out: Path | None, theme: str, option: str = "--out") -> None:
-    """Raises UsageError for a file that is no figure and a ground that there is not."""
+    """Raises UsageError for a file whose ending is no figure's and for an unknown theme."""
     if out is not None and out.suffix.lower() not in FIGURES:
         raise UsageError(f"{option} {str(out)!r}: valid are files that end in {' or '.join(FIGURES)}")
     if theme not in ("light", "dark"):
@@ -24,7 +24,7 @@ def check_figure(out: Path | None, theme: str, option: str = "--out") -> None:
 
 
 def save(figure: Figure, path: Path, option: str = "--out") -> None:
-    """Writes a figure as its file's ending says. Raises UsageError when it cannot be written."""
+    """Writes a figure in the format of its file's ending. Raises UsageError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(figure.png if path.suffix.lower() == ".png" else figure.svg_file.encode())
@@ -33,7 +33,7 @@ def save(figure: Figure, path: Path, option: str = "--out") -> None:
 
 
 def write_figure(profile: Profile, out: Path, *, dtype: str | None = None, theme: str = "light") -> None:
-    """The roofline as a file. Raises UsageError where the profile has no roofs or the file cannot be written."""
+    """Writes the roofline to a file. Raises UsageError where the profile has no roofs or the file cannot be written."""
     from flopcast.roofline.views.figures.colours import THEMES
     from flopcast.roofline.views.figures.kernels import both_figures
 

@@ -1,7 +1,7 @@
-"""The figure of matrix products and attention: the roofline.
+"""Draws the roofline of matrix products and attention.
 
-Roofs are a profile's ceilings, points those of its surfaces or of measurement rows (`roofs.py`). `roofline_figure` and
-`bandwidth.memory_figure` stand in the report; `both_figures` is the two on one sheet, for `flopcast roofline --out`.
+Roofs are a profile's ceilings; points are those of its surfaces or of measurement rows (`roofs.py`). The report shows
+`roofline_figure` and `bandwidth.memory_figure`; `both_figures` draws both on one sheet for `flopcast roofline --out`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 ROOFLINE_TITLE = "Roofline: matrix products and attention"
 _BACKEND_NAMES = {"sdpa-cudnn": "cuDNN", "sdpa-flash": "flash", "sdpa-efficient": "efficient", "sdpa-cpu": "torch",
                   "sdpa-math": "math"}  # fmt: skip
-_SERIES = {  # what a point is drawn as: colour and whether it is filled
+_SERIES = {  # how a point is drawn: colour and whether it is filled
     "matmul": (BLUE, True),
     "matmul, unaligned": (BLUE, False),
     "attention forward": (RED, True),
@@ -56,7 +56,7 @@ _SERIES = {  # what a point is drawn as: colour and whether it is filled
 
 
 def main_dtype(roofs: Roofs, points: Sequence[Point]) -> str | None:
-    """The dtype that most points have and a roof knows; without points bf16, or whichever roof is highest."""
+    """The dtype of most points among those with a roof; without points bf16, or the dtype of the highest roof."""
     known = [roof.dtype for roof in roofs.matrix]
     counts = Counter(p.dtype for p in points if p.dtype in known)
     if counts:
@@ -71,7 +71,7 @@ def _series_of(point: Point) -> str:
 
 
 def _sizes(point: Point) -> str:
-    """Of a product m x n x k, of attention heads and tokens."""
+    """The sizes of a point: m x n x k of a matrix product, heads and tokens of attention."""
     sizes = [f"{2**feature:.0f}" for feature in point.features]
     if point.op_class == "gemm":
         return " x ".join(sizes[:3]) + (f", batch {sizes[3]}" if len(sizes) > 3 else "")
@@ -87,9 +87,9 @@ def _sizes(point: Point) -> str:
 def roofline_figure(
     profile: Profile, rows: Sequence[Row] = (), *, dtype: str | None = None, theme: Theme = LIGHT
 ) -> Figure | None:
-    """Achieved FLOP/s of matrix products and attention against FLOPs per byte, under the roofs. None without roofs.
+    """Draws achieved FLOP/s of matrix products and attention against FLOPs per byte, under the roofs.
 
-    Points are those of measurement `rows` where there are such, else the profile's.
+    Points are those of measurement `rows` where there are any, else the profile's. Returns None without roofs.
     """
     roofs, points = roofs_of(profile), points_of_rows(rows) or points_of(profile)
     dtype = dtype or main_dtype(roofs, points)
@@ -103,7 +103,7 @@ def roofline_figure(
 def draw_roofline(
     sheet: Sheet, ax: Axes, roofs: Roofs, points: Sequence[Point], dtype: str, theme: Theme
 ) -> list[Point]:
-    """Draws roofs of all dtypes and the points of `dtype`, operands cold; returns those points."""
+    """Draws the roofs of all dtypes and the points of `dtype` with cold operands; returns those points."""
     shown = [p for p in points if p.dtype == dtype and p.cache == "cold"]
     main, copy = roofs.of(dtype), roofs.copy
     assert main is not None
@@ -129,7 +129,7 @@ def draw_roofline(
 
 
 def _frame(roofs: Roofs, main: MatrixRoof, shown: Sequence[Point]) -> tuple[float, float, float, float]:
-    """(left, right, bottom, top): all ridges and points, and room to name the memory roof."""
+    """Limits (left, right, bottom, top) that hold all ridges and points and the label of the memory roof."""
     ridges = [r for roof in roofs.matrix for r in (roof.ridge_memory, roof.ridge_cache) if r]
     left = min([*ridges, *(p.intensity for p in shown)]) / 2.5
     right = max([4 * max(ridges), *(p.intensity for p in shown)]) * 1.4
@@ -142,7 +142,7 @@ def _frame(roofs: Roofs, main: MatrixRoof, shown: Sequence[Point]) -> tuple[floa
 def _draw_matrix_roof(
     ax: Axes, roof: MatrixRoof, copy: float, right: float, by: float, theme: Theme, is_main: bool, is_projected: bool
 ) -> list[tuple[float, str, str]]:
-    """The roof's lines from their ridges on; returns its labels (height, words, colour)."""
+    """Draws the roof's lines from their ridge points on; returns its labels (height, words, colour)."""
     colour = theme.of(INK if is_main else GREY)
     dash: Any = (0, (5, 2)) if is_projected else "-"
     lines = ((roof.burst, 1.9 if is_main else 1.1), (roof.sustained, 1.1 if is_main else 0.8))
@@ -209,7 +209,7 @@ def _draw_floor_of_products(
     sheet: Sheet, ax: Axes, roofs: Roofs, main: MatrixRoof, dtype: str, corner: tuple[float, float], by: float,
     theme: Theme,
 ) -> None:  # fmt: skip
-    """What square products reach in the time of the shortest kernel: n = 1.5 x bytes per element x intensity."""
+    """Draws the rate of square products in the time of the shortest kernel: n = 1.5 x bytes per element x intensity."""
     if roofs.floor is None:
         return
     left, bottom = corner
@@ -266,7 +266,7 @@ def _draw_matrix_points(
 
 
 def _legend_of_points(ax: Axes, groups: dict[tuple[str, str], list[Point]], theme: Theme) -> None:
-    """Colours by class, then markers by backend."""
+    """Draws the legend: colours by class, then markers by backend."""
     handles = [
         legend_mark("o", theme.of(colour), f"{series} ({count})", is_hollow=not filled)
         for series, (colour, filled) in _SERIES.items()
@@ -281,7 +281,7 @@ def _legend_of_points(ax: Axes, groups: dict[tuple[str, str], list[Point]], them
 
 
 def _roofline_words(roofs: Roofs, shown: Sequence[Point], dtype: str) -> tuple[str, str, str]:
-    """(caption, alternative text, basis)."""
+    """Returns (caption, alternative text, basis)."""
     main, copy = roofs.of(dtype), roofs.copy
     assert main is not None
     assert copy is not None
@@ -318,9 +318,9 @@ def _roofline_words(roofs: Roofs, shown: Sequence[Point], dtype: str) -> tuple[s
 
 @styled
 def both_figures(profile: Profile, *, dtype: str | None = None, theme: Theme = LIGHT) -> Figure | None:
-    """The roofline and, where there are such points, the bandwidths below it, with a heading: for a file of its own.
+    """Draws the roofline with a heading and, where there are such points, the bandwidths below it, for a file.
 
-    None without roofs of `dtype` (default: the dtype with most points).
+    Returns None without roofs of `dtype` (default: the dtype with most points).
     """
     roofs, points = roofs_of(profile), points_of(profile)
     dtype = dtype or main_dtype(roofs, points)
@@ -338,7 +338,7 @@ def both_figures(profile: Profile, *, dtype: str | None = None, theme: Theme = L
 
 
 def heading(profile: Profile) -> str:
-    """Which part, how it came about, with which software and when."""
+    """The heading of a profile: its GPU, basis, software and date."""
     if profile.basis != "measured":
         source = profile.provenance.get("projected_from", "another GPU")
         return f"{profile.device.get('name') or profile.gpu}: EXTRAPOLATED from {source}, not measured"

@@ -1,11 +1,11 @@
-"""A figure's SVG as a page takes it: small, themed, with an accessible name and the values of its points.
+"""Converts a figure's SVG for a page: small, themed, with an accessible name and the values of its points.
 
-matplotlib writes files meant to stand alone. Inside a page ids must be its own, colours follow the reader's ground
-(CSS variables), and a cloud of thousands of points weighs more than all else: marks lose what they share with their
-group, coordinates are cut to a tenth of a point (the page's pixel is larger), and marks that would land on the same
-half point are drawn once, their words joined. Words of points stand in `data-tips` of their group, one after the other
-with "|" between and what they all begin with in `data-head`, which a small script of the page shows; of a grid of
-cells (`data-columns` to a row) likewise.
+matplotlib writes files meant to stand alone. Inside a page, ids must be unique to the figure, colours follow the
+reader's theme (CSS variables), and a cloud of thousands of points takes more bytes than all else. So attributes that
+marks share move to their group, coordinates are rounded to 0.01 points (the page's pixel is larger), and marks that
+would land on the same half point are drawn once, with their hover texts joined. Hover texts stand in `data-tips` of
+their group, separated by "|", with their common beginning in `data-head`; a small script of the page shows them. The
+same holds for a grid of cells (`data-columns` per row).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from xml.etree import ElementTree as ET
 
 SPACE = "{http://www.w3.org/2000/svg}"
 LINK = "{http://www.w3.org/1999/xlink}href"
-CELL = 0.5  # points: marks nearer than that are one
+CELL = 0.5  # points: marks nearer to each other than that are merged
 SEPARATOR = "|"
-WORDS_SHOWN = 3  # of marks that are one, so many are told in full
-FONT = "'DejaVu Sans', Verdana, system-ui, sans-serif"  # Verdana is as wide: nothing overlaps where DejaVu is not
+WORDS_SHOWN = 3  # of merged marks, this many have their hover text in full
+FONT = "'DejaVu Sans', Verdana, system-ui, sans-serif"  # Verdana is as wide: no overlaps without DejaVu
 
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 _FAMILY = re.compile(r"font-family: [^;]*;? ?")
@@ -30,9 +30,10 @@ def inline(
     svg: str, name: str, alt: str, tips: Mapping[str, Sequence[str]], colours: Sequence[str],
     columns: Mapping[str, int] | None = None,
 ) -> str:  # fmt: skip
-    """`tips`: words of the marks of the groups of these ids, or of an image's cells, row by row, `columns` to a row.
+    """Converts an SVG for use inside a page.
 
-    `colours` become CSS variables. Groups whose marks are not as many as their words keep none.
+    `tips`: by group id, the hover texts of its marks, or of an image's cells, row by row, `columns` per row. `colours`
+    become CSS variables. A group whose numbers of marks and texts differ gets no hover texts.
     """
     root = ET.fromstring(svg)
     for parent in list(root.iter()):
@@ -58,7 +59,7 @@ def inline(
 
 
 def alone(svg: str) -> str:
-    """The same as a file of its own: colours resolved, since few programs but browsers know CSS variables."""
+    """Converts the SVG to a file of its own, with colours resolved: few programs but browsers know CSS variables."""
     plain = re.sub(r"var\(--f-([0-9a-f]{6})\)", r"#\1", svg)
     return plain.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
@@ -69,7 +70,7 @@ def _tell(group: ET.Element, words: Sequence[str], columns: int | None) -> None:
         _say(group, [[word] for word in words])
         group.set("data-columns", str(columns))
         return
-    # one mark a point; many alike are <use> of one <path>, few are paths of their own
+    # one mark per point: many equal marks are <use> of one <path>, a few are paths of their own
     defined = {path for defs in group.iter(f"{SPACE}defs") for path in defs.iter()}
     marks = list(group.iter(f"{SPACE}use")) or [e for e in group.iter(f"{SPACE}path") if e not in defined]
     if len(marks) != len(words):
@@ -95,7 +96,7 @@ def _tell(group: ET.Element, words: Sequence[str], columns: int | None) -> None:
 
 
 def _say(group: ET.Element, told: Sequence[Sequence[str]]) -> None:
-    """`data-tips`, and in `data-head` what all words begin with, to the last comma."""
+    """Sets `data-tips` and, as `data-head`, the common beginning of all hover texts up to its last comma."""
     words = [word for mark in told for word in mark]
     first, last = min(words), max(words)
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
@@ -112,7 +113,7 @@ def _joined(words: Sequence[str]) -> str:
 
 
 def _hoist(marks: Sequence[ET.Element], group: ET.Element) -> None:
-    """What the style of all marks says is said once, of their group; where it cuts them off, likewise."""
+    """Moves the style properties and the clip path that all marks share to their group."""
     cut = {mark.get("clip-path") for mark in marks}
     if len(cut) == 1 and (where := cut.pop()) is not None:
         for mark in marks:
@@ -139,7 +140,7 @@ def _set_style(element: ET.Element, style: Mapping[str, str]) -> None:
 
 
 def _shrink(root: ET.Element) -> None:
-    """Numbers to a hundredth of a point, one family of fonts for all, no white space, no empty definitions."""
+    """Rounds numbers to a hundredth of a point, sets one font family, and removes white space and empty definitions."""
     for element in root.iter():
         if element.tag != f"{SPACE}text":
             element.text = None
@@ -156,13 +157,13 @@ def _shrink(root: ET.Element) -> None:
 
 
 def _rounded(found: re.Match[str]) -> str:
-    """Of small numbers (scales of letters) three digits."""
+    """Rounds a number; small ones (scales of letters) keep four significant digits."""
     value = float(found[0])
     return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) >= 0.1 else f"{value:.4g}"
 
 
 def _own_names(root: ET.Element, name: str) -> None:
-    """Ids are short and begin with the figure's name; those that nothing refers to go."""
+    """Makes ids short and begin with the figure's name; removes those that nothing refers to."""
     wanted = {
         reference
         for element in root.iter()

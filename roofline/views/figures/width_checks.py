@@ -1,5 +1,5 @@
-"""Real steps of aligned and unaligned sizes beside their forecasts: the tables of `studies.widths.check`, as a page
-finds them beside it."""
+"""Reads the tables of `studies.widths.check` beside a page: real steps of aligned and unaligned sizes with their
+forecasts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 TABLES = ("widths.csv", "widths-2.csv", "widths-3.csv")  # one for each set of steps
-NEAR = 0.015  # of the aligned step: what a forecast penalty may be off by
+NEAR = 0.015  # share of the aligned step by which a forecast penalty may be off
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeCheck:
-    """An unaligned size whose penalty is known, forecast and measured: 0.1 says that the kernels of the step take 10%
-    longer than the line between its aligned neighbours (`below`, `above`). `penalty_spread`: standard error of the
+    """An unaligned size with its forecast and its measured penalty: 0.1 means that the kernels of the step take 10%
+    longer than interpolated between its aligned neighbours (`below`, `above`). `penalty_spread`: standard error of the
     measured penalty, from repetitions."""
 
     set: str = "1"
@@ -48,7 +48,7 @@ class SizeCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeCheck:
-    """A model among others of equal parameters: its rank by forecast and as measured (1: the fastest)."""
+    """A model among others with equal numbers of parameters: its rank by forecast and as measured (1: the fastest)."""
 
     set: str = "1"
     rank_forecast: int
@@ -66,14 +66,14 @@ class ShapeCheck:
 
 @dataclass(frozen=True)
 class WidthChecks:
-    """All sets, the newest first."""
+    """The checks of all sets, the newest first."""
 
     sizes: tuple[SizeCheck, ...] = ()
     shapes: tuple[ShapeCheck, ...] = ()
 
 
 def read_checks(folder: Path) -> WidthChecks:
-    """Of the tables that there are in `folder`."""
+    """Reads the checks from those of TABLES that are in `folder`."""
     sizes: list[SizeCheck] = []
     shapes: list[ShapeCheck] = []
     for path in (folder / name for name in reversed(TABLES)):
@@ -92,7 +92,7 @@ _PARSE: Mapping[str, type[Any]] = {"str": str, "int": int, "float": float, "floa
 
 
 def _parsed(kind: type[Check], row: Mapping[str, str]) -> list[Check]:
-    """The row as a check; nothing where it lacks what a check needs."""
+    """The row as a check; empty if it lacks a value that a check needs."""
     given = {f.name: _PARSE[str(f.type)](row[f.name]) for f in fields(kind) if row.get(f.name)}
     is_whole = all(f.name in given for f in fields(kind) if f.default is MISSING)
     return [kind(**given)] if is_whole else []

@@ -1,4 +1,4 @@
-"""Figures of widths: the sawtooth of throughput over hidden sizes, and forecast penalties against measured ones.
+"""Draws the sawtooth of throughput over hidden sizes, and forecast penalties of sizes against measured ones.
 
 `sawtooth_figure(points, profile)` takes what `sawtooth.sawtooth_points` or `penalties.survey` give;
 `penalty_figure(checks, gpu)` the checks with real steps that `width_checks` reads (reports/<gpu>/widths-3.csv). Both
@@ -47,8 +47,9 @@ _WAVES_SHOWN = 12
 
 @styled
 def sawtooth_figure(points: Sequence[Point], profile: Profile, *, theme: Theme = LIGHT) -> Figure | None:
-    """Useful FLOP/s over hidden size, of the products (upper) and of the step (lower); a series for each largest power
-    of two that divides the size; dotted where a wave of tiles is full; background shaded by parameters."""
+    """Draws useful FLOP/s over hidden size, of the matrix products (upper) and of the step (lower): one series per
+    largest power of two that divides the size, dotted lines where a wave of tiles is full, background shaded by
+    parameters."""
     known = sorted(points, key=lambda p: p.value)
     if not known:
         return None
@@ -124,12 +125,12 @@ def _tip(p: Point, value: float) -> str:
 
 
 def _fill(marker: str, colour: str) -> dict[str, str]:
-    """A cross has no face to fill."""
+    """The fill of a marker; a cross has no face to fill."""
     return {"c": colour} if marker == "x" else {"facecolors": colour, "edgecolors": "none"}
 
 
 def _losses(points: Sequence[Point]) -> list[str]:
-    """What sizes of low multiples lose against the nearest multiple of 64, at the median."""
+    """The median losses of sizes of low multiples against the nearest multiple of 64, in words."""
     aligned = [p for p in points if p.multiple >= 64]
     if not aligned:
         return []
@@ -145,9 +146,9 @@ def _losses(points: Sequence[Point]) -> list[str]:
 
 
 def _shade(ax: Axes, points: Sequence[Point], *, is_named: bool) -> None:
-    """Bands of the background by parameters, each named at its upper edge."""
+    """Shades bands of the background by parameters, each labelled at its upper edge."""
     left, right = ax.get_xlim()
-    edges: list[tuple[float, float]] = []  # where the model passes a limit, interpolated
+    edges: list[tuple[float, float]] = []  # interpolated sizes at which the model passes a limit
     for limit in _BANDS:
         for a, b in pairwise(points):
             if a.n_params < limit <= b.n_params:
@@ -175,9 +176,9 @@ def _shade(ax: Axes, points: Sequence[Point], *, is_named: bool) -> None:
 
 @styled
 def penalty_figure(checks: Sequence[SizeCheck], gpu: str, *, theme: Theme = LIGHT) -> Figure | None:
-    """Forecast against measured penalty of each unaligned size (percent, symmetric logs), and below how far apart they
-    are (points; what is near enough is shaded). Bars: 90% intervals of the forecast. Faint: all sets but the newest.
-    None without checks."""
+    """Draws forecast against measured penalty of each unaligned size (percent, symmetric log scale), and below it their
+    difference (percentage points; differences that are small enough are shaded). Bars are 90% intervals of the
+    forecast; all sets but the newest are faint. None without checks."""
     if not checks:
         return None
     sheet = new_sheet(7.6, rows=2, sharex=True, height_ratios=(2.0, 1.0))
@@ -216,7 +217,7 @@ def penalty_figure(checks: Sequence[SizeCheck], gpu: str, *, theme: Theme = LIGH
         "points." + (f" Faint: {_named(sets[:-1])}." if sets[1:] else "")
     )
     alt = f"Forecast against measured penalties of {len(checks)} widths, with the differences below; {caption}"
-    before = [name for name in sets if name != "1"]  # the first was judged by later profiles, too
+    before = [name for name in sets if name != "1"]  # later profiles forecast set 1 too
     basis = "measured across; forecast up" + (
         f", {_named(before)} before any step ran" + (", set 1 by the profile of now" if "1" in sets else "")
         if before
@@ -230,7 +231,7 @@ def _named(sets: Sequence[str]) -> str:
 
 
 def _penalty_marks(sheet: Sheet, checks: Sequence[SizeCheck], multiple: int, theme: Theme, *, is_faint: bool) -> None:
-    """The marks of one multiple and set, in both panels."""
+    """Draws the marks of one multiple and set, in both panels."""
     colour, marker = theme.of(COLOURS[multiple]), MARKERS[multiple]
     alpha = 0.35 if is_faint else 1.0
     measured, forecast, low, high = (
@@ -253,7 +254,7 @@ def _spread(check: SizeCheck) -> str:
 
 
 def _came(name: str, checks: Sequence[SizeCheck]) -> str:
-    """How near the forecasts of a set came."""
+    """Describes how near the forecasts of a set came."""
     errors = sorted(100 * abs(check.penalty_error) for check in checks)
     return (
         f"Of set {name}, {sum(check.is_near for check in checks)} of {len(errors)} were forecast within "

@@ -1,1 +1,1 @@
-"""The page of a GPU and the index of pages: sections, tables, words, made of data that is at hand."""
+"""Makes the page of a GPU and the index of pages from data at hand: sections, tables, text."""

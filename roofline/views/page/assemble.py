@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from flopcast.roofline.validation.step_comparison import StepComparison
 
 
-BATCHED = "qwen3-0.6b"  # shown over batches: its streams at these batches are shipped
+BATCHED = "qwen3-0.6b"  # shown over batches: its op streams at these batches are shipped
 BATCHES = (2, 4, 8, 16, 32, 64, 128)
-# GPUs that a report compares its own with: those of the source article.
+# GPUs that a report compares its own GPU with: those of the source article.
 COMPARED = ("nvidia-l4", "nvidia-a100-80gb-pcie", "nvidia-h100-sxm", "nvidia-h200")
 
 
@@ -33,7 +33,7 @@ def build_report(
 ) -> Path:
     """Writes report.html, figures and CSV files into `out`; returns the page. `measured`: rows of measurements.
 
-    Raises UsageError when the folder cannot be written.
+    Raises UsageError if the folder cannot be written.
     """
     from flopcast.roofline.step.largest_batch import largest_batch
     from flopcast.roofline.validation.compare_steps import compare_runs
@@ -48,7 +48,7 @@ def build_report(
         rows = compare_runs(steps, profile)
         write_csv(rows, out / "validation.csv")
     is_cpu = profile.device.get("type") == "cpu"
-    # comparing steps takes torch, which other reports do not load
+    # comparing steps needs torch, which other reports do not load
     extra, faults = extra_sections(profile, out, may_trace=steps is not None)
     ladder_steps = anatomy(profile)
     data = ReportData(
@@ -71,7 +71,7 @@ def build_report(
 
 
 def anatomy(profile: Profile) -> list[Forecast]:
-    """The ladder's steps on this device: 4 x 256 tokens on a GPU, a small ladder on the processor."""
+    """Forecasts the ladder's steps on this device: 4 x 256 tokens on a GPU, a small ladder on a CPU."""
     if profile.device.get("type") == "cpu":
         from flopcast.roofline.stream.model.models import CPU_BATCH, CPU_SEQ, CPU_VOCABULARY
         from flopcast.roofline.validation.step_plans import CPU_WIDTHS
@@ -83,7 +83,7 @@ def anatomy(profile: Profile) -> list[Forecast]:
 
 
 def batches(profile: Profile) -> list[Forecast]:
-    """Qwen3-0.6B over batches, to the first that does not fit."""
+    """Forecasts Qwen3-0.6B over batches, up to the first that does not fit."""
     from flopcast.roofline.stream.library.streams import get_stream
 
     found: list[Forecast] = []
@@ -97,7 +97,7 @@ def batches(profile: Profile) -> list[Forecast]:
 
 
 def hosts(profile: Profile) -> list[HostCosts]:
-    """The profile's own host, then those that are known besides."""
+    """The profile's own host, then the other known hosts."""
     from flopcast.roofline.gpu.library.profiles import known_hosts
 
     own = [] if profile.host is None else [profile.host]
@@ -106,7 +106,7 @@ def hosts(profile: Profile) -> list[HostCosts]:
 
 
 def curves(profile: Profile) -> list[CostCurve]:
-    """FLOPs per dollar of the GPUs compared, and of this one where it has a price."""
+    """FLOPs per dollar of the GPUs compared, and of this GPU where it has a price."""
     from flopcast.roofline.dollars.curves import cost_curves
     from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
 
@@ -117,8 +117,8 @@ def curves(profile: Profile) -> list[CostCurve]:
 
 
 def _other(name: str, profile: Profile) -> Profile:
-    """The profile of `name`; projected from the one at hand where that is the one to project from, and `name` was not
-    measured."""
+    """The profile of `name`, projected from `profile` if `name` was not measured and `profile` is the one to project
+    from."""
     from flopcast.roofline.gpu.catalogue.datasheets import find_spec
     from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile, known_profiles
     from flopcast.roofline.gpu.projection.project import project
@@ -131,7 +131,7 @@ def _other(name: str, profile: Profile) -> Profile:
 
 
 def print_summary(profile: Profile, out: Path) -> None:
-    """The few figures that a person looks for first."""
+    """Prints the few numbers that a reader looks for first."""
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.forecast import print_forecast
     from flopcast.roofline.views.terminal.roofs import print_roofs

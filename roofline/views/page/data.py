@@ -1,4 +1,4 @@
-"""What a report shows: gathered by `assemble.py`, rendered by `page.py`."""
+"""Defines the data of a report, which `assemble.py` gathers and `page.py` renders."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: figures, then tables. `commands`: by figure, what makes it again. `advice`: heading and
-    sentence for the summary, none where the sentence is empty."""
+    """A part of the page: figures, then tables. `commands`: by figure, the command that reproduces it. `advice`:
+    heading and sentence for the summary; no advice if the sentence is empty."""
 
     name: str
     title: str
@@ -35,16 +35,16 @@ class Section:
 def section(
     name: str, title: str, figures: Sequence[Figure | None], tables: Sequence[Table | None], **more: Any
 ) -> Section:
-    """A section of the figures and tables that could be made."""
+    """A section of those figures and tables that are not None."""
     return Section(name, title, [f for f in figures if f is not None], [t for t in tables if t is not None], **more)
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """All that a report shows. What is empty is left out of the page.
+    """All data of a report. Empty fields are left out of the page.
 
     measurements: rows of measurements.jsonl, the latest of each. validation: real steps beside their forecasts.
-    anatomy: forecasts of a ladder, small to large; batches: of `batched_model` over batches of sequences of
+    anatomy: forecasts of a ladder, small to large; batches: those of `batched_model` over batches of sequences of
     `batched_seq` tokens, and the largest that fits. curves: those of the GPUs compared. hosts: those known, the
     profile's own first. extra: sections made elsewhere (`extra.py`). notes: paragraphs for the foot of the page.
     """

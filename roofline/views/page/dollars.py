@@ -1,4 +1,4 @@
-"""The tables of the report page on money: prices, cost by model size, who leads, crossovers, break-even ratios."""
+"""Makes the report page's tables on cost: prices, cost by model size, leaders, crossovers, break-even ratios."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cost_table(curves: Sequence[CostCurve]) -> Table | None:
 
 
 def _ranged(key: str, label: str, show: Callable[[float], str]) -> list[Column]:
-    """A value and the ends of its interval."""
+    """Columns for a value and the ends of its interval."""
     return [Column(key, label, show), Column(f"{key}_low", "low", show), Column(f"{key}_high", "high", show)]
 
 

@@ -1,6 +1,6 @@
-"""Sections of the page that rest on files beside it or on other rooms' answers: the article's claims, rules of widths.
+"""Makes sections from files beside the page or from other packages' results: the article's claims, rules of widths.
 
-A section that its data do not suffice for is left out; a fault in making one is said on the page, and the page goes on.
+A section without sufficient data is left out; an error in making one is reported on the page, and the rest is made.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
 
 
-ECONOMICS = "economics"  # folder beside the pages, of `python -m studies.claims`
+ECONOMICS = "economics"  # folder beside the pages, written by `python -m studies.claims`
 
 
 def extra_sections(profile: Profile, out: Path, *, may_trace: bool) -> tuple[list[Section], list[str]]:
-    """The sections, and a sentence for each that could not be made.
+    """Returns the sections, and a sentence for each that could not be made.
 
-    `out`: the page's folder. `may_trace`: op streams that are not at hand, which takes torch.
+    `out`: the page's folder. `may_trace`: whether op streams that are not at hand may be traced, which needs torch.
     """
     makers: dict[str, Callable[[], Section | None]] = {
         "the article's claims": partial(claim_section, out.resolve().parent / ECONOMICS),
@@ -42,7 +42,7 @@ def extra_sections(profile: Profile, out: Path, *, may_trace: bool) -> tuple[lis
 
 
 def claim_section(folder: Path) -> Section | None:
-    """The verdicts of `claims.json`, by the printed depth law and each GPU on a host of its own."""
+    """The section of verdicts from `claims.json`, by the printed depth law and with each GPU on a host of its own."""
     path = folder / "claims.json"
     if not path.is_file():
         return None

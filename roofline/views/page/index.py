@@ -1,4 +1,4 @@
-"""The index over pages: of each GPU the main numbers and links. Made from the `report.json` beside each page."""
+"""Makes the index of pages, with each GPU's main numbers and links, from the `report.json` beside each page."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from flopcast.roofline.views.page.page import NUMBERS, asset, template
 INDEX = "index.html"
 MARK = '<meta name="generator" content="flopcast index">'
 FILES = ("validation.csv", "widths-3.csv", "widths-2.csv", "widths.csv", "kernels.csv")  # beside a page
-LOCAL = "local"  # `make report`'s folder: this machine's own page, of no one else's interest
+LOCAL = "local"  # `make report`'s folder: this machine's own page, of no interest to others
 
 
 def keep(out: Path, folder: Path | None = None) -> Path | None:
-    """Makes the index of `folder`; without one, brings that of OUT's parent up to date, where flopcast made one.
+    """Makes the index of `folder`; without `folder`, updates the index of OUT's parent if flopcast made one there.
 
     A page in a folder named "local" is not listed and changes nothing. Returns the index that was written. Raises
-    UsageError when it cannot be.
+    UsageError if it cannot be written.
     """
     if folder is None:
         if out.resolve().name == LOCAL or not is_index(out.resolve().parent / INDEX):
@@ -38,7 +38,7 @@ def is_index(path: Path) -> bool:
 
 
 def write(folder: Path) -> Path:
-    """Writes FOLDER/index.html over the pages in its folders. Raises UsageError when it cannot."""
+    """Writes FOLDER/index.html, which lists the pages in its folders. Raises UsageError if it cannot be written."""
     page = template("index.html.j2").render(
         mark=MARK, css=asset("report.css"), pages=pages(folder), others=others(folder)
     )
@@ -51,13 +51,13 @@ def write(folder: Path) -> Path:
 
 
 def others(folder: Path) -> list[str]:
-    """Folders of FOLDER that hold no page but a README.md, by name."""
+    """Names, in order, of FOLDER's folders that hold a README.md but no page."""
     found = sorted(path.parent.name for path in folder.glob("*/README.md"))
     return [name for name in found if name != LOCAL and not (folder / name / NUMBERS).is_file()]
 
 
 def pages(folder: Path) -> list[dict[str, Any]]:
-    """The main numbers of each page in FOLDER, measured ones first, then by name; `files` are what lies beside it."""
+    """The main numbers of each page in FOLDER, measured ones first, then by name; `files` lie beside it."""
     found = []
     for path in sorted(folder.glob(f"*/{NUMBERS}")):
         if path.parent.name == LOCAL:
@@ -65,7 +65,7 @@ def pages(folder: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            continue  # torn or of something else: no page of ours
+            continue  # incomplete, or not written by flopcast
         if isinstance(record, Mapping) and record.get("page") and record.get("gpu"):
             beside = [name for name in FILES if (path.parent / name).is_file()]
             found.append({"summary": [], **record, "folder": path.parent.name, "files": beside})

@@ -1,7 +1,7 @@
-"""The page a person reads: one self-contained HTML file per GPU, its figures beside it.
+"""Renders the report page: one self-contained HTML file per GPU, with its figures as files beside it.
 
 No external resource: styles, script and figures are in the page, so it works offline and can be sent to a
-colleague. What the data do not hold is left out: a processor without curves, a GPU without validation.
+colleague. Parts without data are left out: a CPU has no curves, a GPU may have no validation.
 `report.json` beside the page holds its main numbers, for the index over several pages (`index.py`).
 """
 
@@ -27,13 +27,13 @@ from flopcast.roofline.views.page.words import key_numbers, name_of, own_curve, 
 
 TEMPLATES = DATA / "templates"
 PAGE, NUMBERS = "report.html", "report.json"
-IN_INDEX = ("What a step costs", "Which multiple to keep", "FLOPs per dollar")  # of the summary
+IN_INDEX = ("What a step costs", "Which multiple to keep", "FLOPs per dollar")  # headings of the summary
 
 
 def render(data: ReportData, folder: Path) -> Path:
     """Writes report.html, report.json and figures/*.png into `folder`; returns the page.
 
-    Raises UsageError when it cannot.
+    Raises UsageError if they cannot be written.
     """
     parts = sections(data)
     figures = [figure for part in parts for figure in part.figures]
@@ -64,7 +64,7 @@ def render(data: ReportData, folder: Path) -> Path:
 
 
 def template(name: str) -> Any:
-    """A page's template: everything put in is escaped, what is missing raises."""
+    """Loads a page's template, which escapes every value and raises for missing ones."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -121,7 +121,7 @@ def sections(data: ReportData) -> list[Section]:
 
 
 def main_numbers(data: ReportData) -> dict[str, Any]:
-    """What the index says of a page: SI units, null where there is none."""
+    """The numbers that the index shows of a page, in SI units; null where there is none."""
     profile = data.profile
     made = profile.provenance
     done = [row for row in data.validation if row.step.error is not None]

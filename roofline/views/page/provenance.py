@@ -1,4 +1,4 @@
-"""Where the report page's numbers come from, and the commands that make each figure again."""
+"""Describes where the report page's numbers come from, and the commands that reproduce each figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
-    """(what, value) of where the numbers come from."""
+    """Yields (what, value) on where the numbers come from."""
     profile = data.profile
     device, stack, made = profile.device, profile.stack, profile.provenance
     yield "profile", f"{profile.gpu}, {profile.basis}"
@@ -56,13 +56,13 @@ def provenance(data: ReportData) -> Iterator[tuple[str, str]]:
 
 
 def _card(card: Mapping[str, Any]) -> str:
-    """A card of few rows has no factor of its own."""
+    """Describes a card; one with few rows has no factor of its own."""
     factor = card.get("factor")
     return "few rows" if factor is None else f"{factor:.3f} of the median card's time"
 
 
 def _device(device: Device) -> str:
-    """NVIDIA H200, driver 580, clock up to 1,980 MHz, ..."""
+    """Describes a device: NVIDIA H200, driver 580, clock up to 1,980 MHz, ..."""
     named = (
         ("uuid", "", ""), ("driver", "driver ", ""), ("clock_mhz", "clock up to ", " MHz"),
         ("memory_clock_mhz", "memory clock ", " MHz"), ("power_limit_w", "power limit ", " W"), ("isa", "", ""),
@@ -76,13 +76,13 @@ def _device(device: Device) -> str:
 
 
 def _facts(record: Mapping[str, Any], names: Sequence[str]) -> str:
-    """name value, name value; what is unknown is left out."""
+    """Lists known facts as "name value, name value"; unknown ones are left out."""
     known = ((name, record.get(name)) for name in names)
     return ", ".join(f"{name} {value}" if name != "name" else f"{value}" for name, value in known if value is not None)
 
 
 def reproduce(data: ReportData, figures: Sequence[Figure]) -> Iterator[tuple[str, str]]:
-    """(figure, command) that makes each figure's numbers again."""
+    """Yields (figure, command) with the command that reproduces the figure's numbers."""
     gpu = data.profile.gpu
     is_cpu = data.profile.device.get("type") == "cpu"
     device = " --device cpu" if is_cpu else ""

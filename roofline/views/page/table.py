@@ -1,5 +1,5 @@
-"""What a table of the report page is made of. A cell shows a number in the unit of its column and keeps the SI value,
-which is what sorting and the CSV download use."""
+"""Defines the tables of the report page. A cell shows a number in the unit of its column and keeps the SI value, which
+sorting and the CSV download use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """`key`: heading of the CSV and, without `of`, name of the attribute (of a mapping: the key) that is shown.
+    """A column. `key`: heading in the CSV and, without `of`, the attribute (the key of a mapping) that is shown.
     `of`: row -> value. `show`: value -> text; None is shown as a dash."""
 
     key: str
@@ -21,8 +21,8 @@ class Column:
     of: Callable[[Any], Any] | None = None
     is_number: bool = True
     is_error: bool = False
-    is_prose: bool = False  # a text that wraps
-    is_detail: bool = False  # on the screen and in the CSV, not on paper
+    is_prose: bool = False  # text that wraps
+    is_detail: bool = False  # shown on the screen and in the CSV, not on paper
 
     def value(self, row: Any) -> Any:
         if self.of is not None:
@@ -34,7 +34,7 @@ class Column:
         return NONE if value is None else self.show(value)
 
     def raw(self, row: Any) -> str:
-        """For sorting and CSV: numbers in SI units, empty where there is none."""
+        """The cell for sorting and CSV: a number in SI units, empty where there is none."""
         value = self.value(row)
         if isinstance(value, bool):
             return str(value).lower()
@@ -55,7 +55,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """`name` is its anchor and the name of its CSV file; `note` says what the numbers rest on. `rows`: of one type."""
+    """A table. `name`: its anchor and its CSV file; `note`: what its numbers are based on; `rows`: all of one type."""
 
     name: str
     title: str
@@ -65,7 +65,7 @@ class Table:
 
     @property
     def is_tall(self) -> bool:
-        """Whether it scrolls in a window of its own: rows of prose take several lines each."""
+        """Whether the table scrolls in a window of its own: rows of prose take several lines each."""
         return len(self.rows) > (10 if any(column.is_prose for column in self.columns) else 40)
 
 

@@ -1,4 +1,4 @@
-"""The tables of the report page: this GPU, its steps, how wrong their forecasts were (`dollars.py`: prices)."""
+"""Makes the report page's tables of this GPU, its steps and their forecasts' errors (`dollars.py`: prices)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _CEILINGS = {
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What the device reaches or its maker publishes. `share`: of what is published."""
+    """A value that the device reaches or its maker publishes. `share`: its share of the published value."""
 
     what: str
     value: float
@@ -113,7 +113,7 @@ class _InOwnUnit(Column):
 
 
 def _natural(entry: tuple[str, Number]) -> tuple[int, int, str]:
-    """In the order of _CEILINGS, sizes by number."""
+    """Sort key: the order of _CEILINGS, then sizes by number."""
     head, _, tail = entry[0].partition("/")
     place = list(_CEILINGS).index(head) if head in _CEILINGS else 99
     return place, int(tail) if tail.isdigit() else 0, tail
@@ -146,7 +146,7 @@ def host_table(profile: Profile) -> Table | None:
 
 
 def cards_table(profile: Profile) -> Table | None:
-    """How far the cards of a profile lie apart, by class and cache."""
+    """How far the cards of a profile differ, by class and cache."""
     gpus = profile.provenance.get("gpus") or {}
     if not gpus.get("classes"):
         return None
@@ -213,7 +213,7 @@ _LABEL = text("label", "step", attrgetter("label_with_optimizer"))
 
 
 def validation_table(rows: Sequence[StepComparison]) -> Table | None:
-    """Every step, those that could not run too. The errors come first, what they are made of after them."""
+    """Every step, including those that could not run. Errors come first, then the values that they are made from."""
     if not rows:
         return None
     columns = [
@@ -248,7 +248,7 @@ def validation_table(rows: Sequence[StepComparison]) -> Table | None:
 
 
 def _short(reason: str) -> str:
-    """A reason's beginning; the CSV has it whole."""
+    """The beginning of a reason; the CSV has the whole."""
     return reason if len(reason) <= 70 else f"{reason[:68].rstrip()} …"
 
 
@@ -300,7 +300,7 @@ _SHORT = {"patched with other kernels": "other kernels"}
 
 
 def fit_table(fit: FitReport | None) -> Table | None:
-    """Errors of the fit by class: points left out, and rows that it never saw."""
+    """Errors of the fit by class: at points left out of it, and at rows that it never saw."""
     if fit is None or not fit.classes:
         return None
     columns = [

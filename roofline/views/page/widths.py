@@ -1,4 +1,4 @@
-"""The page's part on widths: rules of this GPU's own products, the sawtooth, and the checks with real steps."""
+"""Makes the page's section on widths: rules from this GPU's own products, the sawtooth, and checks with real steps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from flopcast.roofline.widths.measured_rules import MeasuredRule
 
 
-COSTLY = 0.02  # a median above which a multiple is worth keeping
+COSTLY = 0.02  # median penalty above which a multiple is worth keeping
 KINDS = {"odd sizes": (1,), "multiples of 2 or 4": (2, 4), "multiples of 8 to 32": (8, 16, 32)}
 
 
 def width_section(profile: Profile, out: Path, *, may_trace: bool) -> Section | None:
-    """Rules, the sawtooth, and the check against real steps where there is one. Nothing of a processor."""
+    """The rules, the sawtooth, and the check against real steps where there is one. None for a CPU."""
     if profile.device.get("type") == "cpu":
         return None
     from flopcast.roofline.views.figures.widths import penalty_figure, sawtooth_figure
@@ -54,11 +54,11 @@ def width_section(profile: Profile, out: Path, *, may_trace: bool) -> Section | 
     )
 
 
-# --- in words
+# --- text
 
 
 def multiple_to_keep(rules: Sequence[MeasuredRule], whose: str = "this GPU's own", steps: str = "") -> str:
-    """The multiple, what ignoring it costs real steps (`steps`) and single products, what is left to gain beyond."""
+    """Names the multiple, its cost to real steps (`steps`) and single products if ignored, and the gain beyond it."""
     found = [rule for rule in rules if rule.layout == "all"]
     costly = [rule for rule in found if rule.median > COSTLY]
     if not costly:
@@ -81,7 +81,7 @@ def multiple_to_keep(rules: Sequence[MeasuredRule], whose: str = "this GPU's own
 
 
 def _longer(penalty: float) -> str:
-    """6.4% longer, or 5.7 times as long."""
+    """A penalty in words: 6.4% longer, or 5.7 times as long."""
     return f"{penalty:.1%} longer" if penalty < 1.0 else f"{1.0 + penalty:.2g} times as long"
 
 
@@ -92,7 +92,7 @@ def _kind(multiples: Sequence[int]) -> str:
 
 
 def what_steps_lost(checks: Sequence[SizeCheck]) -> str:
-    """What unaligned sizes cost whole training steps, as measured; "" where nothing was."""
+    """The measured cost of unaligned sizes to whole training steps, in words; "" where none was measured."""
     parts = []
     for kind, multiples in KINDS.items():
         lost = sorted(check.penalty_measured for check in checks if check.multiple in multiples)
@@ -134,7 +134,7 @@ def rule_table(rules: Sequence[MeasuredRule], profile: Profile) -> Table | None:
 
 
 class Agreement(NamedTuple):
-    """How near the forecasts of a set came, for one kind of size: of `number` sizes so many are near, ..."""
+    """How near a set's forecasts came for one kind of size: `near` and so on count sizes, out of `number`."""
 
     set: str
     kind: str
@@ -186,7 +186,7 @@ def check_summary(checks: Sequence[SizeCheck]) -> Table | None:
     return Table("width-summary", "How near the forecast penalties came", note, columns, found)
 
 
-# How each set's forecasts came about.
+# How each set's forecasts were made.
 _SETS = {
     "1": "Set 1: today's profile; these steps were looked at while it was made.",
     "2": "Set 2: forecast and committed before any of its steps ran.",
@@ -218,7 +218,7 @@ def check_table(checks: Sequence[SizeCheck]) -> Table | None:
 
 
 def shape_table(checks: Sequence[ShapeCheck]) -> Table | None:
-    """Shapes of equal parameters, by their forecast."""
+    """Shapes with equal numbers of parameters, by their forecast."""
     if not checks:
         return None
     columns = [

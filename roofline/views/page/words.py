@@ -1,4 +1,4 @@
-"""The words of the report page: its summary, its figures of most weight, where its numbers come from."""
+"""Writes the text of the report page: its summary, its key numbers, where its numbers come from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIX_HUNDRED_MILLION = 0.6e9
 
 
 def summary_lines(data: ReportData) -> Iterator[tuple[str, str]]:
-    """(heading, sentence) of what a manager reads."""
+    """Yields (heading, sentence) of the summary that a manager reads."""
     yield "What this is", _what_it_is(data.profile)
     reached = _what_it_reaches(data.profile)
     if reached:
@@ -67,7 +67,7 @@ def _what_it_is(profile: Profile) -> str:
 
 
 def _matrix_roof(profile: Profile) -> tuple[str, Number | None, Number | None, Number | None]:
-    """(dtype, burst, sustained, published peak) of the matrix products that the summary tells of."""
+    """(dtype, burst, sustained, published peak) of the matrix products that the summary mentions."""
     dtype = "bf16" if "matrix_burst/bf16" in profile.ceilings else next(iter(profile.peaks), "")
     burst, sustained = (profile.ceilings.get(f"matrix_{kind}/{dtype}") for kind in ("burst", "sustained"))
     peak = profile.peaks.get(dtype)
@@ -124,7 +124,7 @@ def _ms(seconds: float) -> str:
 
 
 def how_wrong(rows: Sequence[StepComparison]) -> str:
-    """Median, worst and signed error over the steps that ran, and what did not run."""
+    """The median, worst and signed errors over the steps that ran, and which did not run, in words."""
     done = [row for row in rows if row.step.error is not None]
     left = len(rows) - len(done)
     rest = f" {left} of {len(rows)} steps could not be compared (see the table)." if left else ""
@@ -132,7 +132,7 @@ def how_wrong(rows: Sequence[StepComparison]) -> str:
         return f"No step could be compared.{rest}"
     all_errors = errors_of(row.step for row in done)
     worst = max(done, key=lambda row: abs(row.step.error or 0.0))
-    judged = [row for row in done if not row.used_in_intervals]  # the others told how wide it is to be
+    judged = [row for row in done if not row.used_in_intervals]  # the others set the width of the intervals
     inside = sum(bool(row.step.is_within) for row in judged)
     told = f" ({len(done) - len(judged)} steps told its width)" if len(judged) < len(done) else ""
     bounds = (
@@ -153,7 +153,7 @@ def how_wrong(rows: Sequence[StepComparison]) -> str:
 
 
 def who_leads(curves: Sequence[CostCurve]) -> str:
-    """The leader by stretches of model size, and whether the intervals tell it from the next."""
+    """The leader by range of model size, and whether the intervals separate it from the next, in words."""
     sizes = sorted({float(p.step.n_params) for curve in curves for p in curve.fitting})
     found = [best for size in sizes if (best := best_gpu(curves, size)) is not None]
     if not found:
@@ -182,12 +182,12 @@ def who_leads(curves: Sequence[CostCurve]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """a, b and c"""
+    """Joins names: a, b and c."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _this_one(data: ReportData) -> str:
-    """How this GPU stands at the largest model that it and another hold."""
+    """How this GPU compares at the largest model that fits both it and another, in words."""
     own = own_curve(data)
     if own is None or len(data.curves) < 2 or not own.fitting:
         return ""
@@ -200,7 +200,7 @@ def _this_one(data: ReportData) -> str:
 
 
 def _what_fits(data: ReportData) -> str:
-    """Of the model over batches, and the largest of the ladder."""
+    """Which batch of the batched model, and which model of the ladder, is the largest that fits, in words."""
     most = f"{data.largest_batch:,} sequences of {data.batched_seq} tokens"
     text = f"{data.batched_model} trains with up to {most} per step"
     fitting = [step for step in data.anatomy if step.fits]
@@ -215,7 +215,7 @@ def _what_fits(data: ReportData) -> str:
 
 
 def _where_from(curves: Sequence[CostCurve]) -> str:
-    """RunPod Secure Cloud on-demand, 2026-06-15 to 2026-11-09"""
+    """The source and dates of prices: RunPod Secure Cloud on-demand, 2026-06-15 to 2026-11-09."""
     offers = ", ".join(sorted({f"{c.price.provider} {c.price.kind}" for c in curves}))
     days = sorted({c.price.date.isoformat() for c in curves})
     return f"{offers}, {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")
@@ -226,17 +226,17 @@ def own_curve(data: ReportData) -> CostCurve | None:
 
 
 def warnings(data: ReportData) -> list[str]:
-    """What the fit and the forecasts say of themselves, each once."""
+    """The warnings of the fit and of the forecasts, each once."""
     own = data.fit.warnings if data.fit is not None else []
     return list(dict.fromkeys([*own, *(text for found in data.anatomy for text in found.warnings)]))
 
 
-# --- the figures of most weight
+# --- key numbers
 
 
 @dataclass(frozen=True)
 class KeyNumber:
-    """A number in large type: `value` with its unit, what it is, and what it is held against."""
+    """A number in large type: `value` with its unit, what it is, and what it is compared with."""
 
     value: str
     what: str
@@ -244,7 +244,7 @@ class KeyNumber:
 
 
 def key_numbers(data: ReportData) -> Iterator[KeyNumber]:
-    """What a manager reads first; what the data do not hold is left out."""
+    """Yields the numbers that a manager reads first; those without data are left out."""
     profile = data.profile
     dtype, burst, sustained, peak = _matrix_roof(profile)
     if (number := sustained or burst) is not None:

@@ -1,1 +1,1 @@
-"""What commands print: tables, lines, progress."""
+"""Prints the output of commands: tables, lines, progress."""

@@ -1,4 +1,4 @@
-"""What the terminal shows: results on stdout, remarks on stderr."""
+"""Writes to the terminal: results to stdout, remarks to stderr."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from rich.table import Table
 
 
 class UncutConsole(Console):
-    """Leaves lines wider than the terminal to the terminal: cut short, a number reads as another."""
+    """A console that does not cut lines wider than the terminal: a number cut short reads as another."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*objects, **{"crop": False, **options})
 
 
 def console() -> Console:
-    """stdout, as wide as the terminal; 120 columns where there is none, so that nothing is cut in a log."""
+    """A console on stdout, as wide as the terminal; 120 columns without a terminal, so that nothing is cut in a log."""
     return UncutConsole(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 
 def say(text: str) -> None:
-    """A line for the person, on stderr: stdout is for results."""
+    """Prints a remark on stderr, since stdout is for results."""
     print(text, file=sys.stderr)
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """What a result does not know well, a line each on stderr."""
+    """Prints the warnings of a result on stderr, one per line."""
     for warning in warnings:
         say(f"warning: {warning}")
 
@@ -38,12 +38,12 @@ def warn(warnings: Iterable[str]) -> None:
 def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None, *, ruled: bool = True
 ) -> Table:
-    """First column left, the others right. Without rules between columns seven columns of intervals fit."""
+    """Makes a table, first column left, the others right; without column rules, seven columns of intervals fit."""
     made = Table(title=title, caption=caption, title_justify="left", caption_justify="left", header_style="bold")
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
-        made.add_row(*map(escape, row))  # a path may hold what rich takes for markup
+        made.add_row(*map(escape, row))  # a path may contain what rich reads as markup
     if not ruled:
         made.box, made.padding, made.pad_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
         for made_column, cells in zip(made.columns, zip(*rows, strict=True), strict=False):

@@ -1,4 +1,4 @@
-"""What `flopcast cost` prints: FLOPs per dollar, steps in full, break-even prices, what would change."""
+"""Prints the output of `flopcast cost`: FLOPs per dollar, steps in full, break-even prices, effects of changes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from flopcast.roofline.stream.model.run import Run
 
 PETA, TERA = 1e15, 1e12
-SHOWN_SIZES = 4  # columns of sizes that fit beside each other
+SHOWN_SIZES = 4  # columns of model sizes that fit side by side
 
 
 def interval(value: float, low: float, high: float) -> str:
-    """Three digits, two for the ends: 83.2 (56-120)."""
+    """A value in three digits with the ends of its interval in two: 83.2 (56-120)."""
     ends = (f"{float(f'{end:.2g}'):,.10g}" for end in (low, high))
     return f"{three_digits(value)} ({'-'.join(ends)})"
 
 
 def ranged(found: Ranged, unit: float = 1.0) -> str:
-    """A number in so large a unit, with its interval: 83.2 (56-120)."""
+    """A number divided by `unit`, with its interval: 83.2 (56-120)."""
     return interval(found.value / unit, found.low / unit, found.high / unit)
 
 
 def spread_sizes(curves: Sequence[CostCurve], most: int = SHOWN_SIZES) -> list[float]:
-    """Parameters of at most so many models, evenly apart in logarithms, the smallest and the largest among them."""
+    """Parameter counts of at most `most` models, evenly spaced in logarithms, the smallest and the largest included."""
     sizes = ladder_sizes(curves)
     if len(sizes) <= most:
         return sizes
@@ -43,7 +43,7 @@ def spread_sizes(curves: Sequence[CostCurve], most: int = SHOWN_SIZES) -> list[f
 
 
 def print_cost(curves: Sequence[CostCurve], run: Run, scenarios: Sequence[Scenario], *, one_host: bool = False) -> None:
-    """The curves, three sizes in full, break-even prices, what would change, and each pair in a sentence."""
+    """Prints the curves, three sizes in full, break-even prices, effects of changes, and a sentence per pair."""
     _print_curves(curves, run, one_host)
     _print_gpus(curves)
     _print_sizes(curves)

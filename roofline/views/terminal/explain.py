@@ -1,4 +1,4 @@
-"""What `flopcast explain` prints: the step taken apart, how far above the speed of light, and what would help."""
+"""Prints the output of `flopcast explain`: the parts of a step, their distance from the speed of light, and advice."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from flopcast.roofline.stream.model.run import Run
 
 MODULES_SHOWN = 16
-NAME_SHOWN = 50  # characters of a module's path
+NAME_SHOWN = 50  # characters of a module's path that are shown
 BOUNDS = {"matrix": "matrix units", "memory": "memory", "launch": "launch floor"}
 
 
 def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) -> None:
-    """Tables on stdout; what the forecast does not know well, on stderr."""
+    """Prints tables on stdout and the forecast's warnings on stderr."""
     from flopcast.roofline.step.explain import COUNTED
 
     step = found.forecast
@@ -95,7 +95,7 @@ def _print_modules(found: Explanation) -> None:
 
 
 def _end_of(module: str) -> str:
-    """A path that fits into its column: the end tells modules apart."""
+    """Shortens a module's path to its column; the end is kept, since it tells modules apart."""
     return module if len(module) <= NAME_SHOWN else f"\u2026{module[1 - NAME_SHOWN :]}"
 
 

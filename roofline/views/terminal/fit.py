@@ -1,4 +1,4 @@
-"""What `flopcast fit` prints: the quality of the fit, how far the cards of a folder and two runs lie apart."""
+"""Prints the output of `flopcast fit`: the quality of the fit, and differences between cards and between two runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_fit(report: FitReport) -> None:
-    """One row per class; rows that were not used, and warnings, on stderr."""
+    """Prints one row per class; measurements that were not used, and warnings, go to stderr."""
     rows = [
         [q.name, str(q.n), share(q.left_out_median), share(q.left_out_p90),
          str(q.n_holdout) if q.n_holdout else NONE, share(q.holdout_median), share(q.holdout_p90),
@@ -30,12 +30,12 @@ def print_fit(report: FitReport) -> None:
 
 
 def print_spread(spread: Mapping[str, Any]) -> None:
-    """How far the cards of one folder lie apart, class by class (`cards.spread`)."""
+    """Prints how far the cards of one folder differ, class by class (`cards.spread`)."""
     print_table(f"{len(spread['cards'])} cards, row by row", cards.TABLE_COLUMNS, cards.table_rows(spread))
 
 
 def print_repeatability(found: Repeatability) -> None:
-    """How far two runs lie apart; remarks on stderr."""
+    """Prints how far two runs differ; remarks go to stderr."""
     lengths = {"long": ">= 50 us", "short": "< 50 us", "any": ""}
     columns = ("rows", "length", "reading", "n", "median", "p90", "greatest", "signed median")
     rows = [
@@ -49,7 +49,7 @@ def print_repeatability(found: Repeatability) -> None:
 
 
 def remarks(found: Repeatability) -> list[str]:
-    """What a person has to know besides the table."""
+    """What a reader has to know besides the table."""
     lines = []
     if found.machines[0] != found.machines[1]:
         lines.append(

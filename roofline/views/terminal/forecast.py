@@ -1,4 +1,4 @@
-"""What `flopcast predict` prints."""
+"""Prints the output of `flopcast predict`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def batch_words(batch: int, seq: int, unit: str = "tokens") -> str:
-    """4 x 256 tokens, 64 samples, or a step of one's own."""
+    """Describes the batch: 4 x 256 tokens, 64 samples, or a step of one's own."""
     if unit == "tokens":
         return f"{batch} x {seq} tokens"
     return f"{batch} sample{'s' if batch > 1 else ''}" if unit == "samples" else "a step of its own"
 
 
 def run_words(run: Run, unit: str = "tokens") -> str:
-    """4 x 256 tokens, autocast-bf16, adamw, eager; of the rest what is not the default."""
+    """Describes the run: 4 x 256 tokens, autocast-bf16, adamw, eager, and other settings that are not the default."""
     more = [f"{run.accumulate} micro-batches per step"] if run.accumulate > 1 else []
     rest = {
         "checkpoint": (run.checkpoint, "none"),
@@ -33,7 +33,7 @@ def run_words(run: Run, unit: str = "tokens") -> str:
 
 
 def step_words(found: Forecast, run: Run) -> str:
-    """Which step on which GPU: the title of its tables."""
+    """Names the step and its GPU, as the title of its tables."""
     depth = f"{found.depth} layers, " if found.depth else ""
     return (
         f"{found.gpu} ({found.profile_basis}): {parameters(found.n_params)} parameters, {depth}"
@@ -42,7 +42,7 @@ def step_words(found: Forecast, run: Run) -> str:
 
 
 def print_forecast(found: Forecast, run: Run) -> None:
-    """The step and its device time by class on stdout; what the forecast does not know well on stderr."""
+    """Prints the step and its device time by class on stdout, the forecast's warnings on stderr."""
     from flopcast.roofline.step.memory import CONTEXT_BYTES, FRAGMENTATION
 
     step = f"{ms(found.step_seconds)} ms  ({ms(found.step_seconds_low)} to {ms(found.step_seconds_high)})"
@@ -80,7 +80,7 @@ def print_forecast(found: Forecast, run: Run) -> None:
 
 
 def _flops_rows(found: Forecast) -> list[list[str]]:
-    """FLOPs and MFU; 6N is of tokens alone: an image costs more than 6 FLOPs per parameter."""
+    """Rows of FLOPs and MFU; 6N is given for tokens only, since an image costs more than 6 FLOPs per parameter."""
     peak = rate(found.peak_flops_per_second, "FLOP/s", 1)
     if found.unit != "tokens":
         return [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{share(found.mfu)} of {peak}"]]

@@ -1,4 +1,4 @@
-"""What `flopcast gpus` prints, and the host that `flopcast fit` found: what is known, and how it came about."""
+"""Prints the output of `flopcast gpus`, known profiles and hosts with their basis, and the host that `fit` found."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def print_known(found: Sequence[Known]) -> None:
-    """One row per profile."""
+    """Prints one row per profile."""
     rows = [[entry.name, entry.basis, entry.source] for entry in found]
     print_table("Known GPUs", ("--gpu", "basis", "source"), rows)
 
 
 def print_hosts(found: Sequence[KnownHost]) -> None:
-    """One row per host: ms per layer by phase, machines, deviation and day. Nothing where there is none."""
+    """Prints one row per host: ms per layer by phase, machines, deviation and day. Prints nothing without hosts."""
     if not found:
         return
     rows = []
@@ -37,7 +37,7 @@ def print_hosts(found: Sequence[KnownHost]) -> None:
 
 
 def print_host(host: HostCosts) -> None:
-    """One row per phase: what it costs per layer and per launch."""
+    """Prints one row per phase: its cost per layer and per launch."""
     depths = ", ".join(map(str, host.layers.get("depths", ())))
     title = f"Host {host.name}: {host.layers.get('model', 'no model')}, eager" + (f", depths {depths}" * bool(depths))
     caption = f"single runs differ by {host.sigma:.0%} (standard deviation); {host.basis}, {host.date or 'no date'}"
@@ -46,7 +46,7 @@ def print_host(host: HostCosts) -> None:
 
 
 def layer_rows(host: HostCosts) -> list[list[str]]:
-    """Cells: what each phase costs per layer, with its spread, and per launch."""
+    """Cells with the cost of each phase per layer, with its spread, and per launch."""
     rows = []
     for phase in (*PHASES, "step"):
         layer = host.layers.get(phase)

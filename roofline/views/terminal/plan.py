@@ -1,4 +1,4 @@
-"""What `flopcast plan` prints: days and dollars per GPU, or the largest model for a budget."""
+"""Prints the output of `flopcast plan`: days and dollars per GPU, or the largest model for a budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACE = "One GPU at the forecast's pace throughout: no evaluation, checkpoints, r
 
 
 def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
-    """One row per GPU, and which is cheapest."""
+    """Prints one row per GPU, and which is cheapest."""
     columns = ["GPU", "batch", "tokens/s", "MFU", "days", "$"]
     columns += [*([f"tokens for ${budget_usd:,.10g}"] if budget_usd else []), "$/Mtoken", "bound by"]
     rows = []
@@ -50,7 +50,7 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
 
 
 def print_largest(found: Sequence[Largest], curves: Sequence[CostCurve], tokens_per_parameter: float, run: Run) -> None:
-    """One row per GPU."""
+    """Prints the largest model for a budget, one row per GPU."""
     rows = []
     for row, curve in zip(found, curves, strict=True):
         smallest = count(curve.fitting[0].step.n_params) if curve.fitting else None

@@ -1,4 +1,4 @@
-"""What `flopcast prices` prints."""
+"""Prints the output of `flopcast prices`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_prices(found: Sequence[Price]) -> None:
-    """One row per price, its source beside it."""
+    """Prints one row per price, with its source."""
     rows = [
         [p.gpu, p.provider, p.kind, f"{p.usd_per_hour:.4g}", f"{'about ' if p.date_inferred else ''}{p.date}", p.source]
         for p in found

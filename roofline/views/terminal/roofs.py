@@ -1,4 +1,4 @@
-"""What `flopcast roofline` prints: the ceilings of a GPU, and how near measured kernels come to them."""
+"""Prints the output of `flopcast roofline`: a GPU's ceilings, and how near measured kernels come to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BANDWIDTHS = {"hbm_read": "memory read", "hbm_write": "memory write", "hbm_copy"
 
 
 def print_roofs(profile: Profile) -> None:
-    """Tables on stdout, warnings on stderr. Every value with its basis; a projection's with its 90% interval."""
+    """Prints tables on stdout, warnings on stderr. Every value has its basis, and a projection its 90% interval."""
     out, roofs = console(), roofs_of(profile)
     is_projected = roofs.basis != "measured"
     if is_projected:
@@ -84,7 +84,7 @@ def _peak(number: Number) -> str:
 
 
 def bandwidth(value: float) -> str:
-    """2.04 TB/s, 61.3 GB/s"""
+    """A bandwidth with its unit: 2.04 TB/s, 61.3 GB/s."""
     return rate(value, "B/s", 2 if value >= 1e12 else 1)
 
 

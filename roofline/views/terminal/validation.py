@@ -1,4 +1,4 @@
-"""What `flopcast compare` and `flopcast validate` print."""
+"""Prints the output of `flopcast compare` and `flopcast validate`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME_SHOWN = 60
 
 
 def print_comparison(found: Comparison, steps: Sequence[StepChange] = ()) -> None:
-    """Tables on stdout, remarks on stderr."""
+    """Prints the tables of a comparison on stdout, remarks on stderr."""
     if found.differences:
         rows = [[name, _shown(a), _shown(b)] for name, a, b in found.differences]
         print_table("Device and software, where they differ", ("", "A", "B"), rows)
@@ -58,12 +58,12 @@ def print_comparison(found: Comparison, steps: Sequence[StepChange] = ()) -> Non
 
 
 def ratio(change: float) -> str:
-    """+3.1%, from twice as long on 2.31x."""
+    """A change in time: +3.1%, and 2.31x from twice as long on."""
     return percent(change) if change < 1.0 else f"{1.0 + change:.3g}x"
 
 
 def _time(seconds: float) -> str:
-    """Of a rate the time of a billion bytes or FLOPs."""
+    """A time in words; for a rate, the time of a billion bytes or FLOPs."""
     return duration(seconds) if seconds > 1e-9 else f"{duration(seconds * 1e9)} a G"
 
 
@@ -82,7 +82,7 @@ def _cut(name: str) -> str:
 
 
 def print_validation(rows: Sequence[StepComparison]) -> None:
-    """The tables of `validate`: every step, the errors by component, and beside those of other methods."""
+    """Prints the tables of `validate`: every step, the errors by component, and the errors of other methods."""
     shown = [
         [row.label, ms(row.step.measured), ms(row.step.forecast), percent(row.step.error),
          ms(row.device.measured), percent(row.device.error), ms(row.host.measured), percent(row.host.error),

@@ -1,4 +1,4 @@
-"""What `flopcast widths` prints: rules, penalties, layouts, heads, shapes."""
+"""Prints the output of `flopcast widths`: rules, penalties, layouts, heads, shapes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 SHAPES_SHOWN = 12
-UNMEASURED = 0.02  # share of a step in kernels of no measured kind, from which on it is said
+UNMEASURED = 0.02  # share of a step in kernels of no measured kind from which on a remark is printed
 AXIS_NAMES = {"hidden": "hidden size", "ffn": "ffn size", "vocab": "vocabulary"}
 
 
 def print_answer(found: Answer) -> None:
-    """Tables on stdout; what was not measured, on stderr."""
+    """Prints tables on stdout; remarks on what was not measured go to stderr."""
     out, center, run = console(), found.center, found.run
     what = "forward" if found.forward else "step"
     title = (
@@ -92,7 +92,7 @@ def _print_axiss(found: Answer, axis: str, what: str) -> None:
 
 
 def _print_layouts(found: Answer) -> None:
-    """Median penalties of the three layouts, by axis and multiple."""
+    """Prints the median penalties of the three layouts, by axis and multiple."""
     from flopcast.roofline.widths.penalties import LAYOUTS, MULTIPLES
 
     rows = []
@@ -112,7 +112,7 @@ def _print_layouts(found: Answer) -> None:
 
 
 def _print_measured(rules: Sequence[MeasuredRule]) -> None:
-    """What this GPU's own products say of multiples."""
+    """Prints the penalties of multiples that this GPU's measured matrix products show."""
     rows = [
         ["odd" if r.multiple == 1 else str(r.multiple), str(r.against), str(r.count), percent(r.median),
          f"{r.low * 100:+.1f}% to {r.high * 100:+.1f}%", percent(r.worst), r.worst_shape]
