@@ -25,8 +25,8 @@ from flopcast.roofline.stream.ops.to_micro_batches import times_run
 L2_SHARE = 0.8
 
 # The fraction of a kernel's isolated gain from operands in L2 that it keeps within a step. From five recorded steps on
-# an H200: element-wise kernels keep all of it; products keep 0.4 and reductions 0.6, as they are bound by latency
-# rather than by bandwidth (with all of it, reductions of 4 to 16 MB came out 21% too fast, products 4%).
+# an H200: element-wise kernels keep all of it; products keep 0.4 and reductions 0.6, as they wait rather than stream
+# (with all of it, reductions of 4 to 16 MB came out 21% too fast, products 4%).
 HOT_GAIN = {"gemm": 0.4, "reduction": 0.6}
 
 
@@ -85,7 +85,7 @@ def device_work(stream: Stream, run: Run, profile: Profile, host: HostCosts) -> 
     times = _kernel_times(distinct, backends, profile)
     timed = []
     phase = ""
-    known: dict[tuple[Any, ...], TimedOp] = {}  # a layer's ops come again and again
+    known: dict[tuple[Any, ...], TimedOp] = {}  # a layer's ops recur in every layer
     for i, (op, work) in enumerate(zip(stream.ops, works, strict=True)):
         n_tensors = len(op.inputs) if '"ts"' in op.args else 0
         key = (op.phase, op.kind, id(work), n_tensors, hot_shares[i])

@@ -63,9 +63,9 @@ def _summed_in_place(stream: Stream, op: Op, following: Op | None) -> tuple[int,
     where the sum gets a storage of its own.
 
     Autograd adds to the first gradient where nothing else holds a reference to it
-    (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`). The tracer holds one, and so records an `add` with
-    a result of its own that releases its first operand. For tied embeddings of 151,936 x 2560 in fp32 that is 1.6 GB at
-    the peak.
+    (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`). A recorder of calls holds one, and so sees an
+    `add` with a result of its own, after which the first operand is released. For tied embeddings of 151,936 x 2560 in
+    fp32 that is 1.6 GB at the peak.
     """
     if following is None or len(op.inputs) != 2:
         return ()

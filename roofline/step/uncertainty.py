@@ -1,6 +1,7 @@
 """Computes 90% intervals of device and step time. All spreads are standard deviations of log seconds.
 
-Errors are not independent, so the time of a step of many kernels is not known much more precisely than theirs:
+Errors are not independent, so the time of a step of a thousand kernels is not known a thousand times better than that
+of one kernel:
 
 - a shape's own error (`TimedOp.sigma`: the fit's residuals and the measurement's noise, `gpu/fit/surface.py`) is the
   same in each of its repeats and independent from shape to shape;
