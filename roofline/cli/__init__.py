@@ -1,1 +1,1 @@
-"""The command line, one file per command: `gpu/` what a GPU does, `step/` what a step costs, `choose/` what to take."""
+"""The command line, one file per command: `gpu/` for GPUs, `step/` for a step's cost, `choose/` for choices."""

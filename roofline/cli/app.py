@@ -1,6 +1,6 @@
-"""The command line: options in, tables or one JSON document out. One file per command, in rooms by the question.
+"""The command line: takes options, prints tables or one JSON document. One file per command, in folders by question.
 
-Exit codes: 0 done, 1 failed, 2 bad use. Nothing heavy is imported before a command needs it.
+Exit codes: 0 done, 1 failed, 2 bad usage. Nothing heavy is imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-INTERRUPTED = 130  # what typer makes of Ctrl-C
+INTERRUPTED = 130  # typer's exit code for Ctrl-C
 
 
 def main() -> None:
     """Entry point of the `flopcast` command."""
-    # a command makes objects and ends: with the default the collector looks through them fifty times
+    # a command makes objects and ends: with the default thresholds the collector scans them fifty times
     gc.set_threshold(20_000, 20, 50)
-    # closed by the process that started this one: nobody reads them
+    # None where the process that started this one closed them: nobody reads them
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:
@@ -65,7 +65,7 @@ def main() -> None:
     except BrokenPipeError:
         raise SystemExit(1) from None
     except OSError as fault:
-        # a full disk behind stdout, as a rule: what commands read and write they check themselves
+        # usually a full disk behind stdout: commands check the files that they read and write themselves
         where = "" if fault.filename is None else f"{fault.filename}: "
         print(f"flopcast: {where}{fault.strerror or fault}", file=sys.stderr)
         raise SystemExit(1) from None

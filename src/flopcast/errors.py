@@ -1,4 +1,4 @@
-"""Everything that flopcast raises on purpose.
+"""The exceptions that flopcast raises on purpose.
 
 FlopcastError               any fault; the command line prints its message
 ├── UsageError              bad input: exit code 2

@@ -1,4 +1,4 @@
-"""Files and folders that are written, and where files of ours are kept between runs."""
+"""Reads and writes files and folders, and locates the folder where flopcast keeps files between runs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 from flopcast.errors import RunError, UsageError
 
 GZIP = b"\x1f\x8b"  # how gzip files begin
-# What "no room" looks like: disk full, quota, file-size limit (RLIMIT_FSIZE).
+# Error numbers that mean "no room": disk full, quota, file-size limit (RLIMIT_FSIZE).
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def cache_folder(kind: str) -> Path:
-    """Where files of a kind ("streams", "profiles", ...) are kept for the user; not made here."""
+    """Returns the user's cache folder for a kind of file ("streams", "profiles", ...). Does not make it."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "flopcast" / kind
 
 
 @contextmanager
 def write_errors(path: Path, option: str = "--out") -> Iterator[None]:
-    """Within it, an OSError of writing to `path` becomes one for the user: RunError where there is no room, else
-    UsageError, which names the option that chooses another path."""
+    """Turns an OSError from writing to `path` within the context into one for the user: RunError where there is no
+    room, else UsageError, which names the option that chooses another path."""
     try:
         yield
     except OSError as error:
@@ -38,7 +38,7 @@ def write_errors(path: Path, option: str = "--out") -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Raises UsageError when it cannot be made, or what is there cannot be written to."""
+    """Makes a folder. Raises UsageError when it cannot be made, or when the existing one cannot be written to."""
     with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -46,7 +46,7 @@ def make_folder(folder: Path) -> None:
 
 
 def read(path: Path) -> bytes:
-    """The content of a file, unpacked where it is gzipped. Raises OSError, for a torn gzip file too."""
+    """Returns the content of a file, decompressed if it is gzipped. Raises OSError, also for a truncated gzip file."""
     data = path.read_bytes()
     if not data.startswith(GZIP):
         return data
@@ -57,10 +57,10 @@ def read(path: Path) -> bytes:
 
 
 def write(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Writes a file whole or not at all, and makes its folder where there is none.
+    """Writes a file atomically, and makes its folder where there is none.
 
-    Gzipped where the name ends in .gz, without a time stamp: the same content gives the same bytes. `private`: for the
-    user alone to read. Raises OSError; `write_errors` makes it one for the user.
+    Gzipped where the name ends in .gz, without a time stamp: the same content gives the same bytes. `private`: only
+    the user may read it. Raises OSError, which `write_errors` turns into an error for the user.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.suffix == ".gz":
@@ -72,7 +72,7 @@ def write(path: Path, content: str | bytes, *, private: bool = False) -> None:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # file systems that allocate late find only here that there is no room
+            os.fsync(file.fileno())  # with delayed allocation a full disk shows only here
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

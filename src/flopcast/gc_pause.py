@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, kept from looking through what holds no cycles."""
+"""Pauses Python's cyclic garbage collector where objects form no cycles."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Within it nothing is collected.
+    """Disables garbage collection within the context.
 
-    Streams and profiles are many objects and no cycles: collections took a quarter of a sweep's time, and a tenth of
+    Streams and profiles are many objects without cycles: collections took a quarter of a sweep's time, and a tenth of
     importing torch and transformers. One within a measurement takes 10-100 ms with transformers loaded, and may free
     CUDA objects during a capture.
     """
@@ -26,7 +26,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def older_kept() -> Iterator[None]:
-    """Within it, collections leave out the objects that were there before, and cost what is new."""
+    """Makes collections within the context skip the objects that existed before, so that they scan only new ones."""
     gc.freeze()
     try:
         yield

@@ -1,7 +1,7 @@
-"""How far something is, on stderr.
+"""Shows progress on stderr.
 
-On a terminal a bar with the time left, or a count of seconds where the total is unknown; elsewhere a line every few
-seconds, where that is asked for. Rich is imported when a bar is drawn: cached forecasts load none.
+On a terminal it is a bar with the time left, or a count of seconds where the total is unknown; elsewhere a line every
+few seconds, if asked for. Rich is imported only when a bar is drawn, so cached forecasts do not load it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
 
-QUIET_SECONDS = 1.0  # nothing is shown for what is over sooner
+QUIET_SECONDS = 1.0  # nothing is shown for work that ends sooner
 LINE_SECONDS = 5.0
 
 
@@ -25,9 +25,9 @@ LINE_SECONDS = 5.0
 def progress(
     label: str, total: int | None = None, *, in_logs: bool = False, stream: TextIO | None = None
 ) -> Iterator[Progress]:
-    """Yields what is told of the units done: `advance()` after each, or `update(done, total)`.
+    """Yields the object to which finished units are reported: `advance()` after each, or `update(done, total)`.
 
-    `in_logs`: there are lines where `stream`, by default stderr, is no terminal. Without it nothing is shown there.
+    `in_logs`: print lines where `stream`, by default stderr, is not a terminal. Without it nothing is shown there.
     """
     stream = stream or sys.stderr
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -39,7 +39,7 @@ def progress(
 
 
 class Progress:
-    """What is done of how much. This one shows nothing of it."""
+    """Counts the units done, of a total. This class shows nothing."""
 
     def __init__(self, label: str, total: int | None, stream: TextIO) -> None:
         self.label, self.total, self.stream = label, total, stream
@@ -47,12 +47,12 @@ class Progress:
         self.begun = monotonic()
 
     def advance(self, unit: str = "") -> None:
-        """One more is done, named `unit`."""
+        """Counts one more unit as done, named `unit`."""
         self.done += 1
         self._show(unit)
 
     def update(self, done: int, total: int) -> None:
-        """So many of so many are done."""
+        """Sets the number of units done and the total."""
         self.done, self.total = done, total
         self._show("")
 
@@ -62,10 +62,10 @@ class Progress:
             self.draw(unit, seconds)
 
     def draw(self, unit: str, seconds: float) -> None:
-        """Shows how far it is, `seconds` after the beginning, `unit` done last."""
+        """Shows the progress, `seconds` after the beginning; `unit` is the one done last."""
 
     def close(self) -> None:
-        """Takes away what is shown."""
+        """Removes what is shown."""
 
 
 class _Lines(Progress):
@@ -80,7 +80,7 @@ class _Lines(Progress):
 
 
 class _Bar(Progress):
-    """A bar; as long as there is no total a thread that writes "label ... 3 s"."""
+    """Draws a bar; as long as there is no total, a thread writes "label ... 3 s" instead."""
 
     def __init__(self, label: str, total: int | None, stream: TextIO) -> None:
         super().__init__(label, total, stream)
@@ -114,7 +114,7 @@ class _Bar(Progress):
             self._bar = _rich_bar(self.stream)
             self._bar.add_task(self.label, total=self.total, unit="")
         self._bar.update(self._bar.task_ids[0], completed=self.done, total=self.total, unit=unit[:60])
-        self._bar.start()  # once: later calls do nothing
+        self._bar.start()  # only the first call has an effect
 
     def close(self) -> None:
         self._stop_counting()

@@ -92,8 +92,8 @@ def cost(
 
 
 def write_cost(curves: Sequence[CostCurve], folder: Path, changed: Sequence[Scenario] = ()) -> list[Path]:
-    """cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `changed`) and cost.png in
-    `folder`. Raises UsageError when it cannot be written."""
+    """Writes cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `changed`) and cost.png
+    to `folder` and returns their paths. Raises UsageError when they cannot be written."""
     from flopcast.roofline.views.figures.cost import cost_figure
     from flopcast.roofline.views.figures.file import save
 

@@ -1,4 +1,4 @@
-"""The JSON documents of `cost` and `plan`."""
+"""Builds the JSON documents of `cost` and `plan`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cost_document(
     host: str | None,
     scenarios: Sequence[Scenario],
 ) -> dict[str, Any]:
-    """What `cost --json` prints."""
+    """Builds the document that `cost --json` prints."""
     return {
         "ladder": [{"width": m["hidden_size"], "depth": m["num_hidden_layers"]} for m in models],
         "run": {"batch": run.batch, "seq": run.seq, "optimizer": run.optimizer, "mode": run.mode},
@@ -37,7 +37,7 @@ def cost_document(
 
 
 def plan_document(found: Sequence[Plan], budget_usd: float | None = None) -> dict[str, Any]:
-    """What `plan --json` prints for a model."""
+    """Builds the document that `plan --json` prints for a model."""
     best = cheapest(found)
     rows = []
     for plan in found:
@@ -62,7 +62,7 @@ def plan_document(found: Sequence[Plan], budget_usd: float | None = None) -> dic
 def largest_document(
     found: Sequence[Largest], curves: Sequence[CostCurve], tokens_per_parameter: float
 ) -> dict[str, Any]:
-    """What `plan --budget-usd X --json` prints without a model."""
+    """Builds the document that `plan --budget-usd X --json` prints without a model."""
     ladder = [{"width": p.step.width, "depth": p.step.depth} for p in curves[0].points] if curves else []
     prices = {
         c.gpu: {"usd_per_hour": c.price.usd_per_hour, "provider": c.price.provider, "date": c.price.date.isoformat()}

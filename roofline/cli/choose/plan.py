@@ -24,7 +24,7 @@ from flopcast.roofline.cli.shared.options import (
 )
 from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
 
-# Far above anything trained (tens of 1e12 tokens); beyond them tables tear and infinities come through.
+# Far above anything trained (tens of 1e12 tokens); larger values break the tables' columns and give infinities.
 MOST_TOKENS, MOST_PER_PARAMETER, MOST_USD = 1e18, 1e9, 1e12
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
@@ -113,7 +113,7 @@ def plan(
 
 
 def _batch(text: str) -> int | None:
-    """Sequences, None for auto. Raises UsageError."""
+    """Parses a number of sequences; None for auto. Raises UsageError."""
     if text == "auto":
         return None
     try:
@@ -123,7 +123,7 @@ def _batch(text: str) -> int | None:
 
 
 def token_count(text: str) -> float:
-    """ "10B" -> 1e10. Raises UsageError."""
+    """Parses a number of tokens: "10B" -> 1e10. Raises UsageError."""
     match = re.fullmatch(r"([0-9_.]+(?:[eE][+]?[0-9]+)?)([KMBGT]?)", text.strip().replace(",", ""), re.IGNORECASE)
     try:
         count = float(match[1].replace("_", "")) * _SCALES[match[2].upper()] if match else 0.0

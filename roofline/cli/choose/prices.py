@@ -1,4 +1,4 @@
-"""`flopcast prices`: the price book, and how to refresh it from published catalogues."""
+"""`flopcast prices`: shows the price book, and refreshes it from published catalogues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bench --all-gpus` does: measures all GPUs of a host, each into a folder of its own."""
+"""Implements `bench --all-gpus`: measures all GPUs of a host, each into a folder of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flopcast.roofline.views.terminal import console
 
 
 def check_out(out: Path, *, all_gpus: bool) -> None:
-    """A folder is of one GPU or of several. Raises UsageError for one of the other kind."""
+    """Raises UsageError where a folder of one GPU's measurements is to take those of several, or the reverse."""
     if all_gpus and records.file_in(out).is_file():
         raise UsageError(f"{out} holds measurements of one GPU: give another --out for --all-gpus")
     if not all_gpus and cards.card_folders(out):
@@ -23,7 +23,7 @@ def check_out(out: Path, *, all_gpus: bool) -> None:
 
 
 def bench_all_gpus(out: Path, suite: str | None, arguments: Sequence[str]) -> dict[str, Any]:
-    """Measures every GPU of this host into a folder of its own; what is done is not done again.
+    """Measures every GPU of this host into a folder of its own; finished measurements are not repeated.
 
     `arguments`: what a bench takes besides its device, folder and suite. Returns {"out", "parts" by card, "failed"
     by card, "spread"}. The host is calibrated first, alone, by the first GPU's process (`fanout`). Raises UsageError
@@ -58,7 +58,7 @@ def bench_all_gpus(out: Path, suite: str | None, arguments: Sequence[str]) -> di
 
 
 def spread_of(out: Path) -> dict[str, Any] | None:
-    """How far the cards of a folder lie apart; None, and a line on stderr, where that cannot be told."""
+    """Returns the spread between the cards of a folder; None, and a line on stderr, where it cannot be determined."""
     try:
         found = cards.read_folder(out)
     except DataError as fault:
@@ -68,7 +68,7 @@ def spread_of(out: Path) -> dict[str, Any] | None:
 
 
 def raise_if_failed(found: dict[str, Any]) -> None:
-    """Raises RunError naming the GPUs whose bench failed: the others' rows, and theirs so far, are kept."""
+    """Raises RunError naming the GPUs whose bench failed; all rows finished on any GPU are kept."""
     if found["failed"]:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in found["failed"].items())
         raise RunError(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.gpu.suites import SuiteCase
     from flopcast.roofline.step import measured_model
 
-BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # of a suite's cases
+BACKENDS = ("torch", "triton", "sdpa-flash", "sdpa-cudnn")  # backends of a suite's cases
 
 
 def bench(
@@ -109,8 +109,8 @@ def run_bench(
     device: str | None, suite: str, out: Path, *, model: measured_model.ModelOptions | None = None,
     budget: float | None = None, retry: tuple[str, ...] = (), skip_host: bool = False, backend: str | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """Measures what `out` lacks of a suite (with `backend`, of its cases), or of what a step of `model` launches; a
-    line for each part."""
+    """Measures what `out` lacks of a suite (with `backend`, only its cases), or of the kernels that a step of `model`
+    launches. Returns a summary line per part."""
     _check_bench(suite, budget, backend)
     from flopcast.microbench import bench as engine
     from flopcast.microbench.sweep.cases import Case
@@ -126,8 +126,8 @@ def run_bench(
     of_triton = suite in OF_TRITON and model is None
     if of_triton and chosen.type != "cuda":
         raise UsageError(f"suite {suite!r} on {chosen.type}: Triton's kernels run on a CUDA GPU")
-    # "full" takes the policy of "standard": 91% of an H200's rows end after 10 samples that agree to 0.5%, below
-    # what two runs differ by, so that more of the same adds a quarter of the time and nothing else; shapes do.
+    # "full" takes the policy of "standard": 91% of an H200's rows end after 10 samples that agree to 0.5%, less than
+    # two runs differ by. More samples would add a quarter of the time and no information; more shapes do add some.
     brief = chosen.type == "cpu" or host_only or (suite == "quick" and model is None)
     policy = "quick" if brief else "standard"
     name = "cpu-quick" if chosen.type == "cpu" and not host_only else suite

@@ -1,4 +1,4 @@
-"""`flopcast compare`: two profiles, or two folders of measurements. Exit 3 where something regressed."""
+"""`flopcast compare`: compares two profiles, or two folders of measurements. Exit code 3 where something regressed."""
 
 from __future__ import annotations
 

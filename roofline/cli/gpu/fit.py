@@ -1,4 +1,4 @@
-"""`flopcast fit`: from a folder of measurements to a profile."""
+"""`flopcast fit`: turns a folder of measurements into a profile."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def fit(
 
 
 def _one_blas_thread() -> None:
-    """Loads numpy and scipy with one thread of BLAS each, unless the caller said how many or they are there.
+    """Loads numpy and scipy with one BLAS thread each, unless the environment sets a number or numpy is loaded already.
 
     A fit is thousands of products and factorisations of tens of points, between which OpenBLAS's threads spin: with two
-    on two cores, 194 surfaces took 63 s of processor time, with one 11 s."""
+    threads on two cores, 194 surfaces took 63 s of CPU time, with one thread 11 s."""
     name = "OPENBLAS_NUM_THREADS"
     if "numpy" in sys.modules or name in os.environ or "OMP_NUM_THREADS" in os.environ:
         return
@@ -91,4 +91,4 @@ def _one_blas_thread() -> None:
     try:
         importlib.import_module("scipy.optimize")
     finally:
-        del os.environ[name]  # what a process started from here does is its own
+        del os.environ[name]  # child processes choose for themselves

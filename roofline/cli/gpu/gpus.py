@@ -1,4 +1,4 @@
-"""`flopcast gpus`: the profiles and hosts that are known, and how each came about."""
+"""`flopcast gpus`: lists the known profiles and hosts, and how each was obtained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flopcast import`: from published tables of operation times to a profile."""
+"""`flopcast import`: refines a profile by published tables of operation times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flopcast kernels`: the times of single operations, from CSV to CSV."""
+"""`flopcast kernels`: forecasts the times of single operations, from CSV to CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flopcast report`: makes the page of a GPU, and the index over several."""
+"""`flopcast report`: makes the page of a GPU, and the index of several pages."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def report(
         check_device(ran_on, known)
     if index is not None and not index.is_dir():
         raise UsageError(f"--index {str(index)!r} is no folder: give the one that holds the pages' folders")
-    files.make_folder(out)  # before minutes of measuring and drawing, not after
+    files.make_folder(out)  # fails before minutes of measuring and drawing, not after
     if measure:
         measurements, steps = out / "measurements", out / "steps"
         say(f"1/4 measuring this machine -> {measurements}")

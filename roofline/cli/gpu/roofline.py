@@ -1,4 +1,4 @@
-"""`flopcast roofline`: what a GPU can do, as a table and as a figure."""
+"""`flopcast roofline`: shows what a GPU can do, as a table and as a figure."""
 
 from __future__ import annotations
 

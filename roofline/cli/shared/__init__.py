@@ -1,1 +1,1 @@
-"""What several commands share: options with their help, prices, what goes to stdout."""
+"""What several commands share: options with their help, prices, output to stdout."""

@@ -1,8 +1,8 @@
-"""Groups of options: what several commands share is declared once, as the fields of a frozen dataclass.
+"""Groups of options: options that several commands share are declared once, as the fields of a frozen dataclass.
 
-A command names the group as a parameter's type and is handed an instance of it; `expanded` makes the function that
-typer reads, with the fields in the parameter's place. `Annotated[RunOptions, Only("batch", "seq")]` offers these
-fields alone; the others keep their defaults.
+A command names the group as a parameter's type and receives an instance of it; `expanded` makes the function that
+typer reads, with the fields in the parameter's place. `Annotated[RunOptions, Only("batch", "seq")]` offers only
+these fields; the others keep their defaults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Only:
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer takes it: each option a parameter of its own. A command without groups stays as it is."""
+    """Returns the command as typer takes it, with one parameter per option. A command without groups is unchanged."""
     parameters: list[Parameter] = []
     groups: dict[str, tuple[type, list[str]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -48,7 +48,7 @@ def expanded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(group: type, names: tuple[str, ...] | None) -> list[Parameter]:
-    """The fields of a group as parameters, in their order."""
+    """Returns the fields of a group as parameters, in their order."""
     types = get_type_hints(group, include_extras=True)
     return [
         Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])

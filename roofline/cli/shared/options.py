@@ -1,5 +1,5 @@
-"""The options that several commands share, each declared once with its words of help: single ones, and groups of them
-(`groups`), which hand a command what they describe."""
+"""The options that several commands share, each declared once with its help text: single ones, and groups of them
+(`groups`), which convert to the object that they describe."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ Theme = Annotated[str | None, Option(help="Background of the figure: light (defa
 Budget = Annotated[float | None, Option(help="Seconds to measure for. The next run continues.")]
 AsJson = Annotated[bool, Option("--json", help="Write one JSON document to stdout, everything else to stderr.")]
 
-ALL_GPUS = "nvidia-l4,nvidia-a100-80gb-pcie,nvidia-h100-sxm,nvidia-h200"  # that `cost` and `plan` compare by default
+ALL_GPUS = "nvidia-l4,nvidia-a100-80gb-pcie,nvidia-h100-sxm,nvidia-h200"  # compared by `cost` and `plan` by default
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Which model: a config, a module, or a width and what of its shape departs from the ladder's."""
+    """Which model: a config, a module, or a width with the sizes that depart from the ladder's shape."""
 
     config: Annotated[
         str | None, Option(help="Model: a transformers config.json, or a shipped name such as qwen3-0.6b.")
@@ -70,7 +70,7 @@ class ModelOptions:
     ] = None
 
     def to_config(self) -> Config:
-        """The config that is asked for. Raises UsageError."""
+        """Returns the config that the options describe. Raises UsageError."""
         from flopcast.roofline.stream.model.models import model_from
 
         return model_from(**{name: value for name, value in vars(self).items() if name != "module"})
@@ -78,7 +78,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a step is run: `Run`, field by field."""
+    """How a step is run: one option per field of `Run`."""
 
     batch: Annotated[int, Option(help="Sequences per micro-batch.")] = Run.batch
     seq: Annotated[int, Option(help="Tokens per sequence.")] = Run.seq
@@ -103,7 +103,7 @@ class RunOptions:
     ] = Run.fused
 
     def to_run(self) -> Run:
-        """The run that is asked for. Raises UsageError for what is invalid or not modelled yet."""
+        """Returns the run that the options describe. Raises UsageError for what is invalid or not modelled yet."""
         run = Run(**vars(self))
         run.check()
         return run
@@ -111,7 +111,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PriceOptions:
-    """Which price of a GPU counts: `price_book.price_book` finds it."""
+    """Which price of a GPU is used; `price_book.price_book` finds it."""
 
     prices: PriceBook = None
     price: Annotated[
@@ -137,8 +137,8 @@ class HostsOptions:
 
 
 def refuse_unused(why: str, options: Mapping[str, object]) -> None:
-    """Raises UsageError for the first option, by its name, that was given and has no effect. `why` says why not, after
-    "--name value"."""
+    """Raises UsageError for the first of `options` (by name) that was given, as none has an effect here. `why` is the
+    reason, printed after "--name value"."""
     for name, value in options.items():
         if value not in (None, False) and value != []:
             option = f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
@@ -146,7 +146,7 @@ def refuse_unused(why: str, options: Mapping[str, object]) -> None:
 
 
 def given(context: Context, *groups: ModelOptions | RunOptions) -> dict[str, Any]:
-    """The options of groups that stand on the command line, by name."""
+    """Returns the options of groups that were given explicitly, by name."""
     return {
         name: value
         for group in groups
@@ -156,7 +156,7 @@ def given(context: Context, *groups: ModelOptions | RunOptions) -> dict[str, Any
 
 
 def whole_numbers(option: str, text: str) -> list[int]:
-    """Comma-separated integers, one at least. Raises UsageError."""
+    """Parses comma-separated integers, at least one. Raises UsageError."""
     try:
         found = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
@@ -167,8 +167,8 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 
 def ladder_of(widths: str | None, depth_law: str) -> list[Config]:
-    """The ladder's models at comma-separated widths, each once and in order, or at all of its own. Raises
-    UsageError."""
+    """Returns the ladder's models at comma-separated widths, each once and in ascending order; for None at all widths
+    of the ladder. Raises UsageError."""
     from flopcast.roofline.stream.model.models import LADDER_WIDTHS, ladder
 
     chosen = LADDER_WIDTHS if widths is None else tuple(sorted(set(whole_numbers("--widths", widths))))

@@ -1,4 +1,4 @@
-"""What a command leaves on stdout: one JSON document, or a line that says what was done."""
+"""Output of commands: one JSON document on stdout, or a line that says what was done."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def emit(document: Any) -> None:
-    """The one JSON document, whole or not at all."""
+    """Writes the command's one JSON document to stdout, complete or not at all."""
     text = json.dumps(document, indent=1, default=str, allow_nan=False)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def say_done(seconds: Sequence[Any], words: tuple[str, str], profile: Profile, out: Path, as_json: bool) -> None:
-    """How many rows of a table were done. `words`: what they are, and what was done."""
+    """Reports how many rows of a table were done. `words`: a noun for the rows, and a participle for what was done."""
     from flopcast.roofline.views.terminal import console
 
     count, done = len(seconds), sum(1 for value in seconds if value)

@@ -1,4 +1,4 @@
-"""From the options about prices to a price book and the price of one GPU."""
+"""Turns the options about prices into a price book and the price of one GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def report_refused(found: Collected) -> None:
-    """Says on stderr which rows of a catalogue were refused, and why."""
+    """Prints to stderr which rows of a catalogue were refused, and why."""
     if not found.refused:
         return
     from flopcast.roofline.views.terminal import console
@@ -28,7 +28,7 @@ def report_refused(found: Collected) -> None:
 
 
 def checked_day(option: str, text: str | None) -> date | None:
-    """The day of "2026-11-15", None for None. Raises UsageError."""
+    """Parses a day such as "2026-11-15"; None for None. Raises UsageError."""
     if text is None:
         return None
     try:
@@ -38,7 +38,7 @@ def checked_day(option: str, text: str | None) -> date | None:
 
 
 def gpu_names(text: str) -> list[str]:
-    """Comma-separated GPUs, each once. Raises UsageError where there is none."""
+    """Parses comma-separated names of GPUs, each returned once. Raises UsageError where there is none."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise UsageError("--gpus names no GPU; `flopcast gpus` lists them")
@@ -48,7 +48,7 @@ def gpu_names(text: str) -> list[str]:
 def price_book(
     options: PriceOptions, gpus: Sequence[str], *, required: bool = False, kind: str = "on-demand"
 ) -> Mapping[str, Price]:
-    """GPU -> the price to use: given on the command line, else the provider's newest; of `gpus` alone.
+    """Maps each of `gpus` to the price to use: the one given on the command line, else the provider's newest.
 
     A GPU of a profile file need not be known by name.
     Refused rows of a catalogue are named on stderr. Raises UsageError, with `required` also for a GPU without a price.
@@ -75,10 +75,10 @@ def price_book(
 
 
 def price_of(profile: Profile, options: PriceOptions) -> Price | None:
-    """The price of one GPU, as `price_book` finds it. Where one was asked for and there is none, stderr says so."""
+    """Returns the price of one GPU, as `price_book` finds it. If one was asked for but not found, stderr says so."""
     found = price_book(options, [profile.gpu]).get(profile.gpu)
     if found is None and (options.on is not None or options.provider or options.prices is not None):
-        # imports rich, 25 ms, only where there is something to say
+        # importing rich takes 25 ms: only where there is a message
         from flopcast.roofline.views.terminal import console
 
         console.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
@@ -86,9 +86,9 @@ def price_of(profile: Profile, options: PriceOptions) -> Price | None:
 
 
 def _providers(given: Sequence[str] | None, gpus: Sequence[str]) -> dict[str, str]:
-    """GPU -> the provider asked for. Raises UsageError for a GPU that is not among `gpus`."""
+    """Maps each GPU to the provider asked for. Raises UsageError for a GPU that is not among `gpus`."""
     found: dict[str, str] = {}
-    for text in sorted(given or [], key=lambda text: "=" in text):  # one for all first, so that a GPU's own wins
+    for text in sorted(given or [], key=lambda text: "=" in text):  # those for all GPUs first: a GPU's own overrides it
         gpu, equals, name = (part.strip() for part in text.partition("="))
         if not equals:
             found |= dict.fromkeys(gpus, gpu)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedStep:
-    """Of `config` or of `module`; `sizes`: the batch and the length that the module's factory is asked for."""
+    """A step of `config` or of `module`; `sizes`: the batch and sequence length asked of the module's factory."""
 
     config: Config | None = None
     module: str = ""
@@ -27,9 +27,9 @@ class AskedStep:
     run: Run
 
     def traced(self, device: str, trace: Trace | None = None) -> tuple[Stream, Run]:
-        """The op stream on "cuda" or "cpu", and the run with the batch and the length that were traced.
+        """Returns the op stream on "cuda" or "cpu", and the run with the batch and sequence length that were traced.
 
-        `trace`: as of `get_stream`. Raises UsageError for what cannot be traced.
+        `trace`: as in `get_stream`. Raises UsageError for a step that cannot be traced.
         """
         if self.config is not None:
             from flopcast.roofline.stream.library.streams import get_stream
@@ -43,7 +43,7 @@ class AskedStep:
 
 
 def asked_step(context: Context, model: ModelOptions, run: RunOptions) -> AskedStep:
-    """What the options describe. Raises UsageError, also where an option describes another model than --module."""
+    """Returns the step that the options describe. Raises UsageError, also where an option conflicts with --module."""
     if model.module is None:
         return AskedStep(config=model.to_config(), run=run.to_run())
     clash = min(given(context, model).keys() - {"module"}, default=None)

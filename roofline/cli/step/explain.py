@@ -1,4 +1,4 @@
-"""`flopcast explain`: where a step's time goes, and what would help."""
+"""`flopcast explain`: says where a step's time goes, and what would help."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def explain(
     feeding = find_host(host)
     device = profile.device["type"]
     with progress("forecasting"):
-        # where the step itself has to be traced, torch is there for the alternatives too
+        # where the step itself has to be traced, torch is loaded for the alternatives too
         trace = asked.config is not None and (what_if or not is_at_hand(asked.config, asked.run.traced_on(device)))
         stream, ran = asked.traced(device)
         step = PricedStep(stream, ran, profile, feeding, priced)

@@ -1,4 +1,4 @@
-"""`flopcast predict`: what one training step costs."""
+"""`flopcast predict`: forecasts what one training step costs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def predict(
     largest: int | None = None
     with ExitStack() as stack:
         trace = None
-        if step.config is not None and not largest_batch:  # which needs two more traces, in one process with torch
+        if step.config is not None and not largest_batch:  # the search traces twice more, in one process
             likely = step.run.traced_on("cpu" if gpu == "cpu" else "cuda")
-            # another process imports torch while this one looks the profile up
+            # another process imports torch while this one looks up the profile
             trace = stack.enter_context(tracing_apart(step.config, likely))
         profile = find_profile(gpu)
         priced = price_of(profile, price)

@@ -1,4 +1,4 @@
-"""`flopcast sweep`: many steps, from CSV to CSV."""
+"""`flopcast sweep`: forecasts many steps, from CSV to CSV."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def validate(
             emit({"steps": str(folder)})
         return
     described = machine_here(device) if steps_from is None else machine_of(steps_from)
-    profile = find_profile(gpu or gpu_name(described))  # before minutes of steps, not after
+    profile = find_profile(gpu or gpu_name(described))  # fails before minutes of steps, not after
     comparable.check_device(described, profile, any_gpu=any_gpu)
     check_writable(out, is_folder=True)
     if steps_from is None:
@@ -114,9 +114,9 @@ def validate(
 def compare_folder(
     folder: Path, profile: Profile, *, any_stack: bool = False, estimates: Path | None = None
 ) -> list[StepComparison]:
-    """The rows of `validate` for a folder of real steps; with `estimates`, torch's of that folder count for them.
+    """Returns the rows of `validate` for a folder of real steps; `estimates`: folder of torch's estimates of them.
 
-    Raises UsageError for another stack, unless `any_stack`, and for estimates of another kind of GPU.
+    Raises UsageError for another software stack, unless `any_stack`, and for estimates of another kind of GPU.
     """
     from flopcast.roofline.validation.compare_steps import compare_runs
 

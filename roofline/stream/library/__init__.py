@@ -1,1 +1,1 @@
-"""Where op streams come from: shipped, cached, made from others, or traced now. `streams.get_stream` is the door."""
+"""Finds op streams: shipped, cached, derived from others, or traced now. The entry point is `streams.get_stream`."""

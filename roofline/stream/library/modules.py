@@ -24,9 +24,9 @@ def module_stream(
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Stream:
-    """The op stream of one step of `source`, which may be what `trace_module` takes, on `device`, "cuda" or "cpu".
+    """Returns the op stream of one step of `source` on `device`, "cuda" or "cpu". `source`: as `trace_module` takes it.
 
-    A factory chooses its own batch and sequence length, but for the `sizes` given. Raises UsageError.
+    A factory chooses its own batch and sequence length, except for the `sizes` given. Raises UsageError.
     """
     from flopcast.roofline.stream.tracer.trace import trace_module
 
@@ -46,7 +46,7 @@ def check_sizes(module: str, sizes: Mapping[str, int]) -> None:
     from flopcast.roofline.stream.tracer.trace import load_factory
 
     factory = load_factory(module)
-    with suppress(TypeError, ValueError):  # built in: tracing it says more
+    with suppress(TypeError, ValueError):  # a built-in has no signature; tracing it gives the better message
         parameters = inspect.signature(factory).parameters
         for name, value in sizes.items():
             if name not in parameters:
@@ -57,5 +57,5 @@ def check_sizes(module: str, sizes: Mapping[str, int]) -> None:
 
 
 def run_of_stream(stream: Stream, run: Run) -> Run:
-    """`run` with the batch and the sequence length that were traced."""
+    """Returns `run` with the batch and the sequence length that were traced."""
     return replace(run, batch=stream.meta["batch"], seq=stream.meta["seq"])

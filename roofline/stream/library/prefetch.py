@@ -1,6 +1,6 @@
-"""Streams of many steps: those that have to be traced are traced side by side, into the cache, while others are used.
+"""Provides the streams of many steps: missing ones are traced in parallel, into the cache, while others are used.
 
-A trace takes a second of one core, after five for importing torch and transformers.
+A trace takes one second of one core, after five seconds for importing torch and transformers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-LEAST_TRACES = 4  # fewer are made sooner than processes start
-LEAST_BATCHES = 3  # of one model, not at hand: fewer are traced as they are
+LEAST_TRACES = 4  # fewer traces take less time than starting processes
+LEAST_BATCHES = 3  # of one model, neither shipped nor cached; fewer are each traced directly
 PROCESSES = 8
 
 StreamOf = Callable[[Config, Traced], Stream]
@@ -31,16 +31,16 @@ StreamOf = Callable[[Config, Traced], Stream]
 
 @contextmanager
 def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
-    """A function like `get_stream`, for the streams that are `wanted`; it waits for those that are being traced.
+    """Yields a function like `get_stream` for the streams that are `wanted`; it waits for those that are being traced.
 
-    Of a model that is wanted at LEAST_BATCHES batches or more, two batches are traced, from which the others follow.
+    For a model wanted at LEAST_BATCHES batches or more, two batches are traced and the others derived from them.
     """
     missing = [(config, traced) for config, traced in wanted if not is_at_hand(config, traced)]
     batches: dict[str, set[int]] = defaultdict(set)
     for config, traced in missing:
         batches[_model(config, traced)].add(traced.batch)
     varied = {model for model, found in batches.items() if len(found) >= LEAST_BATCHES}
-    sources: dict[str, list[str]] = {}  # of what is missing, by key
+    sources: dict[str, list[str]] = {}  # keys of the traces that each missing stream needs, by its own key
     traces: dict[str, tuple[Config, Traced]] = {}
     for config, traced in missing:
         found = sources_of(config, traced, "batch") if _model(config, traced) in varied else []
@@ -50,7 +50,7 @@ def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
     with ExitStack() as stack:
         futures: dict[str, Future[None]] = {}
         if len(traces) >= LEAST_TRACES:
-            import multiprocessing  # with the pool 15 ms, which a single forecast does not need
+            import multiprocessing  # takes 15 ms together with the pool, which a single forecast does not need
             from concurrent.futures import ProcessPoolExecutor
 
             count = max(1, min(PROCESSES, os.cpu_count() or 1, len(traces) // 2))
@@ -63,7 +63,7 @@ def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
                 if (future := futures.get(source)) is not None:
                     from concurrent.futures.process import BrokenProcessPool
 
-                    with suppress(BrokenProcessPool):  # started where no process can be: traced here
+                    with suppress(BrokenProcessPool):  # no process can be started: this one traces
                         future.result()
             return get_stream(config, traced, vary="batch" if _model(config, traced) in varied else None)
 
@@ -71,16 +71,16 @@ def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
 
 
 def trace_into_cache(config: Config, traced: Traced) -> None:
-    """Traces, unless it cannot be traced: whoever asks for the stream then gets the reason."""
+    """Traces a step into the cache. Skips one that cannot be traced: the caller that asks for it gets the reason."""
     with suppress(UsageError):
         get_stream(config, traced)
 
 
 def _key(config: Config, traced: Traced) -> str:
-    """The same for all depths and numbers of micro-batches that one trace serves."""
+    """Returns the key shared by all depths and numbers of micro-batches that one trace serves."""
     return canonical_json([folded(config), asdict(as_traced(traced))])
 
 
 def _model(config: Config, traced: Traced) -> str:
-    """The same for all batches of a model."""
+    """Returns the key shared by all batches of a model."""
     return _key(config, replace(traced, batch=0))

@@ -1,4 +1,4 @@
-"""Op streams as files, by what they depend on: those in the wheel, and those that this user has traced before."""
+"""Stores op streams as files, keyed by what they depend on: those in the wheel, and those this user traced before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 
-# Raised when the tracer gives another stream for the same model: what was cached before is traced again.
+# Increased when the tracer gives another stream for the same model: streams cached before are then traced again.
 TRACER = 2
 
 # Run options that are left out of the key at these values.
@@ -28,14 +28,14 @@ _IRRELEVANT = {
     "eos_token_id", "pad_token_id", "initializer_range", "rope_theta", "rope_parameters", "rms_norm_eps",
     "max_position_embeddings", "hidden_act", "attention_bias", "use_cache", "name",
 }  # fmt: skip
-_KEPT_IF = {"hidden_act": "silu", "attention_bias": False}  # but only at these values
-# What a Qwen3 config.json says besides, at the values that are the model's own defaults.
+_KEPT_IF = {"hidden_act": "silu", "attention_bias": False}  # these fields are irrelevant only at these values
+# Further fields of a Qwen3 config.json, at the model's own defaults: left out of the key at these values.
 _QWEN3_DEFAULTS = {"attention_dropout": 0.0, "use_sliding_window": False, "sliding_window": None,
                    "rope_scaling": None, "max_window_layers": 28}  # fmt: skip
 
 
 def stream_key(config: Config, traced: Traced) -> str:
-    """Hash of what the stream depends on, versions left out; the same for configs that launch the same."""
+    """Returns a hash of what the stream depends on, except versions; equal for configs that launch the same kernels."""
     kept = {
         name: value
         for name, value in config.items()
@@ -50,16 +50,17 @@ def stream_key(config: Config, traced: Traced) -> str:
 
 
 def shipped_path(key: str) -> Path:
-    """Where the wheel has the stream of a key, if it does."""
+    """Returns the path at which the wheel has the stream of a key, if it has one."""
     return DATA / "streams" / f"{key}.json.gz"
 
 
 def cached_path(key: str) -> Path:
-    """Where this user's cache has the stream of a key, if it does: of these versions of the tracer and of libraries."""
+    """Returns the path at which this user's cache has the stream of a key, if it has one, for the versions of the
+    tracer and the libraries in use."""
     return cache_folder("streams") / _versions() / f"{key}.json.gz"
 
 
-@cache  # looking a version up reads files: 5 ms, and each row of a sweep asks
+@cache  # looking up a version reads files, which takes 5 ms, for every row of a sweep
 def _versions() -> str:
     return f"tracer{TRACER}-" + "-".join(
         f"{name}{metadata.version(name)}" for name in ("torch", "transformers")
@@ -67,13 +68,13 @@ def _versions() -> str:
 
 
 def is_stored(config: Config, traced: Traced) -> bool:
-    """Whether the wheel or the cache has this very stream."""
+    """Whether the wheel or the cache has exactly this stream."""
     key = stream_key(config, traced)
     return shipped_path(key).is_file() or cached_path(key).is_file()
 
 
 def find_stored(config: Config, traced: Traced) -> Stream | None:
-    """This very stream, from the wheel or the cache; None where neither has it.
+    """Returns exactly this stream from the wheel or the cache; None where neither has it.
 
     Raises DataError for a stream of the wheel that cannot be read.
     """
@@ -81,12 +82,12 @@ def find_stored(config: Config, traced: Traced) -> Stream | None:
     if (shipped := shipped_path(key)).is_file():
         return load(shipped)
     if (cached := cached_path(key)).is_file():
-        with suppress(DataError):  # torn, or of another flopcast: it is traced again
+        with suppress(DataError):  # truncated, or written by another flopcast: traced again
             return load(cached)
     return None
 
 
 def store(stream: Stream, config: Config, traced: Traced) -> None:
-    """Keeps a stream in the cache. One that cannot be written costs time, not the answer."""
+    """Writes a stream to the cache. A failure costs only time: the stream is then traced again."""
     with suppress(OSError):
         save(stream, cached_path(stream_key(config, traced)))

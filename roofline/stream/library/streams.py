@@ -1,6 +1,6 @@
-"""Which op stream a model and a run stand for, and where it comes from: the one place that is asked for streams.
+"""Gets the op stream of a model and a run: the one place that is asked for streams.
 
-A stream is the first of these that there is:
+A stream is the first of these that is available:
 
 - one that ships in the wheel, or that this user's cache has from an earlier trace (`stored`). A model of identical
   layers is stored at FOLDED_DEPTH, and a step of many micro-batches at TRACED of them, from which any other depth and
@@ -38,16 +38,17 @@ Vary = Literal["batch", "width"]
 
 
 def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trace: Trace | None = None) -> Stream:
-    """The op stream of one step of `config`, at its own depth.
+    """Returns the op stream of one step of `config`, at its own depth.
 
-    `vary`: what the caller varies from one stream to the next. Those that are not at hand then follow from two batches,
-    or from one width, that are traced for all, where the model allows it. `trace` traces (default: `trace_now`); what
-    it gives is cached. Raises UsageError for sizes that cannot be, and when transformers refuses the config.
+    `vary`: what the caller varies from one stream to the next. Streams that are neither shipped nor cached are then
+    derived from two batches, or from one width, traced once for all, where the model allows it. `trace` traces
+    (default: `trace_now`); its result is cached. Raises UsageError for impossible sizes, and when transformers refuses
+    the config.
     """
     check_step(config, traced)
     depth = depth_of(config)
     if vary is not None and sources_of(config, traced, vary) and not is_at_hand(config, traced):
-        with suppress(NotDerivable, UsageError):  # of a trace that was not asked for
+        with suppress(NotDerivable, UsageError):  # raised by the trace of a source, not of the step that was asked for
             found = _follow(config, traced, vary)
             return to_depth(found, depth) if is_folded(config) else found
     if traced.accumulate > TRACED:
@@ -58,7 +59,7 @@ def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trac
     found = _find_or_trace(base, traced, trace)
     if found.depth == FOLDED_DEPTH and is_folded(config):
         return to_depth(found, depth)
-    # layers that differ from one another, for all that the config says: nothing to fold
+    # the layers differ from one another although the config does not say so: they cannot be folded
     return found if base == config else _find_or_trace(config, traced, trace)
 
 
@@ -71,8 +72,8 @@ def is_at_hand(config: Config, traced: Traced, *, vary: Vary | None = None) -> b
 
 
 def sources_of(config: Config, traced: Traced, vary: Vary) -> list[tuple[Config, Traced]]:
-    """The streams, as they are stored, from which this one and others that differ in `vary` follow; none where it has
-    to be traced itself."""
+    """Lists the stored streams from which this one and others that differ in `vary` are derived; none where it has to
+    be traced itself."""
     as_stored = as_traced(traced)
     if vary == "batch":
         batches = BATCHES if traced.batch not in (1, *BATCHES) else ()
@@ -83,7 +84,7 @@ def sources_of(config: Config, traced: Traced, vary: Vary) -> list[tuple[Config,
 
 
 def _follow(config: Config, traced: Traced, vary: Vary) -> Stream:
-    """The stream made from its sources, at their depth. Raises NotDerivable, and UsageError as `get_stream`."""
+    """Derives the stream from its sources, at their depth. Raises NotDerivable, and UsageError as `get_stream` does."""
     if vary == "batch":
         return _at_batch(canonical_json(folded(config)), traced)
     return to_width(_source(canonical_json(reference_of(config, traced)), traced), config)
@@ -101,18 +102,18 @@ def _source(config: str, traced: Traced) -> Stream:
 
 
 def folded(config: Config) -> Config:
-    """The config at the depth at which its stream is stored."""
+    """Returns the config at the depth at which its stream is stored."""
     return with_depth(config, FOLDED_DEPTH) if is_folded(config) else dict(config)
 
 
 def is_folded(config: Config) -> bool:
-    """Whether any depth is stored as FOLDED_DEPTH: a single layer is first and last at once, and layers of several
-    types are not one layer repeated."""
+    """Whether the model's stream is stored at FOLDED_DEPTH. Not for a single layer, which is first and last at once,
+    nor for layers of several types, which are not one layer repeated."""
     return depth_of(config) >= 2 and len(set(config.get("layer_types") or ())) <= 1
 
 
 def as_traced(traced: Traced) -> Traced:
-    """With as many micro-batches as are traced for it."""
+    """Returns `traced` with the number of micro-batches that is traced for it."""
     return replace(traced, accumulate=min(traced.accumulate, TRACED))
 
 
@@ -131,7 +132,7 @@ def trace_now(config: Config, traced: Traced) -> Stream:
 
         try:
             return trace(config, **asdict(traced))
-        except Exception as fault:  # transformers, its config classes and torch each have errors of their own
+        except Exception as fault:  # transformers, its config classes and torch each raise their own errors
             kind = config.get("model_type")
             reason = " ".join(str(fault).split())[:300] or type(fault).__name__
             raise UsageError(

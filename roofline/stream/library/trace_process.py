@@ -2,9 +2,9 @@
 
     echo '{"config": {...}, "traced": {...}}' | python -m flopcast.roofline.stream.library.trace_process
 
-answers {"stream": ...} or {"refused": "why"}. Such a process may do what no library may: load less than the whole of
-torch and transformers (`tracer/import_stubs.py`), never collect garbage, and end without finalizing the interpreter,
-which takes 0.5 to 0.9 s after torch. And it imports torch while the command looks its profile up.
+prints {"stream": ...} or {"refused": "why"}. Such a process may do what a library must not: load only part of torch
+and transformers (`tracer/import_stubs.py`), never collect garbage, and end without finalizing the interpreter, which
+takes 0.5 to 0.9 s once torch is loaded. It also imports torch while the command looks up its profile.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _INTERRUPTED = 130
 
 @contextmanager
 def tracing_apart(config: Config, likely: Traced) -> Iterator[Trace]:
-    """A function like `trace_now`, for at most one trace: of `config`, run as `likely` says or otherwise.
+    """Yields a function like `trace_now`, for at most one trace: of `config`, run as `likely` says or otherwise.
 
-    The process is started now where that stream is not at hand, else when the trace is asked for. Where torch is loaded
-    already, or no process can be started, this process traces. The function raises UsageError when transformers refuses
-    the config.
+    The process is started now where that stream is neither shipped nor cached, else when the trace is asked for. Where
+    torch is loaded already, or no process can be started, this process traces. The function raises UsageError when
+    transformers refuses the config.
     """
     process = None
-    with suppress(UsageError):  # of a config that cannot be: raised to whoever asks for the stream
+    with suppress(UsageError):  # an invalid config: raised again when the stream is asked for
         check_config(config)
         process = None if is_at_hand(config, likely) else _started()
 
@@ -69,10 +69,10 @@ def tracing_apart(config: Config, likely: Traced) -> Iterator[Trace]:
 
 
 def _started() -> subprocess.Popen[str] | None:
-    """A process that waits for its request, importing meanwhile; None where it would be none the faster."""
+    """Starts a process that imports torch while it waits; None where torch is loaded here or none can start."""
     if "torch" in sys.modules or not sys.executable:
         return None
-    # imports as this process does, and nothing from the current folder besides
+    # it imports from where this process does, and nothing else from the current folder
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-P", "-m", __name__]
     with suppress(OSError):
@@ -84,14 +84,14 @@ def main() -> None:
     """Answers one request and ends the process."""
     gc.disable()
     answers = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print goes to stderr: stdout holds the answer alone
     try:
         answer = _answer()
         with os.fdopen(answers, "w") as file:
             json.dump(answer, file)
     except KeyboardInterrupt:
         os._exit(_INTERRUPTED)
-    except Exception:  # the process that asked traces itself, and reports
+    except Exception:  # the process that asked then traces and reports the error
         os._exit(1)
     sys.stderr.flush()
     os._exit(0)
@@ -103,7 +103,7 @@ def _answer() -> dict[str, Any]:
     with stubbed_imports():
         request = json.load(sys.stdin)
         config, traced = request["config"], Traced(**request["traced"])
-        with suppress(UsageError):  # of the config, or of a stub: the whole of torch tells which
+        with suppress(UsageError):  # due to the config or to a stub: a trace without stubs tells which
             return {"stream": streams.to_json(trace_now(config, traced))}
     try:
         return {"stream": streams.to_json(trace_now(config, traced))}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Class -> names of its calls, as the dispatcher and profilers say them; an in-place call is a name of its own. Classes
-# without names: `op_class` tells their calls otherwise.
+# Class -> names of its calls, as the dispatcher and profilers give them; an in-place call has a name of its own. The
+# calls of classes without names are recognized otherwise, by `op_class`.
 _CALLS = {
     "gemm": "mm addmm bmm baddbmm _grouped_mm",
     "attention": "",
@@ -25,11 +25,11 @@ _CALLS = {
 }
 _CLASS_OF = {name: op_class for op_class, names in _CALLS.items() for name in names.split()}
 
-# In the order in which they are listed to a person.
+# In the order in which they are printed.
 OP_CLASSES = tuple(_CALLS)
 
-# Compared together, because one call's kernels fall under several calls' names: a slice's backward fills and copies,
-# an embedding's backward fills first, a loss's too.
+# Classes that are compared together, because the kernels of one call are recorded under several calls' names: the
+# backward of a slice fills and copies; those of an embedding and of a loss fill first.
 GROUPS = {
     "gemm": ("gemm", "conv"),
     "attention": ("attention",),
@@ -42,8 +42,8 @@ _GROUP_OF = {op_class: group for group, members in GROUPS.items() for op_class i
 
 
 def op_class(call: str, default: str = "pointwise") -> str:
-    """The class of a call by its name: aten.mm.default (dispatcher) or aten::mm (profiler) -> gemm; `default` of a name
-    that tells nothing."""
+    """Returns the class of a call by its name: aten.mm.default (dispatcher) or aten::mm (profiler) -> gemm; `default`
+    where the name does not determine it."""
     namespace, _, name = call.replace("::", ".").partition(".")
     name = name.partition(".")[0] or namespace
     if "attention" in name:
@@ -54,5 +54,5 @@ def op_class(call: str, default: str = "pointwise") -> str:
 
 
 def group_of(op_class: str) -> str:
-    """The group of an operation class; "elementwise" for one that is in none."""
+    """Returns the group of an operation class; "elementwise" for a class that is in none."""
     return _GROUP_OF.get(op_class, "elementwise")

@@ -1,4 +1,4 @@
-"""An operation as the profile is asked for it: class, variant, FLOPs, bytes and the sizes that its law reads."""
+"""Describes an operation as a profile is asked for it: class, variant, FLOPs, bytes and the sizes that set its time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flopcast.roofline.stream.lowering.classes import op_class as class_of_call
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, ConvVariant, GemmVariant, Variant
 from flopcast.roofline.stream.ops.op_stream import packet
 
-# Up to so many indices the gradient of an embedding is one kernel after the fill, from there on they are sorted first
+# Up to this many indices the gradient of an embedding is one kernel after the fill; more are sorted first
 # (aten/src/ATen/native/cuda/Embedding.cu).
 _FEW_INDICES = 3072
 
@@ -33,7 +33,7 @@ class Work:
 
     @property
     def matrix_dtype(self) -> str | None:
-        """The dtype at whose matrix rate its FLOPs run; None of what multiplies no matrices."""
+        """The dtype at whose matrix rate its FLOPs run; None for work that multiplies no matrices."""
         if not self.flops:
             return None
         return self.shape.inputs[0].dtype if isinstance(self.shape, Call) else self.shape.dtype
@@ -41,7 +41,7 @@ class Work:
 
 @lru_cache(maxsize=65536)
 def describe(shape: Shape, backend: str = "torch") -> Work:
-    """Class, variant and features of a shape, for `backend`."""
+    """Returns the class, variant, FLOPs, bytes and features of a shape, for `backend`."""
     if isinstance(shape, Gemm):
         features: tuple[float, ...] = (log2(shape.m), log2(shape.n), log2(shape.k))
         is_batched = shape.batch > 1
@@ -57,14 +57,14 @@ def describe(shape: Shape, backend: str = "torch") -> Work:
 
 
 def _is_aligned(shape: Gemm) -> bool:
-    """Whether every row of operands and result starts at a multiple of 16 bytes: others run on other kernels, which
-    cannot load by the tensor memory accelerator."""
+    """Whether every row of operands and result starts at a multiple of 16 bytes. Other products run on other kernels,
+    which cannot load through the tensor memory accelerator (TMA)."""
     of_a, of_b = (shape.k if shape.layout[0] == "n" else shape.m, shape.k if shape.layout[1] == "t" else shape.n)
-    return (of_a | of_b | shape.n) * DTYPE_BYTES[shape.dtype] % 16 == 0  # the bits that any of them has
+    return (of_a | of_b | shape.n) * DTYPE_BYTES[shape.dtype] % 16 == 0  # OR: every bit that any size has
 
 
 def operand_lists(call: Call) -> list[Sequence[Operand]]:
-    """The lists of tensors among a call's arguments, as multi-tensor kernels take them."""
+    """Returns the lists of tensors among a call's arguments, as multi-tensor kernels take them."""
     return [
         call.inputs[value["ts"][0] : value["ts"][0] + value["ts"][1]]
         for value in json.loads(call.args)
@@ -73,7 +73,7 @@ def operand_lists(call: Call) -> list[Sequence[Operand]]:
 
 
 def layout_of(a: Operand, b: Operand) -> str:
-    """The layout of a product of two operands: n for one that lies row by row, t for one column by column."""
+    """Returns the layout of a product of two operands: n for a row-major operand, t for a column-major one."""
     return "".join("n" if _is_row_major(operand) else "t" for operand in (a, b))
 
 
@@ -97,14 +97,14 @@ def _describe_call(call: Call) -> Work:
     moved = _moved_bytes(call, name, op_class)
     pattern, sizes = _memory_pattern(call, name, op_class)
     dtypes = call.inputs[0].dtype if op_class == "optimizer" else _dtypes(call)
-    kernel = "sum" if name == "mean" else name  # one kernel, and a factor at its end
+    kernel = "sum" if name == "mean" else name  # the same kernel, with a factor at its end
     variant = CallVariant(kernel, dtypes, pattern)
     backend = "triton" if op_class == "fused" else "torch"
     return Work(call, op_class, variant, (_log2(moved), *sizes), moved, 0, backend)
 
 
 def _memory_pattern(call: Call, name: str, op_class: str) -> tuple[str, tuple[float, ...]]:
-    """(how the call walks memory, log2 of the sizes that its time depends on beside the bytes moved)."""
+    """Returns (the memory access pattern, log2 of the sizes that the time depends on besides the bytes moved)."""
     match op_class:
         case "pointwise" | "copy":
             return _walk(call)
@@ -116,7 +116,7 @@ def _memory_pattern(call: Call, name: str, op_class: str) -> tuple[str, tuple[fl
             lists = operand_lists(call)
             return "", (_log2(len(lists[0]) if lists else 1),)
         case "fused":
-            return "", (_log2(call.inputs[0].shape[-1]),)  # not the rows, which a list of them has as its last
+            return "", (_log2(call.inputs[0].shape[-1]),)  # per-row vectors end in the number of rows
     innermost = _log2(max((o.shape[-1] for o in (*call.inputs, *call.outputs) if o.shape), default=1))
     if name == "embedding_dense_backward":
         n_indices = call.inputs[1].numel
@@ -124,13 +124,15 @@ def _memory_pattern(call: Call, name: str, op_class: str) -> tuple[str, tuple[fl
     return "", (innermost,)
 
 
-# Calls that multiply matrices without being one product, as the products that they amount to. 2 FLOPs per multiply-add.
+# Calls that multiply matrices but are not one product: described by the products they amount to. 2 FLOPs per FMA.
 
 
 def _describe_convolution(call: Call) -> Work:
-    """A convolution of [n, c, ...] with weights [o, c / groups, ...] sums c / groups x window elements for each of its
-    results (implicit GEMM: m = n x places, n = o / groups, k = c / groups x window); its backward does so once for the
-    gradient of the input and once for that of the weights."""
+    """Describes a convolution of [n, c, ...] with weights [o, c / groups, ...] as the product it amounts to.
+
+    Each result sums c / groups x window elements (implicit GEMM: m = n x places, n = o / groups, k = c / groups x
+    window); the backward does so once for the gradient of the input and once for that of the weights.
+    """
     arguments = json.loads(call.args)
     is_backward = _is_backward(call)
     data, weight = call.inputs[1:3] if is_backward else call.inputs[:2]
@@ -148,7 +150,7 @@ def _describe_convolution(call: Call) -> Work:
 
 
 def _describe_grouped_gemm(call: Call) -> Work:
-    """A grouped product shares its rows among the groups evenly."""
+    """Describes a grouped product, taking its rows to be shared evenly among the groups."""
     a, b = call.inputs[:2]
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     groups = next((o.shape[0] for o in (a, b) if len(o.shape) == 3), call.outputs[0].shape[0])
@@ -163,7 +165,7 @@ def _describe_grouped_gemm(call: Call) -> Work:
 
 
 def _describe_attention(call: Call) -> Work:
-    """Attention of other keys than queries counts every pair, backward 2.5 times."""
+    """Describes attention in which keys and queries differ: every pair counts, and 2.5 times in the backward."""
     is_backward = _is_backward(call)
     query, key = call.inputs[is_backward], call.inputs[1 + is_backward]
     flops = 4 * prod(query.shape) * key.shape[-2]
@@ -184,7 +186,8 @@ def _is_backward(call: Call) -> bool:
 
 
 def _call_class(call: Call) -> str:
-    """What the name does not tell is element-wise where all its results have the shape that its inputs broadcast to."""
+    """Returns the class of a call. One that its name does not determine is element-wise where all its results have the
+    shape that its inputs broadcast to."""
     if found := class_of_call(call.op, default=""):
         return found
     outputs = [*call.outputs, *(call.inputs[i] for i in call.written)]
@@ -210,7 +213,7 @@ def _dtypes(call: Call) -> str:
 
 
 def _moved_bytes(call: Call, name: str, op_class: str) -> int:
-    """Bytes that the kernel has to move, each operand once; a table looked up counts its rows in use."""
+    """Counts the bytes that the kernel has to move, each operand once; of a lookup table only the rows read."""
     written = sum(o.bytes for o in call.outputs) + sum(call.inputs[i].bytes for i in call.written)
     if op_class == "fill":
         return written
@@ -220,7 +223,7 @@ def _moved_bytes(call: Call, name: str, op_class: str) -> int:
         return 2 * written + sum(o.bytes for o in call.inputs[1:])
     if name == "nll_loss_forward":
         rows = call.inputs[0].shape[0]
-        return rows * (32 + DTYPE_BYTES["int64"])  # a sector and a label a row
+        return rows * (32 + DTYPE_BYTES["int64"])  # per row one sector (32 bytes) and one label
     if name == "nll_loss_backward":
         return written
     if name.startswith("_fused_adam"):  # gradients are written only where they are unscaled, whatever the schema says
@@ -230,9 +233,9 @@ def _moved_bytes(call: Call, name: str, op_class: str) -> int:
 
 
 def _walk(call: Call) -> tuple[str, tuple[float]]:
-    """(how the operands lie against each other, log2 of the innermost run).
+    """Returns (the relative memory order of the operands, log2 of the innermost run).
 
-    Dimensions that can be walked as one are merged and lettered from the output's slowest to its fastest; each
+    Dimensions that can be traversed as one are merged and lettered from the output's slowest to its fastest; each
     operand is the letters in the order of its own strides, broadcast ones left out. "a" for all: one flat pass.
     "ab,b>ab": a row added to every row. "~": the innermost elements are not adjacent.
     """
@@ -247,7 +250,7 @@ def _walk(call: Call) -> tuple[str, tuple[float]]:
     strides = [_broadcast_strides(o, out.shape) for o in operands]
     dims = [d for d in range(len(out.shape)) if out.shape[d] != 1]
     dims.sort(key=lambda d: -out.stride[d])
-    merged: list[tuple[int, tuple[int, ...]]] = []  # size, stride of each operand
+    merged: list[tuple[int, tuple[int, ...]]] = []  # (size, strides of all operands)
     for d in dims:
         size, steps = out.shape[d], tuple(s[d] for s in strides)
         if merged and all(outer == step * size for outer, step in zip(merged[-1][1], steps, strict=True)):
@@ -272,16 +275,16 @@ def _broadcast_strides(operand: Operand, shape: tuple[int, ...]) -> tuple[int, .
 
 
 def _reduction(call: Call, name: str) -> tuple[str, tuple[float, ...]]:
-    """("row" | "col" | "all" | "mix", log2 of how many elements make a result and of how many results there are; of a
-    batch norm over planes log2 of a plane's size, too)."""
+    """Returns (which dimensions are reduced: "row", "col", "all" or "mix"; log2 of the elements per result and of the
+    number of results, and for a batch norm over planes log2 of a plane's size)."""
     source = call.inputs[0]
     arguments: list[Any] = json.loads(call.args)
     rank = len(source.shape)
     dims = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], (list, int)) else []
-    if "layer_norm" in name:  # what it is given is the shape, not the dimensions
+    if "layer_norm" in name:  # its argument is the normalized shape, not the dimensions
         shape = arguments[2 if name.endswith("_backward") else 1]
         dims = list(range(rank - len(shape), rank))
-    elif "batch_norm" in name:  # all but the channels
+    elif "batch_norm" in name:  # all dimensions but the channels
         dims = [d for d in range(rank) if d != 1]
     reduced = {d % max(rank, 1) for d in (dims if isinstance(dims, list) else [dims])} & set(range(rank))
     reduced = reduced or set(range(rank))

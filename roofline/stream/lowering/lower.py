@@ -1,6 +1,6 @@
-"""From ATen calls to device work: which kind of kernel a call is, and the sizes that its time depends on.
+"""Lowers ATen calls to device work: which kind of kernel a call is, and the sizes that its time depends on.
 
-`describe` names for a shape its class, its variant (calls of one variant share a curve: same operation, dtypes and
+`describe` gives for a shape its class, its variant (calls of one variant share a curve: same operation, dtypes and
 memory pattern) and its features (log2 of the sizes along that curve). `lower` turns an op of a stream into a shape.
 """
 
@@ -14,11 +14,11 @@ from flopcast.roofline.stream.lowering.describe import layout_of, operand_lists
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, fused_call, is_fused
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
 
-# Allocate, or rename: no kernel.
+# Calls that allocate memory or make an alias: they launch no kernel.
 _ALLOCATING = "empty empty_like empty_strided new_empty new_empty_strided set_ resize_ _unsafe_view _reshape_alias"
 _NO_KERNEL = {*_ALLOCATING.split(), "detach", "lift", "lift_fresh", "alias", "is_same_size", "as_strided"}
 
-# Attention calls: positions of the causal flag in forward and backward.
+# Attention calls: backend, and the position of the causal flag among the arguments.
 _ATTENTION = {
     "flopcast.attention": ("sdpa", 3),
     "flopcast.attention_backward": ("sdpa", 6),
@@ -34,16 +34,16 @@ _ATTENTION = {
 
 _GEMMS = {"aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2)}
 
-# torch's multi-tensor kernels: a launch takes at most this many chunks of 65,536 elements
-# (aten/src/ATen/native/cuda/MultiTensorApply.cuh), and this many tensors by the number of lists.
+# torch's multi-tensor kernels: one launch takes at most this many chunks of 65,536 elements
+# (aten/src/ATen/native/cuda/MultiTensorApply.cuh), and at most this many tensors for each number of lists.
 _CHUNK, _MAX_CHUNKS = 65536, 320
 _MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 
 
 def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
-    """(shape, backend) of what `op` runs on the device, None where it runs nothing.
+    """Returns (shape, backend) of what `op` runs on the device, None where it runs nothing.
 
-    backend "sdpa" stands for the one torch picks on the device.
+    The backend "sdpa" stands for the one that torch picks on the device.
     """
     if op.kind in ("view", "host"):
         return None
@@ -64,7 +64,7 @@ def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
 
 
 def launches(shape: Shape) -> int:
-    """Kernels that a call launches on CUDA, by torch's own rules; measured counts replace this where they exist."""
+    """Counts the kernels a call launches on CUDA, by torch's own rules. Measured counts, where known, replace it."""
     if not isinstance(shape, Call):
         return 1
     name = packet(shape.op).split(".")[1]
@@ -75,9 +75,9 @@ def launches(shape: Shape) -> int:
         return max(1, ceil(chunks / _MAX_CHUNKS), ceil(len(lists[0]) / _MAX_TENSORS[min(depth, 5)]) if lists else 1)
     if is_fused(packet(shape.op)):
         return FUSED_LAUNCHES[name]
-    if name == "_grouped_mm":  # one kernel and its arguments' in bf16, else a product a group
+    if name == "_grouped_mm":  # in bf16 one kernel and one that prepares its arguments, else one product per group
         return 2 if shape.inputs[0].dtype == "bf16" else max(1, shape.inputs[-1].numel)
-    if name == "convolution_backward":  # one for the input's gradient and one for the weights'
+    if name == "convolution_backward":  # one kernel for the input's gradient and one for the weights'
         return max(1, sum(map(bool, json.loads(shape.args)[10][:2])))
     return 1
 
@@ -90,15 +90,16 @@ def _gemm(a: Operand, b: Operand, precision: str) -> Gemm:
 
 
 def recomputed(stream: Stream) -> list[bool]:
-    """For each op whether it repeats in the backward what its module did in the forward (activation checkpointing).
+    """Tells for each op whether it recomputes in the backward what its module did in the forward (activation
+    checkpointing).
 
-    It is the same call with the same operands; a product of the backward itself reads one of them transposed. Known
-    for streams that were traced with checkpointing; a module's own checkpointing is not told apart.
+    Such an op is the same call on the same operands; a product of the backward itself reads one of them transposed.
+    Known only for streams traced with checkpointing; a module's own checkpointing is not recognized.
     """
     if stream.meta.get("checkpoint", "none") == "none":
         return [False] * len(stream.ops)
     forward = {(op.module, stream.call(op).key) for op in stream.ops if op.phase == "forward"}
-    is_layered = stream.depth is not None  # then only layers are checkpointed
+    is_layered = stream.depth is not None  # in a stack of layers only these are checkpointed
     return [
         op.phase == "backward"
         and (op.layer is not None or not is_layered)
@@ -108,13 +109,13 @@ def recomputed(stream: Stream) -> list[bool]:
 
 
 def _is_square(stream: Stream, op: Op, name: str) -> bool:
-    """Whether an attention has as many keys as queries, four dimensions, and is not the stand-in of another kind."""
+    """Whether an attention has as many keys as queries, four dimensions, and does not stand in for another kind."""
     query, key = (operand.shape for operand in _query_and_key(stream, op, name))
     return len(query) == 4 and len(key) == 4 and query[2] == key[2]
 
 
 def _query_and_key(stream: Stream, op: Op, name: str) -> list[Operand]:
-    is_backward = name.endswith("_backward")  # which is given the gradient of the result first
+    is_backward = name.endswith("_backward")  # its first operand is the gradient of the result
     return [stream.tensors[op.inputs[i + is_backward]].operand for i in (0, 1)]
 
 

@@ -1,8 +1,8 @@
-"""What tells one kernel from another, and what a profile calls the surface that times it.
+"""Names of kernel variants, which tell one kernel from another, and of the surfaces by which a profile times them.
 
 Kernels of one operation class differ in their variant: the layout and dtype of a product, the direction and mask of
-an attention, the operation, dtypes and operand order of any other call. Files and the screen have these as text, which
-only this module parses and formats:
+an attention, the operation, dtypes and operand order of any other call. Files and printed tables hold them as
+text, which only this module parses and formats:
 
     products        [batched/|grouped/]LAYOUT/DTYPE[/unaligned]     nt/bf16, grouped/nn/fp32
     attention       DIRECTION/MASK/DTYPE/dHEAD_DIM                  fwd/causal/bf16/d128
@@ -21,7 +21,7 @@ from flopcast.kernels.shapes import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class GemmVariant:
-    """Of matrix products. `layout`: "nt", "nn", "tn" or "tt". `form`: "batched", "grouped" or "" (one product).
+    """Variant of a matrix product. `layout`: "nt", "nn", "tn" or "tt". `form`: "batched", "grouped" or "" (single).
 
     `is_aligned`: every row of operands and result starts at a multiple of 16 bytes."""
 
@@ -36,7 +36,7 @@ class GemmVariant:
 
     @property
     def row_axes(self) -> tuple[int, int]:
-        """Of m, n and k (0, 1, 2) those that the rows of the two operands run along: k and k of "nt"."""
+        """Which of m, n and k (as 0, 1, 2) the rows of the two operands run along: k and k for "nt"."""
         return 2 if self.layout[0] == "n" else 0, 2 if self.layout[1] == "t" else 1
 
     @property
@@ -56,7 +56,7 @@ class GemmVariant:
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """Of attention. `direction`: "fwd" or "bwd"."""
+    """Variant of an attention. `direction`: "fwd" or "bwd"."""
 
     direction: str
     is_causal: bool
@@ -78,8 +78,8 @@ class AttentionVariant:
 
 @dataclass(frozen=True)
 class ConvVariant:
-    """Of convolutions. `direction`: "fwd", "dgrad" (of the input), "wgrad" (of the weights) or "bwd" (both); `layout`:
-    "nchw" or "nhwc"; `window`: sizes, strides and groups of the kernel ("k3x3s2x2g4")."""
+    """Variant of a convolution. `direction`: "fwd", "dgrad" (gradient of the input), "wgrad" (of the weights) or "bwd"
+    (both); `layout`: "nchw" or "nhwc"; `window`: sizes, strides and groups of the kernel ("k3x3s2x2g4")."""
 
     direction: str
     dtype: str
@@ -101,8 +101,8 @@ class ConvVariant:
 
 @dataclass(frozen=True)
 class CallVariant:
-    """Of calls that only move bytes. `dtypes`: of operands and results ("bf16+fp32>fp32"); `pattern`: how the operands
-    lie against each other, or which dimensions are reduced (`describe.py`), "" for classes without."""
+    """Variant of a call that only moves bytes. `dtypes`: of operands and results ("bf16+fp32>fp32"); `pattern`: the
+    relative memory order of the operands, or which dimensions are reduced (`describe.py`), "" for classes without."""
 
     operation: str
     dtypes: str = ""
@@ -139,7 +139,7 @@ class KernelKind:
 
 @dataclass(frozen=True)
 class SurfaceKey:
-    """What a profile finds a surface by. `cache`: "cold" or "hot", where the operands lie."""
+    """The key by which a profile finds a surface. `cache`: "cold" or "hot", whether L2 holds the operands."""
 
     backend: str
     op_class: str
@@ -161,13 +161,13 @@ class SurfaceKey:
         return KernelKind(self.op_class, self.variant)
 
     def with_cache(self, cache: str) -> SurfaceKey:
-        """The surface of the same kernel whose operands lie elsewhere."""
+        """Returns the key of the same kernel's surface in another state of the cache."""
         return replace(self, cache=cache)
 
 
 @lru_cache(maxsize=8192)
 def parse_variant(text: str) -> Variant:
-    """The variant of this name. Raises ValueError for a text that is none."""
+    """Parses the name of a variant. Raises ValueError for a text that is none."""
     parts = text.split("|")
     if text and ("/" not in text or len(parts) > 1) and len(parts) <= 3:
         return CallVariant(*parts)

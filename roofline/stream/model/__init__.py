@@ -1,1 +1,1 @@
-"""Which model is meant, and how its step is run: configs, ladders of widths, batch, precision, optimizer, backends."""
+"""Describes a model and how its step is run: configs, ladders of widths, batch, precision, optimizer, backends."""

@@ -1,4 +1,4 @@
-"""Which model: shipped configs, config.json files, and the ladder of widths. No torch, no transformers.
+"""Models: shipped configs, config.json files, and the ladder of widths. Imports neither torch nor transformers.
 
 A model is a mapping with the fields of a transformers config.json. The ladder's shape: head_dim 128, heads = max(1,
 width // 128), kv_heads = the largest divisor of heads not above max(1, heads / 2), ffn = 3 x width, vocabulary 151,936,
@@ -17,27 +17,27 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.roofline.base.csv_files import read_text
 
-Config = Mapping[str, Any]  # a config.json: what it may hold differs by architecture
+Config = Mapping[str, Any]  # a config.json, whose fields differ by architecture
 
 VOCABULARY = 151_936
 HEAD_DIM = 128
 DEPTH_LAWS = ("printed", "ln", "qwen3")
 LADDER_WIDTHS = tuple(range(256, 4097, 256))
-# Of the processor's own ladder: it does 1e10 to 1e11 FLOP/s, so models a hundred times smaller.
+# Widths of the CPU's ladder: a CPU reaches 1e10 to 1e11 FLOP/s, so its models are a hundred times smaller.
 CPU_VOCABULARY, CPU_BATCH, CPU_SEQ = 4096, 1, 128
 
 
 def shipped_names() -> list[str]:
-    """Names that `--config` takes besides files, smallest model first."""
+    """Lists the names that `--config` takes besides files, smallest model first."""
     folder = files("flopcast.roofline") / "data" / "configs"
     names = [entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")]
     return sorted(names, key=lambda name: n_params(load_config(name)))
 
 
 def load_config(name_or_path: str) -> dict[str, Any]:
-    """A shipped config by name, or a transformers config.json.
+    """Loads a shipped config by name, or a transformers config.json.
 
-    Raises UsageError when it is neither, or is not a model this can read.
+    Raises UsageError when it is neither, or describes a model that cannot be read.
     """
     shipped = files("flopcast.roofline") / "data" / "configs" / f"{name_or_path}.json"
     path = Path(name_or_path)
@@ -72,9 +72,9 @@ def make_config(
     vocab: int = VOCABULARY,
     tied: bool = True,
 ) -> dict[str, Any]:
-    """A Qwen3 config; what is not given follows the ladder's shape. Checked by `check_config`."""
+    """Makes a Qwen3 config; sizes that are not given follow the ladder's shape. Checked by `check_config`."""
     heads = max(1, width // HEAD_DIM) if heads is None else heads
-    # before the divisors of a huge number of heads are sought
+    # before searching for the divisors of a huge number of heads
     check_config({"hidden_size": width, "num_attention_heads": heads})
     if kv_heads is None:
         kv_heads = _ladder_kv_heads(heads) if heads > 0 else heads
@@ -135,10 +135,10 @@ def check_config(config: Config) -> None:
 
 
 def depth_for(width: int, law: str = "printed") -> int:
-    """Layers of the ladder at `width`.
+    """Returns the ladder's number of layers at `width`.
 
     printed: round(0.77 log2 width - 2.5), as the source article prints it. ln: ln depth = 0.77 ln width -
-    2.5. qwen3: the layers of the published Qwen3 of nearest width. Raises UsageError when under one layer.
+    2.5. qwen3: the layers of the published Qwen3 of nearest width. Raises UsageError for a result below one layer.
     """
     if width < 1:
         raise UsageError(f"width is {width}: valid is an integer of at least 1")
@@ -163,22 +163,22 @@ def depth_for(width: int, law: str = "printed") -> int:
 
 
 def ladder(widths: tuple[int, ...] = LADDER_WIDTHS, law: str = "printed") -> list[Config]:
-    """The models of the ladder, one per width."""
+    """Returns the models of the ladder, one per width."""
     return [make_config(width=width, depth=depth_for(width, law)) for width in widths]
 
 
 def depth_field(config: Config) -> str:
-    """The name under which a config.json gives its number of layers."""
+    """Returns the name of the field that holds the number of layers of a config.json."""
     return "n_layer" if "n_layer" in config and "num_hidden_layers" not in config else "num_hidden_layers"
 
 
 def depth_of(config: Config) -> int:
-    """Layers of a config.json; 0 where it does not say."""
+    """Returns the number of layers of a config.json; 0 where it does not state one."""
     return int(config.get(depth_field(config)) or 0)
 
 
 def with_depth(config: Config, depth: int) -> dict[str, Any]:
-    """The same model with `depth` layers; a per-layer list is cut or repeated to fit."""
+    """Returns the same model with `depth` layers; per-layer lists are cut or repeated to fit."""
     changed = {**config, depth_field(config): depth}
     kinds = changed.get("layer_types")
     if isinstance(kinds, list) and kinds:
@@ -188,8 +188,8 @@ def with_depth(config: Config, depth: int) -> dict[str, Any]:
 
 
 def n_params(config: Config) -> int:
-    """Parameters of a Qwen3, Qwen3-MoE, Llama, Mistral or GPT-2 config, tied weights once; for other models a traced
-    stream's count is right. Raises KeyError where the config lacks a size."""
+    """Counts the parameters of a Qwen3, Qwen3-MoE, Llama, Mistral or GPT-2 config, tied weights once. For other models
+    use the count of a traced stream. Raises KeyError where the config lacks a size."""
     if config["model_type"] == "gpt2":
         width = config["n_embd"]
         ffn = config.get("n_inner") or 4 * width
@@ -215,8 +215,8 @@ MODEL_COLUMNS = {"width": int, "depth": int, "heads": int, "kv_heads": int, "hea
 def model_from(
     *, config: str | None = None, depth: int | None = None, depth_law: str | None = None, **shape: int | bool | None
 ) -> dict[str, Any]:
-    """The config that options ask for: a file or a shipped name, or a `shape` as `make_config` takes it (None: not
-    given), its depth by the law where that is not given. Raises UsageError."""
+    """Returns the config that options ask for: a file or a shipped name, or a `shape` as `make_config` takes it (None:
+    not given), with the depth of the law where no depth is given. Raises UsageError."""
     given: dict[str, Any] = {name: value for name, value in shape.items() if value is not None}
     if config:
         if depth_law:

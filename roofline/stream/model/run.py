@@ -1,4 +1,4 @@
-"""How a step is run: batch, precision, optimizer, backends. What of it a trace depends on is `Traced`."""
+"""How a step is run: batch, precision, optimizer, backends. `Traced` is the part that a trace depends on."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.roofline.stream.model.models import Config, check_config
 
-# The dtype whose peak a step is held against.
+# The dtype whose peak rate a step is compared with.
 PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp32"}
 
-# Far above anything trained, below where sizes of tensors leave 64 bits.
+# Far above anything trained, and low enough that tensor sizes fit into 64 bits.
 MOST = {"batch": 2**20, "seq": 2**24, "accumulate": 1024}
-MOST_TOKENS = 2**30  # of a micro-batch
+MOST_TOKENS = 2**30  # per micro-batch
 MODES = ("eager", "compile")
 PRECISIONS = tuple(PEAK_OF)
 OPTIMIZERS = ("adamw", "adamw-fused")
 MATMULS = ("torch", "triton", "best")
 ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
-FUSED = ("none", "triton")  # of `predict --fused`
+FUSED = ("none", "triton")  # values of `predict --fused`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """What besides the config decides the op stream."""
+    """The settings that determine the op stream, besides the config."""
 
     batch: int = 4
     seq: int = 256
@@ -41,8 +41,9 @@ class Traced:
 class Run:
     """How the step is run. Checked by `check`.
 
-    `batch` sequences of `seq` tokens are a micro-batch, `accumulate` of them a step. `flops_counted` of a step counts
-    the FLOPs of the model, every micro-batch's, and not what `checkpoint` "full" computes again (the breakdown does).
+    `batch` sequences of `seq` tokens are a micro-batch, `accumulate` micro-batches a step. A step's `flops_counted` is
+    the FLOPs of the model over all micro-batches, without what `checkpoint` "full" recomputes (which the breakdown
+    includes).
     """
 
     batch: int = 4
@@ -58,7 +59,7 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Per step."""
+        """Tokens per step."""
         return self.batch * self.seq * self.accumulate
 
     def check(self) -> None:
@@ -87,13 +88,13 @@ class Run:
                 raise UsageError(f"{name} {value!r} is not modelled yet: use {modelled or 'a named backend'}")
 
     def traced_on(self, device: str) -> Traced:
-        """What of the run decides the op stream on `device`, "cuda" or "cpu"."""
+        """Returns the settings of the run that determine the op stream on `device`, "cuda" or "cpu"."""
         shared = {name: value for name, value in vars(self).items() if name in Traced.__dataclass_fields__}
         return Traced(**shared, device=device)
 
 
 def check_step(config: Config, traced: Traced) -> None:
-    """Raises UsageError for a config that cannot be, and for a step that is not one of this model."""
+    """Raises UsageError for an invalid config, and for a step that this model cannot run."""
     check_config(config)
     if traced.fused != "none" and config.get("model_type") != "qwen3":
         raise UsageError(
@@ -106,6 +107,6 @@ def check_step(config: Config, traced: Traced) -> None:
 
 
 def run_from(options: Mapping[str, Any]) -> Run:
-    """A Run from options by name; what is missing takes its default."""
+    """Makes a Run from options by name; missing ones take their defaults."""
     known = {name: options[name] for name in Run.__dataclass_fields__ if options.get(name) is not None}
     return Run(**known)

@@ -1,4 +1,4 @@
-"""The forward alone of a training step, as inference on a prompt runs it: no loss, nothing kept for a backward."""
+"""Reduces a training step to its forward, as inference on a prompt runs it: no loss, nothing kept for a backward."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TRAINING = ("gradient", "state")
 
 
 def forward_only(stream: Stream) -> Stream:
-    """The stream's forward up to the last product, the logits; each activation is released after its last use.
+    """Returns the stream's forward up to the last product, the logits; each activation is freed after its last use.
 
-    A model that is asked for logits and no loss runs just this. Autocast's cast weights live to the end, as they do
-    there. Of several micro-batches the first.
+    A model that is asked for logits and no loss runs exactly this. Autocast's cast weights live to the end, as they do
+    in such a run. Of several micro-batches the first is taken.
     """
     ops: list[Op] = []
     for op in stream.ops:
@@ -23,7 +23,7 @@ def forward_only(stream: Stream) -> Stream:
         ops.append(op)
     logits = max((i for i, op in enumerate(ops) if packet(op.name) in _PRODUCTS), default=len(ops) - 1)
     while logits + 1 < len(ops) and ops[logits + 1].kind == "view" and ops[logits + 1].module:
-        logits += 1  # the product's result, given its shape back
+        logits += 1  # the product's result, reshaped
     ops = ops[: logits + 1]
     last: dict[int, int] = {}
     for i, op in enumerate(ops):
@@ -48,7 +48,7 @@ _PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 
 
 def _cast_weights(stream: Stream, ops: list[Op]) -> set[int]:
-    """Storages of weights that autocast has cast: it keeps them until the context ends."""
+    """Finds the storages of weights that autocast has cast, which it keeps until its context ends."""
     found = set()
     for op in ops:
         if packet(op.name) == "aten._to_copy" and op.inputs and op.outputs:

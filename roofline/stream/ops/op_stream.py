@@ -18,14 +18,14 @@ from flopcast.kernels.shapes import Call, Operand
 
 SCHEMA = 1
 PHASES = ("forward", "backward", "optimizer")
-FOLDED_DEPTH = 3  # first, middle and last layer differ in what their neighbours are
+FOLDED_DEPTH = 3  # first, middle and last layer: they differ in their neighbours
 
 
 class NotDerivable(ValueError):
-    """A stream does not follow from those that were given: it has to be traced."""
+    """A stream cannot be derived from those that were given: it has to be traced."""
 
 
-# Named tuples, which are made in a third of the time of frozen dataclasses: a deep stream has tens of thousands.
+# Named tuples take a third of the time of frozen dataclasses to make; a deep stream has tens of thousands of them.
 
 
 class TensorRef(NamedTuple):
@@ -36,7 +36,7 @@ class TensorRef(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, or host (its memory)."""
+    """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, or host (in host memory)."""
 
     bytes: int
     kind: str
@@ -75,12 +75,12 @@ class Stream:
     n_params: int
     depth: int | None = None  # layers in `ops`; None: the module has no stack of identical layers
     meta: dict[str, Any] = field(default_factory=dict)
-    # For each op of an unfolded stream which op of the folded one it repeats with the very same operands, -1 for none;
-    # empty where nothing was unfolded, and of a stream that is made from this one with other ops.
+    # For each op of an unfolded stream the index of the op of the folded one that it repeats with identical operands,
+    # -1 for none; empty where nothing was unfolded, and in a stream that is made from this one with other ops.
     repeats: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     def call(self, op: Op) -> Call:
-        """The op as a replayable shape."""
+        """Returns the op as a call that can be replayed."""
         return Call(
             op.name,
             tuple(self.tensors[i].operand for i in op.inputs),
@@ -96,7 +96,7 @@ class Stream:
 
 
 def to_json(stream: Stream) -> dict[str, Any]:
-    """Compact: ops are lists, defaults are left out at the end of each."""
+    """Returns the stream as compact JSON: ops are lists, without trailing default values."""
     return {
         "schema": SCHEMA,
         "n_params": stream.n_params,
@@ -116,11 +116,11 @@ def to_json(stream: Stream) -> dict[str, Any]:
 
 
 def from_json(record: Any, source: str = "stream") -> Stream:
-    """Raises DataError when the record is not a stream or was written by a newer flopcast."""
+    """Reads a stream from JSON. Raises DataError when it is not a stream or was written by a newer flopcast."""
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA:
         raise DataError(f"{source}: schema {schema!r}, this flopcast reads {SCHEMA}; trace it again")
-    operands: dict[tuple[Any, ...], Operand] = {}  # equal ones once: some hundred for a thousand tensors
+    operands: dict[tuple[Any, ...], Operand] = {}  # equal ones are made once: hundreds for a thousand tensors
 
     def operand(shape: list[int], stride: list[int], dtype: str) -> Operand:
         key = tuple(shape), tuple(stride), dtype
@@ -146,13 +146,13 @@ def from_json(record: Any, source: str = "stream") -> Stream:
 
 
 def save(stream: Stream, path: Path) -> None:
-    """Gzipped JSON without a time stamp, so that the same stream gives the same bytes."""
+    """Writes gzipped JSON without a time stamp, so that the same stream gives the same bytes."""
     data = json.dumps(to_json(stream), separators=(",", ":")).encode()
     files.write(path, data)
 
 
 def load(path: Path) -> Stream:
-    """Raises DataError when the file is not a stream."""
+    """Reads a stream from a file. Raises DataError when the file is not a stream."""
     try:
         record = json.loads(files.read(path))
     except (OSError, ValueError) as fault:
@@ -161,5 +161,5 @@ def load(path: Path) -> Stream:
 
 
 def packet(name: str) -> str:
-    """aten.add.Tensor -> aten.add"""
+    """Strips the overload from an operator's name: aten.add.Tensor -> aten.add."""
     return ".".join(name.split(".")[:2])

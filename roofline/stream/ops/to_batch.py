@@ -1,7 +1,7 @@
-"""The op stream of any batch from those of two: sizes of a step are linear in its batch.
+"""Derives the op stream of any batch from those of two: sizes of a step are linear in its batch.
 
-This takes milliseconds, a trace a second, which a sweep over batches and the search for the largest batch would wait
-for every time. Two streams of neighbouring batches that have the same operations give every size (shapes, strides,
+This takes milliseconds, a trace one second, for which a sweep over batches and the search for the largest batch would
+wait every time. Two streams of neighbouring batches that have the same operations give every size (shapes, strides,
 bytes, numbers among the arguments) as a straight line. Where they differ in anything else, the stream has to be traced.
 """
 
@@ -14,17 +14,17 @@ from typing import Any
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Storage, Stream, TensorRef
 
-# The batches that are traced. Not 1: strides of a dimension of one element say nothing, and calls take other paths.
+# The batches that are traced. Not 1: the stride of a dimension of size 1 is arbitrary, and calls take other paths.
 BATCHES = (2, 3)
 
 
 def to_batch(low: Stream, high: Stream, batch: int) -> Stream:
-    """The stream of `batch` from those of BATCHES. Raises NotDerivable where these differ in more than sizes."""
+    """Derives the stream of `batch` from those of BATCHES. Raises NotDerivable where they differ beyond sizes."""
     first, second = BATCHES
     steps = batch - first
 
     def line(a: Any, b: Any) -> Any:
-        """The value at `batch` of what is `a` and `b` at BATCHES: numbers go on, everything else is the same."""
+        """Extrapolates to `batch` a value that is `a` and `b` at BATCHES: integers linearly; all else must be equal."""
         if a == b:
             return a
         if isinstance(a, int) and isinstance(b, int) and not isinstance(a, bool):

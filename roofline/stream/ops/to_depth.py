@@ -1,9 +1,9 @@
-"""Streams of any depth from one of three layers.
+"""Derives the stream of any depth from one of three layers.
 
-A step of a model with identical layers is traced at depth 3 and `to_depth` gives the stream of any depth from it:
+A step of a model with identical layers is traced at depth 3; `to_depth` derives the stream of any depth from it:
 
     pre, forward layer 0, 1, 2, loss, backward layer 2, 1, 0, post, optimizer
-             the middle layer is repeated ^ and its storages renamed; several micro-batches the same, one by one
+             the middle layer is repeated ^ and its storages renamed; in each of several micro-batches likewise
 
 Storages carry the layer they belong to ("home"), so that a reference from one layer to the next stays a
 reference from one layer to the next after renaming; reuse distances and lifetimes stay right.
@@ -23,7 +23,7 @@ from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, NotDerivable, O
 
 
 def to_depth(stream: Stream, depth: int) -> Stream:
-    """The stream of the same model with `depth` layers.
+    """Returns the stream of the same model with `depth` layers.
 
     Needs a stream traced at FOLDED_DEPTH and `depth` >= 2; a stream already at `depth` is returned as it is.
     Raises NotDerivable for others.
@@ -47,7 +47,7 @@ class _Unfolding:
         self._tensor_ids: dict[tuple[int, int], int] = {}
         self._places: dict[int | None, tuple[_Placed, _Placed]] = {}
         self._homes = [stream.storages[ref.storage].layer for ref in stream.tensors]
-        # what storages and operands are, as numbers: they are compared for every operand of every layer
+        # roles of storages, and operands, as numbers: they are compared for every operand of every layer
         roles: dict[Any, int] = {}
         self._roles = [roles.setdefault(role, len(roles)) for role in _storage_roles(stream)]
         operands: dict[Operand, int] = {}
@@ -72,7 +72,7 @@ class _Unfolding:
         )
 
     def _sequence(self, ops: list[tuple[int, Op]], is_reversed: bool) -> Iterator[tuple[int, Op, int | None]]:
-        """(number, op, the layer it stands for), each run of the middle layer's ops repeated in order."""
+        """Yields (number, op, the layer it stands for), with each run of the middle layer's ops repeated in order."""
         layers = range(self.depth - 2, 0, -1) if is_reversed else range(1, self.depth - 1)
         for is_middle, run in groupby(ops, key=lambda each: each[1].layer == 1):
             block = list(run)
@@ -82,7 +82,7 @@ class _Unfolding:
                 yield from ((number, op, op.layer and self._shifted(op.layer)) for number, op in block)
 
     def _shifted(self, layer: int) -> int:
-        """Layers are counted from both ends: the last stays the last."""
+        """Returns the unfolded number of a layer: all but the first are counted from the end."""
         return layer if layer == 0 else self.depth - FOLDED_DEPTH + layer
 
     def _copy(self, op: Op, layer: int | None) -> Op:
@@ -97,11 +97,11 @@ class _Unfolding:
         return Op(name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed)
 
     def _freed(self, op: Op) -> tuple[int, ...]:
-        """What an op outside the layers finds released: of every layer, as autocast's cast weights at its end."""
+        """Lists the storages freed before an op outside the layers: of every layer, as autocast's cast weights are."""
         return tuple(self._storage(s, at) for s in op.freed for at in self._layers_of(self.source.storages[s].layer))
 
     def _placed(self, op: Op, layer: int | None) -> tuple[_Placed, _Placed]:
-        """What the tensors and storages of the folded stream are when `op` stands for `layer`."""
+        """Maps the tensors and storages of the folded stream to those of the unfolded one, for `op` in `layer`."""
         by = None if op.layer is None or layer is None else layer - op.layer
         known = self._places.get(by)
         if known is None:
@@ -110,7 +110,7 @@ class _Unfolding:
             def place(home: int | None) -> int | None:
                 if home is None:
                     return None
-                if by is None:  # outside the stack: the first or the last layer's
+                if by is None:  # an op outside the stack refers to the first or the last layer
                     return self._shifted(home)
                 return min(max(home + by, 0), last)
 
@@ -122,11 +122,11 @@ class _Unfolding:
         return known
 
     def _copy_multi_tensor(self, op: Op) -> Op:
-        """An op over lists of tensors (the optimizer's): each list grows by the repeated layers' tensors."""
+        """Copies an op over lists of tensors (the optimizer's); each list grows by the repeated layers' tensors."""
         inputs: list[int] = []
         written: list[int] = []
         lengths: list[int] = []
-        placed: dict[int, tuple[int, int]] = {}  # a list named twice stays one
+        placed: dict[int, tuple[int, int]] = {}  # a list that occurs twice is copied once
 
         def append(tensors: tuple[int, ...], first: int, count: int) -> tuple[int, int]:
             if first in placed:
@@ -166,13 +166,13 @@ class _Unfolding:
         )
 
     def _layers_of(self, home: int | None) -> list[int | None]:
-        """All layers that a storage of the folded stream stands for in an op over all parameters."""
+        """Lists the layers that a storage of the folded stream stands for in an op over all parameters."""
         if home is None:
             return [None]
         return list(range(1, self.depth - 1)) if home == 1 else [self._shifted(home)]
 
     def _expand(self, tensors: Sequence[int]) -> list[int]:
-        """The tensors of all layers, those of one layer together, as `model.parameters()` lists them."""
+        """Lists the tensors of all layers, layer by layer, as `model.parameters()` does."""
 
         result: list[int] = []
         for at, run in groupby(tensors, key=self._homes.__getitem__):
@@ -201,7 +201,7 @@ class _Unfolding:
 
 
 class _Placed(dict[int, int]):
-    """Numbers of the unfolded stream by those of the folded one, made when they are first asked for."""
+    """Maps numbers of the folded stream to those of the unfolded one, which are made at the first lookup."""
 
     def __init__(self, make: Callable[[int], int]) -> None:
         super().__init__()
@@ -213,12 +213,12 @@ class _Placed(dict[int, int]):
 
 
 def _is_multi_tensor(op: Op) -> bool:
-    """Whether it works on lists of all parameters, as the optimizer's calls do."""
+    """Whether an op works on lists of all parameters, as the optimizer's calls do."""
     return op.phase == "optimizer" and '"ts"' in op.args
 
 
 def _storage_roles(stream: Stream) -> list[Any]:
-    """What each storage is to its layer, equal for the same storage of another layer.
+    """Returns the role of each storage in its layer, equal for corresponding storages of different layers.
 
     The role is where the layer's own operations first touch it: (phase, n-th op of the layer, n-th operand);
     for what only an optimizer over all parameters touches, its place among its layer's tensors.
@@ -244,7 +244,7 @@ def _storage_roles(stream: Stream) -> list[Any]:
 
 @lru_cache(maxsize=65536)
 def _rename(module: str, old: int | None, new: int | None) -> str:
-    """model.layers.1.mlp -> model.layers.7.mlp"""
+    """Replaces the layer in a module's name: model.layers.1.mlp -> model.layers.7.mlp."""
     if old is None or old == new:
         return module
     return f"{module}.".replace(f".{old}.", f".{new}.", 1)[:-1]

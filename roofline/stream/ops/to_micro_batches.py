@@ -1,9 +1,9 @@
-"""The op stream of a step of many micro-batches from one of four: from the third on, each launches the same calls.
+"""Derives the op stream of a step of many micro-batches from one of four: from the third on, all launch the same calls.
 
-The first micro-batch makes the gradients, the others add to them; and the memory that the second finds was left by the
-first, that of the third by one like itself. So a stream of TRACED micro-batches serves any larger number: the third
-stands for all that are missing, and `times_run` says for each op how often it runs. What is left in L2 settles within
-three micro-batches too, unless a whole one fits into it; then kernels differ by 0.1% at most.
+The first micro-batch makes the gradients, the others add to them; and the second starts from the memory that the first
+left, the third from that of a micro-batch like itself. So a stream of TRACED micro-batches serves any larger number:
+the third stands for all that are missing, and `times_run` counts how often each op runs. The contents of L2 settle
+within three micro-batches too, unless a whole one fits into L2; then kernel times differ by 0.1% at most.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from flopcast.roofline.stream.ops.op_stream import NotDerivable, Op, Stream
 
 TRACED = 4
 _REPEATED = 2  # index of the micro-batch that stands for others
-_META = "micro_batches_alike"  # in a stream's meta: for how many it stands, itself included
+_META = "micro_batches_alike"  # key in a stream's meta: the number of micro-batches it stands for, itself included
 
 
 def to_micro_batches(stream: Stream, count: int) -> Stream:
-    """The stream of a step of `count` micro-batches, more than TRACED, from one of TRACED. Its ops stay as they are.
+    """Derives the stream of a step of `count` > TRACED micro-batches from one of TRACED. Its ops stay as they are.
 
-    Raises NotDerivable where the last micro-batches differ, or cannot be told apart.
+    Raises NotDerivable where the last micro-batches differ, or cannot be delimited.
     """
     blocks = _micro_batches(stream)
     if len(blocks) != TRACED:
@@ -35,7 +35,7 @@ def to_micro_batches(stream: Stream, count: int) -> Stream:
 
 
 def times_run(stream: Stream) -> list[int]:
-    """For each op how often it runs in a step: once, but for those of a micro-batch that stands for several."""
+    """Counts how often each op runs per step: once, except for those of a micro-batch that stands for several."""
     times = [1] * len(stream.ops)
     alike = int(stream.meta.get(_META, 1))
     if alike > 1:
@@ -47,7 +47,7 @@ def times_run(stream: Stream) -> list[int]:
 
 
 def _micro_batches(stream: Stream) -> list[slice]:
-    """The ops of each forward with its backward, in order."""
+    """Returns the range of ops of each micro-batch, a forward with its backward, in order."""
     found: list[slice] = []
     start = end = 0
     before = ""
@@ -62,6 +62,6 @@ def _micro_batches(stream: Stream) -> list[slice]:
 
 
 def _signature(stream: Stream, op: Op) -> tuple[Any, ...]:
-    """What tells an op from others, apart from the storages it works on."""
+    """Returns what distinguishes an op from others, except the storages that it works on."""
     operands = [stream.tensors[i].operand for i in (*op.inputs, *op.outputs)]
     return op.name, op.kind, op.args, op.kwargs, op.written, op.layer, op.module, operands

@@ -1,11 +1,12 @@
-"""The op stream of any width from one trace: every size of a step is a product of the model's dimensions.
+"""Derives the op stream of any width from one trace: every size of a step is a product of the model's dimensions.
 
-This takes milliseconds, a trace a second after five for imports, which a search over sixty widths would wait for every
-time. The model is traced once with dimensions that are distinct primes: hidden size h, ffn f, vocabulary v, key-value
-heads k, query heads per key-value head g, and half the size of a head p. These show in the factors of every number of
-the stream (shapes, strides, bytes, numbers among the arguments), where other dimensions take their places: 2226242 =
-2 x 101 x 103 x 107 is heads x head_dim. This is exact for models whose sizes are such products (`MODEL_TYPES`), as
-tests against real traces show. A k or g of 1 stays 1 in the trace, because torch takes other paths there.
+This takes milliseconds, a trace one second after five for imports, for which a search over sixty widths would wait
+every time. The model is traced once with dimensions that are distinct primes: hidden size h, ffn f, vocabulary v,
+key-value heads k, query heads per key-value head g, and half the size of a head p. These show in the factors of every
+number of the stream (shapes, strides, bytes, numbers among the arguments), where other dimensions take their places:
+2226242 = 2 x 101 x 103 x 107 is heads x head_dim. This is exact for models whose sizes are such products
+(`MODEL_TYPES`), as tests against real traces show. A k or g of 1 stays 1 in the trace, because torch takes
+other paths there.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, NotDerivable, Op, Storage, Stream, TensorRef
 
-# Dense decoders of transformers whose config says all six dimensions.
+# Dense decoders of transformers whose config states all six dimensions.
 MODEL_TYPES = ("qwen3", "llama", "mistral")
 
-# Large enough that nothing else has them as factors; `_primes` leaves out those that tokens have.
+# Large enough that no other size has them as factors; `_primes` leaves out those that divide the number of tokens.
 _CANDIDATES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
 _LARGE = {"h": (1009, 1013, 1019, 1021), "f": (3019, 3023, 3037, 3041), "v": (50021, 50023, 50033, 50047)}
-_FREE_HEADS = ("qwen3",)  # others of transformers refuse hidden sizes that are no multiples of the heads
-_NO_END = 2**63 - 1  # "to the end" of a slice
+_FREE_HEADS = ("qwen3",)  # other models require hidden sizes that are multiples of the number of heads
+_NO_END = 2**63 - 1  # the end of a slice that has none
 
 
 def dimensions(config: Config) -> dict[str, int]:
-    """h, f, v, k, g, p of a config (see the module). Raises NotDerivable."""
+    """Returns the dimensions h, f, v, k, g, p of a config (see the module's docstring). Raises NotDerivable."""
     if config.get("model_type") not in MODEL_TYPES:
         raise NotDerivable("not a dense decoder whose config says all six dimensions")
     try:
@@ -47,7 +48,7 @@ def dimensions(config: Config) -> dict[str, int]:
 
 
 def with_dimensions(config: Config, sizes: Mapping[str, int]) -> Config:
-    """The same config of other dimensions, as `dimensions` gives them."""
+    """Returns the same config with other dimensions, as `dimensions` gives them."""
     return {
         **config, "hidden_size": sizes["h"], "intermediate_size": sizes["f"], "vocab_size": sizes["v"],
         "num_key_value_heads": sizes["k"], "num_attention_heads": sizes["k"] * sizes["g"],
@@ -56,7 +57,7 @@ def with_dimensions(config: Config, sizes: Mapping[str, int]) -> Config:
 
 
 def reference_of(config: Config, traced: Traced) -> Config:
-    """The config that is traced for `config` and all of other widths: folded depth, primes for dimensions.
+    """Returns the config that is traced for `config` at any width: its depth is folded, its dimensions are primes.
 
     Raises NotDerivable.
     """
@@ -68,10 +69,10 @@ def reference_of(config: Config, traced: Traced) -> Config:
 
 
 def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[str, int]:
-    """A prime for each dimension, or 1 for one that is 1; none divides a number of tokens.
+    """Chooses a prime for each dimension, or 1 for one that is 1; none divides a number of tokens.
 
-    A hidden size that has to be a multiple of the heads is a prime times these; `to_width` replaces it as a whole,
-    before the heads.
+    A hidden size that has to be a multiple of the number of heads is a prime times that number; `to_width` replaces it
+    as a whole, before the heads.
     """
     batch, seq = traced.batch, traced.seq
     numbers = (batch, seq, seq - 1, seq + 1, traced.accumulate)
@@ -85,7 +86,7 @@ def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[s
 
 
 def to_width(reference: Stream, config: Config) -> Stream:
-    """The stream of `config` from one traced of `reference_of` it, at the reference's depth.
+    """Derives the stream of `config` from that of its `reference_of`, at the reference's depth.
 
     Raises NotDerivable where the two do not belong together.
     """
@@ -94,7 +95,7 @@ def to_width(reference: Stream, config: Config) -> Stream:
     swaps = [(traced_as[name], wanted[name]) for name in wanted if traced_as[name] != wanted[name]]
     if any(prime == 1 for prime, _ in swaps):
         raise NotDerivable("a head that stands alone in the reference")
-    scale = (2 * traced_as["p"]) ** -0.5  # of attention's scores
+    scale = (2 * traced_as["p"]) ** -0.5  # the factor of attention's scores
     known: dict[int, int] = {_NO_END: _NO_END}
 
     def size(value: int) -> int:
@@ -120,7 +121,7 @@ def to_width(reference: Stream, config: Config) -> Stream:
             return float(size(int(value)))
         if isinstance(value, list):
             return [argument(item) for item in value]
-        if isinstance(value, dict) and not value.keys() & {"t", "ts", "rs"}:  # those count operands
+        if isinstance(value, dict) and not value.keys() & {"t", "ts", "rs"}:  # these keys refer to operands by number
             return {key: argument(item) for key, item in value.items()}
         return value
 
@@ -135,7 +136,7 @@ def to_width(reference: Stream, config: Config) -> Stream:
 
     def renamed(op: Op) -> Op:
         args, kwargs = text(op.args), text(op.kwargs)
-        # most say no size: replacing those too took a third of the time
+        # most contain no size: replacing these too took a third of the time
         return op if (args, kwargs) == (op.args, op.kwargs) else op._replace(args=args, kwargs=kwargs)
 
     tensors = tuple(

@@ -1,1 +1,4 @@
-"""Runs a real training step on fake tensors under CUDA's rules and records it. The only room that imports torch."""
+"""Runs a real training step on fake tensors under CUDA's rules and records it.
+
+Only this part of `stream` imports torch.
+"""

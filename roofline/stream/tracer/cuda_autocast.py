@@ -1,4 +1,4 @@
-"""CUDA's autocast, made for the CPU's dispatch key: which operators it casts, and to which dtype.
+"""Emulates CUDA's autocast under the CPU's dispatch key: which operators it casts, and to which dtype.
 
 Under autocast, torch's dispatcher calls a wrapper that casts an operator's operands before it calls the operator. CUDA
 and the CPU have wrappers for different operators. `kernels_for` gives, for each operator that either of them casts, one
@@ -55,8 +55,8 @@ class CastWeights:
 
 
 def _kernel(function: Any, policy: str, weights: CastWeights) -> Callable[..., Any]:
-    """A wrapper that casts as `policy` says and calls `function`. By "none" nothing is cast, and the operators that
-    `function` is composed of are dispatched as usual."""
+    """Makes a wrapper that casts as `policy` says and calls `function`. With "none" nothing is cast, and the operators
+    that `function` is composed of are dispatched as usual."""
     if policy == "none":
         return torch.library.fallthrough_kernel
 
@@ -74,7 +74,7 @@ def _kernel(function: Any, policy: str, weights: CastWeights) -> Callable[..., A
 
 
 def _with_result_in_fp32(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Asks for a result in fp32, where the call says no dtype of its own."""
+    """Calls `function` for a result in fp32, unless the call names a dtype itself."""
     names = [argument.name for argument in function._schema.arguments]
     first = args[0]
     is_eligible = first.is_floating_point() and first.dtype != torch.float64
@@ -92,7 +92,7 @@ def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _policy(name: str, on_cuda: set[str]) -> str:
-    """How CUDA's autocast treats an operator: "low", "result" (in fp32), "widest", "high" (fp32) or "none"."""
+    """Returns how CUDA's autocast treats an operator: "low", "result" (in fp32), "widest", "high" (fp32) or "none"."""
     packet = name.split(".")[0]
     if name not in on_cuda:
         return "none"
@@ -104,7 +104,7 @@ def _policy(name: str, on_cuda: set[str]) -> str:
 
 
 def _registered(key: str) -> set[str]:
-    """Names of ATen operators that have a kernel of their own for a dispatch key."""
+    """Returns the names of the ATen operators that have their own kernel for a dispatch key."""
     found = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     return {name.removeprefix("aten::") for name in found if name.startswith("aten::")}
 
@@ -131,7 +131,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def kernels_for(weights: CastWeights) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """(operator, wrapper that casts as CUDA's autocast) for each operator that CUDA's or the CPU's autocast casts."""
+    """Yields (operator, wrapper that casts as on CUDA) for each operator that CUDA's or the CPU's autocast casts."""
     on_cuda = _registered("AutocastCUDA")
     for name in sorted(on_cuda | _registered("AutocastCPU")):
         yield name, _kernel(_operator(name), _policy(name, on_cuda), weights)

@@ -1,9 +1,9 @@
-"""Operators that run differently on CUDA than on the CPU: other kernels, or results of another dtype.
+"""Rules for operators that run differently on CUDA than on the CPU: other kernels, or results of another dtype.
 
 Some operators are composed of others, and torch chooses of which by the device: `RULES` holds CUDA's choices, which
 `cuda_semantics` registers for the CPU. Some kernels give results of another dtype or shape on CUDA: `RESULTS` makes
-these, in place of the fake CPU kernels. Attention is traced as one operator of ours, `flopcast::attention`, because
-which kernel runs it (flash, cuDNN, memory-efficient) is the profile's to say.
+these, in place of the fake CPU kernels. Attention is traced as one operator of its own, `flopcast::attention`,
+because the profile determines which kernel runs it (flash, cuDNN, memory-efficient).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    # Flash attention and cuDNN lay the result out as the query: its dimensions in the same order in memory.
+    # Flash attention and cuDNN lay the result out like the query, with its dimensions in the same order in memory.
     strides = query.stride()
     order = sorted(range(4), key=lambda d: -strides[d])
     shape = (*query.shape[:-1], value.shape[-1])
@@ -70,8 +70,8 @@ def _scaled_dot_product_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """One operator where CUDA has a fused kernel, else the products and the softmax that it consists of
-    (aten/src/ATen/native/transformers: flash and cuDNN take 16-bit numbers alone, the memory-efficient kernel takes no
+    """Calls one operator where CUDA has a fused kernel, else the products and the softmax that it consists of
+    (aten/src/ATen/native/transformers: flash and cuDNN take only 16-bit dtypes, the memory-efficient kernel takes no
     grouped heads)."""
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     if query.ndim != 4 or (not is_half and query.shape[1] != key.shape[1]):
@@ -79,7 +79,7 @@ def _scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
         return by_parts
-    if attn_mask is not None and attn_mask.dtype == torch.bool:  # torch converts it to one of numbers first
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # torch first converts it to an additive mask
         least = torch.ops.aten.scalar_tensor.default(-65504.0 if is_half else float("-inf"), dtype=query.dtype)
         attn_mask = torch.ops.aten.where.ScalarSelf(attn_mask, 0.0, least)
     extra = () if attn_mask is None and not dropout_p else (attn_mask, dropout_p)
@@ -88,7 +88,7 @@ def _scaled_dot_product_attention(
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """One fused kernel on CUDA (aten/src/ATen/native/Dropout.cpp)."""
+    """Calls one fused kernel, as CUDA does (aten/src/ATen/native/Dropout.cpp)."""
     if p == 0 or not train or input.numel() == 0:
         return input
     if p == 1:
@@ -101,7 +101,7 @@ def _batch_norm(
     input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, running_mean: torch.Tensor | None,
     running_var: torch.Tensor | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """cuDNN's kernel for fp32 and fp16, torch's own for bf16 (aten/src/ATen/native/Normalization.cpp)."""
+    """Calls cuDNN's kernel for fp32 and fp16, torch's own for bf16 (aten/src/ATen/native/Normalization.cpp)."""
     parts = (input, weight, bias, running_mean, running_var)
     if (
         input.dtype in (torch.float32, torch.float16)
@@ -117,7 +117,7 @@ def _batch_norm(
     return out
 
 
-# Composite operators whose parts depend on the device, as CUDA composes them.
+# Composite operators whose parts depend on the device, composed as on CUDA.
 RULES: dict[str, Callable[..., Any]] = {
     "batch_norm": _batch_norm,
     "scaled_dot_product_attention": _scaled_dot_product_attention,
@@ -126,14 +126,14 @@ RULES: dict[str, Callable[..., Any]] = {
 
 
 def _histc(tensor: torch.Tensor, bins: int = 100, *_: Any, **__: Any) -> torch.Tensor | None:
-    """CUDA counts whole numbers too, the CPU does not."""
+    """Allows integers, which CUDA counts and the CPU does not."""
     return None if tensor.is_floating_point() else tensor.new_empty(bins)
 
 
 def _grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, *_: Any, **__: Any
 ) -> torch.Tensor | None:
-    """torch's own rule for shapes refuses other dtypes than bf16, yet CUDA multiplies these group by group."""
+    """Allows other dtypes than bf16: torch's own shape rule refuses them, yet CUDA multiplies these group by group."""
     if a.dtype == torch.bfloat16 or offs is None:
         return None
     groups = () if a.ndim + b.ndim == 5 else (len(offs),)
@@ -141,14 +141,14 @@ def _grouped_mm(
 
 
 def _layer_norm(tensor: torch.Tensor, shape: Any, *_: Any) -> tuple[torch.Tensor, ...]:
-    """Mean and deviation are kept in fp32."""
+    """Makes the results of CUDA's layer norm, which keeps mean and reciprocal standard deviation in fp32."""
     rows = (*tensor.shape[: tensor.ndim - len(shape)], *[1] * len(shape))
     out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     return out, tensor.new_empty(rows, dtype=torch.float32), tensor.new_empty(rows, dtype=torch.float32)
 
 
 def _batch_norm_results(tensor: torch.Tensor, weight: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
-    """Mean and deviation of a channel are kept in fp32."""
+    """Makes the results of CUDA's batch norm, which keeps each channel's mean and deviation in fp32."""
     channels = tensor.shape[1]
     statistics = (tensor.new_empty(channels, dtype=torch.float32) for _ in range(2))
     return torch.empty_like(tensor), *statistics
@@ -164,7 +164,7 @@ def _cudnn_batch_norm_backward(
     return torch.empty_like(tensor), torch.empty_like(weight), torch.empty_like(weight)
 
 
-# Operators whose results on CUDA differ from those of fake CPU tensors. A function that returns None: these do not.
+# Operators whose results on CUDA differ from those of fake CPU tensors. Where the function returns None, they do not.
 RESULTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.histc.default: _histc,
     torch.ops.aten._grouped_mm.default: _grouped_mm,

@@ -1,11 +1,11 @@
-"""CUDA's semantics on fake CPU tensors: what a training step would launch on a GPU, on a machine without one.
+"""Emulates CUDA on fake CPU tensors: shows what a training step would launch on a GPU, on a machine without one.
 
 Fake tensors on CUDA itself will not do: without a CUDA build of torch their backward ends the process. So the tensors
 are fake CPU tensors, and the three things that differ between the devices are changed where torch decides them:
 
-- Autocast casts other operators, to other dtypes (`cuda_autocast`).
-- Some operators run other kernels, or give results of another dtype (`cuda_operators`).
-- Python code asks tensors on which device they lie: they answer CUDA, but for those in host memory.
+- Autocast casts different operators, to different dtypes (`cuda_autocast`).
+- Some operators run different kernels, or give results of another dtype (`cuda_operators`).
+- Python code asks tensors for their device: they answer CUDA, except for those in host memory.
 
 Everything is undone when the context ends. Tests compare the result with real streams, recorded once on an H200.
 """
@@ -30,14 +30,14 @@ from flopcast.roofline.stream.tracer.cuda_operators import RESULTS, RULES
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 
 _CUDA = torch.device("cuda", 0)
-# The compute capability that Python code is told: that of the H200, on which the streams of the tests were recorded.
+# The compute capability that Python code sees: that of the H200, on which the streams of the tests were recorded.
 _CAPABILITY = (9, 0)
-# A step reads back a handful of truth values; a loop until one is false would never end.
+# A step reads back few Boolean values; a loop that runs until one is false would never end.
 MAX_CHECKS = 2_000
 
 
 class HostTensors:
-    """The tensors that lie in host memory on a machine with CUDA too: those made by `torch.tensor` with no device."""
+    """The tensors in host memory even on a machine with CUDA: those made by `torch.tensor` without a device."""
 
     def __init__(self) -> None:
         self._known = WeakIdKeyDictionary()
@@ -50,7 +50,7 @@ class HostTensors:
 
 
 class _LooksLikeCuda(TorchFunctionMode):
-    """Fake CPU tensors answer Python as CUDA tensors would; asked to go to or to be made on CUDA, they stay."""
+    """Makes fake CPU tensors answer Python as CUDA tensors would; a move to CUDA or creation there keeps the CPU."""
 
     def __init__(self, hosts: HostTensors) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _LooksLikeCuda(TorchFunctionMode):
 
 
 _CPU = torch.device("cpu")
-# Lists of the tensor types that torch's multi-tensor kernels take; fake tensors are no subclass that they know.
+# Lists of the tensor types that torch's multi-tensor kernels accept, to which fake tensors are added.
 _TYPES: tuple[list[type], ...] = tuple(
     getattr(module, "_foreach_supported_types", [])
     for module in (importlib.import_module("torch.optim.optimizer"), _foreach_utils)
@@ -94,14 +94,14 @@ def _is_cuda(value: Any) -> bool:
 
 
 class FakeValues(TorchDispatchMode):
-    """Answers what reads a value back, which a fake tensor does not have: truth values are true, numbers are 1."""
+    """Answers calls that read a value back, which fake tensors lack: Boolean values are true, numbers are 1."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.is_inside = False  # an operator's call: what asks for devices there is torch itself
+        self.is_inside = False  # within an operator's call, where only torch itself asks for devices
         self.failed = ""  # the call that raised
-        self.checks = 0  # truth values read back
-        self.is_cuda = False  # whether results are those of CUDA's kernels
+        self.checks = 0  # Boolean values read back so far
+        self.is_cuda = False  # whether results have the dtypes and shapes of CUDA's kernels
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,7 +135,7 @@ def untraced() -> Iterator[None]:
     """Within it, libraries that treat fake tensors specially treat them like any other tensors.
 
     transformers takes fake tensors for a compiler's and then does not use causal SDPA; torch's `Module.to` swaps them,
-    which is refused where a weak reference to them exists; its truncated normal draws until all numbers fit.
+    which fails where a weak reference to them exists; its truncated normal redraws until all numbers are in range.
     """
     import transformers.utils.import_utils as utils
 
@@ -148,7 +148,7 @@ def untraced() -> Iterator[None]:
 
 
 def _apply_to_fakes(moved: WeakIdKeyDictionary) -> Callable[..., Any]:
-    """A `Module._apply` that replaces parameters in place of swapping their contents; `moved` keeps tied ones tied."""
+    """Makes a `Module._apply` that replaces parameters instead of swapping contents; `moved` keeps tied ones tied."""
 
     def apply(module: torch.nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
         for child in module.children() if recurse else ():
@@ -173,9 +173,9 @@ def _apply_to_fakes(moved: WeakIdKeyDictionary) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
-    """Within it, fake CPU tensors behave as CUDA tensors do; gives the tensors that are in host memory nevertheless.
+    """Makes fake CPU tensors behave as CUDA tensors within the context; yields the tensors that are in host memory.
 
-    Autocast for "cuda" works, by way of the CPU's. Not for two threads at once: torch's dispatcher is changed.
+    Autocast for "cuda" works, through the CPU's. Not thread-safe: torch's dispatcher is changed.
     """
     hosts = HostTensors()
     weights = CastWeights()
@@ -225,7 +225,7 @@ def _cpu_for(device_type: str) -> str:
 
 @contextlib.contextmanager
 def _cuda_rules(weights: CastWeights) -> Iterator[None]:
-    """CUDA's autocast in place of the CPU's, and CUDA's rules for composite operators."""
+    """Registers CUDA's autocast in place of the CPU's, and CUDA's rules for composite operators."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")

@@ -1,12 +1,12 @@
-"""Stubs for what importing torch and transformers loads and a trace does not use: a fifth of its time.
+"""Stubs for modules that torch and transformers import and a trace does not use; they save a fifth of its time.
 
 - `torch._dynamo`, the compiler: fake tensors read its configuration and optimizers ask it to leave functions alone. It
-  brings inductor, onnx and more, 0.7 s. Its configuration is the real one, functions are left alone.
+  imports inductor, onnx and more, 0.7 s. The stub keeps the real configuration and leaves functions alone.
 - scipy.optimize, which transformers' losses of object detection match boxes with: 0.3 s.
-- Which distribution each installed package is of, 0.1 s: transformers asks by the package's own name, too.
+- The map from installed packages to distributions, 0.1 s: transformers also asks by the package's own name.
 
-For a process that traces and ends: what was imported meanwhile would compile nothing. A trace that needs more fails,
-and is made again without stubs.
+For a process that traces and ends: modules imported with the stubs could not compile anything. A trace that needs
+more fails, and is repeated without stubs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMPILER, _SOURCES = "torch._dynamo", "torch._dynamo.source"
 
 @contextmanager
 def stubbed_imports() -> Iterator[None]:
-    """Within it the stubs are imported in place of the real modules, but for those that are loaded already."""
+    """Imports the stubs in place of the real modules within the context, except for modules already loaded."""
     import torch
 
     with replaced(importlib.metadata, "packages_distributions", dict):
@@ -49,7 +49,7 @@ def stubbed_imports() -> Iterator[None]:
     torch._dynamo = compiler
     utils.is_scipy_available = _never
     try:
-        # what a trace imports, while whoever asks for it is not ready yet; what cannot be fails again when it is used
+        # a trace's imports, made while the request is still to come; one that fails does so again when it is used
         with suppress(Exception):
             importlib.import_module("transformers.models.auto.modeling_auto")
             importlib.import_module("flopcast.roofline.stream.tracer.trace")
@@ -63,7 +63,7 @@ def stubbed_imports() -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within it an attribute of a module or a class has another value."""
+    """Gives an attribute of a module or a class another value within the context."""
     original = vars(owner)[name] if isinstance(owner, type) else getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -73,13 +73,13 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class _Source:
-    """Where a compiler's tensor comes from."""
+    """Stands for the source of a compiler's tensor."""
 
     def __init__(self, *_: Any) -> None: ...
 
 
 def _left_alone(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Callable[..., Any]:
-    """As a decorator, with arguments or without."""
+    """A decorator that returns the function unchanged; used with arguments or without."""
     return _left_alone if function is None else function
 
 

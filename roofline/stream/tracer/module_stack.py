@@ -1,4 +1,4 @@
-"""Which module of a model runs, and which one an autograd node comes from: the places that a step's ops belong to."""
+"""Finds the module that an op belongs to: the one that is running, or the one that made an autograd node."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 
 class ModuleStack:
-    """Which module is running, and for each autograd node which module made it.
+    """Tracks which module is running, and which module made each autograd node.
 
-    Nodes are numbered in the order of their making, so the numbers at module entries and exits are enough.
+    Nodes are numbered in order of creation, so the numbers at module entries and exits suffice.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        """Names of modules begin with the class of their model where there are several models."""
+        """Takes the models to follow. With several, the names of modules begin with the class of their model."""
         self.names: dict[torch.nn.Module, str] = {}
         stacks: list[tuple[str, torch.nn.ModuleList]] = []
         for model in models:
@@ -49,7 +49,7 @@ class ModuleStack:
         return self._stack[-1], self.layer_of(self._stack[-1])
 
     def of_node(self, number: int, previous: tuple[str, int | None]) -> tuple[str, int | None]:
-        if number >= 2**63:  # AccumulateGrad: follows the node that made the gradient
+        if number >= 2**63:  # AccumulateGrad, which follows the node that made the gradient
             return previous
         name = self._modules[bisect.bisect_right(self._starts, number) - 1]
         return name, self.layer_of(name)
@@ -60,8 +60,8 @@ class ModuleStack:
 
     @contextlib.contextmanager
     def watching(self, entered: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Follows the modules of the models for as long as the context lasts; `entered` is called when one that no
-        other contains begins."""
+        """Follows the modules of the models within the context; `entered` is called when a module begins that is not
+        inside another."""
 
         def enter(module: torch.nn.Module, _args: Any) -> None:
             if module in self.names:
@@ -81,8 +81,8 @@ class ModuleStack:
 
 @contextlib.contextmanager
 def forward_hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
-    """Within it, `enter` is called before and `leave` after the forward of every module; `leave` also when an exception
-    ends it, as checkpointing ends what it runs again."""
+    """Calls `enter` before and `leave` after the forward of every module within the context; `leave` also when an
+    exception ends the forward, as checkpointing ends its recomputation."""
     hooks = torch.nn.modules.module
     # a handle removes its hook at the end of the context
     with hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave, always_call=True):
@@ -90,7 +90,7 @@ def forward_hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Ite
 
 
 def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """The stack of identical layers: the longest ModuleList of one class with equal parameter shapes."""
+    """Finds the stack of identical layers: the longest ModuleList of one class with equal parameter shapes."""
 
     def signature(layer: torch.nn.Module) -> tuple[Any, ...]:
         return (type(layer), *((name, tuple(p.shape)) for name, p in layer.named_parameters()))

@@ -1,8 +1,8 @@
 """Records the op stream of a training step, real or on fake tensors.
 
 Which phase runs (forward, backward, optimizer) is known from autograd's engine, from calls of modules and from the
-global hooks of torch.optim, so that a user's own step function is recorded like the product's own recipe. The calls
-themselves are recorded by `recorder`.
+global hooks of torch.optim, so that a user's own step function is recorded like flopcast's own training step. The
+calls themselves are recorded by `recorder`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Parts:
     batch: Any = None
 
     def named_parameters(self) -> dict[torch.Tensor, str]:
-        """Each parameter once, a tied one under its first name."""
+        """Returns each parameter once with its name, a tied one under its first name."""
         prefixes = {id(m): "" if len(self.models) == 1 else f"{type(m).__name__}." for m in self.models}
         found: dict[torch.Tensor, str] = {}
         for model in self.models:
@@ -47,7 +47,7 @@ class Parts:
 
     @contextlib.contextmanager
     def discovering(self) -> Iterator[None]:
-        """Within it, the models that are called and the optimizers that step are added."""
+        """Adds the models that are called and the optimizers that step within the context."""
         depth = 0
 
         def enter(module: torch.nn.Module, _args: Any) -> None:
@@ -70,9 +70,9 @@ class Parts:
 
 @contextlib.contextmanager
 def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Keeps `recorder.phase` up to date; gives a function to call when a model begins. Calls `ended` after a backward.
+    """Keeps `recorder.phase` up to date; yields a function to call when a model begins. Calls `ended` after a backward.
 
-    A backward is what autograd's engine runs; the optimizer follows, until a model is called again.
+    The backward is what autograd's engine runs; the optimizer phase follows, until a model is called again.
     """
     depth = 0
 
@@ -105,7 +105,7 @@ def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[
 
 
 def counts_on_host(optimizer: torch.optim.Optimizer, device_type: str) -> bool:
-    """Whether step counters lie in host memory: so with torch's optimizers on CUDA unless fused or capturable."""
+    """Whether step counters are in host memory, as with torch's optimizers on CUDA unless fused or capturable."""
     group = optimizer.param_groups[0]
     return device_type == "cuda" and not (group.get("fused") or group.get("capturable"))
 
@@ -117,7 +117,7 @@ def record_step(
     is_host: Callable[[torch.Tensor], bool] | None = None,
     first: Callable[[], Any] | None = None,
 ) -> Stream:
-    """The op stream of one steady step; a first step is run to create optimizer state, or `first` in its place.
+    """Returns the op stream of one steady step; a first step is run to create optimizer state, or `first` in its place.
 
     `step` has `run()` and `device_type`: a `TrainingStep`, or a `FunctionStep` around a function, whose models and
     optimizers are those that its first run used. `is_host` is for `Recorder`: by default a tensor on the CPU is in
@@ -152,7 +152,7 @@ def record_step(
     register_gradients()
     run = getattr(step, "run_phases", step.run)
     with (
-        no_garbage_collection(),  # a collection in mid-step would free storages at a random op
+        no_garbage_collection(),  # a collection during the step would free storages at a random op
         recorder,
         _phases(recorder, register_gradients) as begin,
         modules.watching(begin),
@@ -175,7 +175,7 @@ def record_step(
 
 
 def _register(recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int | None], device_type: str) -> None:
-    """Tells the recorder what exists before the step."""
+    """Registers with the recorder the tensors that exist before the step."""
     for parameter, layer in homes.items():
         recorder.register(parameter, "parameter", layer)
     for model in parts.models:
@@ -193,9 +193,9 @@ def _register(recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int
 
 
 def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
-    """An optimizer that loops over parameters works layer by layer; one over lists belongs to no layer.
+    """Assigns the optimizer's ops to layers: a loop over parameters works layer by layer, an op on lists has no layer.
 
-    What a layer's operation makes (a temporary) is the layer's too, and so is what works on temporaries only.
+    Temporaries that a layer's op makes belong to the layer too, and so do ops that work on temporaries only.
     """
     placed: list[Op] = []
     current: int | None = None
@@ -207,7 +207,7 @@ def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
         is_list = '"ts"' in op.args
         if not is_list and any(recorder.storages[s].kind in ("parameter", "gradient", "state", "host") for s in refs):
             current = next(recorder.storages[s].layer for s in refs if recorder.storages[s].kind != "activation")
-        for position, index in enumerate(op.outputs):  # the n-th result of a list op belongs with its n-th input
+        for position, index in enumerate(op.outputs):  # the n-th result of a list op has the layer of its n-th input
             made = recorder.tensors[index].storage
             layer = recorder.storages[refs[position]].layer if is_list else current
             recorder.storages[made] = recorder.storages[made]._replace(layer=layer)

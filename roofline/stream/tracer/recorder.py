@@ -1,6 +1,6 @@
 """Records every ATen call that torch's dispatcher makes below autograd and autocast: operands, storages, phase, module.
 
-What a step is made of, and when its phases begin, is told by `record_step`.
+`record_step` tells it which tensors a step works on and when its phases begin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DTYPES = {
     torch.uint8: "uint8", torch.bool: "bool", torch.complex64: "complex64",
 }  # fmt: skip
 
-# Calls that read a value back to the host: it waits for the device.
+# Calls that read a value back to the host, which waits for the device.
 _SYNCS = {
     f"aten.{name}"
     for name in (
@@ -31,14 +31,14 @@ _SYNCS = {
         "unique_dim.default", "unique_consecutive.default", "masked_select.default", "repeat_interleave.Tensor",
     )
 }  # fmt: skip
-# Bookkeeping that launches nothing and costs next to nothing.
+# Bookkeeping calls, which launch nothing and cost almost nothing.
 _IGNORED = ("profiler.", "prim.", "aten.is_same_size", "aten.sym_", "aten.lift_fresh")
 
 
 class Recorder(TorchDispatchMode):
     """Appends every ATen call to `ops`; works on real and on fake tensors.
 
-    `is_host` tells tensors in host memory from those on the device.
+    `is_host`: whether a tensor is in host memory rather than on the device.
     """
 
     def __init__(self, modules: ModuleStack, is_host: Callable[[torch.Tensor], bool] = lambda tensor: False) -> None:
@@ -49,12 +49,12 @@ class Recorder(TorchDispatchMode):
         self.tensors: list[TensorRef] = []
         self.storages: list[Storage] = []
         self._tensor_ids: dict[TensorRef, int] = {}
-        self._storage_ids: dict[int, int] = {}  # by StorageImpl address, while it lives
-        self._live: list[tuple[StorageWeakRef, int, int, int]] = []  # with its handle, address and number
+        self._storage_ids: dict[int, int] = {}  # number by StorageImpl address, while the storage exists
+        self._live: list[tuple[StorageWeakRef, int, int, int]] = []  # weak reference, its handle, address and number
         self._where: tuple[str, int | None] = ("", None)
 
     def register(self, tensor: torch.Tensor, kind: str, layer: int | None) -> None:
-        """A tensor of a known role: what exists before the step, and the gradients."""
+        """Registers a tensor of a known role: one that exists before the step, or a gradient."""
         index = self._storage(tensor, kind, layer)
         self.storages[index] = self.storages[index]._replace(kind=kind, layer=layer)
 
@@ -73,8 +73,8 @@ class Recorder(TorchDispatchMode):
         return known
 
     def _sweep(self) -> tuple[int, ...]:
-        """Storages that were released since the last call."""
-        # some two hundred a call: `StorageWeakRef.expired` asks the same through three calls, an eighth of a trace
+        """Returns the storages that were released since the last call."""
+        # about two hundred per call; `StorageWeakRef.expired` makes three calls for each, an eighth of a trace's time
         expired = torch.UntypedStorage._expired
         freed = [entry for entry in self._live if expired(entry[1])]
         if not freed:
@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode):
         module, layer = self._place()
         inputs: list[int] = []
         written: list[int] = []
-        seen: dict[Any, int] = {}  # the same tensor, or list of tensors, twice in a call is one operand
+        seen: dict[Any, int] = {}  # a tensor, or list of tensors, that occurs twice in a call is one operand
         schema_arguments = func._schema.arguments
         is_multi_tensor = name.startswith(("aten._foreach", "aten._fused_adam"))
 
@@ -149,7 +149,7 @@ class Recorder(TorchDispatchMode):
         new = [o for o in outputs if self.tensors[o].storage not in written_storages]
         kind = "launch"
         is_host = [self.storages[s].kind == "host" for s in (written_storages or input_storages)]
-        if is_host and all(is_host):  # what writes to host memory, or only reads from there
+        if is_host and all(is_host):  # it writes to host memory, or only reads from there
             kind = "host"
             for storage in (*input_storages, *(self.tensors[o].storage for o in new)):
                 if self.storages[storage].kind in ("activation", "input"):
@@ -176,13 +176,13 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _reads_back(self, new: Sequence[int], inputs: set[int]) -> bool:
-        """Whether results lie on the host and operands on the device: a copy that the host waits for."""
+        """Whether results are on the host and operands on the device: a copy that the host waits for."""
         made = [self.storages[self.tensors[o].storage].kind == "host" for o in new]
         return bool(made) and all(made) and any(self.storages[s].kind != "host" for s in inputs)
 
     def _place(self) -> tuple[str, int | None]:
-        """The module that the call belongs to: by the module stack, in the backward by the autograd node - but for
-        what runs inside a module there, which is a forward run again (activation checkpointing)."""
+        """Returns the module and layer of the call, by the module stack; in the backward by the autograd node, except
+        for calls inside a module, which recompute a forward (activation checkpointing)."""
         if self.phase == "forward" or (self.phase == "backward" and self.modules.is_inside):
             self._where = self.modules.current()
         elif self.phase == "backward":

@@ -1,7 +1,7 @@
 """Traces the op stream of a training step on fake tensors, without a GPU: of a config, of a module, of a step function.
 
-The step runs on fake CPU tensors, which have no values; `cuda_semantics` does what CUDA does differently, `record_step`
-records it, as it records a real step.
+The step runs on fake CPU tensors, which have no values; `cuda_semantics` makes them behave as on CUDA,
+`record_step` records the step, as it records a real one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["load_factory", "record_step", "sizes_of", "trace", "trace_module"]
 
 @dataclass(frozen=True)
 class _Recording:
-    """Records a step on fake tensors; `hosts` are those in host memory (None: tensors are not told apart)."""
+    """Records a step on fake tensors; `hosts`: the tensors in host memory (None: not distinguished)."""
 
     values: FakeValues
     hosts: HostTensors | None = None
@@ -61,10 +61,10 @@ class _Recording:
 
 @contextlib.contextmanager
 def _fake(device: str) -> Iterator[_Recording]:
-    """Within it, tensors are fake and behave as those of `device` ("cuda" or "cpu"); gives what records a step."""
+    """Makes tensors fake, behaving as those of `device` ("cuda" or "cpu"); yields the function that records a step."""
     values = FakeValues()
     with untraced(), FakeTensorMode(allow_non_fake_inputs=True), values, warnings.catch_warnings():
-        # of torch about its own code: a copy of a module, as nn.TransformerEncoder makes of its layer
+        # torch warns about its own code: a copy of a module, as nn.TransformerEncoder makes of its layer
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         if device == "cpu":
             yield _Recording(values)
@@ -85,11 +85,11 @@ def trace(
     checkpoint: str = "none",
     fused: str = "none",
 ) -> Stream:
-    """The op stream of one step of a transformers causal language model, on fake tensors.
+    """Traces one step of a transformers causal language model on fake tensors and returns its op stream.
 
-    `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. `fused` "triton": of the
-    model patched to run on the fused kernels (`kernels.patch_qwen3`). Raises ValueError when transformers refuses the
-    config, or the patch the model.
+    `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. `fused` "triton": the
+    model is patched to run on the fused kernels (`kernels.patch_qwen3`). Raises ValueError when transformers refuses
+    the config, or the patch the model.
     """
     meta = {"config": dict(config), "batch": batch, "seq": seq, "precision": precision, "optimizer": optimizer,
             "accumulate": accumulate, "checkpoint": checkpoint, "device": device}  # fmt: skip
@@ -104,23 +104,23 @@ def trace(
             step = TrainingStep(model, adamw, causal_lm_batch(input_ids), precision, device, accumulate=accumulate)
             stream = record(step, meta, first=functools.partial(_make_state, step) if is_short else None)
             if all((p.grad is not None) == p.requires_grad for p in model.parameters()):
-                break  # else state was made for parameters that have no gradients
+                break  # otherwise state was made for parameters that get no gradients
     return stream
 
 
-# Models whose first forward is like every other, as tests show; of other models a whole first step is run.
+# Models whose first forward is like every other, as tests show; other models run a whole first step.
 _STEADY = ("qwen3", "qwen3_moe", "llama", "mistral", "gpt2")
 
 
 def _is_steady_at_once(config: Config) -> bool:
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    is_plain = rope.get("rope_type", rope.get("type", "default")) == "default"  # others may keep what they saw
+    is_plain = rope.get("rope_type", rope.get("type", "default")) == "default"  # others may keep state across steps
     return config.get("model_type") in _STEADY and is_plain
 
 
 def _make_state(step: TrainingStep) -> None:
-    """Makes the optimizer's state, which is all that a second step sees of the first; running that takes a third of a
-    trace's time."""
+    """Creates the optimizer's state, all that a second step sees of the first; running the first step takes a third of
+    a trace's time."""
     for parameter in step.model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
@@ -139,19 +139,19 @@ def trace_module(
     accumulate: int = 1,
     checkpoint: str = "none",
 ) -> Stream:
-    """The op stream of one step of any module, on fake tensors; nothing of it is computed and no weight is drawn.
+    """Traces one step of any module on fake tensors: no value is computed and no weight is initialized.
 
     `source` is one of
     - a module, with its `batch`: a tensor, a tuple of positional or a dict of keyword arguments. The loss is
       `loss_fn(output)`, else `microbench.recipe.training_step.loss_of(output)`; the optimizer is the one named;
     - a factory, or its name "package.module:factory": a function without arguments that returns (module, batch),
       (module, batch, loss_fn) or a step function. Of `sizes` ("batch", "seq") it gets those it has parameters for;
-    - a step function: it runs forward, backward and optimizer by itself, once a call. The run options are then its
+    - a step function: it runs forward, backward and optimizer by itself, once per call. The run options are then its
       own business: `precision` is not used, `optimizer`, `accumulate` and `checkpoint` have to be the defaults.
 
     Modules and optimizers that exist already are lent fake parameters and given their own back. `meta` says "batch" and
-    "seq": samples a micro-batch, and tokens a sample where the first tensor of the batch holds ids, else 1; "unit" what
-    they count: tokens, samples, or steps of a step function.
+    "seq": samples per micro-batch, and tokens per sample where the first tensor of the batch holds ids, else 1; "unit"
+    what they count: tokens, samples, or steps of a step function.
     Raises UsageError: not importable, wrong return, not traceable (which op, and what to do).
     """
     options: dict[str, Any] = {
@@ -179,7 +179,7 @@ def _trace_module(
     options: Mapping[str, Any],
     micro_batches: int,
 ) -> Stream:
-    """As `trace_module`, with this number of micro-batches in place of the one in `options`."""
+    """Does what `trace_module` does, with `micro_batches` in place of the number in `options`."""
     name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
     function = load_factory(source) if isinstance(source, str) else source
     with _fake(device) as record, _lent_fakes(function), _explained(name, record.values):
@@ -210,7 +210,7 @@ def _trace_module(
 
 
 def _refuse_unused(name: str, options: Mapping[str, Any]) -> None:
-    """Raises UsageError for what a step function was asked to do and does by itself."""
+    """Raises UsageError for an option that a step function decides by itself."""
     for option, usual in (("optimizer", "adamw"), ("accumulate", 1), ("checkpoint", "none")):
         if options[option] != usual:
             raise UsageError(
@@ -220,7 +220,7 @@ def _refuse_unused(name: str, options: Mapping[str, Any]) -> None:
 
 
 def load_factory(name: str) -> Callable[..., Any]:
-    """The function that "package.module:factory" names; the current folder counts as a place to import from.
+    """Imports the function that "package.module:factory" names, also from the current folder.
 
     Raises UsageError that says what is missing.
     """
@@ -235,7 +235,7 @@ def load_factory(name: str) -> Callable[..., Any]:
         raise UsageError(
             f"module {name!r}: {fault}; run from the folder that holds it, set PYTHONPATH, or install it"
         ) from fault
-    except (Exception, SystemExit) as fault:  # a script's own exit would end the command as if it had answered
+    except (Exception, SystemExit) as fault:  # a script's own exit would end the command as if it had succeeded
         raise UsageError(f"module {name!r}: importing {module_name} failed: {_one_line(fault)}") from fault
     found = getattr(module, attribute, None)
     if not callable(found):
@@ -251,15 +251,15 @@ def load_factory(name: str) -> Callable[..., Any]:
 
 
 def _make(function: Callable[..., Any], sizes: Mapping[str, int], name: str) -> Any:
-    """(module, batch[, loss_fn]) or a step function, of a factory; of a step function itself, that function.
+    """Calls a factory and returns its (module, batch[, loss_fn]) or step function; returns a step function as it is.
 
-    Which of the two a function is shows when it is called: a factory returns something of the kind.
+    Which of the two a function is shows when it is called: a factory returns one of these.
     """
     if not callable(function):
         raise UsageError(f"{name}: valid is a module with its batch, a factory or a step function")
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # built in
+    except (TypeError, ValueError):  # a built-in has no signature
         parameters = {}  # type: ignore[assignment]
     made = function(**{key: value for key, value in sizes.items() if key in parameters})
     if isinstance(made, (tuple, list)) and made and isinstance(made[0], torch.nn.Module):
@@ -272,7 +272,7 @@ def _make(function: Callable[..., Any], sizes: Mapping[str, int], name: str) -> 
         )
     if callable(made):
         return made
-    if made is None or isinstance(made, (torch.Tensor, float, int)):  # it has run a step
+    if made is None or isinstance(made, (torch.Tensor, float, int)):  # the function has run a step
         return function
     raise UsageError(
         f"{name} returns {type(made).__name__}: valid are (module, batch), (module, batch, loss_fn) and a step function"
@@ -280,7 +280,7 @@ def _make(function: Callable[..., Any], sizes: Mapping[str, int], name: str) -> 
 
 
 def sizes_of(batch: Any) -> tuple[int, int]:
-    """(samples, tokens a sample) of a batch by its first tensor: whole numbers in two dimensions are ids."""
+    """Returns (samples, tokens per sample) of a batch by its first tensor: a 2-D tensor of integers holds token ids."""
     first = next((t for t in flatten(batch) if isinstance(t, torch.Tensor) and t.ndim), None)
     if first is None:
         return 1, 1
@@ -290,8 +290,8 @@ def sizes_of(batch: Any) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _explained(name: str, values: FakeValues) -> Iterator[None]:
-    """Errors of a step on fake tensors become UsageErrors that say which op failed and what to do."""
-    # torch logs the traceback of a shape that does not fit before it raises what is told here
+    """Turns errors of a step on fake tensors into UsageErrors that say which op failed and what to do."""
+    # torch logs the traceback of mismatched shapes before it raises the error that is reported here
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -329,13 +329,13 @@ def _one_line(fault: BaseException) -> str:
 
 @contextlib.contextmanager
 def _lent_fakes(source: Any) -> Iterator[None]:
-    """Within it, the modules and optimizers that `source` is or refers to hold fake parameters and buffers."""
+    """Gives the modules and optimizers that `source` is or refers to fake parameters and buffers within the context."""
     fakes: dict[int, torch.Tensor] = {}
     keep: list[torch.Tensor] = []
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in fakes:
-            keep.append(tensor)  # its id stays its own
+            keep.append(tensor)  # kept alive, so that its id is not reused
             made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             fakes[id(tensor)] = torch.nn.Parameter(made, tensor.requires_grad) if is_parameter else made
@@ -359,7 +359,7 @@ def _lent_fakes(source: Any) -> Iterator[None]:
 
 
 def _reachable(source: Any) -> list[torch.nn.Module | torch.optim.Optimizer]:
-    """The modules and optimizers that a function refers to: by closure, by name, by its object, by its arguments."""
+    """Lists the modules and optimizers that a function refers to: by closure, name, bound object or arguments."""
     found: list[torch.nn.Module | torch.optim.Optimizer] = []
     seen: set[int] = set()
 
@@ -377,7 +377,7 @@ def _reachable(source: Any) -> list[torch.nn.Module | torch.optim.Optimizer]:
         elif inspect.isfunction(thing):
             try:
                 names = inspect.getclosurevars(thing)
-            except ValueError:  # a cell that is still empty
+            except ValueError:  # an empty closure cell
                 return
             visit([*names.nonlocals.values(), *names.globals.values()], depth + 1)
         elif isinstance(thing, (list, tuple, set)):
