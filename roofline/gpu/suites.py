@@ -1,7 +1,8 @@
-"""A suite: shapes to measure. Each is a JSON file in `data/suites` that a person can open; `studies/suites`
-makes them from its plans, so that measuring needs no tracing.
+"""Reads and writes suites: sets of shapes to measure.
 
-Every case has a role: "fit" cases make the profile, "holdout" cases only judge it, and come from models of their own.
+Each shipped suite is a gzipped JSON file in `data/suites`; `studies/suites` makes them from its plans, so that
+measuring needs no tracing. Every case has a role: the profile is fitted to "fit" cases; "holdout" cases only check it,
+and come from models of their own.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Shape, shape_from_json, shape_to_json
 from flopcast.roofline.base.shipped import DATA
 
-HOST = "host"  # what launches cost, alone: a suite of no cases
-FUSED = "fused"  # the fused kernels alone: steps traced with them, of which nothing else is measured
-ATTENTION = "attention"  # Triton's attention alone (`attention.triton_cases`): drawn, not traced
+HOST = "host"  # only what launches cost: a suite without cases
+FUSED = "fused"  # only the fused kernels, from steps traced with them
+ATTENTION = "attention"  # only Triton's attention (`studies/suites`): random shapes, not traced
 OF_TRITON = (FUSED, ATTENTION)
 SUITES = ("quick", "standard", "full", *OF_TRITON)
-HOT_BYTES = 128 * 1024**2  # above about twice the largest L2 nothing stays hot
+HOT_BYTES = 128 * 1024**2  # calls above about twice the largest L2 have no hot operands
 
 
 @dataclass(frozen=True)
 class SuiteCase:
-    """A shape to measure with a backend and a cache policy ("cold" or "hot"), for "fit" or "holdout"."""
+    """A shape to measure with a backend and a cache state ("cold" or "hot"), in the role "fit" or "holdout"."""
 
     shape: Shape
     backend: str
@@ -52,7 +53,7 @@ def load(name: str) -> list[SuiteCase]:
 
 
 def save(cases: Sequence[SuiteCase], path: Path, sources: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Writes a suite; the same cases give the same bytes. `sources`: the steps traced for it, by role."""
+    """Writes a suite; the same cases give the same bytes. `sources`: names of the steps traced for it, by role."""
     index = {shape: i for i, shape in enumerate(dict.fromkeys(case.shape for case in cases))}
     record = {
         "sources": dict(sources or {}),
@@ -63,5 +64,5 @@ def save(cases: Sequence[SuiteCase], path: Path, sources: Mapping[str, Sequence[
 
 
 def shipped_path(name: str) -> Path:
-    """Where the suite of this name lies in the package."""
+    """The path of the shipped suite of this name."""
     return DATA / "suites" / f"{name}.json.gz"

@@ -1,1 +1,1 @@
-"""What others publish of a GPU: its datasheet, its power and clock, and what it rents for, each with its source."""
+"""Published facts about GPUs: datasheets, power and clocks, and rental prices, each with its source."""

@@ -1,8 +1,8 @@
-"""GPUs as their makers describe them: `data/gpus.csv`, one row a GPU, with the source of each.
+"""Reads the datasheets of GPUs from `data/gpus.csv`: one row per GPU, with its source.
 
 Peaks are dense (no sparsity), bf16 and fp16 with fp32 accumulation, at the clock of the datasheet; cards may
 boost above it, so a measured rate above 100% is a warning and not an error. `memory_bytes` is what a program
-sees, not the gigabytes of the name: reserved and ECC memory are taken off.
+sees, not the nominal capacity: reserved and ECC memory are subtracted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ HOW_TO_MEASURE = (
 class GpuSpec:
     """One GPU's datasheet. Rates are per second, sizes in bytes, clocks in MHz as drivers report them, power in watts.
 
-    `name_match`: the names of this GPU as torch and NVML report them, and as price catalogues do where they have none
-    of their own (`price_catalogues.py`). `arch`: the chip's architecture, by which `power.py` and `projection/rates.py`
-    look up what is common to its chips. `boost_mhz`: the clock of the peaks; `max_clock_mhz`: what cards run at while
-    power allows, the same where nothing else is known. Peaks are dense; one that the GPU lacks is None.
-    `inline_ecc`: whether check bits are kept in the memory itself, as programs see by what is missing of it (an L4
-    shows 22.0 of 24 GiB, an RTX 4090 all but what the driver takes).
+    `name_match`: the names that torch and NVML report for this GPU, which price catalogues without names of their own
+    (`price_catalogues.py`) use too. `arch`: the chip's architecture, by which `power.py` and `projection/rates.py` look
+    up what its chips have in common. `boost_mhz`: the clock of the peaks; `max_clock_mhz`: the clock at which cards run
+    while power allows, equal to `boost_mhz` where nothing else is known. Peaks are dense; one that the GPU lacks is
+    None. `inline_ecc`: whether check bits are kept in the memory itself, which reduces the memory that programs see (an
+    L4 shows 22.0 of 24 GiB, an RTX 4090 all but what the driver takes).
     """
 
     name: str
@@ -61,12 +61,12 @@ class GpuSpec:
 
     @property
     def usable_bytes_per_second(self) -> float:
-        """Bandwidth left for data: of a board with inline ECC the share of its memory that is left, 15/16."""
+        """Bandwidth left for data: with inline ECC 15/16 of the board's, as of its memory, else all of it."""
         return self.bandwidth_bytes_per_second * (INLINE_ECC_SHARE if self.inline_ecc else 1.0)
 
     @property
     def peaks(self) -> dict[str, float]:
-        """Dense peak FLOP/s by dtype, those that the GPU has."""
+        """Dense peak FLOP/s by dtype, of the dtypes that the GPU supports."""
         peaks = {dtype: getattr(self, f"{dtype}_flops_per_second") for dtype in PEAK_DTYPES}
         return {dtype: peak for dtype, peak in peaks.items() if peak is not None}
 
@@ -125,7 +125,7 @@ def spec_of_device(device_name: str) -> GpuSpec | None:
 
 
 def unknown_gpu_message(name: str, known: Iterable[str]) -> str:
-    """What to say of a GPU name that is not among `known`: near names, all names, how to measure one."""
+    """The message for a GPU name that is not among `known`: similar names, all names, how to measure a GPU."""
     names = sorted(known)
     bare = name.strip().casefold().replace("_", "-").replace(" ", "-")
     near = [n for n in names if bare and bare in n] or difflib.get_close_matches(bare, names, n=3, cutoff=0.6)

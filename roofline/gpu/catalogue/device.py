@@ -1,4 +1,4 @@
-"""What a measured device is called, its peaks, and which attention torch picks on it."""
+"""Derives a measured device's flopcast name, its peak rates, and the attention kernel that torch picks on it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.datasheets import spec_of_device
 
-# Dense FLOP per clock and SM, 2 a multiply-add, by compute capability: fp16 and bf16 with fp32 accumulation, tf32 and
+# Dense FLOP per clock and SM, 2 per multiply-add, by compute capability: fp16 and bf16 with fp32 accumulation, tf32 and
 # fp8 on the matrix units, fp32 on the CUDA cores, fp64 on whichever is faster. From NVIDIA's white papers of V100,
 # TU102, GA100, GA102, AD102 and GH100, the HGX B200 datasheet and the RTX Blackwell white paper; fp32 and fp64 also
 # from the CUDA C++ Programming Guide's table of arithmetic throughput. Each gives its datasheet's rate within 1%:
 # 80 SMs x 1.53 GHz x 1024 = 125 TFLOP/s of a V100, T4 65, A100 312, A10 125, L40S 366, H100 SXM 989 at 1.83 GHz.
-# Architectures that are not sure (8.7, 10.3, 11.0, 12.1) are left out: then the burst is the reference.
+# Architectures without sure values (8.7, 10.3, 11.0, 12.1) are left out: for them the measured burst is the reference.
 _RATES: dict[tuple[int, int], dict[str, int]] = {
     (7, 0): {"fp16": 1024, "fp32": 128, "fp64": 64},  # no bf16, no tf32
     (7, 5): {"fp16": 1024, "fp32": 128, "fp64": 4},
@@ -30,7 +30,7 @@ _HALVED_DTYPES = ("bf16", "fp16", "tf32", "fp8")
 
 
 def gpu_name(device: Device) -> str:
-    """flopcast's name of a device: "cpu", a known GPU's, else a slug of what the driver calls it."""
+    """flopcast's name of a device: "cpu", the name of a known GPU, else a slug of the driver's name."""
     if device.get("type") == "cpu":
         return "cpu"
     name = str(device.get("name") or "gpu")
@@ -41,9 +41,11 @@ def gpu_name(device: Device) -> str:
 
 
 def device_peaks(device: Device, ceilings: Mapping[str, Number]) -> dict[str, Number]:
-    """Dense peak FLOP/s by dtype, for reference: as published where the GPU is known, else (and for what its datasheet
-    row lacks) SMs x clock x FLOP per clock and SM of the live device ("datasheet"); of a processor, or an architecture
-    unknown here, the rate measured in a burst."""
+    """Reference dense peak FLOP/s by dtype.
+
+    As published where the GPU is known; otherwise, and for dtypes that its datasheet lacks, SMs x clock x FLOP per
+    clock and SM of the live device (basis "datasheet"). For a processor or an unknown architecture, the rate measured
+    in a burst."""
     if device.get("type") != "cpu":
         spec = spec_of_device(str(device.get("name")))
         published = (
@@ -59,7 +61,7 @@ def device_peaks(device: Device, ceilings: Mapping[str, Number]) -> dict[str, Nu
 
 
 def live_peaks(device: Device) -> dict[str, Number]:
-    """Dense peaks from what the driver says of a GPU: its highest SM clock, its SMs, its compute capability. Empty
+    """Dense peaks by dtype from the highest SM clock, SM count and compute capability that the driver reports; empty
     where one of them or the architecture is unknown."""
     capability = device.get("capability")
     rates = _RATES.get((capability[0], capability[1])) if capability else None
@@ -78,9 +80,10 @@ def live_peaks(device: Device) -> dict[str, Number]:
 
 
 def attention_alias(device: Device, stack: Mapping[str, Any], backends: set[str]) -> dict[str, str]:
-    """What torch's SDPA picks by itself, if it was measured. cuDNN first on Hopper and Blackwell of the
-    data centre from torch 2.10 with cuDNN above 9.15 (`check_prefer_cudnn_attention` in torch's
-    sdp_utils.cpp), else flash."""
+    """Maps "sdpa" to the backend that torch's SDPA picks by default, if that backend was measured.
+
+    cuDNN comes first on data-centre Hopper and Blackwell, from torch 2.10 with cuDNN above 9.15
+    (`check_prefer_cudnn_attention` in torch's sdp_utils.cpp), else flash."""
     if device.get("type") == "cpu":
         order = ["sdpa-cpu", "sdpa-math"]
     else:

@@ -1,19 +1,20 @@
-"""What clock a GPU holds under its power limit, and what large products sustain there. Plain arithmetic.
+"""Models the clock a GPU holds under its power limit, and the rate that large products sustain there.
 
-Power = a static share of the limit + `ENERGY` x FLOP/s x clock: energy a FLOP grows with the square of the voltage,
-and the voltage with the root of the clock, over the range that limits reach. Solved for the clock f at which N
-multiprocessors of w FLOP a clock, busy for a share u of their peak, draw the whole limit P:
+Power = a static share of the limit + `ENERGY` x FLOP/s x clock: energy per FLOP grows with the square of the voltage,
+and the voltage with the square root of the clock, over the range in which limits act. Solved for the clock f at which
+N multiprocessors of w FLOP per clock, busy for a share u of their peak, draw the whole limit P:
 
     f = sqrt((1 - STATIC_SHARE) P / (ENERGY N w u)),  at most the highest clock
 
-`throttle` = (f at u = 1 / highest clock)^2 is what laws need: the clock falls by sqrt(throttle / u) where u is above.
+Laws use `throttle` = (f at u = 1 / highest clock)^2. The clock falls to sqrt(throttle / u) of the highest where u
+exceeds it.
 
-Fitted: the energies, one published or measured rate an architecture (`ENERGY`); the static share, the H200's draw at
-rest under its full clock. Checked, not fitted (in brackets what the model says): H100 SXM 720 TFLOP/s at 10240 cubed
-(664), H100 PCIe 472 (436), A100 PCIe 80 GB 253 at its best shape (223), A100 PCIe 40 GB 212 (203), A40 122 (123),
+Fitted: the energies, to one published or measured rate per architecture (`ENERGY`); the static share, to the H200's
+draw when idle at its full clock. Checked, not fitted (the model's value in brackets): H100 SXM 720 TFLOP/s at 10240
+cubed (664), H100 PCIe 472 (436), A100 PCIe 80 GB 253 at its best shape (223), A100 PCIe 40 GB 212 (203), A40 122 (123),
 A10G about 70 dense (70), RTX 3090 77 (71), RTX 4090 173 (154). Rows of `achieved.csv` (torch-performance-test-data,
-ml-engineering, thonking.ai). The exponent was taken after the pair H100 PCIe and SXM; an L40S is foretold 196, and
-the tables of its products, which the refined profile is fitted to, sustain 190 on one stack and 275 on another.
+ml-engineering, thonking.ai). The exponent was chosen by the pair H100 PCIe and SXM; the model predicts 196 for an L40S,
+and the tables of its products, which the refined profile is fitted to, sustain 190 on one stack and 275 on another.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
 
 STATIC_SHARE = 0.17  # an H200 at 1980 MHz draws 113 to 124 of its 700 W before the work begins
 
-# Share of FLOP a clock that large products reach while power is to spare.
+# Share of the peak FLOP per clock that large products reach while power does not limit them.
 REACHED = {
     "Hopper": 0.738,  # H200, measured: 790 TFLOP/s in bursts at 1980 MHz
     "Ampere GA100": 0.946,  # A100, 8192 cubed of zeros, which draw little: 295 of 312
@@ -33,12 +34,12 @@ REACHED = {
     "Ada": 0.946,  # the same; L20, which power does not limit, 114 of 119.5
     "Blackwell": 0.733,  # B200 1745 at its best shape, at 1965 MHz
 }
-# Chips whose fp32-accumulating rate is halved (GeForce, A10G) saturate it: 77 TFLOP/s of 71 on an RTX 3090.
+# Chips whose rate with fp32 accumulation is halved (GeForce, A10G) saturate it: 77 TFLOP/s of 71 on an RTX 3090.
 REACHED_HALVED = 1.0
-HALVED_FLOPS_PER_CLOCK = 600  # an SM of 512 bf16 FLOP a clock is halved, one of 1024 or more is not
+HALVED_FLOPS_PER_CLOCK = 600  # an SM of 512 bf16 FLOP per clock is halved, one of 1024 or more is not
 
-# Joules a FLOP and GHz, bf16; of other matrix types by their peaks (an H200 sustains 0.81 to 0.84 of its bursts in
-# each of bf16, fp16, tf32 and fp8, and 0.95 in fp32).
+# Joules per FLOP and GHz in bf16; those of other matrix types follow from their peaks
+# (an H200 sustains 0.81 to 0.84 of its bursts in each of bf16, fp16, tf32 and fp8, and 0.95 in fp32).
 ENERGY = {
     "Hopper": 0.527e-12,  # H200, measured: 664 TFLOP/s sustained on 700 W
     "Ampere GA100": 1.052e-12,  # A100 SXM, 8192 cubed of randn: 257 TFLOP/s on 400 W
@@ -48,24 +49,24 @@ ENERGY = {
 }
 SUSTAINED_RANGE = 1.2  # 90% range: a factor either way, which covers each of the rates above
 
-# Joules a byte that a kernel moves, of the bytes that are counted (each operand once): what the six longest steps of
-# group "intervals" on an H200 (50 to 110 ms, 545 to 680 W as they ran) draw beyond the static share and their products,
-# 1.14 to 1.30e-10. Copies without a pause say 1.14 (601 W at 4.24 TB/s), bf16 silu 1.59.
+# Joules per byte that a kernel moves, each operand counted once: the draw of the six longest steps of group "intervals"
+# on an H200 (50 to 110 ms, at 545 to 680 W) beyond the static share and their products, 1.14 to 1.30e-10. Copies
+# without a pause give 1.14 (601 W at 4.24 TB/s), bf16 silu 1.59.
 BYTE_JOULES = 1.2e-10
 
-# fp32 on the CUDA cores, torch.mm with TF32 off, of the datasheet's peak: dual issue is seldom full (H200 0.77,
-# A100 0.98, RTX A6000 0.62, RTX 3090 0.70, L4 and L40S 0.51, RTX 4090 0.68, B200 0.83).
+# Share of the datasheet's fp32 peak that torch.mm reaches on CUDA cores with TF32 off: dual issue is seldom full
+# (H200 0.77, A100 0.98, RTX A6000 0.62, RTX 3090 0.70, L4 and L40S 0.51, RTX 4090 0.68, B200 0.83).
 FP32_FRACTION = {"Hopper": 0.77, "Ampere GA100": 0.98, "Ampere GA102": 0.64, "Ada": 0.55, "Blackwell": 0.83}
 
 
 def reached(spec: GpuSpec) -> float:
-    """Share of the FLOP a clock that large bf16 products reach."""
+    """Share of the peak FLOP per clock that large bf16 products reach."""
     per_clock = spec.bf16_flops_per_second / (spec.sm_count * spec.boost_mhz * 1e6)
     return REACHED_HALVED if per_clock < HALVED_FLOPS_PER_CLOCK else REACHED[spec.arch]
 
 
 def peak_at_max_clock(spec: GpuSpec, dtype: str) -> float | None:
-    """FLOP/s of the matrix units (fp32: of the CUDA cores) at the highest clock; None for a dtype that is lacking.
+    """FLOP/s of the matrix units (fp32: of the CUDA cores) at the highest clock; None for a dtype that the GPU lacks.
 
     The datasheet's fp32 peak is already at that clock."""
     peak = spec.peaks.get(dtype)
@@ -75,7 +76,7 @@ def peak_at_max_clock(spec: GpuSpec, dtype: str) -> float | None:
 
 
 def throttle(spec: GpuSpec, dtype: str = "bf16") -> float:
-    """The busy share of the matrix units from which on power lowers the clock; above 1: never."""
+    """The busy share of the matrix units above which power lowers the clock; above 1, power never does."""
     if dtype == "fp32":
         return 2.0
     clock_ghz = spec.max_clock_mhz / 1e3
@@ -98,7 +99,7 @@ def matrix_rate(dtype: str, spec: GpuSpec) -> float | None:
 
 
 def sustained_clock(spec: GpuSpec, busy: float, dtype: str = "bf16") -> float:
-    """The clock that a busy share of the matrix units leaves, of the highest."""
+    """The clock held at a busy share of the matrix units, as a share of the highest clock."""
     return min(1.0, sqrt(throttle(spec, dtype) / busy))
 
 

@@ -1,16 +1,16 @@
-"""Price catalogues that others publish: SkyPilot's CSV files, and gpuhunt (an optional extra), as rows of a price book.
+"""Reads price catalogues of SkyPilot (CSV files) and gpuhunt (an optional extra) as rows of a price book.
 
 Catalogues hold bad rows (SkyPilot's RunPod files: an L40S with its two price columns swapped, a version whose
 SpotPrice column repeats Price, "A100-80GB" without PCIe or SXM). A bad row is left out and named with its line; the
 others are used. What is refused:
 
 - a price that is no positive finite number; a spot price above the on-demand price (both are then in doubt);
-- a spot price equal to the on-demand price (the on-demand price stands);
-- a GPU whose board the row leaves open, in its name, its instance's or its description; `aliases` can say it;
-- an accelerator without a machine (SkyPilot's GCP rows price the two apart).
+- a spot price equal to the on-demand price (the on-demand price is kept);
+- a GPU whose board neither its name nor its instance nor its description determines; `aliases` can name it;
+- an accelerator without a machine (SkyPilot's GCP rows price the two separately).
 
-GPUs that flopcast does not know are counted and left out. SkyPilot's files carry no date: without `day` the file's own
-day stands, said to be inferred (prices are at most that new).
+GPUs that flopcast does not know are counted and left out. SkyPilot's files carry no date: without `day` the file's
+modification date is used and marked as inferred (prices are at most that new).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from flopcast.roofline.gpu.catalogue.datasheets import load_specs, spec_of_devic
 from flopcast.roofline.gpu.catalogue.prices import GIVE_BOOK, Price, load_prices
 
 SKYPILOT_COLUMNS = ("AcceleratorName", "AcceleratorCount", "Price")
-# Folders of SkyPilot's catalogue and names of gpuhunt's providers -> the provider as the shipped book names it.
+# The shipped book's name of a provider, by SkyPilot's folder or gpuhunt's provider.
 PROVIDERS = {
     "aws": "AWS", "azure": "Azure", "gcp": "GCP", "lambda": "Lambda", "lambdalabs": "Lambda", "nebius": "Nebius",
     "runpod": "RunPod", "vast": "Vast.ai", "vastai": "Vast.ai", "hyperstack": "Hyperstack", "oci": "OCI",
 }  # fmt: skip
 _TIERS = {"_SECURE": "Secure Cloud", "_COMMUNITY": "Community Cloud"}
-# Machine types that are sold with one board only, as the sources of the shipped book list them.
+# Machine types that are sold with only one kind of board, as the sources of the shipped book list them.
 _BOARDS = {
     "p4d.": "a100-40gb-sxm", "p4de.": "a100-80gb-sxm", "p5.": "h100-sxm", "a3-highgpu": "h100-sxm",
     "a3-ultragpu": "h200", "nc24ads_a100_v4": "a100-80gb-pcie", "nd96asr": "a100-40gb-sxm", "nd96isr_h100": "h100-sxm",
@@ -53,7 +53,7 @@ GPUHUNT_PROVIDERS = ("runpod", "lambdalabs", "aws", "azure", "gcp", "nebius")
 
 @dataclass(frozen=True)
 class Offer:
-    """One row of a catalogue. Prices are of the whole machine of `count` GPUs; None where the row has none."""
+    """One row of a catalogue. Prices are for the whole machine of `count` GPUs; None where the row has none."""
 
     where: str  # "line 12"
     name: str
@@ -69,7 +69,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Collected:
-    """Usable prices of a catalogue; what was refused, with its line; how many rows were of other GPUs or none."""
+    """Usable prices of a catalogue; the reasons for refusals, with lines; the number of rows of unknown or no GPUs."""
 
     prices: tuple[Price, ...]
     refused: tuple[str, ...]
@@ -94,7 +94,7 @@ def read_skypilot(
     aliases: Mapping[str, str] | None = None,
     today: date | None = None,
 ) -> Collected:
-    """Prices of one `vms.csv`; `provider` defaults to the folder's name. `aliases`: a name in the file -> one of ours.
+    """Prices of one `vms.csv`; `provider` defaults to the folder's name. `aliases`: flopcast's name by the file's.
 
     Raises UsageError where there is no such file, DataError for one that is no catalogue or holds no usable price.
     """
@@ -146,7 +146,7 @@ def _skypilot_offer(where: str, row: Mapping[str, str | None], provider: str) ->
 
 
 def _number(text: str | None, column: str) -> float | None:
-    """Raises ValueError for what is no number; None for nothing."""
+    """Parses a cell; None for an empty one. Raises ValueError for text that is no number."""
     if text is None or not text.strip() or text.strip().lower() == "nan":
         return None
     try:
@@ -164,7 +164,7 @@ def collect(
     aliases: Mapping[str, str] | None = None,
     refused: Sequence[tuple[str, str]] = (),
 ) -> Collected:
-    """Offers as prices a GPU: of the machines with fewest GPUs, a row a region where regions differ."""
+    """Turns offers into prices per GPU: those of machines with fewest GPUs, one row per region if regions differ."""
     problems: dict[str, list[str]] = defaultdict(list)
     for where, text in refused:
         problems[text].append(where)
@@ -221,7 +221,7 @@ def collect(
 
 
 def _checked(offer: Offer) -> tuple[float | None, float | None]:
-    """(on-demand, spot) of the machine. Raises ValueError for what cannot be a price."""
+    """The (on-demand, spot) prices of the machine. Raises ValueError for values that cannot be prices."""
     if not offer.count or not math.isfinite(offer.count) or offer.count < 0:
         raise ValueError(f"AcceleratorCount of {offer.name} is {offer.count:g}")
     for value, column in ((offer.usd_per_hour, "Price"), (offer.spot_usd_per_hour, "SpotPrice")):
@@ -236,7 +236,7 @@ def _checked(offer: Offer) -> tuple[float | None, float | None]:
 
 
 def gpu_of(offer: Offer, aliases: Mapping[str, str]) -> str | None:
-    """The GPU that a row offers; None for one that is not known here. Raises Ambiguous (a ValueError)."""
+    """The GPU that a row offers; None for one that flopcast does not know. Raises Ambiguous (a ValueError)."""
     if offer.name in aliases:
         return aliases[offer.name]
     spec = spec_of_device(offer.instance) or spec_of_device(offer.name)
@@ -250,7 +250,7 @@ def gpu_of(offer: Offer, aliases: Mapping[str, str]) -> str | None:
         return None
     texts = " ".join((offer.name, offer.instance, offer.description)).lower()
     if "nvl" in texts:
-        return None  # 94 GB: another board, which is not known
+        return None  # 94 GB: another board, which flopcast does not know
     board = _board(offer.instance)
     if board is None:
         forms = {form for form in ("sxm", "pcie") if form in texts}
@@ -295,7 +295,7 @@ def refresh_gpuhunt(
         wanted = [name for name in wanted if (Path(local) / f"{name}.csv").is_file()]
         if not wanted:
             raise UsageError(f"GPUHUNT_CATALOG_DIR={local} holds none of {', '.join(f'{n}.csv' for n in providers)}")
-    logging.getLogger("gpuhunt").setLevel(logging.CRITICAL)  # it prints tracebacks of what is told below
+    logging.getLogger("gpuhunt").setLevel(logging.CRITICAL)  # it prints tracebacks of errors that are raised below
     try:
         if local is None:
             catalog.load()
@@ -333,7 +333,8 @@ def gpuhunt_offers(items: Iterable[Any]) -> list[Offer]:
 
 
 def _gpuhunt_provider(name: str, location: str) -> str:
-    """RunPod's secure machines stand in a data centre (US-TX-1), community ones in a country (US)."""
+    """The provider as the book names it. RunPod locates secure machines by data centre (US-TX-1), community ones by
+    country (US)."""
     known = PROVIDERS.get(name, name)
     if name != "runpod":
         return known
@@ -344,7 +345,7 @@ def _gpuhunt_provider(name: str, location: str) -> str:
 
 
 def load_any(path: Path | None, *, known_gpus: Iterable[str] = ()) -> Collected:
-    """The shipped book (None), a book of one's own, or a catalogue of SkyPilot's, told by its first line.
+    """Loads the shipped book (`path` None), a user's book, or a SkyPilot catalogue, recognized by its first line.
 
     Raises as `prices.load_prices` and `read_skypilot` do."""
     if path is not None and path.is_file() and is_skypilot(read_text(path, GIVE_BOOK)):

@@ -1,13 +1,13 @@
-"""What a GPU costs to rent: a dated, sourced price book, read from CSV or TOML and checked row by row.
+"""Reads and queries a price book of GPU rentals: dated, sourced rows from CSV or TOML, each checked.
 
 Rented prices move by tens of percent within a year, so a `Price` never travels without its provider and date.
 The shipped book (`data/prices.csv`) holds list prices collected from public catalogues. Where a catalogue
-carries no date, its era was inferred from the versions around it: `date` is then a day that stands for the
-era, `date_inferred` is true and `source` says which era. Prices are per GPU; "per GPU of 8" in a source means
+carries no date, its era was inferred from the versions around it: `date` is then a day that represents
+the era, `date_inferred` is true and `source` says which era. Prices are per GPU; "per GPU of 8" in a source means
 that the provider sells eight together.
 
-A book of one's own is refused whole at its first bad row, with the line: whoever wrote it can mend it. Catalogues
-that others publish are read by `price_sources`, which leaves out bad rows and says which.
+A user's book is refused as a whole at its first bad row, with the line, because its author can correct it. Catalogues
+that others publish are read by `price_catalogues`, which leaves out bad rows and reports them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flopcast.roofline.gpu.catalogue.datasheets import load_specs, unknown_gpu_m
 PRICES_FILE = DATA / "prices.csv"
 DEFAULT_PROVIDER = "RunPod Secure Cloud"
 OVERRIDE_PROVIDER = "given"  # a price from the command line
-# Hundreds of times below the cheapest and above the dearest GPU of the book: beyond them a row is garbled.
+# Hundreds of times below the cheapest and above the most expensive GPU of the book: beyond these a row is garbled.
 LEAST_USD_PER_HOUR, MOST_USD_PER_HOUR = 1e-4, 10_000.0
 KINDS = ("on-demand", "spot")
 GIVE_BOOK = "give a price book, CSV or TOML"
@@ -55,7 +55,7 @@ class Price:
 
     @property
     def label(self) -> str:
-        """As figures and tables print it: "$2.69/h RunPod Secure Cloud on-demand, about 2025-11-15"."""
+        """The price as figures and tables print it: "$2.69/h RunPod Secure Cloud on-demand, about 2025-11-15"."""
         if self.provider == OVERRIDE_PROVIDER:
             return f"${self.usd_per_hour:g}/h as given"
         about = "about " if self.date_inferred else ""
@@ -65,11 +65,11 @@ class Price:
 def load_prices(
     path: str | Path | None = None, *, known_gpus: Iterable[str] = (), today: date | None = None
 ) -> list[Price]:
-    """The shipped price book (`path` None), or one in CSV or TOML (by the file's suffix) of the same columns.
+    """Loads the shipped price book (`path` None), or one in CSV or TOML (by the file's suffix) with the same columns.
 
     `known_gpus` adds names (of the caller's own profiles) to the shipped GPUs and "cpu". `today` bounds the
-    dates of a file given by path (default: the clock, plus a day for time zones); the shipped book is not
-    held against the clock of the machine that reads it.
+    dates of a file given by path (default: the clock, plus a day for time zones); the shipped book's dates
+    are not compared with the clock of the machine that reads it.
 
     Raises DataError with the line number: missing column, unknown GPU, one whose form factor is left out ("H100": PCIe
     or SXM?), unknown kind, a price that is not a positive finite number, an unreadable or future date, a row given
@@ -105,7 +105,7 @@ def _csv_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _toml_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of `[[price]]` tables; a row's line is that of its header, since the parser keeps none."""
+    """Rows of `[[price]]` tables; a row's line is that of its header, since the parser does not report lines."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -131,7 +131,7 @@ def _check_columns(where: str, columns: Sequence[str]) -> None:
 
 
 def _parse(row: dict[str, Any], known: set[str], last: date, file_name: str) -> Price:
-    """Raises ValueError saying what is wrong with a row."""
+    """Parses a row. Raises ValueError with what is wrong with it."""
     gpu = str(row["gpu"])
     if gpu not in known:
         raise ValueError(unknown_gpu(gpu, known))
@@ -159,7 +159,7 @@ def _parse(row: dict[str, Any], known: set[str], last: date, file_name: str) -> 
 
 
 def unknown_gpu(name: str, known: Iterable[str]) -> str:
-    """What is wrong with a GPU's name: it is not known, or it leaves open which of several boards it means."""
+    """The message for a wrong GPU name: it is unknown, or it is ambiguous between several boards."""
     bare = name.strip().casefold().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
     boards = sorted(gpu for gpu in known if bare and gpu.removeprefix("nvidia-").startswith(f"{bare}-"))
     if len(boards) > 1:
@@ -219,10 +219,10 @@ def latest(
 ) -> Price | None:
     """The newest price of a GPU, or the newest not after the day `on`; None if there is none.
 
-    A price given on the command line (`with_overrides`) always wins. Without `provider`: RunPod Secure Cloud,
-    the one provider that lists most of the GPUs, so that a comparison is not between providers. Only in a
-    book without any row of it may another stand in, if it is the only one with this GPU. Raises UsageError
-    for a provider or a kind that the book does not have.
+    A price given on the command line (`with_overrides`) takes precedence. `provider` defaults to RunPod Secure Cloud,
+    the provider that lists most of the GPUs, so that comparisons are not between providers. Only in a book without any
+    row of it is another provider used, if it is the only one with this GPU. Raises UsageError for a provider or a kind
+    that the book does not have.
     """
     if kind not in KINDS:
         raise UsageError(f"price kind {kind!r} is unknown; valid are {', '.join(KINDS)}")
@@ -254,7 +254,7 @@ def newest(prices: Iterable[Price], on: date | None = None) -> list[Price]:
 def require(
     prices: Sequence[Price], gpu: str, provider: str | None = None, kind: str = "on-demand", on: date | None = None
 ) -> Price:
-    """`latest`, or a UsageError that lists who else offers this GPU and how to give a price."""
+    """As `latest`, but raises a UsageError that lists other offers of this GPU and how to give a price."""
     price = latest(prices, gpu, provider, kind, on)
     if price is not None:
         return price
@@ -268,7 +268,7 @@ def require(
 
 
 def parse_override(text: str, *, known_gpus: Iterable[str] = (), today: date | None = None) -> Price:
-    """A price from the command line: "nvidia-h100-sxm=2.49". Raises UsageError."""
+    """Parses a price from the command line, as "nvidia-h100-sxm=2.49". Raises UsageError if it cannot."""
     gpu, equals, amount = text.partition("=")
     gpu, known = gpu.strip(), {*load_specs(), "cpu", *known_gpus}
     if not equals or not gpu:
@@ -291,7 +291,7 @@ def parse_override(text: str, *, known_gpus: Iterable[str] = (), today: date | N
 
 
 def write_prices(prices: Iterable[Price], path: Path) -> None:
-    """A price book in CSV, which `load_prices` reads back. Raises UsageError when it cannot be written."""
+    """Writes a price book in CSV that `load_prices` reads. Raises UsageError when it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -307,5 +307,5 @@ def write_prices(prices: Iterable[Price], path: Path) -> None:
 
 
 def with_overrides(prices: Sequence[Price], overrides: Iterable[Price]) -> list[Price]:
-    """The book with prices of `parse_override` added; of several for one GPU the last counts."""
+    """Adds prices from `parse_override` to the book; of several for one GPU the last is used."""
     return [*prices, *overrides]

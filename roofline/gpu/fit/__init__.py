@@ -1,1 +1,1 @@
-"""From measured rows to a profile: a time for each row, surfaces by kind of kernel, the host, cards, residuals."""
+"""Fits a profile to measured rows: one time per row, a surface per kind of kernel, host costs, spread of cards."""

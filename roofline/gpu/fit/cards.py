@@ -1,11 +1,12 @@
-"""Measurements of several GPUs of one kind: rows of the median card, and how far the cards lie apart. numpy, no torch.
+"""Reads measurements of several GPUs of one model: rows of the median card, and the spread between the cards.
 
-`flopcast bench --all-gpus --out OUT` leaves a folder a card, OUT/gpu0, OUT/gpu1, ... The profile is fitted from the
-median over the cards, row by row; what the cards differ by is a deviation that every forecast for "one of these"
-carries (`Profile.provenance["gpus"]`), and the slowest card is named with its factor, class by class.
+Uses numpy, no torch. `flopcast bench --all-gpus --out OUT` writes one folder per card, OUT/gpu0, OUT/gpu1, ... The
+profile is fitted to the median over the cards, row by row. The spread between the cards is a standard deviation that
+every forecast for "one of these" carries (`Profile.provenance["gpus"]`); the slowest card is named with its factor,
+per class.
 
-Several runs of one card, of suites that complete one another or of one suite twice, are read together likewise, as
-run0, run1, ... in the card's folder: what was measured in more than one is the median.
+Several runs of one card, of suites that complete one another or of one suite twice, are read together in the same way,
+from run0, run1, ... in the card's folder: a row measured in more than one run is the median of the runs.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from flopcast.microbench.records.rows import HOST_SCALARS, Fields, merged
 from flopcast.roofline.gpu.fit.row_seconds import FitRow, with_taken, work_of
 from flopcast.roofline.gpu.profile.profile import Profile
 
-SPREAD_QUANTILE = 0.95  # a row whose cards differ more counts as if it differed by this quantile of its class
+SPREAD_QUANTILE = 0.95  # caps a row's variance between cards at this quantile of its class's rows
 WORST_ROWS = 3
 LEAST_SHARE = 0.5
-# What has to be the same for two cards to be two of a kind.
+# Fields of the device that must agree for two cards to count as the same model.
 SAME = ("name", "sm_count", "memory_bytes", "l2_bytes", "power_limit_w", "driver")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a folder holds: of one card its own rows, of several the median's. `cards`: rows by card, if several.
+    """The measurements of a folder: the rows of its one card, or the median rows of several cards.
 
-    `home`: the folder with what lies beside the measurements, of several cards the first's.
+    `cards`: rows by card, empty for one card. `home`: the folder whose other files (besides the measurements) belong
+    to the profile; with several cards, the first card's.
     """
 
     home: Path
@@ -50,17 +52,17 @@ class Found:
 
 
 def card_folders(folder: Path) -> dict[str, Path]:
-    """The folders of the cards, by name and in their order; none where `folder` holds measurements itself."""
+    """The folders of the cards by name, in numerical order; empty where `folder` holds measurements itself."""
     return {} if records.file_in(folder).is_file() else _numbered(folder, "gpu")
 
 
 def run_folders(folder: Path) -> dict[str, Path]:
-    """As `card_folders`, of one card's runs."""
+    """The folders of one card's runs by name, in numerical order; empty where `folder` holds measurements itself."""
     return {} if records.file_in(folder).is_file() else _numbered(folder, "run")
 
 
 def _numbered(folder: Path, start: str) -> dict[str, Path]:
-    """The folders below that hold measurements, or runs of them, in their order."""
+    """The subfolders named `start` and a number that hold measurements or runs, in numerical order."""
     if not folder.is_dir():
         return {}
     found = [(int(m[1]), path) for path in folder.iterdir() if (m := re.fullmatch(rf"{start}(\d+)", path.name))]
@@ -72,10 +74,10 @@ def _numbered(folder: Path, start: str) -> dict[str, Path]:
 
 
 def read_folder(folder: Path | str) -> Found:
-    """The measurements of a folder, of one card or of several.
+    """Reads the measurements of a folder, of one card or of several.
 
-    Raises DataError as `records.read` does, where a file mixes machines, and where the cards are not of one kind or
-    were not measured with one stack.
+    Raises DataError as `records.read` does, where a file mixes rows of several machines, and where the cards are not of
+    one model or were not measured with one software stack.
     """
     folder = Path(folder)
     folders = card_folders(folder)
@@ -104,7 +106,7 @@ def read_folder(folder: Path | str) -> Found:
 
 
 def _read_runs(runs: Mapping[str, Path]) -> Found:
-    """Several runs of one machine as one. Raises DataError where they are of more than one."""
+    """Reads several runs of one machine as one. Raises DataError where the runs are of more than one machine."""
     each = {name: read_folder(path) for name, path in runs.items()}
     (_, first), *others = each.items()
     for name, found in others:
@@ -149,11 +151,11 @@ def _check_same_kind(folders: Mapping[str, Path], machines: Mapping[str, Machine
 
 
 def median_rows(cards: Mapping[str, Sequence[FitRow]]) -> list[FitRow]:
-    """One row a measurement, of the median over the cards that could make it.
+    """Returns one row per measurement: the median over the cards on which it succeeded.
 
-    Times, values and each quantile of the samples are medians; the rest is that of the card nearest to the median.
-    `by_card` holds what was taken of each. Host cost and the scalars of the host come from the cards that had the host
-    to themselves: those that calibrated it.
+    Times, values and each quantile of the samples are medians; the other fields are those of the card nearest to the
+    median. `by_card` holds the time or value taken from each card. Host costs and the host's scalars come only from
+    the cards that had the host to themselves: those that calibrated it.
     """
     alone = {name for name, rows in cards.items() if any(row["key"].startswith("host/") for row in rows)}
     groups: dict[tuple[Any, ...], dict[str, FitRow]] = defaultdict(dict)
@@ -177,7 +179,7 @@ def _median_row(group: Mapping[str, FitRow]) -> FitRow:
         for name in ("seconds", "kernel_seconds", "taken_seconds", "value")
         if (known := _numbers(done.values(), name)) and _numbers([nearest], name)
     }
-    if not nearest["key"].startswith("host/"):  # their order tells the rounds
+    if not nearest["key"].startswith("host/"):  # the order of host samples marks the rounds
         middles["samples"] = _median_samples([row.get("samples") or [] for row in done.values()])
     by_card = {name: _reading(row) for name, row in done.items()}
     is_throttled = any(row.get("throttled") for row in done.values())
@@ -185,19 +187,18 @@ def _median_row(group: Mapping[str, FitRow]) -> FitRow:
 
 
 def _numbers(rows: Iterable[Fields], name: str) -> list[float]:
-    """What rows say in a field, those that do."""
+    """The values of a field, of the rows that have a number there."""
     return [float(value) for row in rows if isinstance(value := row.get(name), int | float)]
 
 
 def _reading(row: FitRow) -> float:
-    """What a row says of its card: the seconds that a profile takes of it, of a scalar its value; 0 where neither is
-    there."""
+    """A row's reading: the seconds that a profile takes from it, or a scalar's value; 0 where neither is present."""
     found = row.get("taken_seconds") or row.get("seconds") or row.get("kernel_seconds") or row.get("value")
     return float(found or 0.0)
 
 
 def _median_samples(samples: Sequence[Sequence[float]]) -> list[float]:
-    """Each quantile the median of the cards'; as many as the card of fewest has."""
+    """Samples whose every quantile is the median over the cards; as many as the card with the fewest has."""
     count = min(map(len, samples))
     if count == 0:
         return []
@@ -213,9 +214,11 @@ def _median_samples(samples: Sequence[Sequence[float]]) -> list[float]:
 
 
 def counted(cards: Mapping[str, Sequence[FitRow]]) -> dict[str, Sequence[FitRow]]:
-    """The cards that tell how far cards lie apart: of the rows that another card has, too, those with `LEAST_SHARE` of
-    the median card's and more. One of a few kernels measured again, or of thousands that no other has, would leave the
-    spread to the few rows that all cards have."""
+    """The cards from which the spread between cards is computed.
+
+    A card counts if, of the rows that at least one other card also measured, it has at least `LEAST_SHARE` of the
+    median card's number. A card on which a few kernels were measured again, or thousands that no other card has, would
+    restrict the spread to the few rows that all cards have."""
     done = {
         name: {(row["key"], row.get("backend"), row.get("cache")) for row in rows if row["status"] == "ok"}
         for name, rows in cards.items()
@@ -227,7 +230,7 @@ def counted(cards: Mapping[str, Sequence[FitRow]]) -> dict[str, Sequence[FitRow]
 
 
 def with_cards(profile: Profile, found: Found) -> Profile:
-    """The profile with the spread between its cards, which widens its estimates; as it is where one card counts."""
+    """Adds the spread between the cards, which widens estimates, to the profile; unchanged if fewer than two count."""
     if len(counted(found.cards)) < 2:
         return profile
     return replace(profile, provenance={**profile.provenance, "gpus": spread(found)})
@@ -236,10 +239,10 @@ def with_cards(profile: Profile, found: Found) -> Profile:
 def spread(found: Found) -> dict[str, Any]:
     """{"cards": by name, "classes": by "class/cache", "slowest", "slowest_factor"}.
 
-    Of a class: `rows` that all cards measured, `sigma` (standard deviation of log seconds from card to card),
-    `median` and `p90` of the largest over the smallest time less 1, `factors` (each card's median time over the
-    median card's), `slowest` and its `slowest_factor`, and the `worst` rows. The slowest of all is that of the
-    greatest factor over all rows of shapes. Cards that do not count (`counted`) are named with a factor of None.
+    Per class: the number of `rows` that all cards measured, `sigma` (standard deviation of log seconds from card to
+    card), `median` and `p90` of the ratio of the largest to the smallest time, minus 1, `factors` (each card's median
+    ratio to the median card's time), `slowest` and its `slowest_factor`, and the `worst` rows. The slowest card overall
+    has the greatest factor over all rows of shapes. Cards that do not count (`counted`) are listed with factor None.
     """
     several = counted(found.cards)
     readings = _readings_by_class(several)
@@ -268,7 +271,7 @@ def spread(found: Found) -> dict[str, Any]:
 
 
 def _readings_by_class(cards: Mapping[str, Sequence[FitRow]]) -> dict[str, tuple[list[str], np.ndarray]]:
-    """ "class/cache" -> (row keys, seconds[rows, cards]), of the rows that all cards measured."""
+    """Maps "class/cache" to (row keys, seconds[rows, cards]) of the rows that all cards measured."""
     times: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
     shapes: dict[tuple[str, str, str], FitRow] = {}
     for name, rows in cards.items():

@@ -1,4 +1,4 @@
-"""Measured rows as a fit sees them: one time each and how far it may be off, in groups of one surface. numpy."""
+"""Turns measured rows into a fit's cases: one time per row with its uncertainty, grouped by surface. numpy."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from flopcast.roofline.gpu.fit.surface import Points
 from flopcast.roofline.stream.lowering.describe import Work
 from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
-# What two runs of one shape differ by although each was quiet (clocks, memory placement): log seconds.
+# Standard deviation of log seconds between two quiet runs of one shape (clocks, memory placement).
 REPEAT_NOISE = 0.004
 READING_DOUBT = 0.4
-MOST_SPREAD = 1.0  # that a row's samples are taken to have
-# Kernel time stamps resolve 32 ns, and a median of some is better than that.
+MOST_SPREAD = 1.0  # upper bound on the spread assumed for a row's samples
+# Kernel time stamps resolve 32 ns; a median of several is more precise than that.
 STAMP_SECONDS = 2e-8
 
 
 @dataclass(frozen=True)
 class Case:
-    """A measured row. `seconds` of the kernels, `noise`: standard deviation of their log; `kernels`: (name, seconds) of
-    each that was launched; `timer`: as the row tells it, "wall" on a processor."""
+    """A measured row, ready to be fitted.
+
+    `seconds`: the duration of its kernels; `noise`: the standard deviation of their logarithm; `kernels`: (name,
+    seconds) of each kernel launched; `timer`: as the row names it, "wall" on a processor."""
 
     key: str
     work: Work
@@ -46,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Group:
-    """The cases of one surface. `work`: of the first; `kind`: of their law; `is_wall`: timed by the wall clock."""
+    """The cases of one surface. `work`: the first case's; `kind`: of the law; `is_wall`: timed by the wall clock."""
 
     kind: str
     work: Work
@@ -56,7 +58,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Limits:
-    """What beliefs are made of: SMs and bytes of L2 (0 where unknown), peak FLOP/s by dtype, the ceilings measured."""
+    """What priors are made from: the device (SM count, L2 bytes; 0 where unknown), peak FLOP/s by dtype, ceilings."""
 
     device: Device
     peaks: Mapping[str, float]
@@ -72,11 +74,11 @@ class Limits:
 
     @property
     def floor(self) -> float:
-        """Seconds of a kernel that does nothing."""
+        """Seconds that an empty kernel takes."""
         return self._ceiling(("kernel_floor_cupti", "kernel_floor"), 2e-6)
 
     def bandwidth(self, cache: str) -> float:
-        """bytes/s of a copy out of memory ("cold") or L2 ("hot")."""
+        """Bandwidth in bytes/s of a copy from memory ("cold") or from L2 ("hot")."""
         return self._ceiling(("l2_copy", "hbm_copy") if cache == "hot" else ("hbm_copy", "l2_copy"), 1e12)
 
     def _ceiling(self, names: Sequence[str], unknown: float) -> float:
@@ -84,9 +86,10 @@ class Limits:
 
 
 def case_of(row: FitRow, gap: float, warnings: list[str]) -> Case | None:
-    """The case of a row of a shape; None, and a warning where it should have one, for a row that cannot be fitted.
+    """Returns the case of a row that has a shape, or None for a row that cannot be fitted.
 
-    `gap`: seconds that graph replay adds to a kernel's duration."""
+    A row whose shape cannot be read, or has a size of zero, adds a warning. `gap`: seconds that graph replay adds to a
+    kernel's duration."""
     try:
         work = work_of(row)
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -99,7 +102,7 @@ def case_of(row: FitRow, gap: float, warnings: list[str]) -> Case | None:
         warnings.append(f"{row['key']}: left out, a size of it is zero")
         return None
     doubt = 0.0
-    if (seen := row.get("kernel_seconds")) and seconds < LONG_SECONDS:  # the two readings' difference is doubt, too
+    if (seen := row.get("kernel_seconds")) and seconds < LONG_SECONDS:  # how far the readings differ is doubt, too
         doubt = min(READING_DOUBT * abs(float(np.log(seconds / seen))), 0.2)
     return Case(
         key=row["key"],
@@ -116,7 +119,7 @@ def case_of(row: FitRow, gap: float, warnings: list[str]) -> Case | None:
 
 
 def points_of(cases: Sequence[Case]) -> Points:
-    """The cases' columns."""
+    """Collects the cases into arrays, one entry per case."""
     return Points(
         np.array([case.work.features for case in cases], float),
         np.array([case.work.bytes for case in cases], float),
@@ -127,17 +130,18 @@ def points_of(cases: Sequence[Case]) -> Points:
 
 
 def _noise(row: FitRow, seconds: float) -> float:
-    """Standard deviation of the log of a row's median, from run to run: a floor, the stamps' resolution,
-    and a part of the samples' spread. A quarter where they agree (samples of one sitting share clock and
-    placement: more of them do not average that out), all of it where they differ twofold: then the median
-    may be either kind."""
+    """Standard deviation of the log of a row's median from run to run: a floor, the time stamps' resolution, and a
+    part of the samples' spread.
+
+    The part is a quarter where samples agree (samples of one run share clock and memory placement, which more samples
+    do not average out), and all of it where they differ twofold: the median may then be of either mode."""
     spread = min(log_spread(row.get("samples") or []), MOST_SPREAD)
     part = spread * float(np.clip(spread / 0.7, 0.25, 1.0))
     return float(np.sqrt(REPEAT_NOISE**2 + (STAMP_SECONDS / seconds) ** 2 + part**2))
 
 
 def log_spread(samples: Sequence[float]) -> float:
-    """Robust standard deviation of the log of a row's samples; 0 with fewer than four."""
+    """Robust standard deviation of the log of a row's samples; 0 for fewer than four samples."""
     positive = [sample for sample in samples if sample > 0]
     if len(positive) < 4:
         return 0.0

@@ -1,4 +1,4 @@
-"""What is believed of convolutions before their own points speak: those of their direction and layout. At fit time."""
+"""Priors of convolution surfaces, from the surfaces of the same direction, dtype and layout. Used at fit time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from flopcast.roofline.gpu.fit.surface import Points
 from flopcast.roofline.gpu.profile.gaussian_process import Residual
 from flopcast.roofline.stream.lowering.variants import ConvVariant, SurfaceKey
 
-# A few kernels; products at 0.4 of the peak; tensors read and written once, or three times where laid out anew.
+# Start values: three kernels per call; products at 0.4 of the peak; tensors read and written once, or three times where
+# the call changes their layout.
 KERNELS, SHARE_OF_PEAK = 3.0, 0.4
 PASSES = {"nchw": 3.0, "nhwc": 1.0}
 WIDE, LEAST = 0.8, 0.25
@@ -22,8 +23,10 @@ AMPLITUDE, WHITE, LEVEL = 0.15, 0.05, 0.1
 def conv_priors(
     groups: Mapping[SurfaceKey, Points], floor: float, bandwidth: float, peaks: Mapping[str, float], sm_count: float
 ) -> dict[SurfaceKey, Prior]:
-    """Of surfaces, from their points. Each law is fitted once from the ceilings; what the laws of
-    a direction, dtype and layout came out as is what is believed of each of them."""
+    """The prior of each surface, from the points of all.
+
+    Each law is first fitted with a prior from the ceilings; the median and spread of the fitted parameters of a
+    direction, dtype and layout are then the prior of each surface of that group."""
     first: dict[SurfaceKey, tuple[Prior, dict[str, float]]] = {}
     kin: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
     for key, points in groups.items():

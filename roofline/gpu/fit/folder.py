@@ -1,5 +1,5 @@
-"""The host of a folder of measurements, without its GPU (`flopcast bench --suite host` leaves no more), and where hosts
-and profiles are written."""
+"""Fits the host costs of a folder without GPU measurements (`flopcast bench --suite host` writes no others), and saves
+host costs and profiles."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from flopcast.roofline.gpu.profile.host import HostCosts
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
 
-WITH_OPERATORS = 0.4  # deviation of costs that hold the time of the operators themselves
+WITH_OPERATORS = 0.4  # standard deviation of costs that include the operators' own time
 
 
 def is_host_only(found: Found) -> bool:
-    """Whether nothing of the device was measured."""
+    """Whether the folder has rows, but none of a shape run on the device."""
     return bool(found.rows) and not any(row.get("shape") for row in found.rows)
 
 
 def fit_host_folder(folder: Path, found: Found | None = None) -> HostCosts:
-    """The host costs of the machine whose measurements lie in `folder`. Raises DataError where it holds no host."""
+    """Fits host costs to the measurements in `folder`. Raises DataError where they include no host rows."""
     found = found or read_folder(folder)
     kind = found.machine["device"]["type"]
     usable = [row for row in found.rows if row["status"] == "ok"]
@@ -38,7 +38,7 @@ def fit_host_folder(folder: Path, found: Found | None = None) -> HostCosts:
         raise DataError(f"{folder} holds no host costs: `flopcast bench --suite host --out {folder}` measures them")
     described = with_origin(host, found.machine, usable)
     assert described is not None
-    if kind == "cpu":  # an op runs when it is called: its own time is in the phases
+    if kind == "cpu":  # operators run synchronously: the phases include their own time
         described = replace(described, basis="extrapolated", sigma=max(described.sigma, WITH_OPERATORS))
     return described
 
@@ -47,9 +47,10 @@ def fit_host_folder(folder: Path, found: Found | None = None) -> HostCosts:
 
 
 def save_host(host: HostCosts | None, path: Path) -> Path | None:
-    """Writes a measured host to `path`, and a copy where `--host NAME` finds it; None where none was measured.
+    """Writes measured host costs to `path`, and a copy where `--host NAME` finds it; None where none were measured.
 
-    The processor as a device leaves no copy: its host has no launches, `--host cpu` is its profile's.
+    No copy is written where the processor is the device: such a host has no launches, and `--host cpu` takes the host
+    of that profile.
     """
     from flopcast.roofline.gpu.library.profiles import user_hosts
 
@@ -57,20 +58,20 @@ def save_host(host: HostCosts | None, path: Path) -> Path | None:
         return None
     host.save(path)
     if host.device and host.device != host.cpu:
-        with suppress(FlopcastError):  # a read-only home: the file asked for is written
+        with suppress(FlopcastError):  # the home folder may be read-only; the file asked for is written
             host.save(user_hosts() / f"{host.name}.json")
     return path
 
 
 def host_path(profile: Path, is_default: bool) -> Path:
-    """Beside the profile: host.json, or after the profile's own name where that was chosen."""
+    """The host file beside a profile: host.json, or named after the profile where the user chose the profile's name."""
     if is_default:
         return profile.with_name("host.json")
     return profile.with_name(f"{profile.name.removesuffix('.gz').removesuffix('.json')}.host.json")
 
 
 def fit_host_only(folder: Path, found: Found, out: Path | None) -> tuple[HostCosts, Path]:
-    """The host of a folder that holds nothing else, written to `out`, default FOLDER/host.json."""
+    """Fits the host of a folder that holds nothing else and writes it to `out` (default FOLDER/host.json)."""
     host = fit_host_folder(folder, found)
     path = out or folder / "host.json"
     host.save(path)
@@ -84,5 +85,5 @@ def save_profile(profile: Profile, path: Path) -> None:
 
     make_folder(path.parent)
     profile.save(path)
-    with suppress(FlopcastError):  # a read-only home: the profile asked for is written
+    with suppress(FlopcastError):  # the home folder may be read-only; the file asked for is written
         profile.save(user_folder() / f"{profile.gpu}.json.gz")

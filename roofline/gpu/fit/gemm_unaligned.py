@@ -1,5 +1,7 @@
-"""The kernels for unaligned rows (`gemm_unaligned.py`), fitted to products whose kernels are named: their times by
-least squares, then which is picked by a softmax. Maximum a posteriori both. scipy, at fit time."""
+"""Fits the law of unaligned matrix products (`laws/gemm_unaligned.py`) to products whose kernel names are recorded.
+
+First the kernels' times are fitted by least squares, then the choice among them by a softmax; both are maximum a
+posteriori. scipy, at fit time."""
 
 from __future__ import annotations
 
@@ -31,18 +33,20 @@ from flopcast.roofline.gpu.laws.gemm_unaligned import (
 )
 from flopcast.roofline.gpu.laws.smooth import Array
 
-# cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_64x3_nn_align2, cutlass_75_..._128x256_nn_align1: the transpose is
-# computed, so the first number lies along n; 64 is how far a step goes along k, 32 where none is named.
+# cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_64x3_nn_align2, cutlass_75_..._128x256_nn_align1: cuBLAS
+# computes the transpose, so the first number is the tile's size along n; 64 is the depth of a step along k, 32 where
+# the name gives none.
 _NAME = re.compile(r"cutlass_\w+?gemm_\w+?_(\d+)x(\d+)_(?:(\d+)x\d+_)?[nt]{2}_align([12])\b")
 DEPTH = 32
-LEAST_NAMES = 60  # of a family and layout
-LEAST_SEEN = 3  # of a tile
-NEVER = 50.0  # against a tile's mode that was not seen once
-ROBUST = 0.03  # log seconds beyond which a time counts linearly
-# What rows take besides: products that say as much as the belief that it is nothing, what one may be off, sweeps.
+LEAST_NAMES = 60  # fewest products per family and layout
+LEAST_SEEN = 3  # fewest products per tile
+NEVER = 50.0  # penalty of a tile's mode that was never seen
+ROBUST = 0.03  # log seconds; larger errors count linearly
+# Corrections by row shift: weight of the prior of zero in products, bound on one product's error, number of sweeps.
 FEW, MOST_OFF, SWEEPS = 3.0, 0.15, 3
-CLOSE, LARGEST = (16, 64)  # in two bytes: beside a multiple of PITCH, and the alignment from which on all are alike
-# What is believed before the data: value, standard deviation; of times the logs.
+# In units of two bytes: how near to a multiple of PITCH is close, and the alignment from which all rows behave alike.
+CLOSE, LARGEST = (16, 64)
+# Priors (value, standard deviation); those of times are of their logarithms.
 _FIXED = np.log(2e-6), 1.0
 _STEP_SD, _ALIGNED_SD, _BIAS_SD, _SLOPE_SD = 0.5, 0.1, 2.0, 0.5
 _COMMON = {
@@ -52,11 +56,11 @@ _COMMON = {
     "reduced_bandwidth": (np.log(2.5e12), 0.7),
 }  # fmt: skip
 _SHARPNESS = np.log(20.0), 0.7
-_LAUNCH = np.log(2e-6), 0.5  # a launch's own time, which is the surface's to say
+_LAUNCH = np.log(2e-6), 0.5  # the launch's own time, which the surface's law accounts for
 
 
 class Ran(NamedTuple):
-    """A product, and what a profiler says of it: tile along m and n, depth of a step, mode, family, seconds."""
+    """A product and the kernel that a profiler saw: tile (along m, along n, depth of a step), mode, family, seconds."""
 
     shape: Gemm
     tile: tuple[int, int, int]
@@ -66,7 +70,7 @@ class Ran(NamedTuple):
 
 
 def ran(shape: Gemm, kernels: Sequence[Sequence[Any]]) -> Ran | None:
-    """From kernel names ([name, seconds] each); None where they are of no known kind."""
+    """Parses a product's kernels ([name, seconds] each); None where no name is of a known kind."""
     names = [str(name) for name, *_ in kernels]
     found = next((match for name in names if (match := _NAME.search(name))), None)
     if found is None:
@@ -78,8 +82,8 @@ def ran(shape: Gemm, kernels: Sequence[Sequence[Any]]) -> Ran | None:
 
 
 def learn(rows: Sequence[Ran], sm_count: float, peak: float) -> dict[str, float]:
-    """What is learnt from the products of one layout and dtype, as a surface's parameters; nothing of a family that
-    too few names tell of. `peak`: FLOP/s of aligned products."""
+    """Learns a surface's parameters from the products of one layout and dtype; leaves out a family that too few
+    products name. `peak`: FLOP/s of aligned products."""
     found: dict[str, float] = {}
     for family in SHARE:
         mine = [row for row in rows if row.family == family and row.seconds > 0.0]
@@ -91,7 +95,7 @@ def learn(rows: Sequence[Ran], sm_count: float, peak: float) -> dict[str, float]
 
 
 def fit_kernels(rows: Sequence[Ran], sm_count: float, pace: float) -> Kernels:
-    """The kernels that `rows` name: their times, then the choice among them. `pace`: FLOP/s that steps are told by."""
+    """Fits the times of the kernels that `rows` name, then the choice among them. `pace`: reference FLOP/s of steps."""
     tiles = sorted({row.tile for row in rows})
     sizes = sizes_of([row.shape for row in rows])
     tile = np.array([tiles.index(row.tile) for row in rows])
@@ -143,7 +147,7 @@ def _fit_times(
     line = np.arange(len(rows))
 
     def made(theta: Array, which: NDArray[np.intp] | None) -> Kernels:
-        """All tiles, or the one of each row, [rows, 1]."""
+        """The kernels of `theta`: all tiles, or each row's own tile as columns [rows, 1]."""
         step, fixed = theta[:count], theta[count : 2 * count]
         common = dict(zip(shared, theta[2 * count : -1].tolist(), strict=True))
         if which is None:
@@ -163,11 +167,15 @@ def _fit_times(
 
 
 def _besides(off: Array, tile: NDArray[np.intp], count: int, sizes: Sizes) -> dict[str, Array]:
-    """What each tile's rows take besides, by operand, [tiles, SHIFTS]: of `off`, the log seconds that products took
-    more, what those of a tile and an alignment have in common, then those of a shift, shrunk as few of them tell.
+    """Corrections in log seconds per tile and row shift, by operand, [tiles, SHIFTS].
 
-    H200, products whose widths were left out, times of the kernel that ran: off by 2.6 and 2.8% at the median (nn and
-    tn, 4 and 8 bytes) without, 1.9 and 1.5% with; standard deviation of nt 3.1 and 2.9%."""
+    `off` is the log of measured over fitted seconds, per product. Its mean over the products of a tile and an
+    alignment is taken first, then the means over those of a shift, each shrunk towards zero where few products
+    contribute.
+
+    On an H200, for products of widths left out of the fit and the kernel that ran, the median error (nn and tn, 4 and
+    8 bytes) is 2.6 and 2.8% without the corrections, 1.9 and 1.5% with; the standard deviation of nt is 3.1 and
+    2.9%."""
     left = np.clip(off, -MOST_OFF, MOST_OFF)
     tables = {operand: np.zeros((count, SHIFTS)) for operand in OPERANDS}
     shifts = np.arange(SHIFTS)
@@ -219,8 +227,10 @@ def _fit_choice(
 def negative_log_posterior(
     theta: Array, logs: Array, times: Array, tile: NDArray[np.intp], mode: NDArray[np.intp], sd: Array
 ) -> tuple[float, Array]:
-    """Of the choice, and its gradient. theta: what speaks for each tile's modes, [tiles, modes, slopes], then
-    log sharpness; logs[rows, slopes], times[rows, tiles, modes]; `tile`, `mode`: what was picked, [rows]."""
+    """The negative log posterior of the choice of kernels, and its gradient.
+
+    theta: the preference for each tile's modes, [tiles, modes, slopes], then log sharpness; logs[rows, slopes],
+    times[rows, tiles, modes]; `tile`, `mode`: what was picked, [rows]."""
     speaks = theta[:-1].reshape(*times.shape[1:], logs.shape[1])
     sharpness = np.exp(theta[-1])
     score = np.einsum("rs,tms->rtm", logs, speaks) - sharpness * times

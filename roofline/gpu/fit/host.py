@@ -1,11 +1,11 @@
-"""Host costs per op from the calibration rows `host/<model>/depth<D>/<phase>`.
+"""Fits host costs per op to the calibration rows `host/<model>/depth<D>/<phase>`.
 
-A phase's seconds are fixed + per op x ops, over depths. Launches, views and tensors grow together with
-depth, so that their costs cannot be told apart by regression: a view is taken as a constant share of a
-launch, and in the optimizer a launch as the scalar `launch` measured it.
+A phase's seconds are modelled over depths as fixed + (seconds per op) x ops. Launches, views and tensors grow together
+with depth, so that regression cannot separate their costs: a view is taken as a constant share of a launch, and in the
+optimizer a launch costs what the scalar `launch` measured.
 
-The first step after a pause is dearer (H200: forward of 2 layers 4.0 ms, then 2.8), and in training there is no
-pause: where a row tells its rounds, the first sample of each is left out of the cost, not out of the spread.
+The first step after a pause takes longer (H200: forward of 2 layers 4.0 ms, then 2.8), and training has no pauses:
+where a row gives its number of rounds, the first sample of each round is left out of the cost, but not of the spread.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from flopcast.roofline.gpu.fit.cases import log_spread
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import HostCosts
 
-# Host cost of a view over that of an op that launches a kernel: both pass the dispatcher and autograd, the
-# view neither allocates nor launches.
+# Ratio of a view's host cost to that of an op that launches a kernel: both pass the dispatcher and autograd, but a view
+# neither allocates nor launches.
 VIEW_WEIGHT = 0.4
-# Where nothing but `launch` was measured: in a model's forward, Python, autograd and autocast come on top.
+# Factors on `launch` where nothing else was measured: in a model's forward, Python, autograd and autocast add to it.
 FORWARD_OVER_LAUNCH, BACKWARD_OVER_LAUNCH = 2.0, 1.3
 LEAST_SIGMA = 0.05  # from one process to the next, even where the samples of one agree
 PHASES = ("forward", "backward", "optimizer")
 OPERATORS = "host_op/"  # rows of `microbench.hosts.operators`
-ROUNDS = 5  # into which samples are split where their row does not tell
+ROUNDS = 5  # assumed where a row does not give its number of rounds
 
 
 class _Phase(NamedTuple):
-    """A phase of a tiny model: its seconds, the spread of their log from sample to sample, its ops by kind."""
+    """A phase of a tiny model: its seconds, the spread of their log between samples, its counts of ops by kind."""
 
     seconds: float
     spread: float
@@ -51,10 +51,10 @@ def fit_host(
     machine_host: Host,
     warnings: list[str],
 ) -> HostCosts | None:
-    """Costs from rows of status ok; `counts` by row key, where the rows themselves carry none.
+    """Fits host costs to rows of status ok; `counts`: ops by row key, for rows that carry none themselves.
 
-    Without calibration rows, or without counts: from the scalar `launch`, basis "extrapolated"; None
-    without that."""
+    Without calibration rows or counts the costs are derived from the scalar `launch`, with basis "extrapolated"; None
+    without that scalar."""
     launch = ceilings["launch"].value if "launch" in ceilings else None
     cpu = str(machine_host.get("cpu", ""))
     rows = list(rows)
@@ -94,7 +94,7 @@ def fit_host(
 
 
 def operator_costs(rows: Iterable[FitRow]) -> dict[str, float]:
-    """By operator of Triton's kernels the host seconds of a call beyond those of the ATen call beside it."""
+    """Host seconds per call of each Triton operator in excess of those of the ATen call measured beside it."""
     return {
         row["key"].removeprefix(OPERATORS): max(0.0, value - base)
         for row in rows
@@ -103,14 +103,14 @@ def operator_costs(rows: Iterable[FitRow]) -> dict[str, float]:
 
 
 def host_name(cpu: str) -> str:
-    """flopcast's name of a host, by its processor: "Intel(R) Xeon(R) Processor (family 6 model 207)" is
+    """flopcast's name of a host, from its processor's name: "Intel(R) Xeon(R) Processor (family 6 model 207)" is
     "intel-xeon-family-6-model-207"."""
     text = re.sub(r"\((r|tm|c)\)|\bprocessor\b|\bcpu\b", " ", cpu.lower())
     return "-".join(re.findall(r"[a-z0-9]+", text)) or "host"
 
 
 def with_origin(host: HostCosts | None, machine: Machine, rows: Iterable[FitRow]) -> HostCosts | None:
-    """The costs with the machine, the software and the day that they were measured with."""
+    """Adds the machine, software stack and date of the measurements to the costs."""
     if host is None:
         return None
     days = [row["time"] for row in rows if row.get("time") and row["key"].startswith(("host/", "scalar/launch"))]
@@ -125,12 +125,12 @@ def with_origin(host: HostCosts | None, machine: Machine, rows: Iterable[FitRow]
 
 
 def layer_costs(rows: Iterable[FitRow]) -> dict[str, Any]:
-    """What one layer of the calibrated model costs the host, eager: {"model", "depths", and by phase (and "step", all
-    of them) {"seconds", "fixed", "low", "high", "between"}}.
+    """Host seconds per layer of the calibrated model in eager mode.
 
-    `seconds` is the slope over depths, `fixed` what it leaves at depth 0; `low` and `high` the least and the greatest
-    slope of a single round; `between` the slope from each depth to the next ("2-6"). Of several models the one of
-    most depths; empty with fewer than two depths.
+    Returns {"model", "mode", "depths", and per phase, and for "step", which is their sum, {"seconds", "fixed", "low",
+    "high", "between"}}. `seconds` is the slope over depths, `fixed` the intercept at depth 0; `low` and `high` are the
+    least and the greatest slope of a single round; `between` is the slope from each depth to the next ("2-6"). Of
+    several models the one with most depths is used; empty with fewer than two depths.
     """
     found: dict[str, dict[str, dict[int, FitRow]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
@@ -166,7 +166,7 @@ def layer_costs(rows: Iterable[FitRow]) -> dict[str, Any]:
 
 
 def round_medians(row: FitRow) -> list[float]:
-    """The median of each round's warm samples; of ROUNDS stretches where the row does not tell its rounds."""
+    """The median of each round's warm samples; of ROUNDS equal parts where the row does not give its rounds."""
     samples = [float(sample) for sample in row.get("samples") or [row.get("value") or 0.0]]
     told = row.get("rounds")
     parts = np.array_split(np.array(samples), min(told or ROUNDS, len(samples)))
@@ -174,7 +174,7 @@ def round_medians(row: FitRow) -> list[float]:
 
 
 def warm_value(row: FitRow) -> float:
-    """A row's seconds without the first sample of each round, where it tells its rounds; else its value."""
+    """The median of a row's samples without the first of each round, where it gives its rounds; else its value."""
     told, samples = row.get("rounds"), row.get("samples") or []
     if not told or len(samples) != row.get("n") or len(samples) < 2 * told:
         return float(row.get("value") or 0.0)
@@ -203,8 +203,10 @@ def _phase(phases: Sequence[_Phase], sigmas: list[float]) -> dict[str, float]:
 
 
 def _optimizer(phases: Sequence[_Phase], launch: float, sigmas: list[float]) -> dict[str, float]:
-    """A foreach step touches its step counters on the host, tensor by tensor; a fused one does not: with
-    both measured their costs are told apart, with one of them they share."""
+    """Host costs of the optimizer's step.
+
+    A foreach step updates its step counters on the host, tensor by tensor; a fused one does not. With both measured,
+    the costs per tensor and per host op are fitted separately; with one of them, both take one common value."""
     launched = launch * np.array([one.counts.get("launch", 0.0) for one in phases])
     tensors = np.array([one.counts.get("tensors", 0.0) for one in phases])
     host = np.array([one.counts.get("host", 0.0) for one in phases])
@@ -219,7 +221,7 @@ def _optimizer(phases: Sequence[_Phase], launch: float, sigmas: list[float]) -> 
 
 
 def _solve(columns: np.ndarray, phases: Sequence[_Phase], known: np.ndarray, sigmas: list[float]) -> list[float]:
-    """Non-negative least squares of relative errors; adds the phases' spread and the misfit to `sigmas`."""
+    """Minimizes squared relative errors with non-negative costs; adds each phase's spread and misfit to `sigmas`."""
     from scipy.optimize import nnls
 
     seconds = np.array([one.seconds for one in phases])

@@ -1,4 +1,4 @@
-"""The host's share: which tiny models calibrate it, and what their op streams count."""
+"""Calibrates host costs: which tiny models are run, and how many ops of each kind their streams hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 
 
 def host_plan(device_type: str) -> HostPlan:
-    """Depths 2, 6 and 12 at width 256 on a GPU; 2 and 4 at width 64 on the processor."""
+    """The models that calibrate the host: depths 2, 6 and 12 at width 256 on a GPU; 2 and 4 at width 64 on a CPU."""
     if device_type == "cpu":
         configs = {depth: make_config(width=64, depth=depth, vocab=CPU_VOCABULARY) for depth in (2, 4)}
         return HostPlan(model="qwen3-adamw", configs=configs, batch=CPU_BATCH, seq=CPU_SEQ, rounds=2, steps_per_round=2)
@@ -35,10 +35,10 @@ def plan_streams(plan: HostPlan, device_type: str) -> dict[int, Stream]:
 
 
 def count_ops(stream: Stream) -> dict[str, dict[str, float]]:
-    """Ops by kind of each phase: {"launch", "view", "host", "tensors"}.
+    """Counts the ops of each phase by kind: {"launch", "view", "host", "tensors"}.
 
-    Forward and backward count calls, the optimizer kernels: its calls launch many, and their lists are what
-    costs.
+    Forward and backward count calls. The optimizer counts kernels, and the tensors in its lists: one of its calls
+    launches many kernels, and its host cost comes from the lists.
     """
     counts: dict[str, dict[str, float]] = {phase: defaultdict(float) for phase in PHASES}
     for op in stream.ops:
@@ -54,7 +54,7 @@ def count_ops(stream: Stream) -> dict[str, dict[str, float]]:
 
 
 def host_counts(plan: HostPlan, device_type: str) -> dict[str, dict[str, float]]:
-    """`count_ops` by the key of the plan's measurement rows, as `fit` takes them."""
+    """`count_ops` by the key of the plan's measurement rows, as `rows.fit` takes them."""
     return {
         plan.row_key(depth, phase): counts
         for depth, stream in plan_streams(plan, device_type).items()
@@ -63,10 +63,10 @@ def host_counts(plan: HostPlan, device_type: str) -> dict[str, dict[str, float]]
 
 
 def synchronous_host(profile: Profile, plan: HostPlan, rows: Iterable[FitRow]) -> HostCosts | None:
-    """Host costs where every op runs when it is called (the CPU as a device).
+    """Host costs where ops run synchronously (the CPU as a device); None without calibration rows.
 
-    There a phase's seconds hold its operators' own time: what remains after the forecast of those is Python,
-    dispatcher and autograd, here spread evenly over the ops. None without calibration rows.
+    There a phase's seconds include its operators' own time. What remains after subtracting the forecast of that time is
+    the cost of Python, dispatcher and autograd, which is divided evenly among the ops.
     """
     rows_by_key = {row["key"]: row for row in rows if row.get("value")}
     per_op: dict[str, list[float]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The choice of tile and split, fitted to names of kernels: maximum a posteriori of a softmax. scipy, at fit time."""
+"""Fits cuBLAS's choice of tile and split to kernel names: a softmax, maximum a posteriori. scipy, at fit time."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from flopcast.roofline.gpu.laws.gemm import tile_params
 from flopcast.roofline.gpu.laws.gemm_choice import Candidates, Sizes, Tiles, candidates, scores
 from flopcast.roofline.gpu.laws.smooth import Array
 
-# cuBLAS computes the transpose (its matrices are column-major), so the first number of its tile lies along n:
-# nvjet_sm90_tst_128x160_64x5_1x2_h_bz_NTT. Kernels for unaligned rows: `fit_unaligned.py`.
+# cuBLAS computes the transpose (its matrices are column-major), so the first number of its tile is the size along
+# n: nvjet_sm90_tst_128x160_64x5_1x2_h_bz_NTT. Kernels for unaligned rows: `fit/gemm_unaligned.py`.
 _NVJET = re.compile(r"nvjet_\w+?_(\d+)x(\d+)_\d+x\d+_")
-_FAMILY = "aligned"  # of gemm_law.FAMILIES
+_FAMILY = "aligned"  # one of `laws.gemm.FAMILIES`
 _SHARE_OF_PEAK = 0.75
-LEAST_NAMES = 150  # fewer tell too little of a hundred tiles
-LEAST_SEEN = 2  # a tile seen once says nothing of when it is picked
+LEAST_NAMES = 150  # fewer products cannot determine a hundred tiles
+LEAST_SEEN = 2  # one sighting of a tile does not show when it is picked
 STEP_SD, BLOCK_SD, BIAS_SD = 0.2, 1.0, 1.5
 
 
 class Launched(NamedTuple):
-    """A kernel as its name has it: tile along m and n, and whether its k is split."""
+    """A kernel as its name describes it: tile size along m and along n, and whether k is split."""
 
     rows: int
     columns: int
@@ -36,7 +36,7 @@ class Launched(NamedTuple):
 
 
 def launched(kernels: Sequence[Sequence[Any]]) -> Launched | None:
-    """What a row's kernel names ([name, seconds] each) say; None where they are of no known kind."""
+    """Parses a row's kernels ([name, seconds] each); None where no name is of a known kind."""
     names = [str(name) for name, *_ in kernels]
     is_split = any("splitKreduce" in name for name in names)
     for name in names:
@@ -48,8 +48,8 @@ def launched(kernels: Sequence[Sequence[Any]]) -> Launched | None:
 def learn_tiles(
     rows: Iterable[tuple[Shape, Sequence[Sequence[Any]]]], sm_count: float, peaks: Mapping[str, float]
 ) -> dict[tuple[int, str], dict[str, float]]:
-    """What was learnt of the library's choices, as the law's parameters, by bytes of an item and layout; nothing where
-    names tell too little. `rows`: (shape, kernel names); `peaks`: FLOP/s by dtype."""
+    """Learns the library's choices of kernel as the law's parameters, by (bytes per item, layout); leaves out groups
+    with too few names. `rows`: (shape, kernels); `peaks`: FLOP/s by dtype."""
     aligned: dict[int, dict[Gemm, Launched]] = defaultdict(dict)
     unaligned: dict[tuple[int, str], dict[Gemm, Ran]] = defaultdict(dict)
     for shape, kernels in rows:
@@ -60,7 +60,7 @@ def learn_tiles(
             aligned[item_bytes][shape] = name
         elif item_bytes == 2 and (one := gemm_unaligned.ran(shape, kernels)) is not None:
             own = unaligned[item_bytes, shape.layout]
-            if shape not in own or one.seconds > own[shape].seconds:  # of cold and hot operands the cold ones
+            if shape not in own or one.seconds > own[shape].seconds:  # keeps cold operands where both were measured
                 own[shape] = one
     learnt: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
     for item_bytes, found in aligned.items():
@@ -82,8 +82,10 @@ def learn_tiles(
 def fit_tiles(
     sizes: Sizes, names: Sequence[Launched], sm_count: float, item_bytes: int, rate: float, layouts: Sequence[str]
 ) -> dict[str, Tiles]:
-    """The tiles of one family by layout, from products and what was launched for them. `rate`: FLOP/s that a tile is
-    believed to reach. Costs are common to all layouts, biases each layout's own around a common one."""
+    """Fits the tiles of one family, by layout, to products and the kernels launched for them.
+
+    `rate`: prior FLOP/s of a tile. Costs are common to all layouts; each layout has its own biases around common
+    ones."""
     from scipy.optimize import minimize
 
     seen = Counter((name.rows, name.columns) for name in names)
@@ -99,7 +101,7 @@ def fit_tiles(
     found = candidates(tile_m, tile_n, sizes, sm_count, item_bytes)
     count = len(kept)
     label = np.array([index[name.rows, name.columns] + count * name.is_split for name in names])
-    # a split that the model takes for impossible cannot be learnt from
+    # nothing can be learnt from a split that the model holds to be impossible
     possible = (label < count) | (found.parts[np.arange(len(label)), label % count] > 1.0)
     sizes, layout, label = Sizes(*(s[possible] for s in sizes)), layout[possible], label[possible]
     found = Candidates(*(column[possible] for column in found))

@@ -1,4 +1,4 @@
-"""What is believed of kernels that only move bytes before their own points speak: those of their class. At fit time."""
+"""Priors of the surfaces of kernels that only move bytes, from other surfaces of their class. Used at fit time."""
 
 from __future__ import annotations
 
@@ -17,41 +17,45 @@ from flopcast.roofline.gpu.laws.laws import LAWS
 from flopcast.roofline.stream.lowering.describe import Work
 from flopcast.roofline.stream.lowering.variants import CallVariant, SurfaceKey
 
-# What a third size takes each: of a reduction up to 1 ns on an H200, of an embedding's gradient 20 to 50 ns.
+# Seconds per unit of a third size: up to 1 ns for a reduction on an H200, 20 to 50 ns for an embedding's gradient.
 EACH = {"reduction": Belief(1e-10, 1.5), "embedding": Belief(2e-8, 1.0)}
-# What a reduction waits for (`laws/reduction.py`): a load 0.5 us cold and 0.2 hot, a partial sum 0.25 us. The same
-# kernel over other strides waits as long.
+# Latencies of a reduction (`laws/reduction.py`): a load takes 0.5 us cold and 0.2 hot, a partial sum 0.25 us. The same
+# kernel over other strides has the same latencies.
 LATENCIES = {"load": Belief(4e-7, 1.0), "merge": Belief(2.5e-7, 1.0), "split": Belief(1e-6, 1.0)}
 LATENCY_SD = 0.2
-# A load where the calls measured all do as many, which a floor cannot be told from: as sums down columns have it on an
-# H200, cold and hot. With the sum's own (1.1 to 1.7 us) sums over groups of 7 were 20 to 44% too slow.
+# Seconds per load where all measured calls do equally many and the fit cannot separate it from the floor: values of
+# sums down columns on an H200, cold and hot. With the sum's own (1.1 to 1.7 us) forecasts of sums over groups of 7 were
+# 20 to 44% too slow.
 LOADS = {False: 5e-7, True: 2e-7}
-# What a result takes where all are sums of as many elements, across rows: next to nothing, as down columns.
+# Seconds per result where all are sums of equally many elements across rows: next to nothing, as down columns.
 ACROSS = Belief(2e-12, 0.5)
-# An element of those added up across rows that do not lie one after the other, which are not read by vectors.
+# Seconds per element summed across rows that are not contiguous, which are not read with vector loads.
 ELEMENT = Belief(3e-12, 0.7)
-TURN = {False: Belief(9e-7, 0.5), True: Belief(4e-7, 0.5)}  # a turn of the loss's one block, cold and hot
-STEP = Belief(1e-9, 1.5)  # on a processor: an element of those that are added up
+TURN = {False: Belief(9e-7, 0.5), True: Belief(4e-7, 0.5)}  # per iteration of the loss's only block, cold, hot
+STEP = Belief(1e-9, 1.5)  # on a processor: seconds per element summed
 # Kernels that widen what they read (bf16 to fp32) load one element at a time and wait for it: an SM holds 2,048 threads
-# of 4 elements, and each such round takes 1 to 2 us on an H200, cold (10 MiB 5.8 us, 12.5 MiB 8.2).
+# of 4 elements each, and each such round takes 1 to 2 us on an H200, cold (10 MiB 5.8 us, 12.5 MiB 8.2).
 WAVE, ROUND_ELEMENTS = Belief(5e-7, 1.5), 8192.0
-# Batch norms over planes: what a round of blocks that add up takes to begin and end, each of their loads, and a round
-# of the blocks that lay the result out: 2.5, 0.4 and 2.4 us on an H200.
+# Batch norms over planes: the seconds to start and end a round of the summing blocks, per load of theirs, and per round
+# of the blocks that write the result: 2.5, 0.4 and 2.4 us on an H200.
 PLANES = {"plane": Belief(2.5e-6, 0.5), "plane_load": Belief(4e-7, 0.5), "spread": Belief(2.4e-6, 0.5)}
-# How well a kernel's bandwidth beyond the L2 is told by its bandwidth with cold operands, and by a copy's (log).
+# Standard deviations of log bandwidth beyond the L2, given a kernel's bandwidth with cold operands, or only a copy's.
 BEYOND_SD, SPILL_SD = 0.1, 0.4
-# What a tensor of a list takes, as launches hold so many of them, and where it is large as its last blocks run alone.
+# Seconds per tensor of a list, since a launch holds a limited number of them; and per large tensor, since its last
+# blocks run alone.
 TENSOR, LARGE_TENSOR = Belief(2e-8, 1.0), Belief(7e-8, 1.0)
-# Log-softmax reads long rows, faster where they start at multiples of 128 bytes and not just of 32: fp32 near 151,936,
-# forward 2.03 and 2.10 TB/s, backward 2.8 and 3.0. log2 of so many items.
+# Log-softmax reads long rows faster where they start at multiples of 128 bytes and not just of 32: fp32 near 151,936
+# items, forward 2.03 (32) and 2.10 (128) TB/s, backward 2.8 and 3.0. log2 of that number of items.
 ROW_ALIGNMENTS = 5.0
-# The loss's forward is one block, which reads rows by the thousand: 40 GB/s of the sectors it needs.
+# The loss's forward is a single block, which reads thousands of rows: 40 GB/s of the sectors it needs.
 ONE_BLOCK = Belief(4e10, 0.5)
 
 
 def memory_priors(groups: Mapping[SurfaceKey, Group], gpu: Limits) -> dict[SurfaceKey, Prior]:
-    """Each law is fitted once from the ceilings; what the laws of a class came out as is then what is
-    believed of each, so that a variant of one point is taken for a typical one of its class."""
+    """The prior of each surface, from the points of all.
+
+    Each law is first fitted with a prior from the ceilings; the median and spread of the fitted parameters of a class
+    are then the prior of each of its surfaces, so that a variant of one point is taken for a typical one."""
     first: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     alike: dict[tuple[str, str], list[tuple[SurfaceKey, dict[str, float]]]] = defaultdict(list)
     bandwidths: dict[SurfaceKey, float] = {}
@@ -66,7 +70,7 @@ def memory_priors(groups: Mapping[SurfaceKey, Group], gpu: Limits) -> dict[Surfa
     priors = {}
     for key, group in groups.items():
         kin = first[_class(group.work), key.cache]
-        cold = bandwidths.get(key.with_cache("cold"))  # what does not fit is fetched as the same kernel does cold
+        cold = bandwidths.get(key.with_cache("cold"))  # what does not fit into L2 is read at the kernel's cold rate
         spill = _spill(key, gpu, Belief(gpu.bandwidth("cold"), SPILL_SD) if cold is None else Belief(cold, BEYOND_SD))
         prior = _memory_prior(group, typical(kin, "floor", 0.3), typical(kin, "bandwidth", 0.3), spill, gpu)
         same = alike[_operation(group.work), key.cache]
@@ -81,7 +85,7 @@ def memory_priors(groups: Mapping[SurfaceKey, Group], gpu: Limits) -> dict[Surfa
 
 
 def _spill(key: SurfaceKey, gpu: Limits, bandwidth: Belief) -> tuple[Belief, float] | None:
-    """What is believed of the memory behind the L2, and the L2's bytes; None where operands are cold."""
+    """Prior of the bandwidth beyond the L2, and the L2's bytes; None where operands are cold or the L2 is unknown."""
     return (bandwidth, gpu.l2_bytes) if key.cache == "hot" and gpu.l2_bytes else None
 
 
@@ -91,12 +95,12 @@ def _call(work: Work) -> CallVariant:
 
 
 def _class(work: Work) -> str:
-    """Kernels of one are alike in floor and bandwidth: a single block's are its own."""
+    """The class whose kernels share priors of floor and bandwidth; the single-block loss is a class of its own."""
     return "one block" if _call(work).operation == "nll_loss_forward" else work.op_class
 
 
 def _operation(work: Work) -> str:
-    """The kernel of a reduction, whatever its operand's strides."""
+    """A name of a reduction's kernel that is the same whatever its operand's strides."""
     call = _call(work)
     return f"{work.op_class}/{call.operation}/{(call.pattern or call.dtypes).rstrip('~')}"
 
@@ -148,7 +152,7 @@ def _memory_prior(
 
 
 def widened_bytes(work: Work) -> float:
-    """Bytes an element of an element-wise call that reads a narrower dtype than it writes; 0 for any other."""
+    """Bytes per element of an element-wise call that reads a narrower dtype than it writes; 0 for any other."""
     call = _call(work)
     if work.op_class not in ("pointwise", "copy") or ">" not in call.dtypes or ">" not in call.pattern:
         return 0.0
@@ -157,6 +161,6 @@ def widened_bytes(work: Work) -> float:
     narrow = any(0 < DTYPE_BYTES.get(name, 0) < min(sizes) for name in sources.split("+"))
     if not narrow or not sources.replace("+", "").isalnum() or "int" in sources or "bool" in sources:
         return 0.0
-    whole = set(written.rstrip("~"))  # operands of fewer dimensions are broadcast: next to nothing an element
+    whole = set(written.rstrip("~"))  # broadcast operands of fewer dimensions cost almost nothing
     full = zip(sources.split("+"), read.split(","), strict=False)
     return float(sum(sizes) + sum(DTYPE_BYTES[name] for name, dims in full if set(dims.rstrip("~")) == whole))

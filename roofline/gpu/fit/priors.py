@@ -1,4 +1,4 @@
-"""What is believed of a kind of kernel before the data: of its law's parameters, and of what the law leaves."""
+"""Priors of a kind of kernel: of its law's parameters, and of the residual that the law leaves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flopcast.roofline.gpu.profile.surface import Surface
 
 
 class Belief(NamedTuple):
-    """A parameter before the data: its value, and the standard deviation of its logarithm (of its logit for
-    `quantised`, of itself for the misalignment penalties)."""
+    """The prior of a parameter: its value, and the standard deviation of its logarithm (of its logit for `quantised`,
+    of the value itself for the misalignment penalties)."""
 
     value: float
     sd: float
@@ -23,8 +23,8 @@ class Belief(NamedTuple):
 
 @dataclass(frozen=True)
 class Prior:
-    """`fixed`: parameters that are known. `hyper`: what is believed of the residual; `levels` is kept as
-    given."""
+    """The prior of a surface. `law`: beliefs by parameter; `fixed`: parameters that are known; `hyper`: the residual's
+    hyper-parameters, of which `levels` is kept as given."""
 
     law: Mapping[str, Belief]
     fixed: Mapping[str, float]
@@ -41,14 +41,14 @@ class Prior:
 
 
 def typical(laws: Sequence[Mapping[str, float]], name: str, least: float, most: float = 0.7) -> Belief:
-    """What laws that were fitted say of a parameter of another of their kind: their median, and their spread within
-    bounds."""
+    """The prior of a parameter from fitted laws of the same kind: their median, and the standard deviation of their
+    logarithms, bounded by `least` and `most`."""
     values = np.log([params[name] for params in laws])
     return Belief(float(np.exp(np.median(values))), float(np.clip(values.std(), least, most)))
 
 
 def memory_prior(floor: Belief, bandwidth: Belief, inputs: int) -> Prior:
-    """Kernels that move bytes: `floor` in seconds, `bandwidth` in bytes per second."""
+    """The prior of kernels that move bytes: `floor` in seconds, `bandwidth` in bytes per second."""
     hyper = Residual(
         lengths=(3.0,) * inputs, amplitude=0.05, white=0.015, levels=(min(floor.sd, 0.5), min(bandwidth.sd, 0.35))
     )
@@ -58,11 +58,10 @@ def memory_prior(floor: Belief, bandwidth: Belief, inputs: int) -> Prior:
 def gemm_prior(
     peak: float, sm_count: float, floor: float, bandwidth: float, l2_bytes: float, inputs: int, sizes: int = 3
 ) -> Prior:
-    """Matrix products: `peak` in FLOP/s, `floor` in seconds, `bandwidth` in bytes per second; `sizes` of all `inputs`
-    are sizes.
+    """The prior of matrix products: `peak` in FLOP/s, `floor` in seconds, `bandwidth` in bytes per second.
 
-    The inner loop is believed to reach 80% of the peak, 40 and 30% where rows are not aligned to 16 bytes; tiles that
-    are small wait for their loads.
+    Of the law's `inputs`, the first `sizes` are sizes. The inner loop is expected to reach 80% of the peak, 40 and 30%
+    where rows are not aligned to 16 bytes; small tiles wait for their loads.
     """
     efficiency = dict(zip(gemm.TILE_NAMES, (0.8, 0.8, 0.4, 0.3), strict=True))
     law = {name: Belief(value, 1.0) for name, value in efficiency.items()}
@@ -84,7 +83,7 @@ def gemm_prior(
 
 
 def tuned_prior(peak: float, sm_count: float, table: int) -> Prior:
-    """Products of Triton's kernels (`laws/gemm_triton.py`): their cost model ranks configurations within percents."""
+    """Prior of Triton's products (`laws/gemm_triton.py`): their cost model ranks configurations to a few percent."""
     law = {"scale": Belief(1.0, 0.15), "partial": Belief(0.2, 0.15)}
     hyper = Residual((3.0,) * 3 + (2.0,) * 2, amplitude=0.05, white=0.03, levels=(0.05,))
     return Prior(law, {"peak": peak, "sm_count": sm_count, "table": float(table)}, hyper)
@@ -93,7 +92,8 @@ def tuned_prior(peak: float, sm_count: float, table: int) -> Prior:
 def attention_prior(
     peak: float, sm_count: float, floor: float, bandwidth: float, schedule: Mapping[str, float] | None = None
 ) -> Prior:
-    """Attention, forward or backward, in the same units; `schedule` as `attention.schedule_of` gives it."""
+    """The prior of attention, forward or backward, in the units of `gemm_prior`; `schedule`: from
+    `attention.schedule_of`."""
     schedule = schedule or attention.schedule_of("", "fwd", 128)
     law = {
         "efficiency": Belief(0.5, 0.9),
@@ -109,7 +109,7 @@ def attention_prior(
         law["sum_bandwidth"] = Belief(0.7 * bandwidth, 0.5)
     if schedule["splits"]:
         law |= {"merge": Belief(2.0 * floor, 0.5), "merge_row": Belief(8e-10, 0.7)}
-    if attention_triton.has_tiles(schedule):  # a tile's own time takes the place of what ends late
+    if attention_triton.has_tiles(schedule):  # the time per tile replaces that of blocks that end late
         law["prologue"] = Belief(2e-6, 1.0)
         if "dq.0.below" in schedule:
             law |= {"dq_efficiency": Belief(0.5, 0.9), "dq_prologue": Belief(2e-6, 1.0)}

@@ -1,5 +1,5 @@
-"""How well a profile fits what it was made from, and what it never saw. Plain data; the command line
-prints it."""
+"""Computes how well a profile fits the rows it was made from, and held-out rows. Plain data; the command line prints
+it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ WORST_ROWS = 5
 
 @dataclass(frozen=True)
 class Quality:
-    """Errors of one surface or class: |predicted / measured - 1|. Left out: each point from the others;
-    held out: rows that the fit never saw. None where there are none. `worst`: (row key, signed error,
-    role)."""
+    """Errors |predicted / measured - 1| of one surface or class.
+
+    `left_out_*`: each point predicted from the others; `holdout_*`: rows that the fit never saw; None where there are
+    no such rows. `worst`: (row key, signed error, role)."""
 
     name: str
     n: int
@@ -38,7 +39,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class FitReport:
-    """How well a profile fits. `unused`: rows by status that carry no time."""
+    """How well a profile fits, per surface and per class. `unused`: number of rows without a time, by status."""
 
     surfaces: list[Quality]
     classes: list[Quality]
@@ -86,8 +87,8 @@ def quality_report(
 def _quality(
     name: str, left_out: Sequence[tuple[Case, float, float]], held: Sequence[tuple[Case, float, float]]
 ) -> Quality:
-    """Points left out count only where there are others: a surface of one point has nothing to be told
-    from."""
+    """Summarizes errors; left-out points count only where there are several: a single point has no others to be
+    predicted from."""
     inner = np.abs([error for _, error, _ in left_out]) if len(left_out) > 1 else np.empty(0)
     outer = np.abs([error for _, error, _ in held])
     within = [abs(np.log1p(error)) <= Z_90 * float(np.hypot(sigma, case.noise)) for case, error, sigma in held]

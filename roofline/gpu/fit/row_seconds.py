@@ -1,4 +1,4 @@
-"""What is taken of a measured row for a profile: of two readings, the timer's and the profiler's, one time. numpy."""
+"""Chooses one kernel time per measured row from its two readings, the timer's and the profiler's. numpy."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import GemmVariant
 
-# From here on a row is long: what the timer and the profiler differ by is clocks, not caches.
+# Rows of at least this time are long: their timer and profiler differ because of clocks, not of caches.
 LONG_SECONDS = 100e-6
-FEWEST_ROWS = 100  # of a process, below which its gap is taken to be that of all
+FEWEST_ROWS = 100  # a process with fewer rows takes the gap of all processes
 FAST_QUANTILE = 0.1
-# Classes whose kernels write next to nothing (scans, which do, count as reductions), or whose tables are so large that
-# rotating leaves their rows in L2.
+# Classes whose kernels write almost nothing (scans, which do write, count as reductions), or whose tables are so large
+# that rotating operands leaves their rows in L2.
 READING = ("reduction", "loss", "embedding")
-# Operand sets that the timer rotates over at most: smaller calls find theirs in L2 again.
+# Most operand sets that the timer rotates over: calls that would need more find their operands in L2 again.
 MOST_SETS = 256
 
 
 class FitRow(OperationRow, HostRow, OperatorRow, total=False):
-    """A row of any kind as fits read it, with what is taken of its readings."""
+    """A row of any kind as fits read it, with the time taken from its readings."""
 
-    taken_seconds: float | None  # of the device, one execution
-    by_card: dict[str, float]  # of several cards, what was taken of each
+    taken_seconds: float | None  # device seconds per execution
+    by_card: dict[str, float]  # of a median row: the time or value taken from each card
 
 
 def work_of(row: Row) -> Work:
-    """What the row's shape asks of a kernel. Raises KeyError, TypeError, ValueError or IndexError for no shape."""
+    """Describes the work of the row's shape. Raises KeyError, TypeError, ValueError or IndexError if it is no shape."""
     return describe(shape_from_json(row["shape"] or {}), row.get("backend", "torch"))
 
 
 def taken_seconds(row: FitRow, op_class: str, gap: float) -> float | None:
-    """Device seconds of one execution, from two readings: the profiler's, after a flush where cold, and the timer's,
-    back to back over rotating operands, less the gap between kernels.
+    """Device seconds per execution, chosen from the profiler's and the timer's readings.
 
-    They differ by what lies in L2: a flush leaves it full of lines that have yet to be written to memory, rotating
-    operands leave their results, as in a step the kernels before do. Whatever else disturbs a reading only adds time:
-    the least. But rotating does not make operands cold that are few bytes of large tables, or fewer than MOST_SETS
-    can fill the L2 with, and kernels that mostly read pay for lines to be written (the loss of log-softmax 18.5 us
-    against 8.4, in a step 18.4): theirs is the profiler's. Of samples from LONG_SECONDS on the faster, before the
-    clocks sank. A row `with_taken` has been through keeps what was taken then."""
+    The profiler reads after a flush where operands are cold; the timer reads executions back to back over rotating
+    operands, minus the gap between kernels. They differ by what lies in L2: a flush leaves it full of lines that are
+    still to be written to memory, rotating operands leave their results, as the preceding kernels of a step do. Other
+    disturbances only add time, so the smaller reading is taken.
+
+    Two exceptions take the profiler's: operands that rotating does not make cold, because they are few bytes of large
+    tables or too small for MOST_SETS sets to fill the L2; and kernels that mostly read, which pay for the lines to be
+    written (the loss of log-softmax 18.5 us against 8.4, in a step 18.4). Rows from LONG_SECONDS on take the faster
+    samples, before the clocks sank. A row that `with_taken` has processed keeps the time taken then."""
     if taken := row.get("taken_seconds"):
         return float(taken)
     seen, timed = row.get("kernel_seconds"), row.get("seconds")
@@ -64,8 +66,10 @@ def taken_seconds(row: FitRow, op_class: str, gap: float) -> float | None:
 
 
 def graph_gap_of(rows: Iterable[Row]) -> Number | None:
-    """What graph replay adds to a single kernel's duration, seconds: median over rows of one kernel under 50 us, where
-    the gap is more than the noise of the difference; none where the profiler reads longer than the timer."""
+    """Seconds that graph replay adds to a single kernel's duration.
+
+    The median over rows of one kernel under 50 us, where the gap exceeds the noise of the difference; a negative one,
+    where the profiler reads longer than the timer, counts as 0. None without such rows."""
     gaps = _gaps(rows)
     if not gaps:
         return None
@@ -74,7 +78,7 @@ def graph_gap_of(rows: Iterable[Row]) -> Number | None:
 
 
 def _gap_of(rows: Iterable[Row]) -> float | None:
-    """As `graph_gap_of`, and negative where the profiler reads longer: it makes the readings of two processes alike."""
+    """As `graph_gap_of`, but negative where the profiler reads longer, so that two processes' readings agree."""
     gaps = _gaps(row for row in rows if row["status"] == "ok")
     return float(np.median(gaps)) if gaps else None
 
@@ -89,14 +93,16 @@ def _gaps(rows: Iterable[Row]) -> list[float]:
 
 
 def with_taken(rows: Sequence[FitRow]) -> list[FitRow]:
-    """The rows of one card, those of shapes with the `taken_seconds` of each, by the gap between kernels of the process
-    that wrote it. Unaligned products that were not timed but profiled in turn with others, at the power limit, are
-    brought to the highest clock, as all others ran: of batches at 1,500 to 1,850 MHz of 1,980 those of 2 and 4 were
-    3.2% off an older H200 profile, odd ones 5.4%, at 1,980 MHz 0.9 and 0.3%; aligned ones, which take less, 0.0 and
-    -0.3%.
+    """Returns one card's rows, those of shapes with `taken_seconds`, by the gap between kernels of the process that
+    measured the row.
 
-    Graphs leave 0.2 us more between kernels in a process that has trained than in one that has not, which two runs'
-    bare timers would differ by in every short row."""
+    Graphs leave 0.2 us more between kernels in a process that has trained than in one that has not; without the gap
+    per process, the timers of two runs would differ by that in every short row.
+
+    Unaligned products that were not timed, but profiled in turn with others at the power limit, are scaled to the
+    highest clock, at which all others ran: of batches at 1,500 to 1,850 MHz of 1,980 those of 2 and 4 were 3.2% off an
+    older H200 profile, odd ones 5.4%, at 1,980 MHz 0.9 and 0.3%; aligned ones, which draw less power, 0.0 and
+    -0.3%."""
     whole = _gap_of(rows) or 0.0
     runs: dict[str | None, list[FitRow]] = {}
     for row in rows:

@@ -1,8 +1,7 @@
-"""From a folder of measurements to a profile, and a report of how well it fits.
+"""Fits a profile to a folder of measurements, and reports how well it fits.
 
-Rows of role "fit" make the surfaces; rows of role "holdout" are only compared with them. Throttled rows
-are used, because a step throttles too, and counted. What is predicted is `kernel_seconds`, the sum of
-kernel durations.
+Surfaces are fitted to rows of role "fit"; rows of role "holdout" are only compared with them. Throttled rows are used,
+because a step throttles too, and counted. The predicted quantity is `kernel_seconds`, the sum of kernel durations.
 
 Ceilings, by name: matrix_burst/<dtype>, matrix_sustained/<dtype> (FLOP/s); hbm_copy, hbm_read, hbm_write,
 l2_copy, copy/<bytes> (bytes/s); kernel_floor, kernel_floor_cupti, kernel_gap, kernel_gap_tiny, graph_gap, launch,
@@ -36,11 +35,11 @@ __all__ = ["FitReport", "Quality", "fit", "fit_rows"]
 
 
 def fit(folder: Path | str, *, counts: Mapping[str, Mapping[str, float]] | None = None) -> tuple[Profile, FitReport]:
-    """The profile of the machine whose measurements lie in `folder`; of several GPUs, each in a folder of its own
-    below it (`cards.py`), that of the median card.
+    """Fits the profile of the machine whose measurements lie in `folder`; with several GPUs, each in a subfolder of its
+    own (`cards.py`), the profile of the median card.
 
-    `counts`: ops by kind for the keys of host rows, {"launch", "view", "host", "tensors"}, where the rows
-    do not carry them. Raises DataError when the folder holds no usable rows, or as `records.read` does.
+    `counts`: ops by kind ({"launch", "view", "host", "tensors"}) by key of host rows, where the rows do not carry
+    them. Raises DataError when the folder holds no usable rows, or as `records.read` does.
     """
     found = read_folder(folder)
     profile, report = fit_rows(found.rows, found.machine, counts=counts, warnings=found.warnings, name=str(folder))
@@ -55,7 +54,7 @@ def fit_rows(
     warnings: Sequence[str] = (),
     name: str = "measurements",
 ) -> tuple[Profile, FitReport]:
-    """As `fit`, from rows in memory; `machine` is what machine.json holds."""
+    """As `fit`, from rows in memory; `machine` is the content of machine.json."""
     warnings = list(warnings)
     usable = [row for row in rows if row["status"] == "ok"]
     unused = Counter(str(row["status"]) for row in rows if row["status"] != "ok")
@@ -115,7 +114,7 @@ def fit_rows(
 
 
 def ceilings_of(rows: Iterable[Row]) -> dict[str, Number]:
-    """From the scalar rows. The interval is the samples' own, relative to their median."""
+    """The ceilings by name, from the scalar rows. The interval is that of the samples relative to their median."""
     found: dict[str, Number] = {}
     for row in rows:
         if row["key"].startswith("scalar/") and (value := row.get("value")) is not None:

@@ -1,8 +1,7 @@
-"""Fit one surface: the law's parameters robustly, then the residual's hyper-parameters by their posterior.
-scipy.
+"""Fits one surface: the law's parameters robustly, then the residual's hyper-parameters by their posterior. scipy.
 
-Every parameter has a prior, so one point is as valid an input as a thousand: with few points the prior (other
-surfaces of the class, the ceilings) speaks, with many the data do.
+Every parameter has a prior, so one point is as valid an input as a thousand: with few points the prior (from other
+surfaces of the class and the ceilings) dominates, with many the data do.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ FOLDS = 4
 POOLED_POINTS = 20  # surfaces of fewer points take their error bars from all of their class
 SCALE_BOUNDS = 0.8, 3.0
 DOUBT_FACTOR = 3.0
-OFF = 2.0  # deviations from which on a product keeps what it is off to itself
-HYPER_POINTS = 500  # hyper-parameters are found on so many points at most: each step costs points^3
-# Bounded parameters and their greatest value. Parts boost above their datasheet's clock, by a few percent.
+OFF = 2.0  # standard deviations from which on a product's error is attributed to that product alone
+HYPER_POINTS = 500  # most points that hyper-parameters are fitted to: each step costs points^3
+# Bounded parameters and their greatest value. GPUs boost above their datasheet's clock by a few percent.
 _BOUNDED = {"quantised": 1.0, "absorbed": 1.0, "efficiency": 1.15, "dq_efficiency": 1.15} | dict.fromkeys(
     gemm.TILE_NAMES, 1.15
 )
 _LINEAR = frozenset(["misaligned_result", "uneven", "partial"])
-# Residuals beyond so many log seconds count linearly and no longer by their square.
+# Residuals beyond this many log seconds, by kind of law, count linearly instead of by their square.
 _ROBUST = {"memory": 0.05, "gemm": 0.08, "tuned": 0.08, "attention": 0.08, "conv": 0.15}
 
 
 @dataclass(frozen=True)
 class Points:
-    """Measured points of one surface: features[points, sizes], the rest one a point."""
+    """Measured points of one surface: features[points, sizes]; the other arrays have one value per point."""
 
     features: Array
     bytes: Array
@@ -64,7 +63,7 @@ class Points:
 
 
 def fit_surface(kind: str, variant: Variant, points: Points, prior: Prior, base: Surface | None = None) -> Surface:
-    """The surface through `points`; `base` is that of the same kernel with cold operands, whose residual it shares.
+    """Fits a surface to `points`; `base`: that of the same kernel with cold operands, whose residual it shares.
 
     Raises ValueError without points or with times that are not positive."""
     if not len(points) or not np.all(points.seconds > 0) or not np.all(np.isfinite(points.seconds)):
@@ -78,11 +77,11 @@ def fit_surface(kind: str, variant: Variant, points: Points, prior: Prior, base:
 
 
 def fit_doubtful(kind: str, variant: Variant, points: Points, prior: Prior) -> tuple[Surface, int]:
-    """`fit_surface` for times that may be wrong many times over, and how many were taken to be.
+    """Fits a surface to times that may be wrong by large factors; returns it and the number of doubtful points.
 
-    A wall clock on a busy machine reads 8 ms for 20 us where a thread waits for its turn, in every sample
-    of a sitting. A point DOUBT_FACTOR off what the others say, and beyond their error bar, keeps its place
-    with its error as its noise: it then moves nothing."""
+    On a busy machine a wall clock reads 8 ms for 20 us where a thread waits to be scheduled, in every sample of a run.
+    A point that is off by DOUBT_FACTOR from the prediction of the others, and by more than three of its standard
+    deviations, is kept with its error as its noise, so that it hardly influences the fit."""
     surface = fit_surface(kind, variant, points, prior)
     error, sigma = surface.leave_one_out
     off = np.abs(error)
@@ -94,7 +93,7 @@ def fit_doubtful(kind: str, variant: Variant, points: Points, prior: Prior) -> t
 
 
 def _less_base(points: Points, base: Surface | None) -> Points:
-    """The points without what they share with the base."""
+    """The points with their times divided by the residual that they share with the base."""
     if base is None:
         return points
     lent = base.residual_at(points.features, points.bytes)[0]
@@ -125,16 +124,16 @@ def _surface(
 
 
 def _rounded(values: Array) -> tuple[float, ...]:
-    """To what is known of them, and a profile stays small."""
+    """Rounds to five significant digits, the accuracy of the values, which keeps profiles small."""
     return tuple(float(f"{value:.5g}") for value in values)
 
 
 def _sigma_scale(surface: Surface, points: Points, prior: Prior) -> float:
-    """So that 90% of the errors of left-out points lie within the 90% interval; 1 where too few points tell.
+    """The factor of sigma that puts 90% of the errors of left-out points within the 90% interval; 1 for few points.
 
-    Laws of many parameters bend to the points they are fitted to, and leaving a point out of the residual
-    alone flatters them (L40S products: 17% at the 90th percentile for 21% on new shapes). So they are
-    fitted anew without each quarter of the points."""
+    Laws of many parameters overfit their points, and leaving a point out of the residual alone underestimates their
+    error (L40S products: 17% at the 90th percentile, against 21% on new shapes). So the laws are fitted again without
+    each quarter of the points."""
     count = len(points)
     if count < POOLED_POINTS:
         return 1.0
@@ -142,8 +141,9 @@ def _sigma_scale(surface: Surface, points: Points, prior: Prior) -> float:
 
 
 def left_out_ratios(surface: Surface, points: Points, prior: Prior, folds: int) -> Array:
-    """|error| / sigma of each point, law and hyper-parameters fitted without its fold, nor does the base have it;
-    of products, whose points are thousands, hyper-parameters are held."""
+    """|error| / sigma of each point, with law, hyper-parameters and base fitted without its fold.
+
+    Products have thousands of points, so their hyper-parameters are not fitted again."""
     count = len(points)
     ratio = np.empty(count)
     fold = np.random.default_rng(0).permutation(count) % folds
@@ -162,11 +162,11 @@ def left_out_ratios(surface: Surface, points: Points, prior: Prior, folds: int) 
 
 
 def _own(surface: Surface) -> tuple[float, ...]:
-    """What products have of their own: those OFF deviations off what the others say of them keep it to themselves.
+    """Own noise per product: its error, where the others' prediction is more than OFF standard deviations off; else 0.
 
-    A tile that a library rarely picks, or a grid that just misses a wave, takes up to twice what its neighbours do, and
-    says nothing of them: tn on an H200, cross-validated, 3.0% at the median and 14% at the 90th percentile without,
-    2.4% and 12% with."""
+    A product with a tile that a library rarely picks, or a grid that just misses a wave, takes up to twice the time of
+    its neighbours, and says nothing about them. Cross-validated errors of tn on an H200: 3.0% at the median and 14% at
+    the 90th percentile without this noise, 2.4% and 12% with it."""
     if surface.kind != "gemm" or len(surface.seconds) < POOLED_POINTS:
         return ()
     error, sigma = surface.leave_one_out
@@ -175,7 +175,7 @@ def _own(surface: Surface) -> tuple[float, ...]:
 
 
 def scale_of(ratios: Array) -> float:
-    """What sigma is multiplied by so that 90% of the errors lie within the 90% interval."""
+    """The factor of sigma that puts 90% of the errors within the 90% interval, within SCALE_BOUNDS."""
     return float(np.clip(np.quantile(ratios, 0.9) / Z_90, *SCALE_BOUNDS))
 
 
@@ -200,9 +200,9 @@ def _decode(name: str, value: float) -> float:
 def fit_law(
     kind: str, variant: Variant, points: Points, prior: Prior, start: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Least squares of relative errors, large ones damped, with the prior as further residuals.
+    """Fits the law's parameters by least squares of log errors, large ones damped, with the prior as further residuals.
 
-    `start`: parameters near the answer; a few steps from there are then enough."""
+    `start`: parameters near the solution, from which few steps are enough."""
     from scipy.optimize import least_squares
 
     names = list(prior.law)
@@ -218,11 +218,11 @@ def fit_law(
         law = LAWS[kind].log_seconds(variant, params(theta), points.features, points.bytes, points.flops)
         return np.concatenate([(law - measured) / scale, (theta - center) / width])
 
-    # 8 prior deviations either way is as good as no bound, and keeps exp() finite
+    # 8 prior deviations either way are as good as no bound, and keep exp() finite
     low, high = center - 8 * width, center + 8 * width
     if start is None:
         firsts, steps = [center], 50
-        if "tile_odd" in names:  # a library without the odd tiles is a valley of its own
+        if "tile_odd" in names:  # a library without the odd tiles is a local minimum of its own
             firsts.append(np.where([name == "tile_odd" for name in names], center - 1.5 * width, center))
     else:
         firsts, steps = [np.clip([_encode(name, start[name]) for name in names], low, high)], 10
@@ -238,12 +238,12 @@ def fit_law(
 _LENGTH_SD, _AMPLITUDE_SD, _WHITE_SD = 0.8, 0.7, 0.7
 # Octaves: a longer length scale would carry one corner's error across the plane.
 _LENGTH_BOUNDS, _AMPLITUDE_BOUNDS, _WHITE_BOUNDS = (0.3, 12.0), (0.005, 0.6), (0.002, 0.3)
-_GEMM_LENGTH = 1.5  # of inputs that jump from shape to shape: shorter ones learn single shapes
+_GEMM_LENGTH = 1.5  # least, of inputs that jump between shapes: shorter ones would learn single shapes
 _MEMORY_LENGTH = 4.0  # so that a memory surface's residual has faded at the end of its monotone grid
 
 
 def _fit_residual(kind: str, variant: Variant, params: dict[str, float], points: Points, belief: Residual) -> Residual:
-    """Hyper-parameters of greatest posterior (marginal likelihood times log-normal priors), analytic
+    """Finds the hyper-parameters of greatest posterior (marginal likelihood times log-normal priors) by an analytic
     gradient."""
     from scipy.optimize import minimize
 
@@ -263,7 +263,7 @@ def _fit_residual(kind: str, variant: Variant, params: dict[str, float], points:
     bounds = np.log([(shortest, longest)] * count + [_AMPLITUDE_BOUNDS, _WHITE_BOUNDS])
     center = np.log([*belief.lengths, belief.amplitude, belief.white]).clip(bounds[:, 0], bounds[:, 1])
     width = np.array([_LENGTH_SD] * count + [_AMPLITUDE_SD, _WHITE_SD])
-    # outliers of the residual would buy a white part that all points pay for: damp them at 4 deviations
+    # outliers of the residual would raise the white noise of all points: damp them at 4 deviations
     spread = max(1.4826 * float(np.median(np.abs(residual - np.median(residual)))), 0.01)
     damped = np.clip(residual, np.median(residual) - 4 * spread, np.median(residual) + 4 * spread)
     if len(points) < 3:

@@ -1,4 +1,4 @@
-"""All surfaces of a folder of measurements, each with a prior from its kin and the ceilings. scipy, at fit time."""
+"""Fits all surfaces of a folder of measurements, with priors from related surfaces and ceilings. scipy, at fit time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from flopcast.roofline.gpu.laws.laws import LAWS, kind_of
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, ConvVariant, GemmVariant, SurfaceKey, Variant
 
-# What is believed of residuals timed by the wall clock, on a processor: threads, caches and neighbours
-# make them several times those of a GPU (there 0.05 and 0.015 for kernels that move bytes).
+# Prior of the residuals of times by the wall clock, on a processor: threads, caches and other processes make them
+# several times those of a GPU (there 0.05 and 0.015 for kernels that move bytes).
 WALL_AMPLITUDE, WALL_WHITE = 0.15, 0.08
-# What a product of unaligned rows has of its own: cuBLAS picks among few kernels there, and not the best (log seconds).
+# White noise (log seconds) of products of unaligned rows: cuBLAS picks among few kernels there, and not the best.
 UNALIGNED_WHITE = 0.08
 
 
 def fit_surfaces(cases: Sequence[Case], gpu: Limits) -> tuple[dict[SurfaceKey, Surface], int]:
-    """(surface by its key, number of rows that were given no weight)."""
+    """Fits all surfaces; returns them by key, and the number of rows that were given no weight."""
     by_surface: dict[SurfaceKey, list[Case]] = defaultdict(list)
     for case in cases:
         by_surface[case.surface].append(case)
@@ -41,8 +41,8 @@ def fit_surfaces(cases: Sequence[Case], gpu: Limits) -> tuple[dict[SurfaceKey, S
     fitted: dict[SurfaceKey, Surface] = {}
     doubtful = 0
     donors: dict[tuple[str, str, bool], Surface] = {}
-    # the surface with most points first: what it learns of tiles and floors is what the others start from; cold before
-    # hot, which share the residuals of products
+    # the surface with most points first, because its parameters are the others' prior; cold before hot, because hot
+    # products share the residuals of cold ones
     order = sorted(groups, key=lambda key: (key.cache != "cold", -len(groups[key].points), str(key)))
     for key in order:
         group = groups[key]
@@ -50,7 +50,7 @@ def fit_surfaces(cases: Sequence[Case], gpu: Limits) -> tuple[dict[SurfaceKey, S
         kin = key.backend, key.op_class, _is_backward_or_unaligned(key.variant)
         prior = priors.get(key) or _dense_prior(key, group, gpu, tiles if key.backend == "torch" else {})
         base = _base(key, kind, fitted)
-        if base is not None and kind == "gemm":  # its own dtype's, not that of most points
+        if base is not None and kind == "gemm":  # the surface of the same dtype, not the one of most points
             prior = prior.learnt_from(base, 0.7)
         elif kin in donors and kind != "conv":
             prior = prior.learnt_from(donors[kin], 0.7)
@@ -79,16 +79,18 @@ def _group(key: SurfaceKey, members: Sequence[Case], gpu: Limits) -> Group:
 
 
 def _is_backward_or_unaligned(variant: Variant) -> bool:
-    """Whether the kernels are others than those of the forward, of aligned rows."""
+    """Whether the kernels differ from those of the forward, or, for products, from those of aligned rows."""
     if isinstance(variant, GemmVariant):
         return not variant.is_aligned
     return isinstance(variant, AttentionVariant | ConvVariant) and variant.direction == "bwd"
 
 
 def _base(key: SurfaceKey, kind: str, fitted: Mapping[SurfaceKey, Surface]) -> Surface | None:
-    """Of a kernel with hot operands the surface with cold ones. Cross-validated on an H200's 623 hot products, theirs
-    and their cold twins left out, the 90th percentile of the error: random ones 17.3% without, 14.4% with; unaligned
-    ones 23.4 and 16.5%, those like streams 10.6 and 9.2%."""
+    """The cold surface whose residual a hot surface shares; None for others.
+
+    90th percentile of the error on an H200's 623 hot products, cross-validated with each product and its cold
+    counterpart left out: random ones 17.3% without a base, 14.4% with; unaligned ones 23.4 and 16.5%, those like
+    streams 10.6 and 9.2%."""
     shares = kind in ("gemm", "conv", "attention") and key.cache != "cold"
     return fitted.get(key.with_cache("cold")) if shares else None
 
@@ -96,10 +98,11 @@ def _base(key: SurfaceKey, kind: str, fitted: Mapping[SurfaceKey, Surface]) -> S
 def _pooled_scales(
     fitted: Mapping[SurfaceKey, Surface], groups: Mapping[SurfaceKey, Group], priors: Mapping[SurfaceKey, Prior]
 ) -> dict[SurfaceKey, float]:
-    """sigma_scale of the small surfaces of all but products: from the points of a backend, class and cache state, each
-    told by the others of its surface. With 8 points a surface's own would be a guess; untouched, 47% of an H200's
-    held-out reductions and, cross-validated, 68% of torch's flash attention with hot operands lay in their 90%
-    interval."""
+    """sigma_scale of small surfaces other than products, pooled by backend, class and cache state.
+
+    Each point is predicted from the others of its surface. With 8 points a surface's own scale would be a guess;
+    without any scale, 47% of an H200's held-out reductions and, cross-validated, 68% of torch's flash attention with
+    hot operands lay in their 90% interval."""
     pools: dict[tuple[str, str, str], dict[SurfaceKey, list[float]]] = defaultdict(dict)
     for key, surface in fitted.items():
         points = groups[key].points
@@ -118,10 +121,10 @@ def _pooled_scales(
 def _dense_prior(
     key: SurfaceKey, group: Group, gpu: Limits, tiles: Mapping[tuple[int, str], Mapping[str, float]]
 ) -> Prior:
-    """Of matrix products and attention. `tiles`: as `learn_tiles` gives them."""
+    """The prior of a surface of matrix products or attention. `tiles`: from `learn_tiles`."""
     variant, features = key.variant, group.points.features
     peak = gpu.peaks.get(variant.dtypes)
-    if peak is None:  # of fp64, or on a processor where only fp32 was tried, the least that is known
+    if peak is None:  # fp64, or a processor where only fp32 was measured: the lowest known peak
         peak = min(gpu.peaks.values(), default=1e12)
     sm_count = gpu.sm_count or 1.0
     if group.kind == gemm_triton.KIND and (table := gemm_triton.table_of(gpu.device)) is not None:

@@ -1,1 +1,1 @@
-"""A profile of a GPU that was not measured: from its datasheet and another's profile, refined by published times."""
+"""Projects profiles of unmeasured GPUs from datasheets and another GPU's profile, refined by published times."""

@@ -1,9 +1,9 @@
-"""The ceilings of a GPU that was not measured, from those of one that was.
+"""Projects the ceilings of a measured GPU (the source) onto one that was not measured (the target).
 
-A sweep of copies or reads over sizes ("copy/<bytes>", "l2_read/<bytes>") shows latencies, then L2, then memory. On the
-source each size says which share of its bytes came from memory; the target's L2 holds another size, so its share at a
-size is the source's at the size that is the same part of the source's L2. What the source takes besides moving its
-bytes is so many clock cycles.
+A sweep of copies or reads over sizes ("copy/<bytes>", "l2_read/<bytes>") shows latencies, then L2, then memory. The
+source's rate at each size gives the share of bytes that came from memory. The target's L2 has another capacity, so its
+share at a size is the source's at the size that is the same fraction of the source's L2. The time that the source takes
+besides moving bytes is counted in clock cycles, of which the target takes equally many.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ KINDS = {"matrix_": "gemm", "copy/": "hot", "l2_": "hot"}
 
 
 def project_ceiling(name: str, measured: Profile, source: GpuSpec, target: GpuSpec) -> Number | None:
-    """A ceiling of the measured profile on the target; None where one of the two lacks the dtype. What the host does
-    keeps its value, with the interval of a guess."""
+    """Projects a ceiling of the measured profile onto the target; None where one of the GPUs lacks the dtype. Those of
+    the host keep their value, with a wider interval."""
     number = measured.ceilings[name]
     note = f"projected from {measured.gpu} ({number.source})"
     if number.value <= 0:  # a gap too small to be measured
@@ -41,7 +41,7 @@ def project_ceiling(name: str, measured: Profile, source: GpuSpec, target: GpuSp
 
 
 def _factor(name: str, measured: Profile, source: GpuSpec, target: GpuSpec) -> float | None:
-    """The target's value of a ceiling over the source's."""
+    """The ratio of the target's value of a ceiling to the source's; None where one of the GPUs lacks the dtype."""
     value = measured.ceilings[name].value
     if name.startswith("matrix_"):
         rate = burst_rate if name.startswith("matrix_burst") else sustained_rate
@@ -62,7 +62,7 @@ def sweep_rate(name: str, measured: Profile, source: GpuSpec, target: GpuSpec) -
     rates = sizes / seconds
     beyond = float(rates[-1])  # of the greatest size: memory
     within = max(float(rates[sizes <= source.l2_bytes].max(initial=0.0)), beyond)
-    # 1 / rate = share of memory / beyond + the rest / within; small sizes are slow for want of work instead
+    # 1 / rate = share of memory / beyond + the rest / within; small sizes are slow for lack of work instead
     share = np.clip((1.0 / rates - 1.0 / within) / max(1.0 / beyond - 1.0 / within, 1e-30), 0.0, 1.0)
     share = np.maximum.accumulate(np.where(sizes < source.l2_bytes / 2.0, 0.0, share))
 
@@ -72,7 +72,7 @@ def sweep_rate(name: str, measured: Profile, source: GpuSpec, target: GpuSpec) -
     logs = np.log(sizes)
     own = moving(float(np.interp(np.log(size), logs, share)), within, beyond)
     waiting = max(size / measured.ceilings[name].value - own, 0.0)
-    # the size that is the same part of the source's L2
+    # the size that is the same fraction of the source's L2
     alike = np.log(size * source.l2_bytes / target.l2_bytes)
     inner, outer = within * l2_rate(target) / l2_rate(source), memory_rate(beyond, source, target)
     return size / (waiting * cycles(source, target) + moving(float(np.interp(alike, logs, share)), inner, outer))

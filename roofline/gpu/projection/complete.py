@@ -1,17 +1,19 @@
-"""What a measured profile did not measure, projected from another GPU's: better than bytes at copy bandwidth.
+"""Completes a measured profile with kinds of kernel projected from another GPU's profile.
 
-A short suite measures what Qwen3 steps launch and no convolution, no other precision, no fused kernel. Where the GPU's
-datasheet is known, those kinds come from a measured profile that has them (`project.py`), and say so: "extrapolated",
-with the projection's deviation, in `Profile.projected_kinds`. What was measured is never replaced, and a kind measured
-cold keeps its own answer for hot operands (`unmeasured.py`). On an H100 a step of ResNet-50 is forecast 27% low without
-its convolutions, and 5% high with the H200's, projected.
+That is more accurate than their bytes at copy bandwidth. A short suite measures what Qwen3 steps launch, but no
+convolution, no other precision and no fused kernel. Where the GPU's datasheet is known, those kinds are projected from
+a measured profile that has them (`project.py`) and labelled "extrapolated", with the projection's standard deviation,
+in `Profile.projected_kinds`. Measured surfaces are never replaced, and a kind measured cold keeps its own estimate for
+hot operands (`profile/unmeasured.py`). On an H100 a step of ResNet-50 is forecast 27% low without its convolutions, and
+5% high with the H200's, projected.
 
-Nor does one card tell what cards of its kind differ by: where one was measured, the spread is that of the source's
-cards (`Profile.card_spread`), and since another card is as far from this one as it is from any, root two of it.
+One card does not show how much cards of its model differ: where one was measured, the spread is that of the source's
+cards (`Profile.card_spread`), times root two, because both this card and another deviate from the median card.
 
-A host is no part of a GPU: where the source's, of more machines, has the same processor, it stands for this one's too.
-Else two GPUs would be told apart by what two rented machines differ by: with the host of its own machine the narrowest
-step takes 12% longer on an H100 than with the H200's, the median of five machines with the same processor.
+A host is not part of a GPU: where the source's host, measured on more machines, has the same processor, it replaces
+this profile's. Otherwise a comparison of two GPUs would include the difference between two rented machines: with the
+host of its own machine the narrowest step takes 12% longer on an H100 than with the H200's, the median of five machines
+with the same processor.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from flopcast.roofline.gpu.projection.rates import sigmas
 
 
 def complete(measured: Profile, source: Profile, spec: GpuSpec, own: GpuSpec) -> Profile:
-    """The measured profile of the GPU of `spec` with the kinds of kernel that only `source` (of the GPU `own`) has,
-    the spread of its cards, and its host where that has the same processor.
+    """Adds to the measured profile of the GPU `spec` the kinds of kernel that only `source` (of the GPU `own`) has, the
+    spread of the source's cards, and its host where that has the same processor.
 
     Raises UsageError as `project` does."""
     there = project(source, spec)

@@ -1,16 +1,17 @@
-"""Matrix products of cuBLAS on a GPU before Hopper, from its datasheet and an H200's latencies (`tile_law.py`).
+"""Projects cuBLAS's matrix products onto a GPU before Hopper, from its datasheet and an H200's latencies.
 
-A Hopper's measured surface knows tiles and kernels that older GPUs do not have, so nothing of its shape is kept:
-only latencies, in clock cycles, the share of memory bandwidth that products reach, and what unaligned rows cost.
+The law is `laws/gemm_before_hopper.py`. The surface measured on a Hopper reflects tiles and kernels that older GPUs do
+not have, so its shape is not kept: only latencies in clock cycles, the share of memory bandwidth that products reach,
+and the cost of unaligned rows.
 
-What each parameter comes from: rates and sizes from the datasheet at its highest clock; `reach` so that 8192 cubed
+The source of each parameter: rates and sizes from the datasheet at its highest clock; `reach` so that 8192 cubed
 runs at `power.reached`, a published rate; L2 bandwidth as published for the architecture; prologue, epilogue, split,
 floor, `quantised` and the share of bandwidth from the source's surface; `sharpness` from its choice of kernels;
-`absorbed` the belief that `regress.gemm_prior` starts from, a half.
+`absorbed` the prior of `fit.priors.gemm_prior`, a half.
 
 Looking at the errors informed three choices, none of them a value: that the power limit acts through the busy share
-and not on the largest products alone, that floors are counted in clock cycles, and that `absorbed` is the belief and
-not what an H200 shows, which rotates its results too (L40S 23% with the latter, 18% with the former).
+and not on the largest products alone, that floors are counted in clock cycles, and that `absorbed` is the prior and
+not the value of an H200, whose results were rotated too (L40S error 23% with the latter, 18% with the former).
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.projection.rates import cycles, l2_rate
 from flopcast.roofline.stream.lowering.variants import GemmVariant, SurfaceKey
 
-SHARED_BYTES_PER_CLOCK = 128.0  # of an SM, every architecture since Volta
+SHARED_BYTES_PER_CLOCK = 128.0  # per SM, in every architecture since Volta
 CUDA_CORE_SHARED = 4.0  # fp32 on CUDA cores keeps larger tiles in registers: shared memory does not bind
 ABSORBED = 0.5
 SHARPNESS = 12.0  # of a source whose choice of kernels was not learnt: an H200's is 10 to 14
 LARGE = 8192  # of the square product that `reach` is set by
-POINTS = 40  # that the surface keeps, for figures: they say nothing that the law does not
-FAINT = 1e-3  # deviation of a residual that is none
+POINTS = 40  # kept in the surface, for figures only: they are values of the law
+FAINT = 1e-3  # standard deviation of a negligible residual
 
 BEFORE_HOPPER = (9, 0)
 
 
 def applies(key: SurfaceKey, surface: Surface, source: GpuSpec, target: GpuSpec) -> bool:
-    """Whether the surface is of cuBLAS's products and the target has other kernels than the source."""
+    """Whether the surface is of cuBLAS's products and only the target is older than Hopper, with other kernels."""
     is_older = target.capability < BEFORE_HOPPER <= source.capability
     return is_older and surface.kind == "gemm" and key.backend == "torch"
 
 
 def tile_surface(surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec, sigma: float) -> Surface | None:
-    """The target's surface, of deviation `sigma`; None when it lacks the dtype."""
+    """The target's surface, with standard deviation `sigma`; None when the target lacks the dtype."""
     found = tile_params(surface, dtype, source, target)
     return None if found is None else with_law(surface, found, sigma)
 
 
 def with_law(surface: Surface, params: dict[str, float], sigma: float) -> Surface:
-    """A surface that is the tile law alone, at shapes of `surface`."""
+    """A surface of the tile law without a residual, at a sample of the shapes of `surface`."""
     every = slice(None, None, max(1, len(surface.seconds) // POINTS))
     features = np.array(surface.features[every], float)
     sizes = np.array(surface.bytes[every], float), np.array(surface.flops[every], float)
@@ -77,7 +78,7 @@ def with_law(surface: Surface, params: dict[str, float], sigma: float) -> Surfac
 
 
 def tile_params(surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec) -> dict[str, float] | None:
-    """Parameters of `tile_law` on the target; None when it lacks the dtype."""
+    """Parameters of `laws/gemm_before_hopper.py` on the target; None when the target lacks the dtype."""
     peak = power.peak_at_max_clock(target, dtype)
     burst = power.burst_rate(target, dtype)
     if peak is None or burst is None:
@@ -114,8 +115,8 @@ def tile_params(surface: Surface, dtype: str, source: GpuSpec, target: GpuSpec) 
 
 @lru_cache(maxsize=256)
 def reach(variant: GemmVariant, given: tuple[tuple[str, float], ...], rate: float) -> float:
-    """The share of the peak that the inner loop has to reach for 8192 cubed to run at `rate` FLOP/s with power to
-    spare; the bound of the search, where nothing does."""
+    """The share of the peak that the inner loop has to reach for 8192 cubed to run at `rate` FLOP/s without a power
+    limit; the bound of the search where no share does."""
     params = {**dict(given), "throttle": 2.0}
     features = np.full((1, 3), log2(LARGE))
     bytes_, flops = np.array([6.0 * LARGE**2]), np.array([2.0 * LARGE**3])
@@ -131,5 +132,5 @@ def reach(variant: GemmVariant, given: tuple[tuple[str, float], ...], rate: floa
 
 
 def _sharpness(params: dict[str, float]) -> float:
-    """Of the source's choice among aligned kernels, where that was learnt."""
+    """The sharpness of the source's choice among aligned kernels where it was learnt, else SHARPNESS."""
     return params.get(f"{TILE_PREFIX}{FAMILIES[0]}/sharpness", SHARPNESS)

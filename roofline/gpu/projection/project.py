@@ -1,20 +1,20 @@
-"""A profile for a GPU that was not measured: another's measured profile, moved by what the datasheets say.
+"""Projects a measured profile onto a GPU that was not measured, scaled by the ratios of their datasheets.
 
-What is moved, and by what (everything else is kept as measured on the source):
+What is scaled, and by what (everything else is kept as measured on the source):
 
 cuBLAS's products            on a GPU before Hopper: the tile law (`laws/gemm_before_hopper.py`), from the datasheet
-                             (`gemm_before_hopper.py`); else SM count as the target's (waves anew), peak by the rates
-                             that power lets a GPU sustain
+                             (`gemm_before_hopper.py`); else SM count as the target's (waves computed again), peak by
+                             the rates that power lets a GPU sustain
 attention                    the same with the rates at full clock: its products keep matrix units less busy, so power
                              binds less; its bytes as memory-bound kernels'; flash's schedule by architecture
 memory-bound kernels         bandwidth, with the SMs' share in what limits a kernel (`rates.memory_rate`)
 the same out of L2 ("hot")   SMs x clock x bytes per clock and SM (`rates.L2_BYTES_PER_CLOCK`)
-latencies                    the launch floor too: so many clock cycles
-host costs                   kept: the host is another machine's anyway
+latencies                    constant in clock cycles, the launch floor too
+host costs                   kept: the target's host is not known
 
-Every time is labelled "extrapolated" and its deviation widened by `sigmas`, which is common to all shapes of a
-surface: in a sum over kernels it does not average out. Where published tables of the GPU's own times exist, its
-parameters are refined by them (`published_fit.py`). How far both are off: reports/projection.
+Every time is labelled "extrapolated" and its deviation widened by `sigmas`; that error is common to all shapes of
+a surface, so that it does not average out in a sum over kernels. Where published tables of the GPU's own times exist,
+its parameters are refined by them (`published_fit.py`). The errors of both are in reports/projection.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from flopcast.roofline.stream.lowering.variants import AttentionVariant, Surface
 MMA_SYNC_FRACTION = 0.63
 MMA_SYNC_BACKENDS = ("sdpa-flash",)
 
-# Parameters of laws that are so many clock cycles.
+# Parameters of laws that are constant in clock cycles.
 LATENCIES = (
     "prologue", "epilogue", "split", "floor", "follow_floor", "merge", "merge_row", "wave", "load", "step", "each",
     "element", "turn", "plane", "plane_load", "spread", "tensor", "large_tensor", "dq_prologue",
 )  # fmt: skip
 
-# Kernels that read each byte once: if they stay under the roof, the SMs hold them back. In the others a low
-# rate may as well be traffic that is not counted (rows read twice), which goes with bandwidth.
+# Kernels that read each byte once: if they stay below the roof, the SMs limit them. In others a low rate may also mean
+# traffic that is not counted (rows read twice), which scales with bandwidth.
 SINGLE_PASS = ("pointwise", "copy", "cat", "fill", "embedding", "optimizer")
 
 
@@ -67,7 +67,7 @@ SINGLE_PASS = ("pointwise", "copy", "cat", "fill", "embedding", "optimizer")
 
 
 def project_surface(key: SurfaceKey, surface: Surface, source: GpuSpec, target: GpuSpec) -> Surface | None:
-    """A surface of `source` as it should be on `target`.
+    """Projects a surface of `source` onto `target`.
 
     The law's parameters are scaled; each point keeps its distance from the law, as an observation that is as
     uncertain as the projection. None when the target lacks the dtype."""
@@ -128,8 +128,8 @@ def _matrix_params(key: SurfaceKey, surface: Surface, source: GpuSpec, target: G
 
 
 def flash_schedule(backend: str, variant: AttentionVariant, target: GpuSpec) -> dict[str, float]:
-    """What torch's flash does otherwise on GA102 and Ada, which have less shared memory: forward of head_dim 128 runs
-    blocks of 64 rows by 64 keys under a causal mask, of 128 by 32 without (2.7, run_mha_fwd_hdim128)."""
+    """Parameters of torch's flash that differ on GA102 and Ada, which have less shared memory: forward of head_dim 128
+    runs blocks of 64 rows by 64 keys under a causal mask, of 128 by 32 without (2.7, run_mha_fwd_hdim128)."""
     is_small = target.capability in ((8, 6), (8, 9))
     if not (is_small and backend == "sdpa-flash" and (variant.direction, variant.head_dim) == ("fwd", 128)):
         return {}
@@ -139,7 +139,9 @@ def flash_schedule(backend: str, variant: AttentionVariant, target: GpuSpec) -> 
 def _memory_params(
     key: SurfaceKey, surface: Surface, source: GpuSpec, target: GpuSpec
 ) -> tuple[dict[str, float], float]:
-    """(parameters, standard deviation); of a kernel that may read twice, halfway between the two cases."""
+    """The (parameters, standard deviation) of a memory-bound surface on the target.
+
+    The bandwidth of a kernel that may read twice is the geometric mean of the two cases."""
     rate = surface.params["bandwidth"]
     if key.cache == "hot":
         there, doubt = rate * l2_rate(target) / l2_rate(source), 0.0
@@ -162,7 +164,7 @@ def _memory_params(
 
 
 def _dtype(variant: Variant) -> str:
-    """The dtype whose matrix rate products and attention run at."""
+    """The dtype whose matrix rate limits a variant of products or attention."""
     return variant.dtypes if variant.dtypes in ("bf16", "fp16", "tf32", "fp32", "fp8") else "bf16"
 
 
@@ -184,7 +186,7 @@ def common_sigma(profile: Profile, op_class: str) -> float:
 
 
 def project(source: Profile, spec: GpuSpec) -> Profile:
-    """A profile for the GPU of `spec` from a measured one.
+    """Projects a measured profile onto the GPU of `spec`.
 
     Raises UsageError when the source was not measured, or when its own datasheet is not known."""
     if source.basis != "measured":
@@ -234,12 +236,12 @@ def _spec_of(profile: Profile) -> GpuSpec:
 
 
 def _host(host: HostCosts) -> HostCosts:
-    """The source's host, which is not the one that the target GPU will stand in."""
+    """The source's host costs with a wider deviation, since the target GPU's host will be another."""
     return replace(host, sigma=hypot(host.sigma, SIGMA["host"]), basis="extrapolated")
 
 
 def _aliases(source: Profile, spec: GpuSpec) -> dict[str, str]:
-    """cuDNN's attention is what torch may prefer from Hopper on; before, "sdpa" is flash."""
+    """Aliases on the target: torch may prefer cuDNN's attention from Hopper on; before Hopper "sdpa" is flash."""
     aliases = dict(source.aliases)
     flash = any(key.backend == "sdpa-flash" for key in source.surfaces)
     if spec.capability < (9, 0) and flash:

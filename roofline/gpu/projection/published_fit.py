@@ -1,14 +1,14 @@
-"""A projected profile refined by published times of the GPU's own operations. numpy only.
+"""Refines a projected profile with published times of the GPU's own operations. numpy only.
 
 The laws' parameters are fitted, each with the projection as its prior (standard deviation of its logarithm
 `PRIOR_SIGMA`, of a tile's own factor `TILE_SIGMA`), to a sample of the rows, robustly: an error counts by its square
-up to about `ROBUST` in log seconds and linearly beyond. What the rows do not cover moves along:
+up to about `ROBUST` in log seconds and linearly beyond. What the rows do not cover is scaled along:
 
 products     other layouts and cache states of the same width by the same ratios; unaligned ones by what is the chip's
              (`SHARED`), other chips of the same name (an A100 of other memory and power) by the ratios of all
 attention    flash forward of other head sizes and masks by the ratios of `CARRIED`; backward not at all
 
-The rows themselves are not kept: a profile holds the parameters and the deviation that the rows show.
+The rows themselves are not kept: a profile holds the parameters, and the standard deviation of the rows from them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flopcast.roofline.gpu.projection.published_tables import Timed
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, GemmVariant, SurfaceKey
 
 PRIOR_SIGMA, TILE_SIGMA = 0.5, 0.1
-ROBUST, NOISE = 0.1, 0.16  # log seconds; NOISE: how far a row counts as off, against the priors
+ROBUST, NOISE = 0.1, 0.16  # log seconds; NOISE: a row's standard deviation, relative to the priors
 ROUNDS, STEP, LONGEST = 9, 1e-3, 0.5
 LEAST_ROWS, MOST_ROWS = 20, {"gemm": 2000, "attention": 700}
 LEAST_SIGMA = 0.05  # two stacks' times of the same products on the same GPU differ by 6% (A100) to 16% (L40S)
@@ -59,9 +59,9 @@ SQUARE_SURFACE = SurfaceKey.parse("torch/gemm/nt/bf16/cold")
 
 
 class FitRecord(TypedDict):
-    """A law's parameters before and after, the deviation of log seconds that is left, and of how many rows.
+    """A law's parameters before and after the fit, the remaining deviation of log seconds, and the number of rows.
 
-    `is_serving`: of a server's kernels, of which torch's share the pace but not the schedule."""
+    `is_serving`: whether of a server's kernels, whose pace but not whose schedule torch's share."""
 
     surface: str
     is_serving: bool
@@ -72,8 +72,8 @@ class FitRecord(TypedDict):
 
 
 class Record(TypedDict):
-    """What `refine` found and `apply` puts into a profile; `data/published` ships some. `held_out`: of which shapes no
-    row was fitted."""
+    """What `refine` found and `apply` puts into a profile; `data/published` ships some. `held_out`: which
+    shapes were left out of the fit."""
 
     gpu: str
     source: str
@@ -84,7 +84,7 @@ class Record(TypedDict):
 def refine(
     profile: Profile, spec: GpuSpec, rows: Sequence[Timed], source: str, *, hold_out: bool = False
 ) -> tuple[Profile, Record]:
-    """(the profile refined, the record of it for `apply`). `hold_out`: fit one half of the shapes only.
+    """Returns the refined profile, and the record of the fit for `apply`. `hold_out`: fit only one half of the shapes.
 
     Raises UsageError for a measured profile, and where no surface has `LEAST_ROWS` rows."""
     if profile.basis == "measured":
@@ -111,7 +111,7 @@ def refine(
 
 
 def _key(row: Timed) -> SurfaceKey:
-    """Of the surface that times such calls: tables have cold operands."""
+    """The key of the surface that such calls belong to; operands of tables count as cold."""
     return SurfaceKey(row.work.backend, row.work.op_class, row.work.variant, "cold")
 
 
@@ -154,7 +154,7 @@ def columns(rows: Sequence[Timed]) -> tuple[Array, Array, Array]:
 
 
 def serving_params(surface: Surface, spec: GpuSpec) -> dict[str, float]:
-    """The law of a server's forward kernel from that of torch's flash.
+    """Derives the law's parameters for a server's forward kernel from those of torch's flash.
 
     FlashAttention 3's kernels for GPUs before Hopper pack the query heads of a key head, and run blocks of 128 rows by
     64 keys, two on an SM, or (GA102, Ada) by 128 keys in eight warps, alone (its hopper/tile_size.h,
@@ -185,7 +185,7 @@ def serving_logs(profile: Profile, key: SurfaceKey, params: Mapping[str, float],
 
 
 def store_seconds(profile: Profile, rows: Sequence[Timed]) -> Array:
-    """What a server's calls do beside attention: keys and values, read and written once, to a cache beyond any L2."""
+    """Seconds of a server's calls besides attention: they copy keys and values once, to a cache larger than any L2."""
     store = profile.surfaces.get(STORE_SURFACE)
     if store is None:
         return np.zeros(len(rows))
@@ -197,7 +197,7 @@ def store_seconds(profile: Profile, rows: Sequence[Timed]) -> Array:
 def fit_params(
     logs: Callable[[Mapping[str, float]], Array], start: Mapping[str, float], names: Sequence[str], target: Array
 ) -> dict[str, float]:
-    """Levenberg and Marquardt's steps on log parameters (tiles' factors as they are), robust, with priors."""
+    """Fits parameters by robust Levenberg-Marquardt with priors, on their logarithms (tiles' factors as they are)."""
     is_additive = np.array([name in ADDITIVE for name in names])
     first = np.array([start[n] if n in ADDITIVE else np.log(max(start[n], 1e-30)) for n in names])
     prior = np.where(is_additive, TILE_SIGMA, PRIOR_SIGMA)
@@ -326,7 +326,7 @@ def serving_estimate(
 
 
 def with_params(surface: Surface, params: Mapping[str, float], sigma: float | None) -> Surface:
-    """The surface under other parameters, its points moved along; `sigma`: their deviation, None: kept."""
+    """The surface with other parameters and its points scaled along; `sigma`: their deviation, None to keep it."""
     features, sizes = np.array(surface.features, float), (np.array(surface.bytes), np.array(surface.flops))
     moved = replace(surface, params=dict(params))
     change = np.exp(moved.law(features, *sizes) - surface.law(features, *sizes))

@@ -1,6 +1,6 @@
-"""Tables of operation times that others published: read, checked row by row, refused by line number. No torch.
+"""Reads published tables of operation times; checks each row and refuses bad ones by line number. No torch.
 
-A CSV file with a header, plain or gzipped (.csv.gz), a row an operation, columns in any order:
+A table is a CSV file with a header, plain or gzipped (.csv.gz), with one row per operation and columns in any order:
 
 matrix products   m, n, k, latency_ms (milliseconds); op linear, gemm or matmul if there is a column op; y[m, n] =
                   x[m, k] W[n, k]^T, or as `layout` says (nt, nn, tn: the product of `Gemm`)
@@ -41,7 +41,7 @@ SHOWN = 10  # refused rows named in a message
 
 @dataclass(frozen=True)
 class Timed:
-    """A row: what ran, how long (seconds), whether as a server's call, and the line of the file."""
+    """A row: the work, its seconds, whether it is a server's call, the line of the file and its source."""
 
     line: int
     work: Work
@@ -57,7 +57,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Table:
-    """What a file says of one GPU. `refused`: (line, reason); `others`: rows of other GPUs."""
+    """A file's rows of one GPU. `refused`: (line, reason); `others`: the number of rows of other GPUs."""
 
     rows: tuple[Timed, ...]
     refused: tuple[tuple[int, str], ...]
@@ -65,7 +65,7 @@ class Table:
 
 
 def read_table(path: Path, spec: GpuSpec) -> Table:
-    """Raises UsageError where the file cannot be read (as `text_files.read_csv`) or has not the columns."""
+    """Reads a table. Raises UsageError where it cannot be read (as `csv_files.read_csv`) or lacks needed columns."""
     _, columns, lines = read_csv(path)
     _check_columns(path, columns)
     rows, refused, others = [], [], 0
@@ -101,7 +101,7 @@ def _check_columns(path: Path, columns: list[str]) -> None:
 
 
 def _is_of(name: str, spec: GpuSpec) -> bool:
-    """Raises UsageError for a device that is not known."""
+    """Whether a device's name means this GPU. Raises UsageError for a device that is not known."""
     if not name or name == spec.name:
         return True
     found = load_specs().get(name) or spec_of_device(name)

@@ -1,4 +1,4 @@
-"""How the rates and latencies of two GPUs compare, from their datasheets, and how far off a projection by them is."""
+"""Computes ratios of two GPUs' rates and latencies from their datasheets, and the errors of projections by them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
 from flopcast.roofline.gpu.catalogue.power import matrix_rate
 
-# Standard deviations of log seconds, added to what the source's surfaces say of themselves. They alone are set by the
+# Standard deviations of log seconds, added to those of the source's own surfaces. They alone are set by the
 # published rows that reports/projection checks:
 # gemm, attention: 90% intervals hold nine in ten rows on the GPU where they hold fewest, the L40S (0.23 and 0.20; on
 #   an A100 0.17 and 0.11 would do).
@@ -17,7 +17,7 @@ from flopcast.roofline.gpu.catalogue.power import matrix_rate
 # host: single runs differ by 10 to 40%, and hosts differ besides.
 SIGMA = {"gemm": 0.25, "attention": 0.21, "conv": 0.30, "memory": 0.15, "hot": 0.30, "host": 0.25}
 # Between parts of the same chip (H200 and H100 SXM): so that 90% intervals hold nine in ten of the 5,839 kernels that
-# were foretold of an H100 before one was measured (reports/projection/nvidia-h100-sxm; 0.07, 0.04, 0.09 and 0.10).
+# were forecast for an H100 before one was measured (reports/projection/nvidia-h100-sxm; 0.07, 0.04, 0.09 and 0.10).
 # Convolutions were not among them.
 SAME_CHIP_SIGMA = {**SIGMA, "gemm": 0.07, "attention": 0.05, "memory": 0.10, "hot": 0.10}
 
@@ -32,7 +32,7 @@ L2_BY_GPU = {"nvidia-h100-sxm": L2_OF_H100, "nvidia-h100-pcie": L2_OF_H100}
 
 
 def sigmas(source: GpuSpec, target: GpuSpec) -> dict[str, float]:
-    """Deviations of log seconds, by kind, of what is projected from one to the other."""
+    """Standard deviations of log seconds, by kind of law, of a projection from `source` to `target`."""
     is_same_chip = (source.arch, source.sm_count) == (target.arch, target.sm_count)
     return dict(SAME_CHIP_SIGMA if is_same_chip else SIGMA)
 
@@ -65,13 +65,13 @@ def _sm_clocks(spec: GpuSpec) -> float:
 
 
 def l2_rate(spec: GpuSpec) -> float:
-    """bytes/s that all SMs together read from L2."""
+    """L2 read bandwidth of all SMs together, in bytes/s."""
     per_clock = L2_BY_GPU.get(spec.name, L2_BYTES_PER_CLOCK[spec.arch])
     return spec.sm_count * spec.boost_mhz * 1e6 * per_clock
 
 
 def cycles(source: GpuSpec, target: GpuSpec) -> float:
-    """How much longer the target takes for what takes the same clock cycles."""
+    """The ratio of the target's to the source's time for the same number of clock cycles."""
     return source.max_clock_mhz / target.max_clock_mhz
 
 
