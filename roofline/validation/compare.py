@@ -3,10 +3,10 @@
 Every measurement that both hold gives a ratio, time of b over time of a. A class is judged by its median ratio and the
 noise of that median: half the width of the 98% interval that it would have if nothing had changed,
 
-    2.33 x hypot(scatter of the ratios / sqrt(rows) x 1.25,  run-to-run deviation)
+    2.33 x hypot(scatter of the ratios / sqrt(rows) x 1.25,  common deviation of the two runs)
 
 Scatter is the robust deviation of the ratios in the class, and at least the deviation that the samples of a row imply.
-The run-to-run deviation is common to all rows of a class, so more rows do not lower it. It has two parts: clocks and
+The common deviation, of whole runs, is shared by all rows of a class: more rows do not lower it. Parts: clocks and
 temperature (0.2% per run), and the residue of the gap between kernels, which differs from process to process, after its
 subtraction (0.018 us: 0.4% of a kernel of 5 us). The class medians of three runs over two H200s differ accordingly: by
 up to 0.5% where rows are long, 1.1% where they are short, 2% for four rows of 1.5 us and 4% for fills of 1 us. Scalars

@@ -1,4 +1,4 @@
-"""Reads the two sides of `flopcast compare`: the measurements of each, as times with their noise."""
+"""Reads the two sides of `flopcast compare`: the measurements of each, as times with their noise. Uses numpy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.validation.measured_rows import MeasuredRow, measured_rows
 
-# standard deviations between whole runs
+# standard deviations of one run as a whole
 RUN_LOG, GAP_SECONDS, SCALAR_GAP_SECONDS = 0.002, 0.018e-6, 0.1e-6
-HOST_LOG = 0.24  # standard deviation from run to run, of each host cost
+HOST_LOG = 0.24  # standard deviation of each run's host costs
 MEDIAN_LOSS = 1.2533  # standard error of a median over that of a mean
 QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
 _SIZED = ("copy", "l2_read")  # scalars whose names hold a number of bytes
@@ -161,7 +161,7 @@ def as_points(side: Side) -> Side:
 
 
 def common_of(timing: Timing) -> float:
-    """Standard deviation of the logarithm between whole runs: clocks, and the residue of the gap between kernels."""
+    """Standard deviation of the logarithm of one run as a whole: clocks, and the residue of the gap between kernels."""
     if timing.common_sigma is not None:
         return timing.common_sigma
     return math.hypot(RUN_LOG, GAP_SECONDS / timing.seconds)

@@ -246,7 +246,7 @@ def _host_part(measured: _Measured, found: Forecast, profile: Profile) -> Part:
     if is_synchronous(profile):  # operators run when called: host time is the rest of the step
         return Part(None if step is None or device is None else step - device, found.host_seconds)
     is_full = (measured.kernels or 0) > profile.ceiling("queue_depth", 1024)
-    is_waiting = is_full and host is not None and device is not None and host < device  # time spent on the device
+    is_waiting = is_full and host is not None and device is not None and host < device  # for the device
     return Part(host, found.host_seconds, is_comparable=not is_waiting)
 
 
