@@ -1,5 +1,5 @@
-"""What only makes evidence or remakes shipped data; not in the wheel, and the product imports none of it. Run from the
-repository's root as `python -m studies.NAME`: `kernels/` the Triton kernels beside the libraries, `widths/`
-penalties against real steps, `projection/` projections against what was measured, `claims/` the source article's
-claims, `suites/` the makers of the suites, `shipped/` those of streams, intervals and hosts.
+"""Produces evidence and regenerates shipped data; not in the wheel, and the product imports none of it. Run from the
+repository's root as `python -m studies.NAME`: `kernels/` compares the Triton kernels with the libraries', `widths/`
+width penalties with real steps, `projection/` projections with measurements, `claims/` checks the source article's
+claims, `suites/` makes the suites, `shipped/` makes the streams, intervals and hosts.
 """

@@ -1,4 +1,4 @@
-"""The command line of a study."""
+"""Makes the command-line parser of a study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which module imports which, read from the source: imports inside functions and for type checkers are seen too."""
+"""Finds which module imports which, from the source: includes imports inside functions and for type checkers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Import:
 
 
 def imports_of(source: str) -> Iterator[Import]:
-    """All imports of a module. Relative ones do not exist (ruff, TID)."""
+    """All imports of a module. There are no relative ones (ruff, TID)."""
 
     def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
         match node:
@@ -50,7 +50,7 @@ def imports_of(source: str) -> Iterator[Import]:
 
 
 def sources() -> dict[str, str]:
-    """Module name -> source, of every module of ours."""
+    """Module name -> source, for every module of this repository."""
     files = [*(ROOT / "src" / "flopcast").glob("*.py"), *(f for p in PARTS for f in (ROOT / p).rglob("*.py"))]
     found = {}
     for file in files:
@@ -63,9 +63,9 @@ def sources() -> dict[str, str]:
 
 
 def module_of(name: str, known: Mapping[str, str]) -> str:
-    """The module that an imported name is or lies in: `flopcast.errors.DataError` -> `flopcast.errors`.
+    """The module that an imported name is or belongs to: `flopcast.errors.DataError` -> `flopcast.errors`.
 
-    A name of ours that is no module of ours stays as it is (`flopcast.kernels` is a namespace folder).
+    A name of this repository that is not a module is returned as it is (`flopcast.kernels` is a namespace folder).
     """
     if name.partition(".")[0] not in ("flopcast", "studies"):
         return name.partition(".")[0]
@@ -74,7 +74,7 @@ def module_of(name: str, known: Mapping[str, str]) -> str:
 
 
 def arrows(known: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(importer, imported) of modules of ours, given by name with their source; every import counts."""
+    """Pairs (importer, imported) of this repository's modules, given by name with their source; every import counts."""
     for module, source in known.items():
         if module in FACES:
             continue

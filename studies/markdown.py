@@ -1,4 +1,4 @@
-"""Tables of the reports that studies write in Markdown."""
+"""Formats the tables of the reports that studies write in Markdown."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BATCHES = (2, 4, 8, 16, 32)
 
 
 def run(arguments: list[str], cache: Path) -> tuple[float, float]:
-    """(wall, processor) seconds of one command, its children's among them."""
+    """(wall, processor) seconds of one command, including its children's."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
@@ -45,7 +45,7 @@ def run(arguments: list[str], cache: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Runs the three and prints a line each."""
+    """Runs the three commands and prints one line per command."""
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("--gpu", default="nvidia-h200")
     parser.add_argument("--repeat", type=int, default=3)

@@ -1,1 +1,1 @@
-"""Makers of what ships as data: op streams, suites, the intervals' spreads, hosts."""
+"""Regenerates shipped data: op streams, the intervals' spreads, hosts; reports a profile's coverage."""

@@ -1,4 +1,4 @@
-"""Drawing shapes at random, each once."""
+"""Draws distinct shapes at random."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How long a suite takes, before it is run: cases and seconds by class, on the GPU of a profile.
+"""Estimates how long a suite takes before it is run: cases and seconds by class, on the GPU of a profile.
 
-What a case costs besides its samples - operands, reference, check, profiler, capture - was fitted to the wall clock of
-2431 rows on an H200 with a 16-core host (METHOD 1, policy "standard"; 91 s for 94 s measured). Another host moves it.
+The cost of a case besides its samples - operands, reference, check, profiler, capture - was fitted to the wall clock of
+2431 rows on an H200 with a 16-core host (METHOD 1, policy "standard"; 91 s for 94 s measured). It differs by host.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClassDuration:
 
 
 def durations(cases: Sequence[SuiteCase], profile: Profile) -> list[ClassDuration]:
-    """By class, the one that takes longest first."""
+    """The durations by class, the longest first."""
     works = [describe(case.shape) for case in cases]
     times = profile.estimate([(work, case.backend, case.cache) for work, case in zip(works, cases, strict=True)])
     found: dict[str, list[tuple[SuiteCase, float]]] = defaultdict(list)

@@ -1,4 +1,5 @@
-"""The plan of each suite: which steps are traced for their shapes, and how many cases of what are taken and drawn."""
+"""Defines the plan of each suite: which steps are traced for their shapes, and how many cases of each kind are taken
+and drawn."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from studies.suites.gemms import GemmPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model and a batch whose step is traced for its shapes: of the ladder by `width`, else a shipped `config`, or
-    what a factory of `microbench.zoo` makes."""
+    """A model and a batch whose step is traced for its shapes: a model of the ladder by `width`, a shipped `config`, or
+    the result of a factory of `microbench.zoo`."""
 
     width: int = 0
     config: str = ""
@@ -40,7 +41,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class RolePlan:
-    """What the fit or the holdout of a suite is made of: traced steps, and how many cases of what."""
+    """The contents of the fit or the holdout of a suite: traced steps, and the number of cases of each kind."""
 
     sources: tuple[Source, ...] = ()
     gemms: GemmPlan
@@ -51,7 +52,7 @@ class RolePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a suite is put together. `triton_gemms`, `triton_attention`: how many of its shapes Triton runs as well."""
+    """The composition of a suite. `triton_gemms`, `triton_attention`: how many of its shapes Triton runs as well."""
 
     device: str = "cuda"
     fit: RolePlan

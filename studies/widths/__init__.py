@@ -1,1 +1,1 @@
-"""Penalties of widths, forecast and then measured on real steps."""
+"""Compares forecast penalties of widths with those measured on real steps."""
