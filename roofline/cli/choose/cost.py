@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
-from flopcast.roofline.base.csv_files import write_rows
 from flopcast.roofline.cli.shared.groups import Only
 from flopcast.roofline.cli.shared.options import (
     ALL_GPUS,
@@ -23,9 +22,10 @@ from flopcast.roofline.cli.shared.options import (
     ladder_of,
 )
 from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
-from flopcast.roofline.dollars.crossovers import Scenario, scenarios
-from flopcast.roofline.dollars.points import CostCurve
-from flopcast.roofline.dollars.tables import cost_tables, scenario_rows
+
+if TYPE_CHECKING:
+    from flopcast.roofline.dollars.crossovers import Scenario
+    from flopcast.roofline.dollars.points import CostCurve
 
 
 def cost(
@@ -55,6 +55,7 @@ def cost(
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.cli.choose import documents
     from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.dollars.crossovers import scenarios
     from flopcast.roofline.dollars.curves import SAME, cost_curves
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
     from flopcast.roofline.views.terminal.console import say
@@ -94,6 +95,8 @@ def cost(
 def write_cost(curves: Sequence[CostCurve], folder: Path, changed: Sequence[Scenario] = ()) -> list[Path]:
     """Writes cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `changed`) and cost.png
     to `folder` and returns their paths. Raises UsageError when they cannot be written."""
+    from flopcast.roofline.base.csv_files import write_rows
+    from flopcast.roofline.dollars.tables import cost_tables, scenario_rows
     from flopcast.roofline.views.figures.cost import cost_figure
     from flopcast.roofline.views.figures.file import save
 
