@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import gzip
 import hashlib
 import io
 import json
@@ -39,7 +38,7 @@ SETTINGS = {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS"
             "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}  # fmt: skip
 
 FOLDER = Path(__file__).resolve().parent
-GOLDEN = FOLDER / "answers.json.gz"
+GOLDEN = FOLDER / "answers"  # a file a command, so that a diff shows what a change says otherwise
 CASES: dict[str, Any] = tomllib.loads((FOLDER / "cases.toml").read_text(encoding="utf-8"))
 QUICK: tuple[str, ...] = tuple(CASES["quick"])
 ALL: tuple[str, ...] = (*QUICK, *CASES["more"])
@@ -108,7 +107,11 @@ def _folder_of_its_own() -> Iterator[Path]:
 
 def golden() -> dict[str, Answer]:
     """Command -> the answer that is kept of it."""
-    found: dict[str, Answer] = json.loads(gzip.decompress(GOLDEN.read_bytes()))
+    found = {}
+    for path in sorted(GOLDEN.glob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        command = kept.pop("command")
+        found[command] = {part: "".join(lines) for part, lines in kept.items()}
     return found
 
 
@@ -145,8 +148,19 @@ def _difference(kept: Answer, found: Answer, most: int = 24) -> str:
 
 
 def _write(answers: Mapping[str, Answer]) -> None:
-    text = json.dumps(answers, indent=1, ensure_ascii=False) + "\n"
-    GOLDEN.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    """One file for each command, and none of a command that is no longer asked."""
+    GOLDEN.mkdir(exist_ok=True)
+    for path in set(GOLDEN.glob("*.json")) - {_path(command) for command in answers}:
+        path.unlink()
+    for command, parts in answers.items():
+        kept = {"command": command} | {part: text.splitlines(keepends=True) for part, text in parts.items()}
+        _path(command).write_text(json.dumps(kept, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _path(command: str) -> Path:
+    """The command in the letters of a file's name; a hash keeps apart those that differ in others."""
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", command).strip("-")[:80]
+    return GOLDEN / f"{words}-{hashlib.sha256(command.encode()).hexdigest()[:6]}.json"
 
 
 def main() -> int:
@@ -161,7 +175,7 @@ def main() -> int:
         for command in (QUICK if options.fast else ALL)
         if not options.words or any(word == command if word in ALL else word in command for word in options.words)
     ]
-    kept = golden() if GOLDEN.is_file() else {}
+    kept = golden()
     found, differing, begun = {}, 0, time.monotonic()
     for command in chosen:
         started = time.monotonic()
