@@ -40,7 +40,7 @@ PLAIN = (
     | {f"flopcast.microbench.records.{name}" for name in ("kernel_sources", "machine", "records", "rows")}
     | {"flopcast.microbench.recipe.plans"}
 )
-SHARED = {"flopcast", "flopcast.errors", "flopcast.files", "flopcast.gc_pause", "flopcast.progress"}
+SHARED = {"flopcast", "flopcast.decode", "flopcast.errors", "flopcast.files", "flopcast.gc_pause", "flopcast.progress"}
 
 
 SOURCES = sources()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flopcast.errors import RunError, UsageError
 
+MOST_BYTES = 256 * 1024**2  # of a file, decompressed; the largest that is committed has 33 MB
 GZIP = b"\x1f\x8b"  # how gzip files begin
 # Error numbers that mean "no room": disk full, quota, file-size limit (RLIMIT_FSIZE).
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -45,15 +46,33 @@ def make_folder(folder: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def read(path: Path) -> bytes:
-    """Returns the content of a file, decompressed if it is gzipped. Raises OSError, also for a truncated gzip file."""
-    data = path.read_bytes()
-    if not data.startswith(GZIP):
-        return data
-    try:
-        return gzip.decompress(data)
-    except (EOFError, zlib.error) as error:
-        raise gzip.BadGzipFile(str(error)) from error
+def read(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Returns the content of a file, decompressed if it is gzipped. Raises OSError, also for a truncated gzip file and
+    for more than `most` bytes: 1.5 MB of gzip may hold 1.5 GB, and a device has no end."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    is_packed = data.startswith(GZIP)
+    if is_packed:
+        data = _unpack(data, most)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it holds more than {most >> 20} MiB{', decompressed' if is_packed else ''}")
+    return data
+
+
+def _unpack(data: bytes, most: int) -> bytes:
+    """The content of gzipped bytes, of one member or several; cut after `most` + 1 bytes."""
+    found, size = [], 0
+    while data and size <= most:
+        member = zlib.decompressobj(wbits=31)
+        try:
+            found.append(member.decompress(data, most + 1 - size))
+        except zlib.error as error:
+            raise gzip.BadGzipFile(str(error)) from error
+        size += len(found[-1])
+        if not member.eof and size <= most:
+            raise gzip.BadGzipFile("it ends before its end-of-stream marker: it is torn")
+        data = member.unused_data.lstrip(b"\0")
+    return b"".join(found)
 
 
 def write(path: Path, content: str | bytes, *, private: bool = False) -> None:
