@@ -12,7 +12,7 @@ from typing import Any
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention, Call, Gemm, Operand, Shape
 from flopcast.roofline.stream.lowering.classes import op_class as class_of_call
 from flopcast.roofline.stream.lowering.variants import AttentionVariant, CallVariant, ConvVariant, GemmVariant, Variant
-from flopcast.roofline.stream.ops.op_stream import packet
+from flopcast.roofline.stream.ops.op_stream import packet, tensor_places
 
 # Up to this many indices the gradient of an embedding is one kernel after the fill; more are sorted first
 # (aten/src/ATen/native/cuda/Embedding.cu).
@@ -135,8 +135,8 @@ def _describe_convolution(call: Call) -> Work:
     """
     arguments = json.loads(call.args)
     is_backward = _is_backward(call)
-    data, weight = call.inputs[1:3] if is_backward else call.inputs[:2]
-    result = call.inputs[0] if is_backward else call.outputs[0]
+    data, weight = _arguments(call, 1, 2) if is_backward else _arguments(call, 0, 1)
+    result = _arguments(call, 0)[0] if is_backward else call.outputs[0]
     strides, is_transposed, groups = (arguments[i + is_backward] for i in (3, 6, 8))
     wanted = tuple(map(bool, arguments[10][:2])) if is_backward else ()
     big = data if is_transposed else result
@@ -151,7 +151,7 @@ def _describe_convolution(call: Call) -> Work:
 
 def _describe_grouped_gemm(call: Call) -> Work:
     """Describes a grouped product, taking its rows to be shared evenly among the groups."""
-    a, b = call.inputs[:2]
+    a, b = _arguments(call, 0, 1)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     groups = next((o.shape[0] for o in (a, b) if len(o.shape) == 3), call.outputs[0].shape[0])
     each: tuple[float, ...] = (m / groups, n, k)
@@ -167,7 +167,7 @@ def _describe_grouped_gemm(call: Call) -> Work:
 def _describe_attention(call: Call) -> Work:
     """Describes attention in which keys and queries differ: every pair counts, and 2.5 times in the backward."""
     is_backward = _is_backward(call)
-    query, key = call.inputs[is_backward], call.inputs[1 + is_backward]
+    query, key = _arguments(call, is_backward, 1 + is_backward)
     flops = 4 * prod(query.shape) * key.shape[-2]
     features = (
         log2(prod(query.shape[:-2])),
@@ -179,6 +179,12 @@ def _describe_attention(call: Call) -> Work:
 
 
 _PRODUCTS = {"conv": _describe_convolution, "gemm": _describe_grouped_gemm, "attention": _describe_attention}
+
+
+def _arguments(call: Call, *places: int) -> list[Operand]:
+    """Returns the tensors at these places of the call's arguments."""
+    found = tensor_places(call.args)
+    return [call.inputs[position] for i in places if (position := found[i]) is not None]
 
 
 def _is_backward(call: Call) -> bool:

@@ -7,12 +7,13 @@ memory pattern) and its features (log2 of the sizes along that curve). `lower` t
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import ceil, prod
 
 from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape
 from flopcast.roofline.stream.lowering.describe import layout_of, operand_lists
 from flopcast.roofline.stream.lowering.fused import FUSED_LAUNCHES, fused_call, is_fused
-from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
+from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet, tensor_places
 
 # Calls that allocate memory or make an alias: they launch no kernel.
 _ALLOCATING = "empty empty_like empty_strided new_empty new_empty_strided set_ resize_ _unsafe_view _reshape_alias"
@@ -32,6 +33,7 @@ _ATTENTION = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": ("sdpa-cpu", 7),
 }
 
+# Matrix products: the places of the two factors among the arguments.
 _GEMMS = {"aten.mm": (0, 1), "aten.addmm": (1, 2), "aten.bmm": (0, 1), "aten.baddbmm": (1, 2)}
 
 # torch's multi-tensor kernels: one launch takes at most this many chunks of 65,536 elements
@@ -51,16 +53,23 @@ def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
     if name.split(".")[1] in _NO_KERNEL:
         return None
     if name in _GEMMS:
-        a, b = (stream.tensors[op.inputs[i]].operand for i in _GEMMS[name])
+        a, b = _operands(stream, op, _GEMMS[name])
         return _gemm(a, b, stream.meta.get("precision", "")), "torch"
     if name in _ATTENTION and _is_square(stream, op, name):
         return _attention(stream, op, name), _ATTENTION[name][0]
     call = stream.call(op)
     if is_fused(name):
         return fused_call(call, int(stream.meta.get("accumulate", 1))), "triton"
-    if not call.bytes:
+    is_copied_to_itself = name == "aten.copy_" and len(op.inputs) == 1  # torch returns at once
+    if not call.bytes or is_copied_to_itself:
         return None
     return call, "torch"
+
+
+def _operands(stream: Stream, op: Op, places: Sequence[int]) -> list[Operand]:
+    """Returns the tensors at these places of a call's arguments."""
+    found = tensor_places(op.args)
+    return [stream.tensors[op.inputs[position]].operand for i in places if (position := found[i]) is not None]
 
 
 def launches(shape: Shape) -> int:
@@ -116,7 +125,7 @@ def _is_square(stream: Stream, op: Op, name: str) -> bool:
 
 def _query_and_key(stream: Stream, op: Op, name: str) -> list[Operand]:
     is_backward = name.endswith("_backward")  # its first operand is the gradient of the result
-    return [stream.tensors[op.inputs[i + is_backward]].operand for i in (0, 1)]
+    return _operands(stream, op, (is_backward, 1 + is_backward))
 
 
 def _attention(stream: Stream, op: Op, name: str) -> Attention:

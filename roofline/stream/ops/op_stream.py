@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,6 +158,15 @@ def load(path: Path) -> Stream:
     except (OSError, ValueError) as fault:
         raise DataError(f"{path}: not a flopcast op stream ({fault}); delete it to trace again") from fault
     return from_json(record, str(path))
+
+
+@lru_cache(maxsize=4096)
+def tensor_places(args: str) -> tuple[int | None, ...]:
+    """Returns, for each argument of a call, which of its `inputs` it is; None for one that is no single tensor.
+
+    A tensor that is passed twice is one input, so that its bytes count once: `mm(x, x)` has two arguments, one input.
+    """
+    return tuple(value["t"] if isinstance(value, dict) and "t" in value else None for value in json.loads(args))
 
 
 def packet(name: str) -> str:
