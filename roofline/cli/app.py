@@ -37,7 +37,6 @@ app = typer.Typer(
     help="What a training step costs on a GPU: milliseconds, dollars, memory. Measured on one, forecast without.",
     epilog="Guide: docs/README.md",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

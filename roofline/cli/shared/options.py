@@ -11,17 +11,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Context, Option
 
 from flopcast.errors import UsageError
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.cli.shared import completion
+from flopcast.roofline.cli.shared.completion import one_of, several_of
+from flopcast.roofline.stream.model.run import FUSED, MODES, OPTIMIZERS, PRECISIONS, Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.stream.model.models import Config
 
-Gpu = Annotated[str, Option("--gpu", help="A known GPU (`flopcast gpus`) or a profile file.")]
-Gpus = Annotated[str, Option(help="GPUs, separated by commas.")]
-Host = Annotated[
-    str | None, Option(help="Host that feeds the GPU: one of `flopcast gpus --hosts`, a profile's, or none.")
+Gpu = Annotated[
+    str,
+    Option(
+        "--gpu",
+        help="A known GPU (`flopcast gpus`), in short if only one is meant, as H200, or a profile file.",
+        autocompletion=one_of(completion.gpus),
+    ),
 ]
-PriceKind = Annotated[str, Option("--kind", help="Kind of price: on-demand or spot.")]
+Gpus = Annotated[
+    str, Option(help="GPUs, separated by commas; all for every known one.", autocompletion=several_of(completion.gpus))
+]
+Host = Annotated[
+    str | None,
+    Option(
+        help="Host that feeds the GPU: one of `flopcast gpus --hosts`, a profile's, or none.",
+        autocompletion=one_of(completion.hosts),
+    ),
+]
+PriceKind = Annotated[
+    str, Option("--kind", help="Kind of price: on-demand or spot.", autocompletion=one_of(("on-demand", "spot")))
+]
 PriceBook = Annotated[
     Path | None,
     Option("--prices", help="Price book: CSV, TOML, or a CSV of SkyPilot's catalogue. Default: the shipped one."),
@@ -30,11 +47,17 @@ PriceDay = Annotated[str | None, Option("--on", help="Take the newest prices up 
 Device = Annotated[str | None, Option(help="Device: cuda, cuda:N or cpu. Default: cuda where there is a GPU.")]
 Suite = Annotated[
     str | None,
-    Option(help="Suite: quick (a minute; the default), standard, or fused (steps patched with the fused kernels)."),
+    Option(
+        help="Suite: quick (a minute; the default), standard, or fused (steps patched with the fused kernels).",
+        autocompletion=one_of(("quick", "standard", "fused")),
+    ),
 ]
 Out = Annotated[Path, Option(help="Folder to write to. What it already holds is not done again.")]
 Retry = Annotated[bool, Option("--retry", help="Measure again what failed or ran out of memory.")]
-Theme = Annotated[str | None, Option(help="Background of the figure: light (default) or dark.")]
+Theme = Annotated[
+    str | None,
+    Option(help="Background of the figure: light (default) or dark.", autocompletion=one_of(("light", "dark"))),
+]
 Budget = Annotated[float | None, Option(help="Seconds to measure for. The next run continues.")]
 AsJson = Annotated[bool, Option("--json", help="Write one JSON document to stdout, everything else to stderr.")]
 
@@ -46,19 +69,28 @@ class ModelOptions:
     """Which model: a config, a module, or a width with the sizes that depart from the ladder's shape."""
 
     config: Annotated[
-        str | None, Option(help="Model: a transformers config.json, or a shipped name such as qwen3-0.6b.")
+        str | None,
+        Option(
+            help="Model: a transformers config.json, or a shipped name such as qwen3-0.6b.",
+            autocompletion=one_of(completion.configs),
+        ),
     ] = None
     module: Annotated[
         str | None,
         Option(
-            help="Model: package.module:factory, which returns (module, batch[, loss_fn]) or a step function and is "
-            "given --batch and --seq if it has parameters of these names. Example: flopcast.microbench.zoo:vit_b16."
+            help="Model: package.module:factory or path/file.py:factory, a function that returns (module, batch[, "
+            "loss_fn]) or a step function and is given --batch and --seq if it has parameters of these names. "
+            "Example: flopcast.microbench.zoo:vit_b16."
         ),
     ] = None
     width: Annotated[int | None, Option(help="Hidden size. The other sizes follow the ladder's shape.")] = None
     depth: Annotated[int | None, Option(help="Number of layers. Overrides the config's and the depth law's.")] = None
     depth_law: Annotated[
-        str | None, Option(help="Law of the number of layers, without a config: printed (the default), ln or qwen3.")
+        str | None,
+        Option(
+            help="Law of the number of layers, without a config: printed (the default), ln or qwen3.",
+            autocompletion=one_of(("printed", "ln", "qwen3")),
+        ),
     ] = None
     heads: Annotated[int | None, Option(help="Number of query heads.")] = None
     kv_heads: Annotated[int | None, Option(help="Number of key and value heads. Must divide the query heads.")] = None
@@ -83,23 +115,42 @@ class RunOptions:
     batch: Annotated[int, Option(help="Sequences per micro-batch.")] = Run.batch
     seq: Annotated[int, Option(help="Tokens per sequence.")] = Run.seq
     accumulate: Annotated[int, Option(help="Micro-batches per step.")] = Run.accumulate
-    checkpoint: Annotated[str, Option(help="Activation checkpointing: none or full.")] = Run.checkpoint
-    precision: Annotated[str, Option(help="Precision: autocast-bf16, bf16, tf32 or fp32.")] = Run.precision
-    optimizer: Annotated[str, Option(help="Optimizer: adamw (torch's default, foreach on CUDA) or adamw-fused.")] = (
-        Run.optimizer
-    )
-    mode: Annotated[str, Option(help="How torch runs the step: eager. compile is not modelled yet.")] = Run.mode
-    matmul: Annotated[str, Option(help="Backend of matrix products: torch or triton. best is not modelled yet.")] = (
-        Run.matmul
-    )
+    checkpoint: Annotated[
+        str, Option(help="Activation checkpointing: none or full.", autocompletion=one_of(("none", "full")))
+    ] = Run.checkpoint
+    precision: Annotated[
+        str, Option(help="Precision: autocast-bf16, bf16, tf32 or fp32.", autocompletion=one_of(PRECISIONS))
+    ] = Run.precision
+    optimizer: Annotated[
+        str,
+        Option(
+            help="Optimizer: adamw (torch's default, foreach on CUDA) or adamw-fused.",
+            autocompletion=one_of(OPTIMIZERS),
+        ),
+    ] = Run.optimizer
+    mode: Annotated[
+        str, Option(help="How torch runs the step: eager. compile is not modelled yet.", autocompletion=one_of(MODES))
+    ] = Run.mode
+    matmul: Annotated[
+        str,
+        Option(
+            help="Backend of matrix products: torch or triton. best is not modelled yet.",
+            autocompletion=one_of(("torch", "triton")),
+        ),
+    ] = Run.matmul
     attention: Annotated[
         str,
         Option(
-            help="Backend of attention: sdpa (torch's pick), sdpa-flash, sdpa-cudnn, triton. best is not modelled yet."
+            help="Backend of attention: sdpa (torch's pick), sdpa-flash, sdpa-cudnn, triton. best is not modelled yet.",
+            autocompletion=one_of(("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")),
         ),
     ] = Run.attention
     fused: Annotated[
-        str, Option(help="Fused kernels: none, or triton for Qwen3's norms, rotary embedding, SwiGLU and loss.")
+        str,
+        Option(
+            help="Fused kernels: none, or triton for Qwen3's norms, rotary embedding, SwiGLU and loss.",
+            autocompletion=one_of(FUSED),
+        ),
     ] = Run.fused
 
     def to_run(self) -> Run:
@@ -129,10 +180,18 @@ class HostsOptions:
     """Which hosts feed several GPUs."""
 
     host: Annotated[
-        str | None, Option(help="One host for all GPUs: one of `flopcast gpus --hosts`, a profile's, or none.")
+        str | None,
+        Option(
+            help="One host for all GPUs: one of `flopcast gpus --hosts`, a profile's, or none.",
+            autocompletion=one_of(completion.hosts),
+        ),
     ] = None
     hosts: Annotated[
-        str, Option(help="own: each GPU in a machine of its own. same: all in one, whose pace cancels in comparisons.")
+        str,
+        Option(
+            help="own: each GPU in a machine of its own. same: all in one, whose pace cancels in comparisons.",
+            autocompletion=one_of(("own", "same")),
+        ),
     ] = "own"
 
 

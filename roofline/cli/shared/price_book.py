@@ -38,11 +38,17 @@ def checked_day(option: str, text: str | None) -> date | None:
 
 
 def gpu_names(text: str) -> list[str]:
-    """Parses comma-separated names of GPUs, each returned once. Raises UsageError where there is none."""
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
+    """Parses comma-separated names of GPUs, `all` for every known one; each is returned once, as it is known.
+
+    Raises UsageError where there is none, and for one that is unknown or ambiguous.
+    """
+    from flopcast.roofline.gpu.library.profiles import name_meant, names
+
+    given = [name.strip() for name in text.split(",") if name.strip()]
+    found = [known for name in given for known in (names() if name == "all" else [name_meant(name)])]
+    if not found:
         raise UsageError("--gpus names no GPU; `flopcast gpus` lists them")
-    return names
+    return list(dict.fromkeys(found))
 
 
 def price_book(
@@ -87,13 +93,18 @@ def price_of(profile: Profile, options: PriceOptions) -> Price | None:
 
 def _providers(given: Sequence[str] | None, gpus: Sequence[str]) -> dict[str, str]:
     """Maps each GPU to the provider asked for. Raises UsageError for a GPU that is not among `gpus`."""
+    from flopcast.roofline.gpu.catalogue.datasheets import gpu_meant
+
     found: dict[str, str] = {}
     for text in sorted(given or [], key=lambda text: "=" in text):  # those for all GPUs first: a GPU's own overrides it
         gpu, equals, name = (part.strip() for part in text.partition("="))
         if not equals:
             found |= dict.fromkeys(gpus, gpu)
-        elif gpu not in gpus:
-            raise UsageError(f"--provider {text!r}: {gpu!r} is none of the GPUs asked for ({', '.join(gpus)})")
-        else:
-            found[gpu] = name
+            continue
+        try:
+            found[gpu_meant(gpu, gpus)] = name
+        except UsageError:
+            raise UsageError(
+                f"--provider {text!r}: {gpu!r} is none of the GPUs asked for ({', '.join(gpus)})"
+            ) from None
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache
@@ -105,11 +106,39 @@ def load_specs() -> dict[str, GpuSpec]:
 
 
 def find_spec(name: str) -> GpuSpec:
-    """The spec of a GPU by its flopcast name. Raises UsageError, naming the known ones, for any other."""
+    """The spec of a GPU by its flopcast name, or another spelling of it (`gpu_meant`). Raises UsageError, naming the
+    known ones, for any other."""
     specs = _shipped()
-    if name not in specs:
-        raise UsageError(unknown_gpu_message(name, specs))
-    return specs[name]
+    return specs[gpu_meant(name, specs)]
+
+
+def gpu_meant(name: str, known: Iterable[str]) -> str:
+    """The one of `known` that a name means: itself, the name that the driver reports ("NVIDIA H100 80GB HBM3"), or a
+    spelling in which only case, separators, the maker or the board are missing ("H200", "rtx4090", "A100 40GB").
+
+    Raises UsageError for a name that means none of them, and for one that means several boards, which it names.
+    """
+    names = list(known)
+    if name in names:
+        return name
+    spec = spec_of_device(name)
+    if spec is not None and spec.name in names:
+        return spec.name
+    words = _words(name)
+    found = [one for one in names if words and "".join(_words(one)) == "".join(words)]
+    found = found or [one for one in names if words and set(words) <= set(_words(one))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(
+            f"GPU {name!r} is ambiguous: {' or '.join(sorted(found))}? Their speeds and prices differ; name the board"
+        )
+    raise UsageError(unknown_gpu_message(name, names))
+
+
+def _words(name: str) -> list[str]:
+    """The words of a GPU's name that tell it from others: "NVIDIA-A100_80GB" -> ["a100", "80gb"]."""
+    return [word for word in re.split(r"[\W_]+", name.casefold()) if word not in ("", "nvidia", "geforce")]
 
 
 def spec_of_device(device_name: str) -> GpuSpec | None:

@@ -25,7 +25,7 @@ from typing import Any
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline.base.csv_files import named, parse_csv, read_text
 from flopcast.roofline.base.shipped import DATA
-from flopcast.roofline.gpu.catalogue.datasheets import load_specs, unknown_gpu_message
+from flopcast.roofline.gpu.catalogue.datasheets import gpu_meant, load_specs
 
 PRICES_FILE = DATA / "prices.csv"
 DEFAULT_PROVIDER = "RunPod Secure Cloud"
@@ -133,8 +133,10 @@ def _check_columns(where: str, columns: Sequence[str]) -> None:
 def _parse(row: dict[str, Any], known: set[str], last: date, file_name: str) -> Price:
     """Parses a row. Raises ValueError with what is wrong with it."""
     gpu = str(row["gpu"])
-    if gpu not in known:
-        raise ValueError(unknown_gpu(gpu, known))
+    try:
+        gpu = gpu_meant(gpu, known)
+    except UsageError as fault:
+        raise ValueError(str(fault)) from None
     provider = str(row["provider"])
     if not provider:
         raise ValueError("no provider")
@@ -156,15 +158,6 @@ def _parse(row: dict[str, Any], known: set[str], last: date, file_name: str) -> 
         date_inferred=inferred,
         source=str(row.get("source") or file_name),
     )
-
-
-def unknown_gpu(name: str, known: Iterable[str]) -> str:
-    """The message for a wrong GPU name: it is unknown, or it is ambiguous between several boards."""
-    bare = name.strip().casefold().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
-    boards = sorted(gpu for gpu in known if bare and gpu.removeprefix("nvidia-").startswith(f"{bare}-"))
-    if len(boards) > 1:
-        return f"GPU {name!r} is ambiguous: {' or '.join(boards)}? Their speeds and prices differ; name the board"
-    return unknown_gpu_message(name, known)
 
 
 def _positive(value: Any) -> float:
@@ -273,8 +266,10 @@ def parse_override(text: str, *, known_gpus: Iterable[str] = (), today: date | N
     gpu, known = gpu.strip(), {*load_specs(), "cpu", *known_gpus}
     if not equals or not gpu:
         raise UsageError(f"price {text!r} is not of the form GPU=USD_PER_HOUR, as in nvidia-h100-sxm=2.49")
-    if gpu not in known:
-        raise UsageError(f"price {text!r}: {unknown_gpu(gpu, known)}")
+    try:
+        gpu = gpu_meant(gpu, known)
+    except UsageError as fault:
+        raise UsageError(f"price {text!r}: {fault}") from None
     try:
         usd_per_hour = _positive(amount.strip())
     except ValueError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flopcast.errors import UsageError
 from flopcast.files import cache_folder
 from flopcast.roofline.base.shipped import DATA
-from flopcast.roofline.gpu.catalogue.datasheets import SPECS_FILE, find_spec, load_specs, unknown_gpu_message
+from flopcast.roofline.gpu.catalogue.datasheets import SPECS_FILE, find_spec, gpu_meant, load_specs
 from flopcast.roofline.gpu.library import profile_cache
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts, host_files, host_in
 from flopcast.roofline.gpu.profile.profile import PROFILE_BASES, PROFILES, Profile
@@ -95,11 +95,12 @@ def _projected_entry(name: str) -> Known:
 
 
 def find_profile(name_or_path: str) -> Profile:
-    """The profile of a known name or of a profile file.
+    """The profile of a known name, in any spelling that means one alone (`gpu_meant`), or of a profile file.
 
-    Raises UsageError for a name that is neither, naming the known ones and how to measure one; DataError for a file
-    that is no profile.
+    Raises UsageError for a name that is neither, naming the known ones and how to measure one, and for a folder;
+    DataError for a file that is no profile.
     """
+    name_or_path = name_meant(name_or_path)
     shipped, own = known_profiles(), known_profiles(user_folder())
     path = shipped.get(name_or_path) or own.get(name_or_path) or Path(name_or_path)
     if name_or_path in shipped and lacks_kinds(name_or_path):
@@ -110,12 +111,28 @@ def find_profile(name_or_path: str) -> Profile:
     if name_or_path in load_specs() and SOURCE in shipped:
         sources = [shipped[SOURCE], SPECS_FILE, *sorted(PUBLISHED.glob("*.json"))]
         return profile_cache.load(name_or_path, sources, lambda: _projected(name_or_path))
-    if name_or_path == "cpu":
+    raise UsageError(
+        "no profile of this machine's processor yet: measure it with `flopcast bench --device cpu --out DIR` "
+        "and `flopcast fit DIR`"
+    )
+
+
+def name_meant(name_or_path: str) -> str:
+    """The known name that `--gpu` means by a name, "cpu", or the path of a profile file as it is.
+
+    Raises UsageError for a name that means no known GPU, or several, and for a folder."""
+    known = names()
+    if name_or_path in known or name_or_path == "cpu":
+        return name_or_path
+    path = Path(name_or_path)
+    if name_or_path and path.is_dir():
         raise UsageError(
-            "no profile of this machine's processor yet: measure it with `flopcast bench --device cpu --out DIR` "
-            "and `flopcast fit DIR`"
+            f"{name_or_path} is a folder: give a GPU's name or a profile file; of a folder of measurements "
+            f"`flopcast fit {name_or_path}` makes one"
         )
-    raise UsageError(unknown_gpu_message(name_or_path, names()))
+    if path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path:
+        return name_or_path
+    return gpu_meant(name_or_path, known)
 
 
 def lacks_kinds(name: str) -> bool:

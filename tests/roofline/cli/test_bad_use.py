@@ -69,11 +69,12 @@ MEASURE = ("flopcast bench", "flopcast fit")
 BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     # GPUs and profiles
     "unknown GPU": ("predict --gpu h300 --width 512", ("'h300'", "nvidia-h200", "nvidia-l4", *MEASURE)),
-    "a GPU misspelt": ("predict --gpu NVIDIA_H200 --width 512", ("Did you mean nvidia-h200",)),
+    "a GPU misspelt": ("predict --gpu nvidia-h20 --width 512", ("Did you mean nvidia-h200",)),
+    "a GPU of several boards": ("predict --gpu A100 --width 512", ("nvidia-a100-40gb-sxm or", "name the board")),
     "unmeasured processor": ("predict --gpu cpu --width 512", ("processor", "--device cpu", *MEASURE)),
     "missing profile": ("predict --gpu no.json --width 512", ("no.json", "does not exist", "flopcast fit")),
     "no profile at all": ("predict --gpu not.json --width 512", ("not.json", "not a profile", "flopcast fit")),
-    "a folder as profile": ("predict --gpu ./ --width 512", ("not a profile",)),
+    "a folder as profile": ("predict --gpu ./ --width 512", ("is a folder",)),
     "newer profile": ("predict --gpu newer.json --width 512", ("schema 99", "(1)", "upgrade")),
     "unknown host": (f"predict --gpu {H200} --width 512 --host h300", ("'h300'", "nvidia-h200")),
     # models

@@ -52,10 +52,31 @@ def test_a_spec_is_consistent_with_itself(name: str) -> None:
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones_and_how_to_measure_one() -> None:
-    with pytest.raises(UsageError, match=r"nvidia-h100-pcie or nvidia-h100-sxm.*Known: .*nvidia-l4.*flopcast bench"):
-        find_spec("H100")
-    with pytest.raises(UsageError, match="Did you mean nvidia-l40s"):
+    with pytest.raises(UsageError, match=r"Did you mean nvidia-l40s.*Known: .*nvidia-l4.*flopcast bench"):
         find_spec("nvidia-l40x")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [("H200", "nvidia-h200"), ("NVIDIA_H200", "nvidia-h200"), ("l4", "nvidia-l4"), ("L40S", "nvidia-l40s"),
+     ("rtx4090", "nvidia-rtx-4090"), ("GeForce RTX 4090", "nvidia-rtx-4090"), ("4090", "nvidia-rtx-4090"),
+     ("a100-40gb", "nvidia-a100-40gb-sxm"), ("H100 SXM", "nvidia-h100-sxm"), ("A6000", "nvidia-rtx-a6000"),
+     ("NVIDIA H100 80GB HBM3", "nvidia-h100-sxm")],
+)  # fmt: skip
+def test_a_gpu_is_known_by_what_tells_it_from_the_others(spelling: str, name: str) -> None:
+    assert find_spec(spelling).name == name
+
+
+@pytest.mark.parametrize(
+    ("spelling", "said"),
+    [("H100", r"ambiguous: nvidia-h100-pcie or nvidia-h100-sxm\?"),
+     ("a100 80gb", r"ambiguous: nvidia-a100-80gb-pcie or nvidia-a100-80gb-sxm\?"),
+     ("rtx", r"ambiguous: .* name the board"), ("L40", "unknown GPU 'L40'"), ("A10", "unknown GPU 'A10'"),
+     ("nvidia", "unknown GPU"), ("", "unknown GPU")],
+)  # fmt: skip
+def test_a_spelling_that_means_several_or_another_gpu_is_refused(spelling: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        find_spec(spelling)
 
 
 def test_a_device_is_known_by_its_whole_name_only() -> None:

@@ -16,6 +16,7 @@ from flopcast.roofline.gpu.library.profiles import (
     find_profiles,
     known,
     known_profiles,
+    name_meant,
     user_folder,
 )
 from flopcast.roofline.gpu.profile.host import NO_HOST, host_files
@@ -113,7 +114,7 @@ def test_a_file_is_found_by_its_path_whatever_it_is_called(
     assert is_mine(find_profile("./plain"))
 
 
-@pytest.mark.parametrize("name", ["h300", "", "nvidia", "NVIDIA-H200 "])
+@pytest.mark.parametrize("name", ["h300", "", "nvidia", "H300 "])
 def test_an_unknown_name_is_told_the_known_ones_and_how_to_measure(keep: Keep, name: str) -> None:
     keep("my-gpu")
     with pytest.raises(UsageError) as fault:
@@ -190,3 +191,15 @@ def test_a_host_file_that_cannot_be_read_is_named(keep: Keep, tmp_path: Path) ->
     with pytest.raises(DataError, match="malformed host") as fault:
         find_host(str(path))
     assert str(path) in str(fault.value)
+
+
+def test_a_name_in_short_finds_the_profile_and_a_users_own_counts_too(keep: Keep) -> None:
+    assert find_profile("H200").gpu == "nvidia-h200"
+    keep("nvidia-h200-nvl")
+    assert name_meant("H200") == "nvidia-h200"  # the whole name, not a part of another
+    assert name_meant("h200 nvl") == "nvidia-h200-nvl"
+
+
+def test_a_folder_is_no_profile(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is a folder: give a GPU's name or a profile file.*flopcast fit"):
+        find_profile(str(tmp_path))

@@ -243,7 +243,48 @@ def test_names_that_are_none(factories: str) -> None:
     with pytest.raises(UsageError, match="No module named 'no_such_package'"):
         trace_module("no_such_package:f")
     for name in ("json", ":f", "json:"):
-        with pytest.raises(UsageError, match=r"valid is package\.module:factory"):
+        with pytest.raises(UsageError, match=r"valid are package\.module:factory and path/file\.py:factory"):
             trace_module(name)
     with pytest.raises(UsageError, match="needs a batch"):
         trace_module(torch.nn.Linear(2, 2))
+
+
+LINEAR = "import torch\ndef make(batch=4):\n    return torch.nn.Linear(8, 8), torch.randn(batch, 8)\n"
+
+
+def test_a_factory_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    (folder / "json.py").write_text("from beside_json import make\n")  # not the standard library's
+    (folder / "beside_json.py").write_text(LINEAR)
+    expected = trace_module(f"{folder}/beside_json.py:make").ops
+    assert trace_module(f"{folder}/json.py:make").ops == expected
+    assert not hasattr(sys.modules["json"], "make")
+    monkeypatch.chdir(folder)
+    assert trace_module("beside_json.py:make").ops == expected
+
+
+def test_a_file_of_a_package_imports_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    inner = tmp_path / "outer_of_a_file" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").touch()
+    (inner.parent / "layers.py").write_text(LINEAR)
+    (inner / "model.py").write_text("from ..layers import make\n")
+    assert trace_module(f"{inner}/model.py:make").meta["batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("no/such.py:make", "no/such.py does not exist; give the path of a Python file"), ("{}:make", "is a folder"),
+     ("{}/file.py", r"valid are package\.module:factory"), ("{}/notes:make", "is no Python file"),
+     ("{}/file.py:absent", r"absent does not exist in .*functions there: make")],
+)  # fmt: skip
+def test_a_file_that_is_none(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "file.py").write_text(LINEAR)
+    (tmp_path / "notes").write_text("none")
+    with pytest.raises(UsageError, match=said):
+        trace_module(name.format(tmp_path))
