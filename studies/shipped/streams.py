@@ -7,9 +7,12 @@ The streams of the ladder and of the shipped configs let `predict` and `cost` an
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.dollars.standard import MICRO_BATCHES, MODELS, SEQUENCES
 from flopcast.roofline.stream.library.stored import shipped_path, stream_key
-from flopcast.roofline.stream.library.streams import trace_now
+from flopcast.roofline.stream.library.streams import as_traced, trace_now
 from flopcast.roofline.stream.model.models import (
     LADDER_WIDTHS,
     Config,
@@ -27,15 +30,21 @@ from studies.command import parser_of
 
 def shipped_streams() -> list[tuple[Config, Traced]]:
     """The ladder and the shipped configs at 4 x 256, and the configs at 8 x 1024 with the fused optimizer; Qwen3-0.6B
-    at the batches that every other follows from (`stream/ops/to_batch.py`): what the report shows over batches."""
+    at the batches that every other follows from (`stream/ops/to_batch.py`): what the report shows over batches; the
+    standard models in the micro-batches of GPUs with less memory."""
     ladder = [make_config(width=width, depth=FOLDED_DEPTH) for width in LADDER_WIDTHS]
     configs = [with_depth(load_config(name), FOLDED_DEPTH) for name in shipped_names()]
     large = Traced(batch=8, seq=1024, optimizer="adamw-fused")
     small = configs[shipped_names().index("qwen3-0.6b")]
+    standard = [with_depth(load_config(name), FOLDED_DEPTH) for name in MODELS]
+    fewer = [
+        as_traced(replace(large, batch=SEQUENCES // count, accumulate=count)) for count in MICRO_BATCHES if count > 1
+    ]
     return [
         *((c, Traced()) for c in (*ladder, *configs)),
         *((c, large) for c in configs),
         *((small, Traced(batch=batch)) for batch in BATCHES),
+        *((c, micro_batch) for c in standard for micro_batch in fewer),
     ]
 
 

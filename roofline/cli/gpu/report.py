@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Device, Out, Suite, refuse_unused
+
+if TYPE_CHECKING:
+    from flopcast.roofline.dollars.standard import StandardGpu
 
 
 def report(
@@ -91,7 +95,7 @@ def report(
     profile = completed(profile)
     with progress("comparing, drawing"):
         page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), steps=steps)
-    over = page_index.keep(out, index)
+    over = page_index.keep(out, index, _standard_gpus)
     if as_json:
         emit({"gpu": profile.gpu, "page": str(page), "index": over and str(over)})
     else:
@@ -99,3 +103,17 @@ def report(
         if over is not None:
             say(f"wrote {over}")
         say(f"open {page}")
+
+
+def _standard_gpus() -> Sequence[StandardGpu]:
+    """The standard models on every known GPU, at the latest prices of the shipped book."""
+    from flopcast.roofline.dollars.standard import standard_gpus
+    from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
+    from flopcast.roofline.gpu.library.profiles import known
+
+    book = load_prices()
+    order = ("measured", "published", "projected")
+    names = [entry.name for entry in sorted(known(), key=lambda entry: order.index(entry.basis)) if entry.name != "cpu"]
+    prices = {name: price for name in names if (price := latest(book, name)) is not None}
+    with progress("forecasting the standard models on every GPU"):
+        return standard_gpus(names, prices)

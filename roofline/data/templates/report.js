@@ -3,12 +3,13 @@
 (() => {
   const cells = (row) => Array.from(row.children);
   const rows = (table) => Array.from(table.tBodies[0].rows);
+  const headings = (table) => cells(table.tHead.rows[table.tHead.rows.length - 1]);
   const make = (tag, props) => Object.assign(document.createElement(tag), props);
 
   // --- tables
 
   function sortBy(table, index) {
-    const head = cells(table.tHead.rows[0]);
+    const head = headings(table);
     const down = head[index].getAttribute("aria-sort") === "ascending";
     head.forEach((th) => th.removeAttribute("aria-sort"));
     head[index].setAttribute("aria-sort", down ? "descending" : "ascending");
@@ -24,13 +25,13 @@
 
   function csv(table) {
     const quote = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-    const head = cells(table.tHead.rows[0]).map((th) => th.dataset.key);
+    const head = headings(table).map((th) => th.dataset.key);
     const body = rows(table).map((row) => cells(row).map((td) => td.dataset.v));
     return [head, ...body].map((line) => line.map(quote).join(",")).join("\n") + "\n";
   }
 
   for (const table of document.querySelectorAll("table")) {
-    cells(table.tHead.rows[0]).forEach((th, index) => {
+    headings(table).forEach((th, index) => {
       const button = make("button", { type: "button", title: "Sort by this column" });
       button.append(...th.childNodes);
       button.addEventListener("click", () => sortBy(table, index));

@@ -35,6 +35,8 @@ def build_report(
 
     Raises UsageError if the folder cannot be written.
     """
+    from flopcast.roofline.dollars.standard import standard_gpu
+    from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
     from flopcast.roofline.step.largest_batch import largest_batch
     from flopcast.roofline.validation.compare_steps import compare_runs
     from flopcast.roofline.validation.step_comparison import write_csv
@@ -66,6 +68,7 @@ def build_report(
         hosts=hosts(profile),
         extra=extra,
         notes=faults,
+        standard=None if is_cpu else standard_gpu(profile, latest(load_prices(), profile.gpu)),
     )
     return render(data, out)
 

@@ -11,6 +11,7 @@ from flopcast.roofline.views.figures.canvas import Figure, Row
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.points import CostCurve
+    from flopcast.roofline.dollars.standard import StandardGpu
     from flopcast.roofline.gpu.fit.quality import FitReport
     from flopcast.roofline.gpu.profile.host import HostCosts
     from flopcast.roofline.gpu.profile.profile import Profile
@@ -47,6 +48,7 @@ class ReportData:
     anatomy: forecasts of a ladder, small to large; batches: those of `batched_model` over batches of sequences of
     `batched_seq` tokens, and the largest that fits. curves: those of the GPUs compared. hosts: those known, the
     profile's own first. extra: sections made elsewhere (`extra.py`). notes: paragraphs for the foot of the page.
+    standard: the standard models on this GPU.
     """
 
     profile: Profile
@@ -64,3 +66,4 @@ class ReportData:
     largest_batch: int | None = None
     hosts: Sequence[HostCosts] = ()
     extra: Sequence[Section] = ()
+    standard: StandardGpu | None = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.roofline.dollars.standard import StandardGpu
 from flopcast.roofline.views.page.page import NUMBERS, asset, template
+from flopcast.roofline.views.page.standard import gpus_table
 
 INDEX = "index.html"
 MARK = '<meta name="generator" content="flopcast index">'
@@ -16,17 +18,17 @@ FILES = ("validation.csv", "widths-3.csv", "widths-2.csv", "widths.csv", "kernel
 LOCAL = "local"  # `make report`'s folder: this machine's own page, of no interest to others
 
 
-def keep(out: Path, folder: Path | None = None) -> Path | None:
+def keep(out: Path, folder: Path | None = None, gpus: Callable[[], Sequence[StandardGpu]] = tuple) -> Path | None:
     """Makes the index of `folder`; without `folder`, updates the index of OUT's parent if flopcast made one there.
 
-    A page in a folder named "local" is not listed and changes nothing. Returns the index that was written. Raises
-    UsageError if it cannot be written.
+    A page in a folder named "local" is not listed and changes nothing. `gpus` forecasts what the table of GPUs shows,
+    and is called where an index is made. Returns the index that was written. Raises UsageError if it cannot be written.
     """
     if folder is None:
         if out.resolve().name == LOCAL or not is_index(out.resolve().parent / INDEX):
             return None
         folder = out.parent
-    return write(folder)
+    return write(folder, gpus())
 
 
 def is_index(path: Path) -> bool:
@@ -37,10 +39,18 @@ def is_index(path: Path) -> bool:
         return False
 
 
-def write(folder: Path) -> Path:
-    """Writes FOLDER/index.html, which lists the pages in its folders. Raises UsageError if it cannot be written."""
+def write(folder: Path, gpus: Sequence[StandardGpu] = ()) -> Path:
+    """Writes FOLDER/index.html: a table of the GPUs, and the pages in its folders. Raises UsageError if it cannot be
+    written."""
+    listed = pages(folder)
+    links = {page["gpu"]: f"{page['folder']}/{page['page']}" for page in listed}
     page = template("index.html.j2").render(
-        mark=MARK, css=asset("report.css"), pages=pages(folder), others=others(folder)
+        mark=MARK,
+        css=asset("report.css"),
+        js=asset("report.js"),
+        gpus=gpus_table(gpus, links),
+        pages=listed,
+        others=others(folder),
     )
     target = folder / INDEX
     try:

@@ -8,6 +8,7 @@ colleague. Parts without data are left out: a CPU has no curves, a GPU may have 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ from flopcast.roofline.views.figures.kernels import roofline_figure
 from flopcast.roofline.views.page import dollars, tables
 from flopcast.roofline.views.page.data import ReportData, Section, section
 from flopcast.roofline.views.page.provenance import provenance, reproduce
+from flopcast.roofline.views.page.standard import standard_table
 from flopcast.roofline.views.page.words import key_numbers, name_of, own_curve, summary_lines, warnings
 
 TEMPLATES = DATA / "templates"
 PAGE, NUMBERS = "report.html", "report.json"
+# Three tables of a page are not folded: the standard models', and the first of these that it has.
+OPENED = ("summary", "leaders", "ladder", "ceilings")
 IN_INDEX = ("What a step costs", "Which multiple to keep", "FLOPs per dollar")  # headings of the summary
 
 
@@ -43,7 +47,9 @@ def render(data: ReportData, folder: Path) -> Path:
         basis=data.profile.basis,
         numbers=list(key_numbers(data)),
         summary=list(summary_lines(data)),
+        standard=standard_table(data.standard),
         sections=parts,
+        open_tables=opened(parts, 3 - (data.standard is not None)),
         provenance=list(provenance(data)),
         reproduce=list(reproduce(data, figures)),
         warnings=warnings(data),
@@ -118,6 +124,12 @@ def sections(data: ReportData) -> list[Section]:
         section("host", "The host", [host_figure(data.hosts)], [tables.host_table(profile)]),
     ]  # fmt: skip
     return [part for part in made if part.figures or part.tables]
+
+
+def opened(parts: Sequence[Section], most: int) -> list[str]:
+    """Names of the tables that are not folded."""
+    names = {table.name for part in parts for table in part.tables}
+    return [name for name in OPENED if name in names][:most]
 
 
 def main_numbers(data: ReportData) -> dict[str, Any]:

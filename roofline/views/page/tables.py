@@ -256,7 +256,7 @@ def component_table(rows: Sequence[StepComparison]) -> Table | None:
     if not rows:
         return None
 
-    def column(group: str, key: str, label: str, what: str, show: Callable[[Any], str], **how: bool) -> Column:
+    def column(group: str, key: str, label: str, what: str, show: Callable[[Any], str], **how: Any) -> Column:
         shown = f"{RESIDUALS[group]} {label}"
         return Column(f"{group}_{key}", shown, show, lambda row: getattr(row.classes[group], what), **how)
 

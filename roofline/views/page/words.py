@@ -253,17 +253,25 @@ def key_numbers(data: ReportData) -> Iterator[KeyNumber]:
     copy = profile.ceilings.get("hbm_copy")
     if copy is not None:
         yield KeyNumber(rate(copy.value, "B/s"), "memory, read and written", copy.basis)
-    if data.anatomy:
+    if data.standard is not None:
+        first = data.standard.steps[0]
+        if first.fits:
+            low, high = first.seconds.low, first.seconds.high
+            yield KeyNumber(
+                _ms(first.seconds.value),
+                f"a step of {first.model}",
+                f"{first.run.tokens:,} tokens, {_ms(low)} to {_ms(high)}, bound by {first.forecast.bound}",
+            )
+        usd = first.usd_per_million_tokens
+        if usd is not None and first.price is not None:
+            yield KeyNumber(f"${usd.value:.3g}", "per million tokens, the same step", first.price.label)
+    elif data.anatomy:
         step = reference_step(data.anatomy)
         yield KeyNumber(
             _ms(step.step_seconds),
             f"a step of {count(step.n_params)} parameters",
             f"{tokens_of(step):,} tokens, bound by {step.bound}",
         )
-        curve = own_curve(data)
-        if curve is not None:
-            usd = curve.price.usd_per_hour / 3600 / step.tokens_per_second * 1e6
-            yield KeyNumber(f"${usd:.3g}", "per million tokens, the same step", curve.price.label)
     done = errors_of(row.step for row in data.validation)
     if done.n:
         device = errors_of(row.device for row in data.validation)

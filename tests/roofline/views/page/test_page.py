@@ -19,8 +19,10 @@ from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape, shape_from_json, shape_to_json
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.dollars.points import CostCurve, StepPoint, cost_curve
+from flopcast.roofline.dollars.standard import standard_gpu
 from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
 from flopcast.roofline.gpu.fit.quality import FitReport, Quality
+from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast, width_of
@@ -172,6 +174,16 @@ class Page(HTMLParser):
 
 def read(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
+
+
+def test_it_begins_with_what_standard_models_cost_and_folds_the_rest(data: ReportData, tmp_path: Path) -> None:
+    h200 = find_profile("nvidia-h200")
+    found = standard_gpu(h200, latest(load_prices(), h200.gpu))
+    page = read(render(replace(data, standard=found), tmp_path))
+    details = [attributes for tag, attributes in page.tags if tag == "details"]
+    assert details[0]["id"] == "table-standard"
+    assert [each["id"] for each in details if "open" in each] == ["table-standard", "table-summary", "table-leaders"]
+    assert [row[0] for row in page.tables["standard"][1:]] == ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b"]
 
 
 def test_the_page_loads_nothing_from_anywhere(page: Path) -> None:
