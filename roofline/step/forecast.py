@@ -25,15 +25,19 @@ class ClassShare:
 class Forecast:
     """What a training step is forecast to cost, in seconds, bytes and FLOPs; low and high bound a 90% interval.
 
+    `n_params_trained`: those that the step writes; `n_params_active`: those that a token passes, fewer with experts.
     `unit`: what `tokens_per_second` and 6N count: "tokens", or "samples" or "steps" for modules and step functions
     without token ids. `power_watts`: mean power of back-to-back steps, 0 where it is not known; `power_seconds`: what
     the part's power limit adds to the step, whose kernels then run at `clock_share` of the highest clock.
-    `device_seconds` are at full clock, as a profiler reads them with pauses between the steps."""
+    `device_seconds` are at full clock, as a profiler reads them with pauses between the steps. `flops_hardware` and
+    `hfu` (hardware FLOPs utilisation) count what checkpointing recomputes, `flops_counted` and `mfu` do not."""
 
     gpu: str
     profile_basis: str
     mode: str
     n_params: int
+    n_params_trained: int
+    n_params_active: int
     depth: int | None
     step_seconds: float
     step_seconds_low: float
@@ -49,6 +53,8 @@ class Forecast:
     flops_6n: int
     mfu: float
     mfu_6n: float
+    flops_hardware: int
+    hfu: float
     peak_flops_per_second: float
     peak_bytes: int
     needed_bytes: int

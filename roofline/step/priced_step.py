@@ -29,7 +29,7 @@ from flopcast.roofline.step.simulation import Timeline, is_synchronous
 from flopcast.roofline.step.uncertainty import Interval, device_log_sigma, step_interval
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES
-from flopcast.roofline.stream.lowering.lower import recomputed
+from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
 from flopcast.roofline.stream.lowering.variants import KernelKind
 from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -110,8 +110,17 @@ class PricedStep:
     @cached_property
     def flops(self) -> int:
         """The model's FLOPs by MFU's convention: what checkpointing recomputes takes time but counts as no work."""
-        again = recomputed(self.stream)
-        return sum(op.flops for op, is_repeated in zip(self.ops, again, strict=True) if not is_repeated)
+        return sum(timed.flops for op, timed in zip(self.stream.ops, self.ops, strict=True) if not op.is_recomputed)
+
+    @cached_property
+    def hardware_flops(self) -> int:
+        """All FLOPs that the device does, by HFU's convention: with what is recomputed."""
+        return sum(timed.flops for timed in self.ops)
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """The parameters that are trained and that a token passes, and the FLOPs that 6N makes of them."""
+        return count_parameters(self.stream, self.run.tokens)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -163,7 +172,6 @@ class PricedStep:
         stream, run, profile, timeline = self.stream, self.run, self.profile, self.timeline
         step, low, high = self.interval
         power = timeline.draw.power(step)
-        six_n = 6 * stream.n_params * run.tokens
         peak = peak_for(profile, run.precision)
         spread = exp(Z_90 * self.device_sigma)
         return Forecast(
@@ -171,6 +179,8 @@ class PricedStep:
             profile_basis=profile.basis,
             mode=run.mode,
             n_params=stream.n_params,
+            n_params_trained=self.parameters.trained,
+            n_params_active=self.parameters.active,
             depth=stream.depth,
             step_seconds=step,
             step_seconds_low=low,
@@ -183,9 +193,11 @@ class PricedStep:
             bound=self.bound,
             tokens_per_second=run.tokens / step,
             flops_counted=self.flops,
-            flops_6n=six_n,
+            flops_6n=self.parameters.flops_6n,
             mfu=self.flops / step / peak,
-            mfu_6n=six_n / step / peak,
+            mfu_6n=self.parameters.flops_6n / step / peak,
+            flops_hardware=self.hardware_flops,
+            hfu=self.hardware_flops / step / peak,
             peak_flops_per_second=peak,
             peak_bytes=self.peak_bytes,
             needed_bytes=self.needed_bytes,

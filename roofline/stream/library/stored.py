@@ -18,7 +18,7 @@ from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 
 # Increased when the tracer gives another stream for the same model: streams cached before are then traced again.
-TRACER = 2
+TRACER = 3
 
 # Run options that are left out of the key at these values.
 _DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none"}

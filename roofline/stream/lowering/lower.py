@@ -98,25 +98,6 @@ def _gemm(a: Operand, b: Operand, precision: str) -> Gemm:
     return Gemm(m=m, n=b.shape[-1], k=k, dtype=dtype, layout=layout_of(a, b), batch=batch)
 
 
-def recomputed(stream: Stream) -> list[bool]:
-    """Tells for each op whether it recomputes in the backward what its module did in the forward (activation
-    checkpointing).
-
-    Such an op is the same call on the same operands; a product of the backward itself reads one of them transposed.
-    Known only for streams traced with checkpointing; a module's own checkpointing is not recognized.
-    """
-    if stream.meta.get("checkpoint", "none") == "none":
-        return [False] * len(stream.ops)
-    forward = {(op.module, stream.call(op).key) for op in stream.ops if op.phase == "forward"}
-    is_layered = stream.depth is not None  # in a stack of layers only these are checkpointed
-    return [
-        op.phase == "backward"
-        and (op.layer is not None or not is_layered)
-        and (op.module, stream.call(op).key) in forward
-        for op in stream.ops
-    ]
-
-
 def _is_square(stream: Stream, op: Op, name: str) -> bool:
     """Whether an attention has as many keys as queries, four dimensions, and does not stand in for another kind."""
     query, key = (operand.shape for operand in _query_and_key(stream, op, name))

@@ -49,7 +49,7 @@ class Op(NamedTuple):
     `args` and `kwargs` are as in `kernels.shapes.Call`.
     `kind`: launch (runs on the device), view (outputs are views of the inputs, nothing runs), host (works on
     tensors in host memory), sync (copies a value to the host, which waits for it). `freed`: storages released
-    since the previous op.
+    since the previous op. `is_recomputed`: it repeats in the backward what the forward did (activation checkpointing).
     """
 
     name: str
@@ -63,6 +63,7 @@ class Op(NamedTuple):
     module: str = ""
     kind: str = "launch"
     freed: tuple[int, ...] = ()
+    is_recomputed: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Stream:
 
 
 def to_json(stream: Stream) -> dict[str, Any]:
-    """Returns the stream as compact JSON: ops are lists, without trailing default values."""
+    """Returns the stream as compact JSON: ops are lists, which end with a 1 where they are recomputed."""
     return {
         "schema": SCHEMA,
         "n_params": stream.n_params,
@@ -109,10 +110,13 @@ def to_json(stream: Stream) -> dict[str, Any]:
         ],
         "ops": [
             [op.name, op.phase, list(op.inputs), list(op.outputs), list(op.written), op.args, op.kwargs,
-             op.layer, op.module, op.kind, list(op.freed)]
+             op.layer, op.module, op.kind, list(op.freed), *[1] * op.is_recomputed]
             for op in stream.ops
         ],
     }  # fmt: skip
+
+
+_RECOMPUTED = {(): False, (1,): True}  # by what an op's list ends with
 
 
 def from_json(record: Any, source: str = "stream") -> Stream:
@@ -132,15 +136,16 @@ def from_json(record: Any, source: str = "stream") -> Stream:
     try:
         return Stream(
             ops=tuple(
-                Op(name, phase, tuple(i), tuple(o), tuple(w), args, kwargs, layer, module, kind, tuple(freed))
-                for name, phase, i, o, w, args, kwargs, layer, module, kind, freed in record["ops"]
+                Op(name, phase, tuple(i), tuple(o), tuple(w), args, kwargs, layer, module, kind, tuple(freed),
+                   _RECOMPUTED[tuple(mark)])
+                for name, phase, i, o, w, args, kwargs, layer, module, kind, freed, *mark in record["ops"]
             ),
             tensors=tuple(TensorRef(operand(s, st, d), at) for s, st, d, at in record["tensors"]),
             storages=tuple(Storage(b, k, layer) for b, k, layer in record["storages"]),
             n_params=record["n_params"],
             depth=record["depth"],
             meta=record["meta"],
-        )
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError) as fault:
         raise DataError(f"{source}: not a flopcast op stream ({fault!r}); trace it again") from fault
 

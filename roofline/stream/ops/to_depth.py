@@ -89,12 +89,12 @@ class _Unfolding:
         if _is_multi_tensor(op):
             return self._copy_multi_tensor(op)
         tensors, storages = self._placed(op, layer)
-        name, phase, inputs, outputs, written, args, kwargs, home, module, kind, freed = op
+        name, phase, inputs, outputs, written, args, kwargs, home, module, kind, freed, again = op
         if freed:
             freed = self._freed(op) if layer is None else tuple([storages[s] for s in freed])
         inputs, outputs = tuple([tensors[i] for i in inputs]), tuple([tensors[i] for i in outputs])
         module = _rename(module, home, layer)
-        return Op(name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed)
+        return Op(name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed, again)
 
     def _freed(self, op: Op) -> tuple[int, ...]:
         """Lists the storages freed before an op outside the layers: of every layer, as autocast's cast weights are."""

@@ -72,25 +72,43 @@ class Parts:
 def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Keeps `recorder.phase` up to date; yields a function to call when a model begins. Calls `ended` after a backward.
 
-    The backward is what autograd's engine runs; the optimizer phase follows, until a model is called again.
+    The backward is what autograd's engine runs; the optimizer phase follows, until a model is called again. It runs
+    without recording a graph: where something switches that on within it, a forward is repeated, as checkpointing of
+    every kind does to have the graph that it did not keep.
     """
     depth = 0
 
     def within(function: Callable[..., Any], after: str | None) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             nonlocal depth
-            before = recorder.phase
-            recorder.phase = "backward"
+            before, outer = recorder.phase, recorder.recomputations
+            recorder.phase, recorder.recomputations = "backward", 0
             depth += 1
             try:
                 return function(*args, **kwargs)
             finally:
                 depth -= 1
+                recorder.recomputations = outer
                 if depth == 0:
                     ended()
                     recorder.phase = after or before
 
         return run
+
+    enable, restore = torch.enable_grad.__enter__, torch.enable_grad.__exit__
+    repeating: list[torch.enable_grad] = []
+
+    def enabled(context: torch.enable_grad) -> None:
+        enable(context)
+        if depth:
+            repeating.append(context)
+            recorder.recomputations += 1
+
+    def restored(context: torch.enable_grad, *fault: Any) -> None:
+        if context in repeating:
+            repeating.remove(context)
+            recorder.recomputations -= 1
+        restore(context, *fault)
 
     def begin(phase: str) -> None:
         if depth == 0:
@@ -99,6 +117,8 @@ def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[
     with (
         replaced(torch.autograd, "backward", within(torch.autograd.backward, "optimizer")),
         replaced(torch.autograd, "grad", within(torch.autograd.grad, None)),
+        replaced(torch.enable_grad, "__enter__", enabled),
+        replaced(torch.enable_grad, "__exit__", restored),
         register_optimizer_step_pre_hook(lambda *_: begin("optimizer")),
     ):
         yield lambda: begin("forward")

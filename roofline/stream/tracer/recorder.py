@@ -45,6 +45,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.modules, self.is_host = modules, is_host
         self.phase = "forward"
+        self.recomputations = 0  # forwards that the backward is repeating now, one within another
         self.ops: list[Op] = []
         self.tensors: list[TensorRef] = []
         self.storages: list[Storage] = []
@@ -171,6 +172,7 @@ class Recorder(TorchDispatchMode):
                 module=module,
                 kind=kind,
                 freed=freed,
+                is_recomputed=self.recomputations > 0,
             )
         )
         return result

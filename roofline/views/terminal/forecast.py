@@ -32,13 +32,18 @@ def run_words(run: Run, unit: str = "tokens") -> str:
     return ", ".join([batch_words(run.batch, run.seq, unit), *more, run.precision, run.optimizer, run.mode, *words])
 
 
+def parameters_words(found: Forecast) -> str:
+    """Counts the parameters, and where they are fewer those that are trained and those that a token passes."""
+    some = {"active": found.n_params_active, "trained": found.n_params_trained}
+    fewer = [f"{parameters(count)} {name}" for name, count in some.items() if count < found.n_params]
+    words = f" ({', '.join(fewer)})" if fewer else ""
+    return f"{parameters(found.n_params)} parameters{words}"
+
+
 def step_words(found: Forecast, run: Run) -> str:
     """Names the step and its GPU, as the title of its tables."""
     depth = f"{found.depth} layers, " if found.depth else ""
-    return (
-        f"{found.gpu} ({found.profile_basis}): {parameters(found.n_params)} parameters, {depth}"
-        f"{run_words(run, found.unit)}"
-    )
+    return f"{found.gpu} ({found.profile_basis}): {parameters_words(found)}, {depth}{run_words(run, found.unit)}"
 
 
 def print_forecast(found: Forecast, run: Run) -> None:
@@ -82,9 +87,14 @@ def print_forecast(found: Forecast, run: Run) -> None:
 def _flops_rows(found: Forecast) -> list[list[str]]:
     """Rows of FLOPs and MFU; 6N is given for tokens only, since an image costs more than 6 FLOPs per parameter."""
     peak = rate(found.peak_flops_per_second, "FLOP/s", 1)
+    again = []
+    if found.flops_hardware > found.flops_counted:
+        again = [["with recomputation (HFU)", f"{found.flops_hardware:.4g}, {share(found.hfu)} of {peak}"]]
     if found.unit != "tokens":
-        return [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{share(found.mfu)} of {peak}"]]
-    return [
-        ["FLOPs counted, 6N", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],
-        ["MFU counted, 6N", f"{share(found.mfu)}, {share(found.mfu_6n)} of {peak}"],
-    ]
+        rows = [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{share(found.mfu)} of {peak}"]]
+    else:
+        rows = [
+            ["FLOPs counted, 6N", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],
+            ["MFU counted, 6N", f"{share(found.mfu)}, {share(found.mfu_6n)} of {peak}"],
+        ]
+    return rows + again

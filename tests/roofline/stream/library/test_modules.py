@@ -22,7 +22,7 @@ from flopcast.microbench.recipe import training_step
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep, forecast
 from flopcast.roofline.stream.lowering.describe import describe
-from flopcast.roofline.stream.lowering.lower import lower, recomputed
+from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.model.models import load_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -159,7 +159,7 @@ def test_checkpointing_saves_memory(traced: Callable[..., Stream], profile: Prof
         for name, s in (("none", traced(deep, batch=8, seq=64)), ("full", stream))
     }
     assert peak["full"] < 0.8 * peak["none"]
-    inside = [op for op, is_again in zip(stream.ops, recomputed(stream), strict=True) if is_again]
+    inside = [op for op in stream.ops if op.is_recomputed]
     assert {op.layer for op in inside} == set(range(12))
 
 

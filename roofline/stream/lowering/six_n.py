@@ -1,0 +1,100 @@
+"""Counts FLOPs by the rule of thumb 6N: of each parameter, for each token, two in the forward and four in the backward.
+
+Two corrections make it the work that a step is asked to do:
+
+- a frozen parameter has no gradient of its own: it counts two in the forward and two in the backward where a gradient
+  passes through it on the way to what is trained (some layer below it), none where nothing does;
+- of experts those count that a token is sent through: of a bank of matrices the share that its products multiply.
+
+Lookups count as products, as the rule has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flopcast.kernels.shapes import DTYPE_BYTES
+from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.lower import lower
+from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet
+from flopcast.roofline.stream.ops.to_micro_batches import times_run
+
+# Calls whose result is their operand again, in another dtype or place: what autocast makes of a parameter.
+_COPIES = ("aten._to_copy", "aten.clone", "aten.contiguous")
+# Products of one matrix per expert.
+_BANKED = ("aten._grouped_mm", "aten.bmm", "aten.baddbmm")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many parameters a step trains, how many a token passes (`active`), and FLOPs of the step by 6N."""
+
+    trained: int
+    active: int
+    flops_6n: int
+
+
+@dataclass
+class _Use:
+    """What a step does with one parameter. `product_flops`: of the forward's products of a bank of matrices."""
+
+    numel: int
+    in_forward: bool = False
+    in_backward: bool = False
+    product_flops: int = 0
+
+    def active(self, tokens: int) -> int:
+        """The parameters that a token passes: all, but of a bank those that its products multiply."""
+        return min(self.numel, round(self.product_flops / (2 * tokens))) if self.product_flops else self.numel
+
+
+def count_parameters(stream: Stream, tokens: int) -> Parameters:
+    """Counts the parameters of a step of `tokens` tokens. Trained is what the step writes; of one that writes no
+    parameter, as one without an optimizer, all."""
+    parameters = {i for i, storage in enumerate(stream.storages) if storage.kind == "parameter"}
+    written = {stream.tensors[op.inputs[i]].storage for op in stream.ops for i in op.written} & parameters
+    frozen = parameters - written if written else set()
+    banks = {ref.storage for ref in stream.tensors if len(ref.operand.shape) == 3} & parameters
+    n_params = stream.n_params
+    if not frozen and not banks:
+        return Parameters(n_params, n_params, 6 * n_params * tokens)
+    uses = _uses(stream, frozen | banks)
+    lacking = 0  # of 6 FLOPs for each parameter and token
+    for storage, use in uses.items():
+        each = 6 if storage not in frozen else 2 * use.in_forward + 2 * use.in_backward
+        lacking += 6 * use.numel - each * use.active(tokens)
+    return Parameters(
+        trained=n_params - sum(uses[storage].numel for storage in frozen),
+        active=n_params - sum(use.numel - use.active(tokens) for use in uses.values()),
+        flops_6n=(6 * n_params - lacking) * tokens,
+    )
+
+
+def _uses(stream: Stream, parameters: set[int]) -> dict[int, _Use]:
+    """Returns what the step does with each of these storages, through casts and views as well."""
+    dtypes = {ref.storage: ref.operand.dtype for ref in stream.tensors if ref.storage in parameters}
+    uses = {
+        storage: _Use(stream.storages[storage].bytes // DTYPE_BYTES[dtypes.get(storage, "fp32")])
+        for storage in parameters
+    }
+    stands_for = {storage: storage for storage in parameters}
+    for op, times in zip(stream.ops, times_run(stream), strict=True):
+        for index in op.inputs if op.kind != "view" and op.phase != "optimizer" else ():
+            ref = stream.tensors[index]
+            owner = stands_for.get(ref.storage)
+            if owner is None:
+                continue
+            if packet(op.name) in _COPIES:
+                stands_for.update((stream.tensors[made].storage, owner) for made in op.outputs)
+            elif not op.is_recomputed:
+                use = uses[owner]
+                use.in_forward |= op.phase == "forward"
+                use.in_backward |= op.phase == "backward"
+                if op.phase == "forward" and len(ref.operand.shape) == 3 and packet(op.name) in _BANKED:
+                    use.product_flops += _flops(stream, op) * times
+    return uses
+
+
+def _flops(stream: Stream, op: Op) -> int:
+    lowered = lower(stream, op)
+    return 0 if lowered is None else describe(*lowered).flops

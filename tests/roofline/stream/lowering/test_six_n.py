@@ -1,0 +1,88 @@
+"""6N counts what a step is asked to do: what is trained, what gradients pass, and the experts of each token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
+from flopcast.roofline.stream.tracer.trace import trace, trace_module
+
+WIDTH, ROWS = 32, 8
+LAYER = WIDTH * WIDTH + WIDTH
+
+
+def mlp(*are_trained: bool) -> torch.nn.Sequential:
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in are_trained))
+    for layer, is_trained in zip(model, are_trained, strict=True):
+        layer.requires_grad_(is_trained)
+    return model
+
+
+def counted(module: torch.nn.Module, **options: Any) -> Parameters:
+    return count_parameters(trace_module(module, torch.randn(ROWS, WIDTH), **options), ROWS)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "autocast-bf16", "bf16"])
+def test_frozen_layers_by_hand(precision: str) -> None:
+    assert counted(mlp(True, True, True), precision=precision) == Parameters(3 * LAYER, 3 * LAYER, 18 * LAYER * ROWS)
+    last = counted(mlp(False, False, True), precision=precision)  # nothing below is trained: forward alone
+    assert last == Parameters(LAYER, 3 * LAYER, (6 + 2 + 2) * LAYER * ROWS)
+    # a gradient passes the weights of the layers above; their biases have no part in it
+    first = counted(mlp(True, False, False), precision=precision)
+    assert first == Parameters(LAYER, 3 * LAYER, (6 * LAYER + 2 * (2 * LAYER + 2 * WIDTH**2)) * ROWS)
+
+
+def test_micro_batches_and_checkpointing_count_as_one_pass_each() -> None:
+    model = mlp(False, True)
+    once = counted(model)
+    assert counted(model, accumulate=3) == once  # of the same number of tokens
+    assert count_parameters(trace_module(mlp(True), torch.randn(ROWS, WIDTH), accumulate=7), 7 * ROWS).flops_6n == (
+        6 * LAYER * 7 * ROWS
+    )
+
+
+def test_what_is_not_used_is_not_counted() -> None:
+    class Spare(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)  # type: ignore[no-any-return]
+
+    found = counted(Spare())
+    assert found.flops_6n == 6 * LAYER * ROWS
+    assert found.trained == LAYER
+
+
+def test_a_step_without_an_optimizer_trains_all() -> None:
+    model, x = mlp(True, True), torch.zeros(ROWS, WIDTH)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        model.zero_grad()
+
+    assert count_parameters(trace_module(step), ROWS) == Parameters(2 * LAYER, 2 * LAYER, 12 * LAYER * ROWS)
+
+
+MOE: dict[str, Any] = {"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+       "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "moe_intermediate_size": 32,
+       "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 256, "tie_word_embeddings": True}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"checkpoint": "full"}, {"accumulate": 2}])
+def test_active_experts_of_transformers_qwen3_moe(options: dict[str, Any]) -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    stream = trace(MOE, batch=2, seq=32, **options)
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**MOE))
+    total = model.num_parameters()
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    assert experts == 3 * 8 * 3 * 64 * 32  # layers, experts, up, gate and down
+    active = total - experts * 6 // 8
+    tokens = 2 * 32 * options.get("accumulate", 1)
+    assert count_parameters(stream, tokens) == Parameters(total, active, 6 * active * tokens)
