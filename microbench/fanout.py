@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from flopcast.child import PARENT
+
 COMMAND = (sys.executable, "-m", "flopcast")  # what starts a bench
-PARENT = "FLOPCAST_PARENT"  # the process id that a child must not outlive
 GRACE_SECONDS = 2.0
 LAST_WORDS = 3  # lines of a failed process's stderr that are kept
 
@@ -106,20 +107,6 @@ def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
             process.send_signal(signal.SIGINT)
     for process in processes:
         process.wait()
-
-
-def end_with_parent() -> None:
-    """Makes a process that `run_side_by_side` started die with its parent, even if that is killed by kill -9 (Linux):
-    otherwise it would hold its folder's lock and a GPU for minutes."""
-    parent = os.environ.pop(PARENT, None)
-    if parent is None or not sys.platform.startswith("linux"):
-        return
-    import ctypes
-
-    pr_set_pdeathsig = 1  # linux/prctl.h
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != int(parent):  # the parent died before the line above
-        os._exit(1)
 
 
 def _start(job: Job, count: int) -> subprocess.Popen[str]:

@@ -40,7 +40,10 @@ PLAIN = (
     | {f"flopcast.microbench.records.{name}" for name in ("kernel_sources", "machine", "records", "rows")}
     | {"flopcast.microbench.recipe.plans"}
 )
-SHARED = {"flopcast", "flopcast.decode", "flopcast.errors", "flopcast.files", "flopcast.gc_pause", "flopcast.progress"}
+SHARED = {
+    "flopcast", "flopcast.child", "flopcast.decode", "flopcast.errors", "flopcast.files", "flopcast.gc_pause",
+    "flopcast.progress",
+}  # fmt: skip
 
 
 SOURCES = sources()

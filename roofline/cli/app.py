@@ -8,11 +8,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from flopcast.errors import FlopcastError
+from flopcast.errors import INTERRUPTED, FlopcastError, UsageError, shortened
 from flopcast.roofline.cli.choose.cost import cost
 from flopcast.roofline.cli.choose.plan import plan
 from flopcast.roofline.cli.choose.prices import prices
@@ -26,6 +27,8 @@ from flopcast.roofline.cli.gpu.kernels import kernels
 from flopcast.roofline.cli.gpu.report import report
 from flopcast.roofline.cli.gpu.roofline import roofline
 from flopcast.roofline.cli.gpu.tune import tune_kernels
+from flopcast.roofline.cli.shared import stopped
+from flopcast.roofline.cli.shared.characters import never_fail_to_encode
 from flopcast.roofline.cli.shared.groups import expanded
 from flopcast.roofline.cli.step.explain import explain
 from flopcast.roofline.cli.step.predict import predict
@@ -41,7 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-INTERRUPTED = 130  # typer's exit code for Ctrl-C
+LONGEST_ARGUMENT = 4096  # characters, as long as a path may be; typer repeats a wrong one whole
 
 
 def main() -> None:
@@ -51,7 +54,9 @@ def main() -> None:
     # None where the process that started this one closed them: nobody reads them
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    never_fail_to_encode()
     try:
+        _check_lengths(sys.argv[1:])
         app()
     except FlopcastError as fault:
         print(f"flopcast: {fault}", file=sys.stderr)
@@ -59,8 +64,8 @@ def main() -> None:
     except SystemExit as left:
         if left.code != INTERRUPTED:
             raise
-        print("flopcast: stopped; finished measurements are kept", file=sys.stderr)
-        raise SystemExit(1) from None
+        print(f"flopcast: {stopped.told(left)}", file=sys.stderr)
+        raise
     except BrokenPipeError:
         raise SystemExit(1) from None
     except OSError as fault:
@@ -68,6 +73,14 @@ def main() -> None:
         where = "" if fault.filename is None else f"{fault.filename}: "
         print(f"flopcast: {where}{fault.strerror or fault}", file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _check_lengths(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        if len(argument) > LONGEST_ARGUMENT:
+            raise UsageError(
+                f"an argument has {len(argument):,} characters, {shortened(argument)!r}: valid are {LONGEST_ARGUMENT:,}"
+            )
 
 
 @app.callback(invoke_without_command=True)

@@ -5,14 +5,36 @@ FlopcastError               any fault; the command line prints its message
 │   └── DataError           a file that is malformed, foreign, or of a newer schema
 └── RunError                the run could not be finished: exit code 1
 
-A message says what is wrong, the value, what is valid, and what to do next.
+A message says what is wrong, the value, what is valid, and what to do next. Values come from files and options: a
+message is `shortened`, whatever the value was.
 """
+
+import re
+
+INTERRUPTED = 130  # the exit code that shells give a command ended by Ctrl-C
+
+LONGEST_WORD, LONGEST_MESSAGE = 400, 4000  # characters; a path is one word
+_LONG_WORDS = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
+_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def shortened(text: str) -> str:
+    """A text with the middle of long words and of a long whole left out, and without what a terminal obeys."""
+    text = _LONG_WORDS.sub(lambda found: _ends(found[0], 80, 40), text)
+    return _ends(text, LONGEST_MESSAGE - 500, 400).translate(_ESCAPED)
+
+
+def _ends(text: str, first: int, last: int) -> str:
+    return f"{text[:first]}[...]{text[-last:]}" if len(text) > first + last + 100 else text
 
 
 class FlopcastError(Exception):
     """Any fault that flopcast foresees. `exit_code` is what the command line returns."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class UsageError(FlopcastError):

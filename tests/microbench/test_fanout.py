@@ -21,9 +21,9 @@ from flopcast.microbench.records.recorder import LOCK, lock_folder
 # A bench of rows that take 20 ms each: "bench --device cpu --out DIR [--rows N] [--die-at N] --json".
 SLOW_BENCH = """
 import argparse, json, os, sys, time
-from flopcast.microbench import fanout
+from flopcast.child import end_with_parent
 from flopcast.microbench.records.recorder import Recorder
-fanout.end_with_parent()
+end_with_parent()
 parser = argparse.ArgumentParser()
 parser.add_argument("command")
 for name in ("--device", "--out"):

@@ -53,9 +53,10 @@ def bench(
 
     With --config or --module it measures exactly what a step of that model launches, in place of a suite.
     """
-    from flopcast.microbench import fanout
+    from flopcast.child import end_with_parent
     from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
     from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.cli.shared.stopped import resumable
     from flopcast.roofline.step.measured_model import model_options
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.fit import print_spread
@@ -74,7 +75,8 @@ def bench(
         limits = () if budget is None else ("--budget", str(budget))
         of_backend = () if backend is None else ("--backend", backend)
         arguments = (*limits, *of_backend, *(("--retry",) if retry else ()), *(step.arguments if step else ()))
-        found = gpu_all_gpus.bench_all_gpus(out, suite, arguments)
+        with resumable(out):
+            found = gpu_all_gpus.bench_all_gpus(out, suite, arguments)
         if as_json:
             emit(found)
         elif found["spread"]:
@@ -82,11 +84,12 @@ def bench(
         gpu_all_gpus.raise_if_failed(found)
         say(f"`flopcast fit {out}` makes a profile of them")
         return
-    fanout.end_with_parent()
-    summaries = run_bench(
-        device, suite or "quick", out, model=step, budget=budget, retry=("oom", "error") if retry else (),
-        skip_host=skip_host, backend=backend,
-    )  # fmt: skip
+    end_with_parent()
+    with resumable(out):
+        summaries = run_bench(
+            device, suite or "quick", out, model=step, budget=budget, retry=("oom", "error") if retry else (),
+            skip_host=skip_host, backend=backend,
+        )  # fmt: skip
     for part, text in summaries.items():
         say(f"{part}: {text}")
     if as_json:

@@ -34,6 +34,7 @@ def report(
     from flopcast import files
     from flopcast.roofline.cli.gpu import bench
     from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.cli.shared.stopped import resumable
     from flopcast.roofline.gpu.catalogue.device import gpu_name
     from flopcast.roofline.gpu.fit import folder
     from flopcast.roofline.gpu.fit.cards import read_folder
@@ -76,7 +77,9 @@ def report(
         measurements, steps = out / "measurements", out / "steps"
         say(f"1/4 measuring this machine -> {measurements}")
         suite = suite or "quick"
-        for part, text in bench.run_bench(device, suite, measurements).items():
+        with resumable(measurements):
+            summaries = bench.run_bench(device, suite, measurements)
+        for part, text in summaries.items():
             say(f"    {part}: {text}")
         say("2/4 fitting a profile")
         found = read_folder(measurements)
@@ -84,7 +87,9 @@ def report(
             profile, quality = fit_folder(measurements, found)
         folder.save_profile(profile, out / "profile.json.gz")
         say(f"3/4 running real Qwen3 training steps -> {steps}")
-        say(f"    {run.run_validation_steps(device, suite, steps)}")
+        with resumable(out):
+            done = run.run_validation_steps(device, suite, steps)
+        say(f"    {done}")
         say("4/4 comparing, drawing")
     elif measurements is not None:
         with progress("fitting"):

@@ -36,10 +36,13 @@ def tune_kernels(
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {str(out)!r} is a file: valid is a folder, made if there is none")
     from flopcast.microbench.tuning import tune
+    from flopcast.microbench.tuning.record import RECORDS
     from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.cli.shared.stopped import resumable
     from flopcast.roofline.views.terminal import console
 
-    found = tune.tune_matmul(out, budget, console.say, again_below=again_below)
+    with resumable(out, RECORDS):
+        found = tune.tune_matmul(out, budget, console.say, again_below=again_below)
     if as_json:
         emit(found)
     else:

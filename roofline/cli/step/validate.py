@@ -48,6 +48,7 @@ def validate(
     """Runs real training steps here and compares them with their forecasts, part by part."""
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.cli.shared.stopped import resumable
     from flopcast.roofline.gpu.catalogue.device import gpu_name
     from flopcast.roofline.gpu.library.profiles import find_profile
     from flopcast.roofline.validation import comparable
@@ -78,7 +79,8 @@ def validate(
         if steps_from is not None or estimates_from is not None:
             raise UsageError(f"{flag} with folders to compare: it compares nothing; give --out alone")
         parts = ESTIMATES if only_estimates else None
-        done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, parts=parts)
+        with resumable(folder):
+            done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, parts=parts)
         console.say(f"steps: {done}" if run_only else f"estimates: {done}")
         given = f"--steps-from {folder}" if run_only else f"--steps-from STEPS --estimates-from {folder}"
         console.say(f"`flopcast validate {given}` compares them, here or elsewhere")
@@ -94,7 +96,9 @@ def validate(
             from flopcast.microbench.timing.device import describe_stack
 
             comparable.check_stack(describe_stack(), profile)
-        console.say(f"steps: {run_validation_steps(device, suite, folder, retry=retried, budget=budget)}")
+        with resumable(folder):
+            done = run_validation_steps(device, suite, folder, retry=retried, budget=budget)
+        console.say(f"steps: {done}")
     rows = compare_folder(folder, profile, any_stack=any_stack, estimates=estimates_from)
     if not rows:
         raise UsageError(f"{folder} holds no real steps: `flopcast validate --out STEPS` runs them")

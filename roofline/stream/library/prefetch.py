@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from flopcast.child import end_with_parent
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.stream.library.streams import as_traced, folded, get_stream, is_at_hand, sources_of
@@ -54,7 +55,8 @@ def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
             from concurrent.futures import ProcessPoolExecutor
 
             count = max(1, min(PROCESSES, os.cpu_count() or 1, len(traces) // 2))
-            pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+            spawning = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(count, spawning, initializer=end_with_parent, initargs=(os.getpid(),))
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             futures = {key: pool.submit(trace_into_cache, *source) for key, source in traces.items()}
 

@@ -19,14 +19,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
-from flopcast.errors import DataError, UsageError
+from flopcast.child import PARENT, end_with_parent
+from flopcast.errors import INTERRUPTED, DataError, UsageError
 from flopcast.roofline.stream.library.streams import Trace, is_at_hand, trace_now
 from flopcast.roofline.stream.model.models import Config, check_config
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import Stream
-
-_INTERRUPTED = 130
 
 
 @contextmanager
@@ -73,7 +72,7 @@ def _started() -> subprocess.Popen[str] | None:
     if "torch" in sys.modules or not sys.executable:
         return None
     # it imports from where this process does, and nothing else from the current folder
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), PARENT: str(os.getpid())}
     command = [sys.executable, "-P", "-m", __name__]
     with suppress(OSError):
         return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -81,7 +80,8 @@ def _started() -> subprocess.Popen[str] | None:
 
 
 def main() -> None:
-    """Answers one request and ends the process."""
+    """Answers one request and ends the process, at the latest when the one that asks ends."""
+    end_with_parent()
     gc.disable()
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print goes to stderr: stdout holds the answer alone
@@ -90,7 +90,7 @@ def main() -> None:
         with os.fdopen(answers, "w") as file:
             json.dump(answer, file)
     except KeyboardInterrupt:
-        os._exit(_INTERRUPTED)
+        os._exit(INTERRUPTED)
     except Exception:  # the process that asked then traces and reports the error
         os._exit(1)
     sys.stderr.flush()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +35,8 @@ _CUDA = torch.device("cuda", 0)
 _CAPABILITY = (9, 0)
 # A step reads back few Boolean values; a loop that runs until one is false would never end.
 MAX_CHECKS = 2_000
+# Processor seconds of one trace: 48 layers of 16 experts take 20 s, 62 layers that all differ half a minute.
+MAX_SECONDS = 120.0
 
 
 class HostTensors:
@@ -102,10 +105,15 @@ class FakeValues(TorchDispatchMode):
         self.failed = ""  # the call that raised
         self.checks = 0  # Boolean values read back so far
         self.is_cuda = False  # whether results have the dtypes and shapes of CUDA's kernels
+        self.ends = time.process_time() + MAX_SECONDS
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if time.process_time() > self.ends:
+            raise RuntimeError(
+                f"one step is not traced after {MAX_SECONDS:g} s of processor time; fewer layers take less"
+            )
         if func is torch.ops.aten._local_scalar_dense.default:
             dtype = args[0].dtype
             self.checks += dtype == torch.bool

@@ -7,15 +7,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from flopcast.child import PARENT
+from flopcast.errors import UsageError
 from flopcast.microbench.recipe import training_step
+from flopcast.roofline.stream.library import trace_process
 from flopcast.roofline.stream.library.streams import trace_now
 from flopcast.roofline.stream.model.models import load_config, with_depth
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
+from flopcast.roofline.stream.tracer import cuda_semantics
 from flopcast.roofline.stream.tracer import trace as tracer
 from flopcast.roofline.stream.tracer.trace import trace
 
@@ -88,3 +93,25 @@ def test_parameters_without_gradients_have_no_state(tiny: dict[str, Any], monkey
     found = trace(tiny, batch=2, seq=32)
     monkeypatch.setattr(tracer, "_is_steady_at_once", lambda _: False)
     assert streams.to_json(found) == streams.to_json(trace(tiny, batch=2, seq=32))
+
+
+def test_a_trace_ends_with_the_command_that_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to before it reads the request: a killed command left a process that traced on for minutes."""
+
+    def told() -> None:
+        raise EOFError(os.environ.pop(PARENT))
+
+    started = trace_process._started
+    monkeypatch.setattr(trace_process, "sys", SimpleNamespace(modules={}, executable=sys.executable, path=sys.path))
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", lambda command, env, **_: env[PARENT])
+        monkeypatch.setenv(PARENT, str(started()))
+    monkeypatch.setattr(trace_process, "end_with_parent", told)
+    with pytest.raises(EOFError, match=f"^{os.getpid()}$"):
+        trace_process.main()
+
+
+def test_a_trace_ends_in_time(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_semantics, "MAX_SECONDS", 0.01)
+    with pytest.raises(UsageError, match=r"cannot be traced: one step is not traced after 0\.01 s .*; fewer layers"):
+        trace_now(tiny, Traced(**ASKED))
