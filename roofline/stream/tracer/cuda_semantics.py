@@ -29,6 +29,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from flopcast.roofline.stream.tracer.cuda_autocast import CastWeights, kernels_for
 from flopcast.roofline.stream.tracer.cuda_operators import RESULTS, RULES
 from flopcast.roofline.stream.tracer.import_stubs import replaced
+from flopcast.roofline.stream.tracer.unmodelled import check_call
 
 _CUDA = torch.device("cuda", 0)
 # The compute capability that Python code sees: that of the H200, on which the streams of the tests were recorded.
@@ -99,10 +100,13 @@ def _is_cuda(value: Any) -> bool:
 class FakeValues(TorchDispatchMode):
     """Answers calls that read a value back, which fake tensors lack: Boolean values are true, numbers are 1."""
 
+    supports_higher_order_operators = True  # they are called like any other, and refused
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_inside = False  # within an operator's call, where only torch itself asks for devices
-        self.failed = ""  # the call that raised
+        self.failed = ""  # the call that raised last, and what
+        self.fault: Exception | None = None
         self.checks = 0  # Boolean values read back so far
         self.is_cuda = False  # whether results have the dtypes and shapes of CUDA's kernels
         self.ends = time.process_time() + MAX_SECONDS
@@ -114,6 +118,7 @@ class FakeValues(TorchDispatchMode):
             raise RuntimeError(
                 f"one step is not traced after {MAX_SECONDS:g} s of processor time; fewer layers take less"
             )
+        check_call(func)
         if func is torch.ops.aten._local_scalar_dense.default:
             dtype = args[0].dtype
             self.checks += dtype == torch.bool
@@ -131,8 +136,8 @@ class FakeValues(TorchDispatchMode):
             if isinstance(result, FakeTensor) and result.fake_device.type == "cuda":  # autograd would end the process
                 raise RuntimeError("a CUDA tensor was made in a way that is not followed")
             return result
-        except Exception:
-            self.failed = str(func)
+        except Exception as fault:
+            self.failed, self.fault = str(func), fault
             raise
         finally:
             self.is_inside = before

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, TensorRef
 from flopcast.roofline.stream.tracer.module_stack import ModuleStack
+from flopcast.roofline.stream.tracer.unmodelled import check_call, check_layout, check_tensor
 
 _DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
@@ -41,6 +42,8 @@ class Recorder(TorchDispatchMode):
     `is_host`: whether a tensor is in host memory rather than on the device.
     """
 
+    supports_higher_order_operators = True  # they are called like any other, and refused
+
     def __init__(self, modules: ModuleStack, is_host: Callable[[torch.Tensor], bool] = lambda tensor: False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.modules, self.is_host = modules, is_host
@@ -56,6 +59,7 @@ class Recorder(TorchDispatchMode):
 
     def register(self, tensor: torch.Tensor, kind: str, layer: int | None) -> None:
         """Registers a tensor of a known role: one that exists before the step, or a gradient."""
+        check_layout(tensor, f"a {kind}")
         index = self._storage(tensor, kind, layer)
         self.storages[index] = self.storages[index]._replace(kind=kind, layer=layer)
 
@@ -86,7 +90,8 @@ class Recorder(TorchDispatchMode):
             self._storage_ids.pop(address, None)
         return tuple(number for *_, number in freed)
 
-    def _tensor(self, tensor: torch.Tensor, layer: int | None, kind: str = "activation") -> int:
+    def _tensor(self, tensor: torch.Tensor, layer: int | None, function: Any, kind: str = "activation") -> int:
+        check_tensor(tensor, function, _DTYPES)
         operand = Operand(tuple(tensor.shape), tuple(tensor.stride()), _DTYPES[tensor.dtype])
         kind = "host" if self.is_host(tensor) else kind
         ref = TensorRef(operand, self._storage(tensor, kind, None if kind == "input" else layer))
@@ -103,6 +108,7 @@ class Recorder(TorchDispatchMode):
         name = str(func)
         if name.startswith(_IGNORED):
             return func(*args, **kwargs)
+        check_call(func)
         freed = self._sweep()
         module, layer = self._place()
         inputs: list[int] = []
@@ -117,7 +123,7 @@ class Recorder(TorchDispatchMode):
                 if is_written:
                     written.append(position)
                 if position == len(inputs):
-                    inputs.append(self._tensor(value, layer, "input"))
+                    inputs.append(self._tensor(value, layer, func, "input"))
                 return {"t": position}
             if isinstance(value, (list, tuple)):
                 if value and all(isinstance(item, torch.Tensor) for item in value):
@@ -125,7 +131,7 @@ class Recorder(TorchDispatchMode):
                     if is_written:
                         written.extend(range(first, first + len(value)))
                     if first == len(inputs):
-                        inputs.extend(self._tensor(item, layer, "input") for item in value)
+                        inputs.extend(self._tensor(item, layer, func, "input") for item in value)
                     return {"ts": [first, len(value)]}
                 if is_multi_tensor and value and all(item == value[0] for item in value):
                     return {"rs": [_encode_scalar(value[0]), len(value)]}
@@ -146,7 +152,7 @@ class Recorder(TorchDispatchMode):
         results = [t for t in flatten(result) if isinstance(t, torch.Tensor)]
         written_storages = {self.tensors[inputs[i]].storage for i in written}
         input_storages = {self.tensors[i].storage for i in inputs}
-        outputs = [self._tensor(t, layer) for t in results]
+        outputs = [self._tensor(t, layer, func) for t in results]
         new = [o for o in outputs if self.tensors[o].storage not in written_storages]
         kind = "launch"
         is_host = [self.storages[s].kind == "host" for s in (written_storages or input_storages)]
@@ -198,7 +204,7 @@ class Recorder(TorchDispatchMode):
 
 def _encode_scalar(value: Any) -> Any:
     if isinstance(value, torch.dtype):
-        return {"d": _DTYPES[value]}
+        return {"d": _DTYPES.get(value, str(value).removeprefix("torch."))}  # a result of another kind is refused
     if isinstance(value, (torch.memory_format, torch.layout, torch.device)):
         return {"m": str(value).removeprefix("torch.")}
     if isinstance(value, float) and (value != value or abs(value) == float("inf")):

@@ -45,15 +45,20 @@ from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batch
 from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, HostTensors, as_on_cuda, untraced
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.recorder import flatten
+from flopcast.roofline.stream.tracer.unmodelled import NotModelled, finding_in, refusing
+from flopcast.roofline.stream.tracer.user_code import line_of
 
 __all__ = ["load_factory", "record_step", "sizes_of", "trace", "trace_module"]
 
 
 @dataclass(frozen=True)
 class _Recording:
-    """Records a step on fake tensors; `hosts`: the tensors in host memory (None: not distinguished)."""
+    """Records a step on fake tensors; `hosts`: the tensors in host memory (None: not distinguished).
+
+    `watch_compiler` is called once a factory has run, which may have loaded the compiler."""
 
     values: FakeValues
+    watch_compiler: Callable[[], None]
     hosts: HostTensors | None = None
 
     def __call__(self, step: Any, meta: Mapping[str, Any], first: Callable[[], Any] | None = None) -> Stream:
@@ -65,14 +70,22 @@ class _Recording:
 def _fake(device: str) -> Iterator[_Recording]:
     """Makes tensors fake, behaving as those of `device` ("cuda" or "cpu"); yields the function that records a step."""
     values = FakeValues()
-    with untraced(), FakeTensorMode(allow_non_fake_inputs=True), values, warnings.catch_warnings():
+    with (
+        untraced(),
+        refusing() as watch_compiler,
+        FakeTensorMode(allow_non_fake_inputs=True),
+        values,
+        warnings.catch_warnings(),
+    ):
         # torch warns about its own code: a copy of a module, as nn.TransformerEncoder makes of its layer
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        # and about the hooks by which the tracer follows modules
+        warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
         if device == "cpu":
-            yield _Recording(values)
+            yield _Recording(values, watch_compiler)
         else:
             with as_on_cuda(values) as hosts:
-                yield _Recording(values, hosts)
+                yield _Recording(values, watch_compiler, hosts)
 
 
 def trace(
@@ -186,6 +199,7 @@ def _trace_module(
     function = load_factory(source) if isinstance(source, str) else source
     with _fake(device) as record, _lent_fakes(function), _explained(name, record.values):
         made: Any = (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes, name)
+        record.watch_compiler()
         if not isinstance(made, tuple):
             _refuse_unused(name, options)
             step: Any = FunctionStep(made, device)
@@ -248,7 +262,9 @@ def load_factory(name: str) -> Callable[..., Any]:
             f"module {name!r}: {fault}; run from the folder that holds it, set PYTHONPATH, or install it"
         ) from fault
     except (Exception, SystemExit) as fault:  # a script's own exit would end the command as if it had succeeded
-        raise UsageError(f"module {name!r}: importing {module_name} failed: {_one_line(fault)}") from fault
+        line = line_of(fault.__traceback__)
+        where = f" ({line})" if line else ""
+        raise UsageError(f"module {name!r}: importing {module_name} failed: {_one_line(fault)}{where}") from fault
     found = getattr(module, attribute, None)
     if not callable(found):
         functions = sorted(
@@ -337,24 +353,26 @@ def _explained(name: str, values: FakeValues) -> Iterator[None]:
     log.setLevel(logging.CRITICAL)
     try:
         yield
+    except NotModelled as fault:
+        raise UsageError(f"{name} cannot be forecast: {fault}") from fault
     except FlopcastError:
         raise
     except (Exception, SystemExit) as fault:
-        where = f" in {values.failed}" if values.failed else ""
+        found = finding_in(fault)
+        if found is not None:
+            raise UsageError(f"{name} cannot be forecast: {found}") from fault
+        line = line_of(fault.__traceback__)
+        where = f" ({line})" if line else ""
         advice = "make sure that one real step of it runs"
         if isinstance(fault, DynamicOutputShapeException):
-            where, advice = (
-                f" in {fault.func}",
-                (
-                    "the size of its result depends on values, which a forecast does not have: "
-                    "use torch.where or a fixed size in its place"
-                ),
-            )
-        elif isinstance(fault, (UnsupportedOperatorException, DataDependentOutputException)):
-            where, advice = (
-                f" in {fault.func}",
-                "give the operator a fake implementation (torch.library.register_fake)",
-            )
+            reason = f"the size of what {fault.func} returns depends on values, which a forecast does not have"
+            advice = "give it a fixed size: a mask, or torch.where with three arguments, in place of picked elements"
+            raise UsageError(f"{name} cannot be traced: {reason}{where}; {advice}") from fault
+        if isinstance(fault, (UnsupportedOperatorException, DataDependentOutputException)):
+            where = f" in {fault.func}{where}"
+            advice = "give the operator a fake implementation (torch.library.register_fake)"
+        elif values.fault is fault:
+            where = f" in {values.failed}{where}"
         raise UsageError(f"{name} cannot be traced: {_one_line(fault)}{where}; {advice}") from fault
     finally:
         log.setLevel(level)

@@ -227,7 +227,7 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("mismatch", r"aten.addmm|shapes cannot be multiplied|size mismatch"),
         ("frozen", r"no parameters that require a gradient"),
         ("nothing", r"no backward ran"),
-        ("picks", r"in aten.nonzero.default; the size of its result depends on values.*torch.where"),
+        ("picks", r"aten.nonzero.default returns depends on values.*some_factories.py:\d+, in forward: .*torch.where"),
         ("waits", r"a loop waits for a value"),
         ("absent", r"absent does not exist in some_factories; functions there: .*picks"),
         ("not_a_function", r"is not a function"),
