@@ -176,8 +176,12 @@ class Surface:
         noise = float(median(np.array(self.noise)))
         if self._solved:
             return _State(own, np.array(self._solved, float), noise)
-        inverse = self._inverse_of(own)
-        weights = inverse.T @ (inverse @ self._off_law(features, bytes_))
+        off_law = self._off_law(features, bytes_)
+        if len(features) > LOCAL_FROM:  # only a fit asks for the inverse, too, which takes four times as long
+            weights = np.linalg.solve(self._matrix_of(own), off_law)
+        else:
+            inverse = self._inverse_of(own)
+            weights = inverse.T @ (inverse @ off_law)
         # to what a file keeps, so that what was fitted and what is read are the same
         return _State(own, np.array([float(f"{weight:.7g}") for weight in weights.tolist()]), noise)
 
@@ -212,9 +216,12 @@ class Surface:
         """The inverse of the Cholesky factor of the points' covariance."""
         return self._inverse_of(self._state.coordinates)
 
+    def _matrix_of(self, own: Coordinates) -> Array:
+        """The covariance of the points, with what each has of its own."""
+        return np.asarray(covariance(own, own, self.residual)[0] + np.diag(self._apart))
+
     def _inverse_of(self, own: Coordinates) -> Array:
-        matrix: Array = covariance(own, own, self.residual)[0] + np.diag(self._apart)
-        inverse: Array = lower_inverse(np.asarray(np.linalg.cholesky(matrix), np.float64))
+        inverse: Array = lower_inverse(np.asarray(np.linalg.cholesky(self._matrix_of(own)), np.float64))
         self.__dict__.setdefault("_inverse", inverse)  # of two that ask for it the first pays
         return inverse
 
