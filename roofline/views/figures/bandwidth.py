@@ -150,7 +150,7 @@ def _draw_memory_points(
                 alpha=0.4 if is_projected else 0.7, **mark_fill(colour, is_filled=cache == "cold", line=0.7),
             )  # fmt: skip
         if mine:
-            label = f"{CLASS_LABELS[name].split(' (')[0]} ({len(mine)})"
+            label = f"{CLASS_LABELS[name].split(' (')[0]} ({len(mine):,})"
             handles.append(legend_mark(marker, colour, label, mew=0))
     for cache, words in (("cold", "cold: from memory"), ("hot", "hot: from the cache")):
         if any(p.cache == cache for p in points):

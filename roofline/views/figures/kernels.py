@@ -48,8 +48,8 @@ ROOFLINE_TITLE = "Roofline: matrix products and attention"
 _BACKEND_NAMES = {"sdpa-cudnn": "cuDNN", "sdpa-flash": "flash", "sdpa-efficient": "efficient", "sdpa-cpu": "torch",
                   "sdpa-math": "math"}  # fmt: skip
 _SERIES = {  # how a point is drawn: colour and whether it is filled
-    "matmul": (BLUE, True),
-    "matmul, unaligned": (BLUE, False),
+    "matrix products": (BLUE, True),
+    "matrix products, unaligned": (BLUE, False),
     "attention forward": (RED, True),
     "attention backward": (PURPLE, True),
 }
@@ -67,7 +67,7 @@ def main_dtype(roofs: Roofs, points: Sequence[Point]) -> str | None:
 def _series_of(point: Point) -> str:
     if point.op_class == "attention":
         return "attention backward" if point.variant.tokens[0] == "bwd" else "attention forward"
-    return "matmul, unaligned" if point.is_unaligned else "matmul"
+    return "matrix products, unaligned" if point.is_unaligned else "matrix products"
 
 
 def _sizes(point: Point) -> str:
@@ -268,7 +268,7 @@ def _draw_matrix_points(
 def _legend_of_points(ax: Axes, groups: dict[tuple[str, str], list[Point]], theme: Theme) -> None:
     """Draws the legend: colours by class, then markers by backend."""
     handles = [
-        legend_mark("o", theme.of(colour), f"{series} ({count})", is_hollow=not filled)
+        legend_mark("o", theme.of(colour), f"{series} ({count:,})", is_hollow=not filled)
         for series, (colour, filled) in _SERIES.items()
         if (count := sum(len(members) for (name, _), members in groups.items() if name == series))
     ]
