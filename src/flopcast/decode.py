@@ -6,7 +6,7 @@ The types are the schema: dataclasses, TypedDicts, NamedTuples (lists in the fil
 mappings, and numbers within bounds (`Annotated[float, Within(...)]`, `Annotated[int, range(1, 9)]`; `Positive`,
 `Count` and others below). A number without bounds is finite, a text is one that can be written, `Any` is plain JSON.
 What a type cannot say its `__post_init__` does, by a ValueError. A class whose form in a file is another has a
-classmethod `from_json` or `parse`: the type of that one's argument is what the file holds. Unknown fields are left
+classmethod `from_record` or `parse`: the type of that one's argument is what the file holds. Unknown fields are left
 alone, since a later version may write them. The first thing that is wrong ends in a DataError with its path, value and
 what is valid.
 
@@ -76,6 +76,13 @@ class Valid:
 
     is_valid: Callable[[Any], bool]
     valid: str
+
+
+@dataclass(frozen=True)
+class As:
+    """The type that a value is decoded as, where the code declares a wider one (a plain `dict` for a TypedDict)."""
+
+    kind: Any
 
 
 LARGE = 1e30  # more than any count, rate or size in SI units: products of a few stay finite
@@ -236,7 +243,7 @@ def decoder(kind: Any) -> Check:
 
 
 def _class(kind: Any) -> Check:
-    for hook in ("from_json", "parse"):
+    for hook in ("from_record", "parse"):
         if hook in getattr(kind, "__dict__", {}):
             return _hooked(getattr(kind, hook))
     if is_typeddict(kind):
@@ -256,6 +263,8 @@ def _annotated(kind: Any, marks: tuple[Any, ...]) -> Check:
     for mark in marks:
         if isinstance(mark, Within | range):
             check = _number(kind, mark)
+        elif isinstance(mark, As):
+            check = decoder(mark.kind)
         elif isinstance(mark, Valid):
             check = _valid(check, mark)
     return check

@@ -12,12 +12,13 @@ makes one from the measurements of several machines of one processor.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
 
 from flopcast import files
+from flopcast.decode import As, Count, Deviation, NonNegative, decode, read_json
 from flopcast.errors import DataError
 from flopcast.roofline.base.shipped import DATA
 
@@ -25,6 +26,28 @@ SCHEMA = 1
 KIND = "host"
 HOSTS = DATA / "hosts"
 PHASES = ("forward", "backward", "optimizer")
+
+
+class Layer(TypedDict, total=False):
+    """Seconds per layer of the calibrated model: the median, its fixed part, the range, and each machine's own."""
+
+    seconds: Required[NonNegative]
+    fixed: NonNegative
+    low: NonNegative
+    high: NonNegative
+    machines: Sequence[NonNegative]
+
+
+class Layers(TypedDict, total=False):
+    """What `HostCosts.layers` holds."""
+
+    model: str
+    mode: str
+    depths: Sequence[Count]
+    forward: Layer
+    backward: Layer
+    optimizer: Layer
+    step: Layer
 
 
 @dataclass(frozen=True)
@@ -44,19 +67,19 @@ class HostCosts:
     """
 
     name: str
-    forward: dict[str, float]
-    backward: dict[str, float]
-    optimizer: dict[str, float]
-    step_fixed: float
-    sigma: float
+    forward: dict[str, NonNegative]
+    backward: dict[str, NonNegative]
+    optimizer: dict[str, NonNegative]
+    step_fixed: NonNegative
+    sigma: Deviation
     basis: str
     cpu: str = ""
-    cores: int | None = None
+    cores: Count | None = None
     device: str = ""
     date: str = ""
     stack: dict[str, Any] = field(default_factory=dict)
-    layers: dict[str, Any] = field(default_factory=dict)
-    triton: dict[str, float] = field(default_factory=dict)
+    layers: Annotated[dict[str, Any], As(Layers)] = field(default_factory=dict)
+    triton: dict[str, NonNegative] = field(default_factory=dict)
 
     def seconds(self, phase: str, kind: str, *, launches: int = 1, tensors: int = 0) -> float:
         """Host seconds of one op. `kind` as in `op_stream.Op`; `launches` kernels it launches, `tensors` it
@@ -91,29 +114,6 @@ class HostCosts:
             raise DataError(f'{path} is no host: an object with "kind": "{KIND}" is expected; `flopcast fit` makes it')
         return host
 
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any], name: str = "host") -> HostCosts:
-        """The host of a record, unknown fields left out. Raises DataError, naming what is wrong."""
-        if not isinstance(record.get("schema"), int) or record["schema"] > SCHEMA:
-            raise DataError(
-                f"{name}: schema {record.get('schema')!r} is not one that this flopcast reads ({SCHEMA}): "
-                "upgrade flopcast"
-            )
-        known = {field.name for field in fields(cls)}
-        try:
-            host = cls(**{key: value for key, value in record.items() if key in known})
-        except TypeError as error:
-            raise DataError(f"{name} is a malformed host: {error}") from None
-        costs = {phase: getattr(host, phase) for phase in PHASES} | {"triton": host.triton}
-        for part, found in costs.items():
-            if not isinstance(found, dict):
-                raise DataError(f"{name}: {part} is {found!r}: an object of seconds by kind of op is expected")
-        values = [value for found in costs.values() for value in found.values()]
-        for value in (*values, host.step_fixed, host.sigma):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise DataError(f"{name} is a malformed host: {value!r} is no cost: valid are seconds, 0 or more")
-        return host
-
 
 # `--host none`: the device alone.
 NO_HOST = HostCosts(name="none", forward={}, backward={}, optimizer={}, step_fixed=0.0, sigma=0.0, basis="measured")
@@ -121,17 +121,10 @@ NO_HOST = HostCosts(name="none", forward={}, backward={}, optimizer={}, step_fix
 
 def host_in(path: Path) -> HostCosts | None:
     """The host of a host file; None for a file of another kind (a GPU's profile). Raises DataError as `load`."""
-    try:
-        record = json.loads(files.read(path))
-    except FileNotFoundError:
-        raise DataError(
-            f"{path} does not exist: `flopcast bench --suite host` and `flopcast fit` make a host"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}; `flopcast fit DIR` makes hosts and profiles") from None
+    record = read_json(path, "a host", hint="`flopcast bench --suite host` and `flopcast fit` make a host")
     if not isinstance(record, dict) or record.get("kind") != KIND:
         return None
-    return HostCosts.from_json(record, str(path))
+    return decode(HostCosts, record, str(path), "a host", schema=SCHEMA)
 
 
 def host_files(folder: Path = HOSTS) -> dict[str, Path]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flopcast.decode import decode
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline.gpu.fit.host import fit_host, host_name, layer_costs, warm_value
 from flopcast.roofline.gpu.library import profiles
@@ -130,12 +131,17 @@ def spoilt(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     ("spoil", "said"),
     [
         (spoilt(schema=2), "upgrade flopcast"),
-        (spoilt(schema=None), "upgrade flopcast"),
+        (spoilt(schema=None), "a `schema` of 1 is expected"),
         (spoilt(kind="gpu"), "is no host"),
         (spoilt(forward=3), "forward is 3"),
-        (spoilt(forward={"launch": "fast"}), "'fast' is no cost"),
-        (spoilt(backward={"launch": -1e-6}), "-1e-06 is no cost"),
-        (spoilt(sigma=None), "None is no cost"),
+        (spoilt(forward={"launch": "fast"}), "forward.launch is 'fast': valid is a number of 0 or more"),
+        (spoilt(backward={"launch": -1e-6}), "backward.launch is -1e-06"),
+        (spoilt(sigma=None), "sigma is None: valid is a number from 0 to 100"),
+        (spoilt(step_fixed=1e400), "Infinity is not JSON"),
+        (spoilt(layers={"step": {"low": 1.0}}), "layers.step.seconds is missing"),
+        (spoilt(layers={"depths": 3}), "layers.depths is 3: valid is a list"),
+        (spoilt(triton={"mm": True}), "triton.mm is True"),
+        (spoilt(name=None), "name is None: valid is a text"),
         (lambda record: {k: v for k, v in record.items() if k != "optimizer"}, "optimizer"),
     ],
 )
@@ -206,7 +212,7 @@ def test_machines_of_one_processor_make_one_host_with_what_they_differ_by(host: 
     assert both.layers["forward"]["machines"] == pytest.approx([0.9e-3, 1.21 * 0.9e-3])
     assert both.sigma == pytest.approx((host.sigma**2 + (0.19062 / 2**0.5) ** 2) ** 0.5, rel=1e-3)
     assert combine([host]) == host
-    assert HostCosts.from_json(both.to_json()) == both
+    assert decode(HostCosts, both.to_json(), "host") == both
     with pytest.raises(ValueError, match="one processor"):
         combine([host, replace(host, cpu="another")])
     assert asdict(both)["stack"] == host.stack

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flopcast.decode import decode
 from flopcast.errors import DataError, UsageError
 from flopcast.kernels.shapes import Call
 from flopcast.microbench.recipe.plans import StepPlan
@@ -173,7 +174,7 @@ def test_costs_come_from_rows_and_go_through_files(profile: Profile) -> None:
     }
     host = fit_host(rows(), {}, {**profile.ceilings, "launch": profile.ceilings["sync"]}, {"cpu": "x"}, [])
     assert host is not None
-    again = HostCosts.from_json(json.loads(json.dumps(host.to_json())))
+    again = decode(HostCosts, json.loads(json.dumps(host.to_json())), "host")
     assert again == host
     assert again.triton["rms_norm"] == pytest.approx(5e-5)
     assert scaled(host, 2.0).triton["swiglu"] == pytest.approx(1e-4)
@@ -181,8 +182,8 @@ def test_costs_come_from_rows_and_go_through_files(profile: Profile) -> None:
         "rms_norm": pytest.approx(5e-5),
         "swiglu": pytest.approx(1e-4),
     }
-    with pytest.raises(DataError, match="no cost"):
-        HostCosts.from_json({**host.to_json(), "triton": {"mm": -1.0}})
+    with pytest.raises(DataError, match=r"triton\.mm is -1\.0"):
+        decode(HostCosts, {**host.to_json(), "triton": {"mm": -1.0}}, "host")
 
 
 def test_files_of_older_versions_say_nothing_of_operators(
@@ -191,7 +192,7 @@ def test_files_of_older_versions_say_nothing_of_operators(
     assert profile.host is not None
     record = {"schema": 1, "kind": "host", **asdict(profile.host)}
     del record["triton"]
-    old = HostCosts.from_json(record)
+    old = decode(HostCosts, record, "host")
     assert old == profile.host
     stream = traced(tiny, fused="triton")
     assert forecast(stream, profile, old).host_seconds == forecast(stream, profile).host_seconds
