@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TypedDict
+from typing import Annotated, Literal, Required, TypedDict
 
+from flopcast.decode import As, Count, Positive, Size, Valid
 from flopcast.microbench.records.rows import METHOD
+
+DeviceType = Annotated[str, As(Literal["cuda", "cpu"])]
+Capability = Annotated[list[Count], Valid(lambda found: len(found) == 2, "a major and a minor number")]
 
 
 class Device(TypedDict, total=False):
     """A GPU, or a processor described by the same fields. None where the driver does not report a value."""
 
-    type: str  # "cuda" or "cpu"
+    type: Required[DeviceType]
     name: str
-    uuid: str  # for a processor a hash of what decides its speed: model, cores, threads used, cache
-    sm_count: int  # multiprocessors; for a processor the cores that may be used
-    threads: int  # threads that torch uses; for processors only
-    clock_mhz: float | None  # the highest
-    memory_clock_mhz: float | None
-    memory_bytes: int
-    l2_bytes: int  # the last-level cache
-    capability: list[int] | None  # compute capability: major, minor
+    uuid: str | None  # for a processor a hash of what decides its speed: model, cores, threads used, cache
+    sm_count: Size  # multiprocessors; for a processor the cores that may be used
+    threads: Size  # threads that torch uses; for processors only
+    clock_mhz: Positive | None  # the highest
+    memory_clock_mhz: Positive | None
+    memory_bytes: Size
+    l2_bytes: Count  # the last-level cache
+    capability: Capability | None
     isa: str  # vector instructions that torch uses ("AVX512"); for processors only
-    power_limit_w: float | None  # as enforced
+    power_limit_w: Positive | None  # as enforced
     driver: str | None
 
 
@@ -31,7 +35,7 @@ class Host(TypedDict, total=False):
     """The host that launches the device's kernels."""
 
     cpu: str
-    cores: int  # cores that this process may use
+    cores: Size  # cores that this process may use
 
 
 class Stack(TypedDict, total=False):
@@ -39,7 +43,7 @@ class Stack(TypedDict, total=False):
 
     flopcast: str
     python: str
-    torch: str
+    torch: Required[str]
     triton: str | None
     transformers: str | None
     cuda: str | None
@@ -48,13 +52,13 @@ class Stack(TypedDict, total=False):
 
 
 class Machine(TypedDict, total=False):
-    """The content of machine.json; `read_machine` ensures that the first two fields are present."""
+    """The content of machine.json."""
 
-    schema: int
-    machine: str  # `machine_id`, which every row repeats
-    device: Device
+    schema: Required[int]
+    machine: Required[str]  # `machine_id`, which every row repeats
+    device: Required[Device]
     host: Host
-    stack: Stack
+    stack: Required[Stack]
 
 
 def machine_id(device: Device, stack: Stack, method: int = METHOD) -> str:

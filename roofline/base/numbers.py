@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from flopcast.decode import As, NonNegative
+
+# How a number came about.
+Basis = Annotated[str, As(Literal["measured", "interpolated", "extrapolated", "published", "datasheet"])]
 
 
 @dataclass(frozen=True)
 class Number:
     """A value with its 90% interval and where it comes from. `source` names the file, page or measurement."""
 
-    value: float
-    low: float
-    high: float
-    basis: str
+    value: NonNegative
+    low: NonNegative
+    high: NonNegative
+    basis: Basis
     source: str = ""
 
 

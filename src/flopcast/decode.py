@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from gzip import BadGzipFile
 from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
@@ -63,7 +64,7 @@ class Within:
 
     def __str__(self) -> str:
         if self.most < LARGE:
-            return f"from {self.least:g} to {self.most:g}" + (f", without {self.least:g}" if self.above else "")
+            return f"{f'above {self.least:g}, to' if self.above else f'from {self.least:g} to'} {self.most:g}"
         if self.least <= -LARGE:
             return "that is finite"
         return f"above {self.least:g}" if self.above else f"of {self.least:g} or more"
@@ -164,6 +165,8 @@ def read_json(path: Path, noun: str, *, hint: str) -> Any:
         data = files.read(path, MOST_BYTES)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: {hint}") from None
+    except BadGzipFile as error:
+        raise DataError(f"{path} is not {noun}: {error}; {hint}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}; {hint}") from None
     try:
@@ -539,8 +542,9 @@ def _mapping(key: Any, kind: Any) -> Check:
     def checked(value: Any) -> Any:
         if type(value) is not dict:
             raise refused(value, "an object")
-        for name in value:
-            _write(name)
+        if not "".join(value).isascii():  # JSON's names are texts
+            for name in value:
+                _write(name)
         if is_right is not None and is_right(value.values()):
             found = value
         else:

@@ -254,8 +254,8 @@ def spread(found: Found) -> dict[str, Any]:
     slowest = max(factors, key=lambda name: factors[name], default=None)
     cards = {
         name: {
-            "uuid": devices.get(name, {}).get("uuid"),
-            "machine": found.machines.get(name, {}).get("machine"),
+            "uuid": devices[name].get("uuid") if name in devices else None,
+            "machine": found.machines[name]["machine"] if name in found.machines else None,
             "rows": sum(row["status"] == "ok" for row in rows),
             "rows_throttled": sum(bool(row.get("throttled")) for row in rows),
             "factor": factors.get(name),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flopcast.decode import Deviation, Positive
 from flopcast.roofline.gpu.laws.smooth import Array
 
 Numbers = dict[bytes, int]  # rows of inputs, as bytes, by number
@@ -25,11 +26,11 @@ class Residual:
     they should.
     """
 
-    lengths: tuple[float, ...]
-    amplitude: float
-    white: float
-    levels: tuple[float, ...]
-    sigma_scale: float = 1.0
+    lengths: tuple[Positive, ...]
+    amplitude: Deviation
+    white: Deviation
+    levels: tuple[Deviation, ...]
+    sigma_scale: Positive = 1.0
 
 
 class Coordinates(NamedTuple):

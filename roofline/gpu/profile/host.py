@@ -20,6 +20,7 @@ from typing import Annotated, Any, Required, TypedDict
 from flopcast import files
 from flopcast.decode import As, Count, Deviation, NonNegative, decode, read_json
 from flopcast.errors import DataError
+from flopcast.roofline.base.numbers import Basis
 from flopcast.roofline.base.shipped import DATA
 
 SCHEMA = 1
@@ -72,7 +73,7 @@ class HostCosts:
     optimizer: dict[str, NonNegative]
     step_fixed: NonNegative
     sigma: Deviation
-    basis: str
+    basis: Basis
     cpu: str = ""
     cores: Count | None = None
     device: str = ""

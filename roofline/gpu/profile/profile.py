@@ -13,15 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
 
 from flopcast import files
+from flopcast.decode import As, Valid, Within, decode, read_json
 from flopcast.errors import DataError
 from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.passes import DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT, Rates
+from flopcast.roofline.gpu.profile.provenance import Provenance
 from flopcast.roofline.gpu.profile.request import Estimate, Request, WorkLike, arrays_of
 from flopcast.roofline.gpu.profile.surface import Prediction, Surface
 from flopcast.roofline.gpu.profile.unmeasured import Fallback
@@ -29,9 +33,11 @@ from flopcast.roofline.stream.lowering.grouped import IMBALANCE, is_group_by_gro
 from flopcast.roofline.stream.lowering.variants import GemmVariant, KernelKind, SurfaceKey
 
 SCHEMA = 1
+_HINT = "`flopcast fit DIR` makes one"
 PROFILES = DATA / "profiles"
-BASES = ("measured", "interpolated", "extrapolated", "published", "datasheet")
-PROFILE_BASES = ("measured", "projected", "published")
+ProfileBasis = Literal["measured", "projected", "published"]
+PROFILE_BASES: tuple[str, ...] = get_args(ProfileBasis)
+Rate = Annotated[Number, Valid(lambda rate: rate.value > 0, "a rate above 0")]
 
 # A prediction is "measured" where that very shape was, and "extrapolated" where its residual's correlation with that of
 # the most alike of the measured points is less than this: there the answer is the law's alone.
@@ -49,15 +55,15 @@ class Profile:
     """
 
     gpu: str
-    basis: str
+    basis: Annotated[str, As(ProfileBasis)]
     device: Device
-    peaks: dict[str, Number]
+    peaks: dict[str, Rate]
     ceilings: dict[str, Number]
     surfaces: dict[SurfaceKey, Surface]
-    launch_counts: dict[KernelKind, float] = field(default_factory=dict)
+    launch_counts: dict[KernelKind, Annotated[float, Within(0.0, 1e6)]] = field(default_factory=dict)
     host: HostCosts | None = None
     stack: dict[str, Any] = field(default_factory=dict)
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: Annotated[dict[str, Any], As(Provenance)] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
 
     def ceiling(self, name: str, default: float) -> float:
@@ -109,6 +115,11 @@ class Profile:
                 groups.setdefault(key, []).append(i)
         for key, members, found in self._predict(requests, groups):
             name = str(key)
+            if not np.isfinite(found.seconds + found.sigma).all():
+                raise DataError(
+                    f"the profile of {self.gpu!r} gives no time for {name}: the parameters of that surface are wrong;"
+                    " fit it anew with `flopcast fit DIR`"
+                )
             columns = zip(members, found.seconds.tolist(), found.sigma.tolist(), found.likeness.tolist(), strict=True)
             for i, seconds, sigma, likeness in columns:
                 basis = "interpolated" if likeness > _FAR else "extrapolated"
@@ -235,39 +246,19 @@ class Profile:
     def load(cls, path: Path | str) -> Profile:
         """Raises DataError when the file is missing, malformed, or of a newer schema."""
         path = Path(path)
-        try:
-            record = json.loads(files.read(path))
-        except FileNotFoundError:
-            raise DataError(f"{path} does not exist: `flopcast fit DIR --out {path}` makes it") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{path} is not a profile: {error}; `flopcast fit DIR` makes one") from None
+        record = read_json(path, "a profile", hint=_HINT)
         return cls.from_json(record, str(path))
 
     @classmethod
     def from_json(cls, record: Any, name: str = "profile") -> Profile:
         """Raises DataError, naming what is wrong."""
-        if not isinstance(record, dict) or not isinstance(record.get("schema"), int) or "surfaces" not in record:
-            raise DataError(f"{name} is not a profile: an object with `schema` and `surfaces` is expected")
-        if record["schema"] > SCHEMA:
-            raise DataError(
-                f"{name}: schema {record['schema']} is newer than this flopcast reads ({SCHEMA}): upgrade flopcast"
-            )
-        try:
-            profile = cls(
-                **{field_: record[field_] for field_ in _PLAIN},
-                peaks={key: Number(**value) for key, value in record["peaks"].items()},
-                ceilings={key: Number(**value) for key, value in record["ceilings"].items()},
-                launch_counts={KernelKind.parse(kind): count for kind, count in record["launch_counts"].items()},
-                host=None if record["host"] is None else HostCosts(**record["host"]),
-                surfaces=_with_bases(
-                    {SurfaceKey.parse(name): Surface.from_json(value) for name, value in record["surfaces"].items()}
-                ),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{name} is a malformed profile: {type(error).__name__}: {error}") from None
-        if profile.basis not in PROFILE_BASES:
-            raise DataError(f"{name}: basis {profile.basis!r}: valid are {', '.join(PROFILE_BASES)}")
-        return profile
+        profile = decode(cls, record, name, "a profile", hint=_HINT, schema=SCHEMA)
+        for key, surface in profile.surfaces.items():
+            if surface.variant != key.variant:
+                raise DataError(f"{name} is not a profile: its surface {str(key)!r} is of variant {surface.variant}")
+            if surface.has_base and key.with_cache("cold") not in profile.surfaces:
+                raise DataError(f"{name} is not a profile: its surface {str(key)!r} is there without the cold one")
+        return replace(profile, surfaces=_with_bases(profile.surfaces))
 
     def with_host(self, host: HostCosts | None) -> Profile:
         """This GPU's profile with another host."""
@@ -279,6 +270,3 @@ def _with_bases(surfaces: dict[SurfaceKey, Surface]) -> dict[SurfaceKey, Surface
         key: replace(s, base=surfaces[key.with_cache("cold")]).solved(s.weights) if s.has_base else s
         for key, s in surfaces.items()
     }
-
-
-_PLAIN = ("gpu", "basis", "device", "stack", "provenance", "aliases")

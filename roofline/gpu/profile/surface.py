@@ -13,14 +13,17 @@ residual is that of the cold surface (`base`) and one of its own, Kennedy and O'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import log2
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Required, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flopcast.decode import Deviation, NonNegative, Seconds, Size, Valid, Within
+from flopcast.errors import DataError
 from flopcast.roofline.gpu.laws.laws import LAWS
 from flopcast.roofline.gpu.laws.smooth import Array, median
 from flopcast.roofline.gpu.profile.gaussian_process import (
@@ -42,6 +45,9 @@ GRID_PER_OCTAVE = 8
 GRID_MARGIN = 12  # octaves beyond the fitted range over which the residual fades
 
 
+Octaves = Annotated[float, Within(-64.0, 128.0)]  # log2 of a size
+
+
 class Prediction(NamedTuple):
     """seconds[rows]; sigma[rows], standard deviation of log seconds; likeness[rows], the residual's correlation with
     that of the measured point most alike: 1 for that very shape, 0 for one that the points say nothing of."""
@@ -49,6 +55,24 @@ class Prediction(NamedTuple):
     seconds: Array
     sigma: Array
     likeness: Array
+
+
+class SurfaceRecord(TypedDict, total=False):
+    """A surface as a file holds it (`Surface.to_json`): of products the sizes, of other kinds what they follow from."""
+
+    kind: Required[Annotated[str, Valid(LAWS.__contains__, f"one of {', '.join(LAWS)}")]]
+    variant: Required[str]
+    params: Required[dict[str, float]]
+    residual: Required[Residual]
+    seconds: Required[tuple[Seconds, ...]]
+    noise: Required[tuple[Deviation, ...]]
+    own: tuple[Deviation, ...]
+    weights: tuple[float, ...]
+    has_base: bool
+    sizes: Sequence[Sequence[Size]]
+    features: tuple[tuple[Octaves, ...], ...]
+    bytes: tuple[NonNegative, ...]
+    flops: tuple[NonNegative, ...]
 
 
 @dataclass(frozen=True)
@@ -221,7 +245,12 @@ class Surface:
         return np.asarray(covariance(own, own, self.residual)[0] + np.diag(self._apart))
 
     def _inverse_of(self, own: Coordinates) -> Array:
-        inverse: Array = lower_inverse(np.asarray(np.linalg.cholesky(self._matrix_of(own)), np.float64))
+        try:
+            inverse: Array = lower_inverse(np.asarray(np.linalg.cholesky(self._matrix_of(own)), np.float64))
+        except np.linalg.LinAlgError:
+            raise DataError(
+                f"the surface of {self.variant} cannot be solved: points of the same sizes without noise; fit it anew"
+            ) from None
         self.__dict__.setdefault("_inverse", inverse)  # of two that ask for it the first pays
         return inverse
 
@@ -310,39 +339,48 @@ class Surface:
         return record
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Surface:
-        """Raises ValueError, TypeError or KeyError on what is not a surface."""
-        variant = parse_variant(record["variant"])
-        fields = dict(record) | {"variant": variant}
-        solved = tuple(map(float, fields.pop("weights", ())))
-        own = dict(fields.pop("residual"))
-        for name in ("lengths", "levels"):
-            own[name] = tuple(map(float, own[name]))
-        numbers = ["seconds", "noise", "own"]
-        fields.setdefault("own", ())
-        if "sizes" in fields and isinstance(variant, GemmVariant):
-            fields |= _from_sizes(variant, fields.pop("sizes"))
-        else:
-            fields["features"] = tuple([tuple(map(float, row)) for row in fields["features"]])
-            numbers += ["bytes", "flops"]
-        for name in numbers:
-            fields[name] = tuple(map(float, fields[name]))
-        surface = cls(residual=Residual(**own), **fields)
-        points = len(surface.features)
-        if surface.kind not in LAWS:
-            raise ValueError(f"unknown kind {surface.kind!r}: known are {', '.join(LAWS)}")
-        lacking = sorted(LAWS[surface.kind].parameters - surface.params.keys())
+    def from_record(cls, record: SurfaceRecord) -> Surface:
+        """Raises ValueError on what is not a surface."""
+        variant, kind, params = parse_variant(record["variant"]), record["kind"], record["params"]
+        lacking = sorted(LAWS[kind].parameters - params.keys())
         if lacking:
-            raise ValueError(
-                f"a {surface.kind} surface lacks {', '.join(lacking)}: an older version fitted it, fit it anew"
-            )
-        if not points or any(len(x) != points for x in (surface.bytes, surface.flops, surface.seconds, surface.noise)):
+            raise ValueError(f"a {kind} surface lacks {', '.join(lacking)}: an older version fitted it, fit it anew")
+        if "sizes" in record and isinstance(variant, GemmVariant):
+            columns = _from_sizes(variant, record["sizes"])
+        else:
+            columns = {name: record.get(name, ()) for name in ("features", "bytes", "flops")}
+        columns |= {name: record.get(name, ()) for name in ("seconds", "noise", "own")}
+        points, weights = len(columns["features"]), record.get("weights", ())
+        if not points or any(len(found) != points for name, found in columns.items() if name != "own" or found):
             raise ValueError("a surface needs as many bytes, flops, seconds and noise as features, and one at least")
-        if not all(0 < t < float("inf") for t in surface.seconds):
-            raise ValueError("a surface's seconds must be positive and finite")
-        if solved and len(solved) != points:
+        if weights and len(weights) != points:
             raise ValueError("a surface needs as many weights as features")
-        return surface.solved(solved)
+        if len(set(map(len, columns["features"]))) != 1:
+            raise ValueError("the features of all points of a surface are as many")
+        surface = cls(
+            kind, variant, params, residual=record["residual"], has_base=record.get("has_base", False), **columns
+        )
+        surface._try_law()
+        return surface.solved(weights)
+
+    def _try_law(self) -> None:
+        """Raises ValueError where the law cannot be worked out at the first point: for a variant that is not its own,
+        for parameters that give no time, and for a residual over another number of inputs."""
+        features, bytes_ = np.array(self.features[:1], float), np.array(self.bytes[:1], float)
+        law = LAWS[self.kind]
+        try:
+            with np.errstate(all="ignore"):
+                time = self.law(features, bytes_, np.array(self.flops[:1], float))
+                inputs = law.inputs(self.variant, self.params, features)
+                terms = law.sensitivities(self.params, bytes_)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"the law {self.kind!r} of {self.variant} fails at its first point: {error}") from None
+        if not (np.isfinite(time).all() and np.isfinite(inputs).all() and np.isfinite(terms).all()):
+            raise ValueError(f"the law {self.kind!r} gives no time at its first point: its parameters are wrong")
+        needed = inputs.shape[1], terms.shape[1]
+        given = len(self.residual.lengths), len(self.residual.levels)
+        if given != needed:
+            raise ValueError(f"its residual has {given} lengths and levels, the law {self.kind!r} has {needed}")
 
     def solved(self, weights: tuple[float, ...]) -> Surface:
         """Sets weights found earlier, so that the surface need not be solved for, and returns it."""
@@ -350,8 +388,10 @@ class Surface:
         return self
 
 
-def _from_sizes(variant: GemmVariant, sizes: list[list[int]]) -> dict[str, Any]:
-    """Features, bytes and FLOPs of products as `describe.Work` has them."""
+def _from_sizes(variant: GemmVariant, sizes: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Features, bytes and FLOPs of products as `describe.Work` has them. Raises ValueError for sizes of no product."""
+    if not {3, 4}.issuperset(map(len, sizes)):
+        raise ValueError("sizes of a product are m, n, k and, of a batched one, the batch")
     rows = [row if len(row) == 4 else (*row, 1) for row in sizes]
     # as `Gemm` has them, which a third of a profile's reading would go to making thousands of
     moved = [batch * (m * k + k * n + m * n) * variant.item_bytes for m, n, k, batch in rows]

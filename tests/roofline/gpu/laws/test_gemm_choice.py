@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
+from flopcast.decode import decode
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.gpu.fit import kernel_choice
 from flopcast.roofline.gpu.fit.kernel_choice import Launched, launched, learn_tiles
@@ -162,7 +163,7 @@ def test_a_surface_of_learnt_tiles_survives_json() -> None:
     record = SURFACE.to_json()
     assert "sizes" in record
     assert "features" not in record
-    again = Surface.from_json(record)
+    again = decode(Surface, record, "a surface")
     assert again == SURFACE
     asked = columns(shapes(5, 50))
     assert np.array_equal(SURFACE.predict(*asked).seconds, again.predict(*asked).seconds)

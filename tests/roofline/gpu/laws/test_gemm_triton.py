@@ -7,6 +7,7 @@ from math import log2
 import numpy as np
 import pytest
 
+from flopcast.decode import decode
 from flopcast.kernels import matmul_configs, matmul_table
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
@@ -50,7 +51,7 @@ def test_a_few_products_tell_the_factor_and_others_follow() -> None:
     want = surface_of(others, 1.07)
     ones = np.ones(len(others))
     assert found.predict(features(others), ones, ones).seconds == pytest.approx(want.seconds, rel=0.03)
-    again = Surface.from_json(found.to_json())
+    again = decode(Surface, found.to_json(), "a surface")
     assert again.predict(features(others), ones, ones).seconds == pytest.approx(
         found.predict(features(others), ones, ones).seconds, rel=1e-5
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
+from flopcast.decode import decode
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.gpu.fit import gemm_unaligned as fit_gemm_unaligned
 from flopcast.roofline.gpu.fit.gemm_unaligned import Ran, ran
@@ -215,6 +216,6 @@ def test_the_gradient_of_the_choice() -> None:
 
 
 def test_a_surface_survives_json() -> None:
-    again = Surface.from_json(KNOWN.to_json())
+    again = decode(Surface, KNOWN.to_json(), "a surface")
     asked = columns(shapes(5, 40))
     assert np.array_equal(KNOWN.predict(*asked).seconds, again.predict(*asked).seconds)

@@ -128,7 +128,7 @@ def test_an_unknown_name_is_told_the_known_ones_and_how_to_measure(keep: Keep, n
     [
         ("{", "not a profile"),
         ('{"schema": 2, "surfaces": {}}', "newer"),
-        ('{"schema": 1, "surfaces": {}}', "malformed"),
+        ('{"schema": 1, "surfaces": {}}', "gpu is missing"),
     ],
 )
 def test_a_kept_profile_that_cannot_be_read_is_named(keep: Keep, text: str, said: str) -> None:
@@ -188,7 +188,7 @@ def test_a_shipped_host_wins_over_the_users_of_the_same_name(small: Profile, kee
 def test_a_host_file_that_cannot_be_read_is_named(keep: Keep, tmp_path: Path) -> None:
     path = tmp_path / "h.json"
     path.write_text('{"schema": 1, "kind": "host"}')
-    with pytest.raises(DataError, match="malformed host") as fault:
+    with pytest.raises(DataError, match="not a host: name is missing") as fault:
         find_host(str(path))
     assert str(path) in str(fault.value)
 

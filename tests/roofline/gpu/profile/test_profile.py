@@ -235,9 +235,9 @@ def broken(**changes: Any) -> bytes:
         (gzip.compress(b"{}" * 50, mtime=0)[:10] + b"\xff" * 40, "not a profile"),
         (b"\xff\xfe", "not a profile"),
         (broken(schema=2), "newer than this flopcast"),
-        (broken(peaks=None), "malformed"),
-        (broken(peaks={"bf16": {"value": 1}}), "malformed"),
-        (broken(surfaces={"a": {"kind": "magic"}}), "malformed"),
+        (broken(peaks=None), "peaks is None: valid is an object"),
+        (broken(peaks={"bf16": {"value": 1}}), "peaks.bf16.low is missing"),
+        (broken(surfaces={"a": {"kind": "magic"}}), "surfaces.a.variant is missing"),
         (broken(basis="guessed"), "basis"),
     ],
 )

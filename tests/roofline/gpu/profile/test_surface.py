@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flopcast.decode import decode
 from flopcast.errors import DataError
 from flopcast.roofline.gpu.fit.priors import Belief, attention_prior, gemm_prior, memory_prior
 from flopcast.roofline.gpu.fit.surface import Points, fit_surface
@@ -97,7 +98,7 @@ def test_measured_points_come_back_within_their_noise(kind: str) -> None:
 @pytest.mark.parametrize("kind", SURFACES)
 def test_json_gives_identical_predictions(kind: str) -> None:
     surface = SURFACES[kind]
-    again = Surface.from_json(json.loads(json.dumps(surface.to_json())))
+    again = decode(Surface, json.loads(json.dumps(surface.to_json())), "a surface")
     assert again == surface
     features, bytes_, flops = own_points(surface)
     here, there = (s.predict(features + 0.37, bytes_ * 1.3, flops * 1.3) for s in (surface, again))
@@ -280,7 +281,7 @@ def test_of_many_points_the_nearest_tell_how_sure_a_prediction_is(monkeypatch: p
 
 
 def test_what_is_made_from_a_surface_is_solved_anew() -> None:
-    read = Surface.from_json(json.loads(json.dumps(SURFACES["gemm"].to_json())))
+    read = decode(Surface, json.loads(json.dumps(SURFACES["gemm"].to_json())), "a surface")
     twice = replace(read, seconds=tuple(2 * t for t in read.seconds))
     assert read.weights
     assert not twice.weights
@@ -291,13 +292,13 @@ def test_what_is_made_from_a_surface_is_solved_anew() -> None:
 def test_a_file_keeps_what_hot_products_share_with_cold_ones() -> None:
     base, hot, _, sizes, _ = shared_surfaces()
     key = SurfaceKey.parse("torch/gemm/nt/bf16/hot")
-    profile = Profile("g", "measured", {}, {}, {}, {key: hot, key.with_cache("cold"): base})
+    profile = Profile("g", "measured", {"type": "cuda"}, {}, {}, {key: hot, key.with_cache("cold"): base})
     kept = Profile.from_json(json.loads(json.dumps(profile.to_json()))).surfaces[key]
     for a, b in zip(kept.predict(*gemm_columns(sizes)), hot.predict(*gemm_columns(sizes)), strict=True):
         assert a == pytest.approx(b, rel=1e-6)
     lost = profile.to_json()
     del lost["surfaces"]["torch/gemm/nt/bf16/cold"]
-    with pytest.raises(DataError, match="malformed"):
+    with pytest.raises(DataError, match="without the cold one"):
         Profile.from_json(lost)
 
 
@@ -307,10 +308,19 @@ def test_sizes_of_another_number_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken",
-    [{"kind": "magic"}, {"seconds": []}, {"seconds": [-1.0] * 24}, {"features": []}, {"residual": {}}, {"x": 1}],
+    ("broken", "told"),
+    [
+        ({"kind": "magic"}, "kind is 'magic': valid is one of memory, gemm"),
+        ({"seconds": []}, "as many bytes, flops, seconds and noise as features"),
+        ({"seconds": [1e-6, -1.0] * 12}, r"seconds\[1\] is -1.0: valid is a number above 0"),
+        ({"features": []}, "as many"),
+        ({"residual": {}}, "residual.lengths is missing"),
+        ({"variant": "a/b/c/d/e"}, "is no variant of a kernel"),
+        ({"variant": 3}, "variant is 3: valid is a text"),
+        ({"params": {}}, "lacks bandwidth"),
+    ],
 )
-def test_a_malformed_record_is_refused(broken: dict[str, object]) -> None:
+def test_a_malformed_record_is_refused(broken: dict[str, object], told: str) -> None:
     record = {**SURFACES["memory"].to_json(), **broken}
-    with pytest.raises((ValueError, TypeError, KeyError)):
-        Surface.from_json(record)
+    with pytest.raises(DataError, match=told):
+        decode(Surface, record, "a surface")
