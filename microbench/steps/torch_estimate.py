@@ -1,8 +1,10 @@
-"""Estimates a step with torch's own estimator, `RuntimeEstimator`, "operator-level-cost-model", as a baseline.
+"""Estimates a step with torch's own estimator, `RuntimeEstimator`, as a baseline.
 
-The estimator runs a step on fake tensors of the device and sums over calls the larger of FLOPs divided by a share of
-the datasheet peak and bytes divided by the datasheet bandwidth, both as torch and Triton query them from the device. It
-needs CUDA, but neither the device's time nor its memory: it runs in processes of its own, after all measurements.
+The estimator runs a step on fake tensors of the device and sums over calls, in its mode COST_MODEL, the larger of FLOPs
+divided by a share of the datasheet peak and bytes divided by the datasheet bandwidth, both as torch and Triton query
+them from the device. That needs CUDA, but neither the device's time nor its memory: it runs in processes of its own,
+after all measurements. In its mode BENCHMARK it runs every call on the device, on random operands, and sums the mean
+times of three runs.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from flopcast.microbench.sweep.work import first_line
 
 # The estimate is a sum over calls and so linear in the number of equal layers: two shallow models determine any depth.
 SHALLOW = (2, 3)
+COST_MODEL, BENCHMARK = "operator-level-cost-model", "operator-level-benchmark"
 PROCESSES = 12  # each holds torch and transformers, about 1 GB
 
 
@@ -58,32 +61,35 @@ def estimate_plans(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def estimate_row(plan: StepPlan, device_type: str) -> Fields:
+def estimate_row(plan: StepPlan, device_type: str, mode: str = COST_MODEL) -> Fields:
     """Returns the fields of one plan's row, also where the estimate fails."""
+    empty = _empty(plan, mode)
     try:
-        seconds = estimate(plan, device_type)
+        seconds = estimate(plan, device_type, mode)
     except Exception as fault:
-        return {**_empty(plan), "status": "error", "reason": first_line(fault)}
-    return {**_empty(plan), "value": seconds, "seconds": seconds}
+        return {**empty, "status": "error", "reason": first_line(fault)}
+    return {**empty, "value": seconds, "seconds": seconds}
 
 
-def _empty(plan: StepPlan) -> Fields:
-    return {**EMPTY_FIELDS, "role": "baseline", "plan": asdict(plan), "unit": "seconds", "value": None,
-            "timer": "torch RuntimeEstimator"}  # fmt: skip
+def _empty(plan: StepPlan, mode: str = COST_MODEL) -> Fields:
+    timer = "torch RuntimeEstimator" + ("" if mode == COST_MODEL else f", {mode}")
+    return {**EMPTY_FIELDS, "role": "baseline", "plan": asdict(plan), "unit": "seconds", "value": None, "timer": timer}
 
 
-def estimate(plan: StepPlan, device_type: str = "cuda") -> float:
-    """The estimated seconds per step. Raises what torch raises, including AssertionError without CUDA."""
+def estimate(plan: StepPlan, device_type: str = "cuda", mode: str = COST_MODEL) -> float:
+    """The estimated seconds per step. Raises what torch raises, including AssertionError without CUDA.
+
+    The benchmark runs at the model's own depth: two shallow models would multiply its noise by the depth."""
     depth = plan.config.get("num_hidden_layers")
-    if plan.module or depth is None or depth <= SHALLOW[1]:
-        return _estimate(plan, device_type)
+    if mode == BENCHMARK or plan.module or depth is None or depth <= SHALLOW[1]:
+        return _estimate(plan, device_type, mode)
     low, high = (
         _estimate(replace(plan, config={**plan.config, "num_hidden_layers": layers}), device_type) for layers in SHALLOW
     )
     return low + (int(depth) - SHALLOW[0]) * (high - low)
 
 
-def _estimate(plan: StepPlan, device_type: str) -> float:
+def _estimate(plan: StepPlan, device_type: str, mode: str = COST_MODEL) -> float:
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
 
     with untraced(), _mixed_results(), FakeTensorMode(), _FakeResults():  # type: ignore[no-untyped-call]
@@ -92,7 +98,7 @@ def _estimate(plan: StepPlan, device_type: str) -> float:
         estimator = RuntimeEstimator()
         # with an encoding: Triton decodes nvidia-smi's output with stdout's encoding, and a StringIO has none
         silence = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-        with contextlib.redirect_stdout(silence), estimator("operator-level-cost-model"):
+        with contextlib.redirect_stdout(silence), estimator(mode):
             step.run()
         seconds: float = estimator.total_runtime * 1e-3
     return seconds

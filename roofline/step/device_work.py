@@ -71,34 +71,53 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
     return work.backend if work.op_class == "fused" else "torch"
 
 
-def device_work(stream: Stream, run: Run, profile: Profile, host: HostCosts) -> list[TimedOp]:
-    """Returns every operation of `stream`, in order, with its device and host seconds; equal ones may be one object.
+@dataclass(frozen=True)
+class DeviceTimes:
+    """What the device does of a step, whatever host feeds it. By operation of the stream: its work (None where no
+    kernel runs) and the share of its bytes that lies in L2. By the work's id: its backend and its kernel times."""
 
-    An operation whose operands lie in L2 (`l2_shares`) takes the time of the hot curve, one with none there that of the
-    cold curve, and those between a mean weighted by bytes; products and reductions save only part of the difference
-    (`HOT_GAIN`).
-    """
+    works: Sequence[Work | None]
+    hot_shares: Sequence[float]
+    backends: Mapping[int, str]
+    kernels: Mapping[int, _KernelTimes]
+
+
+def device_times(stream: Stream, run: Run, profile: Profile) -> DeviceTimes:
+    """Returns the work, the hot share and the kernel times of every operation of `stream`."""
     works = describe_ops(stream)
     hot_shares = l2_shares(stream, [work is not None for work in works], L2_SHARE * profile.l2_bytes)
     distinct = {id(work): work for work in works if work is not None}
     backends = {key: backend_of(work, run, profile.default_attention) for key, work in distinct.items()}
-    times = _kernel_times(distinct, backends, profile)
+    return DeviceTimes(works, hot_shares, backends, _kernel_times(distinct, backends, profile))
+
+
+def device_work(
+    stream: Stream, run: Run, profile: Profile, host: HostCosts, known_times: DeviceTimes | None = None
+) -> list[TimedOp]:
+    """Returns every operation of `stream`, in order, with its device and host seconds; equal ones may be one object.
+
+    An operation whose operands lie in L2 (`l2_shares`) takes the time of the hot curve, one with none there that of the
+    cold curve, and those between a mean weighted by bytes; products and reductions save only part of the difference
+    (`HOT_GAIN`). `known_times`: what `device_times` returns, where it is known.
+    """
+    times = device_times(stream, run, profile) if known_times is None else known_times
+    hot_shares = times.hot_shares
     timed = []
     phase = ""
     known: dict[tuple[Any, ...], TimedOp] = {}  # a layer's ops recur in every layer
-    for i, (op, work) in enumerate(zip(stream.ops, works, strict=True)):
+    for i, (op, work) in enumerate(zip(stream.ops, times.works, strict=True)):
         n_tensors = len(op.inputs) if '"ts"' in op.args else 0
         key = (op.phase, op.kind, id(work), n_tensors, hot_shares[i])
         if op.phase == phase and key in known:
             timed.append(known[key])
             continue
-        found = times[id(work)] if work is not None else None
+        found = times.kernels[id(work)] if work is not None else None
         count = found.launches if found is not None else 0
         # forward and backward costs are per call, the optimizer's per kernel (`host_calibration.count_ops`)
         n_launches = count if op.phase == "optimizer" else 1
         host_seconds = host.seconds(op.phase, op.kind, launches=n_launches, tensors=n_tensors)
         if work is not None and host.triton:
-            host_seconds += host.triton.get(_triton_operator(work, backends[id(work)]), 0.0)
+            host_seconds += host.triton.get(_triton_operator(work, times.backends[id(work)]), 0.0)
         is_first = op.phase != phase
         if is_first:  # a phase's fixed host cost is charged to its first operation
             phase = op.phase

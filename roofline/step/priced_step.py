@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp
 from typing import Any
@@ -23,7 +23,7 @@ from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step import memory
-from flopcast.roofline.step.device_work import TimedOp, device_work
+from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, device_times, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.simulation import Timeline, is_synchronous
 from flopcast.roofline.step.uncertainty import Interval, device_log_sigma, step_interval
@@ -55,7 +55,17 @@ class PricedStep:
     @cached_property
     def ops(self) -> list[TimedOp]:
         """The stream's operations, in order, with their device and host seconds."""
-        return device_work(self.stream, self.run, self.profile, self.host_costs)
+        return device_work(self.stream, self.run, self.profile, self.host_costs, self.device_times)
+
+    @cached_property
+    def device_times(self) -> DeviceTimes:
+        return device_times(self.stream, self.run, self.profile)
+
+    def on_host(self, host: HostCosts | None) -> PricedStep:
+        """The same step on another host, for which what the device does is not computed again."""
+        other = replace(self, host=host)
+        vars(other).update({name: getattr(self, name) for name in ("device_times", "peak_bytes")})
+        return other
 
     @cached_property
     def by_class(self) -> dict[str, list[TimedOp]]:

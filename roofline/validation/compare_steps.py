@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.validation import baselines
 from flopcast.roofline.validation.comparable import check_stack, check_stream, release
 from flopcast.roofline.validation.host_of_run import hosts_of_runs
-from flopcast.roofline.validation.step_comparison import Part, StepComparison, signed_error
+from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from flopcast.roofline.validation.step_plans import INTERVALS
 
 ESTIMATES = "estimates"  # folder inside a folder of steps, of torch's estimates that were made separately
@@ -49,6 +51,37 @@ def compare(
     did not run, or cannot be forecast, keeps its row with a reason. `stack` holds the versions that the steps ran with
     (None: not checked). Raises UsageError if they do not match those of the profile and the streams.
     """
+    return _compared(_jobs(measured, profile, stack), progress)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A step that ran, and what it is compared with. `host`: of its own run, None where it was not calibrated."""
+
+    row: StepRow
+    kernels: StepKernelsRow | None
+    torch_estimate: float | None
+    profile: Profile
+    host: HostCosts | None
+    stack: Mapping[str, Any] | None
+
+    @cached_property
+    def plan(self) -> StepPlan:
+        return plan_of(self.row)
+
+    @cached_property
+    def traced(self) -> str:
+        """The same for steps of one op stream."""
+        return canonical_json(
+            {name: value for name, value in asdict(self.plan).items() if name not in (*_NAMES, *_KERNELS)}
+        )
+
+
+_NAMES = ("name", "group")
+_KERNELS = ("matmul", "attention", "fused")  # which may run without another trace
+
+
+def _jobs(measured: Iterable[Row], profile: Profile, stack: Mapping[str, Any] | None) -> list[_Job]:
     found = list(measured)
     if stack is not None:
         check_stack(stack, profile)
@@ -56,14 +89,26 @@ def compare(
     steps = {_name(row): row for row in select(found, StepRow)}
     kernels = {_name(row): row for row in select(found, StepKernelsRow) if row["status"] == "ok"}
     estimates = {_name(row): row.get("value") for row in select(found, StepEstimateRow)}
-    streams = _Streams()
-    compared = []
-    for number, (name, row) in enumerate(steps.items()):
+    jobs = []
+    for name, row in steps.items():
         run_host = hosts.get(row.get("session"))
         host = None if run_host is None else run_host.at(row.get("host_samples_before"))
-        compared.append(_compare(row, kernels.get(name), estimates.get(name), profile, host, streams, stack))
-        progress(number + 1, len(steps))
-    return compared
+        jobs.append(_Job(row, kernels.get(name), estimates.get(name), profile, host, stack))
+    return jobs
+
+
+def _compared(jobs: Sequence[_Job], progress: Callable[[int, int], None]) -> list[StepComparison]:
+    """In the order of the jobs; steps of one op stream are worked on together, whatever machine ran them."""
+    together: dict[str, list[int]] = defaultdict(list)
+    for index, job in enumerate(jobs):
+        together[job.traced].append(index)
+    found: dict[int, StepComparison] = {}
+    for indices in together.values():
+        forecasts = _Forecasts()
+        for index in indices:
+            found[index] = _compare(jobs[index], forecasts)
+            progress(len(found), len(jobs))
+    return [found[index] for index in range(len(jobs))]
 
 
 def _name(row: Row) -> str:
@@ -82,16 +127,43 @@ def compare_runs(
     """Compares as `compare` does the steps of a folder, or of its subfolders run0, run1, ... for several machines, each
     run with its own host costs. Raises what `read_steps` raises, and UsageError for another stack unless `any_stack`.
     """
+    (rows,) = compare_folders([StepsFolder(folder, profile, estimates)], any_stack=any_stack, progress=progress)
+    return rows
+
+
+@dataclass(frozen=True)
+class StepsFolder:
+    """Steps of one folder to compare with their forecasts by one profile; `estimates`: folder of torch's estimates of
+    them; `is_wanted`: of which plans."""
+
+    folder: Path
+    profile: Profile
+    estimates: Path | None = None
+    is_wanted: Callable[[StepPlan], bool] = lambda plan: True
+
+
+def compare_folders(
+    folders: Sequence[StepsFolder],
+    *,
+    any_stack: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[list[StepComparison]]:
+    """Compares as `compare_runs` does several folders, each with its profile: a step that several machines ran, or that
+    several profiles forecast, is traced once. Returns the rows of each folder."""
     from flopcast.microbench.records import records
 
-    runs = step_folders(folder)
-    if estimates is None and records.file_in(folder / ESTIMATES).is_file():
-        estimates = folder / ESTIMATES
-    rows: list[StepComparison] = []
-    for run in runs:
-        stack = None if any_stack else records.read_machine(run)["stack"]
-        rows += compare(read_steps(run, estimates), profile, stack=stack, progress=progress)
-    return rows
+    jobs: list[_Job] = []
+    ends = []
+    for one in folders:
+        made = one.folder / ESTIMATES
+        estimates = made if one.estimates is None and records.file_in(made).is_file() else one.estimates
+        for run in step_folders(one.folder):
+            stack = None if any_stack else records.read_machine(run)["stack"]
+            found = _jobs(read_steps(run, estimates), one.profile, stack)
+            jobs += [job for job in found if one.is_wanted(job.plan)]
+        ends.append(len(jobs))
+    rows = _compared(jobs, progress)
+    return [rows[start:end] for start, end in pairwise([0, *ends])]
 
 
 def step_folders(folder: Path) -> list[Path]:
@@ -154,19 +226,35 @@ def _measured(row: StepRow, kernels: StepKernelsRow | None) -> _Measured:
     return replace(times, device=kernels["device_seconds"], kernels=kernels["n_kernels"], classes=classes)
 
 
-class _Streams:
-    """Keeps the op stream of the latest step for the next one: neighbours often differ in their kernels alone."""
+class _Forecasts:
+    """Keeps the op streams and forecasts of one step for the same step on another machine or with other kernels."""
 
     def __init__(self) -> None:
-        self._key: Any = None
-        self._stream: Stream | None = None
+        self._streams: dict[str, Stream] = {}
+        self._rooflines: dict[tuple[str, int], float | None] = {}
+        self._priced: dict[tuple[str, Run, int], PricedStep] = {}
 
-    def of(self, plan: StepPlan, run: Run, profile: Profile) -> Stream:
-        key = canonical_json([plan.config, plan.module, asdict(traced_of(run, profile))])
-        if self._stream is None or key != self._key:
-            self._stream = stream_of(plan, run, profile)
-            self._key = key
-        return self._stream
+    def stream(self, plan: StepPlan, run: Run, profile: Profile) -> Stream:
+        key = self._key(plan, run, profile)
+        if key not in self._streams:
+            self._streams[key] = stream_of(plan, run, profile)
+        return self._streams[key]
+
+    def priced(self, plan: StepPlan, run: Run, profile: Profile) -> PricedStep:
+        """With the profile's own host."""
+        key = (self._key(plan, run, profile), run, id(profile))
+        if key not in self._priced:
+            self._priced[key] = PricedStep(self.stream(plan, run, profile), run, profile)
+        return self._priced[key]
+
+    def roofline(self, plan: StepPlan, run: Run, profile: Profile) -> float | None:
+        key = (self._key(plan, run, profile), id(profile))
+        if key not in self._rooflines:
+            self._rooflines[key] = baselines.roofline(self.stream(plan, run, profile), profile)
+        return self._rooflines[key]
+
+    def _key(self, plan: StepPlan, run: Run, profile: Profile) -> str:
+        return canonical_json([plan.config, plan.module, asdict(traced_of(run, profile))])
 
 
 def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
@@ -183,16 +271,8 @@ def plan_of(row: StepRow) -> StepPlan:
     return StepPlan(**{name: value for name, value in row["plan"].items() if name in StepPlan.__dataclass_fields__})
 
 
-def _compare(
-    row: StepRow,
-    kernels: StepKernelsRow | None,
-    torch_estimate: float | None,
-    profile: Profile,
-    host: HostCosts | None,
-    streams: _Streams,
-    stack: Mapping[str, Any] | None,
-) -> StepComparison:
-    plan = plan_of(row)
+def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
+    row, profile, host, stack, plan = job.row, job.profile, job.host, job.stack, job.plan
     compared = StepComparison(
         plan,
         row["status"],
@@ -204,20 +284,21 @@ def _compare(
     try:
         run = run_from(asdict(plan))
         run.check()
-        stream = streams.of(plan, run, profile)
+        stream = forecasts.stream(plan, run, profile)
         if stack is not None:
             check_stream(stream, stack)
-        found = PricedStep(stream, run, profile, host).forecast()
-        shipped = found if host is None else PricedStep(stream, run, profile).forecast()
+        priced = forecasts.priced(plan, run, profile)
+        shipped = priced.interval
+        found = priced.forecast() if host is None else priced.on_host(host).forecast()
     except UsageError as fault:
         if stack is not None and "--any-stack" in str(fault):
             raise
         return replace(compared, reason=compared.reason or str(fault))
-    measured = _measured(row, kernels)
+    measured = _measured(row, job.kernels)
     reason = compared.reason
     if row["status"] == "oom" and not found.fits:
         reason = f"out of memory, as forecast ({found.needed_bytes / 1e9:.0f} GB needed): {reason}"
-    others = {"roofline": baselines.roofline(stream, profile), "six_n": None, "torch": torch_estimate}
+    others = {"roofline": forecasts.roofline(plan, run, profile), "six_n": None, "torch": job.torch_estimate}
     if not plan.module:  # the number of tokens of a module is not known
         tokens = run.batch * run.seq * run.accumulate
         others["six_n"] = baselines.six_n(found.n_params, tokens, found.peak_flops_per_second)
@@ -226,13 +307,13 @@ def _compare(
         reason=reason,
         n_params=found.n_params,
         step=Part(measured.step, found.step_seconds, found.step_seconds_low, found.step_seconds_high),
+        profile_host_step=Part(measured.step, *shipped),
         device=Part(measured.device, found.device_seconds, found.device_seconds_low, found.device_seconds_high),
         host=_host_part(measured, found, profile),
         peak=Part(measured.peak, found.peak_bytes),
         kernels=Part() if is_synchronous(profile) else Part(measured.kernels, found.kernels),
         classes={name: Part(measured.classes.get(name), seconds) for name, seconds in _forecast_classes(found).items()},
         baselines={name: Part(measured.step, seconds) for name, seconds in others.items()},
-        profile_host_error=signed_error(shipped.step_seconds, measured.step),
         host_sigma=None if host is None else host.sigma,
         bound=found.bound,
         measured_share=found.basis_shares.get("measured"),

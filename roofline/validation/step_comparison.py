@@ -68,8 +68,9 @@ class StepComparison:
 
     `step`, `device` and `host` are seconds, `peak` is bytes of memory, `kernels` a count; `classes` holds the device's
     seconds by the groups of `classes.GROUPS`, `baselines` the step's seconds by METHODS.
-    `profile_host_error` is the step's error with the host of the profile in place of the one that ran beside the step,
-    and `host_sigma` the deviation of the latter's logarithm (None: the profile's was taken).
+    `step` is forecast with the host that ran beside the step, where there was one, and `profile_host_step` with the
+    profile's, as a user gets it; `host_sigma` is the deviation of the logarithm of the former (None: the profile's was
+    taken).
     """
 
     plan: StepPlan
@@ -77,13 +78,13 @@ class StepComparison:
     reason: str | None = None
     n_params: int | None = None
     step: Part = Part()
+    profile_host_step: Part = Part()
     device: Part = Part()
     host: Part = Part()
     peak: Part = Part()
     kernels: Part = Part()
     classes: Mapping[str, Part] = field(default_factory=lambda: dict.fromkeys(GROUPS, Part()))
     baselines: Mapping[str, Part] = field(default_factory=lambda: dict.fromkeys(METHODS, Part()))
-    profile_host_error: float | None = None
     host_sigma: float | None = None
     bound: str | None = None
     measured_share: float | None = None
@@ -142,7 +143,10 @@ class StepComparison:
             "n_params": self.n_params, "status": self.status, "reason": self.reason,
             "step_seconds": self.step.measured, "step_forecast": self.step.forecast, "step_low": self.step.low,
             "step_high": self.step.high, "step_error": self.step.error, "within_interval": self.step.is_within,
-            "interval_width": self.step.interval_width, "step_error_profile_host": self.profile_host_error,
+            "interval_width": self.step.interval_width,
+            "step_error_profile_host": self.profile_host_step.error,
+            "within_interval_profile_host": self.profile_host_step.is_within,
+            "interval_width_profile_host": self.profile_host_step.interval_width,
             **cells("device", self.device),
             "device_low": self.device.low, "device_high": self.device.high, "device_within": self.device.is_within,
             **cells("host", self.host), "host_sigma": self.host_sigma,

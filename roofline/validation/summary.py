@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from flopcast.roofline.validation.baselines import calibrated
 from flopcast.roofline.validation.step_comparison import METHODS, Part, StepComparison
 from flopcast.roofline.validation.step_plans import FAMILIES, INTERVALS, OPTIONS, PATCHED
 
@@ -18,6 +19,7 @@ METHOD_LABELS = {
     "six_n": "6N x tokens / (0.4 x peak)",
     "torch": "torch RuntimeEstimator",
 }
+CALIBRATED = "_calibrated"  # ends the name of a method with one factor
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ def errors_of(parts: Iterable[Part]) -> Errors:
 
 @dataclass(frozen=True)
 class Summary:
-    """The errors of a set of steps by component. `coverage`, `device_coverage`: the share of step times, and of device
-    times, inside their 90% intervals; `interval_width`: mean width of the step's interval over the forecast step."""
+    """The errors of a set of steps by component; "profile_host_step" is the step with the profile's host. `coverage`,
+    `device_coverage`: the share of step times, and of device times, inside their 90% intervals; `interval_width`: mean
+    width of the step's interval over the forecast step. Both also with the profile's host."""
 
     label: str
     n: int
@@ -49,13 +52,17 @@ class Summary:
     coverage: float | None
     device_coverage: float | None
     interval_width: float | None
+    profile_host_coverage: float | None
+    profile_host_width: float | None
 
     def to_json(self) -> dict[str, Any]:
         errors = {
             f"{name}_{what}": getattr(found, what) for name, found in self.parts.items() for what in ("median", "worst")
         }
         return {"rows": self.label, "n": self.n, **errors, "coverage": self.coverage,
-                "device_coverage": self.device_coverage, "interval_width": self.interval_width}  # fmt: skip
+                "device_coverage": self.device_coverage, "interval_width": self.interval_width,
+                "profile_host_coverage": self.profile_host_coverage,
+                "profile_host_width": self.profile_host_width}  # fmt: skip
 
 
 def summaries(rows: Sequence[StepComparison]) -> list[Summary]:
@@ -65,13 +72,14 @@ def summaries(rows: Sequence[StepComparison]) -> list[Summary]:
     """
     done = [row for row in rows if row.status == "ok" and row.plan.group != INTERVALS]
     sets = {
-        **_by_bound([row for row in done if row.plan.group not in GROUP_LABELS]),
+        **by_bound([row for row in done if row.plan.group not in GROUP_LABELS]),
         **{label: [row for row in done if row.plan.group == group] for group, label in GROUP_LABELS.items()},
     }
-    return [_summary(label, members) for label, members in sets.items() if members]
+    return [summary(label, members) for label, members in sets.items() if members]
 
 
-def _by_bound(rows: Sequence[StepComparison]) -> dict[str, list[StepComparison]]:
+def by_bound(rows: Sequence[StepComparison]) -> dict[str, list[StepComparison]]:
+    """All steps, and those that the device and the host bound."""
     return {
         "all": list(rows),
         "device-bound": [row for row in rows if not row.is_host_bound],
@@ -79,14 +87,20 @@ def _by_bound(rows: Sequence[StepComparison]) -> dict[str, list[StepComparison]]
     }
 
 
-def _summary(label: str, rows: Sequence[StepComparison]) -> Summary:
+def summary(label: str, rows: Sequence[StepComparison]) -> Summary:
+    """The errors of these steps, of which there is one at least."""
     return Summary(
         label,
         len(rows),
-        {name: errors_of(row.parts[name] for row in rows) for name in rows[0].parts},
+        {
+            **{name: errors_of(row.parts[name] for row in rows) for name in rows[0].parts},
+            "profile_host_step": errors_of(row.profile_host_step for row in rows),
+        },
         _mean(row.step.is_within for row in rows),
         _mean(row.device.is_within for row in rows),
         _mean(row.step.interval_width for row in rows),
+        _mean(row.profile_host_step.is_within for row in rows),
+        _mean(row.profile_host_step.interval_width for row in rows),
     )
 
 
@@ -105,7 +119,9 @@ class MethodErrors:
 
     @property
     def label(self) -> str:
-        return METHOD_LABELS[self.method]
+        """The method in words."""
+        name = self.method.removesuffix(CALIBRATED)
+        return METHOD_LABELS[name] + (", one factor" if name != self.method else "")
 
     def to_json(self) -> dict[str, Any]:
         errors = {f"{name}_{what}": value for name, found in self.sets.items() for what, value in vars(found).items()}
@@ -113,7 +129,8 @@ class MethodErrors:
 
 
 def compare_methods(rows: Sequence[StepComparison]) -> list[MethodErrors]:
-    """Errors of step time by method, this forecast first, over the steps that every method has an estimate of.
+    """Errors of step time by method, this forecast first, over the steps that every method has an estimate of; each
+    other method also with one factor, calibrated on the other models' steps (`baselines.calibrated`).
 
     Methods without an estimate of any step (torch's, where it was not run) are left out.
     """
@@ -121,15 +138,20 @@ def compare_methods(rows: Sequence[StepComparison]) -> list[MethodErrors]:
     def part(row: StepComparison, method: str) -> Part:
         return row.step if method == "step" else row.baselines[method]
 
-    methods = ["step", *(name for name in METHODS if any(part(row, name).error is not None for row in rows))]
-    done = [row for row in rows if all(part(row, name).error is not None for name in methods)]
+    others = [name for name in METHODS if any(part(row, name).error is not None for row in rows)]
+    done = [row for row in rows if all(part(row, name).error is not None for name in ("step", *others))]
     if not done:
         return []
-    return [
-        MethodErrors(
-            name,
-            len(done),
-            {label: errors_of(part(row, name) for row in members) for label, members in _by_bound(done).items()},
-        )
-        for name in methods
-    ]
+    sets = by_bound(done)
+    found = {
+        "step": {label: errors_of(row.step for row in members) for label, members in sets.items()},
+        **{
+            name: {label: errors_of(part(row, name) for row in members) for label, members in sets.items()}
+            for name in others
+        },
+        **{
+            f"{name}{CALIBRATED}": {label: errors_of(calibrated(members, name)) for label, members in sets.items()}
+            for name in others
+        },
+    }
+    return [MethodErrors(name, len(done), errors) for name, errors in found.items() if errors["all"].n]

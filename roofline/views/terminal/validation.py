@@ -96,13 +96,19 @@ def print_validation(rows: Sequence[StepComparison]) -> None:
     for row in rows:
         if row.reason:
             say(f"{row.label}: {row.reason}")
-    parts = ("step", "device", "host", "peak")
+    sets = summaries(rows)
+    parts = ("device", "host", "peak")
+    totals = [[entry.label, str(entry.n), *(_median_and_worst(entry.parts[name]) for name in parts)] for entry in sets]
+    print_table("|error|, median / worst", ("rows", "n", *parts), totals)
     totals = [
-        [entry.label, str(entry.n), *(_median_and_worst(entry.parts[name]) for name in parts), share(entry.coverage),
-         share(entry.interval_width)]
-        for entry in summaries(rows)
+        [entry.label, str(entry.n), _median_and_worst(entry.parts["step"]), share(entry.coverage),
+         share(entry.interval_width), _median_and_worst(entry.parts["profile_host_step"]),
+         share(entry.profile_host_coverage), share(entry.profile_host_width)]
+        for entry in sets
     ]  # fmt: skip
-    print_table("|error|, median / worst", ("rows", "n", *parts, "in 90% interval", "its width"), totals)
+    names = ("step, host of its run", "in 90% interval", "its width", "step, profile's host", "in 90% interval",
+             "its width")  # fmt: skip
+    print_table("|error| of the step, median / worst, and its interval", ("rows", "n", *names), totals)
     methods = compare_methods(rows)
     if len(methods) > 1:
         lines = [[method.label, *map(_median_and_worst, method.sets.values())] for method in methods]

@@ -128,6 +128,19 @@ def test_what_bounds(ask: Callable[..., Forecast], profile: Profile) -> None:
     assert found.step_seconds == pytest.approx(found.device_seconds)  # one after the other
 
 
+def test_a_step_on_another_host_keeps_what_the_device_does(
+    tiny: dict[str, Any], profile: Profile, traced: Callable[..., Stream]
+) -> None:
+    """The same forecast as made anew, from the same kernel times."""
+    assert profile.host is not None
+    slow = replace(profile.host, name="slow", step_fixed=0.1)
+    step = PricedStep(traced(tiny), Run(), profile)
+    moved = step.on_host(slow)
+    assert moved.device_times is step.device_times
+    assert moved.forecast() == PricedStep(traced(tiny), Run(), profile, slow).forecast()
+    assert moved.forecast().step_seconds > step.forecast().step_seconds + 0.05
+
+
 def test_another_host(tiny: dict[str, Any], profile: Profile) -> None:
     assert profile.host is not None
     slow = replace(profile.host, name="slow", forward={key: 10 * value for key, value in profile.host.forward.items()})

@@ -1,0 +1,90 @@
+"""The committed real steps of all machines beside their forecasts, and the sets of them that tables and tests judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.roofline.gpu.catalogue.datasheets import load_specs
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.projection.project import project
+from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders
+from flopcast.roofline.validation.step_comparison import StepComparison
+from flopcast.roofline.validation.step_plans import FAMILIES, INTERVALS, OPTIONS, PATCHED
+from flopcast.roofline.validation.summary import GROUP_LABELS, by_bound
+
+H200, H100 = "nvidia-h200", "nvidia-h100-sxm"
+# The machines that ran steps, each with a host of its own, and where their steps lie below the reports.
+MACHINES = {
+    "H200, first": f"{H200}/steps/run0",
+    "H200, second": f"{H200}/steps/run1",
+    "H200, third": f"{H200}/steps/run2",
+    "H200, fourth": f"{H200}/steps/run3",
+    "H200, fifth": f"{H200}/steps-other-host",
+    "H100 SXM": f"{H100}/steps/run0",
+}
+PROJECTED = "H100 SXM, projected"  # the steps of the H100, forecast as if it had not been measured
+ESTIMATES = f"{H200}/steps/estimates"
+
+Rows = Sequence[StepComparison]
+Wanted = Callable[[str, StepPlan], bool]
+
+
+def compared(reports: Path, is_wanted: Wanted = lambda machine, plan: True) -> dict[str, list[StepComparison]]:
+    """The steps of every machine that ran and are judged, beside today's forecasts; `is_wanted`: those to forecast."""
+    h200 = find_profile(H200)
+    as_projected = project(h200, load_specs()[H100])
+    profiles = {H200: h200, H100: find_profile(H100)}
+    folders = {
+        name: StepsFolder(reports / folder, profiles[folder.partition("/")[0]]) for name, folder in MACHINES.items()
+    }
+    first = next(iter(folders))
+    folders[first] = replace(folders[first], estimates=reports / ESTIMATES)
+    folders[PROJECTED] = replace(folders["H100 SXM"], profile=as_projected)
+    chosen = [
+        replace(folder, is_wanted=lambda plan, name=name: is_judged(plan) and is_wanted(name, plan))
+        for name, folder in folders.items()
+    ]
+    rows = compare_folders(chosen)
+    return {
+        name: [row for row in found if row.status == "ok"] for name, found in zip(folders, rows, strict=True) if found
+    }
+
+
+def is_judged(plan: StepPlan) -> bool:
+    """Whether a step tests the forecast: those that set the width of intervals do not."""
+    return plan.group != INTERVALS
+
+
+def is_plain(row: StepComparison) -> bool:
+    """Whether a step is of plain Qwen3 on torch's kernels, which the forecast is made for."""
+    return row.plan.group not in GROUP_LABELS
+
+
+def sets_of(by_machine: Mapping[str, Rows]) -> dict[str, list[StepComparison]]:
+    """The sets of steps that are judged, by name, none empty."""
+    first, fifth, h100 = (by_machine.get(name, ()) for name in ("H200, first", "H200, fifth", "H100 SXM"))
+    on_h200 = [row for name, rows in by_machine.items() if name.startswith("H200") for row in rows]
+    found = {
+        **_split("H200", first),
+        "H200, other kernels": _of(on_h200, PATCHED),
+        "H200, other families": _of(first, FAMILIES),
+        "H200, other options": _of(first, OPTIONS),
+        **_split("H200, fifth machine", fifth),
+        **_split("H100 SXM", h100),
+        "H100 SXM, other kernels": _of(h100, PATCHED),
+        PROJECTED: list(by_machine.get(PROJECTED, ())),
+    }
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _split(name: str, rows: Iterable[StepComparison]) -> dict[str, list[StepComparison]]:
+    """Plain steps: all, and by what bounds them."""
+    parts = by_bound([row for row in rows if is_plain(row)])
+    return {name if part == "all" else f"{name}, {part}": members for part, members in parts.items()}
+
+
+def _of(rows: Iterable[StepComparison], group: str) -> list[StepComparison]:
+    return [row for row in rows if row.plan.group == group]
