@@ -117,7 +117,7 @@ def step_point(step: PricedStep, model: Config, *, shares_host: bool = False, wh
         seconds = timeline.step_seconds(host_factor=factor)
         down, up = base / found.step_seconds_low, found.step_seconds_high / base
         if not factor:  # without a host only the kernels' interval is left; with one the step's width is kept
-            down = up = exp(Z_90 * device_sigma)
+            down, up = map(exp, step.device_moves)
         others[factor] = (seconds, seconds / down, seconds * up)
     return StepPoint(
         n_params=found.n_params,

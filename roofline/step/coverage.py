@@ -26,17 +26,21 @@ WORST_KINDS = 3
 class Coverage:
     """Device seconds of one step and their shares by basis.
 
-    `in_measured_kinds`: the share in kinds of operation that were measured at or about that size, in whichever cache
-    state. `lacking`: the extrapolated kinds that take the most time, with their shares. `fits`: whether the step fits
-    into the device's memory.
+    `lacking`: the extrapolated kinds that take the most time, with their shares. `fits`: whether the step fits into the
+    device's memory.
     """
 
     label: str
     device_seconds: float
     shares: Mapping[str, float]
-    in_measured_kinds: float
     lacking: tuple[tuple[str, float], ...]
     fits: bool
+
+    @property
+    def in_measured_kinds(self) -> float:
+        """The share of the time in kinds of operation that were measured at or about that size, each part of an
+        operation's time by the curve, cold or hot, that it is taken from."""
+        return 1.0 - self.shares["extrapolated"]
 
     def to_json(self) -> dict[str, Any]:
         return {"source": self.label, "device_seconds": self.device_seconds, "basis_shares": dict(self.shares)}
@@ -50,14 +54,12 @@ def coverage(profile: Profile, model: MeasuredModel) -> Coverage:
     for op in step.ops:
         if op.work is not None:
             kind = f"{op.work.op_class} {op.work.variant}"
-            lacking[kind] += (op.seconds - op.hot_seconds) / total * (op.basis == "extrapolated")
-            lacking[kind] += op.hot_seconds / total * (op.hot_basis == "extrapolated")
+            lacking[kind] += sum(seconds for basis, seconds in op.parts if basis == "extrapolated") / total
     worst = sorted(((kind, share) for kind, share in lacking.items() if share), key=lambda pair: -pair[1])
     return Coverage(
         label=model.label,
         device_seconds=step.timeline.device_seconds,
         shares=step.basis_shares,
-        in_measured_kinds=sum(op.seconds for op in step.ops if op.basis != "extrapolated") / total,
         lacking=tuple(worst[:WORST_KINDS]),
         fits=step.fits,
     )

@@ -52,6 +52,13 @@ class TimedOp:
     count: int = 1
 
     @property
+    def parts(self) -> tuple[tuple[str, float], ...]:
+        """(basis, seconds) of the parts of its time: what is taken from the cold curve, and from the hot one because
+        operands lie in L2."""
+        parts = ((self.basis, self.seconds - self.hot_seconds), (self.hot_basis, self.hot_seconds))
+        return tuple((basis, seconds) for basis, seconds in parts if basis)
+
+    @property
     def flops(self) -> int:
         return 0 if self.work is None else self.work.flops * self.count
 

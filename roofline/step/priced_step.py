@@ -19,14 +19,16 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.roofline.base.numbers import Z_90
+from flopcast.roofline.base.units import ms
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.gpu.profile.unlike_bytes import rule_of
 from flopcast.roofline.step import memory
 from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, device_times, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.simulation import Timeline, is_synchronous
-from flopcast.roofline.step.uncertainty import Interval, device_log_sigma, step_interval
+from flopcast.roofline.step.uncertainty import Interval, Moves, device_log_sigma, device_moves, is_rough, step_interval
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
@@ -84,13 +86,18 @@ class PricedStep:
 
     @cached_property
     def device_sigma(self) -> float:
-        """The standard deviation of the log device seconds."""
+        """The standard deviation of the log device seconds, but for what is known within a factor only."""
         return device_log_sigma(self.ops, self.profile)
+
+    @cached_property
+    def device_moves(self) -> Moves:
+        """How far the ends of the device seconds lie below and above."""
+        return device_moves(self.ops, self.profile, self.device_sigma)
 
     @cached_property
     def interval(self) -> Interval:
         """Seconds of the step, with the ends of their 90% interval."""
-        return step_interval(self.timeline, self.host_costs, self.device_sigma)
+        return step_interval(self.timeline, self.host_costs, self.device_moves)
 
     @cached_property
     def breakdown(self) -> tuple[ClassShare, ...]:
@@ -156,10 +163,8 @@ class PricedStep:
         """
         seconds = dict.fromkeys(("measured", "interpolated", "extrapolated"), 0.0)
         for op in self.ops:
-            if op.basis:
-                seconds[op.basis] = seconds.get(op.basis, 0.0) + op.seconds - op.hot_seconds
-            if op.hot_basis:
-                seconds[op.hot_basis] = seconds.get(op.hot_basis, 0.0) + op.hot_seconds
+            for basis, part in op.parts:
+                seconds[basis] = seconds.get(basis, 0.0) + part
         total = sum(seconds.values())
         return {basis: value / total if total else 0.0 for basis, value in seconds.items()}
 
@@ -168,7 +173,7 @@ class PricedStep:
         """What the forecast does not know well: kernels of unmeasured kinds that take a notable share of the time, and
         Triton's operators on a host where they were not measured."""
         host, run = self.host_costs, self.run
-        found = _unmeasured_kernels(self.ops, self.profile)
+        found = (*_rough_kernels(self.ops), *_unmeasured_kernels(self.ops, self.profile))
         if host.triton or host is NO_HOST or "triton" not in (run.matmul, run.attention, run.fused):
             return found
         return (
@@ -183,7 +188,6 @@ class PricedStep:
         step, low, high = self.interval
         power = timeline.draw.power(step)
         peak = peak_for(profile, run.precision)
-        spread = exp(Z_90 * self.device_sigma)
         return Forecast(
             gpu=profile.gpu,
             profile_basis=profile.basis,
@@ -196,8 +200,8 @@ class PricedStep:
             step_seconds_low=low,
             step_seconds_high=high,
             device_seconds=timeline.device_seconds,
-            device_seconds_low=timeline.device_seconds / spread,
-            device_seconds_high=timeline.device_seconds * spread,
+            device_seconds_low=timeline.device_seconds / exp(self.device_moves.down),
+            device_seconds_high=timeline.device_seconds * exp(self.device_moves.up),
             host_seconds=timeline.host_seconds,
             host=self.host_costs.name,
             bound=self.bound,
@@ -265,23 +269,56 @@ def peak_for(profile: Profile, precision: str) -> float:
     return profile.peaks[dtype].value
 
 
+def _rough_kernels(ops: Sequence[TimedOp]) -> tuple[str, ...]:
+    """Says what is known within a factor only, how long it takes and why: its share of the step is as little known."""
+    found: dict[str, list[TimedOp]] = defaultdict(list)
+    kinds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for op in ops:
+        if op.work is not None and is_rough(op):
+            rule = rule_of(op.work.op_class, op.work.variant)
+            words = "" if rule is None else f" ({rule.words})"
+            found[words].append(op)
+            kinds[words][f"{op.work.op_class} {op.work.variant}"] += op.seconds
+    total = sum(op.seconds for op in ops)
+    said = []
+    for words, members in found.items():
+        rest = total - sum(op.seconds for op in members)
+        low, high = (sum(op.seconds * exp(way * Z_90 * op.sigma) for op in members) for way in (-1, 1))
+        if high / (rest + high) > WORTH_A_WARNING:
+            said.append(
+                f"{_worst_of(kinds[words])}: {ms(low)} to {ms(high)} ms, {low / (rest + low):.0%} to "
+                f"{high / (rest + high):.0%} of device time, known within a factor only{words}"
+            )
+    return tuple(said)
+
+
+def _worst_of(kinds: Mapping[str, float]) -> str:
+    """Names the three kinds of operation that take the most seconds."""
+    return ", ".join(sorted(kinds, key=lambda kind: -kinds[kind])[:3])
+
+
 def _unmeasured_kernels(ops: Sequence[TimedOp], profile: Profile) -> tuple[str, ...]:
+    """Says what share of the time, part by part, rests on no measurement of its kind, or of no size like its own."""
     if profile.basis != "measured":
         return ()
     lent_from = (profile.provenance.get("projected_kinds") or {}).get("from")
-    lent_kinds = {key.kind for key in profile.projected_kinds}
-    total = sum(op.seconds for op in ops) or 1.0
-    lent: dict[str, float] = defaultdict(float)
-    unknown: dict[str, float] = defaultdict(float)
+    lent = {key.kind for key in profile.projected_kinds}
+    measured = {key.kind for key in profile.own_surfaces}
+    how_said = {
+        "unknown": "of no measured kind, costed by their relatives or by bytes",
+        "far": "of sizes far from those measured of their kind",
+        "lent": f"that were not measured on this GPU, projected from {lent_from}'s",
+    }
+    found: dict[str, dict[str, float]] = {how: defaultdict(float) for how in how_said}
     for op in ops:
-        if op.work is not None and op.basis == "extrapolated":
+        seconds = sum(part for basis, part in op.parts if basis == "extrapolated")
+        if op.work is not None and seconds and not is_rough(op):
             kind = KernelKind(op.work.op_class, op.work.variant)
-            (lent if kind in lent_kinds else unknown)[f"{kind.op_class} {kind.variant}"] += op.seconds
+            how = "lent" if kind in lent else "far" if kind in measured else "unknown"
+            found[how][f"{kind.op_class} {kind.variant}"] += seconds
+    total = sum(op.seconds for op in ops) or 1.0
     return tuple(
-        f"{share:.0%} of device time is in kernels {how}: {', '.join(sorted(found, key=lambda k: -found[k])[:3])}"
-        for found, how in (
-            (unknown, "of no measured kind, costed by bytes"),
-            (lent, f"that were not measured on this GPU, projected from {lent_from}'s"),
-        )
-        if (share := sum(found.values()) / total) > WORTH_A_WARNING
+        f"{share:.0%} of device time is in kernels {how_said[how]}: {_worst_of(kinds)}"
+        for how, kinds in found.items()
+        if (share := sum(kinds.values()) / total) > WORTH_A_WARNING
     )

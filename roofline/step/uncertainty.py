@@ -6,7 +6,7 @@ of one kernel:
 - a shape's own error (`TimedOp.sigma`: the fit's residuals and the measurement's noise, `gpu/fit/surface.py`) is the
   same in each of its repeats and independent from shape to shape;
 - what was not measured at all (`gpu/profile/unmeasured.py`) is estimated by one rule for all shapes of a class, which
-  share one error;
+  share one error; where that is a factor (`gpu/profile/unlike_bytes.py`), the interval reaches farther up than down;
 - a class's bias: kernels measured in isolation and kernels within a step differ by an error common to all shapes of a
   class (`Spreads.classes`);
 - what all kernels share, the clock and memory of the part (`Spreads.common`), and the variation among cards of one
@@ -48,6 +48,9 @@ from flopcast.roofline.step.simulation import Timeline, is_synchronous
 from flopcast.roofline.stream.lowering.classes import group_of
 
 FILE = DATA / "intervals.json"
+# From this deviation of log seconds on, a factor of 2.7 either way, a time is known within a factor only. What is
+# estimated by bytes and FLOPs alone has 0.5.
+ROUGH = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,8 @@ def spreads() -> Spreads:
 
 
 def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | None = None) -> float:
-    """Returns the standard deviation of the log of the summed kernel time."""
+    """Returns the standard deviation of the log of the summed kernel time, but for what is known within a factor only
+    (`is_rough`), whose error is no such deviation: `device_moves` has it."""
     known = spreads() if known is None else known
     total = sum(op.seconds for op in ops)
     if not total:
@@ -94,7 +98,9 @@ def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | 
     least = 0.0 if profile.projected_kinds else OTHER_CACHE  # projected kinds share one projection's error
     for op in ops:
         if op.work is not None:
-            if op.basis == "extrapolated" and op.sigma >= least:
+            if is_rough(op):
+                pass
+            elif op.basis == "extrapolated" and op.sigma >= least:
                 guessed[op.work.op_class] += op.seconds * op.sigma
             else:
                 number = known_as.get((id(op.work), op.sigma))
@@ -117,6 +123,34 @@ def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | 
         projected = sum(seconds * common_sigma(profile, name) for name, seconds in classes.items())
     cards = card_sigma(classes, profile)
     return sqrt((own + shared + projected**2) / total**2 + known.common**2 + cards**2)
+
+
+class Moves(NamedTuple):
+    """How far the ends of a 90% interval lie below and above, as logarithms."""
+
+    down: float
+    up: float
+
+
+def is_rough(op: TimedOp) -> bool:
+    """Whether an operation's time is known within a factor only."""
+    return op.basis == "extrapolated" and op.sigma >= ROUGH
+
+
+def device_moves(ops: Sequence[TimedOp], profile: Profile, sigma: float) -> Moves:
+    """Returns the ends of the summed kernel time, given its deviation without what is known within a factor only. Of
+    that each class errs as one, and independently of others; its ends add to the sum, they do not multiply it."""
+    total = sum(op.seconds for op in ops)
+    less: dict[str, float] = defaultdict(float)
+    more: dict[str, float] = defaultdict(float)
+    for op in ops:
+        if op.work is not None and is_rough(op):
+            less[op.work.op_class] += op.seconds * (1 - exp(-Z_90 * op.sigma))
+            more[op.work.op_class] += op.seconds * (exp(Z_90 * op.sigma) - 1)
+    if not more:
+        return Moves(Z_90 * sigma, Z_90 * sigma)
+    down = -log(1 - min(hypot(*less.values()) / total, 1 - 1e-6))
+    return Moves(hypot(Z_90 * sigma, down), hypot(Z_90 * sigma, log(1 + hypot(*more.values()) / total)))
 
 
 def card_sigma(classes: Mapping[str, float], profile: Profile) -> float:
@@ -152,7 +186,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def step_interval(timeline: Timeline, host: HostCosts, device_sigma: float) -> Interval:
+def step_interval(timeline: Timeline, host: HostCosts, device: Moves) -> Interval:
     """Returns the step's seconds and their 90% interval, from the independent errors of device, host, gaps and power,
     and, as far as the step follows the device, from the error of steps beyond their kernels."""
     run = timeline.step_seconds
@@ -163,8 +197,9 @@ def step_interval(timeline: Timeline, host: HostCosts, device_sigma: float) -> I
     beyond = spreads().beyond
 
     def moved(sign: int) -> float:
-        by_device = log(run(device_factor=exp(sign * Z_90 * device_sigma)) / step)
-        follows = abs(by_device) / (Z_90 * device_sigma) if device_sigma else 0.0
+        far = device.up if sign > 0 else device.down
+        by_device = log(run(device_factor=exp(sign * far)) / step)
+        follows = abs(by_device) / far if far else 0.0
         parts = (
             run(host_factor=exp(sign * Z_90 * host.sigma)),
             run(gap_factor=exp(sign * Z_90 * gap_sigma)),

@@ -7,6 +7,7 @@ same class and dtypes      0.25   the median of the relatives' laws (bytes and F
 same class                 0.35   the same; a matrix rate is scaled by the peaks of the dtypes
 bytes and FLOPs alone      0.50   kernel floor + bytes at copy bandwidth, or FLOPs at half the peak
 
+Kernels whose time follows from neither bytes nor FLOPs are given a least and a most (`unlike_bytes.py`).
 Where no kernel of theirs was measured, normalisations, convolutions and the fused kernels are costed by the passes that
 they make over their tensors (`passes.py`), with the deviation of bytes and FLOPs alone. A matrix rate is that sustained
 in its dtype where one was measured.
@@ -27,6 +28,7 @@ from flopcast.roofline.gpu.laws.smooth import median
 from flopcast.roofline.gpu.profile.passes import COSTS, Rates, plain_seconds
 from flopcast.roofline.gpu.profile.request import Request, WorkLike, arrays_of
 from flopcast.roofline.gpu.profile.surface import Surface
+from flopcast.roofline.gpu.profile.unlike_bytes import Rule, rule_of
 from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
 OTHER_CACHE, SAME_DTYPES, SAME_CLASS, NOTHING = 0.15, 0.25, 0.35, 0.50
@@ -85,6 +87,9 @@ class Fallback:
         surface = self.surfaces.get(other)
         if surface is not None and len(surface.features[0]) == len(works[0].features):
             return self._other_cache(wanted, other, surface, works)
+        rule = rule_of(wanted.op_class, wanted.variant)
+        if rule is not None:
+            return self._ruled(wanted, rule, works)
         known = self._of_class.get(wanted.op_class, [])
         kind = operation if (operation := wanted.variant.tokens[0]) in COSTS else wanted.op_class
         if kind in COSTS and not any(kind in (key.op_class, key.variant.tokens[0]) for key in known):
@@ -96,6 +101,22 @@ class Fallback:
         if relatives:
             return self._relatives(wanted, relatives, works)
         return [(plain_seconds(self.rates, wanted.variant, work), NOTHING, "bytes and FLOPs alone") for work in works]
+
+    def _ruled(self, wanted: SurfaceKey, rule: Rule, works: Sequence[WorkLike]) -> list[Answer]:
+        """Answers by the rule, but where the operation was measured in other variants by these, of which the rule's
+        deviation is halved: it is known how the kernel goes about it, not what else its time depends on."""
+        operation = wanted.variant.tokens[0]
+        alike = (
+            [key for key in self.surfaces if key.variant.tokens[0] == operation] if wanted.op_class != "conv" else []
+        )
+        ruled = [rule.estimate(self.rates, wanted.variant, work) for work in works]
+        if not alike:
+            return [(seconds, sigma, rule.words) for seconds, sigma in ruled]
+        found = self._relatives(wanted, alike, works)
+        return [
+            (seconds, float(np.hypot(own, sigma / 2)), source)
+            for (seconds, own, source), (_, sigma) in zip(found, ruled, strict=True)
+        ]
 
     def _other_cache(
         self, wanted: SurfaceKey, other: SurfaceKey, surface: Surface, works: Sequence[WorkLike]

@@ -8,6 +8,12 @@ _CALLS = {
     "gemm": "mm addmm bmm baddbmm _grouped_mm",
     "attention": "",
     "conv": "convolution convolution_backward cudnn_convolution",
+    "rnn": "_cudnn_rnn _cudnn_rnn_backward",
+    "linalg": "cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_eigvals"
+    " linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq"
+    " linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular"
+    " lu_solve ormqr triangular_solve _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet"
+    " _linalg_solve_ex _linalg_svd",
     "pointwise": "",
     "copy": "_to_copy copy_ clone contiguous",
     "reduction": "mean sum all any amax max var_mean native_layer_norm native_layer_norm_backward norm"
@@ -21,8 +27,11 @@ _CALLS = {
     "cat": "cat stack",
     "fill": "fill_ zero_ zeros ones full new_zeros new_ones zeros_like ones_like full_like new_full arange"
     " scalar_tensor",
+    "custom": "",
     "other": "",
 }
+# Namespaces of torch's own operators; of others it is not known what they compute.
+_TORCH = ("aten", "prims", "prim", "profiler", "c10d", "c10d_functional", "_c10d_functional")
 _CLASS_OF = {name: op_class for op_class, names in _CALLS.items() for name in names.split()}
 
 # In the order in which they are printed.
@@ -31,12 +40,12 @@ OP_CLASSES = tuple(_CALLS)
 # Classes that are compared together, because the kernels of one call are recorded under several calls' names: the
 # backward of a slice fills and copies; those of an embedding and of a loss fill first.
 GROUPS = {
-    "gemm": ("gemm", "conv"),
+    "gemm": ("gemm", "conv", "rnn"),
     "attention": ("attention",),
     "optimizer": ("optimizer",),
     "softmax": ("softmax",),
     "reduction": ("reduction",),
-    "elementwise": ("pointwise", "copy", "cat", "fill", "loss", "embedding", "other", "fused"),
+    "elementwise": ("pointwise", "copy", "cat", "fill", "loss", "embedding", "other", "linalg", "custom", "fused"),
 }
 _GROUP_OF = {op_class: group for group, members in GROUPS.items() for op_class in members}
 
@@ -50,7 +59,10 @@ def op_class(call: str, default: str = "pointwise") -> str:
         return "attention"
     if name.startswith(("_foreach", "_fused_adam")):
         return "optimizer"
-    return "fused" if namespace == "flopcast" else _CLASS_OF.get(name, default)
+    if namespace == "flopcast":
+        return "fused"
+    is_other = "." in call.replace("::", ".") and namespace not in _TORCH
+    return "custom" if is_other else _CLASS_OF.get(name, default)
 
 
 def group_of(op_class: str) -> str:

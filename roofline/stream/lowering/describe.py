@@ -117,6 +117,9 @@ def _memory_pattern(call: Call, name: str, op_class: str) -> tuple[str, tuple[fl
             return "", (_log2(len(lists[0]) if lists else 1),)
         case "fused":
             return "", (_log2(call.inputs[0].shape[-1]),)  # per-row vectors end in the number of rows
+        case "linalg":
+            *batch, rows, columns = (1, 1, *call.inputs[0].shape)
+            return "", (_log2(min(rows, columns)), _log2(prod(batch)))
     innermost = _log2(max((o.shape[-1] for o in (*call.inputs, *call.outputs) if o.shape), default=1))
     if name == "embedding_dense_backward":
         n_indices = call.inputs[1].numel
@@ -178,7 +181,42 @@ def _describe_attention(call: Call) -> Work:
     return Work(call, "attention", variant, features, call.bytes, flops * 5 // 2 if is_backward else flops, "sdpa")
 
 
-_PRODUCTS = {"conv": _describe_convolution, "gemm": _describe_grouped_gemm, "attention": _describe_attention}
+def _describe_recurrent(call: Call) -> Work:
+    """Describes a recurrent network on an input of [places, rows, size] by its steps in sequence, rows and hidden size.
+
+    Each place of each row is multiplied by every weight matrix of every layer and direction; in the backward once for
+    the gradients of states and layers' inputs, of which the network's own may not be wanted, and once for the weights.
+    """
+    name = packet(call.op).split(".")[1]
+    arguments = json.loads(call.args)
+    first, count = arguments[1]["ts"]
+    weights = call.inputs[first : first + count]
+    after = 4 * _is_backward(call)  # the backward takes four operands more before these
+    mode, hidden, _, layers, is_batch_first, *_ = arguments[6 + after :]
+    directions = 1 + bool(arguments[13 + after])
+    data = call.inputs[0]
+    places, rows = (data.shape[1], data.shape[0]) if is_batch_first else data.shape[:2]
+    per_place = sum(weight.numel for weight in weights if len(weight.shape) == 2)
+    if after:
+        of_input = sum(weight.numel for weight in weights[: arguments[2] * directions : arguments[2]])
+        wants_input, *_, wants_weights = arguments[21]
+        per_place = per_place * (1 + bool(wants_weights)) - of_input * (not wants_input)
+    variant = CallVariant(name, data.dtype, ("relu", "tanh", "lstm", "gru")[mode])
+    steps = places * layers * directions
+    return Work(
+        call,
+        "rnn",
+        variant,
+        (_log2(steps), _log2(rows), _log2(hidden)),
+        call.bytes,
+        2 * data.numel // data.shape[-1] * per_place,
+    )
+
+
+_PRODUCTS = {
+    "conv": _describe_convolution, "gemm": _describe_grouped_gemm, "attention": _describe_attention,
+    "rnn": _describe_recurrent,
+}  # fmt: skip
 
 
 def _arguments(call: Call, *places: int) -> list[Operand]:

@@ -117,9 +117,38 @@ def _batch_norm(
     return out
 
 
+def _cudnn_rnn(mode: int, n_states: int) -> Callable[..., Any]:
+    """Makes the rule of a recurrent network, which cuDNN runs as one call (aten/src/ATen/native/cudnn/RNN.cpp). `mode`
+    is cuDNN's number of its kind; of `n_states` 2 the second is the cell's."""
+
+    def rule(
+        input: torch.Tensor, states: Any, weights: list[torch.Tensor], has_biases: bool, num_layers: int,
+        dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        if torch.is_autocast_enabled("cpu"):  # CUDA's casts every operand anew in each forward (autocast_RNN.cpp)
+            dtype = torch.get_autocast_dtype("cpu")
+            states = [state.to(dtype) for state in states] if n_states == 2 else states.to(dtype)
+            input, weights = input.to(dtype), [weight.to(dtype) for weight in weights]
+        hidden, cell = states if n_states == 2 else (states, None)
+        size, out = (hidden if cell is None else cell).shape[-1], hidden.shape[-1]
+        projection = out if out != size else 0
+        each = (4 if has_biases else 2) + (projection > 0)
+        made: tuple[torch.Tensor, ...] = torch.ops.aten._cudnn_rnn.default(
+            input, weights, each, None, hidden, cell, mode, size, projection, num_layers, batch_first, dropout, train,
+            bidirectional, [], None,
+        )  # fmt: skip
+        return made[: 1 + n_states]
+
+    return rule
+
+
 # Composite operators whose parts depend on the device, composed as on CUDA.
 RULES: dict[str, Callable[..., Any]] = {
     "batch_norm": _batch_norm,
+    "rnn_relu.input": _cudnn_rnn(0, 1),
+    "rnn_tanh.input": _cudnn_rnn(1, 1),
+    "lstm.input": _cudnn_rnn(2, 2),
+    "gru.input": _cudnn_rnn(3, 1),
     "scaled_dot_product_attention": _scaled_dot_product_attention,
     "dropout": _dropout,
 }
@@ -164,11 +193,41 @@ def _cudnn_batch_norm_backward(
     return torch.empty_like(tensor), torch.empty_like(weight), torch.empty_like(weight)
 
 
+# What cuDNN keeps of a recurrent layer for its backward, in hidden sizes per place of a sequence: its gates, state and
+# result. By its modes; an estimate from what the formulas of the gradients need, since cuDNN does not say.
+_KEPT_STATES = {0: 2, 1: 2, 2: 6, 3: 5}
+
+
+def _cudnn_rnn_results(
+    input: torch.Tensor, weights: list[torch.Tensor], each: int, buffer: Any, hidden: torch.Tensor,
+    cell: torch.Tensor | None, mode: int, size: int, projection: int, num_layers: int, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, *_: Any,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    out = (projection or size) * (1 + bidirectional)
+    kept = input[..., 0].numel() * num_layers * (1 + bidirectional) * size * _KEPT_STATES[mode] if train else 0
+    return (
+        input.new_empty((*input.shape[:-1], out)), torch.empty_like(hidden),
+        input.new_empty(0) if cell is None else torch.empty_like(cell),
+        input.new_empty(kept * input.element_size(), dtype=torch.uint8), input.new_empty(0),
+    )  # fmt: skip
+
+
+def _cudnn_rnn_backward(
+    input: torch.Tensor, weights: list[torch.Tensor], each: int, buffer: Any, hidden: torch.Tensor,
+    cell: torch.Tensor | None, *rest: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    wanted = rest[-1]
+    made = [torch.empty_like(weight) for weight in weights] if wanted[3] else []
+    return torch.empty_like(input), torch.empty_like(hidden), None if cell is None else torch.empty_like(cell), made
+
+
 # Operators whose results on CUDA differ from those of fake CPU tensors. Where the function returns None, they do not.
 RESULTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.histc.default: _histc,
     torch.ops.aten._grouped_mm.default: _grouped_mm,
     torch.ops.aten.native_layer_norm.default: _layer_norm,
+    torch.ops.aten._cudnn_rnn.default: _cudnn_rnn_results,
+    torch.ops.aten._cudnn_rnn_backward.default: _cudnn_rnn_backward,
     torch.ops.aten.native_batch_norm.default: _batch_norm_results,
     torch.ops.aten.cudnn_batch_norm.default: _cudnn_batch_norm,
     torch.ops.aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,

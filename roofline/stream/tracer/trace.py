@@ -217,12 +217,20 @@ def _trace_module(
         meta = {"module": name, "batch": batch_sizes[0], "seq": batch_sizes[1], **options, "device": device}
         meta["unit"] = "tokens" if batch_sizes[1] > 1 else "samples" if isinstance(made, tuple) else "steps"
         stream = record(step, meta)
+    if device != "cpu" and (strangers := sorted({op.name for op in stream.ops if _OF_THE_CPU in op.name})):
+        raise UsageError(
+            f"{name} cannot be forecast: {', '.join(strangers)} runs on processors alone, and what CUDA runs in its "
+            "place is not known; use layers of torch's that do without it"
+        )
     if not any(op.phase == "backward" for op in stream.ops):
         raise UsageError(
             f"{name}: no backward ran: valid is a factory that returns (module, batch) or a step function, or a "
             "function that calls loss.backward() itself"
         )
     return stream
+
+
+_OF_THE_CPU = "mkldnn"  # in the names of operators of the processors' library
 
 
 def _refuse_unused(name: str, options: Mapping[str, Any]) -> None:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from flopcast.roofline.stream.model.run import Run
 
 
+ONLY_A_RANGE = 3.0  # where an interval's ends lie so far apart, no time between them is named
+
+
 def batch_words(batch: int, seq: int, unit: str = "tokens") -> str:
     """Describes the batch: 4 x 256 tokens, 64 samples, or a step of one's own."""
     if unit == "tokens":
@@ -51,6 +54,8 @@ def print_forecast(found: Forecast, run: Run) -> None:
     from flopcast.roofline.step.memory import CONTEXT_BYTES, FRAGMENTATION
 
     step = f"{ms(found.step_seconds)} ms  ({ms(found.step_seconds_low)} to {ms(found.step_seconds_high)})"
+    if found.step_seconds_high > ONLY_A_RANGE * found.step_seconds_low:
+        step = f"between {ms(found.step_seconds_low)} and {ms(found.step_seconds_high)} ms: see the warnings"
     rows = [
         ["step, 90% interval", step],
         ["bound by", found.bound],

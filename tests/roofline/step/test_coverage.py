@@ -6,14 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.coverage import coverage, floor_percent, holdings, with_sources
+from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.measured_model import MeasuredModel, keep
+from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import depth_for, load_config, make_config
-from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.stream.tracer.trace import trace_module
 from studies.shipped import coverage as shipped_coverage
 
 
@@ -51,6 +55,29 @@ def test_what_was_not_measured_is_named_with_its_share(h200: Profile, small: Mea
     assert without.lacking[0][0].startswith("optimizer _foreach")
     share_lost = 1 - without.in_measured_kinds
     assert sum(share for _, share in without.lacking) <= share_lost + whole.shares["extrapolated"]
+
+
+def test_a_part_counts_by_the_curve_that_it_is_taken_from(h200: Profile, small: MeasuredModel) -> None:
+    """A kernel of which only hot runs were measured, and whose operands lie in L2, is one that was measured; of the
+    rest of the time the other way about."""
+    op = TimedOp("forward", "launch", 0.0, seconds=10.0, basis="extrapolated", hot_seconds=9.0, hot_basis="measured")
+    assert op.parts == (("extrapolated", 1.0), ("measured", 9.0))
+    assert replace(op, hot_seconds=0.0, hot_basis="").parts == (("extrapolated", 10.0),)
+    whole = coverage(h200, small)
+    assert whole.in_measured_kinds == pytest.approx(1 - whole.shares["extrapolated"])
+    without = coverage(replace(h200, surfaces={k: s for k, s in h200.surfaces.items() if k.cache == "cold"}), small)
+    # hot times are then cold ones by the class's ratio: no measurement of their kind
+    assert sum(share for _, share in without.lacking) > 0.05
+    assert without.in_measured_kinds == pytest.approx(1 - without.shares["extrapolated"])
+
+
+def test_a_measured_kind_of_another_size_is_not_called_unmeasured(h200: Profile) -> None:
+    """Products of 16 rows in fp32 are far from those measured, which are many."""
+    stream = trace_module(torch.nn.Linear(64, 64), torch.zeros(16, 64), precision="fp32")
+    found = PricedStep(stream, Run(precision="fp32"), h200)
+    said = [text for text in found.warnings if "gemm" in text]
+    assert said
+    assert all("of sizes far from those measured" in text for text in said)
 
 
 def test_a_projected_profile_has_measured_nothing(small: MeasuredModel) -> None:

@@ -21,9 +21,11 @@ from flopcast.roofline.step import uncertainty
 from flopcast.roofline.step.device_work import TimedOp, device_work
 from flopcast.roofline.step.simulation import Timeline
 from flopcast.roofline.step.uncertainty import (
+    Moves,
     Spreads,
     card_sigma,
     device_log_sigma,
+    device_moves,
     gap_log_sigma,
     spreads,
     step_interval,
@@ -81,11 +83,26 @@ def test_gaps_lie_between_tiny_and_wide(profile: Profile) -> None:
     assert gap_log_sigma(both) == pytest.approx(log(1.6) / 2)
 
 
+def test_what_is_known_within_a_factor_adds_to_the_sum(ops: list[TimedOp], profile: Profile) -> None:
+    """Half the time within a factor of ten: the sum is at most 5.5 times as long, and no less than what is known."""
+    work = next(op.work for op in ops if op.work is not None)
+    one = TimedOp("forward", "launch", 0.0, work, 1.0, 0.0, 1, "measured")
+    rough = replace(one, sigma=log(10) / numbers.Z_90, basis="extrapolated")
+    assert device_moves([one, one], profile, 0.0) == Moves(0.0, 0.0)
+    found = device_moves([one, rough], profile, 0.0)
+    assert found == pytest.approx((log(2 / 1.1), log(11 / 2)))
+    assert device_moves([one, rough, rough], profile, 0.0).up == pytest.approx(log(21 / 3))  # of one class: one error
+    assert device_log_sigma([one, rough], profile, Spreads(default=0.0, common=0.0)) == 0.0
+    wider = device_moves([one, rough], profile, 0.1)
+    assert wider.down > found.down
+    assert wider.up > found.up
+
+
 def test_wider_errors_make_wider_intervals(ops: list[TimedOp], profile: Profile) -> None:
     assert profile.host is not None
-    step, low, high = step_interval(Timeline(ops, profile), profile.host, 0.02)
+    step, low, high = step_interval(Timeline(ops, profile), profile.host, Moves(0.03, 0.03))
     assert low < step < high
-    _, lower, higher = step_interval(Timeline(ops, profile), replace(profile.host, sigma=0.3), 0.02)
+    _, lower, higher = step_interval(Timeline(ops, profile), replace(profile.host, sigma=0.3), Moves(0.03, 0.03))
     assert lower < low
     assert higher > high
 
@@ -99,7 +116,7 @@ def test_a_step_that_follows_the_device_is_as_uncertain_as_such_steps_were(
     def width(beyond: float, factor: float) -> float:
         monkeypatch.setattr(uncertainty, "spreads", lambda: Spreads(beyond=beyond))
         scaled = [replace(op, seconds=factor * op.seconds) for op in ops]
-        step, low, _ = step_interval(Timeline(scaled, profile), profile.host, 0.01)
+        step, low, _ = step_interval(Timeline(scaled, profile), profile.host, Moves(0.016, 0.016))
         return log(step / low)
 
     busy, waiting = 1000.0, 1e-3
