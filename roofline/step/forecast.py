@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
+from flopcast.errors import UsageError
+from flopcast.roofline.base.tables import as_html, as_text
+from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, short_name, three_digits, yes_no
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.stream.model.models import CPU_VOCABULARY, VOCABULARY, make_config, n_params
 
@@ -96,6 +100,71 @@ class Forecast:
         record["stack"] = dict(self.stack)
         record["basis_shares"] = dict(self.basis_shares)
         return record
+
+
+ORDERS = ("asked", "time", "memory", "dollars", "gpu")  # of several GPUs
+
+
+class Forecasts(tuple[Forecast, ...]):
+    """One step on several GPUs: a tuple of forecasts that prints as a table."""
+
+    __slots__ = ()
+
+    def ordered(self, by: str) -> Forecasts:
+        """Returns them in one of ORDERS: as asked for, or from the least time, memory or dollars on; those that do not
+        fit, or have no price, come last. Raises UsageError for another order."""
+        if by not in ORDERS:
+            raise UsageError(f"order {by!r}: valid are {', '.join(ORDERS)}")
+        if by == "asked":
+            return self
+        if by == "gpu":
+            return Forecasts(sorted(self, key=lambda found: found.gpu))
+        keys: dict[str, Callable[[Forecast], float]] = {
+            "time": lambda found: found.step_seconds,
+            "memory": lambda found: found.needed_bytes,
+            "dollars": lambda found: inf if found.price is None else usd_per_million(found) or inf,
+        }
+        return Forecasts(sorted(self, key=lambda found: (not found.fits, keys[by](found))))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The headings of `rows`."""
+        unit = self[0].unit if self else "tokens"
+        return ("GPU", "basis", "step, ms", "90% interval", "memory needed", "fits", f"{unit}/s", f"$/M {unit}",
+                "bound by")  # fmt: skip
+
+    def rows(self) -> list[list[str]]:
+        """Returns a row of texts per GPU; a step that does not fit has no throughput and no cost."""
+        return [
+            [
+                short_name(found.gpu), found.profile_basis, ms(found.step_seconds),
+                f"{ms(found.step_seconds_low)} to {ms(found.step_seconds_high)}", gigabytes(found.needed_bytes),
+                yes_no(found.fits), three_digits(found.tokens_per_second) if found.fits else NONE,
+                NONE if (usd := usd_per_million(found)) is None else three_digits(usd), found.bound,
+            ]
+            for found in self
+        ]  # fmt: skip
+
+    @property
+    def prices(self) -> list[str]:
+        """The price of each GPU, with its provider and day."""
+        return [f"{short_name(one.gpu)}: {one.price.label}" for one in self if one.price is not None]
+
+    def _title(self) -> str:
+        depth = f", {self[0].depth} layers" if self and self[0].depth else ""
+        return f"{parameters(self[0].n_params)} parameters{depth}" if self else "no forecasts"
+
+    def __str__(self) -> str:
+        return as_text(self._title(), self.columns, self.rows(), self.prices)
+
+    def _repr_html_(self) -> str:
+        return as_html(self._title(), self.columns, self.rows(), self.prices)
+
+
+def usd_per_million(found: Forecast) -> float | None:
+    """Returns the dollars per million of the forecast's unit; None without a price, and for what does not fit."""
+    usd = found.usd_per_step
+    return None if usd is None or not found.fits else usd / tokens_of(found) * 1e6
 
 
 def width_of(found: Forecast) -> int | None:

@@ -4,62 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.priced_step import PricedStep, traced_of
+from flopcast.roofline.step.memory import needed_bytes, peak_bytes, workspace_bytes
+from flopcast.roofline.step.priced_step import traced_of
+from flopcast.roofline.stream.library.modules import Module
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
-from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
+from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.to_batch import BATCHES
 
 MOST = 2**20  # sequences: the search goes no further
 
 
-def largest_batch(config: Mapping[str, Any], run: Run, profile: Profile) -> int:
-    """Returns the sequences of the largest micro-batch for which `Forecast.fits` holds, all else as in `run`; 0 if not
-    even one sequence fits.
+def largest_batch(model: Mapping[str, Any] | Module, run: Run, profile: Profile) -> int:
+    """Returns the sequences (of a module: samples) of the largest micro-batch for which `Forecast.fits` holds, all else
+    as in `run`; 0 if not even one fits. `model`: a config or a user's module.
 
-    Raises UsageError as `forecast` does, and where more than `MOST` sequences would fit."""
+    Raises UsageError as `forecast` does, where more than `MOST` would fit, and for a factory that takes no batch."""
     run.check()
+    if isinstance(model, Module):
+        module, device = model, profile.device["type"]
+        seq = module.at_batch(run, device, BATCHES[0]).meta["seq"]
+        return _largest(lambda batch: module.at_batch(run, device, batch), profile, seq)
+    config = model
 
     def stream_at(batch: int) -> Stream:
         return get_stream(config, traced_of(replace(run, batch=batch), profile), vary="batch")
 
-    return _largest(stream_at, run, profile, run.seq)
+    return _largest(stream_at, profile, run.seq)
 
 
-def largest_module_batch(module: str, run: Run, profile: Profile, sizes: Mapping[str, int]) -> int:
-    """As `largest_batch`, for the module that the factory "package.module:factory" makes. `sizes`: the other sizes
-    passed to the factory.
-
-    Raises UsageError as `api.forecast` does, and where the factory takes no batch."""
-    from flopcast.roofline.stream.library import modules
-
-    @cache
-    def traced(batch: int) -> Stream:
-        stream = modules.module_stream(module, run, profile.device["type"], sizes={**sizes, "batch": batch})
-        if stream.meta["batch"] != batch:
-            raise UsageError(
-                f"--largest-batch with --module {module}: asked for a batch of {batch} the factory makes one of "
-                f"{stream.meta['batch']}; give it a parameter `batch` that is the number of samples"
-            )
-        return stream
-
-    def stream_at(batch: int) -> Stream:
-        if batch in (1, *BATCHES):
-            return traced(batch)
-        try:
-            return to_batch(traced(BATCHES[0]), traced(BATCHES[1]), batch)
-        except NotDerivable:
-            return traced(batch)
-
-    return _largest(stream_at, run, profile, traced(BATCHES[0]).meta["seq"])
-
-
-def _largest(stream_at: Callable[[int], Stream], run: Run, profile: Profile, seq: int) -> int:
+def _largest(stream_at: Callable[[int], Stream], profile: Profile, seq: int) -> int:
     """Searches for the largest batch whose needed bytes fit into the device's memory.
 
     Memory grows with the batch, and faster the larger it is (what is live at the peak changes). The search interpolates
@@ -67,7 +45,7 @@ def _largest(stream_at: Callable[[int], Stream], run: Run, profile: Profile, seq
     room = int(profile.device.get("memory_bytes") or 0)
 
     def needed(batch: int) -> int:
-        return PricedStep(stream_at(batch), run, profile).needed_bytes
+        return needed_bytes(peak_bytes(stream_at(batch), workspace_bytes(profile.capability)))
 
     fits, too_many = 0, 2
     used = {fits: 0}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.stream.lowering.lower import lower
-from flopcast.roofline.stream.ops.op_stream import Op, Stream
+from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream
 
 ALLOCATION_BYTES = 512  # the CUDA caching allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp)
 
@@ -34,6 +34,11 @@ def peak_bytes(stream: Stream, workspace: int = 0) -> int:
 
     Storages on the host do not count. Gradients live from the backward to the next step's zero_grad.
     """
+    return _peak_of_storages(stream) + workspace
+
+
+@once_per_stream
+def _peak_of_storages(stream: Stream) -> int:
     sizes = [rounded(s.bytes) for s in stream.storages]
     live = {i for i, s in enumerate(stream.storages) if s.kind in _EXISTING}
     on_host = {i for i, s in enumerate(stream.storages) if s.kind == "host"}
@@ -55,7 +60,7 @@ def peak_bytes(stream: Stream, workspace: int = 0) -> int:
         scratch = _scratch_bytes(stream, op) if "attention" in op.name else 0
         if total + scratch > peak:
             peak = total + scratch
-    return peak + workspace
+    return peak
 
 
 def _summed_in_place(stream: Stream, op: Op, following: Op | None) -> tuple[int, ...]:

@@ -33,4 +33,6 @@ def kernels(
     found = kernel_times.kernels(rows, profile)
     profile_cache.keep(profile)
     csv_files.write_rows(out, list(dict.fromkeys([*columns, *kernel_times.KERNELS_OUT])), found)
-    say_done([row.get("seconds") for row in found], ("operations", "timed"), profile, out, as_json)
+    say_done(
+        [row.get("seconds") for row in found], ("operations", "timed"), f"{profile.gpu} ({profile.basis})", out, as_json
+    )

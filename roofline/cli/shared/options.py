@@ -18,16 +18,13 @@ from flopcast.roofline.stream.model.run import FUSED, MODES, OPTIMIZERS, PRECISI
 if TYPE_CHECKING:
     from flopcast.roofline.stream.model.models import Config
 
-Gpu = Annotated[
-    str,
-    Option(
-        "--gpu",
-        help="A known GPU (`flopcast gpus`), in short if only one is meant, as H200, or a profile file.",
-        autocompletion=one_of(completion.gpus),
-    ),
-]
-Gpus = Annotated[
-    str, Option(help="GPUs, separated by commas; all for every known one.", autocompletion=several_of(completion.gpus))
+_GPU_HELP = "A known GPU (`flopcast gpus`), in short if only one is meant, as H200, or a profile file."
+_GPUS_HELP = "GPUs, separated by commas; all for every known one."
+Gpu = Annotated[str, Option("--gpu", help=_GPU_HELP, autocompletion=one_of(completion.gpus))]
+OneGpu = Annotated[str | None, Option("--gpu", help=_GPU_HELP, autocompletion=one_of(completion.gpus))]
+Gpus = Annotated[str, Option("--gpus", help=_GPUS_HELP, autocompletion=several_of(completion.gpus))]
+SeveralGpus = Annotated[
+    str | None, Option("--gpus", help=f"In place of --gpu: {_GPUS_HELP}", autocompletion=several_of(completion.gpus))
 ]
 Host = Annotated[
     str | None,

@@ -6,10 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from flopcast.roofline.gpu.profile.profile import Profile
+from typing import Any
 
 
 def emit(document: Any) -> None:
@@ -19,8 +16,9 @@ def emit(document: Any) -> None:
     sys.stdout.flush()
 
 
-def say_done(seconds: Sequence[Any], words: tuple[str, str], profile: Profile, out: Path, as_json: bool) -> None:
-    """Reports how many rows of a table were done. `words`: a noun for the rows, and a participle for what was done."""
+def say_done(seconds: Sequence[Any], words: tuple[str, str], gpu: str, out: Path, as_json: bool) -> None:
+    """Reports how many rows of a table were done. `words`: a noun for the rows, and a participle for what was done;
+    `gpu`: what they are of."""
     from flopcast.roofline.views.terminal import console
 
     count, done = len(seconds), sum(1 for value in seconds if value)
@@ -28,6 +26,6 @@ def say_done(seconds: Sequence[Any], words: tuple[str, str], profile: Profile, o
     if as_json:
         emit({"out": str(out), "rows": count, verb: done, "failed": count - done})
         return
-    console.say(f"{done} of {count} {what} {verb} for {profile.gpu} ({profile.basis}) -> {out}")
+    console.say(f"{done} of {count} {what} {verb} for {gpu} -> {out}")
     if done < count:
         console.say(f"{count - done} could not be done: column `reason` says why")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from typer import Context
@@ -11,6 +11,7 @@ from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared.options import ModelOptions, RunOptions, given
 
 if TYPE_CHECKING:
+    from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.stream.library.streams import Trace
     from flopcast.roofline.stream.model.models import Config
     from flopcast.roofline.stream.model.run import Run
@@ -19,11 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedStep:
-    """A step of `config` or of `module`; `sizes`: the batch and sequence length asked of the module's factory."""
+    """A step of `config` or of `module`, whose factory is given the batch and sequence length that were asked for."""
 
     config: Config | None = None
-    module: str = ""
-    sizes: dict[str, int] = field(default_factory=dict)
+    module: Module | None = None
     run: Run
 
     def traced(self, device: str, trace: Trace | None = None) -> tuple[Stream, Run]:
@@ -31,21 +31,33 @@ class AskedStep:
 
         `trace`: as in `get_stream`. Raises UsageError for a step that cannot be traced.
         """
-        if self.config is not None:
+        if self.module is None:
             from flopcast.roofline.stream.library.streams import get_stream
 
-            return get_stream(self.config, self.run.traced_on(device), trace=trace), self.run
-        from flopcast.roofline.stream.library import modules
+            return get_stream(self.config or {}, self.run.traced_on(device), trace=trace), self.run
+        from flopcast.roofline.stream.library.modules import run_of_stream
 
-        modules.check_sizes(self.module, self.sizes)
-        stream = modules.module_stream(self.module, self.run, device, sizes=self.sizes)
-        return stream, modules.run_of_stream(stream, self.run)
+        stream = self.module.stream(self.run, device)
+        return stream, run_of_stream(stream, self.run)
+
+    @property
+    def model(self) -> Config | Module:
+        return self.module or self.config or {}
 
 
 def asked_step(context: Context, model: ModelOptions, run: RunOptions) -> AskedStep:
     """Returns the step that the options describe. Raises UsageError, also where an option conflicts with --module."""
     if model.module is None:
         return AskedStep(config=model.to_config(), run=run.to_run())
+    check_module_options(context, model, run)
+    from flopcast.roofline.stream.library.modules import Module
+
+    sizes = {name: value for name, value in given(context, run).items() if name in ("batch", "seq")}
+    return AskedStep(module=Module(model.module).resized(**sizes), run=run.to_run())
+
+
+def check_module_options(context: Context, model: ModelOptions, run: RunOptions) -> None:
+    """Raises UsageError for options that conflict with --module."""
     clash = min(given(context, model).keys() - {"module"}, default=None)
     if clash is not None:
         raise UsageError(f"--module with --{clash.replace('_', '-')}: the factory makes the model, give one of the two")
@@ -53,5 +65,3 @@ def asked_step(context: Context, model: ModelOptions, run: RunOptions) -> AskedS
         raise UsageError(
             f"--module with --fused {run.fused}: a factory patches its own model, leave one of the two out"
         )
-    sizes = {name: value for name, value in given(context, run).items() if name in ("batch", "seq")}
-    return AskedStep(module=model.module, sizes=sizes, run=run.to_run())

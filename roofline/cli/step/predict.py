@@ -10,7 +10,18 @@ from typer import Context, Option
 from flopcast.errors import UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.progress import progress
-from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, RunOptions
+from flopcast.roofline.cli.shared.completion import one_of
+from flopcast.roofline.cli.shared.gpus import asked_gpus, check_one, prices_of
+from flopcast.roofline.cli.shared.options import (
+    AsJson,
+    Host,
+    ModelOptions,
+    OneGpu,
+    PriceOptions,
+    RunOptions,
+    SeveralGpus,
+    refuse_unused,
+)
 from flopcast.roofline.cli.shared.output import emit
 from flopcast.roofline.cli.shared.price_book import price_of
 from flopcast.roofline.cli.step.asked import asked_step
@@ -19,8 +30,16 @@ from flopcast.roofline.cli.step.explain import explain as explain_step
 
 def predict(
     context: Context,
-    gpu: Gpu,
+    gpu: OneGpu = None,
     *,
+    gpus: SeveralGpus = None,
+    sort: Annotated[
+        str,
+        Option(
+            help="Order of --gpus: asked (as given), time, memory, dollars (the least first) or gpu (by name).",
+            autocompletion=one_of(("asked", "time", "memory", "dollars", "gpu")),
+        ),
+    ] = "asked",
     model: ModelOptions,
     run: RunOptions,
     host: Host = None,
@@ -32,6 +51,12 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Forecasts one training step: time, memory, FLOPs and dollars, each with what it rests on."""
+    if gpus is not None:
+        refuse_unused("with --gpus: it is of one GPU", {"gpu": gpu, "explain": explain})
+        _predict_several(context, gpus, sort, model, run, host, price, largest_batch=largest_batch, as_json=as_json)
+        return
+    refuse_unused("without --gpus: it orders several", {"sort": None if sort == "asked" else sort})
+    gpu = check_one(gpu)
     if explain:
         if largest_batch:
             raise UsageError("--largest-batch with --explain: ask for one of the two")
@@ -60,10 +85,7 @@ def predict(
         if largest_batch:
             from flopcast.roofline.step import largest_batch as search
 
-            if step.config is not None:
-                largest = search.largest_batch(step.config, asked, profile)
-            else:
-                largest = search.largest_module_batch(step.module, asked, profile, step.sizes)
+            largest = search.largest_batch(step.model, asked, profile)
     profile_cache.keep(profile)
     if as_json:
         emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})
@@ -74,3 +96,48 @@ def predict(
     print_forecast(result, asked)
     if largest is not None:
         say(f"largest micro-batch that fits: {batch_words(largest, asked.seq, result.unit)}")
+
+
+def _predict_several(
+    context: Context,
+    gpus: str,
+    sort: str,
+    model: ModelOptions,
+    run: RunOptions,
+    host: str | None,
+    price: PriceOptions,
+    *,
+    largest_batch: bool,
+    as_json: bool,
+) -> None:
+    """Forecasts one step on several GPUs: it is traced once for all of a kind."""
+    from flopcast.roofline.gpu.library.profiles import find_host, find_profile
+    from flopcast.roofline.step import largest_batch as search
+    from flopcast.roofline.step.forecast import ORDERS, Forecasts
+    from flopcast.roofline.step.sweep import Step, forecasting
+
+    if sort not in ORDERS:
+        raise UsageError(f"--sort is {sort!r}: valid are {', '.join(ORDERS)}")
+    asked = asked_gpus(None, gpus)
+    step = asked_step(context, model, run)
+    price_of = prices_of(asked, price)
+    with progress("forecasting") as shown, forecasting(asked, find_host(host), price_of) as forecast_on:
+        steps = {device: [Step(*step.traced(device))] for device in {one.device for one in asked}}
+        found = {}
+        for one, (outcome,) in forecast_on(steps):
+            if isinstance(outcome, str):
+                raise UsageError(f"{one.gpu}: {outcome}")
+            found[one] = outcome
+            shown.update(len(found), len(asked))
+        ran = steps[asked[0].device][0].run
+        largest = None
+        if largest_batch:
+            largest = {one.gpu: search.largest_batch(step.model, ran, find_profile(one.name)) for one in asked}
+    ordered = Forecasts(found[one] for one in asked).ordered(sort)
+    if as_json:
+        more = {} if largest is None else {"largest_batch": largest}
+        emit([{**one.to_json(), **{name: by[one.gpu] for name, by in more.items()}} for one in ordered])
+        return
+    from flopcast.roofline.views.terminal.forecast import print_forecasts
+
+    print_forecasts(ordered, ran, largest)

@@ -24,7 +24,7 @@ import numpy as np
 from flopcast.files import cache_folder, write
 from flopcast.roofline.gpu.profile.profile import Profile
 
-MOST_FILES = 12  # of some 5 MB; the least recently made go
+MOST_FILES = 32  # of some 5 MB, twice the known GPUs; the least recently made go
 
 
 class _Known(NamedTuple):
@@ -34,7 +34,7 @@ class _Known(NamedTuple):
 
 
 _loaded: list[_Known] = []  # what `keep` may be asked for; few
-_MOST_LOADED = 16
+_MOST_LOADED = 32
 
 
 def folder() -> Path:
@@ -51,7 +51,7 @@ def load(name: str, sources: Sequence[Path], make: Callable[[], Profile]) -> Pro
     except OSError:  # `make` says what is missing
         return make()
     profile = _read(path)
-    count = 0
+    count = -1  # not kept yet
     if profile is None:
         profile = make()
     else:

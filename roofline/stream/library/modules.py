@@ -1,15 +1,17 @@
-"""The op stream of a user's module or step function, traced when it is asked for."""
+"""The op streams of a user's module or step function, traced when they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flopcast.errors import UsageError
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
+from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,72 @@ def module_stream(
     if stream.meta["batch"] < 1 or stream.meta["seq"] < 1:
         raise UsageError(f"{stream.meta['module']}: the batch is empty: valid is one sample at least")
     return stream
+
+
+FEW = 3  # batches that are traced each: deriving more takes two traces, and one to check
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A user's module, factory or step function (`source`, `batch` and `loss_fn`: as `trace_module` takes them), each
+    step of which is traced once. `sizes`: what its factory is given, by the names of its parameters."""
+
+    source: Any
+    batch: Any = None
+    loss_fn: Callable[[Any], torch.Tensor] | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    _traced: dict[tuple[Any, ...], Stream] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.source if isinstance(self.source, str) else getattr(self.source, "__qualname__", "the module")
+
+    def resized(self, **sizes: int) -> Module:
+        """Returns the same with other sizes of its factory. Raises UsageError for one that it has no parameter for."""
+        if isinstance(self.source, str):
+            check_sizes(self.source, sizes)
+        return replace(self, sizes={**self.sizes, **sizes})
+
+    def stream(self, run: Run, device: str) -> Stream:
+        """Returns the op stream of a step on "cuda" or "cpu" at the factory's own batch. Raises UsageError."""
+        return self._trace(run, device, self.sizes)
+
+    def at_batch(self, run: Run, device: str, batch: int) -> Stream:
+        """Returns the op stream at a batch, derived from two traced ones where possible; for many batches of a module.
+
+        Raises UsageError, also where the factory takes no batch or makes another one."""
+        if batch in (1, *BATCHES):
+            return self._trace_batch(run, device, batch)
+        low, high = (self._trace_batch(run, device, size) for size in BATCHES)
+        with suppress(NotDerivable):
+            return to_batch(low, high, batch)
+        return self._trace_batch(run, device, batch)
+
+    def at_batches(self, run: Run, device: str, batches: Collection[int]) -> Callable[[int], Stream]:
+        """Returns a function as `at_batch` for many batches at once. They are derived only where the stream derived of
+        the largest is what is traced of it: a module may do something else from some batch on."""
+        largest = max(batches)
+        traced = partial(self._trace_batch, run, device)
+        if len(set(batches)) <= FEW or self.at_batch(run, device, largest) != traced(largest):
+            return traced
+        return partial(self.at_batch, run, device)
+
+    def _trace_batch(self, run: Run, device: str, batch: int) -> Stream:
+        stream = self._trace(run, device, {**self.sizes, "batch": batch})
+        if stream.meta["batch"] != batch:
+            raise UsageError(
+                f"{self.name}: asked for a batch of {batch} the factory makes one of {stream.meta['batch']}; give it a "
+                "parameter `batch` that is the number of samples"
+            )
+        return stream
+
+    def _trace(self, run: Run, device: str, sizes: Mapping[str, int]) -> Stream:
+        key = (device, run.precision, run.optimizer, run.accumulate, run.checkpoint, *sorted(sizes.items()))
+        if key not in self._traced:
+            self._traced[key] = module_stream(
+                self.source, run, device, batch=self.batch, loss_fn=self.loss_fn, sizes=sizes
+            )
+        return self._traced[key]
 
 
 def check_sizes(module: str, sizes: Mapping[str, int]) -> None:

@@ -7,10 +7,12 @@ and so may its micro-batches (`to_micro_batches`).
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from weakref import finalize
 
 from flopcast import files
 from flopcast.errors import DataError
@@ -19,6 +21,9 @@ from flopcast.kernels.shapes import Call, Operand
 SCHEMA = 1
 PHASES = ("forward", "backward", "optimizer")
 FOLDED_DEPTH = 3  # first, middle and last layer: they differ in their neighbours
+
+
+Of = TypeVar("Of")  # what a function of a stream returns
 
 
 class NotDerivable(ValueError):
@@ -94,6 +99,21 @@ class Stream:
     @cached_property
     def parameter_bytes(self) -> int:
         return sum(s.bytes for s in self.storages if s.kind == "parameter")
+
+
+def once_per_stream(function: Callable[[Stream], Of]) -> Callable[[Stream], Of]:
+    """Decorates a function of a stream alone, which is then computed once while the stream lives: a step is priced on
+    many GPUs."""
+    known: dict[int, Of] = {}
+
+    @wraps(function)
+    def of(stream: Stream) -> Of:
+        if id(stream) not in known:
+            known[id(stream)] = function(stream)
+            finalize(stream, known.pop, id(stream), None).atexit = False
+        return known[id(stream)]
+
+    return of
 
 
 def to_json(stream: Stream) -> dict[str, Any]:

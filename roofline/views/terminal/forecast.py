@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import byte_size, gigabytes, ms, parameters, rate, share
-from flopcast.roofline.views.terminal.console import print_table, warn
+from flopcast.roofline.base.units import byte_size, gigabytes, ms, parameters, rate, share, short_name
+from flopcast.roofline.views.terminal.console import console, print_table, warn
 
 if TYPE_CHECKING:
-    from flopcast.roofline.step.forecast import Forecast
+    from flopcast.roofline.step.forecast import Forecast, Forecasts
     from flopcast.roofline.stream.model.run import Run
 
 
@@ -87,6 +88,19 @@ def print_forecast(found: Forecast, run: Run) -> None:
     ]
     print_table("Device time by class", ("class", "ms", "share", "calls", "bytes moved", "FLOPs"), classes)
     warn(found.warnings)
+
+
+def print_forecasts(found: Forecasts, run: Run, largest: Mapping[str, int] | None = None) -> None:
+    """Prints one step on several GPUs, a row each, on stdout, their prices below and warnings on stderr. `largest`: the
+    largest micro-batch that fits, by GPU."""
+    columns, rows = list(found.columns), found.rows()
+    if largest is not None:
+        columns.append("largest batch")
+        rows = [[*row, f"{largest[one.gpu]:,}"] for row, one in zip(rows, found, strict=True)]
+    print_table(f"{step_words(found[0], run).partition(': ')[2]} (90% intervals)", columns, rows, ruled=False)
+    for price in found.prices:
+        console().print(price)
+    warn(dict.fromkeys(f"{short_name(one.gpu)}: {warning}" for one in found for warning in one.warnings))
 
 
 def _flops_rows(found: Forecast) -> list[list[str]]:

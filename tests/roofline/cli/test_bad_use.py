@@ -70,6 +70,23 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     # GPUs and profiles
     "unknown GPU": ("predict --gpu h300 --width 512", ("'h300'", "nvidia-h200", "nvidia-l4", *MEASURE)),
     "a GPU misspelt": ("predict --gpu nvidia-h20 --width 512", ("Did you mean nvidia-h200",)),
+    "neither one GPU nor several": ("predict --width 512", ("which GPU?", "--gpu", "flopcast gpus")),
+    "one GPU and several": (f"predict --gpu {H200} --gpus l4 --width 512", ("with --gpus", "leave it out")),
+    "several GPUs as one": ("predict --gpu H200,L4 --width 512", ("names several GPUs", "--gpus H200,L4")),
+    "one of several unknown": ("predict --gpus H200,h300 --width 512", ("unknown GPU 'h300'",)),
+    "an order of one GPU": (f"predict --gpu {H200} --width 512 --sort time", ("--sort time", "without --gpus")),
+    "an unknown order": ("predict --gpus h200,l4 --width 512 --sort price", ("'price'", "time, memory, dollars")),
+    "several GPUs explained": ("predict --gpus h200,l4 --width 512 --explain", ("--explain", "of one GPU")),
+    "a sweep of nothing": (f"sweep --gpu {H200}", ("which steps?", "--from", "--batches")),
+    "a sweep of no batches": (f"sweep --gpu {H200} --width 512 --batches 5..2", ("'5..2'", "1..20")),
+    "a sweep of endless batches": (f"sweep --gpu {H200} --width 512 --batches 1..100000", ("at most 1000",)),
+    "batches twice": (f"sweep --gpu {H200} --width 512 --batches 1..2 --batch 4", ("--batch", "give one of the two")),
+    "a width of a table and an option": (
+        f"sweep --gpu {H200} --from steps.csv --width 512 --out out.csv", ("--width", "column width of steps.csv"),
+    ),
+    "models of a table with a module": (
+        f"sweep --gpu {H200} --from steps.csv --module fixed:five --out out.csv", ("unknown columns width", "batch"),
+    ),
     "a GPU of several boards": ("predict --gpu A100 --width 512", ("nvidia-a100-40gb-sxm or", "name the board")),
     "unmeasured processor": ("predict --gpu cpu --width 512", ("processor", "--device cpu", *MEASURE)),
     "missing profile": ("predict --gpu no.json --width 512", ("no.json", "does not exist", "flopcast fit")),

@@ -197,6 +197,41 @@ def test_what_does_not_fit_says_so(flopcast: Command) -> None:
 # --- prices -------------------------------------------------------------------------------------------------
 
 
+def test_several_gpus_are_one_table_in_the_order_asked(flopcast: Command) -> None:
+    many = ("predict", "--gpus", "l4,H200,nvidia-l4", "--config", "qwen3-0.6b", "--on", "2026-11-15")
+    documents = flopcast(*many, "--json").document
+    assert [one["gpu"] for one in documents] == ["nvidia-l4", H200]
+    alone = flopcast("predict", "--gpu", H200, "--config", "qwen3-0.6b", "--on", "2026-11-15", "--json").document
+    assert documents[1].keys() == alone.keys()
+    assert documents[1]["step_seconds"] == pytest.approx(alone["step_seconds"], rel=1e-9)
+    shown = flopcast(*many).out
+    assert shown.index(" l4 ") < shown.index(" h200 ")
+    for part in ("4 x 256 tokens", "90% interval", "memory needed", "fits", "tokens/s", "$/M tokens", "projected",
+                 "measured", "h200: $4.59/h"):  # fmt: skip
+        assert part in shown
+    by_time = flopcast(*many, "--sort", "time", "--json").document
+    assert [one["gpu"] for one in by_time] == [H200, "nvidia-l4"]
+    assert by_time[0]["step_seconds"] < by_time[1]["step_seconds"]
+
+
+def test_what_does_not_fit_comes_last_and_costs_nothing(flopcast: Command) -> None:
+    many = ("predict", "--gpus", "l4,h200", "--config", "qwen3-4b", "--on", "2026-11-15", "--sort", "dollars")
+    assert [one["fits"] for one in flopcast(*many, "--json").document] == [True, False]
+    row = next(line for line in flopcast(*many).out.splitlines() if line.startswith(" l4"))
+    assert row.split()[-4:-1] == ["no", "-", "-"]
+
+
+def test_the_largest_batch_of_several_gpus(flopcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "import torch\ndef pair(batch=4):\n    return torch.nn.Linear(64, 8), torch.randn(batch, 2**16, 64)\n"
+    )
+    many = ("predict", "--gpus", "l4,h200", "--module", "mine.py:pair", "--largest-batch")
+    small, large = (one["largest_batch"] for one in flopcast(*many, "--json").document)
+    assert 100 < small < large
+    assert "largest batch" in flopcast(*many).out
+
+
 def test_a_price_of_the_command_line_counts(flopcast: Command) -> None:
     found = predict(flopcast, "--price", f"{H200}=2.0")
     assert (found["price"]["usd_per_hour"], found["price"]["provider"]) == (2.0, "given")

@@ -65,6 +65,41 @@ def test_a_sweep_answers_each_row_as_predict_does(flopcast: Command, tmp_path: P
         assert all(row[name] == "" for name in SWEEP_OUT if name != "reason")
 
 
+def test_a_module_is_swept_over_batches_and_gpus(
+    flopcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "import torch\ndef pair(batch=4):\n    return torch.nn.Linear(64, 8), torch.randn(batch, 64)\n"
+        "def fixed():\n    return pair(4)\n"
+    )
+    swept = ("sweep", "--gpus", "h200,l4", "--module", "mine.py:pair", "--batches", "4,8..10")
+    rows = flopcast(*swept, "--json").document
+    assert [(row["batch"], row["gpu"]) for row in rows[:3]] == [("4", H200), ("4", "nvidia-l4"), ("8", H200)]
+    assert len(rows) == 8
+    shown = flopcast(*swept).out
+    for part in ("samples/s", "$/M samples", "batch", "l4"):
+        assert part in shown
+    result = flopcast(*swept, "--optimizer", "adamw-fused", "--out", "out.csv", "--json")
+    assert result.document == {"out": "out.csv", "rows": 8, "forecast": 8, "failed": 0}
+    assert [(row["batch"], row["optimizer"]) for row in rows_of(Path("out.csv"))][6:] == [("10", "adamw-fused")] * 2
+    refused = flopcast("sweep", "--gpu", H200, "--module", "mine.py:fixed", "--batches", "4..5", "--json").document
+    assert all("no parameter 'batch'" in row["reason"] for row in refused)
+    Path("steps.csv").write_text("name,batch,accumulate\nsmall,2,1\nodd,two,1\n")
+    one, odd = flopcast("sweep", "--gpu", H200, "--module", "mine.py:pair", "--from", "steps.csv", "--json").document
+    assert (one["name"], one["reason"]) == ("small", None)
+    assert "batch is 'two'" in odd["reason"]
+
+
+def test_options_hold_for_every_row_of_a_table(flopcast: Command, tmp_path: Path) -> None:
+    source = tmp_path / "steps.csv"
+    source.write_text("width\n512\n1024\n")
+    rows = flopcast("sweep", "--gpu", "H200", "--from", source, "--optimizer", "adamw-fused", "--json").document
+    alone = flopcast("predict", "--gpu", "H200", "--width", 512, "--optimizer", "adamw-fused", "--json").document
+    assert rows[0]["step_seconds"] == alone["step_seconds"]
+    assert [row["optimizer"] for row in rows] == ["adamw-fused"] * 2
+
+
 def test_a_sweep_without_json_reports_on_stderr(
     flopcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

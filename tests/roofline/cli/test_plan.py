@@ -165,7 +165,8 @@ PRICES_BAD = {
     "a date for nothing": ("--date 2025-01-01", ("--from",)),
     "a date that is none": ("--from x.csv --date June", ("'June'", "YYYY-MM-DD")),
     "an alias that is none": ("--from x.csv --alias A100", ("'A100'", "NAME=GPU")),
-    "an alias for no GPU": ("--from x.csv --alias A100=a100", ("unknown GPU 'a100'",)),
+    "an alias for no GPU": ("--from x.csv --alias A100=a10", ("unknown GPU 'a10'",)),
+    "an alias for several GPUs": ("--from x.csv --alias A100=a100", ("GPU 'a100' is ambiguous", "name the board")),
     "a GPU without a row": ("--gpu nvidia-a10g", ("no price",)),
 }
 

@@ -12,10 +12,10 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.base.numbers import Number
-from flopcast.roofline.gpu.catalogue.prices import Price
+from flopcast.roofline.gpu.catalogue.prices import Price, parse_override
 from flopcast.roofline.gpu.profile.host import NO_HOST
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.forecast import ORDERS, Forecast, Forecasts
 from flopcast.roofline.step.priced_step import PricedStep, forecast
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES
 from flopcast.roofline.stream.model.models import with_depth
@@ -200,3 +200,30 @@ def test_kernels_of_no_measured_kind_are_named(ask: Callable[..., Forecast], pro
     assert "no measured kind" in warning
     assert "copy _to_copy|fp32>bf16" in warning  # the costliest kinds by name
     assert ask(on=replace(profile, basis="projected")).warnings == ()
+
+
+# --- several GPUs
+
+
+def test_forecasts_print_as_a_table_and_escape_names(ask: Callable[..., Forecast]) -> None:
+    cheap = replace(parse_override("nvidia-l4=1"), provider="R<&>D")
+    fast = replace(ask(), gpu="<b>&", price=cheap)
+    slow = replace(fast, gpu="slow", price=None, step_seconds=2 * fast.step_seconds)
+    large = replace(fast, gpu="large", step_seconds=fast.step_seconds / 2, fits=False)
+    found = Forecasts((slow, large, fast))
+    lines = str(found).splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["GPU", "slow", "large", "<b>&"]
+    assert not any(line.endswith(" ") for line in lines)
+    html = found._repr_html_()
+    assert "&lt;b&gt;&amp;" in html
+    assert "R&lt;&amp;&gt;D" in html
+    assert "<b>" not in html
+    assert "90% interval" in html
+    orders = {order: [one.gpu for one in found.ordered(order)] for order in ORDERS}
+    assert orders == {
+        "asked": ["slow", "large", "<b>&"], "time": ["<b>&", "slow", "large"], "memory": ["slow", "<b>&", "large"],
+        "dollars": ["<b>&", "slow", "large"], "gpu": ["<b>&", "large", "slow"],
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="valid are asked, time"):
+        found.ordered("price")
+    assert str(Forecasts()) == "no forecasts"

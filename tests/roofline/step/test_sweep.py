@@ -22,6 +22,9 @@ from flopcast.roofline.step import kernel_times
 from flopcast.roofline.step import sweep as step_sweep
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import forecast
+from flopcast.roofline.stream.library import modules
+from flopcast.roofline.stream.library.modules import Module
+from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
 
@@ -154,12 +157,16 @@ def test_any_text_survives_the_file(tmp_path_factory: pytest.TempPathFactory, ta
 # --- sweep --------------------------------------------------------------------------------------------------
 
 
-def sweep(profile: Profile, *rows: csv_files.Row, price: Price | None = None) -> list[dict[str, Any]]:
-    return step_sweep.sweep(rows, profile, lambda gpu: price)
+H200 = step_sweep.Gpu("nvidia-h200", "nvidia-h200", "cuda")
+L4 = step_sweep.Gpu("nvidia-l4", "nvidia-l4", "cuda")
 
 
-def test_a_row_is_forecast_as_alone(h200: Profile, step: Forecast) -> None:
-    (found,) = sweep(h200, {"name": "x", "width": "512"})
+def sweep(*rows: csv_files.Row, price: Price | None = None) -> list[dict[str, Any]]:
+    return step_sweep.sweep(rows, [H200], lambda gpu: price)
+
+
+def test_a_row_is_forecast_as_alone(step: Forecast) -> None:
+    (found,) = sweep({"name": "x", "width": "512"})
     assert found["name"] == "x"
     assert {name: found[name] for name in ("step_seconds", "n_params", "depth", "peak_bytes", "fits")} == {
         "step_seconds": step.step_seconds, "n_params": step.n_params, "depth": 4,
@@ -168,7 +175,7 @@ def test_a_row_is_forecast_as_alone(h200: Profile, step: Forecast) -> None:
     assert found["price_usd_per_hour"] is found["usd_per_step"] is found["reason"] is None
 
 
-def test_rows_that_cannot_be_done_stay_in_place_and_cost_the_others_nothing(h200: Profile) -> None:
+def test_rows_that_cannot_be_done_stay_in_place_and_cost_the_others_nothing() -> None:
     rows: list[csv_files.Row] = [
         {"width": "512", "heads": "6", "kv_heads": "4"},
         {"width": "512"},
@@ -179,7 +186,7 @@ def test_rows_that_cannot_be_done_stay_in_place_and_cost_the_others_nothing(h200
         {"width": "512", "precision": "fp8"},
     ]
     seen: list[tuple[int, int]] = []
-    found = step_sweep.sweep(rows, h200, lambda gpu: None, progress=lambda done, total: seen.append((done, total)))
+    found = step_sweep.sweep(rows, [H200], lambda gpu: None, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (7, 7)
     assert [bool(row.get("step_seconds")) for row in found] == [False, True, *[False] * 5]
     said = ("kv_heads 4", None, "beyond the last column: 4, true", "not modelled yet", "qwen9", "0 layers", "'fp8'")
@@ -190,9 +197,12 @@ def test_rows_that_cannot_be_done_stay_in_place_and_cost_the_others_nothing(h200
 def test_what_is_not_known_well_is_a_warning_and_no_reason(h200: Profile) -> None:
     """`reason` marks what was not done: a forecast with a warning is one."""
     bare = replace(h200, surfaces={})
-    (found,) = sweep(bare, {"width": "512"})
-    assert "no measured kind" in found["warnings"]
-    assert found["reason"] is None
+    stream = get_stream(make_config(width=512, depth=4), Run().traced_on("cuda"))
+    (found,) = step_sweep.forecast_steps([step_sweep.Step(stream, Run())], bare)
+    assert isinstance(found, Forecast)
+    row = step_sweep.scalars(found)
+    assert "no measured kind" in row["warnings"]
+    assert row["reason"] is None
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100))
@@ -286,3 +296,88 @@ def test_a_written_table_of_kernels_holds_no_nan(tmp_path: Path, h200: Profile) 
         one, two = csv.DictReader(file)
     assert all(math.isfinite(float(one[name])) for name in ("seconds", "seconds_low", "seconds_high", "tflops"))
     assert [two[name] for name in kernel_times.KERNELS_OUT[:-1]] == [""] * 6
+
+
+# --- several GPUs, and a module's batches ---------------------------------------------------------------------
+
+MLP = Module("flopcast.microbench.zoo:mlp", sizes={"width": 256, "depth": 2})
+
+
+def count_traces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    traced: list[int] = []
+    trace = modules.module_stream
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        stream = trace(*arguments, **options)
+        traced.append(stream.meta["batch"])
+        return stream
+
+    monkeypatch.setattr(modules, "module_stream", counted)
+    return traced
+
+
+def test_a_module_is_traced_thrice_for_all_gpus_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = count_traces(monkeypatch)
+    batches = (4, 8, 16, 32, 64)
+    rows = [{"batch": str(batch)} for batch in batches]
+    found = step_sweep.sweep(rows, [H200, L4], lambda gpu: None, module=replace(MLP, _traced={}))
+    assert sorted(traced) == [2, 3, 64]
+    assert [(row["batch"], row["gpu"]) for row in found] == [
+        (str(batch), gpu) for batch in batches for gpu in ("nvidia-h200", "nvidia-l4")
+    ]
+    module = replace(MLP, sizes={**MLP.sizes, "batch": 16})
+    stream = module.stream(Run(), "cuda")
+    for gpu, row in zip((H200, L4), found[4:6], strict=True):
+        (alone,) = step_sweep.forecast_steps([step_sweep.Step(stream, Run(batch=16, seq=1))], find_profile(gpu.name))
+        assert isinstance(alone, Forecast)
+        assert row["step_seconds"] == pytest.approx(alone.step_seconds, rel=1e-9)
+        assert (row["peak_bytes"], row["unit"]) == (alone.peak_bytes, "samples")
+
+
+def test_a_module_that_changes_at_some_batch_is_traced_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    class Chunked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.linear(part) for part in x.split(8)]) if len(x) > 8 else self.linear(x)
+
+    def factory(batch: int = 4) -> Any:
+        return Chunked(), torch.randn(batch, 64)
+
+    traced = count_traces(monkeypatch)
+    stream_of = Module(factory).at_batches(Run(), "cuda", [4, 6, 8, 24])
+    products = [sum(op.name == "aten.addmm.default" for op in stream_of(batch).ops) for batch in (4, 8, 24)]
+    assert products == [1, 1, 3]
+    assert set(traced) == {2, 3, 4, 8, 24}
+
+
+def test_processes_side_by_side_answer_as_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"width": "512"}, {"width": "512", "optimizer": "adamw-fused"}, {"width": "8"}]
+    here = step_sweep.sweep(rows, [H200, L4], lambda gpu: None)
+    monkeypatch.setattr(step_sweep, "MANY_GPUS", 2)
+    monkeypatch.setattr(step_sweep.os, "cpu_count", lambda: 2)
+    seen: list[tuple[int, int]] = []
+    apart = step_sweep.sweep(rows, [H200, L4], lambda gpu: None, progress=lambda *done: seen.append(done))
+    assert seen[-1] == (6, 6)
+    assert [list(row) for row in apart] == [list(row) for row in here]
+    for one, other in zip(here, apart, strict=True):
+        for name, value in one.items():
+            assert other[name] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value)
+
+
+def test_where_no_process_can_start_this_one_forecasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    def refuse(*arguments: Any) -> Any:
+        raise BrokenProcessPool("no process")
+
+    monkeypatch.setattr(step_sweep, "MANY_GPUS", 2)
+    monkeypatch.setattr(step_sweep.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", refuse)
+    found = step_sweep.sweep([{"width": "512"}], [H200, L4], lambda gpu: None)
+    assert all(row["step_seconds"] > 0 for row in found)

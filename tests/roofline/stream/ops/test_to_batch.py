@@ -15,7 +15,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.largest_batch import largest_batch
 from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.step.priced_step import forecast
-from flopcast.roofline.step.sweep import sweep
+from flopcast.roofline.step.sweep import gpu_of, sweep
 from flopcast.roofline.stream.library import prefetch
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.run import Run, Traced
@@ -71,7 +71,9 @@ def test_a_sweep_is_as_one_forecast_each(
     shape = {"width": "64", "heads": "4", "kv_heads": "2", "head_dim": "16", "vocab": "512", "seq": "48"}
     rows = [{**shape, "depth": str(depth), "batch": str(batch)} for depth in (3, 4) for batch in (4, 5, 6, 7)]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = sweep([*rows, {**shape, "depth": "0"}], profile, lambda gpu: None)
+    profile.save(tmp_path / "test-gpu.json")
+    gpu = gpu_of(str(tmp_path / "test-gpu.json"))
+    found = sweep([*rows, {**shape, "depth": "0"}], [gpu], lambda gpu: None)
     assert len(list(tmp_path.rglob("*.json.gz"))) == len(BATCHES)
     assert "depth" in found[-1]["reason"]
     assert "step_seconds" not in found[-1]
