@@ -36,6 +36,7 @@ CALL_OF = {
     "gemm": "aten::mm", "attention": "aten::_cudnn_attention_forward", "pointwise": "aten::mul", "copy": "aten::copy_",
     "reduction": "aten::sum", "softmax": "aten::_log_softmax", "loss": "aten::nll_loss_forward",
     "embedding": "aten::embedding_dense_backward", "optimizer": "aten::_foreach_mul_", "cat": "aten::cat",
+    "rnn": "aten::_cudnn_rnn", "linalg": "aten::_linalg_eigh", "custom": "torchvision::nms",
     "fill": "aten::fill_", "other": "aten::something_else",
 }  # fmt: skip
 PLAN = {"name": "tiny", "group": "test", "batch": 2, "seq": 32, "precision": "autocast-bf16", "optimizer": "adamw",
