@@ -1,32 +1,59 @@
-"""Forecasts a training step of any torch module or step function, for Python callers and `--module`.
+"""Forecasts a training step of any torch module or step function, for Python callers.
 
 torch is imported in order to trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
+from flopcast.errors import UsageError
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.library.profiles import find_host, find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step import largest_batch as search
+from flopcast.roofline.step.forecast import Forecast, Forecasts
 from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.model.run import Run
 
 if TYPE_CHECKING:
     import torch
-from flopcast.roofline.stream.library.modules import module_stream, run_of_stream
+
+AnyGpu = str | Path | Profile
 
 
+class Options(TypedDict, total=False):
+    """The further arguments of `forecast`."""
+
+    loss_fn: Callable[[Any], torch.Tensor] | None
+    precision: str
+    optimizer: str
+    accumulate: int
+    checkpoint: str
+    matmul: str
+    attention: str
+    host: str | HostCosts | None
+    price: Price | None
+
+
+@overload
+def forecast(
+    step_fn_or_module: Any, batch: Any = ..., gpu: AnyGpu = ..., *, gpus: None = ..., **options: Unpack[Options]
+) -> Forecast: ...
+@overload
+def forecast(
+    step_fn_or_module: Any, batch: Any = ..., *, gpus: Sequence[AnyGpu], **options: Unpack[Options]
+) -> Forecasts: ...
 def forecast(
     step_fn_or_module: Any,
     batch: Any = None,
-    gpu: str | Path | Profile = "nvidia-h200",
+    gpu: AnyGpu = "nvidia-h200",
     *,
+    gpus: Sequence[AnyGpu] | None = None,
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     precision: str = "autocast-bf16",
     optimizer: str = "adamw",
@@ -36,21 +63,81 @@ def forecast(
     attention: str = "sdpa",
     host: str | HostCosts | None = None,
     price: Price | None = None,
-) -> Forecast:
-    """Forecasts what one training step costs on `gpu`, without running it there or here.
+) -> Forecast | Forecasts:
+    """Forecasts what one training step costs on `gpu`, or on each of `gpus`, without running it there or here.
 
     `step_fn_or_module` is a torch module, called with `batch` (a tensor, a tuple or a dict of tensors); the name
-    "package.module:factory" of a function that returns (module, batch[, loss_fn]) or a step function, or that
-    function; or a step function, which runs forward, backward and optimizer by itself. The loss of a module is
-    `loss_fn(output)`, `output.loss`, a scalar output, or the mean of the output. `gpu` is a known GPU, a profile file
-    or a Profile; `host` is a known profile whose host feeds the GPU, or "none".
+    "package.module:factory" or "path/file.py:factory" of a function that returns (module, batch[, loss_fn]) or a step
+    function, or that function; or a step function, which runs forward, backward and optimizer by itself. The loss of a
+    module is `loss_fn(output)`, `output.loss`, a scalar output, or the mean of the output. `gpu` is a known GPU
+    ("H200" will do), a profile file or a Profile; for `gpus` the step is traced once, and the result is a tuple of
+    forecasts that prints as a table. `host` is a known profile whose host feeds the GPU, or "none".
     Throughput counts the token ids in the batch, or samples where it has none, or steps for a step function.
     Seconds, bytes and FLOPs are as in `Forecast`. Raises UsageError, with the reason, for what cannot be traced.
     """
     run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint,
               matmul=matmul, attention=attention)  # fmt: skip
     run.check()
-    profile = gpu if isinstance(gpu, Profile) else find_profile(str(gpu))
     fed_by = find_host(host) if isinstance(host, str) else host
-    stream = module_stream(step_fn_or_module, run, profile.device["type"], batch=batch, loss_fn=loss_fn)
-    return PricedStep(stream, run_of_stream(stream, run), profile, fed_by, price).forecast()
+    module = Module(step_fn_or_module, batch, loss_fn)
+
+    def on(one: AnyGpu) -> Forecast:
+        profile = _profile(one)
+        stream = module.stream(run, profile.device["type"])
+        return PricedStep(stream, run_of_stream(stream, run), profile, fed_by, price).forecast()
+
+    if gpus is None:
+        return on(gpu)
+    if price is not None:
+        raise UsageError(f"price {price} of several GPUs: each has its own; leave price out, or give one gpu")
+    return Forecasts(map(on, _several(gpus)))
+
+
+def largest_batch(
+    module_or_factory: Any,
+    batch: Any = None,
+    gpu: AnyGpu = "nvidia-h200",
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    precision: str = "autocast-bf16",
+    optimizer: str = "adamw",
+    accumulate: int = 1,
+    checkpoint: str = "none",
+) -> int:
+    """Returns the samples (of token ids: sequences) of the largest micro-batch that fits into the memory of `gpu`; 0 if
+    not even one does.
+
+    `module_or_factory` is a torch module with an example of its `batch`, of which the first dimension of every tensor
+    is varied; or a factory with a parameter `batch`, or its name, as `forecast` takes them; so are the other arguments.
+    Raises UsageError for what cannot be traced, for a factory that takes no batch, and where 2^20 samples would fit.
+    """
+    run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint)
+    source = module_or_factory
+    if batch is not None:
+
+        def source(batch: int) -> Any:
+            made = module_or_factory, _resized(example, batch)
+            return made if loss_fn is None else (*made, loss_fn)
+
+        example = batch
+    return search.largest_batch(Module(source, loss_fn=loss_fn), run, _profile(gpu))
+
+
+def _profile(gpu: AnyGpu) -> Profile:
+    return gpu if isinstance(gpu, Profile) else find_profile(str(gpu))
+
+
+def _several(gpus: Sequence[AnyGpu]) -> Sequence[AnyGpu]:
+    """Raises UsageError for a text in place of a list, and for an empty one."""
+    if isinstance(gpus, str) or not gpus:
+        raise UsageError(f'gpus is {gpus!r}: valid is a list of GPUs, as in ["H200", "L4"]')
+    return gpus
+
+
+def _resized(batch: Any, samples: int) -> Any:
+    """Returns an example of a batch with another number of samples in every tensor's first dimension."""
+    if isinstance(batch, Mapping):
+        return {name: _resized(part, samples) for name, part in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_resized(part, samples) for part in batch)
+    return batch.new_empty((samples, *batch.shape[1:])) if getattr(batch, "ndim", 0) else batch

@@ -5,7 +5,8 @@
 Each command runs in a process of its own with a cache of its own, for streams and for profiles as they were last used;
 "first" and "cold" with an empty one each time. Printed, medians: wall and processor seconds (children
 included), and processor seconds over the target. On a busy machine wall says nothing; processor time is a bound for a
-quiet one with one core. Targets (2-core x86): cold predict 6 s, cached 1 s, a sweep of 200 configurations 60 s.
+quiet one with one core. Targets (2-core x86): cold predict 6 s, cached 1 s, a sweep of 200 configurations 60 s, a
+user's module on 13 GPUs at 20 batches 20 s.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from itertools import product
 from pathlib import Path
 
+from flopcast.roofline.gpu.catalogue.datasheets import load_specs
 from studies.command import parser_of
 
 WIDTHS = (320, 448, 640, 832, 1088, 1344, 1728, 2112, 2624, 3200)
@@ -76,6 +78,11 @@ def main() -> None:
         cores = os.cpu_count() or 1
         show(f"sweep of {count}, cold, {cores} cores", 60 * cores, [run(sweep, root / "sweep")])
         show(f"sweep of {count}, cached", 60, [run(sweep, root / "sweep")])
+        module = ["--module", "flopcast.microbench.zoo:vit_b16", "--batches", "1..20"]
+        grid = ["sweep", "--gpus", ",".join(load_specs()), *module, "--out", str(root / "grid.csv")]
+        size = f"ViT-B/16 on {len(load_specs())} GPUs at 20 batches"
+        show(f"{size}, cold", 20 * cores, [run(grid, root / "grid")])
+        show(f"{size}, profiles cached", 20 * cores, [run(grid, root / "grid")])
 
 
 if __name__ == "__main__":

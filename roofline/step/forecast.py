@@ -101,6 +101,32 @@ class Forecast:
         record["basis_shares"] = dict(self.basis_shares)
         return record
 
+    def __str__(self) -> str:
+        return as_text(self._title(), (), self._facts(), [f"warning: {warning}" for warning in self.warnings])
+
+    def _repr_html_(self) -> str:
+        return as_html(self._title(), (), self._facts(), [f"warning: {warning}" for warning in self.warnings])
+
+    def _title(self) -> str:
+        depth = f", {self.depth} layers" if self.depth else ""
+        return f"{self.gpu} ({self.profile_basis}): {parameters(self.n_params)} parameters{depth}"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Returns what matters most, as names and texts."""
+        usd = usd_per_million(self)
+        facts = [
+            ("step, 90% interval", f"{ms(self.step_seconds)} ms ({ms(self.step_seconds_low)} to "
+             f"{ms(self.step_seconds_high)})"),
+            ("bound by", self.bound),
+            ("device, host", f"{ms(self.device_seconds)} ms, {ms(self.host_seconds)} ms on {self.host}"),
+            (f"{self.unit} per second", three_digits(self.tokens_per_second)),
+            ("MFU counted", f"{self.mfu:.1%}"),
+            ("memory needed", f"{gigabytes(self.needed_bytes)}: {'fits' if self.fits else 'DOES NOT FIT'}"),
+        ]  # fmt: skip
+        if usd is not None and self.price is not None:
+            facts.append(("cost", f"${three_digits(usd)} per million {self.unit} at {self.price.label}"))
+        return facts
+
 
 ORDERS = ("asked", "time", "memory", "dollars", "gpu")  # of several GPUs
 
