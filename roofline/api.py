@@ -6,11 +6,12 @@ torch is imported in order to trace.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from flopcast.errors import UsageError
-from flopcast.roofline.gpu.catalogue.prices import Price
+from flopcast.roofline.gpu.catalogue.prices import Price, find_price
 from flopcast.roofline.gpu.library.profiles import find_host, find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -37,7 +38,9 @@ class Options(TypedDict, total=False):
     matmul: str
     attention: str
     host: str | HostCosts | None
-    price: Price | None
+    price: Price | float | None
+    provider: str | None
+    on: date | str | None
 
 
 @overload
@@ -62,7 +65,9 @@ def forecast(
     matmul: str = "torch",
     attention: str = "sdpa",
     host: str | HostCosts | None = None,
-    price: Price | None = None,
+    price: Price | float | None = None,
+    provider: str | None = None,
+    on: date | str | None = None,
 ) -> Forecast | Forecasts:
     """Forecasts what one training step costs on `gpu`, or on each of `gpus`, without running it there or here.
 
@@ -71,7 +76,9 @@ def forecast(
     function, or that function; or a step function, which runs forward, backward and optimizer by itself. The loss of a
     module is `loss_fn(output)`, `output.loss`, a scalar output, or the mean of the output. `gpu` is a known GPU
     ("H200" will do), a profile file or a Profile; for `gpus` the step is traced once, and the result is a tuple of
-    forecasts that prints as a table. `host` is a known profile whose host feeds the GPU, or "none".
+    forecasts that prints as a table. `host` is a known profile whose host feeds the GPU, or "none". `price` is a Price,
+    or USD per hour; by default each GPU has its newest in the shipped price book, of `provider` (default: RunPod Secure
+    Cloud) up to the day `on`.
     Throughput counts the token ids in the batch, or samples where it has none, or steps for a step function.
     Seconds, bytes and FLOPs are as in `Forecast`. Raises UsageError, with the reason, for what cannot be traced.
     """
@@ -81,16 +88,17 @@ def forecast(
     fed_by = find_host(host) if isinstance(host, str) else host
     module = Module(step_fn_or_module, batch, loss_fn)
 
-    def on(one: AnyGpu) -> Forecast:
+    def forecast_on(one: AnyGpu) -> Forecast:
         profile = _profile(one)
+        priced = price if isinstance(price, Price) else find_price(profile.gpu, price, provider, on)
         stream = module.stream(run, profile.device["type"])
-        return PricedStep(stream, run_of_stream(stream, run), profile, fed_by, price).forecast()
+        return PricedStep(stream, run_of_stream(stream, run), profile, fed_by, priced).forecast()
 
     if gpus is None:
-        return on(gpu)
+        return forecast_on(gpu)
     if price is not None:
         raise UsageError(f"price {price} of several GPUs: each has its own; leave price out, or give one gpu")
-    return Forecasts(map(on, _several(gpus)))
+    return Forecasts(map(forecast_on, _several(gpus)))
 
 
 def largest_batch(

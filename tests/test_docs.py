@@ -91,7 +91,8 @@ def test_the_outputs_of_the_readme_are_what_the_commands_print(
     words: list[str], pieces: list[str], flopcast: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    done = flopcast(*words)
+    day = ["--on", "2026-11-15"] if words[0] == "predict" else []  # from which the age of a price is counted
+    done = flopcast(*words, *day)
     assert done.code == 0, done.err
     printed = " ".join(FRAMES.sub(" ", done.out).split())
     for piece in pieces:

@@ -7,13 +7,17 @@ line up; in a sentence or a terminal's cell the number carries its unit and as f
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 NONE = "-"  # a number that is not known; pages, which need no ASCII, show an en dash
 
 
 def ms(seconds: float | None) -> str:
-    """Milliseconds without the unit: 0.01234 -> "12.34", 1.5 -> "1,500.0", None -> "-"."""
+    """Milliseconds without the unit: 0.01234 -> "12.34", 2.4e-6 -> "0.0024", 1.5 -> "1,500.0", None -> "-"."""
     if seconds is None:
         return NONE
+    if 0 < seconds < 1e-4:
+        return in_full(seconds * 1e3)
     return f"{seconds * 1e3:.2f}" if seconds < 0.1 else f"{seconds * 1e3:,.1f}"
 
 
@@ -39,14 +43,25 @@ def share(part: float | None) -> str:
     return NONE if part is None else f"{part:,.1%}"
 
 
+def utilisation(part: float | None) -> str:
+    """An MFU, which may be tiny: 0.423 -> "42.3%", 0.000123 -> "0.012%", None -> "-"."""
+    return share(part) if part is None or not 0 < part < 0.0005 else f"{in_full(part * 100, 2)}%"
+
+
 def integer(value: float) -> str:
     """1234.5 -> "1,234"."""
     return f"{value:,.0f}"
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits, thousands in full: "0.017", "60.6", "1,440"."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    """Three significant digits, thousands in full: "0.0000577", "0.017", "60.6", "1,440"."""
+    return f"{value:,.0f}" if value >= 100 else in_full(value)
+
+
+def in_full(value: float, digits: int = 3) -> str:
+    """So many significant digits, without an exponent down to 1e-7, as a price or a rate is read: "0.0000577"."""
+    text = f"{value:.{digits}g}"
+    return f"{Decimal(text):f}" if 1e-7 <= abs(value) < 1e-4 else text
 
 
 def three_in_column(value: float) -> str:
@@ -66,8 +81,10 @@ def count(value: float) -> str:
 
 
 def parameters(value: float) -> str:
-    """A model's parameters where one model is the subject: 613182976 -> "613.2 M"."""
-    return f"{value / 1e9:.2f} B" if value >= 1e9 else f"{value / 1e6:.1f} M"
+    """A model's parameters where one model is the subject: 613182976 -> "613.2 M", 4200 -> "4.2 k"."""
+    if value >= 1e9:
+        return f"{value / 1e9:.2f} B"
+    return f"{value / 1e6:.1f} M" if value >= 1e5 else f"{value / 1e3:.1f} k" if value >= 1e3 else f"{value:.0f}"
 
 
 def scale(most: float, unit: str) -> tuple[float, str]:

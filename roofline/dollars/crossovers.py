@@ -44,8 +44,14 @@ class Crossover:
 
 
 def crossovers(curves: Sequence[CostCurve]) -> list[Crossover]:
-    """Compares every pair of curves; a pair that crosses several times gives a row for each crossing."""
-    return [row for a, b in combinations(curves, 2) for row in _compare(a, b)]
+    """Compares every pair of curves whose prices decide; a pair that crosses several times gives a row for each
+    crossing."""
+    return [row for a, b in combinations(ranked(curves), 2) for row in _compare(a, b)]
+
+
+def ranked(curves: Sequence[CostCurve]) -> list[CostCurve]:
+    """The curves whose prices decide which GPU is the better buy."""
+    return [curve for curve in curves if curve.unranked is None]
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,8 @@ class BreakEven:
     """The ratio price(a) / price(b) at which both GPUs give the same FLOPs per dollar at one size.
 
     It depends on speed alone, so it stays valid when prices change: below it a is the better buy, above it b.
-    `price_ratio` is today's; `better` names the better buy, or None while the interval contains today's ratio.
+    `price_ratio` is today's, None where one of the two has no price that decides; `better` names the better buy, or
+    None while the interval contains today's ratio.
     """
 
     gpu_a: str
@@ -188,10 +195,12 @@ class BreakEven:
     ratio: float
     low: float
     high: float
-    price_ratio: float
+    price_ratio: float | None
 
     @property
     def better(self) -> str | None:
+        if self.price_ratio is None:
+            return None
         if self.price_ratio < self.low:
             return self.gpu_a
         return self.gpu_b if self.price_ratio > self.high else None
@@ -211,8 +220,15 @@ def break_even_price_ratio(a: CostCurve, b: CostCurve, n_params: float) -> Break
         ratio=ratio.value,
         low=ratio.low,
         high=ratio.high,
-        price_ratio=a.price.usd_per_hour / b.price.usd_per_hour,
+        price_ratio=price_ratio(a, b),
     )
+
+
+def price_ratio(a: CostCurve, b: CostCurve) -> float | None:
+    """price(a) / price(b); None where one of the two has no price that decides."""
+    if a.price is None or b.price is None or len(ranked((a, b))) < 2:
+        return None
+    return a.price.usd_per_hour / b.price.usd_per_hour
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,8 +246,9 @@ class Best:
 
 
 def best_gpu(curves: Sequence[CostCurve], n_params: float) -> Best | None:
-    """Returns the GPU with the most FLOPs per dollar at one size; None where no curve has a value there."""
-    candidates = ((curve.gpu, curve.flops_per_usd_at(n_params)) for curve in curves)
+    """Returns the GPU with the most FLOPs per dollar at one size; None where no curve whose price decides has a value
+    there."""
+    candidates = ((curve.gpu, curve.flops_per_usd_at(n_params)) for curve in ranked(curves))
     values = [(gpu, value) for gpu, value in candidates if value is not None]
     if not values:
         return None

@@ -49,7 +49,7 @@ def cost_curves(
     vary: Vary | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[CostCurve]:
-    """Returns one curve per profile over `models`; `prices` must hold each profile's GPU.
+    """Returns one curve per profile over `models`, without a price where `prices` does not hold its GPU.
 
     `host` feeds all GPUs; without it each is fed by its profile's host, and `hosts` "same" says that these are one
     machine. `what_if` also forecasts the steps on other hosts (`HOST_FACTORS`). `vary` is passed to `get_stream`.
@@ -70,7 +70,7 @@ def cost_curves(
             done += 1
             progress(done, total)
     return [
-        cost_curve(profile.gpu, found, prices[profile.gpu], profile.basis)
+        cost_curve(profile.gpu, found, prices.get(profile.gpu), profile.basis)
         for profile, found in zip(profiles, points, strict=True)
     ]
 

@@ -18,7 +18,8 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.roofline.dollars.curves import OWN, feeding_hosts, step_point
 from flopcast.roofline.dollars.points import CostCurve, CostPoint, Ranged
-from flopcast.roofline.gpu.catalogue.prices import Price
+from flopcast.roofline.dollars.tables import price_cells
+from flopcast.roofline.gpu.catalogue.prices import Price, unranked
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.largest_batch import largest_batch
@@ -42,7 +43,7 @@ class Plan:
     basis: str
     run: Run
     tokens: float
-    price: Price
+    price: Price | None = None
     point: CostPoint | None = None
     mfu: float | None = None
     reason: str | None = None
@@ -58,11 +59,11 @@ class Plan:
     @property
     def usd(self) -> Ranged | None:
         seconds = self.seconds
-        return None if seconds is None else seconds.scaled(self.price.usd_per_hour / 3600.0)
+        return None if seconds is None or self.price is None else seconds.scaled(self.price.usd_per_hour / 3600.0)
 
     def tokens_for(self, usd: float) -> Ranged | None:
-        """Returns the tokens that a budget buys; None where the plan is not possible."""
-        if self.point is None:
+        """Returns the tokens that a budget buys; None where the plan is not possible, and without a price."""
+        if self.point is None or self.price is None:
             return None
         per_million = self.point.usd_per_million_tokens
         return Ranged(usd / per_million.value * 1e6, usd / per_million.high * 1e6, usd / per_million.low * 1e6)
@@ -88,11 +89,11 @@ class Plan:
             **_ends("seconds", seconds),
             **_ends("days", None if seconds is None else seconds.scaled(1 / DAY)),
             **_ends("usd", usd),
-            "usd_per_million_tokens": None if self.point is None else self.point.usd_per_million_tokens.value,
-            "price_usd_per_hour": self.price.usd_per_hour,
-            "price_provider": self.price.provider,
-            "price_kind": self.price.kind,
-            "price_date": self.price.date.isoformat(),
+            "usd_per_million_tokens": None
+            if usd is None or self.point is None
+            else self.point.usd_per_million_tokens.value,
+            **price_cells(self.price),
+            "unranked": unranked(self.price),
             "reason": self.reason,
         }
 
@@ -143,7 +144,7 @@ def plans(
         wanted = tokens_per_parameter * stream.n_params if tokens is None else tokens
         own_run = replace(run, batch=batch)
         plan = Plan(
-            gpu=profile.gpu, basis=profile.basis, run=own_run, tokens=wanted, price=prices[profile.gpu],
+            gpu=profile.gpu, basis=profile.basis, run=own_run, tokens=wanted, price=prices.get(profile.gpu),
             reason="out of memory",
         )  # fmt: skip
         if batch:
@@ -158,8 +159,9 @@ def plans(
 
 
 def cheapest(found: Sequence[Plan]) -> tuple[Plan, tuple[str, ...]] | None:
-    """Returns the cheapest plan and the GPUs that may be cheaper by the intervals; None where no plan is possible."""
-    done = [(plan, usd) for plan in found if (usd := plan.usd) is not None]
+    """Returns the cheapest plan and the GPUs that may be cheaper by the intervals, of those whose prices decide; None
+    where there is none."""
+    done = [(plan, usd) for plan in found if (usd := plan.usd) is not None and unranked(plan.price) is None]
     if not done:
         return None
     best, usd = min(done, key=lambda pair: pair[1].value)
@@ -169,7 +171,7 @@ def cheapest(found: Sequence[Plan]) -> tuple[Plan, tuple[str, ...]] | None:
 
 # --- the largest model that a budget trains ------------------------------------------------------------------
 
-BUDGET, MEMORY, LADDER, NOTHING = "budget", "memory", "ladder", "nothing fits"
+BUDGET, MEMORY, LADDER, NOTHING, NO_PRICE = "budget", "memory", "ladder", "nothing fits", "no price"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +180,8 @@ class Largest:
 
     `limited_by`: budget; memory (the largest model that fits costs `cost_usd`, less than the budget); ladder (the
     ladder's largest model costs less than the budget); nothing fits (not even the smallest is within budget and memory;
-    n_params is None). `low` and `high`: by the interval of the step, cut off at the limit of memory and the end of the
-    ladder; low is None where even the smallest model might cost more than the budget.
+    n_params is None); no price (n_params is None). `low` and `high`: by the interval of the step, cut off at the limit
+    of memory and the end of the ladder; low is None where even the smallest model might cost more than the budget.
     """
 
     gpu: str
@@ -203,6 +205,8 @@ def largest_models(
 
 
 def _largest(curve: CostCurve, usd: float, tokens_per_parameter: float) -> Largest:
+    if curve.price is None:
+        return Largest(gpu=curve.gpu, usd=usd, limited_by=NO_PRICE)
     sizes = [float(point.step.n_params) for point in curve.fitting]
     rates = [point.usd_per_million_tokens for point in curve.fitting]
     costs = {

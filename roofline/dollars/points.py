@@ -20,7 +20,7 @@ from itertools import pairwise
 from math import exp, hypot, log, sqrt
 
 from flopcast.errors import UsageError
-from flopcast.roofline.gpu.catalogue.prices import Price
+from flopcast.roofline.gpu.catalogue.prices import Price, unranked
 
 # The log change of a value when a cause is at the low and at the high end of its 90% interval.
 Moves = tuple[float, float]
@@ -117,11 +117,17 @@ def _up(moves: Moves) -> float:
 
 @dataclass(frozen=True)
 class CostPoint:
-    """A step on a GPU at a price."""
+    """A step on a GPU at a price. Without a price (None) the properties in dollars raise ValueError."""
 
     gpu: str
     step: StepPoint
-    price: Price
+    price: Price | None
+
+    @property
+    def usd_per_hour(self) -> float:
+        if self.price is None:
+            raise ValueError(f"no price of {self.gpu}")
+        return self.price.usd_per_hour
 
     @property
     def flops_per_second(self) -> Ranged:
@@ -129,7 +135,7 @@ class CostPoint:
 
     @property
     def flops_per_usd(self) -> Ranged:
-        return self.flops_per_second.scaled(3600.0 / self.price.usd_per_hour)
+        return self.flops_per_second.scaled(3600.0 / self.usd_per_hour)
 
     @property
     def tokens_per_second(self) -> Ranged:
@@ -142,11 +148,11 @@ class CostPoint:
 
     @property
     def usd_per_step(self) -> float:
-        return self.step.step_seconds * self.price.usd_per_hour / 3600.0
+        return self.step.step_seconds * self.usd_per_hour / 3600.0
 
     @property
     def usd_per_million_tokens(self) -> Ranged:
-        return self.step.seconds.scaled(1e6 / self.step.tokens * self.price.usd_per_hour / 3600.0)
+        return self.step.seconds.scaled(1e6 / self.step.tokens * self.usd_per_hour / 3600.0)
 
 
 @dataclass(frozen=True)
@@ -154,9 +160,14 @@ class CostCurve:
     """One GPU at one price, with points in order of rising n_params. `basis`: its profile's (measured, projected)."""
 
     gpu: str
-    price: Price
+    price: Price | None
     points: tuple[CostPoint, ...]
     basis: str = ""
+
+    @property
+    def unranked(self) -> str | None:
+        """Why the GPU is in no ranking by dollars; None where it is."""
+        return unranked(self.price)
 
     @cached_property
     def fitting(self) -> tuple[CostPoint, ...]:
@@ -208,8 +219,9 @@ class CostCurve:
         return Ranged(value, low, high, shared)
 
     def flops_per_usd_at(self, n_params: float) -> Ranged | None:
+        """Returns the interpolated FLOPs per dollar at a size; None without a price and outside the points that fit."""
         rate = self.flops_per_second_at(n_params)
-        return None if rate is None else rate.scaled(3600.0 / self.price.usd_per_hour)
+        return None if rate is None or self.price is None else rate.scaled(3600.0 / self.price.usd_per_hour)
 
     def with_host(self, factor: float) -> CostCurve:
         """Returns the curve of the same GPU fed by a host with `factor` times the cost (0: none). Raises KeyError for a
@@ -221,7 +233,7 @@ class CostCurve:
         return replace(self, price=price, points=tuple(replace(p, price=price) for p in self.points))
 
 
-def cost_curve(gpu: str, steps: Iterable[StepPoint], price: Price, basis: str = "") -> CostCurve:
+def cost_curve(gpu: str, steps: Iterable[StepPoint], price: Price | None, basis: str = "") -> CostCurve:
     """Returns the curve through the steps. Raises UsageError when two steps have the same number of parameters, since a
     curve has one value per size."""
     ordered = sorted(steps, key=lambda step: step.n_params)

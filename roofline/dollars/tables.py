@@ -8,6 +8,7 @@ from typing import Any
 
 from flopcast.roofline.dollars.crossovers import Best, Scenario, best_gpu, break_even_price_ratio, crossovers, sentence
 from flopcast.roofline.dollars.points import CostCurve, CostPoint, Ranged, ladder_sizes
+from flopcast.roofline.gpu.catalogue.prices import Price
 
 Row = dict[str, Any]
 
@@ -38,11 +39,15 @@ def cost_rows(curves: Sequence[CostCurve]) -> list[Row]:
 
 def _cost_row(curve: CostCurve, point: CostPoint) -> Row:
     step, price = point.step, point.price
+    is_priced = price is not None
     figures = _ends("step_seconds", step.seconds)
-    for name in ("flops_per_second", "flops_per_usd", "usd_per_million_tokens", "tokens_per_second"):
-        figures |= _ends(name, getattr(point, name))
+    figures |= _ends("flops_per_second", point.flops_per_second)
+    figures |= _ends("flops_per_usd", point.flops_per_usd if is_priced else None)
+    figures |= _ends("usd_per_million_tokens", point.usd_per_million_tokens if is_priced else None)
+    figures |= _ends("tokens_per_second", point.tokens_per_second)
     figures |= {
-        "usd_per_step": point.usd_per_step, "device_seconds": step.device_seconds, "host_seconds": step.host_seconds
+        "usd_per_step": point.usd_per_step if is_priced else None,
+        "device_seconds": step.device_seconds, "host_seconds": step.host_seconds,
     }  # fmt: skip
     return {
         "gpu": curve.gpu,
@@ -56,13 +61,21 @@ def _cost_row(curve: CostCurve, point: CostPoint) -> Row:
         **(figures if step.fits else dict.fromkeys(figures)),
         "bound": (step.bound or None) if step.fits else None,
         "needed_bytes": step.needed_bytes,
-        "price_usd_per_hour": price.usd_per_hour,
-        "price_provider": price.provider,
-        "price_kind": price.kind,
-        "price_date": price.date.isoformat(),
-        "price_date_inferred": price.date_inferred,
+        **price_cells(price),
+        "price_date_inferred": price and price.date_inferred,
+        "unranked": curve.unranked,
         "reason": None if step.fits else "out of memory",
     }
+
+
+def price_cells(price: Price | None) -> Row:
+    """The columns of a price in a row of something else, empty without a price."""
+    if price is None:
+        return dict.fromkeys(("price_usd_per_hour", "price_provider", "price_kind", "price_date", "price_age_days"))
+    return {
+        "price_usd_per_hour": price.usd_per_hour, "price_provider": price.provider, "price_kind": price.kind,
+        "price_date": price.date.isoformat(), "price_age_days": price.age_days,
+    }  # fmt: skip
 
 
 def _best_row(best: Best) -> Row:
@@ -85,5 +98,7 @@ def _memory_row(curve: CostCurve) -> Row:
     }
 
 
-def _ends(name: str, found: Ranged) -> dict[str, float | None]:
+def _ends(name: str, found: Ranged | None) -> dict[str, float | None]:
+    if found is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}

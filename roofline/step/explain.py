@@ -20,8 +20,9 @@ from typing import Any
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.forecast import Forecast
-from flopcast.roofline.step.priced_step import MATRIX_CLASSES, PricedStep
+from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.simulation import Timeline, is_synchronous
+from flopcast.roofline.stream.lowering.classes import PRODUCTS
 from flopcast.roofline.stream.lowering.describe import Work
 from flopcast.roofline.stream.ops.op_stream import PHASES, Stream, packet
 
@@ -247,7 +248,7 @@ def fused_seconds(step: PricedStep) -> float:
 
 
 def _matrix_or_rest(op_class: str) -> str:
-    return op_class if op_class in MATRIX_CLASSES else "rest"
+    return op_class if op_class in PRODUCTS else "rest"
 
 
 def crossing_bytes(stream: Stream, ops: Sequence[TimedOp], group_of: Callable[[str], str]) -> dict[str, int]:

@@ -31,10 +31,12 @@ class Forecast:
 
     `n_params_trained`: those that the step writes; `n_params_active`: those that a token passes, fewer with experts.
     `unit`: what `tokens_per_second` and 6N count: "tokens", or "samples" or "steps" for modules and step functions
-    without token ids. `power_watts`: mean power of back-to-back steps, 0 where it is not known; `power_seconds`: what
-    the part's power limit adds to the step, whose kernels then run at `clock_share` of the highest clock.
-    `device_seconds` are at full clock, as a profiler reads them with pauses between the steps. `flops_hardware` and
-    `hfu` (hardware FLOPs utilisation) count what checkpointing recomputes, `flops_counted` and `mfu` do not."""
+    without token ids. `precision`, `optimizer`: as asked for; of a step function what was traced, the dtype of its
+    products and the optimizer's class. `power_watts`: mean power of back-to-back steps, 0 where it is not known;
+    `power_seconds`: what the part's power limit adds to the step, whose kernels then run at `clock_share` of the
+    highest clock. `device_seconds` are at full clock, as a profiler reads them with pauses between the steps.
+    `flops_hardware` and `hfu` (hardware FLOPs utilisation) count what checkpointing recomputes, `flops_counted` and
+    `mfu` do not."""
 
     gpu: str
     profile_basis: str
@@ -70,13 +72,18 @@ class Forecast:
     basis_shares: Mapping[str, float]
     warnings: tuple[str, ...] = ()
     unit: str = "tokens"
+    precision: str = ""
+    optimizer: str = ""
     power_watts: float = 0.0
     power_seconds: float = 0.0
     clock_share: float = 1.0
 
     @property
     def usd_per_step(self) -> float | None:
-        return None if self.price is None else self.price.usd_per_hour / 3600 * self.step_seconds
+        """None without a price, and for a step that does not fit: what cannot run costs nothing."""
+        if self.price is None or not self.fits:
+            return None
+        return self.price.usd_per_hour / 3600 * self.step_seconds
 
     @property
     def flops_per_usd(self) -> float | None:
@@ -92,10 +99,7 @@ class Forecast:
             for share in self.breakdown
         ]  # fmt: skip
         record["usd_per_step"], record["flops_per_usd"] = self.usd_per_step, self.flops_per_usd
-        price = self.price
-        record["price"] = price and {
-            "usd_per_hour": price.usd_per_hour, "provider": price.provider, "date": str(price.date)
-        }  # fmt: skip
+        record["price"] = self.price and self.price.to_json()
         record["warnings"] = list(self.warnings)
         record["stack"] = dict(self.stack)
         record["basis_shares"] = dict(self.basis_shares)

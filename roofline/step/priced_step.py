@@ -30,14 +30,13 @@ from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.simulation import Timeline, is_synchronous
 from flopcast.roofline.step.uncertainty import Interval, Moves, device_log_sigma, device_moves, is_rough, step_interval
 from flopcast.roofline.stream.library.streams import Trace, get_stream
-from flopcast.roofline.stream.lowering.classes import OP_CLASSES
+from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
 from flopcast.roofline.stream.lowering.variants import KernelKind
 from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
-MATRIX_CLASSES = ("gemm", "attention", "conv")
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class PricedStep:
         device = self.timeline.device_seconds
         if self.timeline.host_seconds > device and not is_synchronous(self.profile):
             return "host"
-        matrix = sum(share.seconds for share in self.breakdown if share.op_class in MATRIX_CLASSES)
+        matrix = sum(share.seconds for share in self.breakdown if share.op_class in PRODUCTS)
         return "matrix" if matrix > device / 2 else "memory"
 
     # --- FLOPs and bytes
@@ -220,6 +219,8 @@ class PricedStep:
             breakdown=self.breakdown,
             price=self.price,
             unit=stream.meta.get("unit", "tokens"),
+            precision=run.precision,
+            optimizer=run.optimizer,
             power_watts=power.watts,
             power_seconds=power.seconds,
             clock_share=power.clock_share,
@@ -258,9 +259,10 @@ def traced_of(run: Run, profile: Profile) -> Traced:
 
 
 def peak_for(profile: Profile, precision: str) -> float:
-    """Returns the peak dense FLOP/s to which a step of this precision is compared in MFU. Raises UsageError where the
-    part has none."""
-    dtype = PEAK_OF[precision]
+    """Returns the peak dense FLOP/s to which a step of this precision is compared in MFU: of a step function, whose
+    precision is the dtype of its products, that dtype's, or fp32's where it has none. Raises UsageError where the part
+    has none."""
+    dtype = PEAK_OF.get(precision, precision if precision in profile.peaks else "fp32")
     if dtype not in profile.peaks:
         raise UsageError(
             f"precision {precision!r}: {profile.gpu} has no {dtype} rate; valid are precisions of "

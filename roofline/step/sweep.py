@@ -42,8 +42,9 @@ RUN_COLUMNS = {"batch": int, "seq": int, "accumulate": int, "checkpoint": str, "
 SWEEP_OUT = (
     "gpu", "profile_basis", "mode", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high",
     "device_seconds", "device_seconds_low", "device_seconds_high", "host_seconds", "host", "bound",
-    "tokens_per_second", "flops_counted", "flops_6n", "mfu", "mfu_6n", "peak_flops_per_second", "peak_bytes",
-    "fits", "usd_per_step", "flops_per_usd", "price_usd_per_hour", "price_provider", "price_date", "warnings", "reason",
+    "tokens_per_second", "flops_counted", "flops_6n", "mfu", "mfu_6n", "peak_flops_per_second", "peak_bytes", "fits",
+    "usd_per_step", "flops_per_usd", "price_usd_per_hour", "price_provider", "price_date",
+    "price_age_days", "warnings", "reason",
 )  # fmt: skip
 
 

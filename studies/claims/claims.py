@@ -190,7 +190,7 @@ def _row(
     if shown is None:
         return {**row, **dict.fromkeys(figures), "reason": "no model that these GPUs hold both"}
     one, two = shown.model.points[shown.gpu], shown.model.points[shown.rival]
-    price_ratio = one.price.usd_per_hour / two.price.usd_per_hour
+    price_ratio = one.usd_per_hour / two.usd_per_hour
     ratio = shown.ratio
     values = (
         shown.model.label, shown.model.n_params, shown.gpu, shown.rival, ratio.value, ratio.low, ratio.high,
@@ -203,7 +203,7 @@ def reason(one: CostPoint, two: CostPoint) -> str:
     """Why the two compare as they do: what bounds each, and how much faster for how much more."""
     fast, slow = sorted((one, two), key=lambda point: point.step.step_seconds)
     speed = slow.step.step_seconds / fast.step.step_seconds
-    dearer = fast.price.usd_per_hour / slow.price.usd_per_hour
+    dearer = fast.usd_per_hour / slow.usd_per_hour
     text = f"the {_name(fast)} is {speed:.2g} x as fast at {dearer:.2g} x the price{_datasheet(fast.gpu, slow.gpu)}"
     bounds = (fast.step.bound, slow.step.bound)
     busy = fast.step.device_seconds / fast.step.step_seconds if fast.step.device_seconds else None

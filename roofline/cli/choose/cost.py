@@ -68,7 +68,7 @@ def cost(
         )
     models = ladder_of(widths, depth_law)
     profiles = find_profiles(gpu_names(gpus))
-    book = price_book(price, [profile.gpu for profile in profiles], required=True, kind=kind)
+    book = price_book(price, [profile.gpu for profile in profiles], ranked=True, kind=kind)
     asked = run.to_run()
     check_writable(out, is_folder=True)
     host = find_host(feeding.host)

@@ -64,10 +64,7 @@ def largest_document(
 ) -> dict[str, Any]:
     """Builds the document that `plan --budget-usd X --json` prints without a model."""
     ladder = [{"width": p.step.width, "depth": p.step.depth} for p in curves[0].points] if curves else []
-    prices = {
-        c.gpu: {"usd_per_hour": c.price.usd_per_hour, "provider": c.price.provider, "date": c.price.date.isoformat()}
-        for c in curves
-    }
+    prices = {c.gpu: c.price and c.price.to_json() for c in curves}
     return {
         "tokens_per_parameter": tokens_per_parameter,
         "ladder": ladder,

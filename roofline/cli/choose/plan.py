@@ -89,7 +89,7 @@ def plan(
     models = ladder_of(widths, model.depth_law or "printed") if config is None else []
     wanted = None if tokens is None else token_count(tokens)
     profiles = find_profiles(gpu_names(gpus))
-    book = price_book(price, [profile.gpu for profile in profiles], required=True, kind=kind)
+    book = price_book(price, [profile.gpu for profile in profiles], ranked=True, kind=kind)
     host = find_host(feeding.host)
     if config is None:
         assert budget_usd is not None

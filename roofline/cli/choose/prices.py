@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared.options import AsJson, PriceBook, PriceDay, refuse_unused
 from flopcast.roofline.cli.shared.price_book import checked_day, report_refused
+
+if TYPE_CHECKING:
+    from flopcast.roofline.gpu.catalogue.prices import Price
 
 
 def prices(
@@ -78,9 +81,14 @@ def prices(
         write_prices(rows, out)
         say(f"wrote {out}: {len(rows)} prices")
     if as_json:
-        emit({"prices": [vars(price) for price in rows], "refused": found.refused, "other_rows": found.others})
+        emit({"prices": [_record(price) for price in rows], "refused": found.refused, "other_rows": found.others})
     else:
         print_prices(rows)
+
+
+def _record(price: Price) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(price).items() if name != "asked_on"}
+    return {**fields, "age_days": price.age_days}
 
 
 def _aliases(given: list[str] | None) -> dict[str, str]:

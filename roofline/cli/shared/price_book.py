@@ -52,15 +52,23 @@ def gpu_names(text: str) -> list[str]:
 
 
 def price_book(
-    options: PriceOptions, gpus: Sequence[str], *, required: bool = False, kind: str = "on-demand"
+    options: PriceOptions, gpus: Sequence[str], *, ranked: bool = False, kind: str = "on-demand"
 ) -> Mapping[str, Price]:
-    """Maps each of `gpus` to the price to use: the one given on the command line, else the provider's newest.
+    """Maps each of `gpus` that has one to the price to use: the one given on the command line, else the provider's
+    newest.
 
-    A GPU of a profile file need not be known by name.
-    Refused rows of a catalogue are named on stderr. Raises UsageError, with `required` also for a GPU without a price.
+    A GPU of a profile file need not be known by name. Refused rows of a catalogue are named on stderr, with `ranked`
+    also the GPUs whose price cannot decide a ranking, and what others offer. Raises UsageError.
     """
     from flopcast.roofline.gpu.catalogue.price_catalogues import load_any
-    from flopcast.roofline.gpu.catalogue.prices import latest, parse_override, require, with_overrides
+    from flopcast.roofline.gpu.catalogue.prices import (
+        DEFAULT_PROVIDER,
+        advice,
+        latest,
+        parse_override,
+        unranked,
+        with_overrides,
+    )
     from flopcast.roofline.gpu.library.profiles import names
 
     day = checked_day("--on", options.on)
@@ -74,9 +82,12 @@ def price_book(
     report_refused(collected)
     book = with_overrides(collected.prices, overrides)
     asked = _providers(options.provider, gpus)
-    if required:
-        return {gpu: require(book, gpu, asked.get(gpu), kind, on=day) for gpu in gpus}
     found = {gpu: latest(book, gpu, asked.get(gpu), kind, on=day) for gpu in gpus}
+    for gpu, price in found.items():
+        if ranked and unranked(price):
+            from flopcast.roofline.views.terminal.console import say
+
+            say(advice(book, gpu, price, f"{kind} price from {asked.get(gpu) or DEFAULT_PROVIDER}", day))
     return {gpu: price for gpu, price in found.items() if price is not None}
 
 

@@ -90,12 +90,9 @@ def predict(
     if as_json:
         emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})
         return
-    from flopcast.roofline.views.terminal.console import say
-    from flopcast.roofline.views.terminal.forecast import batch_words, print_forecast
+    from flopcast.roofline.views.terminal.forecast import print_forecast
 
-    print_forecast(result, asked)
-    if largest is not None:
-        say(f"largest micro-batch that fits: {batch_words(largest, asked.seq, result.unit)}")
+    print_forecast(result, asked, largest)
 
 
 def _predict_several(

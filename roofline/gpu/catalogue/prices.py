@@ -17,7 +17,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,22 @@ OVERRIDE_PROVIDER = "given"  # a price from the command line
 LEAST_USD_PER_HOUR, MOST_USD_PER_HOUR = 1e-4, 10_000.0
 KINDS = ("on-demand", "spot")
 GIVE_BOOK = "give a price book, CSV or TOML"
+# Rented prices move by tens of percent within a year: an older one is said with its age, one older than a year decides
+# no ranking.
+OLD_DAYS, EXPIRED_DAYS = 180, 365
 REQUIRED = ("gpu", "provider", "kind", "usd_per_hour", "date")
 OPTIONAL = ("date_inferred", "source")
 # The article whose question this project answers used the prices of late 2025: `latest(..., on=ARTICLE_DATE)`
 # gives L4 0.39, A100 PCIe 1.64, H100 SXM 2.69, H200 3.59.
 ARTICLE_DATE = date(2025, 11, 15)
 
+Day = date  # within a Price, `date` is its own
+
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """USD for one hour of one GPU, at one provider, on one day. `kind`: on-demand or spot."""
+    """USD for one hour of one GPU, at one provider, on one day. `kind`: on-demand or spot. `asked_on`: the day for
+    which it was looked up (`latest`, `newest`), from which its age is counted."""
 
     gpu: str
     provider: str
@@ -52,14 +58,37 @@ class Price:
     date: date
     date_inferred: bool
     source: str
+    asked_on: Day | None = field(default=None, compare=False)
+
+    @property
+    def age_days(self) -> int:
+        """Days from its date to the day for which it was looked up; 0 where it was given."""
+        return 0 if self.asked_on is None else max(0, (self.asked_on - self.date).days)
+
+    @property
+    def is_old(self) -> bool:
+        return self.age_days > OLD_DAYS
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it is too old to decide which GPU is the better buy."""
+        return self.age_days > EXPIRED_DAYS
 
     @property
     def label(self) -> str:
-        """The price as figures and tables print it: "$2.69/h RunPod Secure Cloud on-demand, about 2025-11-15"."""
+        """The price as figures and tables print it: "$2.69/h RunPod Secure Cloud on-demand, about 2025-11-15", and its
+        age where it is old: "..., 372 days old"."""
         if self.provider == OVERRIDE_PROVIDER:
             return f"${self.usd_per_hour:g}/h as given"
+        usd = f"{self.usd_per_hour:.2f}" if self.usd_per_hour >= 1 else f"{self.usd_per_hour:#.2g}"
         about = "about " if self.date_inferred else ""
-        return f"${self.usd_per_hour:.2f}/h {self.provider} {self.kind}, {about}{self.date.isoformat()}"
+        old = f", {self.age_days} days old" if self.is_old else ""
+        return f"${usd}/h {self.provider} {self.kind}, {about}{self.date.isoformat()}{old}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The record of the price in other records."""
+        return {"usd_per_hour": self.usd_per_hour, "provider": self.provider, "date": self.date.isoformat(),
+                "age_days": self.age_days}  # fmt: skip
 
 
 def load_prices(
@@ -210,7 +239,8 @@ def _check_pairs(file: Path, prices: Sequence[tuple[int, Price]]) -> None:
 def latest(
     prices: Sequence[Price], gpu: str, provider: str | None = None, kind: str = "on-demand", on: date | None = None
 ) -> Price | None:
-    """The newest price of a GPU, or the newest not after the day `on`; None if there is none.
+    """The newest price of a GPU, or the newest not after the day `on` (default: today), from which its age is counted;
+    None if there is none.
 
     A price given on the command line (`with_overrides`) takes precedence. `provider` defaults to RunPod Secure Cloud,
     the provider that lists most of the GPUs, so that comparisons are not between providers. Only in a book without any
@@ -231,7 +261,22 @@ def latest(
         offers = {p.provider for p in rows}
         if DEFAULT_PROVIDER not in providers and len(offers) == 1:
             provider = offers.pop()
-    return max((p for p in rows if p.provider == provider), key=lambda p: p.date, default=None)
+    newest = max((p for p in rows if p.provider == provider), key=lambda p: p.date, default=None)
+    return newest and replace(newest, asked_on=on or date.today())
+
+
+def find_price(
+    gpu: str, usd_per_hour: float | None = None, provider: str | None = None, on: date | str | None = None
+) -> Price | None:
+    """The price given, else the newest of the shipped book as `latest` finds it; None where there is none. Raises
+    UsageError for a price that is not above 0, a day that is none, and a provider that the book does not have."""
+    if usd_per_hour is not None:
+        return parse_override(f"{gpu}={usd_per_hour}", known_gpus=[gpu])
+    try:
+        day = date.fromisoformat(on) if isinstance(on, str) else on
+    except ValueError as error:
+        raise UsageError(f"on is {on!r}: valid is a day as YYYY-MM-DD") from error
+    return latest(load_prices(), gpu, provider, on=day)
 
 
 def newest(prices: Iterable[Price], on: date | None = None) -> list[Price]:
@@ -241,20 +286,27 @@ def newest(prices: Iterable[Price], on: date | None = None) -> list[Price]:
         key = (price.gpu, price.provider, price.kind)
         if (on is None or price.date <= on) and (key not in found or found[key].date < price.date):
             found[key] = price
-    return sorted(found.values(), key=lambda price: (price.gpu, price.kind, price.usd_per_hour))
+    ordered = sorted(found.values(), key=lambda price: (price.gpu, price.kind, price.usd_per_hour))
+    return [replace(price, asked_on=on or date.today()) for price in ordered]
 
 
-def require(
-    prices: Sequence[Price], gpu: str, provider: str | None = None, kind: str = "on-demand", on: date | None = None
-) -> Price:
-    """As `latest`, but raises a UsageError that lists other offers of this GPU and how to give a price."""
-    price = latest(prices, gpu, provider, kind, on)
-    if price is not None:
-        return price
-    offers = "; ".join(p.label for p in newest(p for p in prices if p.gpu == gpu))
+def unranked(price: Price | None) -> str | None:
+    """Why a GPU with this price is in no ranking by dollars; None where it is."""
+    if price is None:
+        return "no price"
+    return f"its price is {price.age_days} days old" if price.is_expired else None
+
+
+def advice(prices: Sequence[Price], gpu: str, used: Price | None, asked: str, on: date | None = None) -> str:
+    """Says that a GPU has no price to rank by, or only `used`, and how to give one: what others offer, --price.
+
+    `asked`: the kind and the provider asked for."""
     until = f" up to {on.isoformat()}" if on else ""
-    raise UsageError(
-        f"no {kind} price of {gpu} from {provider or DEFAULT_PROVIDER}{until}. "
+    problem = f"no {asked}" + until if used is None else f"{used.label}: more than a year, so it decides no ranking"
+    others = [p for p in newest((p for p in prices if p.gpu == gpu), on) if used is None or p.date > used.date]
+    offers = "; ".join(p.label for p in others)
+    return (
+        f"{gpu}: {problem}. "
         + (f"Others in the book: {offers} (choose with --provider). " if offers else "")
         + f"To give one: --price {gpu}=USD_PER_HOUR"
     )

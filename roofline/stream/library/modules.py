@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flopcast.errors import UsageError
+from flopcast.kernels.shapes import Call
+from flopcast.roofline.stream.lowering.classes import PRODUCTS, op_class
+from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
@@ -125,5 +130,16 @@ def check_sizes(module: str, sizes: Mapping[str, int]) -> None:
 
 
 def run_of_stream(stream: Stream, run: Run) -> Run:
-    """Returns `run` with the batch and the sequence length that were traced."""
-    return replace(run, batch=stream.meta["batch"], seq=stream.meta["seq"])
+    """Returns `run` with what was traced: the batch and the sequence length, of a step function also the optimizer's
+    class and, as the precision, the dtype of the products that most FLOPs are in ("" without products)."""
+    traced = replace(run, batch=stream.meta["batch"], seq=stream.meta["seq"])
+    if stream.meta["unit"] != "steps":
+        return traced
+    flops: Counter[str] = Counter()
+    for op in stream.ops:
+        work = lower(stream, op)
+        if work is not None and op_class(op.name) in PRODUCTS:
+            shape = work[0]
+            flops[shape.inputs[0].dtype if isinstance(shape, Call) else shape.dtype] += describe(*work).flops
+    ((dtype, _),) = flops.most_common(1) or [("", 0)]
+    return replace(traced, precision=dtype, optimizer=stream.meta["optimizer"])

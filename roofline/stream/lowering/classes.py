@@ -37,6 +37,8 @@ _CLASS_OF = {name: op_class for op_class, names in _CALLS.items() for name in na
 # In the order in which they are printed.
 OP_CLASSES = tuple(_CALLS)
 
+PRODUCTS = ("gemm", "attention", "conv")  # what the matrix units run
+
 # Classes that are compared together, because the kernels of one call are recorded under several calls' names: the
 # backward of a slice fills and copies; those of an embedding and of a loss fill first.
 GROUPS = {

@@ -149,6 +149,9 @@ def record_step(
             (first or step.run)()
         if isinstance(getattr(step, "model", None), torch.nn.Module):
             parts.models, parts.optimizers = [step.model], [step.optimizer]
+        else:  # a function, which chose its optimizers
+            names = dict.fromkeys(type(optimizer).__name__ for optimizer in parts.optimizers)
+            meta = {**(meta or {}), "optimizer": " and ".join(names)}
         if hasattr(step, "zero_grad"):
             step.zero_grad()
         gc.collect()

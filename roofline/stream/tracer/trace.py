@@ -235,8 +235,14 @@ _OF_THE_CPU = "mkldnn"  # in the names of operators of the processors' library
 
 def _refuse_unused(name: str, options: Mapping[str, Any]) -> None:
     """Raises UsageError for an option that a step function decides by itself."""
-    for option, usual in (("optimizer", "adamw"), ("accumulate", 1), ("checkpoint", "none")):
-        if options[option] != usual:
+    usual = {
+        "optimizer": ("adamw",),
+        "accumulate": (1,),
+        "checkpoint": ("none",),
+        "precision": ("autocast-bf16", "tf32"),  # tf32 is how the GPU is to run products in fp32, which no trace shows
+    }
+    for option, values in usual.items():
+        if options[option] not in values:
             raise UsageError(
                 f"{option} {options[option]} of {name}, a step function: it does that by itself; leave {option} out, "
                 "or give a factory that returns (module, batch)"

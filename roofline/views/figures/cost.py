@@ -26,8 +26,8 @@ PETA = 1e15
 @styled
 def cost_figure(curves: Sequence[CostCurve], reference: str | None = None) -> Figure | None:
     """Draws FLOPs per dollar against parameters with crossovers, and the ratio of each GPU to `reference` (default: the
-    GPU with most common sizes, the last named of these). None without a point that fits."""
-    shown = [curve for curve in curves if curve.fitting]
+    GPU with most common sizes, the last named of these). None without a point that fits and has a price."""
+    shown = [curve for curve in curves if curve.fitting and curve.price is not None]
     if not shown:
         return None
     colours = {curve.gpu: COLOURS[i % len(COLOURS)] for i, curve in enumerate(shown)}
@@ -82,7 +82,7 @@ def _draw_curves(sheet: Sheet, ax: Axes, shown: Sequence[CostCurve], colours: di
         colour = colours[curve.gpu]
         xs = [point.step.n_params for point in curve.fitting]
         rates = [point.flops_per_usd for point in curve.fitting]
-        label = f"{curve.gpu} ({curve.basis or 'basis not given'}), {curve.price.label}"
+        label = f"{curve.gpu} ({curve.basis or 'basis not given'}), {curve.price.label if curve.price else ''}"
         draw_band(ax, xs, rates, colour, by=PETA, ls=dashes(curve), label=label)
         for is_host in (True, False):
             points = [(p, r) for p, r in zip(curve.fitting, rates, strict=True) if (p.step.bound == "host") == is_host]

@@ -24,6 +24,7 @@ def price_table(curves: Sequence[CostCurve]) -> Table | None:
         text("gpu", "GPU"), Column("usd_per_hour", "$/hour", "{:.2f}".format, attrgetter("price.usd_per_hour")),
         text("provider", "provider", attrgetter("price.provider")), text("kind", "kind", attrgetter("price.kind")),
         text("date", "date", attrgetter("price.date")),
+        Column("age_days", "days old", of=attrgetter("price.age_days")),
         Column("date_inferred", "date inferred", yes_no, attrgetter("price.date_inferred"), is_number=False),
         text("basis", "profile"), prose("source", "source", attrgetter("price.source")),
     ]  # fmt: skip

@@ -72,7 +72,10 @@ def _of(model: str, name: str) -> Callable[[StandardGpu], Ranged | None]:
 
 def _day(row: StandardGpu) -> str:
     price = row.price
-    return "" if price is None else ("about " if price.date_inferred else "") + price.date.isoformat()
+    if price is None:
+        return ""
+    old = f", {price.age_days} days old" if price.is_old else ""
+    return ("about " if price.date_inferred else "") + price.date.isoformat() + old
 
 
 def _milliseconds(seconds: float) -> str:

@@ -16,6 +16,7 @@ from flopcast.roofline.base.units import (
     percent,
     rate,
     share,
+    three_digits,
     three_in_column,
     yes_no,
 )
@@ -169,7 +170,7 @@ _STEP = (
     Column("step_seconds", "step, ms", ms_in_column), Column("step_seconds_low", "low", ms_in_column),
     Column("step_seconds_high", "high", ms_in_column), Column("device_seconds", "device, ms", ms_in_column),
     Column("host_seconds", "host, ms", ms_in_column), text("bound", "bound by"),
-    Column("tokens_per_second", "tokens/s", integer), Column("mfu", "MFU, counted", share),
+    Column("tokens_per_second", "tokens/s", three_digits), Column("mfu", "MFU, counted", share),
 )  # fmt: skip
 _PEAK = Column("peak_bytes", "peak memory, GB", gb_in_column)
 _FITS = Column("fits", "fits", yes_no, is_number=False)
@@ -179,18 +180,19 @@ def anatomy_table(found: Sequence[Forecast], curve: CostCurve | None) -> Table |
     """The (width, depth) pairs used, with the whole forecast of each."""
     if not found:
         return None
-    usd = None if curve is None else curve.price.usd_per_hour / 3600
+    price = None if curve is None else curve.price
+    usd = None if price is None else price.usd_per_hour / 3600
     columns = [
         Column("width", "width", of=width_of), Column("depth", "layers"), Column("n_params", "parameters", count),
         *_STEP, Column("mfu_6n", "MFU, 6N", share), _PEAK, _FITS, Column("kernels", "kernels", integer),
         Column("usd_per_million_tokens", "$/Mtoken", three_in_column,
-               lambda step: None if usd is None else usd / step.tokens_per_second * 1e6),
+               lambda step: usd / step.tokens_per_second * 1e6 if usd is not None and step.fits else None),
     ]  # fmt: skip
     note = (
         f"{tokens_of(found[0]):,} tokens per step, forecast from a {found[0].profile_basis} profile; low and high: 90% "
         f"interval. MFU against a dense peak of {rate(found[0].peak_flops_per_second, 'FLOP/s')}: counted = 2 FLOPs "
         "per multiply-add of matrix products and attention, causal halved; 6N = 6 x parameters x tokens."
-        + ("" if curve is None else f" Price: {curve.price.label}.")
+        + ("" if price is None else f" Price: {price.label}.")
     )
     return Table("ladder", "Models of the ladder: the (width, depth) pairs used", note, columns, found)
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from math import log
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import count, duration, rate, three_digits
+from flopcast.roofline.base.units import count, duration, rate, short_name, three_digits
 from flopcast.roofline.dollars.crossovers import best_gpu
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.step.forecast import tokens_of, width_of
@@ -104,7 +104,7 @@ def _what_a_step_costs(data: ReportData) -> str:
     )
     own = own_curve(data)
     price = step.price or (own.price if own else None)
-    if price is not None:
+    if price is not None and step.fits:
         usd = price.usd_per_hour / 3600
         text += (
             f"; ${usd * step.step_seconds * 1000:.3g} per 1,000 steps, "
@@ -161,8 +161,9 @@ def who_leads(curves: Sequence[CostCurve]) -> str:
     if len(curves) == 1:
         ends = [f"{b.flops_per_usd.value / 1e15:.3g} PFLOP/$ at {count(b.n_params)}" for b in (found[0], found[-1])]
         only = curves[0]
+        price = only.price.label if only.price else "no price"
         return (
-            f"{only.gpu} ({only.basis}): {' and '.join(dict.fromkeys(ends))} parameters, at {only.price.label}; "
+            f"{only.gpu} ({only.basis}): {' and '.join(dict.fromkeys(ends))} parameters, at {price}; "
             "no other GPU is compared."
         )
     basis = {curve.gpu: curve.basis for curve in curves}
@@ -216,9 +217,12 @@ def _what_fits(data: ReportData) -> str:
 
 def _where_from(curves: Sequence[CostCurve]) -> str:
     """The source and dates of prices: RunPod Secure Cloud on-demand, 2026-06-15 to 2026-11-09."""
-    offers = ", ".join(sorted({f"{c.price.provider} {c.price.kind}" for c in curves}))
-    days = sorted({c.price.date.isoformat() for c in curves})
-    return f"{offers}, {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")
+    prices = [c.price for c in curves if c.price is not None]
+    offers = ", ".join(sorted({f"{price.provider} {price.kind}" for price in prices}))
+    days = sorted({price.date.isoformat() for price in prices})
+    old = [f"{short_name(p.gpu)}'s is {p.age_days} days old" + (", so it is not ranked" if p.is_expired else "")
+           for p in prices if p.is_old]  # fmt: skip
+    return "; ".join([f"{offers}, {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""), *old])
 
 
 def own_curve(data: ReportData) -> CostCurve | None:

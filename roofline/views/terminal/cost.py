@@ -8,7 +8,7 @@ from math import log
 from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import NONE, count, parameters, short_name, three_digits
-from flopcast.roofline.dollars.crossovers import best_gpu, break_even_price_ratio, crossovers, sentence
+from flopcast.roofline.dollars.crossovers import best_gpu, break_even_price_ratio, crossovers, price_ratio, sentence
 from flopcast.roofline.dollars.points import ladder_sizes
 from flopcast.roofline.views.terminal.console import console, print_table
 
@@ -52,13 +52,19 @@ def print_cost(curves: Sequence[CostCurve], run: Run, scenarios: Sequence[Scenar
         _print_scenarios(curves, scenarios)
     for row in crossovers(curves):
         console().print(f"- {sentence(row)}")
+    for curve in curves:
+        if curve.unranked is not None:
+            console().print(f"- not ranked: {curve.gpu}, {curve.unranked}")
 
 
 def _print_curves(curves: Sequence[CostCurve], run: Run, one_host: bool) -> None:
     rows = []
     for points in zip(*(curve.points for curve in curves), strict=True):
         step = points[0].step
-        cells = [ranged(p.flops_per_usd, PETA) if p.step.fits else "no memory" for p in points]
+        cells = [
+            "no memory" if not p.step.fits else NONE if p.price is None else ranged(p.flops_per_usd, PETA)
+            for p in points
+        ]
         best = best_gpu(curves, float(step.n_params))
         leader = NONE if best is None else _marked(best.gpu, best.separable)
         rows.append([f"{step.width} x {step.depth}", parameters(step.n_params), *cells, leader])
@@ -75,11 +81,10 @@ def _marked(gpu: str, is_separable: bool) -> str:
 
 
 def _print_gpus(curves: Sequence[CostCurve]) -> None:
-    rows = [
-        [c.gpu, c.basis or NONE, c.price.label, f"{count(c.memory_limit)} parameters" if c.memory_limit else
-         (NONE if c.fitting else "fits none of these")]
-        for c in curves
-    ]  # fmt: skip
+    rows = []
+    for c in curves:
+        limit = f"{count(c.memory_limit)} parameters" if c.memory_limit else NONE if c.fitting else "fits none of these"
+        rows.append([c.gpu, c.basis or NONE, c.price.label if c.price else NONE, limit])
     print_table("Prices and memory", ("GPU", "profile", "price", "runs out of memory at"), rows, ruled=False)
 
 
@@ -93,8 +98,8 @@ def _print_sizes(curves: Sequence[CostCurve]) -> None:
     ]
     rows = [
         [count(size), short_name(gpu), interval(*(1e3 * v for v in (p.step.step_seconds, p.step.low, p.step.high))),
-         p.step.bound or NONE, ranged(p.flops_per_second, TERA), ranged(p.flops_per_usd, PETA),
-         ranged(p.usd_per_million_tokens)]
+         p.step.bound or NONE, ranged(p.flops_per_second, TERA),
+         *([NONE] * 2 if p.price is None else [ranged(p.flops_per_usd, PETA), ranged(p.usd_per_million_tokens)])]
         for size, gpu, p in shown
     ]  # fmt: skip
     columns = ("parameters", "GPU", "step, ms", "bound by", "TFLOP/s", "PFLOP/$", "$/Mtoken")
@@ -113,8 +118,9 @@ def _print_break_even(curves: Sequence[CostCurve]) -> None:
                 continue
             mark = {a.gpu: " a", b.gpu: " b"}.get(found.better or "", "")
             cells.append(f"{interval(found.ratio, found.low, found.high)}{mark}")
-        today = three_digits(a.price.usd_per_hour / b.price.usd_per_hour)
-        rows.append([f"{short_name(a.gpu)} / {short_name(b.gpu)}", today, *cells])
+        today = price_ratio(a, b)
+        names = f"{short_name(a.gpu)} / {short_name(b.gpu)}"
+        rows.append([names, NONE if today is None else three_digits(today), *cells])
     title = "Break-even price ratio of a / b: below it a is the better buy, whatever the price list"
     caption = "prices: a / b at the prices above; a, b: the better buy at these, where the interval decides"
     print_table(title, ("a / b", "prices", *map(count, sizes)), rows, caption, ruled=False)
@@ -127,8 +133,9 @@ def _print_scenarios(curves: Sequence[CostCurve], scenarios: Sequence[Scenario])
         case = by_case.setdefault((row.host_factor, row.batch), {})
         case[row.best.n_params] = _marked(row.best.gpu, row.best.separable)
     base = next(iter(by_case), (1.0, 0))[1]
+    nowhere = NONE if any(curve.unranked for curve in curves) else "no memory"
     rows = [
-        [_case(factor, batch, base), *(cells.get(size, "no memory") for size in sizes)]
+        [_case(factor, batch, base), *(cells.get(size, nowhere) for size in sizes)]
         for (factor, batch), cells in by_case.items()
     ]
     caption = (

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import byte_size, gigabytes, ms, parameters, rate, share, short_name
+from flopcast.roofline.base.units import (
+    NONE,
+    byte_size,
+    gigabytes,
+    ms,
+    parameters,
+    rate,
+    share,
+    short_name,
+    three_digits,
+    utilisation,
+)
 from flopcast.roofline.views.terminal.console import console, print_table, warn
 
 if TYPE_CHECKING:
@@ -33,7 +44,10 @@ def run_words(run: Run, unit: str = "tokens") -> str:
         "fused by": (run.fused, "none"),
     }
     words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
-    return ", ".join([batch_words(run.batch, run.seq, unit), *more, run.precision, run.optimizer, run.mode, *words])
+    # a step function's precision is the dtype of its products
+    precision = f"products in {run.precision}" if unit == "steps" and run.precision else run.precision
+    how = [precision, run.optimizer, run.mode, *words]
+    return ", ".join([batch_words(run.batch, run.seq, unit), *more, *filter(None, how)])
 
 
 def parameters_words(found: Forecast) -> str:
@@ -50,7 +64,7 @@ def step_words(found: Forecast, run: Run) -> str:
     return f"{found.gpu} ({found.profile_basis}): {parameters_words(found)}, {depth}{run_words(run, found.unit)}"
 
 
-def print_forecast(found: Forecast, run: Run) -> None:
+def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) -> None:
     """Prints the step and its device time by class on stdout, the forecast's warnings on stderr."""
     from flopcast.roofline.step.memory import CONTEXT_BYTES, FRAGMENTATION
 
@@ -63,7 +77,7 @@ def print_forecast(found: Forecast, run: Run) -> None:
         ["device (sum of kernels)", f"{ms(found.device_seconds)} ms, {found.kernels:,} kernels"],
         ["device time by basis", ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s)],
         ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {found.host}"],
-        [f"{found.unit} per second", f"{found.tokens_per_second:,.0f}"],
+        [f"{found.unit} per second", three_digits(found.tokens_per_second)],
         *_flops_rows(found),
         ["peak memory, allocated", gigabytes(found.peak_bytes)],
         [
@@ -72,14 +86,10 @@ def print_forecast(found: Forecast, run: Run) -> None:
             f"fragmentation: {'fits' if found.fits else 'DOES NOT FIT'}",
         ],
     ]
-    if found.price is not None:
-        usd = found.usd_per_step or 0.0
-        per_million = usd / (run.batch * run.seq * run.accumulate) * 1e6
-        rows += [
-            ["price", found.price.label],
-            ["cost", f"${usd:.3g} per step, ${per_million:.3g} per million {found.unit}"],
-            ["FLOPs per dollar", f"{found.flops_per_usd:.3g}"],
-        ]
+    if largest_batch is not None:
+        words = batch_words(largest_batch, run.seq, found.unit) if largest_batch else f"{NONE} (not even one fits)"
+        rows.append(["largest micro-batch that fits", words])
+    rows += _cost_rows(found, run)
     print_table(step_words(found, run), ("", ""), rows)
     total = found.device_seconds or 1.0
     classes = [
@@ -90,17 +100,19 @@ def print_forecast(found: Forecast, run: Run) -> None:
     warn(found.warnings)
 
 
-def print_forecasts(found: Forecasts, run: Run, largest: Mapping[str, int] | None = None) -> None:
-    """Prints one step on several GPUs, a row each, on stdout, their prices below and warnings on stderr. `largest`: the
-    largest micro-batch that fits, by GPU."""
-    columns, rows = list(found.columns), found.rows()
-    if largest is not None:
-        columns.append("largest batch")
-        rows = [[*row, f"{largest[one.gpu]:,}"] for row, one in zip(rows, found, strict=True)]
-    print_table(f"{step_words(found[0], run).partition(': ')[2]} (90% intervals)", columns, rows, ruled=False)
-    for price in found.prices:
-        console().print(price)
-    warn(dict.fromkeys(f"{short_name(one.gpu)}: {warning}" for one in found for warning in one.warnings))
+from flopcast.roofline.base.units import (
+    NONE,
+    byte_size,
+    gigabytes,
+    ms,
+    parameters,
+    rate,
+    share,
+    short_name,
+    three_digits,
+    utilisation,
+)
+from flopcast.roofline.views.terminal.console import console, print_table, warn
 
 
 def _flops_rows(found: Forecast) -> list[list[str]]:
@@ -110,10 +122,10 @@ def _flops_rows(found: Forecast) -> list[list[str]]:
     if found.flops_hardware > found.flops_counted:
         again = [["with recomputation (HFU)", f"{found.flops_hardware:.4g}, {share(found.hfu)} of {peak}"]]
     if found.unit != "tokens":
-        rows = [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{share(found.mfu)} of {peak}"]]
+        rows = [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{utilisation(found.mfu)} of {peak}"]]
     else:
         rows = [
             ["FLOPs counted, 6N", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],
-            ["MFU counted, 6N", f"{share(found.mfu)}, {share(found.mfu_6n)} of {peak}"],
+            ["MFU counted, 6N", f"{utilisation(found.mfu)}, {utilisation(found.mfu_6n)} of {peak}"],
         ]
     return rows + again

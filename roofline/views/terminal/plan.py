@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import NONE, count, short_name, three_digits
+from flopcast.roofline.base.units import NONE, count, short_name, three_digits, utilisation
 from flopcast.roofline.dollars.plan import DAY, cheapest
+from flopcast.roofline.gpu.catalogue.prices import unranked
 from flopcast.roofline.views.terminal.console import console, print_table
 from flopcast.roofline.views.terminal.cost import ranged
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.plan import Largest, Plan
-    from flopcast.roofline.dollars.points import CostCurve
+    from flopcast.roofline.dollars.points import CostCurve, Ranged
     from flopcast.roofline.stream.model.run import Run
 
 PACE = "One GPU at the forecast's pace throughout: no evaluation, checkpoints, restarts or waiting for data"
@@ -25,15 +26,15 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
     rows = []
     for plan in found:
         seconds, usd, point = plan.seconds, plan.usd, plan.point
-        if point is None or seconds is None or usd is None:
+        if point is None or seconds is None:
             rows.append([short_name(plan.gpu), *[NONE] * (len(columns) - 2), plan.reason or ""])
             continue
         bought = None if budget_usd is None else plan.tokens_for(budget_usd)
         rows.append(
-            [short_name(plan.gpu), str(plan.run.batch), f"{point.tokens_per_second.value:,.0f}",
-             f"{plan.mfu or 0.0:.1%}", ranged(seconds, DAY), ranged(usd),
-             *([f"{count(bought.value)} ({count(bought.low)}-{count(bought.high)})"] if bought else []),
-             three_digits(point.usd_per_million_tokens.value), point.step.bound]
+            [short_name(plan.gpu), str(plan.run.batch), three_digits(point.tokens_per_second.value),
+             utilisation(plan.mfu), ranged(seconds, DAY), NONE if usd is None else ranged(usd),
+             *([_counted(bought)] if budget_usd is not None else []),
+             NONE if usd is None else three_digits(point.usd_per_million_tokens.value), point.step.bound]
         )  # fmt: skip
     first = next((plan.point.step for plan in found if plan.point is not None), None)
     model = f"{count(first.n_params)} parameters, {first.depth} layers, " if first else ""
@@ -47,6 +48,13 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
         plan, rivals = best
         others = f"; by the intervals {', '.join(map(short_name, rivals))} may be cheaper" if rivals else ""
         console().print(f"- least dollars: {short_name(plan.gpu)}{others}")
+    for plan in found:
+        if (why := unranked(plan.price)) is not None:
+            console().print(f"- not ranked: {short_name(plan.gpu)}, {why}")
+
+
+def _counted(found: Ranged | None) -> str:
+    return NONE if found is None else f"{count(found.value)} ({count(found.low)}-{count(found.high)})"
 
 
 def print_largest(found: Sequence[Largest], curves: Sequence[CostCurve], tokens_per_parameter: float, run: Run) -> None:
@@ -74,4 +82,5 @@ def print_largest(found: Sequence[Largest], curves: Sequence[CostCurve], tokens_
 
 def _print_prices(found: Sequence[Plan] | Sequence[CostCurve]) -> None:
     for each in found:
-        console().print(f"{short_name(each.gpu)} ({each.basis}): {each.price.label}")
+        words = "no price" if each.price is None else each.price.label
+        console().print(f"{short_name(each.gpu)} ({each.basis}): {words}")

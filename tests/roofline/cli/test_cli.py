@@ -44,7 +44,7 @@ def predict(flopcast: Command, *arguments: object, command: Sequence[object] = P
 def test_predict_keeps_the_contract(flopcast: Command) -> None:
     found = predict(flopcast)
     assert set(found) >= FORECAST
-    assert set(found["price"]) == {"usd_per_hour", "provider", "date"}
+    assert set(found["price"]) == {"usd_per_hour", "provider", "date", "age_days"}
     assert found["breakdown"]
     assert all(set(share) == {"class", "seconds", "flops", "bytes", "calls"} for share in found["breakdown"])
 
@@ -191,7 +191,13 @@ def test_a_gpu_known_by_its_file_alone_may_be_given_a_price(flopcast: Command, t
 
 def test_what_does_not_fit_says_so(flopcast: Command) -> None:
     command = ("predict", "--gpu", "nvidia-l4", "--config", "qwen3-8b")
-    assert predict(flopcast, command=command)["fits"] is False
+    found = predict(flopcast, "--on", "2026-11-15", command=command)
+    assert (found["fits"], found["usd_per_step"], found["flops_per_usd"]) == (False, None, None)
+    assert found["price"]["usd_per_hour"] == 0.49
+    out = " ".join(flopcast(*command, "--on", "2026-11-15").out.split())
+    assert "DOES NOT FIT" in out
+    assert "cost │ - (does not fit)" in out
+    assert "per million tokens" not in out
 
 
 # --- prices -------------------------------------------------------------------------------------------------
@@ -241,11 +247,20 @@ def test_a_price_of_the_command_line_counts(flopcast: Command) -> None:
 
 def test_an_older_day_has_its_own_price(flopcast: Command) -> None:
     newest, article = predict(flopcast), predict(flopcast, "--on", "2025-11-15")
-    assert article["price"] == {"usd_per_hour": 3.59, "provider": "RunPod Secure Cloud", "date": "2025-11-15"}
+    assert article["price"] == {"usd_per_hour": 3.59, "provider": "RunPod Secure Cloud", "date": "2025-11-15",
+                                "age_days": 0}  # fmt: skip
     assert newest["price"]["date"] > article["price"]["date"]
     before = flopcast(*PREDICT, "--on", "2019-01-01", "--json")
     assert before.document["price"] is None
     assert "no price of nvidia-h200" in before.err
+
+
+def test_an_old_price_is_said_with_its_age_and_a_missing_one_ends_nothing(flopcast: Command) -> None:
+    old = flopcast("predict", "--gpu", "nvidia-l40s", "--width", 512, "--on", "2026-11-15").out
+    assert "about 2025-06-15, 518 days old" in " ".join(old.split())
+    none = flopcast("predict", "--gpu", "nvidia-a10g", "--width", 512)
+    assert none.code == 0
+    assert "price │ - (give --price nvidia-a10g=USD_PER_HOUR)" in " ".join(none.out.split())
 
 
 def test_another_provider_and_another_book(flopcast: Command, tmp_path: Path) -> None:
@@ -253,7 +268,7 @@ def test_another_provider_and_another_book(flopcast: Command, tmp_path: Path) ->
     book = tmp_path / "book.csv"
     book.write_text(f"gpu,provider,kind,usd_per_hour,date\n{H200},acme,on-demand,1.25,2026-01-01\n")
     found = predict(flopcast, "--prices", book, "--provider", "acme")
-    assert found["price"] == {"usd_per_hour": 1.25, "provider": "acme", "date": "2026-01-01"}
+    assert found["price"].items() >= {"usd_per_hour": 1.25, "provider": "acme", "date": "2026-01-01"}.items()
 
 
 # --- gpus, roofline -----------------------------------------------------------------------------------------

@@ -116,6 +116,28 @@ def test_a_model_too_large_for_one_gpu_leaves_a_gap_there(flopcast: Command) -> 
     assert (point["fits"], point["flops_per_usd"], point["reason"]) == (False, None, "out of memory")
 
 
+def test_a_price_older_than_a_year_or_none_decides_nothing(flopcast: Command) -> None:
+    gpus = (H200, "nvidia-l40s", "nvidia-a10g")
+    command = ("cost", "--gpus", ",".join(gpus), "--widths", "512,1024", "--on", "2026-11-15")
+    found = flopcast(*command, "--json")
+    points = {row["gpu"]: row for row in found.document["points"]}
+    assert {gpu: points[gpu]["unranked"] for gpu in gpus} == {
+        H200: None, "nvidia-l40s": "its price is 518 days old", "nvidia-a10g": "no price"
+    }  # fmt: skip
+    assert points["nvidia-a10g"]["usd_per_step"] is points["nvidia-a10g"]["price_date"] is None
+    assert points["nvidia-a10g"]["step_seconds"] > 0
+    assert points["nvidia-l40s"]["flops_per_usd"] > points[H200]["flops_per_usd"]  # by its price it would lead
+    assert {row["gpu"] for row in found.document["best"]} == {H200}
+    assert found.document["crossovers"] == []
+    assert {(row["better"], row["price_ratio"]) for row in found.document["break_even"]} == {(None, None)}
+    assert "Modal on-demand, 2026-05-07" in found.err  # what other providers offer
+    said = flopcast(*command).out
+    assert "not ranked: nvidia-l40s, its price is 518 days old" in said
+    assert "about 2025-06-15, 518 days old" in " ".join(said.split())
+    in_time = flopcast(*command[:-1], "2025-07-01", "--json").document
+    assert {row["gpu"] for row in in_time["best"]} == {"nvidia-l40s"}
+
+
 # --- whole numbers ------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ SCALARS = [
     "flops_6n", "flops_counted", "flops_per_usd", "gpu", "host",
     "host_seconds", "mfu", "mfu_6n", "mode", "n_params", "peak_bytes", "peak_flops_per_second", "profile_basis",
     "step_seconds", "step_seconds_high", "step_seconds_low", "tokens_per_second", "usd_per_step",
-    "price_usd_per_hour", "price_provider", "price_date", "reason", "warnings",
+    "price_usd_per_hour", "price_provider", "price_date", "price_age_days", "reason", "warnings",
 ]  # fmt: skip
 
 
@@ -52,8 +52,8 @@ def test_a_sweep_answers_each_row_as_predict_does(flopcast: Command, tmp_path: P
     assert rows[0]["fits"] == "true"
     assert rows[0]["tied"] == "true"
     assert rows[0]["n_params"] == str(single["n_params"])
-    assert {**single["price"], "usd_per_hour": str(single["price"]["usd_per_hour"])} == {
-        name: rows[0][f"price_{name}"] for name in ("usd_per_hour", "provider", "date")
+    assert {name: str(value) for name, value in single["price"].items()} == {
+        name: rows[0][f"price_{name}"] for name in single["price"]
     }
     for row in rows[:2]:
         for name in ("step_seconds", "device_seconds"):

@@ -146,6 +146,8 @@ def test_a_module_is_explained_and_its_largest_batch_found(
     assert json.loads(flopcast("predict", *step, "--batch", 64, "--explain", "--json")[1]) == found
     largest = json.loads(flopcast("predict", *step, "--largest-batch", "--json")[1])["largest_batch"]
     assert largest > 64
+    out = flopcast("predict", *step, "--largest-batch")[1]  # with the results, on stdout
+    assert f"largest micro-batch that fits │ {largest} samples" in " ".join(out.split())
     for batch, fits in ((largest, True), (largest + 1, False)):
         assert json.loads(flopcast("predict", *step, "--batch", batch, "--json")[1])["fits"] is fits
 

@@ -40,6 +40,23 @@ def test_plan_prints_a_row_a_gpu_and_its_price(flopcast: Command) -> None:
     assert "out of memory" in flopcast("plan", "--config", "qwen3-8b", "--gpus", "nvidia-l4").out
 
 
+def test_a_price_older_than_a_year_or_none_decides_no_plan(flopcast: Command) -> None:
+    command = ("plan", "--width", 512, "--gpus", f"{H200},nvidia-l40s,nvidia-a10g", "--tokens", "1B")
+    found = flopcast(*command, "--on", "2026-11-15", "--json").document
+    h200, l40s, a10g = found["plans"]
+    assert l40s["usd"] < h200["usd"]
+    assert found["cheapest"] == {"gpu": H200, "contenders": []}
+    assert (l40s["price_age_days"], l40s["unranked"]) == (518, "its price is 518 days old")
+    assert (a10g["usd"], a10g["usd_per_million_tokens"], a10g["unranked"]) == (None, None, "no price")
+    assert a10g["days"] > 0
+    out = flopcast(*command, "--on", "2026-11-15", "--budget-usd", 50).out
+    for part in ("least dollars: h200", "not ranked: l40s, its price is 518 days old", "not ranked: a10g, no price"):
+        assert part in out
+    assert flopcast(*command, "--on", "2025-07-01", "--json").document["cheapest"]["gpu"] == "nvidia-l40s"
+    unpriced = flopcast("plan", "--budget-usd", 60, "--gpus", "nvidia-a10g", "--widths", 256)
+    assert (unpriced.code, "no price" in unpriced.out) == (0, True)
+
+
 def test_a_budget_alone_asks_for_the_largest_model(flopcast: Command) -> None:
     command = ("plan", "--budget-usd", 60, "--gpus", H200, "--widths", "256,512,1024")
     found = flopcast(*command, "--json").document
@@ -63,7 +80,6 @@ BAD = {
     "no budget": ("--width 512 --budget-usd 0", ("--budget-usd is 0",)),
     "a budget and no model": ("--budget-usd 5 --batch auto", ("--batch auto", "--config")),
     "no tokens a parameter": ("--width 512 --tokens-per-param -1", ("--tokens-per-param is -1",)),
-    "a GPU without a price": ("--width 512 --gpus nvidia-a10g", ("nvidia-a10g", "--price nvidia-a10g=")),
     "a provider for no GPU": ("--width 512 --gpus nvidia-l4 --provider nvidia-h200=Lambda", ("none of the GPUs",)),
     "hosts that are none": ("--width 512 --gpus nvidia-l4 --hosts both", ("'both'", "own, same")),
 }

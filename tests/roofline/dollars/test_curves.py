@@ -10,6 +10,7 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.choose.cost import write_cost
+from flopcast.roofline.dollars.crossovers import best_gpu
 from flopcast.roofline.dollars.curves import OWN, SAME, cost_curves
 from flopcast.roofline.dollars.points import HOST, HOST_FACTORS, CostCurve
 from flopcast.roofline.gpu.catalogue.prices import parse_override
@@ -20,6 +21,7 @@ from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.model.models import ladder
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.validation.host_of_run import scaled
+from flopcast.roofline.views.figures.cost import cost_figure
 
 GPUS = ("nvidia-h200", "nvidia-l4")
 MODELS = ladder((256, 512))
@@ -112,9 +114,16 @@ def test_another_host_feeds_all_of_them(profiles: list[Profile], curves: list[Co
         assert without.points[0].step.step_seconds <= with_host.points[0].step.step_seconds
 
 
-def test_a_gpu_without_a_price_is_a_fault_of_the_caller(profiles: list[Profile]) -> None:
-    with pytest.raises(KeyError):
-        cost_curves(profiles[:1], MODELS[:1], Run(), {})
+def test_a_gpu_without_a_price_has_times_and_no_dollars(profiles: list[Profile]) -> None:
+    (curve,) = cost_curves(profiles[:1], MODELS[:1], Run(), {})
+    assert (curve.price, curve.unranked) == (None, "no price")
+    (point,) = curve.points
+    assert point.tokens_per_second.value > 0
+    assert curve.flops_per_usd_at(point.step.n_params) is None
+    with pytest.raises(ValueError, match="no price of nvidia-"):
+        _ = point.usd_per_step
+    assert best_gpu([curve], point.step.n_params) is None
+    assert cost_figure([curve]) is None
 
 
 def test_tables_and_figure_are_written(curves: list[CostCurve], tmp_path: Path) -> None:

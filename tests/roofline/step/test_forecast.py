@@ -29,7 +29,7 @@ KEYS = {
     "gpu", "profile_basis", "mode", "n_params", "depth", "step_seconds", "step_seconds_low",
     "step_seconds_high", "device_seconds", "host_seconds", "host", "bound", "tokens_per_second",
     "flops_counted", "flops_6n", "mfu", "mfu_6n", "peak_flops_per_second", "peak_bytes", "fits", "breakdown",
-    "usd_per_step", "flops_per_usd", "price", "stack",
+    "usd_per_step", "flops_per_usd", "price", "stack", "precision", "optimizer",
 }  # fmt: skip
 PRICE = Price(
     gpu="test-gpu", provider="Somebody", kind="on-demand", usd_per_hour=3.6, date=date(2026, 11, 9),
@@ -54,7 +54,7 @@ def test_the_contract(tiny: dict[str, Any], profile: Profile) -> None:
     record = json.loads(json.dumps(found.to_json()))
     assert record.keys() >= KEYS
     assert all(row.keys() == {"class", "seconds", "flops", "bytes", "calls"} for row in record["breakdown"])
-    assert record["price"] == {"usd_per_hour": 3.6, "provider": "Somebody", "date": "2026-11-09"}
+    assert record["price"] == {"usd_per_hour": 3.6, "provider": "Somebody", "date": "2026-11-09", "age_days": 0}
     assert record["usd_per_step"] == pytest.approx(0.001 * record["step_seconds"])
     assert record["flops_per_usd"] == pytest.approx(record["flops_counted"] / record["usd_per_step"])
     assert record["gpu"] == "test-gpu"

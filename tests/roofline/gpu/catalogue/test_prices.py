@@ -1,6 +1,8 @@
+import re
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +14,14 @@ from flopcast.roofline.gpu.catalogue.prices import (
     ARTICLE_DATE,
     DEFAULT_PROVIDER,
     PRICES_FILE,
+    Price,
+    advice,
+    find_price,
     latest,
     load_prices,
     newest,
     parse_override,
-    require,
+    unranked,
     with_overrides,
     write_prices,
 )
@@ -39,19 +44,56 @@ def test_the_shipped_book_has_the_prices_of_the_article() -> None:
     prices = load_prices()
     wanted = {"nvidia-l4": 0.39, "nvidia-a100-80gb-pcie": 1.64, "nvidia-h100-sxm": 2.69, "nvidia-h200": 3.59}
     for gpu, usd in wanted.items():
-        price = require(prices, gpu, on=ARTICLE_DATE)
+        price = latest(prices, gpu, on=ARTICLE_DATE)
+        assert price is not None
         assert (price.usd_per_hour, price.provider, price.kind) == (usd, DEFAULT_PROVIDER, "on-demand")
         assert price.date_inferred
         assert "2025-Q4" in price.source
 
 
+def usd(prices: list[Price], gpu: str, **asked: Any) -> float | None:
+    found = latest(prices, gpu, **asked)
+    return found and found.usd_per_hour
+
+
 def test_the_newest_row_is_the_default() -> None:
     prices = load_prices()
     newest = {"nvidia-l4": 0.49, "nvidia-a100-80gb-pcie": 1.79, "nvidia-h100-sxm": 3.99, "nvidia-h200": 4.59}
-    assert {gpu: require(prices, gpu).usd_per_hour for gpu in newest} == newest
-    assert require(prices, "nvidia-h100-sxm").date == date(2026, 11, 9)
-    assert require(prices, "nvidia-b200", provider="Lambda").usd_per_hour == 6.69
-    assert require(prices, "nvidia-h100-sxm", kind="spot", on=ARTICLE_DATE).usd_per_hour == 1.75
+    assert {gpu: usd(prices, gpu) for gpu in newest} == newest
+    h100 = latest(prices, "nvidia-h100-sxm")
+    assert h100 is not None
+    assert h100.date == date(2026, 11, 9)
+    assert usd(prices, "nvidia-b200", provider="Lambda") == 6.69
+    assert usd(prices, "nvidia-h100-sxm", kind="spot", on=ARTICLE_DATE) == 1.75
+
+
+@pytest.mark.parametrize(
+    ("on", "age", "says", "why"),
+    [
+        (date(2025, 6, 15), 0, False, None),
+        (date(2025, 12, 12), 180, False, None),
+        (date(2025, 12, 13), 181, True, None),
+        (date(2026, 6, 15), 365, True, None),
+        (date(2026, 6, 16), 366, True, "its price is 366 days old"),
+    ],
+)
+def test_an_old_price_says_its_age_and_a_year_old_one_ranks_nothing(
+    on: date, age: int, says: bool, why: str | None
+) -> None:
+    price = latest(load_prices(), "nvidia-l40s", on=on)
+    assert price is not None
+    assert (price.age_days, price.to_json()["age_days"]) == (age, age)
+    assert price.label == "$0.86/h RunPod Secure Cloud on-demand, about 2025-06-15" + says * f", {age} days old"
+    assert unranked(price) == why
+
+
+def test_the_age_is_counted_from_today_where_no_day_is_asked_for() -> None:
+    l40s = latest(load_prices(), "nvidia-l40s")
+    assert l40s is not None
+    assert (date.today() - date(2025, 6, 15)).days - l40s.age_days in (0, 1)
+    given = latest([parse_override("nvidia-l40s=0.5", today=date(2020, 1, 1))], "nvidia-l40s", on=TODAY)
+    assert given is not None
+    assert (given.age_days, unranked(given), unranked(None)) == (0, None, "no price")
 
 
 def test_the_shipped_book_keeps_its_own_rules() -> None:
@@ -65,14 +107,36 @@ def test_a_gpu_without_a_price_from_the_provider_names_the_other_offers() -> Non
     prices = load_prices()
     assert latest(prices, "nvidia-b200") is None
     assert latest(prices, "nvidia-a10g") is None
-    with pytest.raises(UsageError, match=r"Hyperstack.*Lambda.*--provider.*--price nvidia-b200="):
-        require(prices, "nvidia-b200")
-    with pytest.raises(UsageError, match=r"from RunPod Secure Cloud up to 2023-01-01"):
-        require(prices, "nvidia-l4", on=date(2023, 1, 1))
+    none = advice(prices, "nvidia-b200", None, "spot price from X", TODAY)
+    assert none.startswith("nvidia-b200: no spot price from X up to 2026-")
+    for words in ("Hyperstack", "Lambda", "--provider", "--price nvidia-b200="):
+        assert words in none
+    old = advice(prices, "nvidia-l40s", latest(prices, "nvidia-l40s", on=TODAY), "", TODAY)
+    assert re.search(r"decides no ranking.*Modal on-demand, 2026-05-07", old)
+    assert advice(prices, "nvidia-a10g", None, "price").endswith(
+        "no price. To give one: --price nvidia-a10g=USD_PER_HOUR"
+    )
     with pytest.raises(UsageError, match="no prices from provider 'Nobody'; known: AWS"):
         latest(prices, "nvidia-l4", provider="Nobody")
     with pytest.raises(UsageError, match="valid are on-demand, spot"):
         latest(prices, "nvidia-l4", kind="reserved")
+
+
+def test_a_price_is_found_for_python_as_for_the_command_line() -> None:
+    found = find_price("nvidia-h100-sxm", on="2025-11-15")
+    assert found is not None
+    assert (found.usd_per_hour, found.age_days) == (2.69, 0)
+    given = find_price("my-own-gpu", 1.25)
+    assert given is not None
+    assert given.label == "$1.25/h as given"
+    assert find_price("my-own-gpu") is None
+    lambdas = find_price("nvidia-b200", provider="Lambda")
+    assert lambdas is not None
+    assert lambdas.usd_per_hour == 6.69
+    with pytest.raises(UsageError, match="on is 'today': valid is a day"):
+        find_price("nvidia-l4", on="today")
+    with pytest.raises(UsageError, match="usd_per_hour is '-1'"):
+        find_price("nvidia-l4", -1)
 
 
 # --- files of the user
@@ -153,7 +217,7 @@ def test_a_book_of_several_providers_does_not_choose_among_them(tmp_path: Path) 
     path = book(tmp_path, HEADER + GOOD + "nvidia-l4,You,on-demand,0.4,2025-01-02,false,x\n")
     prices = load_prices(path, today=TODAY)
     assert latest(prices, "nvidia-l4") is None
-    assert require(prices, "nvidia-l4", provider="You").usd_per_hour == 0.4
+    assert usd(prices, "nvidia-l4", provider="You") == 0.4
 
 
 @settings(deadline=None)
@@ -185,7 +249,7 @@ def test_a_given_price_wins_over_the_book() -> None:
         assert price is not None
         assert price.usd_per_hour == 2.49
         assert price.label == "$2.49/h as given"
-    assert require(prices, "nvidia-l4").usd_per_hour == 0.49
+    assert usd(prices, "nvidia-l4") == 0.49
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,14 @@ from flopcast.microbench import zoo
 from flopcast.microbench.recipe import training_step
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep, forecast
+from flopcast.roofline.stream.library.modules import run_of_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.model.models import load_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.trace import trace, trace_module
+from flopcast.roofline.views.terminal.forecast import print_forecast
 
 ZOO = "flopcast.microbench.zoo:"
 
@@ -70,6 +72,73 @@ def test_factories_modules_and_step_functions_trace_alike(golden: Any) -> None:
     assert golden.ops_of(by_function) == expected
     assert by_function.n_params == by_module.n_params
     assert {op.phase for op in by_function.ops} == {"forward", "backward", "optimizer"}
+
+
+class Half(torch.nn.Module):
+    """Two products in fp16 and a smaller one in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 32))
+        self.head = torch.nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.float16):
+            hidden = self.layers(x)
+        return self.head(hidden.float())
+
+
+STEPS: dict[str, tuple[type[torch.nn.Module], Callable[..., torch.optim.Optimizer], dict[str, str]]] = {
+    "SGD": (Half, torch.optim.SGD, {"precision": "fp16", "optimizer": "SGD"}),
+    "Adafactor": (zoo._MLP, torch.optim.Adafactor, {"precision": "fp32", "optimizer": "Adafactor"}),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_a_step_function_is_labelled_by_what_was_traced(
+    profile: Profile, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, made, expected = STEPS[case]
+    model = kind() if kind is Half else zoo.mlp(batch=8, width=32, depth=1)[0]
+    x, labels = torch.randn(8, 32), torch.zeros(8, dtype=torch.int64)
+    optimizer = made(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        (model(x).square().mean() if kind is Half else model(x, labels)).backward()
+        optimizer.step()
+
+    found = flopcast.forecast(step, gpu=profile)
+    assert {name: found.to_json()[name] for name in expected} == expected
+    assert found.peak_flops_per_second == profile.peaks[found.precision].value
+    stream = trace_module(step)
+    print_forecast(found, run_of_stream(stream, Run()))
+    title = " ".join(capsys.readouterr().out.split())
+    assert f"a step of its own, products in {expected['precision']}, {case}, eager" in title
+    with pytest.raises(UsageError, match=r"precision bf16 of .* it does that by itself"):
+        flopcast.forecast(step, gpu=profile, precision="bf16")
+    as_tf32 = {"fp16": "fp16", "fp32": "tf32"}[expected["precision"]]
+    assert flopcast.forecast(step, gpu=profile, precision="tf32").precision == as_tf32
+
+
+def test_a_step_without_optimizer_or_products_claims_neither(profile: Profile) -> None:
+    weight, x = torch.nn.Parameter(torch.randn(64)), torch.randn(64)
+
+    def step() -> None:
+        (weight * x).sum().backward()
+
+    found = flopcast.forecast(step, gpu=profile)
+    assert (found.precision, found.optimizer, found.mfu) == ("", "", 0.0)
+
+
+def test_dollars_are_those_of_the_command_line(profile: Profile) -> None:
+    model, batch = tiny_mlp()
+    h100 = flopcast.forecast(model, batch, gpu="nvidia-h100-sxm", on="2025-11-15")
+    assert h100.usd_per_step == pytest.approx(2.69 / 3600 * h100.step_seconds)
+    assert flopcast.forecast(model, batch, gpu="nvidia-h100-sxm").usd_per_step is not None
+    own = flopcast.forecast(model, batch, gpu=profile)
+    assert (own.price, own.usd_per_step) == (None, None)
+    given = flopcast.forecast(model, batch, gpu=profile, price=2.0)
+    assert given.usd_per_step == pytest.approx(2.0 / 3600 * given.step_seconds)
 
 
 def test_tracing_leaves_a_config_as_it_was() -> None:
