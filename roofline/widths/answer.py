@@ -37,6 +37,7 @@ from flopcast.roofline.widths.penalties import (
     survey,
 )  # fmt: skip
 from flopcast.roofline.widths.shapes import MOST, Constraint, ranked, shapes_within, survey_shapes
+from flopcast.roofline.widths.verdict import Verdict, verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,12 @@ class Answer:
     constraint: Constraint | None
     measured: Sequence[MeasuredRule]
     tolerated: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """Which sizes to take, for what it gains."""
+        what = "forward" if self.forward else "step"
+        return verdict(self.center, self.penalties, self.rules, self.heads, what)
 
     @property
     def is_host_bound(self) -> bool:
@@ -101,6 +108,7 @@ class Answer:
             "model": dict(self.center.config),
             "bound": self.center.bound,
             "host": {"is_bound": self.is_host_bound, "idle_share": self.idle_share, "says": self.host_words()},
+            "verdict": self.verdict.to_json(),
             "tolerated": self.tolerated,
             "rules": [
                 {**asdict(rule), "by_multiple": {str(k): v for k, v in rule.by_multiple.items()}}

@@ -118,14 +118,16 @@ class Penalty:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The multiple to keep on one axis. `median`, `worst`, `best`: penalties, in device time, of widths that do not
-    keep it (0.1: 10% longer); `step_median`, `step_worst`: the same in step time; None where every candidate keeps
-    it."""
+    """The multiple to keep on one axis. `median`, with the ends of its 90% interval, `worst`, `best`: penalties, in
+    device time, of widths that do not keep it (0.1: 10% longer); `step_median`, `step_worst`: the same in step time;
+    None where every candidate keeps it."""
 
     axis: str
     multiple: int
     count: int
     median: float | None
+    median_low: float | None
+    median_high: float | None
     worst: float | None
     worst_value: int | None
     best: float | None
@@ -324,6 +326,9 @@ def rule_of(axis: str, found: Sequence[Penalty], tolerated: float = TOLERATED) -
         multiple=keep,
         count=len(ignoring),
         median=median(p.device for p in ignoring) if ignoring else None,
+        # their errors are of the same fits, so they are all low or all high together
+        median_low=median(p.device_low for p in ignoring) if ignoring else None,
+        median_high=median(p.device_high for p in ignoring) if ignoring else None,
         worst=worst.device if worst else None,
         worst_value=worst.value if worst else None,
         best=min(p.device for p in ignoring) if ignoring else None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, percent
 from flopcast.roofline.views.terminal.console import console, print_table, say
+from flopcast.roofline.widths.verdict import NAMES
 
 if TYPE_CHECKING:
     from flopcast.roofline.widths.answer import Answer
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
 
 SHAPES_SHOWN = 12
 UNMEASURED = 0.02  # share of a step in kernels of no measured kind from which on a remark is printed
-AXIS_NAMES = {"hidden": "hidden size", "ffn": "ffn size", "vocab": "vocabulary"}
 
 
 def print_answer(found: Answer) -> None:
-    """Prints tables on stdout; remarks on what was not measured go to stderr."""
+    """Prints the verdict, then tables, on stdout; remarks on what was not measured go to stderr."""
     out, center, run = console(), found.center, found.run
     what = "forward" if found.forward else "step"
     title = (
@@ -31,6 +31,13 @@ def print_answer(found: Answer) -> None:
         f"{run.seq} tokens, {run.precision}{'' if found.forward else ', ' + run.optimizer}; {what} "
         f"{_ranged(center)} ms, bound by {center.bound}"
     )
+    out.print(_wrapped(found.verdict.sentence))
+    if (words := found.host_words()) is not None:
+        out.print(_wrapped(words[0].upper() + words[1:] + "."))
+    if found.points:
+        _print_rules(found, title, what)
+    else:
+        out.print(title)
     for axis in found.points:
         _print_axiss(found, axis, what)
     if found.heads:
@@ -42,25 +49,24 @@ def print_answer(found: Answer) -> None:
             say(f"{len(found.shapes) - SHAPES_SHOWN} slower shapes are in --json and --out")
     elif found.constraint is not None:
         say(f"no other shape of {found.constraint} lies near")
-    if found.measured:
-        _print_measured(found.measured)
     if found.points:
         _print_layouts(found)
-        _print_rules(found, title, what)
-    else:
-        out.print(title)
-    if (words := found.host_words()) is not None:
-        out.print("\n".join(textwrap.wrap(words[0].upper() + words[1:] + ".", 118)))
+    if found.measured:
+        _print_measured(found.measured)
     unsure = max((p.extrapolated for p in (*found.heads, *found.shapes)), default=0.0)
     if unsure > UNMEASURED and found.basis == "measured":
         say(f"warning: up to {unsure:.0%} of a row's device time is in kernels of no measured kind (marked *)")
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 118))
 
 
 def _print_rules(found: Answer, title: str, what: str) -> None:
     rows = []
     for axis, rule in found.rules.items():
         worst = NONE if rule.worst is None else f"{percent(rule.worst)} ({rule.worst_value})"
-        rows.append([AXIS_NAMES[axis], f"{rule.multiple}", percent(rule.median), percent(rule.best), worst,
+        rows.append([NAMES[axis], f"{rule.multiple}", percent(rule.median), percent(rule.best), worst,
                      percent(rule.step_median), percent(rule.step_worst)])  # fmt: skip
     columns = ("", "keep to a multiple of", "ignoring it: median", "best", "worst", f"of the {what}: median", "worst")
     caption = (
@@ -86,7 +92,7 @@ def _print_axiss(found: Answer, axis: str, what: str) -> None:
             low, high = 100 * penalty.device_low, 100 * penalty.device_high
             cells += [percent(penalty.step), percent(penalty.device), f"{low:+.1f} to {high:+.1f}"]
         rows.append(cells)
-    columns = (AXIS_NAMES[axis], "of", f"{what}, ms (90%)", "TFLOP/s", "ps/param", "memory", f"{what} loses",
+    columns = (NAMES[axis], "of", f"{what}, ms (90%)", "TFLOP/s", "ps/param", "memory", f"{what} loses",
                "kernels lose", "90%")  # fmt: skip
     print_table("", columns, rows)
 
@@ -105,7 +111,7 @@ def _print_layouts(found: Answer) -> None:
                 percent(median(known)) if (known := [p.layouts[name] for p in mine if name in p.layouts]) else NONE
                 for name in LAYOUTS
             ]
-            rows.append([f"{AXIS_NAMES[axis]}, of {multiple}", str(len(mine)), *layouts,
+            rows.append([f"{NAMES[axis]}, of {multiple}", str(len(mine)), *layouts,
                          percent(median(p.device for p in mine))])  # fmt: skip
     columns = ("", "sizes", *(f"{name}, {what}" for name, what in LAYOUTS.items()), "all kernels")
     print_table("Products by layout, median of what they lose against the line", columns, rows)
