@@ -25,25 +25,34 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.largest_batch import largest_batch
 from flopcast.roofline.step.priced_step import PricedStep, peak_for, traced_of
 from flopcast.roofline.stream.library.streams import get_stream
-from flopcast.roofline.stream.model.models import Config
+from flopcast.roofline.stream.model.models import Config, context_of
 from flopcast.roofline.stream.model.run import Run
 
 # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models" (arXiv 2203.15556), table 3: about 20 tokens
 # per parameter at every size.
 TOKENS_PER_PARAMETER = 20.0
 DAY = 86_400.0
+# Tokens per sequence that a run is planned with where none are asked for, if the model's context holds as many: Qwen3
+# (arXiv 2505.09388), Llama 2 and OLMo 2 were pretrained at 4,096, and lengthened at the end where configs say more.
+PRETRAINING_SEQ = 4096
+
+
+def pretraining_seq(model: Config) -> int:
+    """Returns the tokens per sequence to plan with: the model's own context, `PRETRAINING_SEQ` at most."""
+    return min(context_of(model) or PRETRAINING_SEQ, PRETRAINING_SEQ)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Training one model on `tokens` tokens on one GPU; where that is not possible, `point` is None and `reason` says
-    why."""
+    why. `is_largest`: whether the batch is the largest that fits."""
 
     gpu: str
     basis: str
     run: Run
     tokens: float
     price: Price | None = None
+    is_largest: bool = False
     point: CostPoint | None = None
     mfu: float | None = None
     reason: str | None = None
@@ -77,6 +86,7 @@ class Plan:
             "profile_basis": self.basis,
             "batch": self.run.batch or None,
             "seq": self.run.seq,
+            "is_largest_batch": self.is_largest,
             "accumulate": self.run.accumulate,
             "tokens": self.tokens,
             "tokens_per_step": None if step is None else step.tokens,
@@ -145,7 +155,7 @@ def plans(
         own_run = replace(run, batch=batch)
         plan = Plan(
             gpu=profile.gpu, basis=profile.basis, run=own_run, tokens=wanted, price=prices.get(profile.gpu),
-            reason="out of memory",
+            is_largest=auto_batch, reason="out of memory",
         )  # fmt: skip
         if batch:
             step = step_point(PricedStep(stream, own_run, profile, own), model, shares_host=is_shared)

@@ -10,7 +10,7 @@ from typing import Any
 from flopcast.errors import UsageError
 from flopcast.roofline.base.tables import as_html, as_text
 from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, short_name, three_digits, yes_no
-from flopcast.roofline.gpu.catalogue.prices import Price
+from flopcast.roofline.gpu.catalogue.prices import Price, unranked
 from flopcast.roofline.stream.model.models import CPU_VOCABULARY, VOCABULARY, make_config, n_params
 
 
@@ -142,7 +142,7 @@ class Forecasts(tuple[Forecast, ...]):
 
     def ordered(self, by: str) -> Forecasts:
         """Returns them in one of ORDERS: as asked for, or from the least time, memory or dollars on; those that do not
-        fit, or have no price, come last. Raises UsageError for another order."""
+        fit, or have no price younger than a year, come last. Raises UsageError for another order."""
         if by not in ORDERS:
             raise UsageError(f"order {by!r}: valid are {', '.join(ORDERS)}")
         if by == "asked":
@@ -152,7 +152,7 @@ class Forecasts(tuple[Forecast, ...]):
         keys: dict[str, Callable[[Forecast], float]] = {
             "time": lambda found: found.step_seconds,
             "memory": lambda found: found.needed_bytes,
-            "dollars": lambda found: inf if found.price is None else usd_per_million(found) or inf,
+            "dollars": lambda found: inf if unranked(found.price) else usd_per_million(found) or inf,
         }
         return Forecasts(sorted(self, key=lambda found: (not found.fits, keys[by](found))))
 

@@ -26,6 +26,7 @@ from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
 
 # Far above anything trained (tens of 1e12 tokens); larger values break the tables' columns and give infinities.
 MOST_TOKENS, MOST_PER_PARAMETER, MOST_USD = 1e18, 1e9, 1e12
+AUTO = "auto"
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
@@ -47,8 +48,15 @@ def plan(
     ] = None,
     gpus: Gpus = ALL_GPUS,
     num_gpus: Annotated[int, Option(help="Number of GPUs: 1. Several are not modelled yet.")] = 1,
-    batch: Annotated[str, Option(help="Sequences per micro-batch, or auto for the largest that fits.")] = "4",
-    run: Annotated[RunOptions, Only("seq", "accumulate", "checkpoint", "precision", "optimizer", "mode")],
+    batch: Annotated[
+        str | None,
+        Option(help="Sequences per micro-batch. Default: auto, the largest that fits on each GPU; 4 for the ladder."),
+    ] = None,
+    seq: Annotated[
+        int | None,
+        Option(help="Tokens per sequence. Default: the model's own context, 4096 at most; 256 for the ladder."),
+    ] = None,
+    run: Annotated[RunOptions, Only("accumulate", "checkpoint", "precision", "optimizer", "mode")],
     feeding: HostsOptions,
     price: PriceOptions,
     kind: PriceKind = "on-demand",
@@ -58,8 +66,15 @@ def plan(
     from flopcast.roofline.cli.choose import documents
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.dollars.curves import cost_curves
-    from flopcast.roofline.dollars.plan import TOKENS_PER_PARAMETER, check_devices, largest_models, plans
+    from flopcast.roofline.dollars.plan import (
+        TOKENS_PER_PARAMETER,
+        check_devices,
+        largest_models,
+        plans,
+        pretraining_seq,
+    )
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
+    from flopcast.roofline.stream.model.models import context_of
     from flopcast.roofline.views.terminal.plan import print_largest, print_plans
 
     check_devices(num_gpus)
@@ -73,19 +88,21 @@ def plan(
         )
     if budget_usd is not None and not 0 < budget_usd <= MOST_USD:
         raise UsageError(f"--budget-usd is {budget_usd:g}: valid is a number above 0, at most {MOST_USD:g}")
-    sequences = _batch(batch)
-    asked = replace(run, batch=1 if sequences is None else sequences).to_run()
     config = None if model.config is None and model.width is None else model.to_config()
     if config is None:
         if budget_usd is None:
             raise UsageError("which model? give --config or --width, or --budget-usd for the largest of the ladder")
-        if sequences is None or tokens is not None:
+        if batch == AUTO or tokens is not None:
             given = "--tokens" if tokens is not None else "--batch auto"
             raise UsageError(f"{given} with --budget-usd needs a model: give --config or --width")
         if model.depth is not None:
             raise UsageError(f"--depth {model.depth} of which model? Give --config or --width")
-    elif widths is not None:
-        raise UsageError("--widths is the ladder of --budget-usd without a model: leave it or the model out")
+        sequences, length = _batch(batch or str(run.batch)), run.seq
+    else:
+        if widths is not None:
+            raise UsageError("--widths is the ladder of --budget-usd without a model: leave it or the model out")
+        sequences, length = _batch(batch or AUTO), pretraining_seq(config)
+    asked = replace(run, batch=1 if sequences is None else sequences, seq=length if seq is None else seq).to_run()
     models = ladder_of(widths, model.depth_law or "printed") if config is None else []
     wanted = None if tokens is None else token_count(tokens)
     profiles = find_profiles(gpu_names(gpus))
@@ -109,12 +126,12 @@ def plan(
     if as_json:
         emit(documents.plan_document(found, budget_usd))
     else:
-        print_plans(found, budget_usd)
+        print_plans(found, budget_usd, context=context_of(config) if seq is None else None)
 
 
 def _batch(text: str) -> int | None:
     """Parses a number of sequences; None for auto. Raises UsageError."""
-    if text == "auto":
+    if text == AUTO:
         return None
     try:
         return int(text)

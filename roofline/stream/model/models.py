@@ -177,6 +177,13 @@ def depth_of(config: Config) -> int:
     return int(config.get(depth_field(config)) or 0)
 
 
+def context_of(config: Config) -> int | None:
+    """Returns the longest sequence that a config.json says its model is made for; None where it does not say."""
+    own = config.get("text_config") if isinstance(config.get("text_config"), Mapping) else config
+    found = own.get("max_position_embeddings", own.get("n_positions")) if own else None
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+
+
 def with_depth(config: Config, depth: int) -> dict[str, Any]:
     """Returns the same model with `depth` layers; per-layer lists are cut or repeated to fit."""
     changed = {**config, depth_field(config): depth}

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from flopcast.roofline.base.units import NONE, count, parameters, short_name, three_digits
 from flopcast.roofline.dollars.crossovers import best_gpu, break_even_price_ratio, crossovers, price_ratio, sentence
 from flopcast.roofline.dollars.points import ladder_sizes
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.terminal.console import console, print_table
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.crossovers import Scenario
     from flopcast.roofline.dollars.points import CostCurve, Ranged
-    from flopcast.roofline.stream.model.run import Run
 
 PETA, TERA = 1e15, 1e12
 SHOWN_SIZES = 4  # columns of model sizes that fit side by side
@@ -68,7 +68,10 @@ def _print_curves(curves: Sequence[CostCurve], run: Run, one_host: bool) -> None
         best = best_gpu(curves, float(step.n_params))
         leader = NONE if best is None else _marked(best.gpu, best.separable)
         rows.append([f"{step.width} x {step.depth}", parameters(step.n_params), *cells, leader])
-    how = f"{run.batch} x {run.seq} tokens, {run.optimizer}, {run.mode}"
+    batch = f"{run.batch} x {run.seq} tokens"
+    if (run.batch, run.seq) == (Run.batch, Run.seq):
+        batch += " as in the source article (--batch, --seq)"
+    how = f"{batch}, {run.optimizer}, {run.mode}"
     title = f"PFLOP per dollar (90% interval), counted FLOPs; {how}"
     columns = ("width x depth", "parameters", *(short_name(c.gpu) for c in curves), "best")
     fed = "one host feeds all of them" if one_host else "each stands in a host of its own (--hosts)"

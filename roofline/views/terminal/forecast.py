@@ -100,19 +100,33 @@ def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) 
     warn(found.warnings)
 
 
-from flopcast.roofline.base.units import (
-    NONE,
-    byte_size,
-    gigabytes,
-    ms,
-    parameters,
-    rate,
-    share,
-    short_name,
-    three_digits,
-    utilisation,
-)
-from flopcast.roofline.views.terminal.console import console, print_table, warn
+def print_forecasts(found: Forecasts, run: Run, largest: Mapping[str, int] | None = None) -> None:
+    """Prints one step on several GPUs, a row each, on stdout, their prices below and warnings on stderr. `largest`: the
+    largest micro-batch that fits, by GPU."""
+    columns, rows = list(found.columns), found.rows()
+    if largest is not None:
+        columns.append("largest batch")
+        rows = [[*row, f"{largest[one.gpu]:,}"] for row, one in zip(rows, found, strict=True)]
+    print_table(f"{step_words(found[0], run).partition(': ')[2]} (90% intervals)", columns, rows, ruled=False)
+    for price in found.prices:
+        console().print(price)
+    warn(dict.fromkeys(f"{short_name(one.gpu)}: {warning}" for one in found for warning in one.warnings))
+
+
+def _cost_rows(found: Forecast, run: Run) -> list[list[str]]:
+    """Rows of price and cost; no dollars without a price, nor for a step that cannot run."""
+    if found.price is None:
+        return [] if found.gpu == "cpu" else [["price", f"{NONE} (give --price {found.gpu}=USD_PER_HOUR)"]]
+    price = ["price", found.price.label]
+    usd, flops = found.usd_per_step, found.flops_per_usd
+    if usd is None or flops is None:
+        return [price, ["cost", f"{NONE} (does not fit)"]]
+    per_million = three_digits(usd / run.tokens * 1e6)
+    return [
+        price,
+        ["cost", f"${three_digits(usd)} per step, ${per_million} per million {found.unit}"],
+        ["FLOPs per dollar", f"{flops:.3g}"],
+    ]
 
 
 def _flops_rows(found: Forecast) -> list[list[str]]:
@@ -120,7 +134,7 @@ def _flops_rows(found: Forecast) -> list[list[str]]:
     peak = rate(found.peak_flops_per_second, "FLOP/s", 1)
     again = []
     if found.flops_hardware > found.flops_counted:
-        again = [["with recomputation (HFU)", f"{found.flops_hardware:.4g}, {share(found.hfu)} of {peak}"]]
+        again = [["with recomputation (HFU)", f"{found.flops_hardware:.4g}, {utilisation(found.hfu)} of {peak}"]]
     if found.unit != "tokens":
         rows = [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{utilisation(found.mfu)} of {peak}"]]
     else:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 PACE = "One GPU at the forecast's pace throughout: no evaluation, checkpoints, restarts or waiting for data"
 
 
-def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
-    """Prints one row per GPU, and which is cheapest."""
-    columns = ["GPU", "batch", "tokens/s", "MFU", "days", "$"]
+def print_plans(found: Sequence[Plan], budget_usd: float | None = None, *, context: int | None = None) -> None:
+    """Prints one row per GPU, and which is cheapest. `context`: that of the model, where the sequences follow it."""
+    columns = ["GPU", "batch x tokens", "tokens/s", "MFU", "days", "$"]
     columns += [*([f"tokens for ${budget_usd:,.10g}"] if budget_usd else []), "$/Mtoken", "bound by"]
     rows = []
     for plan in found:
@@ -31,17 +31,19 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
             continue
         bought = None if budget_usd is None else plan.tokens_for(budget_usd)
         rows.append(
-            [short_name(plan.gpu), str(plan.run.batch), three_digits(point.tokens_per_second.value),
-             utilisation(plan.mfu), ranged(seconds, DAY), NONE if usd is None else ranged(usd),
+            [short_name(plan.gpu), f"{plan.run.batch:,} x {plan.run.seq:,}",
+             three_digits(point.tokens_per_second.value), utilisation(plan.mfu),
+             ranged(seconds, DAY), NONE if usd is None else ranged(usd),
              *([_counted(bought)] if budget_usd is not None else []),
              NONE if usd is None else three_digits(point.usd_per_million_tokens.value), point.step.bound]
         )  # fmt: skip
     first = next((plan.point.step for plan in found if plan.point is not None), None)
     model = f"{count(first.n_params)} parameters, {first.depth} layers, " if first else ""
     run = found[0].run
-    how = f"sequences of {run.seq}, {run.optimizer}" + (f", {run.accumulate} per step" if run.accumulate > 1 else "")
+    micro = f"{run.accumulate} micro-batches per step, " if run.accumulate > 1 else ""
+    how = f"{micro}{run.precision}, {run.optimizer}, {run.mode}"
     title = f"Training {model}on {count(found[0].tokens)} tokens; {how} (90% intervals)"
-    print_table(title, columns, rows, PACE, ruled=False)
+    print_table(title, columns, rows, f"{_batch_words(found[0], context)}\n{PACE}", ruled=False)
     _print_prices(found)
     best = cheapest(found)
     if best is not None:
@@ -49,8 +51,23 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None) -> None:
         others = f"; by the intervals {', '.join(map(short_name, rivals))} may be cheaper" if rivals else ""
         console().print(f"- least dollars: {short_name(plan.gpu)}{others}")
     for plan in found:
+        if plan.point is None:
+            batch = max(plan.run.batch, 1)
+            even = "not even " if plan.is_largest else ""
+            words = f"{even}{batch:,} x {plan.run.seq:,} tokens fit; a shorter --seq or --checkpoint full may"
+            console().print(f"- {short_name(plan.gpu)}: {words if even else words.replace(' fit;', ' do not fit;')}")
         if (why := unranked(plan.price)) is not None:
             console().print(f"- not ranked: {short_name(plan.gpu)}, {why}")
+
+
+def _batch_words(plan: Plan, context: int | None) -> str:
+    """Says how large the batches are and why."""
+    seq = f"{plan.run.seq:,} tokens"
+    batch = "the largest batch that fits on each GPU" if plan.is_largest else f"{plan.run.batch:,} sequences"
+    if context is None:
+        return f"batch: {batch}, sequences of {seq}"
+    own = "the model's own context" if context == plan.run.seq else f"of the model's context of {context:,}"
+    return f"batch: {batch}, sequences of {seq}, {own} (others: --batch, --seq)"
 
 
 def _counted(found: Ranged | None) -> str:
@@ -74,7 +91,7 @@ def print_largest(found: Sequence[Largest], curves: Sequence[CostCurve], tokens_
         )  # fmt: skip
     title = (
         f"Largest model of the ladder for ${found[0].usd:,.10g} at {tokens_per_parameter:g} tokens per parameter, "
-        f"{run.batch} x {run.seq} tokens per step"
+        f"{run.batch} x {run.seq} tokens per step (larger batches cost less per token: --batch, --seq)"
     )
     print_table(title, ("GPU", "parameters", "tokens", "$", "days", "limited by"), rows, PACE, ruled=False)
     _print_prices(curves)

@@ -70,7 +70,9 @@ def test_help_shows_what_is_to_be_typed(flopcast: Command) -> None:
 def test_a_step_costs_the_same_in_every_command(flopcast: Command, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("width\n512\n")
     predicted = flopcast("predict", "--gpu", H200, "--width", 512, "--json").document
-    planned = flopcast("plan", "--gpus", H200, "--width", 512, "--json").document["plans"][0]
+    planned = flopcast("plan", "--gpus", H200, "--width", 512, "--batch", 4, "--seq", 256, "--json").document["plans"][
+        0
+    ]
     point = flopcast("cost", "--gpus", H200, "--widths", 512, "--json").document["points"][0]
     assert flopcast("sweep", "--gpu", H200, "--from", tmp_path / "in.csv", "--out", tmp_path / "out.csv").code == 0
     (row,) = csv.DictReader((tmp_path / "out.csv").open())

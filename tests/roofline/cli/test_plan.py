@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import pytest
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.choose.plan import token_count
 from flopcast.roofline.gpu.library import profiles
+from flopcast.roofline.stream.model.models import load_config
 
 H200 = "nvidia-h200"
 Command = Callable[..., Any]
 TWO = ("--gpus", f"{H200},nvidia-l4")
+SMALL = ("--batch", 4, "--seq", 256)  # of shipped streams: nothing is traced
 
 
 def test_plan_keeps_its_shape(flopcast: Command) -> None:
-    found = flopcast("plan", "--width", 512, *TWO, "--tokens", "1B", "--budget-usd", 50, "--json")
+    found = flopcast("plan", "--width", 512, *TWO, *SMALL, "--tokens", "1B", "--budget-usd", 50, "--json")
     assert found.code == 0
     document = found.document
     assert document["tokens"] == 1e9
@@ -33,15 +36,37 @@ def test_plan_keeps_its_shape(flopcast: Command) -> None:
 
 
 def test_plan_prints_a_row_a_gpu_and_its_price(flopcast: Command) -> None:
-    out = flopcast("plan", "--config", "qwen3-0.6b", *TWO, "--price", "nvidia-l4=0.4").out
+    out = flopcast("plan", "--config", "qwen3-0.6b", *TWO, *SMALL, "--price", "nvidia-l4=0.4").out
     for part in ("596M parameters, 28 layers", "11.9B tokens", "h200", "l4", "$0.4/h as given", "RunPod Secure Cloud",
                  "least dollars", "no evaluation"):  # fmt: skip
         assert part in " ".join(out.split())
-    assert "out of memory" in flopcast("plan", "--config", "qwen3-8b", "--gpus", "nvidia-l4").out
+    out = flopcast("plan", "--config", "qwen3-8b", "--gpus", "nvidia-l4", *SMALL).out
+    assert "out of memory" in out
+    assert "- l4: 4 x 256 tokens do not fit; a shorter --seq or --checkpoint full may" in out
+
+
+def test_without_batch_and_seq_the_largest_that_fits_at_the_models_context(flopcast: Command, tmp_path: Path) -> None:
+    config = {**load_config("qwen3-0.6b"), "hidden_size": 256, "num_hidden_layers": 3, "max_position_embeddings": 512}
+    short, long = tmp_path / "short.json", tmp_path / "long.json"
+    short.write_text(json.dumps(config))
+    long.write_text(json.dumps({**config, "max_position_embeddings": 40960}))
+    plan = ("plan", "--gpus", "nvidia-l4,nvidia-h200", "--tokens", "1B", "--on", "2026-11-15")
+    rows = flopcast(*plan, "--config", short, "--json").document["plans"]
+    assert [(row["seq"], row["is_largest_batch"]) for row in rows] == [(512, True)] * 2
+    assert rows[0]["batch"] < rows[1]["batch"]  # each GPU has its own
+    predict = ("predict", "--gpu", "nvidia-l4", "--config", short, "--seq", 512, "--json", "--batch")
+    assert [flopcast(*predict, rows[0]["batch"] + more).document["fits"] for more in (0, 1)] == [True, False]
+    out = " ".join(flopcast(*plan, "--config", short).out.split())
+    assert f"{rows[0]['batch']} x 512" in out
+    assert "the largest batch that fits on each GPU, sequences of 512 tokens, the model's own context" in out
+    given = flopcast(*plan, "--config", long, "--batch", 1).out
+    assert "batch: 1 sequences, sequences of 4,096 tokens, of the model's context of 40,960" in " ".join(given.split())
+    own = flopcast(*plan, "--config", long, "--batch", 1, "--seq", 256, "--json").document["plans"][0]
+    assert (own["batch"], own["seq"], own["is_largest_batch"]) == (1, 256, False)
 
 
 def test_a_price_older_than_a_year_or_none_decides_no_plan(flopcast: Command) -> None:
-    command = ("plan", "--width", 512, "--gpus", f"{H200},nvidia-l40s,nvidia-a10g", "--tokens", "1B")
+    command = ("plan", "--width", 512, "--gpus", f"{H200},nvidia-l40s,nvidia-a10g", "--tokens", "1B", *SMALL)
     found = flopcast(*command, "--on", "2026-11-15", "--json").document
     h200, l40s, a10g = found["plans"]
     assert l40s["usd"] < h200["usd"]

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast.errors import UsageError
+from flopcast.roofline.dollars.plan import pretraining_seq
 from flopcast.roofline.stream.model.models import (
     LADDER_WIDTHS,
     check_config,
+    context_of,
     depth_for,
     ladder,
     load_config,
@@ -158,3 +160,19 @@ def test_another_depth() -> None:
 
 def test_the_printed_law_is_what_its_formula_says() -> None:
     assert all(depth_for(w) == round(0.77 * math.log2(w) - 2.5) for w in LADDER_WIDTHS)
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        (load_config("qwen3-0.6b"), 40960),
+        (load_config("gpt2"), 1024),
+        ({"text_config": {"max_position_embeddings": 8192}}, 8192),
+        ({"max_position_embeddings": True}, None),
+        ({"max_position_embeddings": "many"}, None),
+        ({}, None),
+    ],
+)
+def test_the_context_is_what_the_config_says(config: dict[str, Any], context: int | None) -> None:
+    assert context_of(config) == context
+    assert pretraining_seq(config) == min(context or 4096, 4096)
