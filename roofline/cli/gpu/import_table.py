@@ -24,32 +24,39 @@ def import_table(
     skip_refused: Annotated[bool, Option("--skip-refused", help="Leave refused rows out instead of stopping.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Refines a projected profile by a published table of matrix products or attention times.
+    """Refines a projected profile by a table of measured times of matrix products or attention.
 
     Columns: op, dtype, m, n, k, layout, latency_ms; or op, dtype, batch, seqlen, q_heads, kv_heads, head_dim,
-    latency_ms (attention). Times in milliseconds.
+    latency_ms (attention). Times in milliseconds. Or the columns that `flopcast kernels` writes, with measured times
+    in `seconds`. At least 20 rows of one kind of operation (a dtype, a layout) are needed.
     """
     from flopcast.files import make_folder
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.catalogue.datasheets import find_spec
     from flopcast.roofline.gpu.library.profiles import find_profile, user_folder
-    from flopcast.roofline.gpu.projection.published_fit import errors, refine
+    from flopcast.roofline.gpu.projection.published_fit import LEAST_ROWS, errors, refine
     from flopcast.roofline.gpu.projection.published_tables import read_table, refusal
+    from flopcast.roofline.step.sweep import gpu_of
     from flopcast.roofline.views.terminal import console
 
     if not source.strip():
         raise UsageError("--source is missing: say who published the table and where, as it is kept with the profile")
-    profile = find_profile(gpu)
-    spec = find_spec(profile.gpu)
+    spec = find_spec(gpu_of(gpu).gpu)
     if out is None:
-        out = user_folder() / f"{profile.gpu}.json.gz"
+        out = user_folder() / f"{spec.name}.json.gz"
     check_writable(out)
     found = read_table(table, spec)
     if found.refused and not skip_refused:
         raise UsageError(f"{refusal(table, found)}; mend them, or give --skip-refused to leave them out")
     if not found.rows:
         raise UsageError(f"{table}: none of its {found.others} rows is of {spec.name}; give --gpu as the table has it")
+    if len(found.rows) < LEAST_ROWS:  # said before a profile is read or projected
+        raise UsageError(
+            f"{table}: {len(found.rows)} rows of {spec.name}: a fit needs {LEAST_ROWS} of one kind of operation "
+            "(a dtype, a layout); `flopcast kernels` makes a table to fill in"
+        )
+    profile = find_profile(gpu)
     with progress("refining"):
         refined, record = refine(profile, spec, found.rows, source.strip(), hold_out=hold_out)
         checked = errors(profile, refined, spec, record, found.rows, hold_out=hold_out)

@@ -11,6 +11,9 @@ attention         batch, seqlen, q_heads, kv_heads, head_dim, latency_ms. op att
 both              dtype (bf16, fp16, tf32, fp32); gpu, the device's name as the driver gives it or flopcast's: rows of
                   other GPUs are left out. Other columns (kernel, source_path, ...) are not read.
 
+The columns that `flopcast kernels` reads and writes are taken too: seq, heads and seconds in place of seqlen, q_heads
+and latency_ms, both operations in one file. Its own forecasts are refused: measured times have to take their place.
+
 A row is refused where a size is no integer of at least 1, a time is not positive and finite, or the rate it means is
 above the GPU's peak.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from math import isfinite
+from math import isclose, isfinite, nan
 from pathlib import Path
 
 from flopcast.errors import UsageError
@@ -32,6 +35,8 @@ from flopcast.roofline.stream.lowering.describe import Work, describe
 
 GEMM_OPS, SERVING_OP, ATTENTION_OP = ("linear", "gemm", "matmul"), "attention_prefill_causal", "attention"
 GEMM_COLUMNS = ("m", "n", "k")
+OTHER_NAMES = {"seq": "seqlen", "heads": "q_heads"}  # of columns: those of `flopcast kernels`
+LIBRARY = ("", "torch", "sdpa", "sdpa-flash")  # backends whose times a profile's library surfaces are fitted to
 ATTENTION_COLUMNS = ("batch", "seqlen", "q_heads", "kv_heads", "head_dim")
 DTYPES = ("bf16", "fp16", "tf32", "fp32")
 MAX_SIZE = 2**40
@@ -67,6 +72,7 @@ class Table:
 def read_table(path: Path, spec: GpuSpec) -> Table:
     """Reads a table. Raises UsageError where it cannot be read (as `csv_files.read_csv`) or lacks needed columns."""
     _, columns, lines = read_csv(path)
+    columns = [other if (other := OTHER_NAMES.get(name, name)) not in columns else name for name in columns]
     _check_columns(path, columns)
     rows, refused, others = [], [], 0
     for line, cells in lines:
@@ -91,12 +97,13 @@ def refusal(path: Path, table: Table) -> str:
 
 
 def _check_columns(path: Path, columns: list[str]) -> None:
-    wanted = ATTENTION_COLUMNS if "seqlen" in columns else GEMM_COLUMNS
-    lacking = [name for name in (*wanted, "latency_ms") if name not in columns]
+    wanted = ATTENTION_COLUMNS if "seqlen" in columns and "m" not in columns else GEMM_COLUMNS
+    lacking = [name for name in wanted if name not in columns]
+    lacking += [] if {"latency_ms", "seconds"} & set(columns) else ["latency_ms"]
     if lacking:
         raise UsageError(
             f"{path}: columns {', '.join(lacking)} are missing: matrix products need {', '.join(GEMM_COLUMNS)}, "
-            f"attention {', '.join(ATTENTION_COLUMNS)}, both latency_ms"
+            f"attention {', '.join(ATTENTION_COLUMNS)}, both latency_ms; or the columns of `flopcast kernels`"
         )
 
 
@@ -113,7 +120,12 @@ def _is_of(name: str, spec: GpuSpec) -> bool:
 
 
 def _timed(line: int, row: Mapping[str, str], spec: GpuSpec) -> Timed:
-    op = row.get("op") or (ATTENTION_OP if "seqlen" in row else "gemm")
+    op = row.get("op") or (ATTENTION_OP if row.get("seqlen") and not row.get("m") else "gemm")
+    if row.get("backend", "") not in LIBRARY or row.get("cache", "") not in ("", "cold"):
+        raise UsageError(
+            f"backend is {row.get('backend')!r}, cache {row.get('cache')!r}: valid are times of the library (torch, "
+            "sdpa) with cold operands"
+        )
     dtype = row.get("dtype") or "bf16"
     if dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}: valid are {', '.join(DTYPES)}")
@@ -128,14 +140,14 @@ def _timed(line: int, row: Mapping[str, str], spec: GpuSpec) -> Timed:
     else:
         known = ", ".join((*GEMM_OPS, SERVING_OP, ATTENTION_OP))
         raise UsageError(f"op is {op!r}: valid are {known}")
-    seconds = _seconds(row)
+    name, seconds = _time_column(row), _seconds(row)
     peak = peak_at_max_clock(spec, dtype)
     if peak is None:
         raise UsageError(f"dtype {dtype}: {spec.name} has no matrix units for it")
     if work.flops / seconds > ABOVE_PEAK * peak:
         raise UsageError(
-            f"latency_ms is {row['latency_ms']}: {work.flops / seconds / 1e12:.3g} TFLOP/s, above the peak of "
-            f"{peak / 1e12:.4g}; latencies are in milliseconds"
+            f"{name} is {row[name]}: {work.flops / seconds / 1e12:.3g} TFLOP/s, above the peak of {peak / 1e12:.4g}; "
+            + ("latencies are in milliseconds" if name == "latency_ms" else "seconds are in seconds")
         )
     return Timed(line, work, seconds, op == SERVING_OP, row.get("source_path", ""))
 
@@ -167,11 +179,25 @@ def _size(row: Mapping[str, str], name: str) -> int:
 
 
 def _seconds(row: Mapping[str, str]) -> float:
-    text = row.get("latency_ms", "")
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
+    name = _time_column(row)
+    value = _number(row.get(name, ""))
     if not (isfinite(value) and value > 0):
-        raise UsageError(f"latency_ms is {text!r}: valid is a positive number of milliseconds")
-    return value * 1e-3
+        unit = "milliseconds" if name == "latency_ms" else "seconds"
+        raise UsageError(f"{name} is {row.get(name, '')!r}: valid is a positive number of {unit}")
+    ends = _number(row.get("seconds_low", "")) * _number(row.get("seconds_high", ""))
+    if name == "seconds" and isclose(value * value, ends, rel_tol=1e-5):  # a measured time is not the middle of them
+        raise UsageError(
+            f"seconds is {row[name]}, a forecast of `flopcast kernels`: write the measured time in its place"
+        )
+    return value * 1e-3 if name == "latency_ms" else value
+
+
+def _time_column(row: Mapping[str, str]) -> str:
+    return "latency_ms" if row.get("latency_ms") or "seconds" not in row else "seconds"
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return nan

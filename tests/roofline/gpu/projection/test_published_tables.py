@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from flopcast.errors import UsageError
+from flopcast.roofline.base import csv_files
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.library.profiles import PUBLISHED, find_profile, projection, published_record
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -18,6 +20,7 @@ from flopcast.roofline.gpu.projection.project import common_sigma
 from flopcast.roofline.gpu.projection.published_fit import apply, estimates, refine, serving_estimate
 from flopcast.roofline.gpu.projection.published_tables import Table, Timed, read_table, refusal
 from flopcast.roofline.gpu.projection.rates import SIGMA
+from flopcast.roofline.step.kernel_times import KERNELS_IN, KERNELS_OUT, kernels
 from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
 L4 = find_spec("nvidia-l4")
@@ -251,3 +254,32 @@ def test_what_ships_of_published_times_is_parameters_with_a_source(plain: Profil
     assert board.provenance["published"]["gpu"] == "nvidia-a100-80gb-sxm"
     assert published_record("nvidia-l4") is None
     assert plain.basis == "projected"
+
+
+def test_the_table_that_kernels_writes_is_read_once_it_holds_measured_times(tmp_path: Path) -> None:
+    asked = [
+        {"op": "gemm", "m": "1024", "n": "1024", "k": "2048", "layout": "tn", "dtype": "bf16", "backend": "torch"},
+        {"op": "attention", "batch": "4", "heads": "16", "kv_heads": "8", "seq": "1024", "head_dim": "128",
+         "causal": "true", "direction": "fwd", "dtype": "bf16", "backend": "sdpa"},
+    ]  # fmt: skip
+    columns = [*KERNELS_IN, *KERNELS_OUT]
+    rows = [{**dict.fromkeys(columns, ""), **row} for row in asked]
+    out = tmp_path / "times.csv"
+    csv_files.write_rows(out, columns, kernels(rows, find_profile("nvidia-l4")))
+    refused = read_table(out, L4)
+    assert [line for line, _ in refused.refused] == [2, 3]
+    assert "a forecast of `flopcast kernels`: write the measured time" in refusal(out, refused)
+    _, forecast = csv_files.read_rows(out)
+    measured = [{**row, "seconds": f"{1.07 * float(row['seconds']):.7g}"} for row in forecast]
+    found = read_table(write(tmp_path / "measured.csv", measured), L4)
+    assert (found.refused, len(found.rows)) == ((), 2)
+    plain = [{"m": "1024", "n": "1024", "k": "2048", "layout": "tn", "latency_ms": 1e3 * float(measured[0]["seconds"])}]
+    (same,) = read_table(write(tmp_path / "plain.csv", plain), L4).rows
+    assert found.rows[0].work.shape == same.work.shape
+    assert found.rows[0].seconds == pytest.approx(same.seconds)
+    for change, said in (
+        ({"backend": "triton"}, "valid are times of the library"), ({"cache": "hot"}, "with cold operands"),
+        ({"seconds": "1e-9"}, "seconds is 1e-9: .* above the peak"), ({"seconds": ""}, "a positive number of seconds"),
+    ):  # fmt: skip
+        bad = read_table(write(tmp_path / "bad.csv", [{**measured[0], **change}]), L4)
+        assert re.search(said, refusal(tmp_path / "bad.csv", bad))
