@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 DTYPE_BYTES = {
     "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1,
@@ -20,6 +20,8 @@ DTYPE_BYTES = {
 
 Layout = Literal["nt", "nn", "tn", "tt"]
 Direction = Literal["fwd", "bwd"]
+Size = Annotated[int, range(1, 1 << 48)]  # what a file may hold (`flopcast.decode`)
+Count = Annotated[int, range(1 << 48)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +33,12 @@ class Gemm:
     dtype "tf32" is fp32 data multiplied in tf32.
     """
 
-    m: int
-    n: int
-    k: int
+    m: Size
+    n: Size
+    k: Size
     dtype: str = "bf16"
     layout: str = "nt"
-    batch: int = 1
+    batch: Size = 1
 
     @property
     def flops(self) -> int:
@@ -61,11 +63,11 @@ class Attention:
     fp32 log-sum-exp row.
     """
 
-    batch: int
-    heads: int
-    kv_heads: int
-    seq: int
-    head_dim: int
+    batch: Size
+    heads: Size
+    kv_heads: Size
+    seq: Size
+    head_dim: Size
     causal: bool = True
     direction: str = "fwd"
     dtype: str = "bf16"
@@ -98,8 +100,8 @@ class Attention:
 class Operand:
     """One tensor as an operation sees it: sizes and strides in elements."""
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: tuple[Count, ...]
+    stride: tuple[Count, ...]
     dtype: str
 
     @property
@@ -157,7 +159,7 @@ class Call:
     outputs: tuple[Operand, ...]
     args: str = "[]"
     kwargs: str = "{}"
-    written: tuple[int, ...] = ()
+    written: tuple[Count, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -192,8 +194,8 @@ class RmsNorm:
     Backward: the gradient of x (which is the residual's too) and of the weight.
     """
 
-    rows: int
-    n: int
+    rows: Size
+    n: Size
     residual: bool = False
     direction: str = "fwd"
     dtype: str = "bf16"
@@ -216,11 +218,11 @@ class RmsNorm:
 class RopeQkNorm:
     """RMSNorm of every query and key head, then rotary embedding by fp32 tables [seq, head_dim], half of them read."""
 
-    batch: int
-    seq: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    batch: Size
+    seq: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
     direction: str = "fwd"
     dtype: str = "bf16"
     flops = 0
@@ -242,7 +244,7 @@ class RopeQkNorm:
 class SwiGlu:
     """silu(gate) * up over `numel` elements; the backward makes both gradients."""
 
-    numel: int
+    numel: Size
     direction: str = "fwd"
     dtype: str = "bf16"
     flops = 0
@@ -261,8 +263,8 @@ class CrossEntropy:
     """Mean cross-entropy of logits [rows, vocab]. "fwd": the loss; "bwd": the gradient, from logits and saved
     log-sum-exp; "both": loss and gradient in one kernel, which may read the logits once."""
 
-    rows: int
-    vocab: int = 151936
+    rows: Size
+    vocab: Size = 151936
     direction: str = "both"
     dtype: str = "bf16"
     flops = 0
@@ -283,8 +285,8 @@ class AdamW:
     """One AdamW step over `tensors` fp32 parameters of `numel` elements in all: it reads parameter, gradient and two
     moments and writes all but the gradient, 28 bytes per element."""
 
-    numel: int
-    tensors: int = 1
+    numel: Size
+    tensors: Size = 1
     dtype: str = "fp32"
     direction: str = "step"
     flops = 0

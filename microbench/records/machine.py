@@ -43,7 +43,7 @@ class Stack(TypedDict, total=False):
 
     flopcast: str
     python: str
-    torch: Required[str]
+    torch: str
     triton: str | None
     transformers: str | None
     cuda: str | None

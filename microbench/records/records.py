@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flopcast import files
+from flopcast.decode import load, parse_json, show
 from flopcast.errors import DataError
 from flopcast.microbench.records.machine import Machine
-from flopcast.microbench.records.rows import SCHEMA, STATUSES, Row, identity
+from flopcast.microbench.records.rows import SCHEMA, Row, checked, identity
 
 MEASUREMENTS = "measurements.jsonl"
 MACHINE = "machine.json"
 
-_REQUIRED = ("key", "status", "machine", "method")
+_SHOWN = 3  # wrong rows that a warning tells of
+_LONGEST = 8 * 1024**2  # bytes of a row; the longest that is committed has 480,000
 _OPENING = b'{"schema":'  # how every line begins: distinguishes a torn first line from a foreign file
 
 
@@ -34,60 +35,61 @@ class Measurements:
 def parse(data: bytes, path: Path) -> Measurements:
     """Parses the bytes of a measurement file into rows.
 
-    An incomplete last line (of a killed run) is left out and reported in `warnings`. Raises DataError,
-    with the line number, on any other malformed line, a foreign file, or a newer schema.
+    An incomplete last line (of a killed run) is left out, and so is a row that is wrong; `warnings` say which and why.
+    Raises DataError, with the line number, on a file without a right row (a foreign file), or of a newer schema.
     """
     rows: list[Row] = []
-    start = 0
+    wrong: list[str] = []
+    start, torn_at = 0, None
     lines = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
-        last = number == len(lines)  # what follows the final newline: empty unless torn
         if line.strip():
             try:
-                row = _parse_line(line, number, path, rows)
-            except DataError:
-                ours = bool(rows) or line.startswith(_OPENING[: len(line)])
-                if last and ours and not _is_json(line):
-                    warning = (
+                rows.append(_parse_line(line, path, number))
+            except ValueError as error:
+                # what follows the final newline is empty unless it is torn; a lone line is torn if it began as ours
+                is_last, is_ours = number == len(lines), bool(rows) or line.startswith(_OPENING[: len(line)])
+                if is_last and is_ours and not _is_json(line):
+                    torn_at = start
+                    told = (
                         f"{path}, line {number}: the last line is torn ({len(line)} bytes), as a killed run"
                         " leaves it; ignored, it will be measured again"
                     )
-                    return Measurements(rows, [warning], torn_at=start)
-                raise
-            rows.append(row)
+                else:
+                    wrong.append(f"line {number}: {error}")
         start += len(line) + 1
-    return Measurements(rows)
+    if wrong and not rows:
+        raise DataError(f"{path}, {wrong[0]} (is it a measurement file? `flopcast bench --out DIR` writes them)")
+    warnings = [] if torn_at is None else [told]
+    if wrong:
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        warnings.append(
+            f"{path}: {len(wrong)} of {len(rows) + len(wrong)} rows are wrong and left out: "
+            f"{'; '.join(wrong[:_SHOWN])}{more}"
+        )
+    return Measurements(rows, warnings, torn_at)
 
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
+        parse_json(line)
     except ValueError:
         return False
     return True
 
 
-def _parse_line(line: bytes, number: int, path: Path, rows_before: list[Row]) -> Row:
-    foreign = "" if rows_before else " (is it a measurement file? `flopcast bench --out DIR` writes them)"
-    try:
-        row: Row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{path}, line {number}: not JSON: {error}{foreign}") from None
-    if not isinstance(row, dict) or not isinstance(row.get("schema"), int):
+def _parse_line(line: bytes, path: Path, number: int) -> Row:
+    """The row of a line. Raises ValueError where it is wrong, DataError where a newer flopcast wrote it."""
+    if len(line) > _LONGEST:
+        raise ValueError(f"it has {len(line):,} bytes: valid are {_LONGEST:,}")
+    found = parse_json(line)
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
         raise DataError(
-            f"{path}, line {number}: not a measurement: an object with a `schema` number is expected{foreign}"
-        )
-    if row["schema"] > SCHEMA:
-        raise DataError(
-            f"{path}, line {number}: schema {row['schema']} is newer than this flopcast reads ({SCHEMA}):"
+            f"{path}, line {number}: schema {show(schema)} is newer than this flopcast reads ({SCHEMA}):"
             " upgrade flopcast"
         )
-    missing = [name for name in _REQUIRED if name not in row]
-    if missing:
-        raise DataError(f"{path}, line {number}: not a measurement: {', '.join(missing)} missing{foreign}")
-    if row["status"] not in STATUSES:
-        raise DataError(f"{path}, line {number}: unknown status {row['status']!r}: known are {', '.join(STATUSES)}")
-    return row
+    return checked(found)
 
 
 def file_in(folder: Path) -> Path:
@@ -99,7 +101,7 @@ def file_in(folder: Path) -> Path:
 def read(path: Path | str) -> Measurements:
     """The measurements of a file, or of a folder that holds one, gzipped or not. An empty file has no rows.
 
-    Raises DataError as `parse` does, and when the path does not exist or is not UTF-8 text.
+    Raises DataError as `parse` does, and when the path does not exist.
     """
     path = Path(path)
     if path.is_dir():
@@ -116,20 +118,6 @@ def read(path: Path | str) -> Measurements:
 def read_machine(folder: Path | str) -> Machine:
     """The machine.json of a folder. Raises DataError when missing, malformed or of a newer schema."""
     path = Path(folder) / MACHINE
-    try:
-        machine: Machine = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist: `flopcast bench --out {folder}` makes it") from None
-    except NotADirectoryError:
-        raise DataError(
-            f"{folder} is a file: give the folder that `flopcast bench` wrote its measurements to"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a machine description: {error}") from None
-    if not isinstance(machine, dict) or not isinstance(machine.get("schema"), int) or "machine" not in machine:
-        raise DataError(f"{path} is not a machine description: `schema` and `machine` are expected")
-    if machine["schema"] > SCHEMA:
-        raise DataError(
-            f"{path}: schema {machine['schema']} is newer than this flopcast reads ({SCHEMA}): upgrade flopcast"
-        )
-    return machine
+    if path.parent.is_file():
+        raise DataError(f"{folder} is a file: give the folder that `flopcast bench` wrote its measurements to")
+    return load(Machine, path, "a machine description", hint=f"`flopcast bench --out {folder}` makes it", schema=SCHEMA)

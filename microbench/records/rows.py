@@ -8,14 +8,43 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Required, TypedDict, TypeVar, cast
+from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict, TypeVar, cast, get_args
+
+from flopcast.decode import As, By, Count, Finite, NonNegative, Positive, Seconds, Size, Wrong, decoder, refused
+from flopcast.microbench.records.row_shapes import checked_shape
 
 SCHEMA = 1
 METHOD = 1  # raised whenever a change in how things are timed makes old rows incomparable
 
 Status = Literal["ok", "oom", "unsupported", "incorrect", "error"]
-STATUSES = ("ok", "oom", "unsupported", "incorrect", "error")
+STATUSES: tuple[str, ...] = get_args(Status)
 KEPT_SAMPLES = 100  # samples per row
+
+
+def _kernels(value: Any) -> Any:
+    if type(value) is not list:
+        raise refused(value, "a list of [name, seconds]")
+    for place, one in enumerate(value):
+        try:
+            name, seconds = one
+            is_right = type(name) is str and type(seconds) in (float, int) and 0 <= seconds < 1e9
+        except (TypeError, ValueError):
+            is_right = False
+        if not is_right:
+            raise refused(one, "a name and seconds").within(place)
+    return value
+
+
+def _ops(value: Any) -> Any:
+    for name, pair in decoder(dict[str, Sequence[NonNegative]])(value).items():
+        if len(pair) != 2:
+            raise refused(pair, "seconds and kernels").within(name)
+    return value
+
+
+Shape = Annotated[dict[str, Any], By(checked_shape)]
+Kernels = Annotated[Sequence[Sequence[Any]], By(_kernels)]
+OpSeconds = Annotated[dict[str, Sequence[float]], By(_ops)]
 
 
 class Readings(TypedDict, total=False):
@@ -25,18 +54,18 @@ class Readings(TypedDict, total=False):
     reason: str | None  # why the status is not "ok"
     note: str | None  # what was irregular about the measurement
     throttled: bool  # the device ran slower than asked: a power cap, heat
-    seconds: float | None  # median of the samples: one execution by the timer, launch excluded; a step's wall time
-    kernel_seconds: float | None  # one execution by CUDA's profiler: the sum of its kernels' durations
-    kernels: Sequence[Sequence[Any]]  # [name, seconds] of each kernel of one execution, in launch order
-    samples: Sequence[float]  # seconds per execution; for a scalar in its own unit
-    n: int  # how many samples were taken
+    seconds: Seconds | None  # median of the samples: one execution by the timer, launch excluded; a step's wall time
+    kernel_seconds: NonNegative | None  # one execution by CUDA's profiler: the sum of its kernels' durations
+    kernels: Kernels  # [name, seconds] of each kernel of one execution, in launch order
+    samples: Sequence[NonNegative]  # seconds per execution; for a scalar in its own unit
+    n: Count  # how many samples were taken
     timer: str | None  # "graph", "events", "wall", "cupti", "profiler": where the samples come from
-    relative_error: float | None  # of the result, against the reference
-    tolerance: float | None  # the relative error up to which the result counts as correct
-    clock_mhz: float | None  # of the multiprocessors (on a processor: of the fastest core) during the measurement
-    memory_clock_mhz: float | None
-    power_w: float | None
-    temperature_c: float | None
+    relative_error: NonNegative | None  # of the result, against the reference
+    tolerance: NonNegative | None  # the relative error up to which the result counts as correct
+    clock_mhz: Positive | None  # of the multiprocessors (on a processor: of the fastest core) during the measurement
+    memory_clock_mhz: Positive | None
+    power_w: NonNegative | None
+    temperature_c: Finite | None
     throttle_reasons: Sequence[str]  # NVML's clock event reasons, including "gpu_idle" and user settings
 
 
@@ -54,14 +83,14 @@ class Row(Readings, total=False):
     key: Required[str]  # for an operation its shape's key, else "scalar/...", "host/...", "step/..." (`kind_of`)
     backend: str  # "torch", "triton", "sdpa-flash", ...: whose kernels ran
     cache: str  # "cold": operands are not in the last-level cache; "hot"
-    shape: dict[str, Any] | None  # for an operation, as `shape_to_json` returns it
+    shape: Shape | None  # for an operation, as `shape_to_json` returns it
     suite: str
     role: str  # "fit"; "holdout": not used in fitting; for steps "validation", for torch's estimates "baseline"
-    value: float | None  # what was measured, for rows other than operations
+    value: NonNegative | None  # what was measured, for rows other than operations
     unit: str | None  # of `value` and `samples`: "seconds", "bytes_per_second", "flops_per_second", "launches"
     session: str  # identifies the call of `run_steps` that wrote the row
     schema: Required[int]
-    method: Required[int]
+    method: Required[Count]
     machine: Required[str]  # `Machine.machine`
     run: str  # when the process that wrote the row began, UTC
     time: str  # when the row was written, UTC
@@ -71,58 +100,76 @@ class OperationRow(Row, total=False):
     """The measurement of an operation of one shape on one backend, with a cold or hot cache."""
 
     kernels_of: str  # fingerprint of the kernels' sources, or version of the operands (`kernel_sources.py`)
-    sets: int  # operand sets that the timer rotated over
-    calls_per_sample: int
+    sets: Size  # operand sets that the timer rotated over
+    calls_per_sample: Size
 
 
 class ScalarRow(Row, total=False):
     """A property of the machine itself, key scalar/<name>: a ceiling, or the cost of a launch (`sweep/scalars.py`)."""
 
-    bytes: int  # bytes moved per execution, for bandwidths
+    bytes: Count  # bytes moved per execution, for bandwidths
 
 
 class HostRow(Row, total=False):
     """Host seconds of one phase of a tiny model's step, key host/<model>/depth<D>/<phase>. Phase "steady" is a whole
     step in a sequence of steps without synchronisation."""
 
-    rounds: int  # the first sample of each round follows a pause and is slower
-    counts: dict[str, float]  # number of ops of the phase by kind, where the row has them
+    rounds: Size  # the first sample of each round follows a pause and is slower
+    counts: dict[str, NonNegative]  # number of ops of the phase by kind, where the row has them
 
 
 class OperatorRow(Row, total=False):
     """Host seconds per call of an operator whose kernels are Triton's, key host_op/<operator>."""
 
-    base_seconds: float | None  # of an ATen call that launches equivalent work, timed alternately with it
-    rounds: int
+    base_seconds: NonNegative | None  # of an ATen call that launches equivalent work, timed alternately with it
+    rounds: Size
+
+
+class Plan(TypedDict, total=False):
+    """The fields of `recipe.plans.StepPlan`; those that an older version did not have are missing."""
+
+    name: Required[str]
+    config: Required[dict[str, Any]]
+    batch: Size
+    seq: Size
+    precision: str
+    optimizer: str
+    attention: str
+    matmul: str
+    accumulate: Size
+    checkpoint: str
+    fused: str
+    module: str
+    group: str
 
 
 class StepRow(Row, total=False):
     """A real training step's wall clock, key step/<plan>; `value` and `seconds` are the median step."""
 
-    plan: Required[dict[str, Any]]  # the fields of `StepPlan`
-    host_seconds: float  # median time to enqueue one step on an idle device
-    host_samples: Sequence[float]
-    phase_seconds: dict[str, float]  # host seconds of "forward", "backward", "optimizer"
-    peak_bytes: int | None  # as torch's allocator counted them, without the tiny models' memory
-    n_params: int
-    host_samples_before: int  # samples of the tiny models taken before this step in its session
+    plan: Required[Annotated[dict[str, Any], As(Plan)]]  # the fields of `StepPlan`
+    host_seconds: NonNegative  # median time to enqueue one step on an idle device
+    host_samples: Sequence[NonNegative]
+    phase_seconds: dict[str, NonNegative]  # host seconds of "forward", "backward", "optimizer"
+    peak_bytes: Count | None  # as torch's allocator counted them, without the tiny models' memory
+    n_params: Count
+    host_samples_before: Count  # samples of the tiny models taken before this step in its session
 
 
 class StepKernelsRow(Row, total=False):
     """The same step under the profiler, key step_kernels/<plan>."""
 
-    plan: Required[dict[str, Any]]
-    device_seconds: float  # median over profiled steps of the summed kernel durations
-    n_kernels: int
-    n_params: int
-    ops: dict[str, Sequence[float]]  # launching ATen call -> [seconds, kernels]
+    plan: Required[Annotated[dict[str, Any], As(Plan)]]
+    device_seconds: NonNegative  # median over profiled steps of the summed kernel durations
+    n_kernels: Count
+    n_params: Count
+    ops: OpSeconds  # launching ATen call -> [seconds, kernels]
     products: Sequence[Sequence[Any]]  # in older rows only: each matrix product of the step
 
 
 class StepEstimateRow(Row, total=False):
     """The step time that torch's own estimator gives, key step_estimate/<plan>."""
 
-    plan: Required[dict[str, Any]]
+    plan: Required[Annotated[dict[str, Any], As(Plan)]]
 
 
 KINDS: dict[str, type[Row]] = {
@@ -141,6 +188,26 @@ Fields = Mapping[str, object]  # some of the fields of a row
 def kind_of(row: Row) -> type[Row]:
     """The kind of a row, by the first part of its key; a row that is none of `KINDS` is an operation."""
     return KINDS.get(row["key"].partition("/")[0], OperationRow)
+
+
+# What a row of status "ok" has to hold beyond the fields that every row has.
+_MEASURED: dict[type[Row], tuple[str, ...]] = {
+    StepRow: ("value", "host_seconds"), StepKernelsRow: ("device_seconds", "n_kernels", "ops"),
+    ScalarRow: ("value",), HostRow: ("value",),
+}  # fmt: skip
+
+
+def checked(value: Any) -> Row:
+    """A value as a row of the kind that its key says. Raises Wrong where it is none: with a field missing, of another
+    type, or beyond what can be measured."""
+    key = value.get("key") if isinstance(value, dict) else None
+    kind = KINDS.get(key.partition("/")[0], OperationRow) if isinstance(key, str) else OperationRow
+    row = cast(Row, decoder(cast(Any, kind))(value))
+    if row["status"] == "ok":
+        for name in _MEASURED.get(kind, ()):
+            if row.get(name) is None:
+                raise Wrong("is missing, in a row of status ok").within(name)
+    return row
 
 
 def select(rows: Iterable[Row], kind: type[AnyRow]) -> list[AnyRow]:

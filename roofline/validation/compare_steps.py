@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flopcast.decode import show
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.microbench.recipe.plans import StepPlan
@@ -31,7 +32,7 @@ from flopcast.roofline.validation import baselines
 from flopcast.roofline.validation.comparable import check_stack, check_stream, release
 from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
-from flopcast.roofline.validation.step_plans import INTERVALS
+from flopcast.roofline.validation.step_plans import FACTORIES, INTERVALS
 
 ESTIMATES = "estimates"  # folder inside a folder of steps, of torch's estimates that were made separately
 
@@ -123,11 +124,14 @@ def compare_runs(
     estimates: Path | None = None,
     any_stack: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    warn: Callable[[Iterable[str]], None] = lambda warnings: None,
 ) -> list[StepComparison]:
     """Compares as `compare` does the steps of a folder, or of its subfolders run0, run1, ... for several machines, each
-    run with its own host costs. Raises what `read_steps` raises, and UsageError for another stack unless `any_stack`.
+    run with its own host costs. Calls `warn` with what was wrong in the files. Raises what `read_steps` raises, and
+    UsageError for another stack unless `any_stack`.
     """
-    (rows,) = compare_folders([StepsFolder(folder, profile, estimates)], any_stack=any_stack, progress=progress)
+    given = StepsFolder(folder, profile, estimates)
+    (rows,) = compare_folders([given], any_stack=any_stack, progress=progress, warn=warn)
     return rows
 
 
@@ -147,6 +151,7 @@ def compare_folders(
     *,
     any_stack: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    warn: Callable[[Iterable[str]], None] = lambda warnings: None,
 ) -> list[list[StepComparison]]:
     """Compares as `compare_runs` does several folders, each with its profile: a step that several machines ran, or that
     several profiles forecast, is traced once. Returns the rows of each folder."""
@@ -159,7 +164,7 @@ def compare_folders(
         estimates = made if one.estimates is None and records.file_in(made).is_file() else one.estimates
         for run in step_folders(one.folder):
             stack = None if any_stack else records.read_machine(run)["stack"]
-            found = _jobs(read_steps(run, estimates), one.profile, stack)
+            found = _jobs(read_steps(run, estimates, warn), one.profile, stack)
             jobs += [job for job in found if one.is_wanted(job.plan)]
         ends.append(len(jobs))
     rows = _compared(jobs, progress)
@@ -173,7 +178,9 @@ def step_folders(folder: Path) -> list[Path]:
     return list(run_folders(folder).values()) or [folder]
 
 
-def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
+def read_steps(
+    folder: Path, estimates: Path | None = None, warn: Callable[[Iterable[str]], None] = lambda warnings: None
+) -> list[Row]:
     """Reads the rows of a folder of real steps, and of torch's estimates if they were made separately (`validate
     --only-estimates`): from `estimates`, else from the folder's own "estimates" where it has one.
 
@@ -182,7 +189,9 @@ def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
     """
     from flopcast.microbench.records import records
 
-    rows = records.read(folder).rows
+    steps = records.read(folder)
+    warn(steps.warnings)
+    rows = steps.rows
     if estimates is None:
         estimates = folder / ESTIMATES
         if not records.file_in(estimates).is_file():
@@ -190,7 +199,7 @@ def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
     if not records.file_in(estimates).is_file():
         raise UsageError(f"{estimates} holds no estimates: `flopcast validate --only-estimates` makes them")
     made, ran = (
-        (machine["device"].get("name"), release(machine["stack"]["torch"]))
+        (machine["device"].get("name"), release(machine["stack"].get("torch", "?")))
         for machine in map(records.read_machine, (estimates, folder))
     )
     if made != ran:
@@ -198,7 +207,9 @@ def read_steps(folder: Path, estimates: Path | None = None) -> list[Row]:
             f"the estimates in {estimates} were made on {made[0]} with torch {made[1]}, the steps ran on {ran[0]} with "
             f"torch {ran[1]}: run `flopcast validate --only-estimates` on such a GPU"
         )
-    found = [row for row in select(records.read(estimates).rows, StepEstimateRow) if row["status"] == "ok"]
+    estimated = records.read(estimates)
+    warn(estimated.warnings)
+    found = [row for row in select(estimated.rows, StepEstimateRow) if row["status"] == "ok"]
     if not found:
         raise UsageError(f"{estimates} holds no estimate that was made: see `reason` in its rows")
     return [*rows, *found]
@@ -258,8 +269,14 @@ class _Forecasts:
 
 
 def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
-    """The op stream of a real step. Raises UsageError as `forecast` does."""
+    """The op stream of a real step. Raises UsageError as `forecast` does, and for a factory that is none of flopcast's
+    own: a plan comes from a file, and nothing that a file names is imported."""
     if plan.module:
+        if plan.module not in FACTORIES:
+            raise UsageError(
+                f"the step's row names the module {show(plan.module)}: only {', '.join(sorted(FACTORIES))} are run"
+                " for a row; `flopcast predict --module` forecasts a module of yours"
+            )
         from flopcast.roofline.stream.library.modules import module_stream
 
         return module_stream(plan.module, run, profile.device["type"], sizes={"batch": run.batch, "seq": run.seq})

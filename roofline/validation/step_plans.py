@@ -23,6 +23,11 @@ OPTIONS, PATCHED, FAMILIES = "options", "patched", "other families"
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
 
 _ZOO = "flopcast.microbench.zoo:"
+_FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
+
+# The factories that the steps to validate name. A row of measurements that names another one is never run: what comes
+# from a file must not decide which code is imported.
+FACTORIES = frozenset(_ZOO + factory for factory in _FACTORIES)
 
 
 def validation_plans(device_type: str, name: str = "standard") -> list[StepPlan]:
@@ -139,9 +144,7 @@ def _families() -> list[StepPlan]:
         _shipped("llama-3.2-1b", batch=8, seq=1024, optimizer="adamw-fused", group=FAMILIES),
         _shipped("gpt2", batch=8, seq=1024, group=FAMILIES),
         _shipped("qwen3-moe", batch=8, seq=1024, optimizer="adamw-fused", group=FAMILIES),
-        _module("vit_b16", batch=64),
-        _module("resnet50", batch=64),
-        _module("mlp", batch=4096),
+        *(_module(factory, batch=batch) for factory, batch in _FACTORIES.items()),
     ]
 
 

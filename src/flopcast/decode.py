@@ -80,6 +80,13 @@ class Valid:
 
 
 @dataclass(frozen=True)
+class By:
+    """A function that decodes in place of the type: it returns the value or raises Wrong."""
+
+    check: Check
+
+
+@dataclass(frozen=True)
 class As:
     """The type that a value is decoded as, where the code declares a wider one (a plain `dict` for a TypedDict)."""
 
@@ -268,6 +275,8 @@ def _annotated(kind: Any, marks: tuple[Any, ...]) -> Check:
             check = _number(kind, mark)
         elif isinstance(mark, As):
             check = decoder(mark.kind)
+        elif isinstance(mark, By):
+            check = mark.check
         elif isinstance(mark, Valid):
             check = _valid(check, mark)
     return check
@@ -304,15 +313,16 @@ def _number(kind: Any, bounds: Within | range) -> Check:
 
 def _text() -> Check:
     def check(value: Any) -> Any:
+        if type(value) is str and len(value) <= LONGEST_TEXT and value.isascii():
+            return value
         if type(value) is not str:
             raise refused(value, "a text")
         if len(value) > LONGEST_TEXT:
             raise Wrong(f"is a text of {len(value):,} characters: valid are {LONGEST_TEXT:,}")
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise refused(value, "a text without half characters (surrogates)") from None
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise refused(value, "a text without half characters (surrogates)") from None
         return value
 
     return check

@@ -33,7 +33,7 @@ for name in ("--rows", "--die-at"):
 parser.add_argument("--json", action="store_true")
 given = parser.parse_args()
 measured = 0
-with Recorder(given.out, {"schema": 1, "machine": "aaaa", "device": {}, "host": {}, "stack": {}}) as recorder:
+with Recorder(given.out, {"schema": 1, "machine": "aaaa", "device": {"type": "cuda"}, "stack": {}}) as recorder:
     for i in range(given.rows):
         if not recorder.is_done(f"k{i}"):
             recorder.append({"key": f"k{i}", "backend": "torch", "cache": "cold", "status": "ok"})

@@ -123,6 +123,7 @@ def compare_folder(
     Raises UsageError for another software stack, unless `any_stack`, and for estimates of another kind of GPU.
     """
     from flopcast.roofline.validation.compare_steps import compare_runs
+    from flopcast.roofline.views.terminal.console import warn
 
     with progress("comparing") as shown:
-        return compare_runs(folder, profile, estimates=estimates, any_stack=any_stack, progress=shown.update)
+        return compare_runs(folder, profile, estimates=estimates, any_stack=any_stack, progress=shown.update, warn=warn)

@@ -44,10 +44,11 @@ def build_report(
     from flopcast.roofline.views.page.data import ReportData
     from flopcast.roofline.views.page.extra import extra_sections
     from flopcast.roofline.views.page.page import render
+    from flopcast.roofline.views.terminal.console import warn
 
     rows: list[StepComparison] = []
     if steps is not None:
-        rows = compare_runs(steps, profile)
+        rows = compare_runs(steps, profile, warn=warn)
         write_csv(rows, out / "validation.csv")
     is_cpu = profile.device.get("type") == "cpu"
     # comparing steps needs torch, which other reports do not load

@@ -24,7 +24,7 @@ from flopcast.roofline.gpu import suites
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = Path(shapes.__file__).parent
 GEMM = Gemm(m=256, n=512, k=128)
-MACHINE = {"schema": 1, "machine": "aaaa", "device": {}, "host": {}, "stack": {}}
+MACHINE = {"schema": 1, "machine": "aaaa", "device": {"type": "cuda"}, "host": {}, "stack": {}}
 
 
 def row(shape: Any = GEMM, backend: str = "triton", **fields: Any) -> dict[str, Any]:

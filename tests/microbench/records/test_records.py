@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast.errors import DataError, RunError, UsageError
+from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, RmsNorm, shape_to_json
+from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records import recorder, records, rows
 from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.row_shapes import checked_shape
 
-MACHINE = {"schema": 1, "machine": "aaaa", "device": {}, "host": {}, "stack": {}}
+MACHINE = {"schema": 1, "machine": "aaaa", "device": {"type": "cuda"}, "host": {}, "stack": {}}
 
 
 def row(key: str = "gemm/1", **fields: Any) -> dict[str, Any]:
@@ -93,26 +98,95 @@ def test_a_lost_final_newline_is_put_back(tmp_path: Path) -> None:
     assert [r["key"] for r in records.read(path).rows] == ["a", "b"]
 
 
+WHOLE = {"schema": 1, "key": "scalar/x", "status": "ok", "machine": "aaaa", "method": 1, "value": 1.0}
+CALL = {
+    "kind": "call", "op": "aten.add.Tensor", "outputs": [], "args": "[]",
+    "inputs": [{"shape": [4, 2], "stride": [2, 1], "dtype": "bf16"}],
+}  # fmt: skip
+
+
+def spoilt(**fields: Any) -> bytes:
+    return json.dumps({**WHOLE, **fields}).encode()
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (b"{broken", "line 2: not JSON"),
-        (b"[1]", "line 2: not a measurement"),
-        (b'{"a":1}', "line 2: not a measurement"),
-        (b'{"schema":1,"key":"x"}', "status, machine, method missing"),
-        (b'{"schema":2,"key":"x"}', "schema 2 is newer.*upgrade"),
-        (b'{"schema":1,"key":"x","status":"fine","machine":"aaaa","method":1}', "unknown status 'fine'"),
-        (b"\xff\xfe", "line 2"),
+        (b"[1]", "line 2: is a list of 1: valid is an object"),
+        (b'{"a":1}', "line 2: status is missing"),
+        (b"\xff\xfe", "line 2: byte 0 is not UTF-8"),
+        (b"[" * 100_000, "line 2: it is nested too deeply"),
+        (spoilt(status="fine"), "status is 'fine': valid is one of ok, oom"),
+        (spoilt(value=None), "value is missing, in a row of status ok"),
+        (spoilt(value=-1.0), "value is -1.0: valid is a number of 0 or more"),
+        (spoilt(value=1e400), "Infinity is not JSON"),
+        (spoilt(seconds="1"), "seconds is '1': valid is a number above 0"),
+        (spoilt(samples=[1.0, None]), r"samples\[1\] is None"),
+        (spoilt(kernels=[["k", 1.0], ["k"]]), r"kernels\[1\] is a list of 1: valid is a name and seconds"),
+        (spoilt(clock_mhz=0), "clock_mhz is 0"),
+        (spoilt(throttled=1), "throttled is 1: valid is true or false"),
+        (spoilt(key="a/b", shape={"kind": "gemm", "m": 0, "n": 1, "k": 1}), "shape.m is 0: valid is an integer"),
+        (spoilt(key="a/b", shape={"kind": "gemm", "m": 1, "n": 1}), "shape.k is missing"),
+        (spoilt(key="a/b", shape={"kind": "magic"}), "shape.kind is 'magic'"),
+        (spoilt(key="a/b", shape={**CALL, "args": "{}"}), "shape.args is '{}'"),
+        (spoilt(key="a/b", shape={**CALL, "written": [1]}), "shape.written is a list of 1"),
+        (
+            spoilt(key="a/b", shape={**CALL, "inputs": [{"shape": [4], "stride": [2, 1], "dtype": "bf16"}]}),
+            r"shape.inputs\[0\] has 1 sizes and 2 strides",
+        ),
+        (
+            spoilt(key="a/b", shape={**CALL, "outputs": [{"shape": [True], "stride": [1], "dtype": "bf16"}]}),
+            r"shape.outputs\[0\].shape\[0\] is True",
+        ),
+        (spoilt(key="step/x"), "plan is missing"),
+        (spoilt(key="step/x", plan={"name": "x", "config": {}, "batch": 0}), "plan.batch is 0"),
+        (spoilt(key="step/x", plan={"name": "x", "config": {}}), "host_seconds is missing"),
+        (spoilt(key="step_kernels/x", plan={"name": "x", "config": {}}, device_seconds=1, n_kernels=1, ops={"a": [1]}),
+         "ops.a is a list of 1: valid is seconds and kernels"),
     ],
-)
-def test_a_malformed_line_in_the_middle_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+)  # fmt: skip
+def test_a_wrong_row_is_left_out_with_its_line_and_reason(tmp_path: Path, line: bytes, message: str) -> None:
     path = write(tmp_path, "a", "b")
     first, second, _ = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([first, line, second, b""]))
-    with pytest.raises(DataError, match=message):
+    with Recorder(tmp_path, MACHINE) as recorder:
+        for found in (records.read(path), recorder):
+            assert [r["key"] for r in found.rows] == ["a", "b"]
+            (warning,) = found.warnings
+            assert warning.startswith(f"{path}: 1 of 3 rows are wrong and left out: line 2: ")
+            assert re.search(message, warning)
+            assert len(warning) < 400 + len(str(path))
+
+
+def test_the_first_few_of_many_wrong_rows_are_told(tmp_path: Path) -> None:
+    path = write(tmp_path, "a")
+    path.write_bytes(path.read_bytes() + b"[]\n" * 9)
+    (warning,) = records.read(path).warnings
+    assert "9 of 10 rows" in warning
+    assert warning.count("line ") == 3
+    assert warning.endswith("; and 6 more")
+
+
+def test_rows_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "a")
+    path.write_bytes(path.read_bytes() + spoilt(schema=2) + b"\n")
+    with pytest.raises(DataError, match=r"line 2: schema 2 is newer.*upgrade"):
         records.read(path)
-    with pytest.raises(DataError, match=message):
-        Recorder(tmp_path, MACHINE)
+
+
+@pytest.mark.parametrize("shape", [
+    Gemm(m=1, n=2, k=3), Attention(batch=1, heads=2, kv_heads=1, seq=4, head_dim=8), RmsNorm(rows=1, n=2),
+    Call("aten.add.Tensor", (Operand((2, 0), (0, 1), "fp32"),), (), '[{"t":0},1]', '{"alpha":2}', (0,)),
+])  # fmt: skip
+def test_every_kind_of_shape_is_right(shape: Any) -> None:
+    kept = json.loads(json.dumps(shape_to_json(shape)))
+    assert checked_shape(kept) is kept
+    assert checked_shape(kept) is kept  # operands known by now
+
+
+def test_a_plan_has_the_fields_of_the_type_that_files_are_held_to() -> None:
+    assert {field.name for field in fields(StepPlan)} == rows.Plan.__annotations__.keys()
 
 
 @pytest.mark.parametrize("content", [b"name,seconds\na,1\n", b"hello", b'{"some":"json"}\n', b"\x00\x01"])
@@ -183,8 +257,9 @@ LIMITED = """
 import resource, sys
 from flopcast.errors import RunError
 from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.records.row_shapes import checked_shape
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # a disk that fills in the midst of a line
-recorder = Recorder(sys.argv[1], {"schema": 1, "machine": "aaaa"})
+recorder = Recorder(sys.argv[1], {"schema": 1, "machine": "aaaa", "device": {"type": "cuda"}, "stack": {}})
 try:
     for i in range(100):
         recorder.append({"key": f"k{i}", "status": "ok"})

@@ -75,6 +75,21 @@ def test_a_step_as_forecast_has_no_error(found: Forecast, tiny: dict[str, Any], 
     assert sum(part.forecast or 0.0 for part in row.classes.values()) == pytest.approx(row.device.forecast)
 
 
+def test_a_module_that_a_row_names_is_not_imported(
+    found: Forecast, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_by_a_row.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef factory(): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = rows_of(found, {})
+    for factory in ("named_by_a_row:factory", "flopcast.microbench.zoo:train_mlp"):
+        for row in rows:
+            row["plan"]["module"] = factory
+        (compared,) = compare(rows, profile)
+        assert "only flopcast.microbench.zoo:mlp" in str(compared.reason)
+        assert factory in str(compared.reason)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_errors_are_signed(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
     (row,) = compare(rows_of(found, tiny, slower=2.0), profile)
     assert [part.error for part in row.parts.values()] == pytest.approx([-0.5] * (4 + len(GROUPS)), rel=1e-6)

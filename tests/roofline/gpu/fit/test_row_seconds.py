@@ -63,7 +63,7 @@ def test_a_gap_is_never_below_none() -> None:
 
 
 def test_a_row_says_when_its_process_began(tmp_path: Path) -> None:
-    machine = {"schema": 1, "machine": "m"}
+    machine = {"schema": 1, "machine": "m", "device": {"type": "cuda"}, "stack": {}}
     with Recorder(tmp_path, machine) as recorder:
         for key in "ab":
             recorder.append({**EMPTY_FIELDS, "key": key})
