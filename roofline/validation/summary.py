@@ -9,7 +9,7 @@ from typing import Any
 
 from flopcast.roofline.validation.baselines import calibrated
 from flopcast.roofline.validation.step_comparison import METHODS, Part, StepComparison
-from flopcast.roofline.validation.step_plans import FAMILIES, INTERVALS, OPTIONS, PATCHED
+from flopcast.roofline.validation.step_plans import FAMILIES, OPTIONS, PATCHED
 
 # Groups of steps other than plain Qwen3, which the forecast is made for: each is summed up separately.
 GROUP_LABELS = {OPTIONS: "options", PATCHED: "patched with other kernels", FAMILIES: "other families"}
@@ -68,9 +68,9 @@ class Summary:
 def summaries(rows: Sequence[StepComparison]) -> list[Summary]:
     """Summaries of plain Qwen3 steps, of all and by what bounds them, then of each other group; none of an empty set.
 
-    Steps that the intervals are estimated from (group "intervals") are in no summary.
+    Steps that the intervals are estimated from are in no summary.
     """
-    done = [row for row in rows if row.status == "ok" and row.plan.group != INTERVALS]
+    done = [row for row in rows if row.status == "ok" and not row.used_in_intervals]
     sets = {
         **by_bound([row for row in done if row.plan.group not in GROUP_LABELS]),
         **{label: [row for row in done if row.plan.group == group] for group, label in GROUP_LABELS.items()},
@@ -107,6 +107,29 @@ def summary(label: str, rows: Sequence[StepComparison]) -> Summary:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True)
+class Inside:
+    """How many of the steps that can judge the 90% intervals lie inside theirs; `setters`: steps left out, whose errors
+    set the intervals' width."""
+
+    count: int
+    judged: int
+    setters: int
+
+    @property
+    def words(self) -> str:
+        """The count in words: "94 of 106 inside the 90% interval (12 more steps set its width)"."""
+        left = f" ({self.setters} more steps set its width)" if self.setters else ""
+        return f"{self.count} of {self.judged} inside the 90% interval{left}"
+
+
+def inside(rows: Iterable[StepComparison]) -> Inside:
+    """Counts the steps inside their intervals: the one count that tables, figures and texts quote."""
+    done = [row for row in rows if row.step.is_within is not None]
+    judged = [row for row in done if not row.used_in_intervals]
+    return Inside(sum(bool(row.step.is_within) for row in judged), len(judged), len(done) - len(judged))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from flopcast.roofline.dollars.points import CostCurve, CostPoint
 from flopcast.roofline.gpu.catalogue.prices import ARTICLE_DATE, Price, latest, load_prices
 from flopcast.roofline.gpu.library.profiles import find_profiles
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.stream.model.models import ladder
+from flopcast.roofline.stream.model.models import LADDER_WIDTHS, ladder
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.figures.canvas import Figure
 from studies.claims.claims import COMPARED, H200, PriceSet, test_claims
@@ -34,7 +34,7 @@ from studies.markdown import table
 
 COMMAND = "python -m studies.claims --out reports/economics"
 GPUS = (*COMPARED, H200)
-WIDTHS = (256, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096)
+WIDTHS = LADDER_WIDTHS  # as `cost` and the pages have: a crossover is read between models, so fewer would move it
 LAWS = ("printed", "ln")
 BATCH_WIDTH = 1024  # 218 M parameters: the L4 leads here if anywhere, and holds a batch 16 times as large
 BATCHES = (1, 4, 8, 16, 32, 64, 128)  # x 256 tokens
@@ -133,7 +133,7 @@ def write(found: Gathered, out: Path, shown: Section | None = None) -> list[Path
     rows, shown = claim_rows(found), shown or section(found)
     paths = [out / "claims.csv", out / "claims.json", out / "README.md"]
     write_rows(paths[0], list(rows[0]), rows)
-    prices = {s.name: [{**vars(p), "date": p.date.isoformat()} for p in s.prices.values()] for s in found.price_sets}
+    prices = {s.name: [price.to_row() for price in s.prices.values()] for s in found.price_sets}
     claims = [{**row, "why": why(row)} for row in rows]
     paths[1].write_text(json.dumps({"prices": prices, "claims": claims}, indent=1, allow_nan=False) + "\n")
     for figure in shown.figures:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared.options import AsJson, PriceBook, PriceDay, refuse_unused
 from flopcast.roofline.cli.shared.price_book import checked_day, report_refused
-
-if TYPE_CHECKING:
-    from flopcast.roofline.gpu.catalogue.prices import Price
 
 
 def prices(
@@ -81,14 +78,9 @@ def prices(
         write_prices(rows, out)
         say(f"wrote {out}: {len(rows)} prices")
     if as_json:
-        emit({"prices": [_record(price) for price in rows], "refused": found.refused, "other_rows": found.others})
+        emit({"prices": [price.to_row() for price in rows], "refused": found.refused, "other_rows": found.others})
     else:
         print_prices(rows)
-
-
-def _record(price: Price) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(price).items() if name != "asked_on"}
-    return {**fields, "age_days": price.age_days}
 
 
 def _aliases(given: list[str] | None) -> dict[str, str]:

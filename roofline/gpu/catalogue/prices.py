@@ -85,6 +85,11 @@ class Price:
         old = f", {self.age_days} days old" if self.is_old else ""
         return f"${usd}/h {self.provider} {self.kind}, {about}{self.date.isoformat()}{old}"
 
+    def to_row(self) -> dict[str, Any]:
+        """The price as a row of a price book, with its age."""
+        row = {name: value for name, value in vars(self).items() if name != "asked_on"}
+        return {**row, "date": self.date.isoformat(), "age_days": self.age_days}
+
     def to_json(self) -> dict[str, Any]:
         """The record of the price in other records."""
         return {"usd_per_hour": self.usd_per_hour, "provider": self.provider, "date": self.date.isoformat(),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.validation.step_plans import INTERVALS, OPTIONS, PATCHED
+from flopcast.roofline.validation.summary import inside
 from flopcast.roofline.views.figures.canvas import Figure, finish, new_sheet, plain_log, styled
 from flopcast.roofline.views.figures.colours import BLUE, CARD, CLASS_LABELS, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY
 
@@ -102,11 +103,10 @@ def agreement_figure(rows: Sequence[StepComparison]) -> Figure | None:
     plain_log(upper, "y")
     errors = [abs(point.error) for point in done]
     worst = max(done, key=lambda point: abs(point.error))
-    inside = sum(bool(point.row.step.is_within) for point in done)
     caption = (
         f"{len(done)} real steps, none used in fitting: median error {median(errors):.1%}, worst "
-        f"{worst.error:+.1%} ({worst.row.label_with_optimizer}); {inside} of {len(done)} measured steps lie within "
-        "their 90% interval. Bars: 90% intervals of the forecast, in the lower panel relative to the measured step."
+        f"{worst.error:+.1%} ({worst.row.label_with_optimizer}); {inside(point.row for point in done).words}. "
+        "Bars: 90% intervals of the forecast, in the lower panel relative to the measured step."
     )
     alt = f"Forecast against measured step time of {len(done)} steps, with the error of each below. {caption}"
     return finish(sheet, "agreement", "Forecast against measured steps", caption, alt,

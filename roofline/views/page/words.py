@@ -13,7 +13,7 @@ from flopcast.roofline.dollars.crossovers import best_gpu
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.step.forecast import tokens_of, width_of
 from flopcast.roofline.validation.step_comparison import StepComparison
-from flopcast.roofline.validation.summary import errors_of
+from flopcast.roofline.validation.summary import errors_of, inside
 from flopcast.roofline.views.page.data import ReportData
 
 if TYPE_CHECKING:
@@ -132,9 +132,6 @@ def how_wrong(rows: Sequence[StepComparison]) -> str:
         return f"No step could be compared.{rest}"
     all_errors = errors_of(row.step for row in done)
     worst = max(done, key=lambda row: abs(row.step.error or 0.0))
-    judged = [row for row in done if not row.used_in_intervals]  # the others set the width of the intervals
-    inside = sum(bool(row.step.is_within) for row in judged)
-    told = f" ({len(done) - len(judged)} steps told its width)" if len(judged) < len(done) else ""
     bounds = (
         ("host", [row for row in done if row.is_host_bound]),
         ("device", [row for row in done if not row.is_host_bound]),
@@ -148,7 +145,7 @@ def how_wrong(rows: Sequence[StepComparison]) -> str:
         f"Over {len(done)} real steps, none used in fitting: median |error| {all_errors.median:.1%}"
         + (f" ({by_bound})" if by_bound else "")
         + f", median signed {all_errors.signed:+.1%}, worst {worst.step.error:+.1%} ({worst.label_with_optimizer}); "
-        f"{inside} of {len(judged)} inside the 90% interval{told}.{rest}"
+        f"{inside(done).words}.{rest}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.plans import PHASES
+from flopcast.microbench.recipe.plans import PHASES, StepPlan
 from flopcast.roofline.gpu.fit.host_calibration import host_plan
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast
@@ -26,7 +27,9 @@ from flopcast.roofline.validation.compare_steps import compare, step_folders
 from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_comparison import COLUMNS, Part, StepComparison, signed_error, write_csv
 from flopcast.roofline.validation.step_plans import QWEN3_GROUPS, validation_plans
-from flopcast.roofline.validation.summary import compare_methods, summaries
+from flopcast.roofline.validation.summary import compare_methods, inside, summaries
+from flopcast.roofline.views.figures.agreement import agreement_figure
+from flopcast.roofline.views.page.words import how_wrong
 from studies.suites.plans import PLANS
 
 Rows = list[dict[str, Any]]
@@ -334,3 +337,32 @@ def test_steps_of_several_machines_are_read_together(tmp_path: Path) -> None:
         (tmp_path / name / "measurements.jsonl").write_text("")
     assert step_folders(tmp_path) == [tmp_path / "run0", tmp_path / "run1"]
     assert step_folders(tmp_path / "run0") == [tmp_path / "run0"]
+
+
+def test_one_count_of_the_steps_inside_their_intervals() -> None:
+    """What the page's text and its figure say, and what the guide quotes: steps that set the width judge nothing."""
+
+    def row(measured: float, *, sets_width: bool = False) -> StepComparison:
+        step = Part(measured=measured, forecast=1.0, low=0.9, high=1.1)
+        return StepComparison(StepPlan(name="a", config={}), "ok", step=step, used_in_intervals=sets_width)
+
+    rows = [row(1.0), row(1.05), row(2.0), row(1.0, sets_width=True), row(3.0, sets_width=True)]
+    found = inside([*rows, StepComparison(StepPlan(name="b", config={}), "oom")])
+    assert (found.count, found.judged, found.setters) == (2, 3, 2)
+    assert found.words == "2 of 3 inside the 90% interval (2 more steps set its width)"
+    assert inside(rows[:3]).words == "2 of 3 inside the 90% interval"
+    assert found.words in how_wrong(rows)
+    drawn = agreement_figure(rows)
+    assert drawn is not None
+    assert found.words in drawn.caption
+
+
+def test_the_guide_quotes_the_count_of_the_committed_comparison(root: Path) -> None:
+    with (root / "reports" / "nvidia-h200" / "validation.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["within_interval"]]
+    judged = [row for row in rows if row["used_in_intervals"] == "false"]
+    within = sum(row["within_interval"] == "true" for row in judged)
+    count = f"{within} of {len(judged)}"
+    guide = (root / "docs" / "accuracy.md").read_text()
+    assert set(re.findall(r"all steps that are judged[^|]*\| (\d+ of \d+) \|", guide)) == {count}
+    assert count in (root / "README.md").read_text()

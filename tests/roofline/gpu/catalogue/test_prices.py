@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import replace
 from datetime import date, timedelta
@@ -82,7 +83,8 @@ def test_an_old_price_says_its_age_and_a_year_old_one_ranks_nothing(
 ) -> None:
     price = latest(load_prices(), "nvidia-l40s", on=on)
     assert price is not None
-    assert (price.age_days, price.to_json()["age_days"]) == (age, age)
+    assert (price.age_days, price.to_json()["age_days"], price.to_row()["age_days"]) == (age, age, age)
+    assert json.loads(json.dumps(price.to_row()))["date"] == "2025-06-15"
     assert price.label == "$0.86/h RunPod Secure Cloud on-demand, about 2025-06-15" + says * f", {age} days old"
     assert unranked(price) == why
 
