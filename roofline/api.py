@@ -91,7 +91,7 @@ def forecast(
     def forecast_on(one: AnyGpu) -> Forecast:
         profile = _profile(one)
         priced = price if isinstance(price, Price) else find_price(profile.gpu, price, provider, on)
-        stream = module.stream(run, profile.device["type"])
+        stream = module.stream(run, profile.device["type"], profile.device if gpus is None else None)
         return PricedStep(stream, run_of_stream(stream, run), profile, fed_by, priced).forecast()
 
     if gpus is None:

@@ -62,9 +62,6 @@ class Readings(TypedDict, total=False):
     timer: str | None  # "graph", "events", "wall", "cupti", "profiler": where the samples come from
     relative_error: NonNegative | None  # of the result, against the reference
     tolerance: NonNegative | None  # the relative error up to which the result counts as correct
-    # what was compared with a reference: "itself", or "sample", others of its run that were drawn at random; None where
-    # nothing was. Rows without this field were compared where they have a relative error.
-    checked: str | None
     clock_mhz: Positive | None  # of the multiprocessors (on a processor: of the fastest core) during the measurement
     memory_clock_mhz: Positive | None
     power_w: NonNegative | None
@@ -74,7 +71,7 @@ class Readings(TypedDict, total=False):
 
 EMPTY_FIELDS: Readings = {
     "status": "ok", "reason": None, "note": None, "throttled": False, "seconds": None, "kernel_seconds": None,
-    "kernels": [], "samples": [], "n": 0, "timer": None, "relative_error": None, "tolerance": None, "checked": None,
+    "kernels": [], "samples": [], "n": 0, "timer": None, "relative_error": None, "tolerance": None,
     "clock_mhz": None, "memory_clock_mhz": None, "power_w": None, "temperature_c": None,
     "throttle_reasons": [],
 }  # fmt: skip

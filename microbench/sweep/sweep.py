@@ -52,7 +52,7 @@ class _Ready:
 class _Failed(Exception):
     """Ends a case, with this status and reason and further fields of its row."""
 
-    def __init__(self, status: Status, reason: str, **fields: float | str | None) -> None:
+    def __init__(self, status: Status, reason: str, **fields: float | None) -> None:
         super().__init__(reason)
         self.row: Fields = {"status": status, "reason": reason, **fields}
 
@@ -160,8 +160,7 @@ class _Sweep:
             operands = module.operands(case.shape, self.timer.device, zlib.crc32(case.shape.key.encode()) + self.seed)
             call = module.prepare(case.shape, case.backend, operands)
             error, tolerance, note = self._check(case, module, operands, call)
-            itself = None if error is None else "itself"
-            checked = {"relative_error": finite_or_none(error), "tolerance": tolerance, "checked": itself}
+            checked = {"relative_error": finite_or_none(error), "tolerance": tolerance}
         return _Ready(case, module, operands, call, checked, note)
 
     def _check(
@@ -182,8 +181,7 @@ class _Sweep:
         error_, tolerance = float(error_), float(tolerance)
         if not error_ <= tolerance:
             reason = f"relative error {error_:.3g} is above the tolerance {tolerance:.3g}"
-            error_or_none = finite_or_none(error_)
-            raise _Failed("incorrect", reason, relative_error=error_or_none, tolerance=tolerance, checked="itself")
+            raise _Failed("incorrect", reason, relative_error=finite_or_none(error_), tolerance=tolerance)
         self._checked[known] = (error_, tolerance)
         return error_, tolerance, None
 

@@ -169,10 +169,11 @@ class PricedStep:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the forecast does not know well: kernels of unmeasured kinds that take a notable share of the time, and
-        Triton's operators on a host where they were not measured."""
+        """What the forecast does not know well: what the trace took for granted, kernels of unmeasured kinds that take
+        a notable share of the time, and Triton's operators on a host where they were not measured."""
         host, run = self.host_costs, self.run
-        found = (*_rough_kernels(self.ops), *_unmeasured_kernels(self.ops, self.profile))
+        taken = self.stream.meta.get("notes", ())
+        found = (*taken, *_rough_kernels(self.ops), *_unmeasured_kernels(self.ops, self.profile))
         if host.triton or host is NO_HOST or "triton" not in (run.matmul, run.attention, run.fused):
             return found
         return (

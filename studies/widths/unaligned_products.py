@@ -8,19 +8,15 @@ a row in OUT as a suite's are, that a profile is fitted with; a run that stops i
 
 How. A batch of products runs in turn, ROUNDS times over, under CUDA's profiler, each between two markers; a row's
 `kernel_seconds` is the median, its `samples` are the rounds. What a product finds in L2 is what the product before it
-left, as in a step; its operands lie elsewhere in a large pool each time. No graphs and no flushes: a sweep takes 60 ms
-a row, a kernel of 1 ms here some 8. What is left out matters little: of 6,311 unaligned products of over 50 us that
-sweeps timed twice, in graphs or by events and by the profiler, the two differ by 0.4% at the median. One in CHECKED,
-drawn at random, is compared with its reference before its batch is timed, and each row says whether it was itself or
-others of the sample. The rows of the shipped profile are from before that: `studies/evidence/checked_sample.py`
-compared 240 of them later.
+left, as in a step; its operands lie elsewhere in a large pool each time. No graphs, no flushes, no reference: a sweep
+takes 60 ms a row, a kernel of 1 ms here some 8. What is left out matters little: of 6,311 unaligned products of over
+50 us that sweeps timed twice, in graphs or by events and by the profiler, the two differ by 0.4% at the median.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
 
 SUITE = "widths"
 ROUNDS = 5
-CHECKED = 40  # one of so many
 BATCH_SECONDS, BATCH_MOST = 2.0, 250  # of a profiler session, which takes 0.3 s besides
 SLOW_FLOPS, SLOW_BYTES = 1e14, 3e12  # per second, of the slowest kernels: how many fill a batch
 BATCH_BYTES = 30 * 10**9  # of the losses' operands
@@ -139,27 +134,6 @@ def timed(shapes: Sequence[Gemm | Call], pool: Pool, read: Read) -> tuple[Times,
     return found, readings[0]
 
 
-def is_drawn(shape: Gemm | Call) -> bool:
-    """Whether this one is of the sample that is compared with a reference: by its key, so that a run that is continued
-    draws the same."""
-    return zlib.crc32(shape.key.encode()) % CHECKED == 0
-
-
-def compared(shape: Gemm | Call, device: torch.device) -> dict[str, Any]:
-    """Compares the result of one with a reference of higher precision; returns the fields that a row has of it."""
-    from flopcast.microbench.sweep.cases import finite_or_none, kernel_module
-
-    module = kernel_module(shape)
-    own = module.operands(shape, device, zlib.crc32(shape.key.encode()))
-    reference = module.reference(own, shape)
-    error, tolerance = map(float, module.check(module.prepare(shape, "torch", own)(), reference, own, shape))
-    fields = {"relative_error": finite_or_none(error), "tolerance": tolerance, "checked": "itself"}
-    if error <= tolerance:
-        return fields
-    reason = f"relative error {error:.3g} is above the tolerance {tolerance:.3g}"
-    return {**fields, "status": "incorrect", "reason": reason}
-
-
 def timed_by_wall(shapes: Sequence[Gemm | Call], pool: Pool, read: Read) -> tuple[Times, Reading]:
     """As `timed` where there is no profiler, to see that the script runs."""
     found: Times = []
@@ -221,7 +195,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for batch in batches(todo):
             if time.monotonic() - begun >= given.budget:
                 break
-            results = {shape.key: compared(shape, device) for shape, _ in batch if is_drawn(shape)}
             found, reading = measure([shape for shape, _ in batch], pool, read)
             for (shape, role), times in zip(batch, found, strict=True):
                 if times is None:  # measured again by the next run
@@ -231,8 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 fields: dict[str, Any] = {
                     "kernel_seconds": median(seconds), "kernels": [list(kernel) for kernel in kernels],
                     "samples": [float(f"{value:.6g}") for value in seconds], "n": len(seconds), "timer": "profiler",
-                    "note": "timed in turn with others, no flush", "checked": "sample", **reading.as_row(),
-                    **results.get(shape.key, {}),
+                    "note": "not checked; timed in turn with others", **reading.as_row(),
                 }  # fmt: skip
                 case = Case(shape=shape, backend="torch", cache="cold", role=role)
                 recorder.append(case_row(case, SUITE, fields))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typer import Context
 
@@ -26,10 +27,12 @@ class AskedStep:
     module: Module | None = None
     run: Run
 
-    def traced(self, device: str, trace: Trace | None = None) -> tuple[Stream, Run]:
+    def traced(
+        self, device: str, trace: Trace | None = None, gpu: Mapping[str, Any] | None = None
+    ) -> tuple[Stream, Run]:
         """Returns the op stream on "cuda" or "cpu", and the run with the batch and sequence length that were traced.
 
-        `trace`: as in `get_stream`. Raises UsageError for a step that cannot be traced.
+        `trace`: as in `get_stream`; `gpu`: as in `Module.stream`. Raises UsageError for a step that cannot be traced.
         """
         if self.module is None:
             from flopcast.roofline.stream.library.streams import get_stream
@@ -37,7 +40,7 @@ class AskedStep:
             return get_stream(self.config or {}, self.run.traced_on(device), trace=trace), self.run
         from flopcast.roofline.stream.library.modules import run_of_stream
 
-        stream = self.module.stream(self.run, device)
+        stream = self.module.stream(self.run, device, gpu)
         return stream, run_of_stream(stream, self.run)
 
     @property

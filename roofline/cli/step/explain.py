@@ -43,7 +43,7 @@ def explain(
     with progress("forecasting"):
         # where the step itself has to be traced, torch is loaded for the alternatives too
         trace = asked.config is not None and (what_if or not is_at_hand(asked.config, asked.run.traced_on(device)))
-        stream, ran = asked.traced(device)
+        stream, ran = asked.traced(device, gpu=profile.device)
         step = PricedStep(stream, ran, profile, feeding, priced)
         found = explain_step(step)
         would_help = alternatives.advise(step, config=asked.config, trace=trace)

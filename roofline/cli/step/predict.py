@@ -80,7 +80,7 @@ def predict(
         feeding = find_host(host)
         stack.enter_context(progress("forecasting"))
         with no_garbage_collection():
-            stream, asked = step.traced(profile.device["type"], trace)
+            stream, asked = step.traced(profile.device["type"], trace, profile.device)
             result = PricedStep(stream, asked, profile, feeding, priced).forecast()
         if largest_batch:
             from flopcast.roofline.step import largest_batch as search

@@ -39,10 +39,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class FitReport:
-    """How well a profile fits, per surface and per class. `unused`: number of rows without a time, by status.
-
-    `n_holdout` counts the held-out rows that are scored. `n_seen` more have exactly the sizes of a fitted row of their
-    surface, as other shapes may: the fit has seen those, so that they say nothing of sizes that it has not."""
+    """How well a profile fits, per surface and per class. `unused`: number of rows without a time, by status."""
 
     surfaces: list[Quality]
     classes: list[Quality]
@@ -51,7 +48,6 @@ class FitReport:
     n_throttled: int
     unused: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    n_seen: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,9 +64,6 @@ def quality_report(
     for key, group in groups.items():
         errors, sigmas = profile.surfaces[key].leave_one_out
         left_out[key] = list(zip(group, np.expm1(errors).tolist(), sigmas.tolist(), strict=True))
-    seen = {(case.surface, case.work.features) for case in fitted}
-    n_held = len(held)
-    held = [case for case in held if (case.surface, case.work.features) not in seen]
     out_of_sample: dict[SurfaceKey, list[tuple[Case, float, float]]] = defaultdict(list)
     for case, found in zip(
         held, profile.estimate([(case.work, case.backend, case.cache) for case in held]), strict=True
@@ -88,7 +81,7 @@ def quality_report(
     missing = [key for key in keys if key not in profile.surfaces]
     if missing:
         warnings.append(f"{len(missing)} held-out variants have no surface of their own, the first {missing[0]}")
-    return FitReport(surfaces, classes, len(fitted), len(held), n_throttled, unused, warnings, n_held - len(held))
+    return FitReport(surfaces, classes, len(fitted), len(held), n_throttled, unused, warnings)
 
 
 def _quality(

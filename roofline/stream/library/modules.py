@@ -30,8 +30,10 @@ def module_stream(
     batch: Any = None,
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     sizes: Mapping[str, int] | None = None,
+    gpu: Mapping[str, Any] | None = None,
 ) -> Stream:
-    """Returns the op stream of one step of `source` on `device`, "cuda" or "cpu". `source`: as `trace_module` takes it.
+    """Returns the op stream of one step of `source` on `device`, "cuda" or "cpu". `source` and `gpu` are as
+    `trace_module` takes them.
 
     A factory chooses its own batch and sequence length, except for the `sizes` given. Raises UsageError.
     """
@@ -39,7 +41,7 @@ def module_stream(
 
     stream = trace_module(
         source, batch, loss_fn=loss_fn, sizes=sizes, precision=run.precision, optimizer=run.optimizer,
-        device=device, accumulate=run.accumulate, checkpoint=run.checkpoint,
+        device=device, accumulate=run.accumulate, checkpoint=run.checkpoint, gpu=gpu,
     )  # fmt: skip
     if stream.meta["batch"] < 1 or stream.meta["seq"] < 1:
         raise UsageError(f"{stream.meta['module']}: the batch is empty: valid is one sample at least")
@@ -70,9 +72,15 @@ class Module:
             check_sizes(self.source, sizes)
         return replace(self, sizes={**self.sizes, **sizes})
 
-    def stream(self, run: Run, device: str) -> Stream:
-        """Returns the op stream of a step on "cuda" or "cpu" at the factory's own batch. Raises UsageError."""
-        return self._trace(run, device, self.sizes)
+    def stream(self, run: Run, device: str, gpu: Mapping[str, Any] | None = None) -> Stream:
+        """Returns the op stream of a step on "cuda" or "cpu" at the factory's own batch. Raises UsageError.
+
+        `gpu`: the device of the profile where the step is for one GPU alone."""
+        if gpu is None:
+            return self._trace(run, device, self.sizes)
+        return module_stream(
+            self.source, run, device, batch=self.batch, loss_fn=self.loss_fn, sizes=self.sizes, gpu=gpu
+        )
 
     def at_batch(self, run: Run, device: str, batch: int) -> Stream:
         """Returns the op stream at a batch, derived from two traced ones where possible; for many batches of a module.
@@ -133,7 +141,7 @@ def run_of_stream(stream: Stream, run: Run) -> Run:
     """Returns `run` with what was traced: the batch and the sequence length, of a step function also the optimizer's
     class and, as the precision, the dtype of the products that most FLOPs are in ("" without products)."""
     traced = replace(run, batch=stream.meta["batch"], seq=stream.meta["seq"])
-    if stream.meta.get("unit") != "steps":  # a config's stream does not say
+    if stream.meta["unit"] != "steps":
         return traced
     flops: Counter[str] = Counter()
     for op in stream.ops:

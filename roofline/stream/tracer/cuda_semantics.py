@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
@@ -28,12 +30,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from flopcast.roofline.stream.tracer.cuda_autocast import CastWeights, kernels_for
 from flopcast.roofline.stream.tracer.cuda_operators import RESULTS, RULES
+from flopcast.roofline.stream.tracer.gpu_machine import check_index, cuda_device
 from flopcast.roofline.stream.tracer.import_stubs import replaced
+from flopcast.roofline.stream.tracer.known_values import learn
+from flopcast.roofline.stream.tracer.recorder import flatten
 from flopcast.roofline.stream.tracer.unmodelled import check_call
+from flopcast.roofline.stream.tracer.user_code import users_line
 
 _CUDA = torch.device("cuda", 0)
-# The compute capability that Python code sees: that of the H200, on which the streams of the tests were recorded.
-_CAPABILITY = (9, 0)
 # A step reads back few Boolean values; a loop that runs until one is false would never end.
 MAX_CHECKS = 2_000
 # Processor seconds of one trace: 48 layers of 16 experts take 20 s, 62 layers that all differ half a minute.
@@ -41,16 +45,48 @@ MAX_SECONDS = 120.0
 
 
 class HostTensors:
-    """The tensors in host memory even on a machine with CUDA: those made by `torch.tensor` without a device."""
+    """The tensors in host memory even on a machine with CUDA: those made from Python's and numpy's values without a
+    device, those put on the CPU or pinned by name, batches of a DataLoader, and what is computed from these alone.
+
+    A tensor that is made without a device is taken to be on the GPU, so that a step that names none is forecast there.
+    """
 
     def __init__(self) -> None:
         self._known = WeakIdKeyDictionary()
+        self.moving: bool | None = None  # while a tensor is made somewhere by name: whether in host memory
 
-    def add(self, tensor: torch.Tensor) -> None:
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
         self._known[tensor] = True
+        return tensor
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return tensor in self._known
+
+    def follow(self, args: Any, results: Any) -> None:
+        """Adds the results of a call that takes tensors in host memory only, and the copy that is made there."""
+        if self.moving is None and not self._known:
+            return
+        operands = [t for t in flatten(args) if isinstance(t, torch.Tensor)]
+        if self.moving or (self.moving is None and operands and all(t in self._known for t in operands)):
+            for result in flatten(results):
+                if isinstance(result, torch.Tensor):
+                    self.add(result)
+
+    def copied(
+        self, tensor: torch.Tensor, to_host: bool, dtype: torch.dtype | None = None, **memory_format: Any
+    ) -> torch.Tensor:
+        """Copies a tensor to host memory or from there."""
+        with self.making(to_host):
+            return tensor.to(dtype or tensor.dtype, copy=True, **memory_format)
+
+    @contextlib.contextmanager
+    def making(self, on_host: bool = True) -> Iterator[None]:
+        """Within the context results lie in host memory, or on the device."""
+        before, self.moving = self.moving, on_host
+        try:
+            yield
+        finally:
+            self.moving = before
 
 
 class _LooksLikeCuda(TorchFunctionMode):
@@ -67,18 +103,98 @@ class _LooksLikeCuda(TorchFunctionMode):
         if func in _WHERE:
             return (args[0] in self.hosts) != (func == _IS_CUDA)
         name = getattr(func, "__name__", "")
-        to_cuda = name == "cuda" or _is_cuda(kwargs.get("device")) or any(_is_cuda(a) for a in args[:2])
-        if to_cuda and name in ("cuda", "to") and args[0] in self.hosts:
-            return args[0].to(kwargs.get("dtype", args[0].dtype), copy=True)  # now on the device
-        if name == "cuda":
-            return args[0]
+        if (
+            func is torch.device or name == "_parse_to"
+        ):  # descriptions, no places; a number is a device of the GPU's kind
+            args = tuple(torch.device("cuda", a) if i == 0 and type(a) is int else a for i, a in enumerate(args))
+            if type(kwargs.get("device")) is int:
+                kwargs["device"] = torch.device("cuda", kwargs["device"])
+            return args[0] if func is torch.device and isinstance(args[0], torch.device) else func(*args, **kwargs)
+        if (answer := _ASKED.get(name)) is not None and args and isinstance(args[0], torch.Tensor):
+            return answer(self.hosts, *args, **kwargs)
+        if name in _MOVES and args and isinstance(args[0], torch.Tensor):
+            return self._move(func, name, args, kwargs)
+        device = kwargs.get("device")
+        if type(device) is int:
+            check_index(device)
+            device = _CUDA
+        to_cuda = cuda_device(device) or any(cuda_device(a) for a in args[:2])
         if to_cuda:
-            args = tuple(_CPU if _is_cuda(a) else a for a in args)
-            kwargs = {key: _CPU if _is_cuda(value) else value for key, value in kwargs.items()}
-        result = func(*args, **kwargs)
-        if func is torch.tensor and not to_cuda:
-            self.hosts.add(result)
-        return result
+            args = tuple(_CPU if cuda_device(a) else a for a in args)
+            kwargs = {key: _CPU if key == "device" or cuda_device(value) else value for key, value in kwargs.items()}
+        is_pinned = kwargs.pop("pin_memory", False)
+        is_on_cpu = device is not None and not to_cuda and torch.device(device).type == "cpu"
+        is_from_values = func in _FROM_VALUES and device is None and torch.get_default_device().type == "cpu"
+        if is_pinned or is_on_cpu or is_from_values:
+            with self.hosts.making():
+                result = func(*args, **kwargs)
+            return self.hosts.add(result) if isinstance(result, torch.Tensor) else result
+        return func(*args, **kwargs)
+
+    def _move(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answers `cuda`, `cpu` and `to`: a copy where the tensor lies elsewhere."""
+        tensor, *rest = args
+        named = [*rest, *kwargs.values()]
+        dtype = next((value for value in named if isinstance(value, torch.dtype)), None)
+        other = next((value for value in named if isinstance(value, torch.Tensor)), None)
+        device: Any = kwargs.get("device", rest[0] if rest else None)
+        if name == "cpu" or device is None:
+            device = name if name != "to" else None
+        if type(device) is int:
+            check_index(device)
+            device = _CUDA
+        to_host: bool | None = None
+        if other is not None:
+            to_host, dtype = other in self.hosts, other.dtype
+        elif cuda_device(device) is not None:
+            to_host = False
+        elif isinstance(device, (str, torch.device)) and torch.device(device).type == "cpu":
+            to_host = True
+        if to_host is not None and to_host != (tensor in self.hosts):
+            memory_format = {key: value for key, value in kwargs.items() if key == "memory_format"}
+            return self.hosts.copied(tensor, to_host, dtype, **memory_format)
+        if name != "to":
+            return tensor
+        args = tuple(_CPU if type(a) is int or cuda_device(a) else a for a in args)
+        kwargs = {key: _CPU if type(value) is int or cuda_device(value) else value for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+# Calls that move tensors, and calls that make them of values.
+_MOVES = ("cuda", "cpu", "to")
+_FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray)
+
+
+def _array(hosts: HostTensors, tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """A numpy array for a tensor in host memory: of ones, since there are no values."""
+    if tensor not in hosts:
+        raise TypeError(  # in torch's words
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory "
+            "first."
+        )
+    return numpy.ones(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def _list(hosts: HostTensors, tensor: torch.Tensor) -> Any:
+    """Python's numbers, read back in one copy."""
+    if not tensor.ndim:
+        return tensor.item()
+    return _array(hosts, tensor if tensor in hosts else hosts.copied(tensor, to_host=True)).tolist()
+
+
+def _format(_hosts: HostTensors, tensor: torch.Tensor, spec: str) -> str:
+    return format(tensor.item(), spec) if not tensor.ndim else "tensor(...)"
+
+
+# What tensors answer about themselves.
+_ASKED: dict[str, Callable[..., Any]] = {
+    "get_device": lambda hosts, tensor: -1 if tensor in hosts else 0,
+    "is_pinned": lambda hosts, tensor, *_: tensor in hosts,
+    "pin_memory": lambda hosts, tensor, *_: tensor if tensor in hosts else hosts.copied(tensor, to_host=True),
+    "numpy": _array,
+    "__array__": _array,
+    "__format__": _format,
+}
 
 
 _CPU = torch.device("cpu")
@@ -91,12 +207,6 @@ _IS_CUDA, _IS_CPU = torch.Tensor.is_cuda.__get__, torch.Tensor.is_cpu.__get__  #
 _WHERE = {_IS_CUDA, _IS_CPU}
 
 
-def _is_cuda(value: Any) -> bool:
-    if isinstance(value, torch.device):
-        return value.type == "cuda"
-    return isinstance(value, str) and value.partition(":")[0] == "cuda"
-
-
 class FakeValues(TorchDispatchMode):
     """Answers calls that read a value back, which fake tensors lack: Boolean values are true, numbers are 1."""
 
@@ -104,12 +214,45 @@ class FakeValues(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.hosts = HostTensors()
+        self.known: Any = WeakIdKeyDictionary()  # values that tensors have in any step in good health
+        self.notes: dict[str, None] = {}  # what a forecast takes for granted, in order
         self.is_inside = False  # within an operator's call, where only torch itself asks for devices
         self.failed = ""  # the call that raised last, and what
         self.fault: Exception | None = None
         self.checks = 0  # Boolean values read back so far
         self.is_cuda = False  # whether results have the dtypes and shapes of CUDA's kernels
         self.ends = time.process_time() + MAX_SECONDS
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Within it tensors say where they really are."""
+        before, self.is_inside = self.is_inside, True
+        try:
+            yield
+        finally:
+            self.is_inside = before
+
+    def note(self, text: str) -> None:
+        self.notes[text] = None
+
+    def _read(self, tensor: torch.Tensor) -> Any:
+        """Returns a tensor's value: one that is known, else true or 1."""
+        is_truth = tensor.dtype == torch.bool
+        if tensor in self.known:
+            value = self.known[tensor]
+            return bool(value) if is_truth else float(value) if tensor.dtype.is_floating_point else int(value)
+        constant = getattr(
+            tensor, "constant", None
+        )  # of a tensor made from Python's values; counters of steps are fp32
+        if constant is not None and not tensor.dtype.is_floating_point:
+            return constant.item()
+        self.checks += is_truth
+        if self.checks > MAX_CHECKS:
+            raise RuntimeError("a loop waits for a value, and fake tensors have none")
+        if is_truth and (line := users_line(sys._getframe(1))):
+            self.note(f"a condition that depends on values is taken to be true: {line}")
+        return True if is_truth else 1.0 if tensor.dtype.is_floating_point else 1
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -120,21 +263,20 @@ class FakeValues(TorchDispatchMode):
             )
         check_call(func)
         if func is torch.ops.aten._local_scalar_dense.default:
-            dtype = args[0].dtype
-            self.checks += dtype == torch.bool
-            if self.checks > MAX_CHECKS:
-                raise RuntimeError("a loop waits for a value, and fake tensors have none")
-            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+            return self._read(args[0])
         kwargs = kwargs or {}
-        if _is_cuda(kwargs.get("device")):
+        if cuda_device(kwargs.get("device")):
             kwargs["device"] = _CPU
         before, self.is_inside = self.is_inside, True
         try:
-            if self.is_cuda and func in RESULTS and (result := RESULTS[func](*args, **kwargs)) is not None:
-                return result
-            result = func(*args, **kwargs)
+            result = RESULTS[func](*args, **kwargs) if self.is_cuda and func in RESULTS else None
+            if result is None:
+                result = func(*args, **kwargs)
             if isinstance(result, FakeTensor) and result.fake_device.type == "cuda":  # autograd would end the process
                 raise RuntimeError("a CUDA tensor was made in a way that is not followed")
+            if self.is_cuda:
+                self.hosts.follow(args, result)
+            learn(func, args, result, self.known)
             return result
         except Exception as fault:
             self.failed, self.fault = str(func), fault
@@ -190,11 +332,12 @@ def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
 
     Autocast for "cuda" works, through the CPU's. Not thread-safe: torch's dispatcher is changed.
     """
-    hosts = HostTensors()
+    hosts = values.hosts
     weights = CastWeights()
     clear, is_enabled, get_dtype = (torch.clear_autocast_cache, torch.is_autocast_enabled, torch.get_autocast_dtype)
     start = torch.amp.autocast_mode.autocast.__init__
     where = FakeTensor.device
+    from_numpy, group = torch.from_numpy, torch._C._group_tensors_by_device_and_dtype
 
     def clear_cache() -> None:
         weights.clear()
@@ -204,6 +347,11 @@ def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
         if device_type == "cuda":
             device_type, dtype = "cpu", dtype or (get_dtype("cpu") if is_enabled("cpu") else torch.float16)
         start(self, device_type, dtype, *args, **kwargs)
+
+    def grouped(lists: Any, *args: Any) -> Any:
+        """Groups tensors as optimizers do, under the devices that they answer."""
+        found: dict[Any, Any] = group(lists, *args)
+        return {(tensors[0][0].device, *key[1:]): (tensors, *rest) for key, (tensors, *rest) in found.items()}
 
     def device(tensor: FakeTensor) -> torch.device:
         own: torch.device = where.__get__(tensor)
@@ -216,8 +364,10 @@ def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
             (torch, "is_autocast_enabled", lambda device_type="cpu": is_enabled(_cpu_for(device_type))),
             (torch, "get_autocast_dtype", lambda device_type: get_dtype(_cpu_for(device_type))),
             (torch.amp.autocast_mode.autocast, "__init__", begin),
-            (torch.cuda, "get_device_capability", lambda device=None: _CAPABILITY),
+            (torch._C, "_group_tensors_by_device_and_dtype", grouped),
+            (torch, "from_numpy", lambda array: hosts.add(from_numpy(array))),
             (FakeTensor, "device", property(device)),
+            (FakeTensor, "tolist", lambda tensor: _list(hosts, tensor)),
         ):
             stack.enter_context(replaced(owner, name, value))
         for types in _TYPES:

@@ -31,7 +31,7 @@ _SYNCS = {
         "_local_scalar_dense.default", "nonzero.default", "is_nonzero.default", "equal.default", "_unique2.default",
         "unique_dim.default", "unique_consecutive.default", "masked_select.default", "repeat_interleave.Tensor",
     )
-}  # fmt: skip
+} | {"flopcast.synchronize.default"}  # fmt: skip
 # Bookkeeping calls, which launch nothing and cost almost nothing.
 _IGNORED = ("profiler.", "prim.", "aten.is_same_size", "aten.sym_", "aten.lift_fresh")
 
@@ -157,10 +157,15 @@ class Recorder(TorchDispatchMode):
         kind = "launch"
         is_host = [self.storages[s].kind == "host" for s in (written_storages or input_storages)]
         if is_host and all(is_host):  # it writes to host memory, or only reads from there
-            kind = "host"
-            for storage in (*input_storages, *(self.tensors[o].storage for o in new)):
-                if self.storages[storage].kind in ("activation", "input"):
+            is_read_back = bool(written) and any(self.storages[s].kind != "host" for s in input_storages)
+            kind = "sync" if is_read_back else "host"
+            is_upload = name == "aten._to_copy.default" and self.is_host(args[0]) and not self.is_host(results[0])
+            made = () if is_upload else (self.tensors[o].storage for o in new)
+            for storage in (*input_storages, *made):
+                if self.storages[storage].kind in ("activation", "input") and not is_read_back:
                     self.set_kind_of(storage, "host")
+        elif not inputs and results and all(self.is_host(t) for t in results):
+            kind = "host"
         elif name in _SYNCS or (is_host and self._reads_back(new, input_storages)):
             kind = "sync"
         elif bool(new) and not written and all(self.tensors[o].storage in input_storages for o in new):

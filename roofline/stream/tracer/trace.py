@@ -43,6 +43,8 @@ from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
 from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, HostTensors, as_on_cuda, untraced
+from flopcast.roofline.stream.tracer.gpu_machine import Gpu, machine_with
+from flopcast.roofline.stream.tracer.loaders import loading_apart
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.recorder import flatten
 from flopcast.roofline.stream.tracer.unmodelled import NotModelled, finding_in, refusing
@@ -67,12 +69,16 @@ class _Recording:
 
 
 @contextlib.contextmanager
-def _fake(device: str) -> Iterator[_Recording]:
-    """Makes tensors fake, behaving as those of `device` ("cuda" or "cpu"); yields the function that records a step."""
+def _fake(device: str, gpu: Gpu | None = None) -> Iterator[_Recording]:
+    """Makes tensors fake, behaving as those of `device` ("cuda" or "cpu"); yields the function that records a step.
+
+    `gpu`: what Python code sees of the GPU."""
     values = FakeValues()
     with (
+        _settings_kept(),
         untraced(),
         refusing() as watch_compiler,
+        loading_apart(values.inside, values.hosts.add),
         FakeTensorMode(allow_non_fake_inputs=True),
         values,
         warnings.catch_warnings(),
@@ -84,8 +90,21 @@ def _fake(device: str) -> Iterator[_Recording]:
         if device == "cpu":
             yield _Recording(values, watch_compiler)
         else:
-            with as_on_cuda(values) as hosts:
+            with machine_with(gpu, values.note, values.hosts.add), as_on_cuda(values) as hosts:
                 yield _Recording(values, watch_compiler, hosts)
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Puts torch's global settings back at the end, which a factory may change."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    dtype, precision = torch.get_default_dtype(), torch.backends.cuda.matmul.allow_tf32
+    try:
+        yield
+    finally:
+        torch.set_default_device(context.device if context is not None else None)
+        torch.set_default_dtype(dtype)
+        torch.backends.cuda.matmul.allow_tf32 = precision
 
 
 def trace(
@@ -153,6 +172,7 @@ def trace_module(
     device: str = "cuda",
     accumulate: int = 1,
     checkpoint: str = "none",
+    gpu: Mapping[str, Any] | None = None,
 ) -> Stream:
     """Traces one step of any module on fake tensors: no value is computed and no weight is initialized.
 
@@ -164,6 +184,8 @@ def trace_module(
     - a step function: it runs forward, backward and optimizer by itself, once per call. The run options are then its
       own business: `precision` is not used, `optimizer`, `accumulate` and `checkpoint` have to be the defaults.
 
+    `gpu` is the device of a profile, of which `torch.cuda` tells the code that asks its name, memory or compute
+    capability; by default an H200, which `meta` then says under "notes", as it does what else was taken for granted.
     Modules and optimizers that exist already are lent fake parameters and given their own back. `meta` says "batch" and
     "seq": samples per micro-batch, and tokens per sample where the first tensor of the batch holds ids, else 1; "unit"
     what they count: tokens, samples, or steps of a step function.
@@ -177,7 +199,9 @@ def trace_module(
     }
 
     def traced(micro_batches: int) -> Stream:
-        return _trace_module(source, batch, loss_fn, sizes or {}, device, options, micro_batches)
+        return _trace_module(
+            source, batch, loss_fn, sizes or {}, device, options, micro_batches, Gpu.of(gpu) if gpu else None
+        )
 
     if accumulate > TRACED:
         with contextlib.suppress(NotDerivable):
@@ -193,11 +217,12 @@ def _trace_module(
     device: str,
     options: Mapping[str, Any],
     micro_batches: int,
+    gpu: Gpu | None,
 ) -> Stream:
     """Does what `trace_module` does, with `micro_batches` in place of the number in `options`."""
     name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
     function = load_factory(source) if isinstance(source, str) else source
-    with _fake(device) as record, _lent_fakes(function), _explained(name, record.values):
+    with _fake(device, gpu) as record, _lent_fakes(function), _explained(name, record.values):
         made: Any = (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes, name)
         record.watch_compiler()
         if not isinstance(made, tuple):
@@ -217,6 +242,10 @@ def _trace_module(
         meta = {"module": name, "batch": batch_sizes[0], "seq": batch_sizes[1], **options, "device": device}
         meta["unit"] = "tokens" if batch_sizes[1] > 1 else "samples" if isinstance(made, tuple) else "steps"
         stream = record(step, meta)
+        if isinstance(step, FunctionStep) and torch.backends.cuda.matmul.allow_tf32:
+            stream.meta["precision"] = "tf32"  # of its products in fp32, by its own choice
+        if record.values.notes:
+            stream.meta["notes"] = list(record.values.notes)
     if device != "cpu" and (strangers := sorted({op.name for op in stream.ops if _OF_THE_CPU in op.name})):
         raise UsageError(
             f"{name} cannot be forecast: {', '.join(strangers)} runs on processors alone, and what CUDA runs in its "

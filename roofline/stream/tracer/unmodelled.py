@@ -55,6 +55,7 @@ class Topic(Enum):
         "kernels of other libraries than torch are not modelled yet: use torch's own operators and optimizers for a "
         "forecast, and 16 bits in place of fewer"
     )
+    ANOMALIES = "what anomaly detection costs is not modelled: leave it out, as runs that count do"
     CONTROL_FLOW = "torch's operators that take functions are not modelled yet: write the step without for a forecast"
 
 
@@ -267,6 +268,8 @@ def finding_in(fault: BaseException) -> NotModelled | None:
         return NotModelled(Topic.SEVERAL_GPUS, f"the launcher's variable {fault.args[0]}", fault.__traceback__)
     if "_scaled_mm" in str(fault):  # it has no derivative, which autograd says before the operator is called
         return NotModelled(Topic.FP8, "torch._scaled_mm", fault.__traceback__)
+    if "returned nan values" in str(fault):  # in torch's search for NaN, which fake tensors do not pass
+        return NotModelled(Topic.ANOMALIES, "torch.autograd.detect_anomaly", fault.__traceback__)
     for package, *parts in packages_in(fault.__traceback__):
         if package in _LIBRARIES:
             return NotModelled(Topic.LIBRARY, f"{package} ({type(fault).__name__})", fault.__traceback__)

@@ -40,6 +40,13 @@ def line_of(source: FrameType | TracebackType | None) -> str:
     return ""
 
 
+def users_line(frame: FrameType | None) -> str:
+    """Returns what `line_of` does where the user's own code asks torch directly; "" where another package does."""
+    asks = next((frame for frame, _ in _outward(frame) if not frame.f_code.co_filename.startswith(_MACHINERY)), None)
+    packages = _is_packages(asks.f_code.co_filename) if asks is not None else True
+    return "" if packages else line_of(asks)
+
+
 def packages_in(trace: TracebackType | None) -> Iterator[list[str]]:
     """Yields the files of installed packages that an error's traceback passes through, innermost first, each as the
     parts of its path: ["torch", "nested", "__init__.py"]."""

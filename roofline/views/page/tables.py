@@ -319,6 +319,4 @@ def fit_table(fit: FitReport | None) -> Table | None:
         f"|forecast / measured - 1| of single kernels over {fit.n:,} fitted and {fit.n_holdout:,} held-out rows. "
         "Left out: each point told from the others of its curve. Held out: never seen by the fit."
     )
-    if fit.n_seen:
-        note += f" {fit.n_seen:,} more held-out rows have exactly the sizes of a fitted one and are not scored."
     return Table("fit", "Errors of the kernel model by class", note, columns, fit.classes)

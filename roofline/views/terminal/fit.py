@@ -24,8 +24,6 @@ def print_fit(report: FitReport) -> None:
     ]  # fmt: skip
     columns = ("class", "fitted", "left-out median", "p90", "held out", "median", "p90", "in 90% interval")
     print_table("Errors of the fit, |forecast / measured - 1|", columns, rows)
-    if report.n_seen:
-        say(f"{report.n_seen} held-out rows have the sizes of a fitted one and are not scored")
     for status, count in report.unused.items():
         say(f"{count} rows of status {status} not used")
     warn(report.warnings)

@@ -134,22 +134,6 @@ def fitted() -> tuple[Profile, FitReport]:
     return fit_rows(measurements(noise=0.01), MACHINE)
 
 
-def test_a_held_out_row_of_fitted_sizes_is_not_scored() -> None:
-    """Another shape of the same sizes along its curve was seen by the fit; the row stays, its score does not count."""
-    rng = np.random.default_rng(0)
-    rows = [row(pointwise("aten.neg.default", 3 << power), rng, 0.01) for power in range(8, 24)]
-    fresh = row(pointwise("aten.neg.default", 5 << 15), rng, 0.01, role="holdout")
-    seen = row(pointwise("aten.neg.default", 3 << 15), rng, 0.01, role="holdout")
-    seen = {**seen, "seconds": 10 * seen["seconds"], "kernel_seconds": 10 * seen["kernel_seconds"]}
-    profile, report = fit_rows([*rows, fresh, seen], MACHINE)
-    assert (report.n_holdout, report.n_seen) == (1, 1)
-    assert profile.provenance["rows_held_out"] == 2
-    (only,) = report.classes
-    assert only.n_holdout == 1
-    assert only.holdout_median is not None
-    assert only.holdout_median < 0.1
-
-
 def test_held_out_errors_are_near_the_noise(fitted: tuple[Profile, FitReport]) -> None:
     _, report = fitted
     errors = {quality.name: quality for quality in report.classes}
