@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict, TypeVar, cast, get_args
 
-from flopcast.decode import As, By, Count, Finite, NonNegative, Positive, Seconds, Size, Wrong, decoder, refused
+from flopcast.decode import As, By, Count, Finite, NonNegative, Positive, Seconds, Share, Size, Wrong, decoder, refused
 from flopcast.microbench.records.row_shapes import checked_shape
 
 SCHEMA = 1
@@ -66,6 +66,7 @@ class Readings(TypedDict, total=False):
     memory_clock_mhz: Positive | None
     power_w: NonNegative | None
     temperature_c: Finite | None
+    others_share: Share | None  # of the cores that other processes kept busy; on a GPU in rows of steps alone
     throttle_reasons: Sequence[str]  # NVML's clock event reasons, including "gpu_idle" and user settings
 
 
@@ -73,7 +74,7 @@ EMPTY_FIELDS: Readings = {
     "status": "ok", "reason": None, "note": None, "throttled": False, "seconds": None, "kernel_seconds": None,
     "kernels": [], "samples": [], "n": 0, "timer": None, "relative_error": None, "tolerance": None,
     "clock_mhz": None, "memory_clock_mhz": None, "power_w": None, "temperature_c": None,
-    "throttle_reasons": [],
+    "others_share": None, "throttle_reasons": [],
 }  # fmt: skip
 
 
@@ -180,6 +181,13 @@ KINDS: dict[str, type[Row]] = {
 # Keys of the scalars that time the host, not the device. Where several GPUs are measured at once, they are valid only
 # from a process that had the host to itself.
 HOST_SCALARS = ("scalar/launch", "scalar/launch_inplace", "scalar/sync", "scalar/launch_queue")
+
+
+def is_busy(others_share: float | None, device_type: str) -> bool:
+    """Whether that share makes what is timed longer: on a processor any tenth of it does, while the host of a GPU needs
+    two cores of many."""
+    return others_share is not None and others_share > (0.1 if device_type == "cpu" else 0.75)
+
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 Fields = Mapping[str, object]  # some of the fields of a row

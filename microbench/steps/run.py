@@ -25,7 +25,7 @@ from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, Row, merged
 from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.steps.measure import Kernel, StepKernels, StepTiming, profile_step, time_step
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_or_error, work_through
-from flopcast.microbench.timing.telemetry import Reading, telemetry
+from flopcast.microbench.timing.telemetry import Reading, beside_others, telemetry
 from flopcast.microbench.timing.timer import synchronise
 
 Measure = Callable[[training_step.TrainingStep], Fields]
@@ -93,6 +93,8 @@ class _Run:
         if calibration is not None and self.device.type == "cuda" and any(plan.has_triton for plan in todo):
             self._append(operator_rows(self.device), suite=self.suite)
         read = telemetry(self.device)
+        if self.device.type == "cuda":  # a processor's telemetry tells it already
+            read = beside_others(read)
 
         def timed(step: training_step.TrainingStep) -> Fields:
             timing = time_step(step, rounds=rounds, steps_per_round=steps_per_round, read=read)

@@ -11,6 +11,8 @@
     matrix_sustained/<dtype>    mean over the last half of some seconds without a pause, FLOP/s
     hbm_copy, hbm_read, hbm_write   bytes/s at 1 GiB and more (copy counts what is read and what is written)
     l2_copy                     bytes/s of a copy that stays within the last-level cache
+    reference                   seconds of one product, timed before each case of a sweep (processors alone): its
+                                spread is that of the machine
     copy/<bytes>                bytes/s of a copy over its working set (not in the quick suite)
     l2_read/<bytes>             bytes/s of reading a working set repeatedly within one kernel (CUDA, not quick): the
                                 cache's own rate, whereas a copy of some MB takes no longer than its launch
@@ -22,8 +24,9 @@ cost more once CUDA's profiler has been used.
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import torch
@@ -104,6 +107,14 @@ def _scalar_row(key: str, suite: str, measure: Measure, timer: Timer) -> ScalarR
     found = {"value": scalar.value, "unit": scalar.unit, "samples": rounded(scalar.samples[:KEPT_SAMPLES])}
     counted = {"n": len(scalar.samples), **scalar.reading.as_row(), **scalar.fields}
     return merged(ScalarRow, what, EMPTY_FIELDS, rest, found, counted)
+
+
+def reference_row(samples: Sequence[float], suite: str) -> ScalarRow:
+    """The row of a product that was timed before each case of a sweep on a processor: how much the machine varies."""
+    what = {"key": "scalar/reference", "backend": "torch", "cache": "hot", "shape": None, "suite": suite, "role": "fit"}
+    step = -(-len(samples) // KEPT_SAMPLES)
+    value = {"unit": "seconds", "value": statistics.median(samples), "timer": "wall", "n": len(samples)}
+    return merged(ScalarRow, EMPTY_FIELDS, what, value, {"samples": rounded(samples[::step])})
 
 
 def scalar_measures(timer: Timer, suite: str) -> dict[str, Measure]:

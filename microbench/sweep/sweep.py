@@ -8,6 +8,7 @@ because everything after it would fail: that case gets its row, and a re-run con
 from __future__ import annotations
 
 import random
+import statistics
 import time
 import zlib
 from collections import Counter
@@ -23,9 +24,11 @@ from flopcast.errors import RunError
 from flopcast.kernels.shapes import Shape, shape_to_json
 from flopcast.microbench.records.kernel_sources import BACKEND, OPERANDS, kernels_of
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.records.rows import Fields, Status
+from flopcast.microbench.records.rows import Fields, Status, is_busy
 from flopcast.microbench.sweep.cases import Case, KernelModule, case_row, finite_or_none, kernel_module, timing_fields
+from flopcast.microbench.sweep.scalars import reference_row
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, is_out_of_memory, status_of
+from flopcast.microbench.timing.cpu_timer import CpuTimer
 from flopcast.microbench.timing.cuda_timer import CudaTimer
 from flopcast.microbench.timing.cupti import KernelTimes, profile_calls
 from flopcast.microbench.timing.operands import Call, free_bytes, storage_bytes
@@ -34,6 +37,8 @@ from flopcast.progress import Progress, progress
 
 # Share of the memory that a batch may take: it holds one operand set per case between profiling and timing.
 BATCH_MEMORY_SHARE = 1 / 16
+FEWEST_REFERENCES = 10  # fewer times of one product, those of a few seconds, say little of a machine's spread
+BUSY = "other processes kept {share:.0%} of the cores busy: the times are those of a busy machine"
 UNSETTLED = "the clock or the time of a reference still moved by more than the tolerance when warm-up was cut off"
 
 
@@ -83,10 +88,16 @@ def run_sweep(
     sweep = _Sweep(recorder, timer, suite, seed, module_for)
     if todo and not watch.is_spent() and not timer.warm_up():
         sweep.warn(UNSETTLED)
+    rows_before = len(recorder.rows)
     with progress(label, len(todo), in_logs=True) as shown, on_stream(timer):
         pending = list(reversed(todo))
         while pending and not watch.is_spent():
             sweep.run_batch(pending, watch, shown)
+    shares = [share for row in recorder.rows[rows_before:] if (share := row.get("others_share")) is not None]
+    if shares and is_busy(statistics.median(shares), timer.device.type):
+        sweep.warn(BUSY.format(share=statistics.median(shares)))
+    if len(sweep.references) >= FEWEST_REFERENCES:
+        recorder.append(reference_row(sweep.references, suite))
     return Summary(
         statuses=sweep.statuses,
         skipped=len(wanted) - len(todo),
@@ -113,6 +124,7 @@ class _Sweep:
         self.module_for = module_for
         self.statuses: Counter[str] = Counter()
         self.warnings: list[str] = []
+        self.references: list[float] = []  # seconds of one product, on a processor before each case
         self._checked: dict[tuple[str, str], tuple[float | None, float | None]] = {}
 
     @property
@@ -130,6 +142,8 @@ class _Sweep:
         size = self.timer.policy.profile_batch if self.on_cuda else 1  # no profiler, so no reason to batch
         while pending and len(ready) < size and held < limit and not watch.is_spent():
             case = pending.pop()
+            if isinstance(self.timer, CpuTimer) and (seconds := self.timer.reference_seconds()) is not None:
+                self.references.append(seconds)
             try:
                 one = self._set_up(case)
             except _Failed as failed:

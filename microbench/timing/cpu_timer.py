@@ -16,6 +16,8 @@ from flopcast.microbench.timing.processor import last_level_cache_bytes
 from flopcast.microbench.timing.telemetry import telemetry
 from flopcast.microbench.timing.timer import Timing
 
+REFERENCE_SHARE = 0.03  # of a sweep's time
+
 
 class CpuTimer:
     """Times calls by wall clock. Denormals are flushed to zero while timing, because the values of in-place ops that
@@ -28,16 +30,26 @@ class CpuTimer:
         self._clock_ns = clock_ns
         self.cache_bytes = last_level_cache_bytes()
         self._flush_buffer: Tensor | None = None
+        self._reference_due = 0.0
+        self._reference = torch.randn(512, 512)
 
     def warm_up(self) -> bool:
         """Starts the thread pool and brings the cores to their working clock."""
-        a = torch.randn(512, 512)
+        return warm_up_until_settled(self._reference_product, self.policy)
 
-        def reference() -> None:
-            for _ in range(4):  # about 10 ms on two cores
-                a @ a
+    def reference_seconds(self) -> float | None:
+        """Times a product that is always the same: its times over a sweep show how much the machine itself varies. None
+        where it would take more than REFERENCE_SHARE of the time."""
+        now = self._clock_ns() * 1e-9
+        if now < self._reference_due:
+            return None
+        seconds = self._stretch([self._reference_product])
+        self._reference_due = now + seconds / REFERENCE_SHARE
+        return seconds
 
-        return warm_up_until_settled(reference, self.policy)
+    def _reference_product(self) -> None:
+        for _ in range(4):  # about 10 ms on two cores
+            self._reference @ self._reference
 
     def time(self, prepare: Prepare, operands: Operands, cache: str) -> Timing:
         torch.set_flush_denormal(True)

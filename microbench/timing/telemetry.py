@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from flopcast.microbench.records.rows import Fields
+from flopcast.microbench.timing.contention import OthersShare
 from flopcast.microbench.timing.processor import current_mhz
 
 # nvml.h, nvmlClocksEventReasons. The first group slows the device below the requested clocks.
@@ -55,6 +56,7 @@ class Reading:
     power_w: float | None = None
     temperature_c: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    others_share: float | None = None  # of the machine's cores, that other processes kept busy
 
     @property
     def throttled(self) -> bool:
@@ -83,6 +85,7 @@ def typical_reading(readings: Sequence[Reading]) -> Reading:
         memory_clock_mhz=middle("memory_clock_mhz"),
         power_w=middle("power_w"),
         temperature_c=middle("temperature_c"),
+        others_share=middle("others_share"),
         throttle_reasons=tuple(dict.fromkeys(name for reading in later for name in reading.throttle_reasons)),
     )
 
@@ -150,4 +153,10 @@ def telemetry(device: torch.device) -> Callable[[], Reading]:
     an idle one shows idle clocks. The handle lives as long as the process."""
     if device.type == "cuda":
         return Nvml(device).reading
-    return lambda: Reading(clock_mhz=current_mhz())
+    return beside_others(lambda: Reading(clock_mhz=current_mhz()))
+
+
+def beside_others(read: Callable[[], Reading]) -> Callable[[], Reading]:
+    """The same readings, each with the share of the cores that other processes kept busy since the one before."""
+    others = OthersShare()
+    return lambda: replace(read(), others_share=others())

@@ -11,6 +11,8 @@ of one kernel:
   class (`Spreads.classes`);
 - what all kernels share, the clock and memory of the part (`Spreads.common`), and the variation among cards of one
   model, where that is known (`Profile.card_spread`);
+- how much the machine itself varies, where it was measured: a processor runs other processes too, and a step meets
+  another moment of it than the profile did (`drift_sigma`);
 - a projection's error, that of one datasheet figure for all classes (`gpu.projection.project.common_sigma`);
 - the error of the power that the step draws (`power_limit.SIGMA`), which matters near the part's limit;
 - the gap between kernels, measured for tiny kernels and for wide ones: a step's true gap lies between; the forecast
@@ -122,7 +124,15 @@ def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | 
 
         projected = sum(seconds * common_sigma(profile, name) for name, seconds in classes.items())
     cards = card_sigma(classes, profile)
-    return sqrt((own + shared + projected**2) / total**2 + known.common**2 + cards**2)
+    machine = hypot(cards, drift_sigma(profile))
+    return sqrt((own + shared + projected**2) / total**2 + known.common**2 + machine**2)
+
+
+def drift_sigma(profile: Profile) -> float:
+    """Returns the standard deviation of the log time of a product that was timed throughout the measurements
+    (`scalar/reference`); 0 where there is none, as of GPUs."""
+    found = profile.ceilings.get("reference")
+    return 0.0 if found is None else log(found.high / found.low) / (2 * Z_90)
 
 
 class Moves(NamedTuple):

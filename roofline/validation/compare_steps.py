@@ -18,7 +18,7 @@ from flopcast.decode import show
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.microbench.recipe.plans import StepPlan
-from flopcast.microbench.records.rows import Row, StepEstimateRow, StepKernelsRow, StepRow, select
+from flopcast.microbench.records.rows import Row, StepEstimateRow, StepKernelsRow, StepRow, is_busy, select
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast
@@ -297,6 +297,8 @@ def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
         host_calibrated="in the same run" if host is not None else "with the profile",
         used_in_intervals=plan.group == INTERVALS,
         clock_mhz=row.get("clock_mhz"),
+        others_share=row.get("others_share"),
+        is_busy=is_busy(row.get("others_share"), profile.device["type"]),
     )
     try:
         run = run_from(asdict(plan))

@@ -70,7 +70,8 @@ class StepComparison:
     seconds by the groups of `classes.GROUPS`, `baselines` the step's seconds by METHODS.
     `step` is forecast with the host that ran beside the step, where there was one, and `profile_host_step` with the
     profile's, as a user gets it; `host_sigma` is the deviation of the logarithm of the former (None: the profile's was
-    taken).
+    taken). `others_share`: of the machine's cores, that other processes kept busy while the step ran; `is_busy` where
+    that made it longer.
     """
 
     plan: StepPlan
@@ -91,6 +92,8 @@ class StepComparison:
     host_calibrated: str = "with the profile"
     used_in_intervals: bool = False
     clock_mhz: float | None = None
+    others_share: float | None = None
+    is_busy: bool = False
     transformers: str | None = None
     torch: str | None = None
 
@@ -161,6 +164,7 @@ class StepComparison:
             "measured_share": self.measured_share, "host_calibrated": self.host_calibrated,
             "used_in_fit": False,  # no real step ever is
             "used_in_intervals": self.used_in_intervals, "clock_mhz": self.clock_mhz,
+            "others_share": self.others_share,
             "transformers": self.transformers, "torch": self.torch,
         }  # fmt: skip
 

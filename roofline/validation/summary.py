@@ -78,6 +78,18 @@ def summaries(rows: Sequence[StepComparison]) -> list[Summary]:
     return [summary(label, members) for label, members in sets.items() if members]
 
 
+def busy_words(rows: Sequence[StepComparison]) -> str:
+    """A sentence on the steps that ran beside other processes' work; "" where none did."""
+    shares = [row.others_share or 0.0 for row in rows if row.is_busy]
+    if not shares:
+        return ""
+    return (
+        f"The machine was busy: other processes kept {median(shares):.0%} of its cores (up to {max(shares):.0%}) while "
+        f"{len(shares)} of {len(rows)} steps ran, whose times say little about the forecasts; run them again when it "
+        "is quiet, into another folder."
+    )
+
+
 def by_bound(rows: Sequence[StepComparison]) -> dict[str, list[StepComparison]]:
     """All steps, and those that the device and the host bound."""
     return {

@@ -18,7 +18,7 @@ import numpy as np
 
 from flopcast.errors import DataError
 from flopcast.microbench.records.machine import Device, Machine
-from flopcast.microbench.records.rows import Row
+from flopcast.microbench.records.rows import Row, is_busy
 from flopcast.roofline.base.numbers import Z_90, Number
 from flopcast.roofline.gpu.catalogue.device import attention_alias, device_peaks, gpu_name
 from flopcast.roofline.gpu.fit.cards import read_folder, with_cards
@@ -82,6 +82,12 @@ def fit_rows(
         )
     host = fit_host(usable, counts or {}, ceilings, machine.get("host", {}), warnings)
     host = with_origin(host, machine, usable)
+    others = others_share(usable)
+    if is_busy(others, device["type"]):
+        warnings.append(
+            f"other processes kept {others:.0%} of the cores busy while this was measured: the times are those of a "
+            "busy machine; measure again when it is quiet, into another folder"
+        )
     times = [time for row in usable if (time := row.get("time"))]
     n_throttled = sum(case.is_throttled for case in fitted)
     profile = Profile(
@@ -100,6 +106,7 @@ def fit_rows(
             "suites": sorted({suite for row in shaped if (suite := row.get("suite"))}),
             "rows": len(fitted),
             "rows_throttled": n_throttled,
+            **({} if others is None else {"others_share": others}),
             "rows_held_out": len(held),
             "from": min(times, default=None),
             "to": max(times, default=None),
@@ -126,6 +133,12 @@ def ceilings_of(rows: Iterable[Row]) -> dict[str, Number]:
     if "launch_queue" in found:
         found["queue_depth"] = found.pop("launch_queue")
     return found
+
+
+def others_share(rows: Iterable[Row]) -> float | None:
+    """The median share of the cores that other processes kept busy while rows were measured; None where none tells."""
+    known = [share for row in rows if (share := row.get("others_share")) is not None]
+    return round(float(np.median(known)), 3) if known else None
 
 
 def _launch_counts(cases: Iterable[Case]) -> dict[KernelKind, float]:

@@ -13,7 +13,7 @@ from flopcast.roofline.dollars.crossovers import best_gpu
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.step.forecast import tokens_of, width_of
 from flopcast.roofline.validation.step_comparison import StepComparison
-from flopcast.roofline.validation.summary import errors_of, inside
+from flopcast.roofline.validation.summary import busy_words, errors_of, inside
 from flopcast.roofline.views.page.data import ReportData
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ def how_wrong(rows: Sequence[StepComparison]) -> str:
         + (f" ({by_bound})" if by_bound else "")
         + f", median signed {all_errors.signed:+.1%}, worst {worst.step.error:+.1%} ({worst.label_with_optimizer}); "
         f"{inside(done).words}.{rest}"
+        + (f" {busy}" if (busy := busy_words(rows)) else "")
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from flopcast.roofline.base.units import NONE, duration, ms, percent, share
 from flopcast.roofline.validation.compare import ROWS_SHOWN, Change, Comparison, StepChange
 from flopcast.roofline.validation.step_comparison import StepComparison
-from flopcast.roofline.validation.summary import Errors, compare_methods, summaries
+from flopcast.roofline.validation.summary import Errors, busy_words, compare_methods, summaries
 from flopcast.roofline.views.terminal.console import console, print_table, say, warn
 
 NAME_SHOWN = 60
@@ -109,6 +109,7 @@ def print_validation(rows: Sequence[StepComparison]) -> None:
     names = ("step, host of its run", "in 90% interval", "its width", "step, profile's host", "in 90% interval",
              "its width")  # fmt: skip
     print_table("|error| of the step, median / worst, and its interval", ("rows", "n", *names), totals)
+    warn(filter(None, [busy_words(rows)]))
     methods = compare_methods(rows)
     if len(methods) > 1:
         lines = [[method.label, *map(_median_and_worst, method.sets.values())] for method in methods]

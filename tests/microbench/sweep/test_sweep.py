@@ -26,8 +26,10 @@ from flopcast.microbench.sweep import cases, sweep
 from flopcast.microbench.timing import device
 from flopcast.microbench.timing.cpu_timer import CpuTimer
 from flopcast.microbench.timing.operands import Operands, Prepare
+from flopcast.microbench.timing.policy import CPU_QUICK
 from flopcast.microbench.timing.telemetry import Reading
 from flopcast.microbench.timing.timer import Timing
+from flopcast.roofline.gpu.fit.rows import ceilings_of
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -271,8 +273,25 @@ def test_kill_and_resume_with_a_real_process(standin: ModuleType, tmp_path: Path
     summary = standin.run(tmp_path, standin.cases(count))
     assert summary.skipped == len(survived)
     assert summary.measured == count - len(survived)
-    keys = [r["key"] for r in rows(tmp_path)]
+    keys = [r["key"] for r in rows(tmp_path) if r["key"] != "scalar/reference"]
     assert len(keys) == len(set(keys)) == count
+
+
+def test_a_product_timed_all_along_tells_how_much_the_processor_varies(
+    standin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([0.01, None, *[0.01, 0.02] * 5, *[None] * 9])
+    monkeypatch.setattr(CpuTimer, "reference_seconds", lambda self: next(seconds))
+    monkeypatch.setattr("flopcast.microbench.timing.telemetry.OthersShare.__call__", lambda self: 0.5)
+    wanted = [cases.Case(shape=Gemm(m=8, n=8, k=k, dtype="fp32", layout="nt"), cache="hot") for k in range(1, 13)]
+    with Recorder(tmp_path, device.describe(torch.device("cpu"))) as recorder:
+        timer = CpuTimer(replace(CPU_QUICK, warm_up_seconds=0.0))
+        summary = sweep.run_sweep(wanted, recorder=recorder, timer=timer, suite="quick")
+    assert summary.warnings == ["other processes kept 50% of the cores busy: the times are those of a busy machine"]
+    *timed, told = rows(tmp_path)
+    assert {row["others_share"] for row in timed} == {0.5}
+    assert (told["key"], told["value"], told["n"]) == ("scalar/reference", 0.01, 11)
+    assert ceilings_of([told])["reference"].high > 0.014
 
 
 def test_real_matrix_products_on_the_processor(standin: ModuleType, tmp_path: Path) -> None:

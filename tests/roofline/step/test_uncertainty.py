@@ -26,6 +26,7 @@ from flopcast.roofline.step.uncertainty import (
     card_sigma,
     device_log_sigma,
     device_moves,
+    drift_sigma,
     gap_log_sigma,
     spreads,
     step_interval,
@@ -72,6 +73,16 @@ def test_cards_of_a_kind(ops: list[TimedOp], profile: Profile) -> None:
     apart = with_cards(profile, {"gpu0": 0.98, "gpu1": 1.02})
     assert card_sigma({"gemm": 1.0, "copy": 2.0}, apart) == pytest.approx(log(1.02 / 0.98) / sqrt(2), rel=1e-3)
     assert device_log_sigma(ops, apart) > device_log_sigma(ops, profile)
+
+
+def test_a_machine_that_varies_widens_the_interval(ops: list[TimedOp], profile: Profile) -> None:
+    """A busy processor's page said 34% median error, 0 of 5 inside: how a product's time varied was in no interval."""
+    varied = Number(1.0, 1 / 1.5, 1.5, "measured", "a product timed all along")
+    calm, busy = profile, replace(profile, ceilings={**profile.ceilings, "reference": varied})
+    assert drift_sigma(calm) == 0.0
+    assert drift_sigma(busy) == pytest.approx(log(1.5) / numbers.Z_90)
+    expected = sqrt(device_log_sigma(ops, calm) ** 2 + drift_sigma(busy) ** 2)
+    assert device_log_sigma(ops, busy) == pytest.approx(expected)
 
 
 def test_gaps_lie_between_tiny_and_wide(profile: Profile) -> None:

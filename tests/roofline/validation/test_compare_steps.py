@@ -27,7 +27,7 @@ from flopcast.roofline.validation.compare_steps import compare, step_folders
 from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_comparison import COLUMNS, Part, StepComparison, signed_error, write_csv
 from flopcast.roofline.validation.step_plans import QWEN3_GROUPS, validation_plans
-from flopcast.roofline.validation.summary import compare_methods, inside, summaries
+from flopcast.roofline.validation.summary import busy_words, compare_methods, inside, summaries
 from flopcast.roofline.views.figures.agreement import agreement_figure
 from flopcast.roofline.views.page.words import how_wrong
 from studies.suites.plans import PLANS
@@ -170,6 +170,17 @@ def test_summary(found: Forecast, tiny: dict[str, Any], profile: Profile) -> Non
     assert everything.parts["step"].worst == pytest.approx(0.5)
     assert everything.coverage == pytest.approx(sum(bool(row.step.is_within) for row in rows) / 3)
     assert summaries([]) == []
+
+
+def test_a_busy_machine_is_said(found: Forecast, tiny: dict[str, Any], profile: Profile) -> None:
+    rows = [{**row, "others_share": 0.5} for row in rows_of(found, tiny)]
+    cpu = replace(profile, device={**profile.device, "type": "cpu"})
+    (busy,) = compare(rows, cpu)
+    assert "other processes kept 50% of its cores (up to 50%) while 1 of 1 steps ran" in busy_words([busy])
+    assert "other processes kept 50%" in how_wrong([busy])
+    assert busy.to_json()["others_share"] == 0.5
+    (calm,) = compare(rows, profile)  # a GPU's host has cores to spare
+    assert (calm.is_busy, busy_words([calm])) == (False, "")
 
 
 def test_csv(found: Forecast, tiny: dict[str, Any], profile: Profile, tmp_path: Path) -> None:
