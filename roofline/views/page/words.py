@@ -145,8 +145,7 @@ def how_wrong(rows: Sequence[StepComparison]) -> str:
         f"Over {len(done)} real steps, none used in fitting: median |error| {all_errors.median:.1%}"
         + (f" ({by_bound})" if by_bound else "")
         + f", median signed {all_errors.signed:+.1%}, worst {worst.step.error:+.1%} ({worst.label_with_optimizer}); "
-        f"{inside(done).words}.{rest}"
-        + (f" {busy}" if (busy := busy_words(rows)) else "")
+        f"{inside(done).words}.{rest}" + (f" {busy}" if (busy := busy_words(rows)) else "")
     )
 
 
