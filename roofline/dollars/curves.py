@@ -27,10 +27,11 @@ from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.step.uncertainty import spreads
+from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.library.streams import Vary, get_stream
 from flopcast.roofline.stream.lowering.classes import group_of
 from flopcast.roofline.stream.model.models import Config
-from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 OWN, SAME = "own", "same"  # the host that feeds each GPU: one of its own, or one for all
@@ -39,7 +40,7 @@ HOSTS = (OWN, SAME)
 
 def cost_curves(
     profiles: Sequence[Profile],
-    models: Sequence[Config],
+    models: Sequence[Config | Module],
     run: Run,
     prices: Mapping[str, Price],
     *,
@@ -60,12 +61,12 @@ def cost_curves(
     total = len(profiles) * len(models)
     done = 0
     for model in models:
-        at_hand: dict[Traced, Stream] = {}  # a stream serves every GPU of its kind
+        at_hand: dict[str, tuple[Stream, Run]] = {}  # a stream serves every GPU of its kind
         for found, profile, (own, is_shared) in zip(points, profiles, feeding, strict=True):
-            traced = traced_of(run, profile)
-            if traced not in at_hand:
-                at_hand[traced] = get_stream(model, traced, vary=vary)
-            step = PricedStep(at_hand[traced], run, profile, own)
+            device = profile.device["type"]
+            if device not in at_hand:
+                at_hand[device] = traced_step(model, run, profile, vary)
+            step = PricedStep(*at_hand[device], profile, own)
             found.append(step_point(step, model, shares_host=is_shared, what_if=what_if))
             done += 1
             progress(done, total)
@@ -73,6 +74,16 @@ def cost_curves(
         cost_curve(profile.gpu, found, prices.get(profile.gpu), profile.basis)
         for profile, found in zip(profiles, points, strict=True)
     ]
+
+
+def traced_step(model: Config | Module, run: Run, profile: Profile, vary: Vary | None = None) -> tuple[Stream, Run]:
+    """Returns a step's stream, and the run with the batch and sequence length that were traced: a module's are its
+    factory's own, unless `vary` says that the run's batch is one of many. Raises UsageError."""
+    if not isinstance(model, Module):
+        return get_stream(model, traced_of(run, profile), vary=vary), run
+    device = profile.device["type"]
+    stream = model.at_batch(run, device, run.batch) if vary == "batch" else model.stream(run, device)
+    return stream, run_of_stream(stream, run)
 
 
 def feeding_hosts(profiles: Sequence[Profile], host: HostCosts | None, hosts: str) -> list[tuple[HostCosts, bool]]:
@@ -93,7 +104,9 @@ def feeding_hosts(profiles: Sequence[Profile], host: HostCosts | None, hosts: st
     return [(measured, True)] * len(profiles)
 
 
-def step_point(step: PricedStep, model: Config, *, shares_host: bool = False, what_if: bool = False) -> StepPoint:
+def step_point(
+    step: PricedStep, model: Config | Module, *, shares_host: bool = False, what_if: bool = False
+) -> StepPoint:
     """Returns a step of `model` as a point of a curve, with how far each shared cause of error moves it."""
     found, timeline, device_sigma = step.forecast(), step.timeline, step.device_sigma
     base = found.step_seconds
@@ -121,7 +134,7 @@ def step_point(step: PricedStep, model: Config, *, shares_host: bool = False, wh
         others[factor] = (seconds, seconds / down, seconds * up)
     return StepPoint(
         n_params=found.n_params,
-        width=model.get("hidden_size") or model.get("n_embd"),
+        width=_width_of(model),
         depth=found.depth,
         step_seconds=base,
         low=found.step_seconds_low,
@@ -137,6 +150,12 @@ def step_point(step: PricedStep, model: Config, *, shares_host: bool = False, wh
         memory_bytes=int(step.profile.device.get("memory_bytes") or 0),
         with_host=others,
     )
+
+
+def _width_of(model: Config | Module) -> int | None:
+    if isinstance(model, Module):
+        return model.sizes.get("width")
+    return model.get("hidden_size") or model.get("n_embd")
 
 
 def class_sigmas(step: PricedStep) -> dict[str, float]:

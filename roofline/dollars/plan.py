@@ -16,15 +16,16 @@ from math import ceil, exp, log
 from typing import Any
 
 from flopcast.errors import UsageError
-from flopcast.roofline.dollars.curves import OWN, feeding_hosts, step_point
+from flopcast.roofline.dollars.curves import OWN, feeding_hosts, step_point, traced_step
 from flopcast.roofline.dollars.points import CostCurve, CostPoint, Ranged
 from flopcast.roofline.dollars.tables import price_cells
 from flopcast.roofline.gpu.catalogue.prices import Price, unranked
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.largest_batch import largest_batch
-from flopcast.roofline.step.priced_step import PricedStep, peak_for, traced_of
-from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.step.priced_step import PricedStep, peak_for
+from flopcast.roofline.stream.library.modules import Module
+from flopcast.roofline.stream.library.streams import Vary
 from flopcast.roofline.stream.model.models import Config, context_of
 from flopcast.roofline.stream.model.run import Run
 
@@ -52,6 +53,7 @@ class Plan:
     run: Run
     tokens: float
     price: Price | None = None
+    unit: str = "tokens"
     is_largest: bool = False
     point: CostPoint | None = None
     mfu: float | None = None
@@ -89,6 +91,7 @@ class Plan:
             "is_largest_batch": self.is_largest,
             "accumulate": self.run.accumulate,
             "tokens": self.tokens,
+            "unit": self.unit,
             "tokens_per_step": None if step is None else step.tokens,
             "steps": self.steps,
             "step_seconds": None if step is None else step.step_seconds,
@@ -126,7 +129,7 @@ def check_devices(count: int) -> None:
 
 
 def plans(
-    model: Config,
+    model: Config | Module,
     run: Run,
     profiles: Sequence[Profile],
     prices: Mapping[str, Price],
@@ -148,14 +151,19 @@ def plans(
         zip(profiles, feeding_hosts(profiles, host, hosts), strict=True)
     ):
         batch = largest_batch(model, run, profile) if auto_batch else run.batch
-        traced = traced_of(replace(run, batch=max(batch, 1)), profile)
         # the search for the largest batch has traced two batches, from which the stream of any other is derived
-        stream = get_stream(model, traced, vary="batch" if auto_batch else None)
+        vary: Vary | None = "batch" if auto_batch else None
+        stream, own_run = traced_step(model, replace(run, batch=max(batch, 1)), profile, vary)
+        unit = stream.meta.get("unit", "tokens")
+        if tokens is None and unit != "tokens":
+            raise UsageError(
+                f"how many {unit}? The batch of this module holds no token ids: give their number as --tokens"
+            )
         wanted = tokens_per_parameter * stream.n_params if tokens is None else tokens
-        own_run = replace(run, batch=batch)
+        own_run = own_run if batch else replace(own_run, batch=0)
         plan = Plan(
             gpu=profile.gpu, basis=profile.basis, run=own_run, tokens=wanted, price=prices.get(profile.gpu),
-            is_largest=auto_batch, reason="out of memory",
+            is_largest=auto_batch, unit=unit, reason="out of memory",
         )  # fmt: skip
         if batch:
             step = step_point(PricedStep(stream, own_run, profile, own), model, shares_host=is_shared)

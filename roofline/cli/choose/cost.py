@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Context, Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
@@ -16,24 +16,32 @@ from flopcast.roofline.cli.shared.options import (
     AsJson,
     Gpus,
     HostsOptions,
+    ModelOptions,
     PriceKind,
     PriceOptions,
     RunOptions,
+    given,
     ladder_of,
+    refuse_unused,
+    whole_numbers,
 )
 from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.crossovers import Scenario
     from flopcast.roofline.dollars.points import CostCurve
+    from flopcast.roofline.stream.library.modules import Module
+    from flopcast.roofline.stream.model.models import Config
 
 
 def cost(
+    context: Context,
     gpus: Gpus = ALL_GPUS,
     *,
     depth_law: Annotated[
         str, Option(help="Law of the number of layers at each width: printed, ln or qwen3.")
     ] = "printed",
+    model: Annotated[ModelOptions, Only("module")],
     widths: Annotated[str | None, Option(help="Widths, separated by commas. Default: 256 to 4096 by 256.")] = None,
     run: Annotated[RunOptions, Only("batch", "seq", "optimizer", "mode")],
     feeding: HostsOptions,
@@ -58,6 +66,7 @@ def cost(
     from flopcast.roofline.dollars.crossovers import scenarios
     from flopcast.roofline.dollars.curves import SAME, cost_curves
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
+    from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.cost import print_cost
 
@@ -66,10 +75,17 @@ def cost(
             "mode 'compile' is not modelled yet: use eager, whose table of other hosts also gives the bound with no "
             "host at all (what CUDA graphs of these kernels would reach; fused kernels may go beyond it)"
         )
-    models = ladder_of(widths, depth_law)
+    asked = run.to_run()
+    models: Sequence[Config | Module] = ladder_of(widths, depth_law)
+    if model.module is not None:
+        refuse_unused(
+            "with --module: the factory makes the model", {"depth_law": None if depth_law == "printed" else depth_law}
+        )
+        refuse_unused("with --module: `flopcast sweep --batches` compares batches", {"what_if": what_if})
+        sizes = {name: value for name, value in given(context, run).items() if name in ("batch", "seq")}
+        models = _modules(Module(model.module).resized(**sizes), widths)
     profiles = find_profiles(gpu_names(gpus))
     book = price_book(price, [profile.gpu for profile in profiles], ranked=True, kind=kind)
-    asked = run.to_run()
     check_writable(out, is_folder=True)
     host = find_host(feeding.host)
     with progress("forecasting the ladder") as shown:
@@ -87,9 +103,16 @@ def cost(
         for path in write_cost(curves, out, changed):
             say(f"wrote {path}")
     if as_json:
-        emit(documents.cost_document(curves, models, asked, hosts=feeding.hosts, host=feeding.host, scenarios=changed))
+        emit(documents.cost_document(curves, asked, hosts=feeding.hosts, host=feeding.host, scenarios=changed))
     else:
         print_cost(curves, asked, changed, one_host=feeding.host is not None or feeding.hosts == SAME)
+
+
+def _modules(module: Module, widths: str | None) -> list[Module]:
+    """Returns the module at each of `widths`, or as its factory makes it. Raises UsageError where it takes no width."""
+    if widths is None:
+        return [module]
+    return [module.resized(width=width) for width in sorted(set(whole_numbers("--widths", widths)))]
 
 
 def write_cost(curves: Sequence[CostCurve], folder: Path, changed: Sequence[Scenario] = ()) -> list[Path]:

@@ -12,22 +12,15 @@ from flopcast.roofline.dollars.tables import cost_tables, scenario_rows
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.points import CostCurve
-    from flopcast.roofline.stream.model.models import Config
     from flopcast.roofline.stream.model.run import Run
 
 
 def cost_document(
-    curves: Sequence[CostCurve],
-    models: Sequence[Config],
-    run: Run,
-    *,
-    hosts: str,
-    host: str | None,
-    scenarios: Sequence[Scenario],
+    curves: Sequence[CostCurve], run: Run, *, hosts: str, host: str | None, scenarios: Sequence[Scenario]
 ) -> dict[str, Any]:
     """Builds the document that `cost --json` prints."""
     return {
-        "ladder": [{"width": m["hidden_size"], "depth": m["num_hidden_layers"]} for m in models],
+        "ladder": [{"width": point.step.width, "depth": point.step.depth} for point in curves[0].points],
         "run": {"batch": run.batch, "seq": run.seq, "optimizer": run.optimizer, "mode": run.mode},
         "hosts": hosts if host is None else "same",
         "host": host,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -21,8 +21,13 @@ from flopcast.roofline.cli.shared.options import (
     PriceOptions,
     RunOptions,
     ladder_of,
+    refuse_unused,
 )
 from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
+
+if TYPE_CHECKING:
+    from flopcast.roofline.stream.library.modules import Module
+    from flopcast.roofline.stream.model.models import Config
 
 # Far above anything trained (tens of 1e12 tokens); larger values break the tables' columns and give infinities.
 MOST_TOKENS, MOST_PER_PARAMETER, MOST_USD = 1e18, 1e9, 1e12
@@ -32,9 +37,15 @@ _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 def plan(
     *,
-    model: Annotated[ModelOptions, Only("config", "width", "depth", "depth_law")],
+    model: Annotated[ModelOptions, Only("config", "module", "width", "depth", "depth_law")],
     tokens: Annotated[
-        str | None, Option(help="Tokens to train on, such as 10B or 1e10. Default: 20 per parameter.")
+        str | None,
+        Option(
+            "--tokens",
+            "--samples",
+            help="Tokens to train on, such as 10B or 1e10; of a module without token ids, samples. Default: 20 tokens "
+            "per parameter.",
+        ),
     ] = None,
     budget_usd: Annotated[
         float | None,
@@ -74,6 +85,7 @@ def plan(
         pretraining_seq,
     )
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
+    from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.stream.model.models import context_of
     from flopcast.roofline.views.terminal.plan import print_largest, print_plans
 
@@ -88,10 +100,16 @@ def plan(
         )
     if budget_usd is not None and not 0 < budget_usd <= MOST_USD:
         raise UsageError(f"--budget-usd is {budget_usd:g}: valid is a number above 0, at most {MOST_USD:g}")
-    config = None if model.config is None and model.width is None else model.to_config()
+    config: Config | Module | None = None
+    if model.module is not None:
+        config = _module_of(model, widths, seq)
+    elif model.config is not None or model.width is not None:
+        config = model.to_config()
     if config is None:
         if budget_usd is None:
-            raise UsageError("which model? give --config or --width, or --budget-usd for the largest of the ladder")
+            raise UsageError(
+                "which model? give --config, --module or --width, or --budget-usd for the largest of the ladder"
+            )
         if batch == AUTO or tokens is not None:
             given = "--tokens" if tokens is not None else "--batch auto"
             raise UsageError(f"{given} with --budget-usd needs a model: give --config or --width")
@@ -101,7 +119,11 @@ def plan(
     else:
         if widths is not None:
             raise UsageError("--widths is the ladder of --budget-usd without a model: leave it or the model out")
-        sequences, length = _batch(batch or AUTO), pretraining_seq(config)
+        if isinstance(config, Module):
+            sequences, length = _batch(batch or (AUTO if config.takes("batch") else "1")), run.seq
+            config = config if batch in (None, AUTO) or sequences is None else config.resized(batch=sequences)
+        else:
+            sequences, length = _batch(batch or AUTO), pretraining_seq(config)
     asked = replace(run, batch=1 if sequences is None else sequences, seq=length if seq is None else seq).to_run()
     models = ladder_of(widths, model.depth_law or "printed") if config is None else []
     wanted = None if tokens is None else token_count(tokens)
@@ -126,7 +148,21 @@ def plan(
     if as_json:
         emit(documents.plan_document(found, budget_usd))
     else:
-        print_plans(found, budget_usd, context=context_of(config) if seq is None else None)
+        context = context_of(config) if seq is None and not isinstance(config, Module) else None
+        print_plans(found, budget_usd, context=context)
+
+
+def _module_of(model: ModelOptions, widths: str | None, seq: int | None) -> Module:
+    """Returns the module of --module. Raises UsageError where another model is given too."""
+    from flopcast.roofline.stream.library.modules import Module
+
+    refuse_unused(
+        "with --module: the factory makes the model",
+        {"config": model.config, "width": model.width, "depth": model.depth, "depth_law": model.depth_law,
+         "widths": widths},
+    )  # fmt: skip
+    module = Module(model.module)
+    return module if seq is None else module.resized(seq=seq)
 
 
 def _batch(text: str) -> int | None:

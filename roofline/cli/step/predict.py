@@ -85,7 +85,7 @@ def predict(
         if largest_batch:
             from flopcast.roofline.step import largest_batch as search
 
-            largest = search.largest_batch(step.model, asked, profile)
+            largest = search.largest_batch(step.model, step.run, profile)
     profile_cache.keep(profile)
     if as_json:
         emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})
@@ -129,7 +129,7 @@ def _predict_several(
         ran = steps[asked[0].device][0].run
         largest = None
         if largest_batch:
-            largest = {one.gpu: search.largest_batch(step.model, ran, find_profile(one.name)) for one in asked}
+            largest = {one.gpu: search.largest_batch(step.model, step.run, find_profile(one.name)) for one in asked}
     ordered = Forecasts(found[one] for one in asked).ordered(sort)
     if as_json:
         more = {} if largest is None else {"largest_batch": largest}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -72,6 +73,10 @@ class Module:
             check_sizes(self.source, sizes)
         return replace(self, sizes={**self.sizes, **sizes})
 
+    def takes(self, name: str) -> bool:
+        """Whether the factory has a parameter of this name. Raises UsageError for a factory that cannot be imported."""
+        return name in _parameters(self.source)
+
     def stream(self, run: Run, device: str, gpu: Mapping[str, Any] | None = None) -> Stream:
         """Returns the op stream of a step on "cuda" or "cpu" at the factory's own batch. Raises UsageError.
 
@@ -104,6 +109,11 @@ class Module:
 
     def _trace_batch(self, run: Run, device: str, batch: int) -> Stream:
         stream = self._trace(run, device, {**self.sizes, "batch": batch})
+        if stream.meta["unit"] == "steps":
+            raise UsageError(
+                f"{self.name}: the batch of a step function is not known, and cannot be varied; give a factory that "
+                "returns (module, batch)"
+            )
         if stream.meta["batch"] != batch:
             raise UsageError(
                 f"{self.name}: asked for a batch of {batch} the factory makes one of {stream.meta['batch']}; give it a "
@@ -122,19 +132,22 @@ class Module:
 
 def check_sizes(module: str, sizes: Mapping[str, int]) -> None:
     """Raises UsageError for a size that was given and that the factory has no parameter for."""
-    import inspect
+    for name, value in sizes.items():
+        if name not in _parameters(module):
+            raise UsageError(
+                f"--{name} {value} with --module {module}: the factory has no parameter {name!r}; leave the option "
+                "out, or give it one"
+            )
 
+
+def _parameters(source: Any) -> Container[str]:
+    """Returns the names of a factory's parameters. Raises UsageError for a name that cannot be imported."""
     from flopcast.roofline.stream.tracer.trace import load_factory
 
-    factory = load_factory(module)
-    with suppress(TypeError, ValueError):  # a built-in has no signature; tracing it gives the better message
-        parameters = inspect.signature(factory).parameters
-        for name, value in sizes.items():
-            if name not in parameters:
-                raise UsageError(
-                    f"--{name} {value} with --module {module}: the factory has no parameter {name!r}; leave the option "
-                    "out, or give it one"
-                )
+    factory = load_factory(source) if isinstance(source, str) else source
+    with suppress(TypeError, ValueError):
+        return inspect.signature(factory).parameters
+    return ("batch", "seq")  # a built-in has no signature; tracing it gives the better message
 
 
 def run_of_stream(stream: Stream, run: Run) -> Run:

@@ -15,7 +15,7 @@ from flopcast.roofline.views.terminal.console import console, print_table
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.crossovers import Scenario
-    from flopcast.roofline.dollars.points import CostCurve, Ranged
+    from flopcast.roofline.dollars.points import CostCurve, Ranged, StepPoint
 
 PETA, TERA = 1e15, 1e12
 SHOWN_SIZES = 4  # columns of model sizes that fit side by side
@@ -67,16 +67,25 @@ def _print_curves(curves: Sequence[CostCurve], run: Run, one_host: bool) -> None
         ]
         best = best_gpu(curves, float(step.n_params))
         leader = NONE if best is None else _marked(best.gpu, best.separable)
-        rows.append([f"{step.width} x {step.depth}", parameters(step.n_params), *cells, leader])
+        rows.append([_sizes(step), parameters(step.n_params), *cells, leader])
     batch = f"{run.batch} x {run.seq} tokens"
     if (run.batch, run.seq) == (Run.batch, Run.seq):
         batch += " as in the source article (--batch, --seq)"
+    samples = {point.step.tokens for curve in curves for point in curve.points}
+    if samples != {run.tokens}:  # a module's own batch
+        batch = f"{max(samples):,} tokens or samples per step"
     how = f"{batch}, {run.optimizer}, {run.mode}"
     title = f"PFLOP per dollar (90% interval), counted FLOPs; {how}"
     columns = ("width x depth", "parameters", *(short_name(c.gpu) for c in curves), "best")
     fed = "one host feeds all of them" if one_host else "each stands in a host of its own (--hosts)"
     caption = f"* not separable from the next one at these prices and intervals; {fed}"
     print_table(title, columns, rows, caption, ruled=False)
+
+
+def _sizes(step: StepPoint) -> str:
+    """Width x depth, of a module what is known of them."""
+    known = [str(size) for size in (step.width, step.depth) if size]
+    return " x ".join(known) or "the module"
 
 
 def _marked(gpu: str, is_separable: bool) -> str:

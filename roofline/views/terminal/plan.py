@@ -21,8 +21,9 @@ PACE = "One GPU at the forecast's pace throughout: no evaluation, checkpoints, r
 
 def print_plans(found: Sequence[Plan], budget_usd: float | None = None, *, context: int | None = None) -> None:
     """Prints one row per GPU, and which is cheapest. `context`: that of the model, where the sequences follow it."""
-    columns = ["GPU", "batch x tokens", "tokens/s", "MFU", "days", "$"]
-    columns += [*([f"tokens for ${budget_usd:,.10g}"] if budget_usd else []), "$/Mtoken", "bound by"]
+    unit = found[0].unit
+    columns = ["GPU", "batch x tokens" if unit == "tokens" else "batch", f"{unit}/s", "MFU", "days", "$"]
+    columns += [*([f"{unit} for ${budget_usd:,.10g}"] if budget_usd else []), f"$/M{unit[:-1]}", "bound by"]
     rows = []
     for plan in found:
         seconds, usd, point = plan.seconds, plan.usd, plan.point
@@ -31,18 +32,19 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None, *, conte
             continue
         bought = None if budget_usd is None else plan.tokens_for(budget_usd)
         rows.append(
-            [short_name(plan.gpu), f"{plan.run.batch:,} x {plan.run.seq:,}",
+            [short_name(plan.gpu), _batch_of(plan),
              three_digits(point.tokens_per_second.value), utilisation(plan.mfu),
              ranged(seconds, DAY), NONE if usd is None else ranged(usd),
              *([_counted(bought)] if budget_usd is not None else []),
              NONE if usd is None else three_digits(point.usd_per_million_tokens.value), point.step.bound]
         )  # fmt: skip
     first = next((plan.point.step for plan in found if plan.point is not None), None)
-    model = f"{count(first.n_params)} parameters, {first.depth} layers, " if first else ""
+    depth = f"{first.depth} layers, " if first and first.depth else ""
+    model = f"{count(first.n_params)} parameters, {depth}" if first else ""
     run = found[0].run
     micro = f"{run.accumulate} micro-batches per step, " if run.accumulate > 1 else ""
     how = f"{micro}{run.precision}, {run.optimizer}, {run.mode}"
-    title = f"Training {model}on {count(found[0].tokens)} tokens; {how} (90% intervals)"
+    title = f"Training {model}on {count(found[0].tokens)} {unit}; {how} (90% intervals)"
     print_table(title, columns, rows, f"{_batch_words(found[0], context)}\n{PACE}", ruled=False)
     _print_prices(found)
     best = cheapest(found)
@@ -54,14 +56,23 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None, *, conte
         if plan.point is None:
             batch = max(plan.run.batch, 1)
             even = "not even " if plan.is_largest else ""
-            words = f"{even}{batch:,} x {plan.run.seq:,} tokens fit; a shorter --seq or --checkpoint full may"
+            shorter = "a shorter --seq or " if unit == "tokens" else ""
+            words = f"{even}{_batch_of(plan, batch)} {unit} fit; {shorter}--checkpoint full may"
             console().print(f"- {short_name(plan.gpu)}: {words if even else words.replace(' fit;', ' do not fit;')}")
         if (why := unranked(plan.price)) is not None:
             console().print(f"- not ranked: {short_name(plan.gpu)}, {why}")
 
 
+def _batch_of(plan: Plan, batch: int | None = None) -> str:
+    batch = plan.run.batch if batch is None else batch
+    return f"{batch:,} x {plan.run.seq:,}" if plan.unit == "tokens" else f"{batch:,}"
+
+
 def _batch_words(plan: Plan, context: int | None) -> str:
     """Says how large the batches are and why."""
+    if plan.unit != "tokens":
+        largest = "the largest that fits on each GPU" if plan.is_largest else f"{plan.run.batch:,} {plan.unit}"
+        return f"batch: {largest}"
     seq = f"{plan.run.seq:,} tokens"
     batch = "the largest batch that fits on each GPU" if plan.is_largest else f"{plan.run.batch:,} sequences"
     if context is None:

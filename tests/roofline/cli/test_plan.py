@@ -232,3 +232,75 @@ def test_what_is_asked_wrong_is_told_before_a_profile_is_read(
 ) -> None:
     monkeypatch.setattr(profiles, "find_profiles", lambda gpus: pytest.fail("a profile was read"))
     assert flopcast("plan", *arguments.split()).code == 2
+
+
+MODULES = """import torch
+def net(width=256, batch=16):
+    return torch.nn.Linear(width, width), torch.randn(batch, 2048, width)
+def fixed():
+    return net()
+def step():
+    model = torch.nn.Linear(64, 64)
+    adam = torch.optim.AdamW(model.parameters())
+    def run():
+        model(torch.randn(8, 64)).square().mean().backward()
+        adam.step()
+        adam.zero_grad()
+    return run
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(MODULES)
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_module_is_planned_by_its_samples(flopcast: Command) -> None:
+    ask = ("plan", "--module", "nets.py:net", "--gpus", "l4,h200", "--samples", "10M", "--on", "2026-11-15")
+    l4, h200 = flopcast(*ask, "--json").document["plans"]
+    assert (l4["unit"], l4["seq"], l4["tokens"]) == ("samples", 1, 10e6)
+    assert 1000 < l4["batch"] < h200["batch"]
+    own = flopcast(*ask, "--batch", "64", "--json").document["plans"][0]
+    step = flopcast("predict", "--gpu", "l4", "--module", "nets.py:net", "--batch", 64, "--json").document
+    assert own["step_seconds"] == pytest.approx(step["step_seconds"])
+    assert own["seconds"] == pytest.approx(own["step_seconds"] * 10e6 / 64)
+    shown = flopcast(*ask).out
+    for part in ("on 10M samples", "samples/s", "$/Msample", "batch: the largest that fits on each GPU"):
+        assert part in shown
+    (fixed,) = flopcast("plan", "--module", "nets.py:fixed", "--gpus", "l4", "--samples", "1M", "--json").document[
+        "plans"
+    ]
+    assert fixed["batch"] == 16
+
+
+MODULES_BAD = {
+    "no number of samples": ("plan --module nets.py:fixed --gpus l4", ("how many samples?", "--tokens")),
+    "a config too": ("plan --module nets.py:net --config gpt2", ("--config gpt2", "with --module")),
+    "a batch of a fixed factory": ("plan --module nets.py:fixed --batch 4 --samples 1M", ("no parameter 'batch'",)),
+    "the largest of a step function": (
+        "plan --module nets.py:step --batch auto --gpus l4 --samples 9", ("batch of a step function is not known",)),
+    "widths of a module without": ("cost --module nets.py:fixed --widths 512", ("no parameter 'width'",)),
+    "a law of a module": ("cost --module nets.py:net --depth-law ln", ("--depth-law ln", "with --module")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MODULES_BAD)
+@pytest.mark.usefixtures("modules")
+def test_bad_use_of_a_module_says_what_is_valid(flopcast: Command, case: str) -> None:
+    command, parts = MODULES_BAD[case]
+    found = flopcast(*command.split())
+    assert found.code == 2
+    assert [part for part in parts if part not in found.err] == []
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_module_has_a_cost_at_its_own_width_or_at_several(flopcast: Command) -> None:
+    ask = ("cost", "--module", "nets.py:net", "--gpus", "l4,h200", "--on", "2026-11-15")
+    document = flopcast(*ask, "--widths", "512,1024", "--json").document
+    assert [size["width"] for size in document["ladder"]] == [512, 1024]
+    assert [point["gpu"] for point in document["points"]] == ["nvidia-l4"] * 2 + ["nvidia-h200"] * 2
+    shown = flopcast(*ask).out
+    assert "16 tokens or samples per step" in " ".join(shown.split())
+    assert "Break-even" in shown
