@@ -13,6 +13,7 @@ import codecs
 import csv
 import io
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -24,6 +25,8 @@ from flopcast import files
 from flopcast.errors import DataError, UsageError
 
 SHOWN = 10  # columns named in a message
+_QUOTED = frozenset("'=+-@\t\r")
+_RUNS = re.compile(r"'*[=+\-@\t\r]")  # how cells begin that a spreadsheet runs, or that stand for such a one
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -132,7 +135,7 @@ def _lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
             return
         if reader.line_num > line:
             raise _unclosed(path, line, reader.line_num)
-        yield line, [cell.strip() for cell in cells]
+        yield line, [_plain(cell.strip()) for cell in cells]
 
 
 def _unclosed(path: Path, line: int, end: int) -> DataError:
@@ -173,27 +176,39 @@ def check_columns(path: Path, columns: Sequence[str], valid: Sequence[str]) -> N
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a CSV file: booleans as true and false, floats to 7 digits, None as an empty cell.
 
-    Raises UsageError if the file cannot be written.
+    Raises UsageError if the file cannot be written, RunError without room.
     """
-    try:
+    with files.write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
+            writer.writerow([format_cell(name) for name in columns])
             writer.writerows([format_cell(row.get(name)) for name in columns] for row in rows)
-    except OSError as fault:
-        raise UsageError(f"{path} cannot be written: {fault.strerror}; choose another file with --out") from fault
 
 
 def format_cell(value: Any) -> str:
-    """Formats a value as `parse_cell` reads it; NaN and infinities become an empty cell."""
+    """Formats a value as `parse_cell` reads it; NaN and infinities become an empty cell. A text that a spreadsheet
+    would run as a formula gets a ' in front (OWASP, "CSV injection"), which `parse_csv` takes away again."""
     if type(value) is str:  # the common case: cells copied from an input table
-        return value
+        return f"'{value}" if value[:1] in _QUOTED and _RUNS.match(value) and not _is_number(value) else value
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.7g}" if isfinite(value) else ""
     return "" if value is None else str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _plain(cell: str) -> str:
+    """A cell without the ' that `format_cell` put in front."""
+    return cell[1:] if cell[:1] == "'" and _RUNS.match(cell) else cell
 
 
 def parse_cell(name: str, text: str, kind: type) -> Any:

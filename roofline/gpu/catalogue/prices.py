@@ -12,7 +12,6 @@ that others publish are read by `price_catalogues`, which leaves out bad rows an
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 import tomllib
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.errors import DataError, UsageError
-from flopcast.roofline.base.csv_files import named, parse_csv, read_text
+from flopcast.roofline.base.csv_files import named, parse_csv, read_text, write_rows
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.catalogue.datasheets import gpu_meant, load_specs
 
@@ -343,19 +342,15 @@ def parse_override(text: str, *, known_gpus: Iterable[str] = (), today: date | N
 
 
 def write_prices(prices: Iterable[Price], path: Path) -> None:
-    """Writes a price book in CSV that `load_prices` reads. Raises UsageError when it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow((*REQUIRED, *OPTIONAL))
-            for price in prices:
-                writer.writerow(
-                    (price.gpu, price.provider, price.kind, f"{price.usd_per_hour:.6g}", price.date.isoformat(),
-                     str(price.date_inferred).lower(), price.source)
-                )  # fmt: skip
-    except OSError as fault:
-        raise UsageError(f"{path} cannot be written: {fault.strerror}; choose another file with --out") from fault
+    """Writes a price book in CSV that `load_prices` reads. Raises UsageError when it cannot be written, RunError
+    without room."""
+    columns = (*REQUIRED, *OPTIONAL)
+    rows = (
+        (price.gpu, price.provider, price.kind, f"{price.usd_per_hour:.6g}", price.date.isoformat(),
+         price.date_inferred, price.source)
+        for price in prices
+    )  # fmt: skip
+    write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows))
 
 
 def with_overrides(prices: Sequence[Price], overrides: Iterable[Price]) -> list[Price]:

@@ -154,7 +154,7 @@ def run_of_stream(stream: Stream, run: Run) -> Run:
     """Returns `run` with what was traced: the batch and the sequence length, of a step function also the optimizer's
     class and, as the precision, the dtype of the products that most FLOPs are in ("" without products)."""
     traced = replace(run, batch=stream.meta["batch"], seq=stream.meta["seq"])
-    if stream.meta["unit"] != "steps":
+    if stream.meta.get("unit") != "steps":
         return traced
     flops: Counter[str] = Counter()
     for op in stream.ops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flopcast import files
 from flopcast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,12 +25,11 @@ def check_figure(out: Path | None, theme: str, option: str = "--out") -> None:
 
 
 def save(figure: Figure, path: Path, option: str = "--out") -> None:
-    """Writes a figure in the format of its file's ending. Raises UsageError if it cannot be written."""
-    try:
+    """Writes a figure in the format of its file's ending. Raises UsageError if it cannot be written, RunError without
+    room."""
+    with files.write_errors(path, option):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(figure.png if path.suffix.lower() == ".png" else figure.svg_file.encode())
-    except OSError as fault:
-        raise UsageError(f"{path} cannot be written: {fault.strerror}; choose another {option}") from fault
 
 
 def write_figure(profile: Profile, out: Path, *, dtype: str | None = None, theme: str = "light") -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flopcast.errors import UsageError
+from flopcast import files
 from flopcast.roofline.dollars.standard import StandardGpu
 from flopcast.roofline.views.page.page import NUMBERS, asset, template
 from flopcast.roofline.views.page.standard import gpus_table
@@ -53,10 +53,8 @@ def write(folder: Path, gpus: Sequence[StandardGpu] = ()) -> Path:
         others=others(folder),
     )
     target = folder / INDEX
-    try:
+    with files.write_errors(target, "--index"):
         target.write_text(page, encoding="utf-8")
-    except OSError as fault:
-        raise UsageError(f"{target} cannot be written: {fault.strerror}; choose another --index") from fault
     return target
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flopcast.errors import UsageError
+from flopcast import files
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.views.figures.agreement import agreement_figure, residual_figure
 from flopcast.roofline.views.figures.anatomy import anatomy_figure, batch_figure
@@ -57,15 +57,12 @@ def render(data: ReportData, folder: Path) -> Path:
         css=asset("report.css"),
         js=asset("report.js"),
     )
-    files = {f"figures/{figure.name}.png": figure.png for figure in figures}
-    files[PAGE] = page.encode()
-    files[NUMBERS] = (json.dumps(main_numbers(data), indent=1, allow_nan=False) + "\n").encode()
-    try:
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-    except OSError as fault:
-        raise UsageError(f"{folder} cannot be written: {fault.strerror}; choose another folder with --out") from fault
+    contents = {f"figures/{figure.name}.png": figure.png for figure in figures}
+    contents[PAGE] = page.encode()
+    contents[NUMBERS] = (json.dumps(main_numbers(data), indent=1, allow_nan=False) + "\n").encode()
+    with files.write_errors(folder):
+        for name, content in contents.items():
+            files.write(folder / name, content)
     return folder / PAGE
 
 

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flopcast.errors import visible
+
 
 class UncutConsole(Console):
     """A console that does not cut lines wider than the terminal: a number cut short reads as another."""
@@ -25,8 +27,9 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """Prints a remark on stderr, since stdout is for results."""
-    print(text, file=sys.stderr)
+    """Prints a remark on stderr, since stdout is for results. What a file may have put into it is made visible, not
+    obeyed: a terminal takes control characters for commands."""
+    print(visible(text), file=sys.stderr)
 
 
 def warn(warnings: Iterable[str]) -> None:
@@ -43,7 +46,7 @@ def table(
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
-        made.add_row(*map(escape, row))  # a path may contain what rich reads as markup
+        made.add_row(*(escape(visible(cell)) for cell in row))  # a name may hold what rich reads as markup
     if not ruled:
         made.box, made.padding, made.pad_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
         for made_column, cells in zip(made.columns, zip(*rows, strict=True), strict=False):

@@ -163,3 +163,12 @@ def test_roofs_of_a_projection_say_so(capsys: Captured) -> None:
     out = capsys.readouterr().out
     assert "EXTRAPOLATED" in out
     assert "Best points, extrapolated" in out
+
+
+def test_what_a_name_holds_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_table("names", ("name",), [["\x1b[31mred\x07[bold]"], ["safe\u202etxt.exe"]])
+    console.say("\x1b]0;title\x07")
+    shown = capsys.readouterr()
+    assert r"\x1b[31mred\x07[bold]" in shown.out
+    assert r"safe\u202etxt.exe" in shown.out
+    assert shown.err == r"\x1b]0;title\x07" + "\n"
