@@ -31,7 +31,8 @@ def widths(
         int | None, Option(help="Hidden size to try others around. The other sizes follow the ladder's shape.")
     ] = None,
     model: Annotated[
-        ModelOptions, Only("config", "depth", "depth_law", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied")
+        ModelOptions,
+        Only("config", "module", "depth", "depth_law", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied"),
     ],
     run: Annotated[
         RunOptions, Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention")
@@ -66,6 +67,12 @@ def widths(
     from flopcast.roofline.widths.penalties import AXES, HEADS
     from flopcast.roofline.widths.shapes import parse_constraint
 
+    if model.module is not None:
+        raise UsageError(
+            f"widths of --module {model.module}: which of its sizes follow from one another only its factory knows; "
+            "give the factory a parameter `width`, and `flopcast cost --module ... --widths 1000,1024,1088` compares "
+            "them, or give a --config of the same sizes"
+        )
     axes = tuple(dict.fromkeys(name.strip() for name in axis.split(",") if name.strip()))
     valid = (*AXES, HEADS)
     if not axes or set(axes) - set(valid):

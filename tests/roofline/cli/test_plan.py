@@ -282,6 +282,8 @@ MODULES_BAD = {
     "the largest of a step function": (
         "plan --module nets.py:step --batch auto --gpus l4 --samples 9", ("batch of a step function is not known",)),
     "widths of a module without": ("cost --module nets.py:fixed --widths 512", ("no parameter 'width'",)),
+    "the widths of a module": (
+        "widths --gpu l4 --module nets.py:net", ("--module nets.py:net", "flopcast cost --module ... --widths")),
     "a law of a module": ("cost --module nets.py:net --depth-law ln", ("--depth-law ln", "with --module")),
 }  # fmt: skip
 
