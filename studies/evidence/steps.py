@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from flopcast.microbench.recipe.plans import StepPlan
@@ -43,14 +44,15 @@ def compared(reports: Path, is_wanted: Wanted = lambda machine, plan: True) -> d
     first = next(iter(folders))
     folders[first] = replace(folders[first], estimates=reports / ESTIMATES)
     folders[PROJECTED] = replace(folders["H100 SXM"], profile=as_projected)
-    chosen = [
-        replace(folder, is_wanted=lambda plan, name=name: is_judged(plan) and is_wanted(name, plan))
-        for name, folder in folders.items()
-    ]
+    chosen = [replace(folder, is_wanted=partial(_is_wanted, is_wanted, name)) for name, folder in folders.items()]
     rows = compare_folders(chosen)
     return {
         name: [row for row in found if row.status == "ok"] for name, found in zip(folders, rows, strict=True) if found
     }
+
+
+def _is_wanted(is_wanted: Wanted, machine: str, plan: StepPlan) -> bool:
+    return is_judged(plan) and is_wanted(machine, plan)
 
 
 def is_judged(plan: StepPlan) -> bool:

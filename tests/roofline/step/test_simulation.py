@@ -101,6 +101,11 @@ def test_a_sync_drains_the_device_every_step() -> None:
     assert synced == pytest.approx(1e-3 + 100 * 2.1e-5, rel=0.03)
 
 
+def test_a_sync_takes_the_host_its_time_once_each() -> None:
+    items = [item(1e-6, 1e-4), item(1e-6, 1e-6, kind="sync"), item(1e-6, 1e-4), item(1e-6, 1e-6, kind="sync")]
+    assert step_of(items, sync_seconds=1e-3) - step_of(items, sync_seconds=0.0) == pytest.approx(2e-3, rel=0.01)
+
+
 @given(any_steps, st.floats(0.5, 2), st.floats(0.5, 2))
 def test_a_processor_runs_each_op_when_it_is_called(items: list[TimedOp], host: float, device: float) -> None:
     step = Timeline(items, PROCESSOR).step_seconds(host_factor=host, device_factor=device)

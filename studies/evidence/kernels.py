@@ -1,0 +1,62 @@
+"""Held-out kernels beside what a profile says of them: rows that were measured with the others and never fitted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import hypot, log
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+
+from flopcast.roofline.base.numbers import Z_90
+from flopcast.roofline.gpu.fit.cards import read_folder
+from flopcast.roofline.gpu.fit.cases import Case, case_of
+from flopcast.roofline.gpu.fit.row_seconds import FitRow
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.gpu.profile.request import Estimate
+
+
+@dataclass(frozen=True)
+class Held:
+    """The held-out rows of a kind of kernels: how many, |error| of the time, the share inside the 90% interval, and
+    that interval's mean width over the time."""
+
+    n: int
+    median: float
+    p90: float
+    coverage: float
+    width: float
+
+
+def held_out(folder: Path, profile: Profile) -> dict[str, Held]:
+    """By backend, class and state of the cache ("torch gemm cold"), of the rows of a folder of measurements."""
+    rows = [row for row in read_folder(folder).rows if row.get("role") == "holdout" and row.get("shape")]
+    return by_kind(rows, profile)
+
+
+def by_kind(rows: Iterable[FitRow], profile: Profile) -> dict[str, Held]:
+    """The same of rows, all of them held out."""
+    gap = profile.ceiling("graph_gap", 0.0)
+    done = [row for row in rows if row["status"] == "ok"]
+    cases = [case for row in done if (case := case_of(row, gap, [])) is not None]
+    kinds: dict[str, list[tuple[Case, Estimate]]] = defaultdict(list)
+    estimates = profile.estimate([(case.work, case.backend, case.cache) for case in cases])
+    for case, found in zip(cases, estimates, strict=True):
+        kinds[f"{case.backend} {case.work.op_class} {case.cache}"].append((case, found))
+    return {name: _held(members) for name, members in sorted(kinds.items())}
+
+
+def _held(members: list[tuple[Case, Estimate]]) -> Held:
+    logs = [log(found.seconds / case.seconds) for case, found in members]
+    sigmas = [hypot(found.sigma, case.noise) for case, found in members]
+    errors = [abs(np.expm1(value)) for value in logs]
+    return Held(
+        len(members),
+        median(errors),
+        float(np.quantile(errors, 0.9)),
+        fmean(abs(value) <= Z_90 * sigma for value, sigma in zip(logs, sigmas, strict=True)),
+        fmean(2 * np.sinh(Z_90 * sigma) for sigma in sigmas),
+    )
