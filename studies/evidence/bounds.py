@@ -18,10 +18,11 @@ from pathlib import Path
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
+from flopcast.roofline.validation.step_plans import INTERVALS
 from flopcast.roofline.validation.summary import Errors, summary
 from studies.command import parser_of
 from studies.evidence.kernels import Held, held_out
-from studies.evidence.steps import H200, PROJECTED, compared, sets_of
+from studies.evidence.steps import H200, PROJECTED, Rows, compared, judged, sets_of
 
 REPORTS = Path("reports")
 BOUNDS = Path("tests/studies/evidence/bounds.toml")
@@ -44,7 +45,8 @@ Figures = Mapping[str, Sequence[float]]
 def in_suite(machine: str, plan: StepPlan) -> bool:
     """Whether the tests forecast a step: all but three modules, whose trace takes as long as twenty forecasts, and
     of the projection those of large batches, as all its surfaces are solved anew."""
-    return not plan.module and (machine != PROJECTED or plan.group == "large batch")
+    is_light = not plan.module and (machine != PROJECTED or plan.group == "large batch")
+    return is_light and plan.group != INTERVALS
 
 
 def figures(rows: Sequence[StepComparison]) -> dict[str, list[float]]:
@@ -139,9 +141,12 @@ def broken_kernels(found: Figures, bounds: Figures) -> list[str]:
 
 def all_figures(reports: Path) -> tuple[dict[str, dict[str, list[float]]], dict[str, list[float]]]:
     """Of every set of steps, and of every kind of held-out kernels."""
-    sets = sets_of(compared(reports, in_suite))
-    kernels = kernel_figures(held_out(reports / KERNELS, find_profile(H200)))
-    return {name: figures(rows) for name, rows in sets.items()}, kernels
+    return step_figures(compared(reports, in_suite)), kernel_figures(held_out(reports / KERNELS, find_profile(H200)))
+
+
+def step_figures(by_machine: Mapping[str, Rows]) -> dict[str, dict[str, list[float]]]:
+    """Of every set of those steps that the tests forecast."""
+    return {name: figures(rows) for name, rows in sets_of(judged(by_machine, in_suite)).items()}
 
 
 def read_bounds(path: Path = BOUNDS) -> dict[str, dict[str, list[float]]]:
@@ -173,7 +178,13 @@ def main() -> int:
         wrong = out_of_bounds(REPORTS, read_bounds(given.out))
         print("\n".join(f"{name}: {text}" for name, said in wrong.items() for text in said))
         return 1 if wrong else 0
-    steps, kernels = all_figures(REPORTS)
+    write(*all_figures(REPORTS), given.out)
+    print(f"wrote {given.out}")
+    return 0
+
+
+def write(steps: Mapping[str, Figures], kernels: Figures, path: Path = BOUNDS) -> None:
+    """Writes the bounds of these figures."""
     lines = [HEAD.format(room=ROOM)]
     for name, found in steps.items():
         lines.append(f'["{name}"]')
@@ -184,9 +195,7 @@ def main() -> int:
     )
     lines.append("[kernels]")
     lines += [f'"{key}" = {_toml(values)}' for key, values in kernels_with_room(kernels).items()]
-    given.out.write_text("\n".join(lines) + "\n")
-    print(f"wrote {given.out}: {len(steps)} sets of steps, {len(kernels)} kinds of kernels")
-    return 0
+    path.write_text("\n".join(lines) + "\n")
 
 
 def _toml(values: Sequence[float]) -> str:

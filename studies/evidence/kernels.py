@@ -17,6 +17,7 @@ from flopcast.roofline.gpu.fit.cases import Case, case_of
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
+from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,24 @@ def held_out(folder: Path, profile: Profile) -> dict[str, Held]:
     return by_kind(rows, profile)
 
 
-def by_kind(rows: Iterable[FitRow], profile: Profile) -> dict[str, Held]:
-    """The same of rows, all of them held out."""
+def by_kind(rows: Iterable[FitRow], profile: Profile, *, told_apart: bool = False) -> dict[str, Held]:
+    """The same of rows, all of them held out; `told_apart`: products with unaligned rows ("gemm unaligned") and in fp32
+    and tf32 ("gemm wide") are kinds of their own."""
     gap = profile.ceiling("graph_gap", 0.0)
     done = [row for row in rows if row["status"] == "ok"]
     cases = [case for row in done if (case := case_of(row, gap, [])) is not None]
     kinds: dict[str, list[tuple[Case, Estimate]]] = defaultdict(list)
     estimates = profile.estimate([(case.work, case.backend, case.cache) for case in cases])
     for case, found in zip(cases, estimates, strict=True):
-        kinds[f"{case.backend} {case.work.op_class} {case.cache}"].append((case, found))
+        more = _more(case.work.variant) if told_apart else ""
+        kinds[f"{case.backend} {case.work.op_class}{more} {case.cache}"].append((case, found))
     return {name: _held(members) for name, members in sorted(kinds.items())}
+
+
+def _more(variant: Variant) -> str:
+    if not isinstance(variant, GemmVariant):
+        return ""
+    return " wide" if variant.item_bytes > 2 else "" if variant.is_aligned else " unaligned"
 
 
 def _held(members: list[tuple[Case, Estimate]]) -> Held:

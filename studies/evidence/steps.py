@@ -34,30 +34,29 @@ Wanted = Callable[[str, StepPlan], bool]
 
 
 def compared(reports: Path, is_wanted: Wanted = lambda machine, plan: True) -> dict[str, list[StepComparison]]:
-    """The steps of every machine that ran and are judged, beside today's forecasts; `is_wanted`: those to forecast."""
+    """The steps of every machine beside today's forecasts; `is_wanted`: those to forecast."""
     h200 = find_profile(H200)
     as_projected = project(h200, load_specs()[H100])
     profiles = {H200: h200, H100: find_profile(H100)}
     folders = {
         name: StepsFolder(reports / folder, profiles[folder.partition("/")[0]]) for name, folder in MACHINES.items()
     }
-    first = next(iter(folders))
-    folders[first] = replace(folders[first], estimates=reports / ESTIMATES)
+    for name, folder in MACHINES.items():
+        if folder.startswith(f"{H200}/steps/"):  # torch's estimates are of the plans, whichever of these ran them
+            folders[name] = replace(folders[name], estimates=reports / ESTIMATES)
     folders[PROJECTED] = replace(folders["H100 SXM"], profile=as_projected)
-    chosen = [replace(folder, is_wanted=partial(_is_wanted, is_wanted, name)) for name, folder in folders.items()]
-    rows = compare_folders(chosen)
+    chosen = [replace(folder, is_wanted=partial(is_wanted, name)) for name, folder in folders.items()]
+    return dict(zip(folders, compare_folders(chosen), strict=True))
+
+
+def judged(by_machine: Mapping[str, Rows], is_wanted: Wanted = lambda machine, plan: True) -> dict[str, Rows]:
+    """Those steps that ran and test the forecast: those that set the width of intervals do not."""
     return {
-        name: [row for row in found if row.status == "ok"] for name, found in zip(folders, rows, strict=True) if found
+        machine: [
+            row for row in rows if row.status == "ok" and row.plan.group != INTERVALS and is_wanted(machine, row.plan)
+        ]
+        for machine, rows in by_machine.items()
     }
-
-
-def _is_wanted(is_wanted: Wanted, machine: str, plan: StepPlan) -> bool:
-    return is_judged(plan) and is_wanted(machine, plan)
-
-
-def is_judged(plan: StepPlan) -> bool:
-    """Whether a step tests the forecast: those that set the width of intervals do not."""
-    return plan.group != INTERVALS
 
 
 def is_plain(row: StepComparison) -> bool:
