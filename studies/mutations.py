@@ -1,6 +1,6 @@
 """Puts plausible wrong constants into copies of the source, one at a time, and shows what of the accuracy tests fails.
 
-    python -m studies.mutations [--out docs/mutations.md] [NAME ...]
+    python -m studies.mutations [--out PAGE.md] [NAME ...]
 
 Each mutant is a copy of the repository in which one text, found exactly once, is replaced by another. In it the bounds
 of `tests/studies/evidence/test_accuracy.py` are checked, and a further test file where one is named. A mutant that
@@ -23,6 +23,14 @@ from flopcast.errors import UsageError
 from studies.command import parser_of
 from studies.markdown import table
 
+PAGE = """# Wrong constants
+
+What the tests of accuracy see of plausible errors in the source, put one at a time into a copy of it by
+`python -m studies.mutations`. "Fails": sets of steps, or kinds of kernels, with a figure out of its bounds
+(`tests/studies/evidence/bounds.toml`).
+
+{table}
+"""
 COPIED = ("src", "kernels", "microbench", "roofline", "studies", "tests")
 STEP, GPU = "roofline/step", "roofline/gpu"
 
@@ -141,13 +149,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         with tempfile.TemporaryDirectory() as folder:
             failed, first = caught_by(mutated(root, mutation, Path(folder)), mutation)
-        rows.append((mutation.name, str(len(failed)), first or "NOTHING"))
+        rows.append((mutation.name, f"`{mutation.file}`", str(len(failed)), first or "NOTHING"))
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
-    text = table(("wrong constant", "tests that fail", "the first says"), rows)
+    page = PAGE.format(table=table(("wrong constant", "file", "fails", "the first says"), rows))
     if given.out is None:
-        print(text)
+        print(page)
     else:
-        given.out.write_text(f"{text}\n", encoding="utf-8")
+        given.out.write_text(page, encoding="utf-8")
     return 1 if any(first == "NOTHING" for *_, first in rows) else 0
 
 

@@ -116,11 +116,13 @@ def kernels_with_room(found: Figures) -> dict[str, list[float]]:
 def broken(found: Figures, bounds: Figures) -> list[str]:
     """What is out of bounds in a set of steps, in words; a bound without a figure, or the reverse, is."""
     said = [f"{name}: bounded or found, not both" for name in found.keys() ^ bounds.keys()]
+    if found.get("steps") != bounds.get("steps"):  # what bounds a step decides its set: the other figures are of others
+        return [f"steps: {found.get('steps')} in this set, {bounds.get('steps')} bounded"]
     for name in found.keys() & bounds.keys():
         pairs = list(zip(found[name], bounds[name], strict=True))
         if name == "steps":
-            said += [f"steps: {value}, {bound} bounded" for value, bound in pairs if value != bound]
-        elif "inside" in name:
+            continue
+        if "inside" in name:
             said += [f"{name}: {value} intervals hold, at least {bound} did" for value, bound in pairs if value < bound]
         else:
             said += [f"{name}: {value:.2f}%, at most {bound}% is allowed" for value, bound in pairs if value > bound]

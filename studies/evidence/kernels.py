@@ -17,7 +17,7 @@ from flopcast.roofline.gpu.fit.cases import Case, case_of
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
-from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant
+from flopcast.roofline.stream.lowering.variants import GemmVariant, SurfaceKey, Variant
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,34 @@ def by_kind(rows: Iterable[FitRow], profile: Profile, *, told_apart: bool = Fals
     and tf32 ("gemm wide") are kinds of their own."""
     gap = profile.ceiling("graph_gap", 0.0)
     done = [row for row in rows if row["status"] == "ok"]
-    cases = [case for row in done if (case := case_of(row, gap, [])) is not None]
+    seen = _Seen(profile)
+    cases = [case for row in done if (case := case_of(row, gap, [])) is not None and not seen.has(case)]
     kinds: dict[str, list[tuple[Case, Estimate]]] = defaultdict(list)
     estimates = profile.estimate([(case.work, case.backend, case.cache) for case in cases])
     for case, found in zip(cases, estimates, strict=True):
         more = _more(case.work.variant) if told_apart else ""
         kinds[f"{case.backend} {case.work.op_class}{more} {case.cache}"].append((case, found))
     return {name: _held(members) for name, members in sorted(kinds.items())}
+
+
+class _Seen:
+    """The sizes that the fit has seen, by surface."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._known: dict[SurfaceKey, set[tuple[float, ...]]] = {}
+
+    def has(self, case: Case) -> bool:
+        """Whether the fit has seen a row of exactly these sizes, as other shapes may have: such a row tests nothing."""
+        key = case.surface
+        if key not in self._known:
+            surface = self._profile.surfaces.get(key)
+            self._known[key] = set() if surface is None else {_rounded(row) for row in surface.features}
+        return _rounded(case.work.features) in self._known[key]
+
+
+def _rounded(features: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(value, 6) for value in features)
 
 
 def _more(variant: Variant) -> str:

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from flopcast.microbench.recipe.plans import StepPlan
-from flopcast.microbench.records import records
 from flopcast.roofline.base import numbers
 from flopcast.roofline.base.numbers import Number
-from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step import uncertainty
 from flopcast.roofline.step.device_work import TimedOp, device_work
@@ -34,7 +32,6 @@ from flopcast.roofline.step.uncertainty import (
 from flopcast.roofline.stream.lowering.classes import GROUPS
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.validation.compare_steps import compare
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from flopcast.roofline.validation.step_plans import INTERVALS
 from studies.shipped import intervals
@@ -197,14 +194,3 @@ def test_intervals_held_what_they_say() -> None:
     inside = [float(r["step_low"]) <= float(r["step_seconds"]) <= float(r["step_high"]) for r in judged]
     assert inside == [row["within_interval"] == "true" for row in judged]
     assert sum(inside) >= 0.8 * len(inside)
-
-
-def test_intervals_hold_the_steps_of_the_ladder() -> None:
-    """The same of forecasts as they are made now, for the steps whose streams are shipped."""
-    measured = records.read(HELD_OUT / "steps" / "run0").rows
-    ladder = [row for row in measured if row["key"].startswith("host/") or row.get("plan", {}).get("group") == "ladder"]
-    found = compare(ladder, find_profile("nvidia-h200"))
-    inside = [row.step.is_within for row in found]
-    assert len(inside) >= 9
-    assert sum(map(bool, inside)) >= 0.75 * len(inside)
-    assert all((row.step.interval_width or 1.0) < 0.45 for row in found)  # a host known to 13%

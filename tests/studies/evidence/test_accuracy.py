@@ -5,37 +5,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from studies.evidence.bounds import all_figures, broken, broken_kernels, read_bounds
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.validation.step_comparison import StepComparison
+from studies.evidence.accuracy import BLOCK, FILES, TABLES, Evidence
+from studies.evidence.bounds import KERNELS, broken, broken_kernels, in_suite, kernel_figures, read_bounds, step_figures
+from studies.evidence.kernels import held_out
+from studies.evidence.steps import H200, compared
 
 BOUNDS = read_bounds(Path(__file__).with_name("bounds.toml"))
 STEPS = [name for name in BOUNDS if name != "kernels"]
+OF_PLAIN_STEPS = ("steps", "h100", "readme")  # tables of steps that are all forecast here
 
-Figures = Mapping[str, Mapping[str, list[float]]]
+Rows = dict[str, list[StepComparison]]
+Figures = dict[str, dict[str, list[float]]]
 
 
 @pytest.fixture(scope="module")
-def found(root: Path) -> tuple[Figures, Mapping[str, list[float]]]:
-    return all_figures(root / "reports")
+def rows(root: Path) -> Rows:
+    """The committed steps of every machine beside their forecasts."""
+    return compared(root / "reports", in_suite)
+
+
+@pytest.fixture(scope="module")
+def found(rows: Rows) -> Figures:
+    return step_figures(rows)
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_steps_are_forecast_as_well_as_they_were(found: tuple[Figures, Any], name: str) -> None:
+def test_steps_are_forecast_as_well_as_they_were(found: Figures, name: str) -> None:
     """Device time, all and by class, memory, the step, and how many of its intervals hold, and how wide they are."""
-    assert broken(found[0][name], BOUNDS[name]) == []
+    assert broken(found[name], BOUNDS[name]) == []
 
 
-def test_every_set_of_steps_is_bounded(found: tuple[Figures, Any]) -> None:
-    assert found[0].keys() == set(STEPS)
+def test_every_set_of_steps_is_bounded(found: Figures) -> None:
+    assert found.keys() == set(STEPS)
 
 
-def test_held_out_kernels_are_known_as_well_as_they_were(found: tuple[Any, Mapping[str, list[float]]]) -> None:
-    assert broken_kernels(found[1], BOUNDS["kernels"]) == []
+def test_held_out_kernels_are_known_as_well_as_they_were(root: Path) -> None:
+    kernels = kernel_figures(held_out(root / "reports" / KERNELS, find_profile(H200)))
+    assert broken_kernels(kernels, BOUNDS["kernels"]) == []
+
+
+def test_tables_shown_are_todays(rows: Rows, root: Path) -> None:
+    """`python -m studies.evidence.accuracy` makes them anew."""
+    evidence = Evidence(root / "reports")
+    vars(evidence)["every"] = rows
+    shown = {
+        block[2]: block[0].removeprefix(block[1]).removesuffix(block[3]).strip()
+        for path in FILES
+        for block in BLOCK.finditer((root / path).read_text(encoding="utf-8"))
+    }
+    assert shown.keys() == set(TABLES)
+    for name in OF_PLAIN_STEPS:
+        assert shown[name] == TABLES[name](evidence), name
 
 
 def test_a_worse_figure_is_told() -> None:
@@ -46,5 +72,5 @@ def test_a_worse_figure_is_told() -> None:
         "inside: 1 intervals hold, at least 2 did",
         "width: 11.00%, at most 10.0% is allowed",
     ]
-    assert broken({"steps": [2]}, {"steps": [3]}) == ["steps: 2, 3 bounded"]
+    assert broken({"steps": [2]}, {"steps": [3]}) == ["steps: [2] in this set, [3] bounded"]
     assert broken({}, {"device": [1.0]}) == ["device: bounded or found, not both"]
