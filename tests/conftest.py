@@ -7,8 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from datetime import date
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -116,18 +115,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-class DayOfTheTests(date):
-    """The day from which tests count the age of prices, so that none fails as the shipped book grows old."""
-
-    @classmethod
-    def today(cls) -> date:  # type: ignore[override]
-        return date(2026, 11, 22)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def day_of_prices() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flopcast.roofline.gpu.catalogue.prices.date", DayOfTheTests)
-        yield

@@ -14,7 +14,6 @@ from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
-from flopcast.roofline.gpu.profile.unlike_bytes import WORDS
 from flopcast.roofline.step.memory import rounded
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
@@ -51,7 +50,6 @@ class TimedOp:
     hot_seconds: float = 0.0  # the part of `seconds` taken from the hot curve; `hot_basis` is that part's basis
     hot_basis: str = ""
     count: int = 1
-    within_factor: str = ""  # why its time is known within a factor only (`gpu/profile/unlike_bytes.py`)
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:
@@ -139,8 +137,7 @@ def device_work(
             one = TimedOp(
                 phase=phase, kind=op.kind, host_seconds=host_seconds, work=work,
                 seconds=found.cold.seconds - share * found.gain, sigma=found.cold.sigma, launches=count,
-                basis=found.cold.basis, within_factor=found.cold.source if found.cold.source in WORDS else "",
-                hot_seconds=share * found.hot.seconds if is_faster else 0.0,
+                basis=found.cold.basis, hot_seconds=share * found.hot.seconds if is_faster else 0.0,
                 hot_basis=found.hot.basis if is_faster else "",
             )  # fmt: skip
         timed.append(one)

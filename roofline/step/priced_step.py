@@ -23,11 +23,12 @@ from flopcast.roofline.base.units import ms
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.gpu.profile.unlike_bytes import rule_of
 from flopcast.roofline.step import memory
 from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, device_times, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.simulation import Timeline, is_synchronous
-from flopcast.roofline.step.uncertainty import Interval, Moves, device_log_sigma, device_moves, step_interval
+from flopcast.roofline.step.uncertainty import Interval, Moves, device_log_sigma, device_moves, is_rough, step_interval
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
@@ -276,9 +277,11 @@ def _rough_kernels(ops: Sequence[TimedOp]) -> tuple[str, ...]:
     found: dict[str, list[TimedOp]] = defaultdict(list)
     kinds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for op in ops:
-        if op.work is not None and op.within_factor:
-            found[op.within_factor].append(op)
-            kinds[op.within_factor][f"{op.work.op_class} {op.work.variant}"] += op.seconds
+        if op.work is not None and is_rough(op):
+            rule = rule_of(op.work.op_class, op.work.variant)
+            words = "" if rule is None else f" ({rule.words})"
+            found[words].append(op)
+            kinds[words][f"{op.work.op_class} {op.work.variant}"] += op.seconds
     total = sum(op.seconds for op in ops)
     said = []
     for words, members in found.items():
@@ -287,7 +290,7 @@ def _rough_kernels(ops: Sequence[TimedOp]) -> tuple[str, ...]:
         if high / (rest + high) > WORTH_A_WARNING:
             said.append(
                 f"{_worst_of(kinds[words])}: {ms(low)} to {ms(high)} ms, {low / (rest + low):.0%} to "
-                f"{high / (rest + high):.0%} of device time, known within a factor only ({words})"
+                f"{high / (rest + high):.0%} of device time, known within a factor only{words}"
             )
     return tuple(said)
 
@@ -312,7 +315,7 @@ def _unmeasured_kernels(ops: Sequence[TimedOp], profile: Profile) -> tuple[str, 
     found: dict[str, dict[str, float]] = {how: defaultdict(float) for how in how_said}
     for op in ops:
         seconds = sum(part for basis, part in op.parts if basis == "extrapolated")
-        if op.work is not None and seconds and not op.within_factor:
+        if op.work is not None and seconds and not is_rough(op):
             kind = KernelKind(op.work.op_class, op.work.variant)
             how = "lent" if kind in lent else "far" if kind in measured else "unknown"
             found[how][f"{kind.op_class} {kind.variant}"] += seconds

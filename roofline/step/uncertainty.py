@@ -50,6 +50,9 @@ from flopcast.roofline.step.simulation import Timeline, is_synchronous
 from flopcast.roofline.stream.lowering.classes import group_of
 
 FILE = DATA / "intervals.json"
+# From this deviation of log seconds on, a factor of 2.7 either way, a time is known within a factor only. What is
+# estimated by bytes and FLOPs alone has 0.5.
+ROUGH = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ def spreads() -> Spreads:
 
 def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | None = None) -> float:
     """Returns the standard deviation of the log of the summed kernel time, but for what is known within a factor only
-    (`TimedOp.within_factor`), whose error is no such deviation: `device_moves` has it."""
+    (`is_rough`), whose error is no such deviation: `device_moves` has it."""
     known = spreads() if known is None else known
     total = sum(op.seconds for op in ops)
     if not total:
@@ -97,7 +100,7 @@ def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | 
     least = 0.0 if profile.projected_kinds else OTHER_CACHE  # projected kinds share one projection's error
     for op in ops:
         if op.work is not None:
-            if op.within_factor:
+            if is_rough(op):
                 pass
             elif op.basis == "extrapolated" and op.sigma >= least:
                 guessed[op.work.op_class] += op.seconds * op.sigma
@@ -139,6 +142,11 @@ class Moves(NamedTuple):
     up: float
 
 
+def is_rough(op: TimedOp) -> bool:
+    """Whether an operation's time is known within a factor only."""
+    return op.basis == "extrapolated" and op.sigma >= ROUGH
+
+
 def device_moves(ops: Sequence[TimedOp], profile: Profile, sigma: float) -> Moves:
     """Returns the ends of the summed kernel time, given its deviation without what is known within a factor only. Of
     that each class errs as one, and independently of others; its ends add to the sum, they do not multiply it."""
@@ -146,7 +154,7 @@ def device_moves(ops: Sequence[TimedOp], profile: Profile, sigma: float) -> Move
     less: dict[str, float] = defaultdict(float)
     more: dict[str, float] = defaultdict(float)
     for op in ops:
-        if op.work is not None and op.within_factor:
+        if op.work is not None and is_rough(op):
             less[op.work.op_class] += op.seconds * (1 - exp(-Z_90 * op.sigma))
             more[op.work.op_class] += op.seconds * (exp(Z_90 * op.sigma) - 1)
     if not more:

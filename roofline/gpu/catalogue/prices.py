@@ -141,7 +141,9 @@ def _toml_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows of `[[price]]` tables; a row's line is that of its header, since the parser does not report lines."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise DataError(f"{file} is not TOML: it is nested too deeply") from None
+    except ValueError as error:  # also of an integer of more than 4,300 digits
         raise DataError(f"{file} is not TOML: {error}") from error
     rows = document.get("price")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

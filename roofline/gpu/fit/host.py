@@ -137,12 +137,15 @@ def layer_costs(rows: Iterable[FitRow]) -> dict[str, Any]:
         parsed = re.fullmatch(r"host/(.+)/depth(\d+)/(\w+)", row["key"])
         if parsed and row.get("value"):
             found[parsed[1]][parsed[3]][int(parsed[2])] = row
-    models = {model: phases for model, phases in found.items() if all(len(phases[phase]) > 1 for phase in PHASES)}
-    if not models:
+    whole = {
+        model: sorted(set.intersection(*(set(phases[phase]) for phase in PHASES))) for model, phases in found.items()
+    }
+    model = max(whole, key=lambda model: len(whole[model]), default="")
+    depths = whole.get(model, [])
+    if len(depths) < 2:
         return {}
-    model, phases = max(models.items(), key=lambda item: len(item[1]["forward"]))
-    depths = sorted(phases["forward"])
-    by_round = {phase: {depth: round_medians(row) for depth, row in phases[phase].items()} for phase in PHASES}
+    phases = found[model]
+    by_round = {phase: {depth: round_medians(phases[phase][depth]) for depth in depths} for phase in PHASES}
     values = {phase: [warm_value(phases[phase][depth]) for depth in depths] for phase in PHASES}
     values["step"] = [sum(parts) for parts in zip(*(values[phase] for phase in PHASES), strict=True)]
     count = min(len(medians) for own in by_round.values() for medians in own.values())

@@ -127,9 +127,6 @@ _BY_NAMES = {
     "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d avg_pool2d_backward avg_pool3d_backward"
     " _adaptive_avg_pool2d adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"
     " grid_sampler_2d grid_sampler_3d im2col": Rule(_passes(0.5, 8, 2), "windows, which are read once or many times"),
-    "mkldnn_rnn_layer mkldnn_rnn_layer_backward": Rule(
-        _passes(1, 300), "a processor's recurrent layers, whose FLOPs are not counted"
-    ),
     "igamma igammac lgamma digamma polygamma special_zeta special_i0e special_i1 special_i1e erfinv": Rule(
         _passes(1, 10), "special functions, which compute for longer than they read"
     ),
@@ -155,7 +152,3 @@ def rule_of(op_class: str, variant: Variant) -> Rule | None:
     if isinstance(variant, CallVariant):
         return _BY_CLASS.get(op_class) or _BY_NAME.get(variant.operation)
     return None
-
-
-# What estimates by these rules give as their source.
-WORDS = frozenset(rule.words for rule in (*_BY_NAME.values(), *_BY_CLASS.values(), _GROUPED, _NOT_PLANES))

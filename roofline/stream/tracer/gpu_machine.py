@@ -143,7 +143,6 @@ _NOTHING = (
     "set_stream", "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
     "reset_accumulated_memory_stats", "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats",
 )  # fmt: skip
-_BEGINNING = ("_lazy_init", "init", "is_initialized")
 _ZERO = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
     "max_memory_cached", "memory_usage", "utilization", "temperature", "power_draw", "clock_rate",
@@ -189,8 +188,6 @@ def machine_with(
         return state
 
     main = _Stream()
-    # where there is a GPU, torch begins to use it as ever, and says whether it has
-    kept = _BEGINNING if torch.cuda.is_available() else ()
     properties = SimpleNamespace(
         name=gpu.name, major=gpu.capability[0], minor=gpu.capability[1], total_memory=gpu.memory_bytes,
         multi_processor_count=gpu.sm_count, L2_cache_size=gpu.l2_bytes, warp_size=32, is_integrated=0,
@@ -229,7 +226,7 @@ def machine_with(
     with contextlib.ExitStack() as stack:
         for owner in (torch.cuda, torch.accelerator):
             for name, answer in answers.items():
-                if hasattr(owner, name) and name not in kept:
+                if hasattr(owner, name):
                     stack.enter_context(replaced(owner, name, answer))
         for owner, name, value in ((torch.cuda.nvtx, "_nvtx", markers), (torch, "Generator", _Generator)):
             stack.enter_context(replaced(owner, name, value))

@@ -42,9 +42,9 @@ from flopcast.microbench.recipe.training_step import (
 from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
-from flopcast.roofline.stream.tracer.apart import working_apart
 from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, HostTensors, as_on_cuda, untraced
 from flopcast.roofline.stream.tracer.gpu_machine import Gpu, machine_with
+from flopcast.roofline.stream.tracer.loaders import loading_apart
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.recorder import flatten
 from flopcast.roofline.stream.tracer.unmodelled import NotModelled, finding_in, refusing
@@ -78,15 +78,13 @@ def _fake(device: str, gpu: Gpu | None = None) -> Iterator[_Recording]:
         _settings_kept(),
         untraced(),
         refusing() as watch_compiler,
-        working_apart(values.inside, values.hosts.add),
+        loading_apart(values.inside, values.hosts.add),
         FakeTensorMode(allow_non_fake_inputs=True),
         values,
         warnings.catch_warnings(),
     ):
         # torch warns about its own code: a copy of a module, as nn.TransformerEncoder makes of its layer
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-        # about the build, which is not that of the machine that is meant
-        warnings.filterwarnings("ignore", message="PyTorch was compiled without cuDNN")
         # and about the hooks by which the tracer follows modules
         warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
         if device == "cpu":

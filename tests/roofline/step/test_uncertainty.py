@@ -95,7 +95,7 @@ def test_what_is_known_within_a_factor_adds_to_the_sum(ops: list[TimedOp], profi
     """Half the time within a factor of ten: the sum is at most 5.5 times as long, and no less than what is known."""
     work = next(op.work for op in ops if op.work is not None)
     one = TimedOp("forward", "launch", 0.0, work, 1.0, 0.0, 1, "measured")
-    rough = replace(one, sigma=log(10) / numbers.Z_90, basis="extrapolated", within_factor="a guess")
+    rough = replace(one, sigma=log(10) / numbers.Z_90, basis="extrapolated")
     assert device_moves([one, one], profile, 0.0) == Moves(0.0, 0.0)
     found = device_moves([one, rough], profile, 0.0)
     assert found == pytest.approx((log(2 / 1.1), log(11 / 2)))

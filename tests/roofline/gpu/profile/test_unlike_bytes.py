@@ -154,13 +154,6 @@ def test_autocast_and_projections_are_those_of_cudnn(h200: Profile) -> None:
     assert found.flops == 2 * BATCH * SEQ * (3 * matrices - 4 * HIDDEN * SIZE)
 
 
-def test_a_processors_recurrent_layer_is_known_within_a_factor_too(profile: Profile) -> None:
-    module = torch.nn.LSTM(SIZE, HIDDEN, batch_first=True)
-    stream = trace_module(lambda: (module, torch.zeros(BATCH, SEQ, SIZE)), precision="fp32", device="cpu")
-    found = PricedStep(stream, RUN, profile).forecast()
-    assert any("processor's recurrent layers" in text for text in found.warnings)
-
-
 # --- what is said
 
 

@@ -6,7 +6,6 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -395,23 +394,3 @@ def test_products_in_tf32_by_the_steps_own_choice() -> None:
     assert trace_module(factory).meta["precision"] == "tf32"
     assert torch.backends.cuda.matmul.allow_tf32 is before
     assert trace_module(loop()).meta["precision"] != "tf32"
-
-
-def test_what_a_factory_imports_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library's tables outlive the trace that imports it, as those of peft's and bitsandbytes' modules do."""
-    (tmp_path / "a_library.py").write_text(
-        "import torch\ntable, where = torch.arange(4) / 4, torch.device('cuda', 0)\nlargest = table.max().item()\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def factory() -> Step:
-        import a_library
-
-        return loop(lambda loss, *_: loss * a_library.table.to(a_library.where), device=a_library.where)()
-
-    for _ in range(2):
-        assert added(factory) == {"mul": 1}
-    import a_library
-
-    assert type(a_library.table) is torch.Tensor
-    assert a_library.largest == 0.75

@@ -1,16 +1,13 @@
-"""What runs in earnest while a step is traced: batches of a DataLoader, and imports.
+"""Batches of a DataLoader: loaded in earnest, apart from the step, in host memory.
 
 A forecast is of a step whose next batch is ready. What loads it - worker processes, samplers, collation - runs as it
-would without a tracer, in this process, and is not recorded. A library that a factory imports keeps what it makes then,
-which has to be real: fake tensors are of one trace.
+would without a tracer, in this process, and is not recorded.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import copy
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,12 +22,12 @@ from flopcast.roofline.stream.tracer.recorder import flatten
 
 
 @contextlib.contextmanager
-def working_apart(
+def loading_apart(
     inside: Callable[[], AbstractContextManager[None]], on_host: Callable[[torch.Tensor], Any]
 ) -> Iterator[None]:
-    """Within the context loaders, in one process, and imports work without torch's modes: within what `inside` returns,
-    in which tensors say where they really are. `on_host` takes the tensors of batches."""
-    begin, advance, load_module = DataLoader.__iter__, _BaseDataLoaderIter.__next__, builtins.__import__
+    """Within the context loaders work without torch's modes, and in one process: within what `inside` returns, in which
+    tensors say where they really are. `on_host` takes the tensors of their batches."""
+    begin, advance = DataLoader.__iter__, _BaseDataLoaderIter.__next__
 
     def iterate(loader: Any) -> Any:
         alone = copy.copy(loader)
@@ -48,24 +45,7 @@ def working_apart(
                 on_host(item)
         return batch
 
-    importing = False
-
-    def imported(name: str, scope: Any = None, local: Any = None, names: Any = (), level: int = 0) -> Any:
-        nonlocal importing
-        if importing or level or name in sys.modules:
-            return load_module(name, scope, local, names, level)
-        importing = True
-        try:
-            with _apart(), inside():
-                return load_module(name, scope, local, names, level)
-        finally:
-            importing = False
-
-    with (
-        replaced(DataLoader, "__iter__", iterate),
-        replaced(_BaseDataLoaderIter, "__next__", load),
-        replaced(builtins, "__import__", imported),
-    ):
+    with replaced(DataLoader, "__iter__", iterate), replaced(_BaseDataLoaderIter, "__next__", load):
         yield
 
 
