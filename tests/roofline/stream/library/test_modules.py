@@ -243,7 +243,7 @@ def test_what_has_no_measured_class_is_named() -> None:
 
     known = flopcast.forecast(torch.nn.Linear(4096, 4096), torch.randn(4096, 4096))
     found = flopcast.forecast(Sorted(), torch.randn(4096, 4096))
-    assert any("costed by bytes" in warning and "sort" in warning for warning in found.warnings)
+    assert any("or by bytes" in warning and "sort" in warning for warning in found.warnings)
     assert found.device_seconds_high / found.device_seconds > known.device_seconds_high / known.device_seconds
 
 
