@@ -11,6 +11,7 @@ import torch
 
 from flopcast.microbench.hosts.host import run_host
 from flopcast.microbench.hosts.operators import run_operators
+from flopcast.microbench.hosts.processes import run_processes
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.plans import HostPlan
 from flopcast.microbench.records.recorder import Recorder
@@ -40,7 +41,8 @@ def run_bench(
 ) -> dict[str, Summary]:
     """Measures what `folder` lacks and returns a summary of each part.
 
-    With `host_only`, only the host cost and the host's scalars are measured. Without `calibrate` the host cost is not
+    With `host_only`, only the host cost and the host's scalars are measured, on a GPU in several fresh processes, as
+    processes differ. Without `calibrate` the host cost is not
     measured, and one training step is run instead: in a process that has trained, consecutive kernels start 0.1 to
     0.2 us later (a tiny kernel in a graph takes 1.13 us instead of 0.93 on an H200), and the steps that are forecast
     run in such processes. With `operators`, the host cost of calling Triton's operators is measured as well.
@@ -62,6 +64,11 @@ def run_bench(
 
             if not calibrate:
                 train_once()
+                continue
+            if host_only and device.type == "cuda":
+                summaries[f"host {plan.model}"] = run_processes(
+                    plan, recorder=recorder, device=str(device), suite=suite, retry=retry
+                )
                 continue
             host = summaries[f"host {plan.model}"] = run_host(
                 {depth: partial(build, config) for depth, config in plan.configs.items()},

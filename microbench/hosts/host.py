@@ -5,8 +5,10 @@ Host cost does not depend on width and is linear in depth (H200, Qwen3 eager: 12
 interleaved in rounds, and every sample is kept. Device work at tiny width is small but not zero: the
 synchronisation inside transformers' Qwen3 forward waits for the few kernels that were enqueued before it.
 
-Rows have the key host/<model>/depth<D>/<phase>; phases are forward, backward, optimizer, zero_grad, and step (all of
-them). On the CPU device an op runs when it is called, so the rows include the ops' own time.
+Rows have the key host/<model>/depth<D>/<phase>; phases are forward, backward, optimizer, zero_grad, step (all of them),
+and steady: a step in a row of steps between which the device is not drained.
+
+On the CPU device an op runs when it is called, so the rows include the ops' own time.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ from flopcast.microbench.timing.timer import synchronise
 from flopcast.progress import progress
 
 PHASES = ("zero_grad", "forward", "backward", "optimizer")
+IN_A_ROW = 3  # steps of a tiny model without synchronisation between them, per sample of the host
 
 
 class Step(Protocol):
     """A training step whose phases can be run one by one (steps.TrainingStep)."""
 
+    def run(self) -> Any: ...
     def zero_grad(self) -> None: ...
     def forward(self) -> Any: ...
     def backward(self, loss: Any) -> None: ...
@@ -95,10 +99,12 @@ def run_host(
             for depth, step in steps.items():
                 gc.collect()
                 with no_garbage_collection():
-                    samples[depth] += [host_phases(step, device, clock) for _ in range(steps_per_round)]
+                    found = [host_phases(step, device, clock) for _ in range(steps_per_round)]
+                    steady = steady_seconds(step, device, clock)
+                samples[depth] += [{**phases, "steady": steady} for phases in found]
                 shown.advance(f"depth {depth}")
     for depth in builders:
-        for phase in (*PHASES, "step"):
+        for phase in (*PHASES, "step", "steady"):
             fields = host_fields(
                 host_key(model, depth, phase), [sample[phase] for sample in samples[depth]], suite=suite
             )
@@ -125,3 +131,14 @@ def host_phases(step: Step, device: torch.device, clock: Callable[[], float] = t
     synchronise(device)
     phases = {phase: stamps[i + 1] - stamps[i] for i, phase in enumerate(PHASES)}
     return {**phases, "step": stamps[-1] - stamps[0]}
+
+
+def steady_seconds(step: Step, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds per step of IN_A_ROW steps, the device drained at both ends. They include what the phases leave out:
+    freeing the graph, the loop itself, the effect of the queue on the host."""
+    synchronise(device)
+    start = clock()
+    for _ in range(IN_A_ROW):
+        step.run()
+    synchronise(device)
+    return (clock() - start) / IN_A_ROW

@@ -3,11 +3,24 @@ data."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 PHASES = ("forward", "backward", "optimizer")
+_PROCESS = re.compile(r"/process(\d+)(?=/depth)")
+
+
+def of_process(key: str, process: int) -> str:
+    """Key of a row of the host calibration that one of several processes measured."""
+    return key.replace("/depth", f"/process{process}/depth", 1)
+
+
+def without_process(key: str) -> tuple[str, int | None]:
+    """A row's key as a single process writes it, and the number of its process, if it has one."""
+    found = _PROCESS.search(key)
+    return (key, None) if found is None else (_PROCESS.sub("", key), int(found[1]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from operator import attrgetter
 import torch
 
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.microbench.hosts.host import host_fields, host_phases
+from flopcast.microbench.hosts.host import host_fields, host_phases, steady_seconds
 from flopcast.microbench.hosts.operators import operator_rows
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.patches import patched
@@ -26,7 +26,6 @@ from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.steps.measure import Kernel, StepKernels, StepTiming, profile_step, time_step
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_or_error, work_through
 from flopcast.microbench.timing.telemetry import Reading, beside_others, telemetry
-from flopcast.microbench.timing.timer import synchronise
 
 Measure = Callable[[training_step.TrainingStep], Fields]
 PlanMeasure = Callable[[StepPlan], Fields]
@@ -35,8 +34,6 @@ _TIMES, _KERNELS, _ESTIMATES = attrgetter("key"), attrgetter("kernels_key"), att
 
 TIMES_AND_KERNELS = ("times", "kernels")
 PARTS = (*TIMES_AND_KERNELS, "estimates")  # what can be measured of a step, in this order
-
-IN_A_ROW = 3  # steps of a tiny model without synchronisation between them, per sample of the host
 
 
 def run_steps(
@@ -164,21 +161,12 @@ class HostCalibration:
         return min(len(samples) for samples in self.samples.values())
 
     def sample(self) -> None:
-        """Runs one warm-up step, two steps measured by phase, and a few in a row, at each depth.
-
-        "steady" is the time per step in a row of steps between which the device is not drained: it includes what the
-        phases leave out (freeing the graph, the loop itself, the effect of the queue on the host).
-        """
+        """Runs one warm-up step, two steps measured by phase, and a few in a row ("steady"), at each depth."""
         for depth, step in self.steps.items():
             host_phases(step, self.device)
             with no_garbage_collection():
                 found = [host_phases(step, self.device) for _ in range(2)]
-                synchronise(self.device)
-                start = time.perf_counter()
-                for _ in range(IN_A_ROW):
-                    step.run()
-                synchronise(self.device)
-                steady = (time.perf_counter() - start) / IN_A_ROW
+                steady = steady_seconds(step, self.device)
             self.samples[depth] += [{**phases, "steady": steady} for phases in found]
 
     def held_bytes(self) -> int:

@@ -36,7 +36,8 @@ class Forecast:
     `power_seconds`: what the part's power limit adds to the step, whose kernels then run at `clock_share` of the
     highest clock. `device_seconds` are at full clock, as a profiler reads them with pauses between the steps.
     `flops_hardware` and `hfu` (hardware FLOPs utilisation) count what checkpointing recomputes, `flops_counted` and
-    `mfu` do not."""
+    `mfu` do not. `host_machines`: how many machines the host's costs are the mean of; 1 is a machine that was measured
+    by itself."""
 
     gpu: str
     profile_basis: str
@@ -77,6 +78,17 @@ class Forecast:
     power_watts: float = 0.0
     power_seconds: float = 0.0
     clock_share: float = 1.0
+    host_machines: int = 1
+
+    @property
+    def advice(self) -> str | None:
+        """What would narrow the forecast: where the host bounds the step and was not measured, to measure it."""
+        if self.bound != "host" or self.host_machines < 2:
+            return None
+        return (
+            f"bound by the host, here the mean of {self.host_machines} machines; measure yours: "
+            "`flopcast bench --suite host`, a minute"
+        )
 
     @property
     def usd_per_step(self) -> float | None:
@@ -100,6 +112,7 @@ class Forecast:
         ]  # fmt: skip
         record["usd_per_step"], record["flops_per_usd"] = self.usd_per_step, self.flops_per_usd
         record["price"] = self.price and self.price.to_json()
+        record["advice"] = self.advice
         record["warnings"] = list(self.warnings)
         record["stack"] = dict(self.stack)
         record["basis_shares"] = dict(self.basis_shares)

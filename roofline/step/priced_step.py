@@ -41,7 +41,8 @@ WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not meas
 
 @dataclass(frozen=True)
 class PricedStep:
-    """A training step on one device. `host` None means the host that the profile was measured with, if any."""
+    """A training step on one device. `host` None means the profile's host, if any: the shipped one
+    unless the user measured the profile."""
 
     stream: Stream
     run: Run
@@ -204,6 +205,7 @@ class PricedStep:
             device_seconds_high=timeline.device_seconds * exp(self.device_moves.up),
             host_seconds=timeline.host_seconds,
             host=self.host_costs.name,
+            host_machines=self.host_costs.n_machines,
             bound=self.bound,
             tokens_per_second=run.tokens / step,
             flops_counted=self.flops,

@@ -8,41 +8,26 @@ each visit to them is compared with the visits before and after it (`RunHost.sig
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, hypot, log, sqrt
 from statistics import fmean, median, variance
 from typing import cast
 
-from flopcast.microbench.recipe.plans import HostPlan
 from flopcast.microbench.records.rows import Row
 from flopcast.roofline.gpu.fit.host import OPERATORS, fit_host
-from flopcast.roofline.gpu.fit.host_calibration import host_counts, host_plan, plan_streams
+from flopcast.roofline.gpu.fit.host_calibration import host_counts, host_plan
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.uncertainty import spreads
-from flopcast.roofline.stream.model.run import Run
 
 # Samples on either side of a step that give the host's speed then: two per phase are taken before each step; of steps
 # in a row, from which `pace` is taken, it is one sample, written twice.
 NEAR = 2
 LEAST_VISITS = 8  # with fewer, sigma is not estimated but is RESTLESS, as in five runs of three machines
 RESTLESS = 0.1
-
-
-def scaled(host: HostCosts, factor: float) -> HostCosts:
-    """Host costs with every time multiplied by `factor`."""
-
-    def times(costs: Mapping[str, float]) -> dict[str, float]:
-        return {name: seconds * factor for name, seconds in costs.items()}
-
-    return replace(
-        host, step_fixed=host.step_fixed * factor, forward=times(host.forward), backward=times(host.backward),
-        optimizer=times(host.optimizer), triton=times(host.triton),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,14 +64,13 @@ class RunHost:
         near = self.pace[max(0, samples_before - NEAR) : samples_before + NEAR]
         if not near:
             return self.costs
-        return replace(scaled(self.costs, median(near)), sigma=hypot(spreads().host_same_run, self.sigma))
+        return replace(self.costs.scaled(median(near)), sigma=hypot(spreads().host_same_run, self.sigma))
 
 
 def hosts_of_runs(measured: Iterable[Row], profile: Profile) -> dict[str | None, RunHost]:
     """Host costs of the processes that ran the steps, by session, from the calibration rows among the steps.
 
-    Empty without such rows, and on a CPU. The costs are those of `fit_host`, multiplied by the ratio of measured to
-    simulated time of the tiny models' steps in a row (`steady_ratio`).
+    Empty without such rows, and on a CPU.
     """
     kind = str(profile.device.get("type"))
     sessions: dict[str | None, dict[str, Row]] = defaultdict(dict)
@@ -107,26 +91,8 @@ def hosts_of_runs(measured: Iterable[Row], profile: Profile) -> dict[str | None,
         if costs is not None:
             if not costs.triton and profile.host is not None:  # no step of the run needed it
                 costs = replace(costs, triton=profile.host.triton)
-            rows_of = {depth: by_key.get(plan.row_key(depth, "steady")) for depth in plan.configs}
-            steady = {depth: value for depth, row in rows_of.items() if row and (value := row.get("value"))}
-            found[session] = RunHost(scaled(costs, steady_ratio(steady, plan, costs, profile)), *_pace(rows))
+            found[session] = RunHost(costs, *_pace(rows))
     return found
-
-
-def steady_ratio(steady: Mapping[int, float], plan: HostPlan, costs: HostCosts, profile: Profile) -> float:
-    """Measured over simulated seconds of a tiny model's step in a row of steps (`steady`, by depth): the median.
-
-    The ratio covers what the phases, each timed on an idle device, leave out: freeing the graph, the queue, the caches.
-    It is 1 where it was not measured.
-    """
-    if not steady:
-        return 1.0
-    streams = plan_streams(plan, str(profile.device.get("type")))
-    ratios = []
-    for depth, seconds in steady.items():
-        step = PricedStep(streams[depth], Run(), profile, costs)
-        ratios.append(seconds / step.timeline.step_seconds())
-    return min(max(median(ratios), 0.8), 1.25)
 
 
 def _pace(rows: Sequence[Row]) -> tuple[tuple[float, ...], float]:

@@ -1,26 +1,56 @@
-"""Remakes a shipped host: the mean of several machines with one model of CPU.
+"""Remakes the shipped host: the mean of all machines whose host was measured.
 
-python -m studies.shipped.hosts OUT FOLDER ...
+python -m studies.shipped.hosts [--out FILE] [FOLDER ...]
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit.folder import fit_host_folder
-from flopcast.roofline.gpu.profile.host import combine
+from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, combine
 from studies.command import parser_of
+
+REPORTS = Path(__file__).resolve().parents[2] / "reports"
+
+
+def measured_folders(reports: Path = REPORTS) -> list[Path]:
+    """The folders of measurements, of any depth, in which tiny models calibrated the host of a GPU."""
+    found = sorted(path.parent for path in reports.glob("*/**/measurements.jsonl.gz"))
+    return [folder for folder in found if _has_host(folder)]
+
+
+def _has_host(folder: Path) -> bool:
+    rows = records.read(folder).rows
+    return any(row["key"].startswith("host/") and row["status"] == "ok" for row in rows)
+
+
+def machine_of(folder: Path) -> str:
+    """What tells machines apart: the GPU's serial number, as a machine has one GPU here or was measured through one."""
+    return str(records.read_machine(folder)["device"].get("uuid"))
+
+
+def host_of_machines(folders: Iterable[Path], without: Collection[str] = ()) -> HostCosts:
+    """The mean of the machines that were measured in `folders`, each of one or several runs, but for those left out."""
+    runs: dict[str, list[HostCosts]] = defaultdict(list)
+    for folder in folders:
+        if (machine := machine_of(folder)) not in without:
+            runs[machine].append(fit_host_folder(folder))
+    return combine([combine(own) for own in runs.values()], of="machines")
 
 
 def main() -> None:
-    """Writes one host made of the machines whose measurements lie in the folders."""
+    """Writes one host made of the machines whose measurements lie in the folders, by default all in `reports`."""
     parser = parser_of(__spec__, __doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("folder", type=Path, nargs="+", help="that `flopcast bench` wrote")
+    parser.add_argument("folder", type=Path, nargs="*", help="that `flopcast bench` or `flopcast validate` wrote")
+    parser.add_argument("--out", type=Path, default=HOSTS / f"{DEFAULT}.json")
     given = parser.parse_args()
-    host = combine([fit_host_folder(folder) for folder in given.folder])
+    host = host_of_machines(given.folder or measured_folders())
     host.save(given.out)
-    print(f"wrote {given.out}: {host.name}, {len(given.folder)} machines, deviation {host.sigma:.0%}")
+    print(f"wrote {given.out}: {host.name}, {host.n_machines} machines, deviation {host.sigma:.0%}")
 
 
 if __name__ == "__main__":

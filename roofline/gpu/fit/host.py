@@ -4,6 +4,11 @@ A phase's seconds are modelled over depths as fixed + (seconds per op) x ops. La
 with depth, so that regression cannot separate their costs: a view is taken as a constant share of a launch, and in the
 optimizer a launch costs what the scalar `launch` measured.
 
+Steps in a row take a little more or less than their phases, each timed on an idle device: freeing the graph, the queue,
+the caches. Where the tiny models also ran in a row (phase "steady"), all costs are multiplied by that ratio.
+
+A process is one draw (`microbench.hosts.processes`): each is fitted by itself, and several are combined.
+
 The first step after a pause takes longer (H200: forward of 2 layers 4.0 ms, then 2.8), and training has no pauses:
 where a row gives its number of rounds, the first sample of each round is left out of the cost, but not of the spread.
 """
@@ -19,11 +24,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flopcast.microbench.recipe.plans import without_process
 from flopcast.microbench.records.machine import Host, Machine
+from flopcast.microbench.records.rows import merged
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.fit.cases import log_spread
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
-from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.host import HostCosts, combine
 
 # Ratio of a view's host cost to that of an op that launches a kernel: both pass the dispatcher and autograd, but a view
 # neither allocates nor launches.
@@ -53,11 +60,40 @@ def fit_host(
 ) -> HostCosts | None:
     """Fits host costs to rows of status ok; `counts`: ops by row key, for rows that carry none themselves.
 
-    Without calibration rows or counts the costs are derived from the scalar `launch`, with basis "extrapolated"; None
-    without that scalar."""
+    Rows of several processes are fitted one by one and combined. Without calibration rows or counts the costs are
+    derived from the scalar `launch`, with basis "extrapolated"; None without that scalar."""
+    rows = list(rows)
+    others, *processes = by_process(rows)
+    hosts = [_fit_process([*own, *others], counts, ceilings, machine_host, warnings) for own in (processes or [[]])]
+    found = [host for host in hosts if host is not None]
+    if not found or found[0].basis == "extrapolated":
+        return found[0] if found else None
+    return combine(found)
+
+
+def by_process(rows: Iterable[FitRow]) -> list[list[FitRow]]:
+    """The rows that are none of tiny models, then those of each process that ran tiny models, with the keys that a
+    single process writes."""
+    others: list[FitRow] = []
+    processes: dict[Any, list[FitRow]] = defaultdict(list)
+    for row in rows:
+        if not row["key"].startswith("host/"):
+            others.append(row)
+            continue
+        key, process = without_process(row["key"])
+        processes[row.get("session"), process].append(merged(FitRow, row, {"key": key}))
+    return [others, *processes.values()]
+
+
+def _fit_process(
+    rows: Sequence[FitRow],
+    counts: Mapping[str, Mapping[str, float]],
+    ceilings: Mapping[str, Number],
+    machine_host: Host,
+    warnings: list[str],
+) -> HostCosts | None:
     launch = ceilings["launch"].value if "launch" in ceilings else None
     cpu = str(machine_host.get("cpu", ""))
-    rows = list(rows)
     calibrated: list[FitRow] = []
     by_phase: dict[str, list[_Phase]] = defaultdict(list)
     uncounted = 0
@@ -75,22 +111,41 @@ def fit_host(
     triton = operator_costs(rows)
     if not all(phase in by_phase for phase in PHASES):
         return None if launch is None else replace(_from_launch(launch, cpu), triton=triton)
+    zero_grad = by_phase.get("zero_grad", [])  # walks over the parameters as the optimizer does
+    if len(zero_grad) == len(by_phase["optimizer"]):
+        pairs = zip(by_phase["optimizer"], zero_grad, strict=True)
+        by_phase["optimizer"] = [one._replace(seconds=one.seconds + zero.seconds) for one, zero in pairs]
     sigmas: list[float] = []
     forward, backward = (_phase(by_phase[phase], sigmas) for phase in ("forward", "backward"))
     optimizer = _optimizer(by_phase["optimizer"], launch or 0.5 * forward["launch"], sigmas)
-    zero = [one.seconds for one in by_phase.get("zero_grad", [])]
-    return HostCosts(
+    costs = HostCosts(
         name=host_name(cpu),
         forward=forward,
         backward=backward,
         optimizer=optimizer,
-        step_fixed=float(np.median(zero)) if zero else 0.0,
+        step_fixed=0.0,
         sigma=float(max(LEAST_SIGMA, np.median(sigmas))),
         basis="measured",
         cpu=cpu,
         layers=layer_costs(calibrated),
         triton=triton,
     )
+    return costs.scaled(steady_ratio(rows))
+
+
+def steady_ratio(rows: Iterable[FitRow]) -> float:
+    """Seconds of a tiny model's step in a row of steps over the sum of its phases, median over depths; 1 where no row
+    was measured."""
+    phases: dict[str, float] = defaultdict(float)
+    steady: dict[str, float] = {}
+    for row in rows:
+        model, _, phase = row["key"].rpartition("/")
+        if phase == "steady":
+            steady[model] = warm_value(row)
+        elif row["key"].startswith("host/") and phase in (*PHASES, "zero_grad"):
+            phases[model] += warm_value(row)
+    ratios = [seconds / phases[model] for model, seconds in steady.items() if phases.get(model) and seconds]
+    return min(max(float(np.median(ratios)), 0.8), 1.25) if ratios else 1.0
 
 
 def operator_costs(rows: Iterable[FitRow]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from flopcast.files import cache_folder
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.catalogue.datasheets import SPECS_FILE, find_spec, gpu_meant, load_specs
 from flopcast.roofline.gpu.library import profile_cache
-from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts, host_files, host_in
+from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, NO_HOST, HostCosts, default_host, host_files, host_in
 from flopcast.roofline.gpu.profile.profile import PROFILE_BASES, PROFILES, Profile
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # The measured profile that the others are projected from.
 SOURCE = "nvidia-h200"
+HOST_FILE = HOSTS / f"{DEFAULT}.json"
 # Parameters fitted to published times, one file per GPU.
 PUBLISHED = DATA / "published"
 
@@ -97,19 +98,23 @@ def _projected_entry(name: str) -> Known:
 def find_profile(name_or_path: str) -> Profile:
     """The profile of a known name, in any spelling that means one alone (`gpu_meant`), or of a profile file.
 
+    What ships is fed by the shipped host; a profile that the user measured keeps the host that it was measured in.
+
     Raises UsageError for a name that is neither, naming the known ones and how to measure one, and for a folder;
     DataError for a file that is no profile.
     """
     name_or_path = name_meant(name_or_path)
     shipped, own = known_profiles(), known_profiles(user_folder())
     path = shipped.get(name_or_path) or own.get(name_or_path) or Path(name_or_path)
-    if name_or_path in shipped and lacks_kinds(name_or_path):
-        sources = [path, shipped[SOURCE], SPECS_FILE]
-        return profile_cache.load(name_or_path, sources, lambda: completed(Profile.load(path)))
-    if name_or_path in {*shipped, *own} or (path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path):
+    if name_or_path in shipped:
+        more = [shipped[SOURCE], SPECS_FILE] if lacks_kinds(name_or_path) else []
+        return profile_cache.load(
+            name_or_path, [path, HOST_FILE, *more], lambda: completed(Profile.load(path)).with_host(default_host())
+        )
+    if name_or_path in own or (path.is_file() or path.suffix in (".json", ".gz") or "/" in name_or_path):
         return profile_cache.load("file", [path], lambda: Profile.load(path))
     if name_or_path in load_specs() and SOURCE in shipped:
-        sources = [shipped[SOURCE], SPECS_FILE, *sorted(PUBLISHED.glob("*.json"))]
+        sources = [shipped[SOURCE], HOST_FILE, SPECS_FILE, *sorted(PUBLISHED.glob("*.json"))]
         return profile_cache.load(name_or_path, sources, lambda: _projected(name_or_path))
     raise UsageError(
         "no profile of this machine's processor yet: measure it with `flopcast bench --device cpu --out DIR` "
@@ -193,7 +198,7 @@ def names() -> list[str]:
 
 def find_host(name_or_path: str | None) -> HostCosts | None:
     """Host costs by a host's name or file, or by the name or file of a GPU's profile, whose host is meant; None stands
-    for the profile's own, "none" for no host at all.
+    for the profile's, which is the shipped host unless the user measured the profile; "none" for no host at all.
 
     Raises UsageError for a name that is none of these, or a profile without a host; DataError for a malformed file.
     """

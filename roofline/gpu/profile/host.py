@@ -1,42 +1,48 @@
 """Host profiles: what the host spends on a step, in a small file of its own, apart from any GPU's.
 
 A step needs both; `--host` combines one machine's host with another's GPU. Files are JSON, {"schema", "kind": "host",
-...} with the fields of `HostCosts`; those of the machines that the shipped GPUs were measured in lie in
-`data/hosts`, and
+...} with the fields of `HostCosts`. One ships, in `data/hosts`: the mean of the machines that were measured, with their
+spread. It feeds every GPU unless the user names or measures another (`default_host`), and
 
-    python -m studies.shipped.hosts OUT FOLDER ...
+    python -m studies.shipped.hosts
 
-makes one from the measurements of several machines of one processor.
+makes it from the measurements in `reports`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import sqrt
 from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
 
 from flopcast import files
 from flopcast.decode import As, Count, Deviation, NonNegative, decode, read_json
 from flopcast.errors import DataError
-from flopcast.roofline.base.numbers import Basis
+from flopcast.roofline.base.numbers import Z_90, Basis
 from flopcast.roofline.base.shipped import DATA
 
 SCHEMA = 1
 KIND = "host"
 HOSTS = DATA / "hosts"
+DEFAULT = "intel-xeon-family-6-model-207"
 PHASES = ("forward", "backward", "optimizer")
+# How far processes of one machine lie apart (standard deviation of log seconds; 17 processes beyond the first of five
+# machines), and as how many processes' evidence that counts for another machine: single ones had 0.02 to 0.27.
+PROCESS_SPREAD, PROCESS_DEGREES = 0.16, 5
 
 
 class Layer(TypedDict, total=False):
-    """Seconds per layer of the calibrated model: the median, its fixed part, the range, and each machine's own."""
+    """Seconds per layer of the calibrated model: the median, its fixed part, the range, each machine's or process's."""
 
     seconds: Required[NonNegative]
     fixed: NonNegative
     low: NonNegative
     high: NonNegative
     machines: Sequence[NonNegative]
+    processes: Sequence[NonNegative]
 
 
 class Layers(TypedDict, total=False):
@@ -55,9 +61,10 @@ class Layers(TypedDict, total=False):
 class HostCosts:
     """Seconds of host time per op, by phase.
 
-    forward, backward: {"launch", "view", "fixed"}; optimizer: {"launch", "per_tensor", "host_op",
-    "fixed"}; `fixed` is spent once per phase, `step_fixed` once per step besides (zero_grad). `sigma`: standard
-    deviation of log seconds from run to run.
+    forward, backward: {"launch", "view", "fixed"}; optimizer: {"launch", "per_tensor", "host_op", "fixed"}. `fixed` is
+    spent once per phase, in forward and backward only by models whose forward waits for the device
+    (`step.device_work`); `step_fixed` once per step besides. `sigma`: standard deviation of log seconds from one
+    process to the next, or, of several machines' mean, from one machine to the next.
 
     `triton`: what a call of an operator with Triton's kernels costs beyond an ATen call beside it, by operator
     ("rms_norm", "swiglu_backward", "mm", "attention"; `microbench.hosts`). Empty where it was not measured, as
@@ -92,10 +99,21 @@ class HostCosts:
             return costs.get("host_op", costs.get("view", 0.0)) + costs.get("per_tensor", 0.0) * tensors
         return costs.get("launch", 0.0) * max(launches, 1) + costs.get("per_tensor", 0.0) * tensors
 
+    def scaled(self, factor: float) -> HostCosts:
+        """These costs with every time multiplied by `factor`."""
+
+        def times(costs: Mapping[str, float]) -> dict[str, float]:
+            return {name: seconds * factor for name, seconds in costs.items()}
+
+        return replace(
+            self, step_fixed=self.step_fixed * factor, forward=times(self.forward), backward=times(self.backward),
+            optimizer=times(self.optimizer), triton=times(self.triton),
+        )  # fmt: skip
+
     @property
-    def fixed_seconds(self) -> float:
-        """Host seconds once per step: the fixed parts of the three phases and what lies outside them."""
-        return self.step_fixed + sum(c.get("fixed", 0.0) for c in (self.forward, self.backward, self.optimizer))
+    def n_machines(self) -> int:
+        """The number of machines whose mean these costs are."""
+        return len(self.layers.get("step", {}).get("machines", ())) or 1
 
     # --- files
 
@@ -120,6 +138,11 @@ class HostCosts:
 NO_HOST = HostCosts(name="none", forward={}, backward={}, optimizer={}, step_fixed=0.0, sigma=0.0, basis="measured")
 
 
+def default_host() -> HostCosts:
+    """The shipped host: what feeds a GPU when nothing is known of the user's machine."""
+    return HostCosts.load(HOSTS / f"{DEFAULT}.json")
+
+
 def host_in(path: Path) -> HostCosts | None:
     """The host of a host file; None for a file of another kind (a GPU's profile). Raises DataError as `load`."""
     record = read_json(path, "a host", hint="`flopcast bench --suite host` and `flopcast fit` make a host")
@@ -135,16 +158,20 @@ def host_files(folder: Path = HOSTS) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")}
 
 
-def combine(hosts: Sequence[HostCosts]) -> HostCosts:
-    """One host for several machines of a processor: each cost the geometric mean, `sigma` widened by what their layers
-    differ by. Raises ValueError for hosts of different processors, or none."""
+def combine(hosts: Sequence[HostCosts], of: str = "processes") -> HostCosts:
+    """One host for several processes of a machine, or (`of` "machines") for several machines of one processor.
+
+    Each cost is the mean. `sigma` is that of one more process, the one that will train, by the spread of these in
+    seconds per layer (`sigma_of_another`), and no less than the spread within one; or that of a process of one more
+    machine. Raises ValueError for hosts of different processors, or none."""
     import numpy as np
 
     if len({host.cpu for host in hosts}) != 1:
         raise ValueError(f"hosts of one processor are combined, not of {sorted({host.cpu for host in hosts})}")
     first, *others = hosts
     if not others:
-        return first
+        least = 0.0 if of == "machines" else sigma_of_another((), PROCESS_SPREAD, PROCESS_DEGREES)
+        return replace(first, sigma=max(first.sigma, least))
 
     def mean(values: Sequence[float]) -> float:
         return float(np.exp(np.mean(np.log(values)))) if min(values) > 0 else float(np.mean(values))
@@ -153,8 +180,6 @@ def combine(hosts: Sequence[HostCosts]) -> HostCosts:
         phase: {kind: mean([getattr(h, phase).get(kind, 0.0) for h in hosts]) for kind in getattr(first, phase)}
         for phase in PHASES
     }
-    layers = [host.layers["step"]["seconds"] for host in hosts if host.layers]
-    between = float(np.log(layers).std(ddof=1)) if len(layers) > 1 else 0.0
     merged: dict[str, Any] = {key: first.layers[key] for key in ("model", "mode", "depths") if key in first.layers}
     for phase in (*PHASES, "step"):
         own = [host.layers[phase] for host in hosts if phase in host.layers]
@@ -164,15 +189,37 @@ def combine(hosts: Sequence[HostCosts]) -> HostCosts:
                 "fixed": mean([one["fixed"] for one in own]),
                 "low": min(one["low"] for one in own),
                 "high": max(one["high"] for one in own),
-                "machines": [one["seconds"] for one in own],
+                of: [one["seconds"] for one in own],
             }
     operators = {name for host in hosts for name in host.triton}
     triton = {name: mean([host.triton[name] for host in hosts if name in host.triton]) for name in sorted(operators)}
+    paces = merged.get("step", {}).get(of, ())
+    own = float(np.median([host.sigma for host in hosts]))
+    if of == "machines":
+        sigma = float(np.hypot(own, sigma_of_another(paces)))
+    else:
+        sigma = max(own, sigma_of_another(paces, PROCESS_SPREAD, PROCESS_DEGREES))
     return replace(
         first, **costs, triton=triton, step_fixed=mean([host.step_fixed for host in hosts]),
-        sigma=float(np.hypot(np.median([host.sigma for host in hosts]), between)),
+        sigma=sigma,
         date=max(host.date for host in hosts), layers=merged,
     )  # fmt: skip
+
+
+def sigma_of_another(seconds: Sequence[float], known: float = 0.0, degrees: int = 0) -> float:
+    """The standard deviation of the log of one more draw about the mean of these: 90% of such draws lie within Z_90 of
+    it (Student's prediction interval). `known`: the spread that other draws had, which counts as `degrees` of freedom.
+    0 where nothing is known of it."""
+    import numpy as np
+    from scipy.stats import t
+
+    logs = np.log([value for value in seconds if value > 0])
+    n = max(len(logs), 1)
+    freedom = degrees + n - 1
+    if freedom < 1:
+        return 0.0
+    squares = degrees * known**2 + (logs.var() * n if n > 1 else 0.0)
+    return float(sqrt(squares / freedom * (1 + 1 / n)) * t.ppf(0.95, freedom) / Z_90)
 
 
 def machines_of(host: HostCosts) -> str:

@@ -29,8 +29,8 @@ from flopcast.roofline.gpu.projection.rates import sigmas
 
 
 def complete(measured: Profile, source: Profile, spec: GpuSpec, own: GpuSpec) -> Profile:
-    """Adds to the measured profile of the GPU `spec` the kinds of kernel that only `source` (of the GPU `own`) has, the
-    spread of the source's cards, and its host where that has the same processor.
+    """Adds to the measured profile of the GPU `spec` the kinds of kernel that only `source` (of the GPU `own`) has, and
+    the spread of the source's cards.
 
     Raises UsageError as `project` does."""
     there = project(source, spec)
@@ -48,13 +48,8 @@ def complete(measured: Profile, source: Profile, spec: GpuSpec, own: GpuSpec) ->
             for name, found in source.card_spread["classes"].items()
         }
         notes["cards_lent"] = {"from": source.gpu, "classes": kept, "times": sqrt(2.0)}
-    host = measured.host
-    if host is not None and source.host is not None and host.name == source.host.name:
-        host = source.host
-        notes["host"] = f"{host.name} as measured with {source.gpu}"
     return replace(
         measured,
-        host=host,
         surfaces={**measured.surfaces, **lent},
         launch_counts={**there.launch_counts, **measured.launch_counts},
         provenance={**measured.provenance, **notes},

@@ -30,7 +30,7 @@ from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, find_spec, load_
 from flopcast.roofline.gpu.catalogue.power import burst_rate, sustained_fraction
 from flopcast.roofline.gpu.laws import gemm_triton
 from flopcast.roofline.gpu.laws.laws import kind_of
-from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import Surface
 from flopcast.roofline.gpu.projection import gemm_before_hopper
@@ -212,14 +212,13 @@ def project(source: Profile, spec: GpuSpec) -> Profile:
         peaks={dtype: Number(peak, peak, peak, "datasheet", spec.source) for dtype, peak in spec.peaks.items()},
         ceilings={name: number for name, number in ceilings.items() if number is not None},
         surfaces={key: surface for key, surface in surfaces.items() if surface is not None},
-        host=None if source.host is None else _host(source.host),
+        host=default_host(),
         provenance={
             "projected_from": source.gpu,
             "source": dict(source.provenance),
             "specs": {"source": own.source, "target": spec.source, "notes": spec.notes},
             "sustained_fraction": [compute.value, compute.low, compute.high],
             "sigma": sigmas(own, spec),
-            "host": "as measured on the source's host",
         },
         aliases=_aliases(source, spec),
     )
@@ -233,11 +232,6 @@ def _spec_of(profile: Profile) -> GpuSpec:
         return find_spec(profile.gpu)
     known = ", ".join(sorted(load_specs()))
     raise UsageError(f"cannot project from {profile.gpu}: its datasheet is not known; known are {known}")
-
-
-def _host(host: HostCosts) -> HostCosts:
-    """The source's host costs with a wider deviation, since the target GPU's host will be another."""
-    return replace(host, sigma=hypot(host.sigma, SIGMA["host"]), basis="extrapolated")
 
 
 def _aliases(source: Profile, spec: GpuSpec) -> dict[str, str]:

@@ -14,8 +14,7 @@ from flopcast.roofline.gpu.catalogue.power import matrix_rate
 # memory: element-wise calls of an L4 are 9% off, norms and softmax 30%; published copy kernels elsewhere reach 84 to
 #   98% of the datasheet's bandwidth.
 # hot: nothing to check it with, and what fits into one L2 does not fit into another.
-# host: single runs differ by 10 to 40%, and hosts differ besides.
-SIGMA = {"gemm": 0.25, "attention": 0.21, "conv": 0.30, "memory": 0.15, "hot": 0.30, "host": 0.25}
+SIGMA = {"gemm": 0.25, "attention": 0.21, "conv": 0.30, "memory": 0.15, "hot": 0.30}
 # Between parts of the same chip (H200 and H100 SXM): so that 90% intervals hold nine in ten of the 5,839 kernels that
 # were forecast for an H100 before one was measured (reports/projection/nvidia-h100-sxm; 0.07, 0.04, 0.09 and 0.10).
 # Convolutions were not among them.

@@ -139,10 +139,14 @@ def host_table(profile: Profile) -> Table | None:
         for phase in ("forward", "backward", "optimizer")
         for kind, seconds in getattr(host, phase).items()
     ]
-    rows.append(HostCost("step", "once a step, outside these", host.step_fixed))
+    if host.step_fixed:
+        rows.append(HostCost("step", "once a step, outside these", host.step_fixed))
     columns = [text("phase", "phase"), text("what", "of"), Column("seconds", "µs", lambda s: f"{s * 1e6:,.2f}"),
                text("basis", "basis", lambda _: host.basis)]  # fmt: skip
-    note = f"{host.name}. Runs differ by {host.sigma:.0%} (standard deviation of the logarithm); forecasts carry that."
+    differ = "Runs" if host.n_machines < 2 else f"The mean of {host.n_machines} machines, which"
+    note = (
+        f"{host.name}. {differ} differ by {host.sigma:.0%} (standard deviation of the logarithm); forecasts carry that."
+    )
     return Table("host", "Host costs", note, columns, rows)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from rich.markup import escape
 
 from flopcast.roofline.base.units import (
     NONE,
@@ -64,10 +67,18 @@ def step_words(found: Forecast, run: Run) -> str:
     return f"{found.gpu} ({found.profile_basis}): {parameters_words(found)}, {depth}{run_words(run, found.unit)}"
 
 
+def host_words(found: Forecast) -> str:
+    """Names the host, and of how many machines it is the mean."""
+    return found.host + (f", the mean of {found.host_machines} machines" if found.host_machines > 1 else "")
+
+
 def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) -> None:
-    """Prints the step and its device time by class on stdout, the forecast's warnings on stderr."""
+    """Prints the step and its device time by class on stdout, the forecast's warnings on stderr. The first line is the
+    forecast's advice, where it has one."""
     from flopcast.roofline.step.memory import CONTEXT_BYTES, FRAGMENTATION
 
+    if found.advice:
+        console().print("\n".join(textwrap.wrap(escape(found.advice), 118)))
     step = f"{ms(found.step_seconds)} ms  ({ms(found.step_seconds_low)} to {ms(found.step_seconds_high)})"
     if found.step_seconds_high > ONLY_A_RANGE * found.step_seconds_low:
         step = f"between {ms(found.step_seconds_low)} and {ms(found.step_seconds_high)} ms: see the warnings"
@@ -76,7 +87,7 @@ def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) 
         ["bound by", found.bound],
         ["device (sum of kernels)", f"{ms(found.device_seconds)} ms, {found.kernels:,} kernels"],
         ["device time by basis", ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s)],
-        ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {found.host}"],
+        ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {host_words(found)}"],
         [f"{found.unit} per second", three_digits(found.tokens_per_second)],
         *_flops_rows(found),
         ["peak memory, allocated", gigabytes(found.peak_bytes)],

@@ -33,6 +33,9 @@ class TinyStep:
     def optimizer_step(self) -> None:
         self.optimizer.step()
 
+    def run(self) -> None:
+        self.backward(self.forward())
+
 
 def test_host_costs_by_depth_and_phase(tmp_path: Path) -> None:
     def unbuildable() -> host.Step:
@@ -47,7 +50,7 @@ def test_host_costs_by_depth_and_phase(tmp_path: Path) -> None:
                 rounds=2, steps_per_round=3,
             )  # fmt: skip
 
-    assert run().statuses == {"ok": 10, "oom": 5}
+    assert run().statuses == {"ok": 12, "oom": 6}
     rows = {row["key"]: row for row in records.read(tmp_path).rows}
     forward = rows["host/tiny-adamw/depth2/forward"]
     assert forward["n"] == len(forward["samples"]) == 6

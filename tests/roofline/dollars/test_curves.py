@@ -20,7 +20,6 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import forecast
 from flopcast.roofline.stream.model.models import ladder
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.validation.host_of_run import scaled
 from flopcast.roofline.views.figures.cost import cost_figure
 
 GPUS = ("nvidia-h200", "nvidia-l4")
@@ -95,7 +94,7 @@ def test_what_if_forecasts_other_hosts(profiles: list[Profile]) -> None:
     (curve,) = cost_curves(profiles[:1], MODELS[:1], Run(), PRICES, what_if=True)
     own = h200.host or NO_HOST
     for factor in HOST_FACTORS:
-        host = replace(scaled(own, factor), sigma=own.sigma) if factor else replace(scaled(own, 0.0), sigma=0.0)
+        host = replace(own.scaled(factor), sigma=own.sigma if factor else 0.0)
         found = forecast(MODELS[0], Run(), h200, host=host)
         point = curve.with_host(factor).points[0]
         assert point.step.step_seconds == pytest.approx(found.step_seconds)

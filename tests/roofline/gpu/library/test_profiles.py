@@ -19,7 +19,7 @@ from flopcast.roofline.gpu.library.profiles import (
     name_meant,
     user_folder,
 )
-from flopcast.roofline.gpu.profile.host import NO_HOST, host_files
+from flopcast.roofline.gpu.profile.host import DEFAULT, NO_HOST, default_host, host_files
 from flopcast.roofline.gpu.profile.profile import Profile
 
 SHIPPED = "nvidia-h200"
@@ -203,3 +203,19 @@ def test_a_name_in_short_finds_the_profile_and_a_users_own_counts_too(keep: Keep
 def test_a_folder_is_no_profile(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is a folder: give a GPU's name or a profile file.*flopcast fit"):
         find_profile(str(tmp_path))
+
+
+# --- the host that feeds a GPU
+
+
+@pytest.mark.parametrize("name", ["nvidia-h200", "nvidia-h100-sxm", "nvidia-l4"])
+def test_what_ships_is_fed_by_the_shipped_host(name: str) -> None:
+    """Measured, completed and projected profiles alike: the host that is printed is the host that is used."""
+    assert find_profile(name).host == find_host(DEFAULT) == default_host()
+    assert default_host().n_machines >= 10
+
+
+def test_a_profile_of_ones_own_keeps_its_host(tmp_path: Path) -> None:
+    own = replace(default_host(), sigma=0.07, layers={})
+    find_profile("nvidia-h200").with_host(own).save(tmp_path / "mine.json")
+    assert find_profile(str(tmp_path / "mine.json")).host == own

@@ -182,7 +182,7 @@ def test_the_shipped_hosts_are_measured_and_named_after_their_processor() -> Non
 
 def test_a_listing_says_of_how_many_machines_a_host_is(host: HostCosts, capsys: pytest.CaptureFixture[str]) -> None:
     assert machines_of(host) == "1"
-    several = combine([host, slower(host, 2.0), slower(host, 1.5)])
+    several = combine([host, slower(host, 2.0), slower(host, 1.5)], of="machines")
     step = host.layers["step"]["seconds"] * 1e3
     assert machines_of(several) == f"3: {step:.1f} to {2 * step:.1f}"
     print_hosts(profiles.known_hosts())
@@ -208,12 +208,17 @@ def slower(host: HostCosts, factor: float) -> HostCosts:
 
 
 def test_machines_of_one_processor_make_one_host_with_what_they_differ_by(host: HostCosts) -> None:
-    both = combine([host, slower(host, 1.21)])
+    both = combine([host, slower(host, 1.21)], of="machines")
     assert both.forward["launch"] == pytest.approx(1.1 * host.forward["launch"])
     assert both.layers["step"]["seconds"] == pytest.approx(1.1 * host.layers["step"]["seconds"])
     assert both.layers["forward"]["machines"] == pytest.approx([0.9e-3, 1.21 * 0.9e-3])
-    assert both.sigma == pytest.approx((host.sigma**2 + (0.19062 / 2**0.5) ** 2) ** 0.5, rel=1e-3)
-    assert combine([host]) == host
+    # one more machine than two lies within Student's interval of them: t of 1 degree of freedom is 6.314
+    between = 0.19062 / 2**0.5 * 1.5**0.5 * 6.314 / 1.6449
+    assert both.sigma == pytest.approx((host.sigma**2 + between**2) ** 0.5, rel=1e-3)
+    three = combine([host, slower(host, 1.1), slower(host, 1.21)], of="machines")
+    assert host.sigma < three.sigma < both.sigma
+    assert three.n_machines == 3
+    assert combine([host], of="machines") == host
     assert decode(HostCosts, both.to_json(), "host") == both
     with pytest.raises(ValueError, match="one processor"):
         combine([host, replace(host, cpu="another")])

@@ -27,7 +27,7 @@ from flopcast.roofline.stream.lowering.lower import launches, lower
 from flopcast.roofline.stream.model.models import with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
-from flopcast.roofline.validation.host_of_run import hosts_of_runs, scaled
+from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_plans import validation_plans
 from studies.suites.plans import FUSED_SOURCES
 
@@ -177,7 +177,7 @@ def test_costs_come_from_rows_and_go_through_files(profile: Profile) -> None:
     again = decode(HostCosts, json.loads(json.dumps(host.to_json())), "host")
     assert again == host
     assert again.triton["rms_norm"] == pytest.approx(5e-5)
-    assert scaled(host, 2.0).triton["swiglu"] == pytest.approx(1e-4)
+    assert host.scaled(2.0).triton["swiglu"] == pytest.approx(1e-4)
     assert combine([host, replace(host, triton={"swiglu": 2e-4})]).triton == {
         "rms_norm": pytest.approx(5e-5),
         "swiglu": pytest.approx(1e-4),
