@@ -278,7 +278,7 @@ def test_points_have_hover_texts(page: Path) -> None:
     shapes = [shape_from_json(row["shape"]) for row in gemms]
     rates = [shape.flops / row["seconds"] for shape, row in zip(shapes, gemms, strict=True)]
     seen = apart([shape.flops / shape.bytes for shape in shapes], rates)  # one of those that lie under one another
-    assert sum(word.startswith("matmul, ") for word in words) == len(seen) > 1
+    assert sum(word.startswith("matrix products, ") for word in words) == len(seen) > 1
     assert "wide 4x256 adamw: measured" in text
 
 
