@@ -44,7 +44,7 @@ def report(
     from flopcast.roofline.validation.comparable import check_device
     from flopcast.roofline.views.page import assemble
     from flopcast.roofline.views.page import index as page_index
-    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.console import say, warn
 
     if not measure and measurements is None and gpu is None:
         raise UsageError("nothing to report on: give --measure, or --gpu NAME, or --measurements FOLDER")
@@ -85,6 +85,7 @@ def report(
         found = read_folder(measurements)
         with progress("fitting"):
             profile, quality = fit_folder(measurements, found)
+        warn(quality.warnings)  # a busy machine's before minutes of steps
         folder.save_profile(profile, out / "profile.json.gz")
         say(f"3/4 running real Qwen3 training steps -> {steps}")
         with resumable(out):
