@@ -4,25 +4,39 @@ surfaces computed for earlier questions (the points in the laws' terms, the inve
 Reading the H200's profile takes 75 ms and computing what a Qwen3 asks of it 150 ms; a projected GPU, whose surfaces
 are solved anew, takes up to 3 s; a cached profile takes 10 ms. A file is a pickle, as its objects are, named after the
 content of everything that it follows from: the profile's files, this package's sources, the versions of Python and
-numpy. The folder is the user's own; a file that cannot be read is made again.
+numpy. It is read only if it is the user's own, and may name nothing but the classes of a profile; a file that cannot be
+read is made again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from flopcast.files import cache_folder, write
+from flopcast.files import cache_folder, read_own, write
+from flopcast.roofline.base.numbers import Number
+from flopcast.roofline.gpu.profile.gaussian_process import Coordinates, Residual
+from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.gpu.profile.surface import State, Surface
+from flopcast.roofline.stream.lowering.variants import (
+    AttentionVariant,
+    CallVariant,
+    ConvVariant,
+    GemmVariant,
+    KernelKind,
+    SurfaceKey,
+)
 
 MOST_FILES = 32  # of some 5 MB, twice the known GPUs; the least recently made go
 
@@ -74,9 +88,31 @@ def _cached_parts(profile: Profile) -> int:
     return sum(surface.cached_parts for surface in profile.surfaces.values())
 
 
+# All that a file is made of. A pickle names what it calls to make its objects: any other name is refused, so that
+# reading one runs nothing but these constructors.
+_MADE_OF = {
+    (each.__module__, each.__qualname__): each
+    for each in (
+        Profile, Number, HostCosts, SurfaceKey, KernelKind, GemmVariant, AttentionVariant, ConvVariant, CallVariant,
+        Surface, State, Residual, Coordinates, np.ndarray, np.dtype,
+    )
+}  # fmt: skip
+_ARRAYS = ("_reconstruct", "_frombuffer", "scalar")
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        known = _MADE_OF.get((module, name))
+        if known is not None:
+            return known
+        if name in _ARRAYS and module in ("numpy._core.multiarray", "numpy._core.numeric", "numpy.core.multiarray"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a profile")
+
+
 def _read(path: Path) -> Profile | None:
     try:
-        found = pickle.loads(path.read_bytes())
+        found = _Reader(io.BytesIO(read_own(path))).load()
     except FileNotFoundError:
         return None
     except Exception:  # torn, or of what is no more: whatever it raises, it is of no use
@@ -85,7 +121,7 @@ def _read(path: Path) -> Profile | None:
 
 
 def _write(profile: Profile, path: Path) -> None:
-    write(path, pickle.dumps(profile, protocol=5), private=True)  # a pickle is run: none but the user's own
+    write(path, pickle.dumps(profile, protocol=5), private=True)
     files = sorted(path.parent.glob("*.pickle"), key=lambda file: file.stat().st_mtime)
     for old in files[:-MOST_FILES]:
         old.unlink(missing_ok=True)

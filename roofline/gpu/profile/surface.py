@@ -187,7 +187,7 @@ class Surface:
         return total + extra, smooth, extra.max(axis=1)
 
     @cached_property
-    def _state(self) -> _State:
+    def _state(self) -> State:
         features, bytes_ = np.array(self.features, float), np.array(self.bytes, float)
         # by parts, whose tables of tiles stay in the processor's cache: a third less time for two thousand products; a
         # fit asks for all of them again and again, which is cached (`laws.gemm`)
@@ -199,7 +199,7 @@ class Surface:
         own = Coordinates(np.concatenate(parts), LAWS[self.kind].sensitivities(self.params, bytes_))
         noise = float(median(np.array(self.noise)))
         if self._solved:
-            return _State(own, np.array(self._solved, float), noise)
+            return State(own, np.array(self._solved, float), noise)
         off_law = self._off_law(features, bytes_)
         if len(features) > LOCAL_FROM:  # only a fit asks for the inverse, too, which takes four times as long
             weights = np.linalg.solve(self._matrix_of(own), off_law)
@@ -207,7 +207,7 @@ class Surface:
             inverse = self._inverse_of(own)
             weights = inverse.T @ (inverse @ off_law)
         # to what a file keeps, so that what was fitted and what is read are the same
-        return _State(own, np.array([float(f"{weight:.7g}") for weight in weights.tolist()]), noise)
+        return State(own, np.array([float(f"{weight:.7g}") for weight in weights.tolist()]), noise)
 
     def _off_law(self, features: Array, bytes_: Array) -> Array:
         """The points' log seconds minus the law and minus what they share with the base."""
@@ -403,7 +403,7 @@ def _from_sizes(variant: GemmVariant, sizes: Sequence[Sequence[int]]) -> dict[st
 
 
 @dataclass(frozen=True)
-class _State:
+class State:
     coordinates: Coordinates
     weights: Array  # covariance^-1 (log seconds - law)
     noise: float  # median over the points

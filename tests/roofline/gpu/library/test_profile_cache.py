@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,3 +93,27 @@ def test_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list(profile_cache.folder().iterdir())) == 1
     kept = find_profile("nvidia-h200")
     assert sum(surface.cached_parts for surface in kept.surfaces.values()) > 0
+
+
+class Calls:
+    """Pickled, it asks the reader to make a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_file_runs_nothing_and_one_of_others_is_not_read(tmp_path: Path) -> None:
+    first = find_profile("nvidia-h200")
+    found = estimates(first)
+    profile_cache.keep(first)
+    (kept,) = profile_cache.folder().iterdir()
+    assert sum(surface.cached_parts for surface in find_profile("nvidia-h200").surfaces.values()) > 0
+    kept.chmod(0o620)
+    assert sum(surface.cached_parts for surface in find_profile("nvidia-h200").surfaces.values()) == 0
+    kept.chmod(0o600)
+    kept.write_bytes(pickle.dumps(Calls(tmp_path / "ran")))
+    assert estimates(find_profile("nvidia-h200")) == found
+    assert not (tmp_path / "ran").exists()
