@@ -31,7 +31,6 @@ of one kernel:
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from functools import cache
 from math import exp, hypot, log, sqrt
 from typing import Any, NamedTuple
 
+from flopcast.decode import Deviation, load
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.profile.host import HostCosts
@@ -68,11 +68,11 @@ class Spreads:
     kernels.
     """
 
-    classes: Mapping[str, float] = field(default_factory=dict)
-    default: float = 0.02
-    common: float = 0.015
-    beyond: float = 0.015
-    host_same_run: float = 0.05
+    classes: Mapping[str, Deviation] = field(default_factory=dict)
+    default: Deviation = 0.02
+    common: Deviation = 0.015
+    beyond: Deviation = 0.015
+    host_same_run: Deviation = 0.05
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def of_group(self, group: str) -> float:
@@ -82,7 +82,9 @@ class Spreads:
 @cache
 def spreads() -> Spreads:
     """Returns the shipped estimates, or the defaults where none are shipped."""
-    return Spreads(**json.loads(FILE.read_text())) if FILE.is_file() else Spreads()
+    if not FILE.is_file():
+        return Spreads()
+    return load(Spreads, FILE, "the spreads of steps", hint="`python -m studies.shipped.intervals` makes it")
 
 
 def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | None = None) -> float:

@@ -3,12 +3,12 @@ times, where such ship), or a file."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flopcast.decode import load
 from flopcast.errors import UsageError
 from flopcast.files import cache_folder
 from flopcast.roofline.base.shipped import DATA
@@ -182,8 +182,9 @@ def published_record(name: str) -> Record | None:
     for path in sorted(PUBLISHED.glob("*.json"), key=lambda path: path.stem != name):
         board = load_specs()[path.stem]
         if path.stem == name or (board.arch, board.sm_count) == (spec.arch, spec.sm_count):
-            record: Record = json.loads(path.read_text())
-            return record
+            from flopcast.roofline.gpu.projection.published_fit import Record
+
+            return load(Record, path, "a fit to published times", hint="`flopcast import` makes one")
     return None
 
 

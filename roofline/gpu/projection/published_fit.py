@@ -19,6 +19,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from flopcast.decode import Count, Deviation
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.base.numbers import Z_90, Number
@@ -65,8 +66,8 @@ class FitRecord(TypedDict):
 
     surface: str
     is_serving: bool
-    rows: int
-    sigma: float
+    rows: Count
+    sigma: Deviation
     before: dict[str, float]
     after: dict[str, float]
 

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar
 from weakref import finalize
 
 from flopcast import files
+from flopcast.decode import As, Count, Size, Valid, decode, read_json
 from flopcast.errors import DataError
-from flopcast.kernels.shapes import Call, Operand
+from flopcast.kernels.shapes import DTYPE_BYTES, Call, Operand
 
 SCHEMA = 1
 PHASES = ("forward", "backward", "optimizer")
@@ -43,9 +44,9 @@ class TensorRef(NamedTuple):
 class Storage(NamedTuple):
     """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, or host (in host memory)."""
 
-    bytes: int
+    bytes: Count
     kind: str
-    layer: int | None = None
+    layer: Count | None = None
 
 
 class Op(NamedTuple):
@@ -58,17 +59,17 @@ class Op(NamedTuple):
     """
 
     name: str
-    phase: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    written: tuple[int, ...] = ()
+    phase: Annotated[str, As(Literal["forward", "backward", "optimizer"])]
+    inputs: tuple[Count, ...]
+    outputs: tuple[Count, ...]
+    written: tuple[Count, ...] = ()
     args: str = "[]"
     kwargs: str = "{}"
-    layer: int | None = None
+    layer: Count | None = None
     module: str = ""
-    kind: str = "launch"
-    freed: tuple[int, ...] = ()
-    is_recomputed: bool = False
+    kind: Annotated[str, As(Literal["launch", "view", "host", "sync"])] = "launch"
+    freed: tuple[Count, ...] = ()
+    is_recomputed: Annotated[bool, As(Literal[1])] = False  # in a file a list that ends with 1
 
 
 @dataclass(frozen=True)
@@ -136,38 +137,60 @@ def to_json(stream: Stream) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_RECOMPUTED = {(): False, (1,): True}  # by what an op's list ends with
+class Meta(TypedDict, total=False):
+    """What anything reads of `Stream.meta`."""
+
+    batch: Size
+    seq: Size
+    torch: str
+    transformers: str
+    precision: str
+    optimizer: str
+    accumulate: Size
+    layer_params: Count
+    config: dict[str, Any]
+
+
+class _Tensor(NamedTuple):
+    shape: tuple[Count, ...]
+    stride: tuple[Count, ...]
+    dtype: Annotated[str, Valid(DTYPE_BYTES.__contains__, f"one of {', '.join(DTYPE_BYTES)}")]
+    storage: Count
+
+
+class _Record(TypedDict):
+    """A stream as a file holds it (`to_json`)."""
+
+    ops: tuple[Op, ...]
+    tensors: tuple[_Tensor, ...]
+    storages: tuple[Storage, ...]
+    n_params: Count
+    depth: Size | None
+    meta: Annotated[dict[str, Any], As(Meta)]
 
 
 def from_json(record: Any, source: str = "stream") -> Stream:
     """Reads a stream from JSON. Raises DataError when it is not a stream or was written by a newer flopcast."""
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if schema != SCHEMA:
-        raise DataError(f"{source}: schema {schema!r}, this flopcast reads {SCHEMA}; trace it again")
+    found = decode(_Record, record, source, "a flopcast op stream", hint="trace it again", schema=SCHEMA)
     operands: dict[tuple[Any, ...], Operand] = {}  # equal ones are made once: hundreds for a thousand tensors
-
-    def operand(shape: list[int], stride: list[int], dtype: str) -> Operand:
-        key = tuple(shape), tuple(stride), dtype
+    tensors: list[TensorRef] = []
+    for shape, stride, dtype, storage in found["tensors"]:
+        if len(shape) != len(stride) or storage >= len(found["storages"]):
+            raise DataError(f"{source} is not a flopcast op stream: tensor {len(tensors)} is torn; trace it again")
+        key = shape, stride, dtype
         known = operands.get(key)
         if known is None:
             known = operands[key] = Operand(*key)
-        return known
-
-    try:
-        return Stream(
-            ops=tuple(
-                Op(name, phase, tuple(i), tuple(o), tuple(w), args, kwargs, layer, module, kind, tuple(freed),
-                   _RECOMPUTED[tuple(mark)])
-                for name, phase, i, o, w, args, kwargs, layer, module, kind, freed, *mark in record["ops"]
-            ),
-            tensors=tuple(TensorRef(operand(s, st, d), at) for s, st, d, at in record["tensors"]),
-            storages=tuple(Storage(b, k, layer) for b, k, layer in record["storages"]),
-            n_params=record["n_params"],
-            depth=record["depth"],
-            meta=record["meta"],
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError) as fault:
-        raise DataError(f"{source}: not a flopcast op stream ({fault!r}); trace it again") from fault
+        tensors.append(TensorRef(known, storage))
+    for place, op in enumerate(found["ops"]):
+        most = max((*op.inputs, *op.outputs, -1))
+        if (
+            most >= len(tensors)
+            or max(op.written, default=-1) >= len(op.inputs)
+            or max(op.freed, default=-1) >= len(found["storages"])
+        ):
+            raise DataError(f"{source} is not a flopcast op stream: op {place} is of no tensor of it; trace it again")
+    return Stream(found["ops"], tuple(tensors), found["storages"], found["n_params"], found["depth"], found["meta"])
 
 
 def save(stream: Stream, path: Path) -> None:
@@ -178,11 +201,7 @@ def save(stream: Stream, path: Path) -> None:
 
 def load(path: Path) -> Stream:
     """Reads a stream from a file. Raises DataError when the file is not a stream."""
-    try:
-        record = json.loads(files.read(path))
-    except (OSError, ValueError) as fault:
-        raise DataError(f"{path}: not a flopcast op stream ({fault}); delete it to trace again") from fault
-    return from_json(record, str(path))
+    return from_json(read_json(path, "a flopcast op stream", hint="delete it to trace again"), str(path))
 
 
 @lru_cache(maxsize=4096)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
 
 from flopcast import files
+from flopcast.decode import Valid, load
+from flopcast.errors import DataError
 from flopcast.roofline.dollars.standard import StandardGpu
 from flopcast.roofline.views.page.page import NUMBERS, asset, template
 from flopcast.roofline.views.page.standard import gpus_table
@@ -16,6 +17,27 @@ INDEX = "index.html"
 MARK = '<meta name="generator" content="flopcast index">'
 FILES = ("validation.csv", "widths-3.csv", "widths-2.csv", "widths.csv", "kernels.csv")  # beside a page
 LOCAL = "local"  # `make report`'s folder: this machine's own page, of no interest to others
+
+
+class Shown(TypedDict, total=False):
+    """A number, as the index shows it."""
+
+    value: Required[str]
+    what: Required[str]
+    note: Required[str]
+
+
+class PageNumbers(TypedDict, total=False):
+    """What is read of the `report.json` beside a page (`page.main_numbers` writes it)."""
+
+    gpu: Required[str]
+    name: Required[str]
+    basis: Required[str]
+    page: Required[Annotated[str, Valid(lambda name: Path(name).name == name != "", "a file beside it")]]
+    numbers: Required[Sequence[Shown]]
+    summary: Sequence[Annotated[Sequence[str], Valid(lambda pair: len(pair) == 2, "a heading and a sentence")]]
+    date: str | None
+    torch: str | None
 
 
 def keep(out: Path, folder: Path | None = None, gpus: Callable[[], Sequence[StandardGpu]] = tuple) -> Path | None:
@@ -71,10 +93,9 @@ def pages(folder: Path) -> list[dict[str, Any]]:
         if path.parent.name == LOCAL:
             continue
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            record = load(PageNumbers, path, "the numbers of a page", hint="`flopcast report` makes it")
+        except DataError:
             continue  # incomplete, or not written by flopcast
-        if isinstance(record, Mapping) and record.get("page") and record.get("gpu"):
-            beside = [name for name in FILES if (path.parent / name).is_file()]
-            found.append({"summary": [], **record, "folder": path.parent.name, "files": beside})
+        beside = [name for name in FILES if (path.parent / name).is_file()]
+        found.append({"summary": [], **record, "folder": path.parent.name, "files": beside})
     return sorted(found, key=lambda page: (page["basis"] != "measured", page["gpu"]))

@@ -114,19 +114,27 @@ def test_an_op_is_a_replayable_call() -> None:
 GOOD = json.dumps(streams.to_json(small_stream())).encode()
 
 
+def with_field(name: str, value: Any) -> bytes:
+    return gzip.compress(json.dumps({**json.loads(GOOD), name: value}).encode(), mtime=0)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (gzip.compress(GOOD.replace(b'"schema": 1', b'"schema": 2'), mtime=0), "schema 2, this flopcast reads 1"),
+        (gzip.compress(GOOD.replace(b'"schema": 1', b'"schema": 2'), mtime=0), "schema 2 is newer"),
         (gzip.compress(GOOD, mtime=0)[:-20], "not a flopcast op stream"),
         (gzip.compress(GOOD, mtime=0)[:30] + b"\x00" * 40, "not a flopcast op stream"),
         (GOOD[:-20], "not a flopcast op stream"),  # not gzipped
         (gzip.compress(GOOD[:200], mtime=0), "not a flopcast op stream"),
-        (gzip.compress(b"[]", mtime=0), "schema None"),
-        (gzip.compress(b"{}", mtime=0), "schema None"),
+        (gzip.compress(b"[]", mtime=0), "a `schema` of 1 is expected"),
+        (gzip.compress(b"{}", mtime=0), "a `schema` of 1 is expected"),
         (gzip.compress(json.dumps({"schema": 1}).encode(), mtime=0), "not a flopcast op stream"),
         (gzip.compress(GOOD.replace(b'"backward"', b'1, "x"'), mtime=0), "not a flopcast op stream"),
         (b"", "not a flopcast op stream|schema"),
+        (with_field("n_params", -1), "n_params is -1: valid is an integer of 0 or more"),
+        (with_field("tensors", []), "op 0 is of no tensor of it"),
+        (with_field("storages", []), "tensor 0 is torn"),
+        (with_field("meta", {"batch": "4"}), "meta.batch is '4'"),
     ],
 )
 def test_what_is_no_stream_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
