@@ -329,7 +329,7 @@ def test_the_host_is_the_one_beside_the_step(tiny: dict[str, Any], profile: Prof
     host = hosts_of_runs(calibration, profile)["a"]
     calm, busy = host.at(2), host.at(6)
     assert busy.forward["launch"] == pytest.approx(2 * calm.forward["launch"])
-    assert busy.step_fixed == pytest.approx(2 * calm.step_fixed)
+    assert busy.optimizer["fixed"] == pytest.approx(2 * calm.optimizer["fixed"])
     assert host.at(None) == host.costs
     assert hosts_of_runs([], profile) == {}
     steps = [
