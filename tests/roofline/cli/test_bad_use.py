@@ -102,7 +102,7 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "config not JSON": (f"predict --gpu {H200} --config not.json", ("not.json", "not JSON", "config.json")),
     "config nested without end": (f"predict --gpu {H200} --config deep.json", ("deep.json", "not JSON")),
     "profile nested without end": ("predict --gpu deep.json --width 512", ("deep.json", "not a profile")),
-    "host nested without end": (f"predict --gpu {H200} --width 512 --host deep.json", ("deep.json", "not JSON")),
+    "host nested without end": (f"predict --gpu {H200} --width 512 --host deep.json", ("deep.json", "too deeply")),
     "config with a list for a kind": (
         f"predict --gpu {H200} --config odd-kind.json", ("odd-kind.json", "model_type is ['qwen3']")),
     "config no object": (f"predict --gpu {H200} --config list.json", ("list.json", "model_type")),
