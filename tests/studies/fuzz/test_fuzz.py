@@ -18,15 +18,13 @@ from studies.fuzz.examples import NAMES, WORDS, Examples
 FEW = {"config": 2, "machine": 2, "measurements": 2, "steps": 2, "profile": 3, "sweep": 2, "host": 3, WORDS: 3}
 TRIED = {name: int(os.environ.get("FLOPCAST_FUZZ", FEW.get(name, 5))) for name in NAMES}
 
-NOT_DECODED = ("report.json",)  # still read as it comes; `python -m studies.fuzz` tries it too
-
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
     return Examples(tmp_path_factory.mktemp("fuzz"))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_DECODED])
+@pytest.mark.parametrize("name", NAMES)
 def test_no_damage_ends_in_a_traceback_or_in_silence(examples: Examples, name: str) -> None:
     @settings(max_examples=TRIED[name])
     @given(st.integers(0, 2**32))
