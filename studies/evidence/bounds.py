@@ -44,9 +44,8 @@ Figures = Mapping[str, Sequence[float]]
 
 def in_suite(machine: str, plan: StepPlan) -> bool:
     """Whether the tests forecast a step: all but three modules, whose trace takes as long as twenty forecasts, and
-    of the projection those of large batches, as all its surfaces are solved anew."""
-    is_light = not plan.module and (machine != PROJECTED or plan.group == "large batch")
-    return is_light and plan.group != INTERVALS
+    those of the projection, all of whose surfaces would be solved anew."""
+    return not plan.module and machine != PROJECTED and plan.group != INTERVALS
 
 
 def figures(rows: Sequence[StepComparison]) -> dict[str, list[float]]:
@@ -143,7 +142,9 @@ def broken_kernels(found: Figures, bounds: Figures) -> list[str]:
 
 def all_figures(reports: Path) -> tuple[dict[str, dict[str, list[float]]], dict[str, list[float]]]:
     """Of every set of steps, and of every kind of held-out kernels."""
-    return step_figures(compared(reports, in_suite)), kernel_figures(held_out(reports / KERNELS, find_profile(H200)))
+    return step_figures(compared(reports, in_suite, with_projected=False)), kernel_figures(
+        held_out(reports / KERNELS, find_profile(H200))
+    )
 
 
 def step_figures(by_machine: Mapping[str, Rows]) -> dict[str, dict[str, list[float]]]:

@@ -33,10 +33,12 @@ Rows = Sequence[StepComparison]
 Wanted = Callable[[str, StepPlan], bool]
 
 
-def compared(reports: Path, is_wanted: Wanted = lambda machine, plan: True) -> dict[str, list[StepComparison]]:
-    """The steps of every machine beside today's forecasts; `is_wanted`: those to forecast."""
+def compared(
+    reports: Path, is_wanted: Wanted = lambda machine, plan: True, *, with_projected: bool = True
+) -> dict[str, list[StepComparison]]:
+    """The steps of every machine beside today's forecasts; `is_wanted`: those to forecast. `with_projected`: also those
+    of the H100 by its projection."""
     h200 = find_profile(H200)
-    as_projected = project(h200, load_specs()[H100])
     profiles = {H200: h200, H100: find_profile(H100)}
     folders = {
         name: StepsFolder(reports / folder, profiles[folder.partition("/")[0]]) for name, folder in MACHINES.items()
@@ -44,7 +46,8 @@ def compared(reports: Path, is_wanted: Wanted = lambda machine, plan: True) -> d
     for name, folder in MACHINES.items():
         if folder.startswith(f"{H200}/steps/"):  # torch's estimates are of the plans, whichever of these ran them
             folders[name] = replace(folders[name], estimates=reports / ESTIMATES)
-    folders[PROJECTED] = replace(folders["H100 SXM"], profile=as_projected)
+    if with_projected:
+        folders[PROJECTED] = replace(folders["H100 SXM"], profile=project(h200, load_specs()[H100]))
     chosen = [replace(folder, is_wanted=partial(is_wanted, name)) for name, folder in folders.items()]
     return dict(zip(folders, compare_folders(chosen), strict=True))
 
