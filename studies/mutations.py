@@ -27,7 +27,7 @@ PAGE = """# Wrong constants
 
 What the tests of accuracy see of plausible errors in the source, put one at a time into a copy of it by
 `python -m studies.mutations`. "Fails": sets of steps, or kinds of kernels, with a figure out of its bounds
-(`tests/studies/evidence/bounds.toml`).
+(`tests/studies/evidence/bounds.toml`). Where a set has other steps than before, what bounds a step has changed.
 
 {table}
 """

@@ -303,7 +303,7 @@ def readme(evidence: Evidence) -> str:
     made = table((r"\|error\|", "median", "worst"), lines)
     return (
         f"{made}\n\nWith the shipped host the 90% interval held {_inside(evidence.plain, _shipped)}, with the host of "
-        f"the same run {_inside(evidence.plain, _own)}; of the plain steps of all six machines it held "
+        f"the same run {_inside(evidence.plain, _own)}; of the plain steps of all {len(MACHINES)} machines it held "
         f"{_inside(every, _shipped)} and {_inside(every, _own)}."
     )
 

@@ -22,7 +22,7 @@ from flopcast.roofline.validation.step_plans import INTERVALS
 from flopcast.roofline.validation.summary import Errors, summary
 from studies.command import parser_of
 from studies.evidence.kernels import Held, held_out
-from studies.evidence.steps import H200, PROJECTED, Rows, compared, judged, sets_of
+from studies.evidence.steps import H200, OF_HOSTS, PROJECTED, Rows, compared, judged, sets_of
 
 REPORTS = Path("reports")
 BOUNDS = Path("tests/studies/evidence/bounds.toml")
@@ -43,9 +43,10 @@ Figures = Mapping[str, Sequence[float]]
 
 
 def in_suite(machine: str, plan: StepPlan) -> bool:
-    """Whether the tests forecast a step: all but three modules, whose trace takes as long as twenty forecasts, and
-    those of the projection, all of whose surfaces would be solved anew."""
-    return not plan.module and machine != PROJECTED and plan.group != INTERVALS
+    """Whether the tests forecast a step: all but three modules, whose trace takes as long as twenty forecasts, those of
+    the projection, all of whose surfaces would be solved anew, and those of two machines, which were run for their
+    hosts and are of thirty further models."""
+    return not plan.module and machine not in (PROJECTED, *OF_HOSTS) and plan.group != INTERVALS
 
 
 def figures(rows: Sequence[StepComparison]) -> dict[str, list[float]]:

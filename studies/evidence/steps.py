@@ -24,8 +24,11 @@ MACHINES = {
     "H200, third": f"{H200}/steps/run2",
     "H200, fourth": f"{H200}/steps/run3",
     "H200, fifth": f"{H200}/steps-other-host",
+    "H200, sixth": f"{H200}/host-processes/1",
+    "H200, seventh": f"{H200}/host-processes/2",
     "H100 SXM": f"{H100}/steps/run0",
 }
+OF_HOSTS = ("H200, sixth", "H200, seventh")  # three processes each, most of whose steps the host bounds
 PROJECTED = "H100 SXM, projected"  # the steps of the H100, forecast as if it had not been measured
 ESTIMATES = f"{H200}/steps/estimates"
 

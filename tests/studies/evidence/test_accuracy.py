@@ -18,7 +18,7 @@ from studies.evidence.steps import H200, compared
 
 BOUNDS = read_bounds(Path(__file__).with_name("bounds.toml"))
 STEPS = [name for name in BOUNDS if name != "kernels"]
-OF_PLAIN_STEPS = ("steps", "h100", "readme")  # tables of steps that are all forecast here
+OF_PLAIN_STEPS = ("steps", "h100")  # tables of steps that are all forecast here
 
 Rows = dict[str, list[StepComparison]]
 Figures = dict[str, dict[str, list[float]]]
