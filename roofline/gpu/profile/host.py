@@ -194,15 +194,14 @@ def combine(hosts: Sequence[HostCosts], of: str = "processes") -> HostCosts:
     operators = {name for host in hosts for name in host.triton}
     triton = {name: mean([host.triton[name] for host in hosts if name in host.triton]) for name in sorted(operators)}
     paces = merged.get("step", {}).get(of, ())
-    own = float(np.median([host.sigma for host in hosts]))
+    within = float(np.median([host.sigma for host in hosts]))
     if of == "machines":
-        sigma = float(np.hypot(own, sigma_of_another(paces)))
+        sigma = float(np.hypot(within, sigma_of_another(paces)))
     else:
-        sigma = max(own, sigma_of_another(paces, PROCESS_SPREAD, PROCESS_DEGREES))
+        sigma = max(within, sigma_of_another(paces, PROCESS_SPREAD, PROCESS_DEGREES))
     return replace(
         first, **costs, triton=triton, step_fixed=mean([host.step_fixed for host in hosts]),
-        sigma=sigma,
-        date=max(host.date for host in hosts), layers=merged,
+        sigma=sigma, date=max(host.date for host in hosts), layers=merged,
     )  # fmt: skip
 
 
