@@ -31,7 +31,7 @@ def print_hosts(found: Sequence[KnownHost]) -> None:
     columns = ("--host", "forward", "backward", "optimizer", "machines", "deviation", "day", "source")
     caption = (
         "machines: how many of this CPU model were measured, with their ms per layer of a whole step; the host is "
-        "their mean, and yours may be any of them: `flopcast bench --suite host` measures it in half a minute"
+        "their mean, and yours may be any of them: `flopcast bench --suite host` measures it in a minute"
     )
     print_table("Known hosts, ms per layer of Qwen3 in eager mode", columns, rows, caption)
 
