@@ -6,7 +6,7 @@ The report page and Python callers use `answer(...)` too; `to_json` and `csv_row
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -46,7 +46,7 @@ class Answer:
 
     `center`: the model asked about; `points`, `penalties`, `rules`: by axis; `shapes`: models of equal parameter count,
     and `heads`: other heads x head_dim, both in order of rising seconds per parameter; `measured`: rules from
-    measurements of this GPU's own products."""
+    measurements of this GPU's own products; `refused`: why a module's factory refuses widths that were tried."""
 
     gpu: str
     basis: str
@@ -61,6 +61,7 @@ class Answer:
     constraint: Constraint | None
     measured: Sequence[MeasuredRule]
     tolerated: float
+    refused: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
@@ -110,6 +111,7 @@ class Answer:
             "host": {"is_bound": self.is_host_bound, "idle_share": self.idle_share, "says": self.host_words()},
             "verdict": self.verdict.to_json(),
             "tolerated": self.tolerated,
+            "refused": {str(width): why for width, why in self.refused.items()},
             "rules": [
                 {**asdict(rule), "by_multiple": {str(k): v for k, v in rule.by_multiple.items()}}
                 for rule in self.rules.values()
@@ -146,10 +148,11 @@ CSV_COLUMNS = (
 def _point_row(one: Point) -> dict[str, Any]:
     config = one.config
     return {
-        "axis": one.axis, "value": one.value, "multiple": one.multiple, "width": config["hidden_size"],
-        "depth": config["num_hidden_layers"], "heads": config["num_attention_heads"],
-        "kv_heads": config.get("num_key_value_heads"), "head_dim": config["head_dim"],
-        "ffn": config["intermediate_size"], "vocab": config["vocab_size"], "n_params": one.n_params,
+        "axis": one.axis, "value": one.value, "multiple": one.multiple,
+        "width": config.get("hidden_size", one.value), "depth": config.get("num_hidden_layers"),
+        "heads": config.get("num_attention_heads"), "kv_heads": config.get("num_key_value_heads"),
+        "head_dim": config.get("head_dim"), "ffn": config.get("intermediate_size"), "vocab": config.get("vocab_size"),
+        "n_params": one.n_params,
         "step_seconds": one.step_seconds, "step_seconds_low": one.step_seconds_low,
         "step_seconds_high": one.step_seconds_high, "device_seconds": one.device_seconds,
         "device_seconds_low": one.device_seconds_low, "device_seconds_high": one.device_seconds_high,

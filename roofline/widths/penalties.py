@@ -5,7 +5,8 @@ step takes than the linear interpolation between its two neighbours that are mul
 
     penalty(w) = t(w) / (t(a) + (t(b) - t(a)) (w - a) / (b - a)) - 1,    a < w < b
 
-(for a multiple of 64 that is not one of 128: between multiples of 128, and so on up to 256). All three layouts of
+with w, a and b in parameters: those of a config are linear in each of its sizes, those of a module need not be. (For a
+multiple of 64 that is not one of 128: between multiples of 128, and so on up to 256.) All three layouts of
 products occur in a step: the forward sums over a layer's inputs (nt), the gradient of its input over its outputs (nn),
 that of its weights over the tokens (tn), so that a width is the reduction dimension of one product and is divided into
 tiles in two others.
@@ -20,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -33,6 +35,7 @@ from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config, check_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.forward_only import forward_only
+from flopcast.roofline.stream.ops.op_stream import Stream
 
 AXES = {"hidden": "hidden_size", "ffn": "intermediate_size", "vocab": "vocab_size"}
 HEADS = "heads"  # heads x head_dim, which together are one width
@@ -151,11 +154,23 @@ def point(
     host: HostCosts | None = None,
     forward: bool = False,
 ) -> Point:
-    """Forecasts one config. `forward`: only the forward, as inference runs it, instead of the whole step.
-
-    Raises UsageError as `forecast` does.
-    """
+    """Forecasts one config. Raises UsageError as `forecast` does."""
     stream = get_stream(config, traced_of(run, profile), vary="width")
+    return point_of(axis, value, config, stream, run, profile, host=host, forward=forward)
+
+
+def point_of(
+    axis: str,
+    value: int,
+    config: Config,
+    stream: Stream,
+    run: Run,
+    profile: Profile,
+    *,
+    host: HostCosts | None = None,
+    forward: bool = False,
+) -> Point:
+    """Forecasts a traced step. `forward`: only the forward, as inference runs it, instead of the whole step."""
     if forward:
         stream = forward_only(stream)
     step = PricedStep(stream, run, profile, host)
@@ -282,7 +297,8 @@ def anchor_of(value: int) -> int | None:
 
 
 def penalty(one: Point, below: Point, above: Point) -> Penalty:
-    share = (one.value - below.value) / (above.value - below.value)
+    size = attrgetter("value" if above.n_params == below.n_params else "n_params")
+    share: float = (size(one) - size(below)) / (size(above) - size(below))
     ends = ((below, 1.0 - share), (above, share))
 
     def line(of: Callable[[Point], float]) -> float:
@@ -318,7 +334,7 @@ def rule_of(axis: str, found: Sequence[Penalty], tolerated: float = TOLERATED) -
         if any(p.multiple == multiple for p in found)
     }
     costly = [multiple for multiple, cost in by_multiple.items() if cost > tolerated]
-    keep = 2 * max(costly) if costly else 1
+    keep = 2 * max(costly) if costly else min(by_multiple, default=1)
     ignoring = [p for p in found if p.multiple < keep]
     worst = max(ignoring, key=lambda p: p.device, default=None)
     return Rule(

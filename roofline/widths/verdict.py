@@ -9,7 +9,7 @@ from typing import Any
 from flopcast.roofline.base.units import percent
 from flopcast.roofline.widths.penalties import AXES, Penalty, Point, Rule
 
-NAMES = {"hidden": "hidden size", "ffn": "ffn size", "vocab": "vocabulary"}
+NAMES = {"hidden": "hidden size", "ffn": "ffn size", "vocab": "vocabulary", "width": "width"}
 GROWS_ONLY = ("vocab",)  # a tokenizer's vocabulary can be padded, not cut
 
 
@@ -105,7 +105,7 @@ def verdict(
 ) -> Verdict:
     """Weighs the sizes of the model asked about by what was forecast around it."""
     choices = [
-        _choice(axis, int(center.config[AXES[axis]]), rule.multiple, penalties[axis]) for axis, rule in rules.items()
+        _choice(axis, int(center.config[AXES.get(axis, axis)]), rule.multiple, penalties[axis]) for axis, rule in rules.items()
     ]
     return Verdict(choices=choices, rules=rules, heads=heads, center=center, what=what)
 

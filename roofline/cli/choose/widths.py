@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Context, Option
 
@@ -21,6 +21,9 @@ from flopcast.roofline.cli.shared.options import (
     given,
     refuse_unused,
 )
+from flopcast.roofline.cli.step.asked import check_module_options
+
+AXIS, SPAN = "hidden,ffn,vocab,heads", 128
 
 
 def widths(
@@ -28,7 +31,7 @@ def widths(
     gpu: Gpu,
     *,
     around: Annotated[
-        int | None, Option(help="Hidden size to try others around. The other sizes follow the ladder's shape.")
+        int | None, Option(help="Hidden size, or --module's `width`, to try others around. The ladder's other sizes follow it.")
     ] = None,
     model: Annotated[
         ModelOptions,
@@ -38,10 +41,8 @@ def widths(
         RunOptions, Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention")
     ],
     host: Host = None,
-    axis: Annotated[
-        str, Option(help="Axes, separated by commas: hidden, ffn, vocab, heads.")
-    ] = "hidden,ffn,vocab,heads",
-    span: Annotated[int, Option(help="How far from a size its multiples of 64 are tried.")] = 128,
+    axis: Annotated[str, Option(help="Axes, separated by commas: hidden, ffn, vocab, heads.")] = AXIS,
+    span: Annotated[int, Option(help="How far from a size its multiples of 64 are tried.")] = SPAN,
     constraint: Annotated[
         str | None,
         Option(help="Number of parameters of the shapes: 'params=600M±2%' (or +-2%). Default: the model's, 2%."),
@@ -63,16 +64,17 @@ def widths(
     from flopcast.roofline.views.figures.file import check_figure, save
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.widths import print_answer
+    from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.widths import answer
+    from flopcast.roofline.widths.module import answer_of_module
     from flopcast.roofline.widths.penalties import AXES, HEADS
     from flopcast.roofline.widths.shapes import parse_constraint
 
     if model.module is not None:
-        raise UsageError(
-            f"widths of --module {model.module}: which of its sizes follow from one another only its factory knows; "
-            "give the factory a parameter `width`, and `flopcast cost --module ... --widths 1000,1024,1088` compares "
-            "them, or give a --config of the same sizes"
-        )
+        check_module_options(context, model, run)
+        config_only = {"axis": axis != AXIS and axis, "span": span != SPAN and span, "constraint": constraint,
+                       "no_shapes": not shapes, "figure": figure}  # fmt: skip
+        refuse_unused("with --module: it is of a config's sizes, the factory has its `width`", config_only)
     axes = tuple(dict.fromkeys(name.strip() for name in axis.split(",") if name.strip()))
     valid = (*AXES, HEADS)
     if not axes or set(axes) - set(valid):
@@ -91,18 +93,28 @@ def widths(
     if constraint is not None and not shapes:
         raise UsageError("--constraint with --no-shapes: the constraint is on shapes, leave one of the two")
     held = None if constraint is None else parse_constraint(constraint)
-    if model.config is None and around is None:
-        raise UsageError("no model: give --around with a hidden size, or --config (a name or a config.json)")
-    config = replace(model, width=around).to_config()
+    if model.config is None and model.module is None and around is None:
+        raise UsageError(
+            "no model: give --around with a hidden size, --config (a name or a config.json), or --module with a "
+            "factory that takes a `width`"
+        )
+    config = {} if model.module is not None else replace(model, width=around).to_config()
     if forward_only and "precision" not in given(context, run):
         run = replace(run, precision="bf16")
     asked = run.to_run()
     profile = find_profile(gpu)
     with progress("forecasting widths") as shown:
-        found = answer.answer(
-            config, asked, profile, axes=axes, span=span, forward=forward_only, constraint=held, with_shapes=shapes,
-            tolerated=tolerate / 100.0, host=find_host(host), progress=shown.update,
-        )  # fmt: skip
+        settings: dict[str, Any] = {
+            "forward": forward_only, "tolerated": tolerate / 100.0, "host": find_host(host), "progress": shown.update
+        }  # fmt: skip
+        if model.module is None:
+            found = answer.answer(
+                config, asked, profile, axes=axes, span=span, constraint=held, with_shapes=shapes, **settings
+            )
+        else:
+            sizes = {name: value for name, value in given(context, run).items() if name in ("batch", "seq")}
+            module = Module(model.module).resized(**sizes)
+            found = answer_of_module(module, asked, profile, around=around, **settings)
     if out is not None:
         write_rows(out, answer.CSV_COLUMNS, found.csv_rows())
         say(f"wrote {out}")

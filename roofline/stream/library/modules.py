@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -77,6 +77,11 @@ class Module:
         """Whether the factory has a parameter of this name. Raises UsageError for a factory that cannot be imported."""
         return name in _parameters(self.source)
 
+    def size(self, name: str) -> int | None:
+        """Returns what the factory is given by this name, or its own default; None where that is no whole number."""
+        found = self.sizes.get(name, _parameters(self.source)[name].default)
+        return found if isinstance(found, int) else None
+
     def stream(self, run: Run, device: str, gpu: Mapping[str, Any] | None = None) -> Stream:
         """Returns the op stream of a step on "cuda" or "cpu" at the factory's own batch. Raises UsageError.
 
@@ -140,14 +145,15 @@ def check_sizes(module: str, sizes: Mapping[str, int]) -> None:
             )
 
 
-def _parameters(source: Any) -> Container[str]:
-    """Returns the names of a factory's parameters. Raises UsageError for a name that cannot be imported."""
+def _parameters(source: Any) -> Mapping[str, inspect.Parameter]:
+    """Returns a factory's parameters by name. Raises UsageError for a name that cannot be imported."""
     from flopcast.roofline.stream.tracer.trace import load_factory
 
     factory = load_factory(source) if isinstance(source, str) else source
     with suppress(TypeError, ValueError):
         return inspect.signature(factory).parameters
-    return ("batch", "seq")  # a built-in has no signature; tracing it gives the better message
+    names = ("batch", "seq")
+    return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names}  # a built-in has no signature; tracing it gives the better message
 
 
 def run_of_stream(stream: Stream, run: Run) -> Run:

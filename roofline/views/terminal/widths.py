@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, percent
+from flopcast.roofline.base.units import NONE, count, gigabytes, ms, parameters, percent
 from flopcast.roofline.views.terminal.console import console, print_table, say
 from flopcast.roofline.widths.verdict import NAMES
 
@@ -26,9 +26,8 @@ def print_answer(found: Answer) -> None:
     out, center, run = console(), found.center, found.run
     what = "forward" if found.forward else "step"
     title = (
-        f"{found.gpu} ({found.basis}): around hidden {center.config['hidden_size']}, "
-        f"{center.config['num_hidden_layers']} layers, {parameters(center.n_params)} parameters, {run.batch} x "
-        f"{run.seq} tokens, {run.precision}{'' if found.forward else ', ' + run.optimizer}; {what} "
+        f"{found.gpu} ({found.basis}): around {_named(center)}, {parameters(center.n_params)} parameters, "
+        f"{_batch(found)}, {run.precision}{'' if found.forward else ', ' + run.optimizer}; {what} "
         f"{_ranged(center)} ms, bound by {center.bound}"
     )
     out.print(_wrapped(found.verdict.sentence))
@@ -53,9 +52,24 @@ def print_answer(found: Answer) -> None:
         _print_layouts(found)
     if found.measured:
         _print_measured(found.measured)
+    if found.refused:
+        value, why = next(iter(found.refused.items()))
+        say(f"left out, since the factory refuses them: {', '.join(map(str, sorted(found.refused)))}; of {value}: {why}")
     unsure = max((p.extrapolated for p in (*found.heads, *found.shapes)), default=0.0)
     if unsure > UNMEASURED and found.basis == "measured":
         say(f"warning: up to {unsure:.0%} of a row's device time is in kernels of no measured kind (marked *)")
+
+
+def _named(center: Point) -> str:
+    config = center.config
+    if "module" in config:
+        return f"width {center.value} of {config['module']}"
+    return f"hidden {config['hidden_size']}, {config['num_hidden_layers']} layers"
+
+
+def _batch(found: Answer) -> str:
+    run = found.run
+    return f"batch {run.batch}" if run.seq == 1 else f"{run.batch} x {run.seq} tokens"
 
 
 def _wrapped(text: str) -> str:
@@ -83,7 +97,7 @@ def _print_axiss(found: Answer, axis: str, what: str) -> None:
     for one in found.points[axis]:
         penalty = penalties.get(one.value)
         cells = [
-            str(one.value), str(one.multiple), _ranged(one), f"{one.flops_per_second / 1e12:.1f}",
+            str(one.value), str(one.multiple), count(one.n_params), _ranged(one), f"{one.flops_per_second / 1e12:.1f}",
             f"{one.seconds_per_parameter * 1e12:.1f}", gigabytes(one.peak_bytes),
         ]  # fmt: skip
         if penalty is None:
@@ -92,8 +106,8 @@ def _print_axiss(found: Answer, axis: str, what: str) -> None:
             low, high = 100 * penalty.device_low, 100 * penalty.device_high
             cells += [percent(penalty.step), percent(penalty.device), f"{low:+.1f} to {high:+.1f}"]
         rows.append(cells)
-    columns = (NAMES[axis], "of", f"{what}, ms (90%)", "TFLOP/s", "ps/param", "memory", f"{what} loses",
-               "kernels lose", "90%")  # fmt: skip
+    columns = (NAMES[axis], "of", "params", f"{what}, ms (90%)", "TFLOP/s", "ps/param", "memory", f"{what}\nloses",
+               "kernels\nlose", "90%")  # fmt: skip
     print_table("", columns, rows)
 
 

@@ -239,6 +239,12 @@ def net(width=256, batch=16):
     return torch.nn.Linear(width, width), torch.randn(batch, 2048, width)
 def fixed():
     return net()
+def bare(width):
+    return net(width)
+def picky(width=256):
+    if width != 256:
+        raise ValueError(f"no such size: {width}")
+    return net(width)
 def step():
     model = torch.nn.Linear(64, 64)
     adam = torch.optim.AdamW(model.parameters())
@@ -282,8 +288,20 @@ MODULES_BAD = {
     "the largest of a step function": (
         "plan --module nets.py:step --batch auto --gpus l4 --samples 9", ("batch of a step function is not known",)),
     "widths of a module without": ("cost --module nets.py:fixed --widths 512", ("no parameter 'width'",)),
-    "the widths of a module": (
-        "widths --gpu l4 --module nets.py:net", ("--module nets.py:net", "flopcast cost --module ... --widths")),
+    "widths of a factory without": (
+        "widths --gpu l4 --module nets.py:fixed", ("no parameter `width`", "def factory(width=", "cost --module")),
+    "widths of a module and a config's axis": (
+        "widths --gpu l4 --module nets.py:net --axis ffn", ("--axis ffn with --module", "leave it out")),
+    "widths of a module without the shapes": (
+        "widths --gpu l4 --module nets.py:net --no-shapes", ("--no-shapes with --module", "leave it out")),
+    "widths of a module with heads": ("widths --gpu l4 --module nets.py:net --heads 4", ("--module with --heads",)),
+    "widths of a module around none": (
+        "widths --gpu l4 --module nets.py:net --around 0", ("--around is 0", "at least 1")),
+    "widths that a factory refuses": (
+        "widths --gpu l4 --module nets.py:picky --around 300", ("at width 300", "no such size: 300")),
+    "widths too few to compare": (
+        "widths --gpu l4 --module nets.py:picky --around 256", ("takes too few to compare", "no such size")),
+    "widths without a default": ("widths --gpu l4 --module nets.py:bare", ("no default", "--around")),
     "a law of a module": ("cost --module nets.py:net --depth-law ln", ("--depth-law ln", "with --module")),
 }  # fmt: skip
 

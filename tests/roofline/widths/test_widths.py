@@ -69,6 +69,15 @@ def test_a_width_above_the_line_loses_what_lies_above() -> None:
     assert (found.below, found.above, found.multiple) == (1024, 1088, 32)
 
 
+def test_the_line_is_in_parameters() -> None:
+    """Of a module they need not be linear in its width: a square layer halfway in width has 45% of what its neighbours
+    differ by."""
+    square = [replace(made(value, value**2 / 1e6), n_params=value**2) for value in (160, 128, 192)]
+    found = penalty(*square)
+    assert found.step == pytest.approx(0.0)
+    assert found.device_high == pytest.approx(0.0)
+
+
 def test_an_error_in_common_leaves_the_penalty_certain() -> None:
     """A shape that all three run, as wrong in each: only what differs is uncertain."""
     shared = [made(v, s, {"head": 0.1 * s}) for v, s in ((1056, 1.5), (1024, 1.0), (1088, 2.0))]
@@ -110,7 +119,8 @@ def test_the_rule_keeps_the_smallest_multiple_that_costs_nothing() -> None:
     assert rule.median == pytest.approx(0.7)
     assert (rule.worst, rule.worst_value, rule.best) == (1.4, 1025, 0.02)
     assert rule.step_worst == pytest.approx(0.7)
-    assert rule_of("hidden", found[3:]).median is None
+    small = rule_of("hidden", found[3:])  # of a module that takes no smaller multiple than 16
+    assert (small.multiple, small.median) == (16, None)
 
 
 def test_alignment_shows_in_a_step_of_the_h200(points: list[Point]) -> None:
