@@ -57,12 +57,12 @@ def answer_of_module(
                 stream = module.resized(width=value).stream(run, device)
             except UsageError as fault:
                 if value == own:
-                    raise UsageError(f"at width {own}: {fault}") from fault
+                    raise UsageError(f"at width {own}{' with --forward-only' * forward}: {fault}") from fault
                 refused[value] = str(fault)
             else:
                 traced = run_of_stream(stream, run)
                 asked = traced if value == own else asked
-                config = {"module": module.name, WIDTH: value}
+                config = {"module": module.name, WIDTH: value, "unit": stream.meta["unit"]}
                 points[value] = point_of(WIDTH, value, config, stream, traced, profile, host=host, forward=forward)
             progress(done + 1, len(values))
     found = [points[value] for value in values if value in points]

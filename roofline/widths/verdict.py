@@ -105,7 +105,8 @@ def verdict(
 ) -> Verdict:
     """Weighs the sizes of the model asked about by what was forecast around it."""
     choices = [
-        _choice(axis, int(center.config[AXES.get(axis, axis)]), rule.multiple, penalties[axis]) for axis, rule in rules.items()
+        _choice(axis, int(center.config[AXES.get(axis, axis)]), rule.multiple, penalties[axis])
+        for axis, rule in rules.items()
     ]
     return Verdict(choices=choices, rules=rules, heads=heads, center=center, what=what)
 

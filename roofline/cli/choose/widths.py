@@ -31,7 +31,8 @@ def widths(
     gpu: Gpu,
     *,
     around: Annotated[
-        int | None, Option(help="Hidden size, or --module's `width`, to try others around. The ladder's other sizes follow it.")
+        int | None,
+        Option(help="Hidden size to try others around (the ladder's other sizes follow), or --module's width."),
     ] = None,
     model: Annotated[
         ModelOptions,
@@ -61,10 +62,10 @@ def widths(
     from flopcast.roofline.base.csv_files import check_writable, write_rows
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
+    from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.views.figures.file import check_figure, save
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.widths import print_answer
-    from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.widths import answer
     from flopcast.roofline.widths.module import answer_of_module
     from flopcast.roofline.widths.penalties import AXES, HEADS

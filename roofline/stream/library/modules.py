@@ -152,8 +152,8 @@ def _parameters(source: Any) -> Mapping[str, inspect.Parameter]:
     factory = load_factory(source) if isinstance(source, str) else source
     with suppress(TypeError, ValueError):
         return inspect.signature(factory).parameters
-    names = ("batch", "seq")
-    return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names}  # a built-in has no signature; tracing it gives the better message
+    # a built-in has no signature; tracing it gives the better message
+    return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("batch", "seq")}
 
 
 def run_of_stream(stream: Stream, run: Run) -> Run:

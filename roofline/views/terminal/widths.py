@@ -27,7 +27,7 @@ def print_answer(found: Answer) -> None:
     what = "forward" if found.forward else "step"
     title = (
         f"{found.gpu} ({found.basis}): around {_named(center)}, {parameters(center.n_params)} parameters, "
-        f"{_batch(found)}, {run.precision}{'' if found.forward else ', ' + run.optimizer}; {what} "
+        f"{_batch(found)}{run.precision}{'' if found.forward else ', ' + run.optimizer}; {what} "
         f"{_ranged(center)} ms, bound by {center.bound}"
     )
     out.print(_wrapped(found.verdict.sentence))
@@ -54,7 +54,9 @@ def print_answer(found: Answer) -> None:
         _print_measured(found.measured)
     if found.refused:
         value, why = next(iter(found.refused.items()))
-        say(f"left out, since the factory refuses them: {', '.join(map(str, sorted(found.refused)))}; of {value}: {why}")
+        say(
+            f"left out, since the factory refuses them: {', '.join(map(str, sorted(found.refused)))}; of {value}: {why}"
+        )
     unsure = max((p.extrapolated for p in (*found.heads, *found.shapes)), default=0.0)
     if unsure > UNMEASURED and found.basis == "measured":
         say(f"warning: up to {unsure:.0%} of a row's device time is in kernels of no measured kind (marked *)")
@@ -68,8 +70,9 @@ def _named(center: Point) -> str:
 
 
 def _batch(found: Answer) -> str:
-    run = found.run
-    return f"batch {run.batch}" if run.seq == 1 else f"{run.batch} x {run.seq} tokens"
+    """What a step is of, with a comma; nothing for a step function, whose batch is not known."""
+    run, unit = found.run, found.center.config.get("unit", "tokens")
+    return {"samples": f"batch {run.batch}, ", "steps": ""}.get(unit, f"{run.batch} x {run.seq} tokens, ")
 
 
 def _wrapped(text: str) -> str:

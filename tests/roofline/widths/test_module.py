@@ -58,7 +58,10 @@ def test_the_verdict_of_a_module_comes_first_and_what_its_factory_refuses_is_sai
     taken = [192, 224, 248, 256, 264, 272, 320]
     assert [point["value"] for point in document["points"]] == taken
     assert sorted(document["refused"]) == ["254", "255", "257", "260"]
-    assert (document["model"], document["run"]["batch"]) == ({"module": "nets.py:encoder", "width": 256}, 16)
+    assert (document["model"], document["run"]["batch"]) == (
+        {"module": "nets.py:encoder", "width": 256, "unit": "samples"},
+        16,
+    )
     assert document["rules"][0]["multiple"] >= 8  # it takes no smaller one
     (size,) = document["verdict"]["sizes"]
     assert (size["axis"], size["asked"], size["recommended"]) == ("width", 256, 256)
