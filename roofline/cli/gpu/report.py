@@ -101,7 +101,7 @@ def report(
     profile = completed(profile)
     with progress("comparing, drawing"):
         page = assemble.build_report(profile, quality, out, measured=found.rows if found else (), steps=steps)
-    over = page_index.keep(out, index, _standard_gpus)
+    over = page_index.keep(out, index, standard_gpus_of_all)
     if as_json:
         emit({"gpu": profile.gpu, "page": str(page), "index": over and str(over)})
     else:
@@ -111,7 +111,7 @@ def report(
         say(f"open {page}")
 
 
-def _standard_gpus() -> Sequence[StandardGpu]:
+def standard_gpus_of_all() -> Sequence[StandardGpu]:
     """The standard models on every known GPU, at the latest prices of the shipped book."""
     from flopcast.roofline.dollars.standard import standard_gpus
     from flopcast.roofline.gpu.catalogue.prices import latest, load_prices

@@ -1,0 +1,58 @@
+"""Remakes the committed pages of the measured GPUs, and the index over them.
+
+    python -m studies.shipped.pages                 all, below reports/
+    python -m studies.shipped.pages nvidia-h200     one of them
+
+A page shows the profile that ships, as `flopcast report --gpu GPU` does, with the rows that it was fitted to and the
+real steps of that GPU. (`flopcast report --measurements DIR` fits the rows anew, which takes minutes for those of eleven
+cards.)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from flopcast.progress import progress
+from flopcast.roofline.cli.gpu.report import standard_gpus_of_all
+from flopcast.roofline.gpu.fit.cards import read_folder
+from flopcast.roofline.gpu.fit.cases import case_of
+from flopcast.roofline.gpu.fit.quality import FitReport, quality_report
+from flopcast.roofline.gpu.fit.row_seconds import FitRow
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.views.page import assemble
+from flopcast.roofline.views.page import index as page_index
+from studies.command import parser_of
+
+REPORTS = Path("reports")
+MEASURED = ("nvidia-h200", "nvidia-h100-sxm")
+
+
+def main() -> None:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("gpus", nargs="*", help="the GPUs whose pages are remade (default: all)")
+    options = parser.parse_args()
+    for gpu in options.gpus or MEASURED:
+        folder = REPORTS / gpu
+        with progress(gpu):
+            profile = find_profile(gpu)
+            rows = cast("list[FitRow]", read_folder(folder / "measurements").rows)
+            page = assemble.build_report(
+                profile, quality_of(profile, rows), folder, measured=rows, steps=folder / "steps"
+            )
+        print(f"wrote {page.relative_to(REPORTS)}")
+    page_index.write(REPORTS, standard_gpus_of_all())
+
+
+def quality_of(profile: Profile, rows: list[FitRow]) -> FitReport:
+    """How well the profile fits the rows that were held out of it."""
+    gap = profile.ceiling("graph_gap", 0.0)
+    shaped = [row for row in rows if row["status"] == "ok" and row.get("shape")]
+    cases = [case for row in shaped if (case := case_of(row, gap, [])) is not None]
+    held = [case for case in cases if case.is_held_out]
+    return quality_report(profile, [], held, sum(case.is_throttled for case in cases), {}, [])
+
+
+if __name__ == "__main__":
+    main()
