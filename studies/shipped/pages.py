@@ -4,14 +4,13 @@
     python -m studies.shipped.pages nvidia-h200     one of them
 
 A page shows the profile that ships, as `flopcast report --gpu GPU` does, with the rows that it was fitted to and the
-real steps of that GPU. (`flopcast report --measurements DIR` fits the rows anew, which takes minutes for those of eleven
-cards.)
+real steps of that GPU. (`flopcast report --measurements DIR` fits the rows anew, which takes minutes for those of
+eleven cards.)
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 from flopcast.progress import progress
 from flopcast.roofline.cli.gpu.report import standard_gpus_of_all
@@ -37,7 +36,7 @@ def main() -> None:
         folder = REPORTS / gpu
         with progress(gpu):
             profile = find_profile(gpu)
-            rows = cast("list[FitRow]", read_folder(folder / "measurements").rows)
+            rows = read_folder(folder / "measurements").rows
             page = assemble.build_report(
                 profile, quality_of(profile, rows), folder, measured=rows, steps=folder / "steps"
             )

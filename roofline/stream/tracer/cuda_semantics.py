@@ -124,7 +124,7 @@ class _LooksLikeCuda(TorchFunctionMode):
             kwargs = {key: _CPU if key == "device" or cuda_device(value) else value for key, value in kwargs.items()}
         is_pinned = kwargs.pop("pin_memory", False)
         is_on_cpu = device is not None and not to_cuda and torch.device(device).type == "cpu"
-        is_from_values = func in _FROM_VALUES and device is None and torch.get_default_device().type == "cpu"
+        is_from_values = func in _FROM_VALUES and device is None and _default_type() == "cpu"
         if is_pinned or is_on_cpu or is_from_values:
             with self.hosts.making():
                 result = func(*args, **kwargs)
@@ -400,3 +400,10 @@ def _cuda_rules(weights: CastWeights) -> Iterator[None]:
         yield
     finally:
         library._destroy()
+
+
+def _default_type() -> str:
+    """The type of the default device. torch 2.11's `get_default_device` makes a tensor to learn it, which would be one of
+    the step."""
+    found = torch.utils._device.CURRENT_DEVICE
+    return "cpu" if found is None else found.type
