@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flopcast.errors import UsageError
-from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
+from flopcast.roofline.cli.shared.price_book import gpu_names, price_book, tell_missing
 
 if TYPE_CHECKING:
     from flopcast.roofline.cli.shared.options import PriceOptions
@@ -39,5 +39,7 @@ def check_one(gpu: str | None) -> str:
 
 def prices_of(gpus: list[Gpu], options: PriceOptions) -> Callable[[str], Price | None]:
     """Returns a function that returns the price of a GPU, as `price_book` finds it; None where there is none."""
-    book = price_book(options, [one.gpu for one in gpus])
+    names = [one.gpu for one in gpus]
+    book = price_book(options, names)
+    tell_missing(names, book, options)
     return book.get

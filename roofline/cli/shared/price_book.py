@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -93,13 +93,19 @@ def price_book(
 
 def price_of(profile: Profile, options: PriceOptions) -> Price | None:
     """Returns the price of one GPU, as `price_book` finds it. If one was asked for but not found, stderr says so."""
-    found = price_book(options, [profile.gpu]).get(profile.gpu)
-    if found is None and (options.on is not None or options.provider or options.prices is not None):
+    found = price_book(options, [profile.gpu])
+    tell_missing([profile.gpu], found, options)
+    return found.get(profile.gpu)
+
+
+def tell_missing(gpus: Iterable[str], found: Mapping[str, Price], options: PriceOptions) -> None:
+    """Says on stderr of which GPUs a price was asked for and not found."""
+    missing = [gpu for gpu in gpus if gpu not in found]
+    if missing and (options.on is not None or options.provider or options.prices is not None):
         # importing rich takes 25 ms: only where there is a message
         from flopcast.roofline.views.terminal import console
 
-        console.say(f"no price of {profile.gpu} for what was asked: `flopcast prices` lists those known")
-    return found
+        console.say(f"no price of {', '.join(missing)} for what was asked: `flopcast prices` lists those known")
 
 
 def _providers(given: Sequence[str] | None, gpus: Sequence[str]) -> dict[str, str]:

@@ -214,10 +214,11 @@ def layer_costs(rows: Iterable[FitRow]) -> dict[str, Any]:
         slopes = [float(np.polyfit(depths, own, 1)[0]) for own in rounds[phase]]
         steps = pairwise(zip(depths, seconds, strict=True))
         layers[phase] = {
-            "seconds": slope,
-            "fixed": fixed,
-            "low": min(slopes),
-            "high": max(slopes),
+            # the noise of a busy machine can turn a slope below zero, where no cost is
+            "seconds": max(slope, 0.0),
+            "fixed": max(fixed, 0.0),
+            "low": max(min(slopes), 0.0),
+            "high": max(*slopes, 0.0),
             "between": {f"{a}-{b}": float((t - s) / (b - a)) for (a, s), (b, t) in steps},
         }
     return layers

@@ -403,7 +403,7 @@ def _cuda_rules(weights: CastWeights) -> Iterator[None]:
 
 
 def _default_type() -> str:
-    """The type of the default device. torch 2.11's `get_default_device` makes a tensor to learn it, which would be one of
-    the step."""
+    """The type of the default device. To learn it, torch 2.11's `get_default_device` makes a tensor, which would be one
+    of the step."""
     found = torch.utils._device.CURRENT_DEVICE
     return "cpu" if found is None else found.type

@@ -182,9 +182,6 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "bad day": (f"predict --gpu {H200} --width 512 --on yesterday", ("'yesterday'", "YYYY-MM-DD")),
     "unknown provider": (f"predict --gpu {H200} --width 512 --provider acme", ("'acme'", "RunPod Secure Cloud")),
     # cost
-    "GPU without a price": (
-        "cost --gpus nvidia-rtx-3090 --widths 512 --on 2020-01-01",
-        ("nvidia-rtx-3090", "2020-01-01", "--price nvidia-rtx-3090=USD_PER_HOUR")),
     "unknown GPU of several": (f"cost --gpus {H200},h300 --widths 512", ("'h300'", "nvidia-l4", *MEASURE)),
     "no GPU": ("cost --gpus , --widths 512", ("no GPU", "flopcast gpus")),
     "widths that are none": ("cost --widths 512,wide", ("--widths", "'512,wide'", "integers")),

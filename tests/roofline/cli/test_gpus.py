@@ -94,7 +94,7 @@ def test_each_gpu_is_measured_into_a_folder_of_its_own_and_the_host_once(both: B
     assert (found["failed"], found["out"]) == ({}, str(both.folder))
     first, second = (keys(both.folder / name) for name in ("gpu0", "gpu1"))
     host = [key for key in first if key.startswith("host/")]
-    assert len(host) == 10
+    assert len(host) == 12
     assert first[: len(host)] == host, "the host is calibrated before anything else runs"
     assert sorted(set(first) - set(host)) == sorted(second)
     assert len(first) == len(set(first))

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -273,15 +273,15 @@ def test_a_torn_last_line_is_tolerated_and_reported(flopcast: Command, measured:
     assert str(file) in result.err
 
 
-def test_a_spoilt_line_in_the_middle_is_refused_by_its_number(flopcast: Command, measured: Path) -> None:
+def test_a_spoilt_line_in_the_middle_is_left_out_and_told(flopcast: Command, measured: Path) -> None:
     file = measured / records.MEASUREMENTS
     lines = file.read_text().splitlines()
     lines[4] = lines[4][:50]
     file.write_text("\n".join(lines) + "\n")
     result = flopcast("fit", measured)
-    assert (result.code, result.out) == (2, "")
-    assert f"{file}, line 5: not JSON" in result.err
-    assert not (measured / "profile.json.gz").exists()
+    assert result.code == 0
+    assert "line 5: not JSON" in result.err
+    assert (measured / "profile.json.gz").is_file()
 
 
 def test_measurements_of_a_newer_flopcast_are_refused(flopcast: Command, measured: Path) -> None:
@@ -441,7 +441,14 @@ def test_estimates_of_another_run_stand_beside_the_steps(flopcast: Command, prof
     ran = flopcast("validate", "--device", "cpu", "--run-only", "--out", steps)
     assert ran.code == 0, ran.err
     machine = records.read_machine(steps)
-    failed = {"key": TINY.estimate_key, "backend": "torch", "cache": "cold", "shape": None, "value": None}
+    failed = {
+        "key": TINY.estimate_key,
+        "plan": asdict(TINY),
+        "backend": "torch",
+        "cache": "cold",
+        "shape": None,
+        "value": None,
+    }
     with Recorder(elsewhere, {**machine, "machine": "another"}) as recorder:
         recorder.append({**failed, "status": "error", "reason": "no encoding"})
     comparison = ("validate", "--steps-from", steps, "--gpu", profile, "--estimates-from", elsewhere, "--json")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -368,12 +367,10 @@ def test_one_count_of_the_steps_inside_their_intervals() -> None:
     assert found.words in drawn.caption
 
 
-def test_the_guide_quotes_the_count_of_the_committed_comparison(root: Path) -> None:
+def test_the_readme_quotes_the_count_of_the_committed_comparison(root: Path) -> None:
     with (root / "reports" / "nvidia-h200" / "validation.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["within_interval"]]
     judged = [row for row in rows if row["used_in_intervals"] == "false"]
     within = sum(row["within_interval"] == "true" for row in judged)
     count = f"{within} of {len(judged)}"
-    guide = (root / "docs" / "accuracy.md").read_text()
-    assert set(re.findall(r"all steps that are judged[^|]*\| (\d+ of \d+) \|", guide)) == {count}
-    assert count in (root / "README.md").read_text()
+    assert f": {count} hold" in (root / "README.md").read_text()
