@@ -229,10 +229,10 @@ def test_what_does_not_fit_comes_last_and_costs_nothing(flopcast: Command) -> No
 
 def test_the_largest_batch_of_several_gpus(flopcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(
+    Path("many.py").write_text(
         "import torch\ndef pair(batch=4):\n    return torch.nn.Linear(64, 8), torch.randn(batch, 2**16, 64)\n"
     )
-    many = ("predict", "--gpus", "l4,h200", "--module", "mine.py:pair", "--largest-batch")
+    many = ("predict", "--gpus", "l4,h200", "--module", "many.py:pair", "--largest-batch")
     small, large = (one["largest_batch"] for one in flopcast(*many, "--json").document)
     assert 100 < small < large
     assert "largest batch" in flopcast(*many).out
