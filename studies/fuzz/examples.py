@@ -74,7 +74,7 @@ class Examples:
         with (
             patch.object(assemble, "build_report", lambda *_, **__: page),
             patch.object(assemble, "print_summary", lambda *_: None),
-            patch.object(report, "_standard_gpus", tuple),
+            patch.object(report, report.standard_gpus_of_all.__name__, tuple),
         ):
             yield
 
