@@ -15,9 +15,9 @@ from flopcast.roofline.gpu.catalogue.prices import Price, find_price
 from flopcast.roofline.gpu.library.profiles import find_host, find_profile
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step import largest_batch as search
 from flopcast.roofline.step.forecast import Forecast, Forecasts
 from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.step.questions import largest_batch as search
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.model.run import Run
 

@@ -34,7 +34,7 @@ ROOMS = (
     "flopcast.roofline.gpu.laws", "flopcast.roofline.gpu.catalogue", "flopcast.roofline.gpu.profile",
     "flopcast.roofline.gpu.projection", "flopcast.roofline.gpu.suites", "flopcast.roofline.gpu.library",
     "flopcast.roofline.gpu.fit",
-    "flopcast.roofline.step", "flopcast.roofline.api",
+    "flopcast.roofline.step", "flopcast.roofline.step.questions", "flopcast.roofline.api",
     "flopcast.roofline.validation", "flopcast.roofline.dollars", "flopcast.roofline.widths",
     "flopcast.roofline.views.figures", "flopcast.roofline.views.terminal", "flopcast.roofline.views.page",
     "flopcast.roofline.cli.shared", "flopcast.roofline.cli.gpu", "flopcast.roofline.cli.step",

@@ -22,8 +22,8 @@ from flopcast.roofline.dollars.tables import price_cells
 from flopcast.roofline.gpu.catalogue.prices import Price, unranked
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.largest_batch import largest_batch
 from flopcast.roofline.step.priced_step import PricedStep, peak_for
+from flopcast.roofline.step.questions.largest_batch import largest_batch
 from flopcast.roofline.stream.library.modules import Module
 from flopcast.roofline.stream.library.streams import Vary
 from flopcast.roofline.stream.model.models import Config, context_of

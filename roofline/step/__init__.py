@@ -2,6 +2,6 @@
 
 `device_work` times each operation from the profile; `simulation` models the host enqueuing and the device draining the
 queue; `memory`, `power_limit` and `uncertainty` add peak memory, clock and interval. `priced_step` puts them together,
-and `forecast` is the resulting record. `explain` says where the time goes and `alternatives` what would shorten it;
-`sweep` and `kernel_times` answer tables; `measured_model` and `coverage` say what was measured for one model.
+and `forecast` is the resulting record; `measured_model` and `coverage` say what was measured for one model. The room
+`questions` answers by many such forecasts: explanations, sweeps, the largest batch.
 """

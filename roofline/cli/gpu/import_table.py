@@ -37,7 +37,7 @@ def import_table(
     from flopcast.roofline.gpu.library.profiles import find_profile, user_folder
     from flopcast.roofline.gpu.projection.published_fit import LEAST_ROWS, errors, refine
     from flopcast.roofline.gpu.projection.published_tables import read_table, refusal
-    from flopcast.roofline.step.sweep import gpu_of
+    from flopcast.roofline.step.questions.many_gpus import gpu_of
     from flopcast.roofline.views.terminal import console
 
     if not source.strip():

@@ -24,7 +24,7 @@ def kernels(
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.gpu.library import profile_cache
     from flopcast.roofline.gpu.library.profiles import find_profile
-    from flopcast.roofline.step import kernel_times
+    from flopcast.roofline.step.questions import kernel_times
 
     columns, rows = csv_files.read_rows(source)
     csv_files.check_columns(source, columns, ("name", *kernel_times.KERNELS_IN))

@@ -11,12 +11,12 @@ from flopcast.roofline.cli.shared.price_book import gpu_names, price_book, tell_
 if TYPE_CHECKING:
     from flopcast.roofline.cli.shared.options import PriceOptions
     from flopcast.roofline.gpu.catalogue.prices import Price
-    from flopcast.roofline.step.sweep import Gpu
+    from flopcast.roofline.step.questions.many_gpus import Gpu
 
 
 def asked_gpus(gpu: str | None, gpus: str | None) -> list[Gpu]:
     """Returns the GPUs that --gpu or --gpus name, in their order. Raises UsageError, also for both or neither."""
-    from flopcast.roofline.step.sweep import gpu_of
+    from flopcast.roofline.step.questions.many_gpus import gpu_of
 
     if gpu is not None and gpus is not None:
         raise UsageError(f"--gpu {gpu} with --gpus {gpus}: give all in --gpus")

@@ -29,9 +29,9 @@ def explain(
     from flopcast.roofline.cli.shared.price_book import price_of
     from flopcast.roofline.gpu.library import profile_cache
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
-    from flopcast.roofline.step import alternatives
-    from flopcast.roofline.step.explain import explain_step
     from flopcast.roofline.step.priced_step import PricedStep
+    from flopcast.roofline.step.questions import alternatives
+    from flopcast.roofline.step.questions.explain import explain_step
     from flopcast.roofline.stream.library.streams import is_at_hand
     from flopcast.roofline.views.terminal.explain import print_explanation
 

@@ -83,7 +83,7 @@ def predict(
             stream, asked = step.traced(profile.device["type"], trace, profile.device)
             result = PricedStep(stream, asked, profile, feeding, priced).forecast()
         if largest_batch:
-            from flopcast.roofline.step import largest_batch as search
+            from flopcast.roofline.step.questions import largest_batch as search
 
             largest = search.largest_batch(step.model, step.run, profile)
     profile_cache.keep(profile)
@@ -109,9 +109,9 @@ def _predict_several(
 ) -> None:
     """Forecasts one step on several GPUs: it is traced once for all of a kind."""
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
-    from flopcast.roofline.step import largest_batch as search
     from flopcast.roofline.step.forecast import ORDERS, Forecasts
-    from flopcast.roofline.step.sweep import Step, forecasting
+    from flopcast.roofline.step.questions import largest_batch as search
+    from flopcast.roofline.step.questions.many_gpus import Step, forecasting
 
     if sort not in ORDERS:
         raise UsageError(f"--sort is {sort!r}: valid are {', '.join(ORDERS)}")

@@ -26,7 +26,7 @@ from flopcast.roofline.cli.shared.output import emit, say_done
 from flopcast.roofline.cli.step.asked import check_module_options
 
 if TYPE_CHECKING:
-    from flopcast.roofline.step.sweep import Gpu
+    from flopcast.roofline.step.questions.many_gpus import Gpu
 
 MOST_BATCHES = 1000
 
@@ -56,7 +56,7 @@ def sweep(
     from flopcast.roofline.base import csv_files
     from flopcast.roofline.base.csv_files import check_writable
     from flopcast.roofline.gpu.library.profiles import find_host
-    from flopcast.roofline.step import sweep as step_sweep
+    from flopcast.roofline.step.questions import sweep as step_sweep
     from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.stream.model import models
 

@@ -37,7 +37,7 @@ def build_report(
     """
     from flopcast.roofline.dollars.standard import standard_gpu
     from flopcast.roofline.gpu.catalogue.prices import latest, load_prices
-    from flopcast.roofline.step.largest_batch import largest_batch
+    from flopcast.roofline.step.questions.largest_batch import largest_batch
     from flopcast.roofline.validation.compare_steps import compare_runs
     from flopcast.roofline.validation.step_comparison import write_csv
     from flopcast.roofline.views.figures.efficiency_map import product_map

@@ -11,9 +11,9 @@ from flopcast.roofline.views.terminal.console import console, print_table, say, 
 from flopcast.roofline.views.terminal.forecast import step_words
 
 if TYPE_CHECKING:
-    from flopcast.roofline.step.alternatives import Advice
-    from flopcast.roofline.step.explain import Explanation
     from flopcast.roofline.step.forecast import Forecast
+    from flopcast.roofline.step.questions.alternatives import Advice
+    from flopcast.roofline.step.questions.explain import Explanation
     from flopcast.roofline.stream.model.run import Run
 
 MODULES_SHOWN = 16
@@ -23,7 +23,7 @@ BOUNDS = {"matrix": "matrix units", "memory": "memory", "launch": "launch floor"
 
 def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) -> None:
     """Prints tables on stdout and the forecast's warnings on stderr."""
-    from flopcast.roofline.step.explain import COUNTED
+    from flopcast.roofline.step.questions.explain import COUNTED
 
     step = found.forecast
     _print_step(found, run)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flopcast.roofline.step.sweep import SWEEP_OUT
+from flopcast.roofline.step.questions.sweep import SWEEP_OUT
 
 H200 = "nvidia-h200"
 Command = Callable[..., Any]

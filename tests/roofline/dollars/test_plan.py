@@ -17,8 +17,8 @@ from flopcast.roofline.dollars.points import CostCurve, StepPoint, cost_curve
 from flopcast.roofline.gpu.catalogue.prices import parse_override
 from flopcast.roofline.gpu.library.profiles import find_profiles
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.largest_batch import largest_batch
 from flopcast.roofline.step.priced_step import forecast
+from flopcast.roofline.step.questions.largest_batch import largest_batch
 from flopcast.roofline.stream.model.models import ladder, load_config
 from flopcast.roofline.stream.model.run import Run
 

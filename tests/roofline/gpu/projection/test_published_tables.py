@@ -20,7 +20,7 @@ from flopcast.roofline.gpu.projection.project import common_sigma
 from flopcast.roofline.gpu.projection.published_fit import apply, estimates, refine, serving_estimate
 from flopcast.roofline.gpu.projection.published_tables import Table, Timed, read_table, refusal
 from flopcast.roofline.gpu.projection.rates import SIGMA
-from flopcast.roofline.step.kernel_times import KERNELS_IN, KERNELS_OUT, kernels
+from flopcast.roofline.step.questions.kernel_times import KERNELS_IN, KERNELS_OUT, kernels
 from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
 L4 = find_spec("nvidia-l4")

@@ -12,10 +12,11 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.largest_batch import largest_batch
 from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.step.priced_step import forecast
-from flopcast.roofline.step.sweep import gpu_of, sweep
+from flopcast.roofline.step.questions.largest_batch import largest_batch
+from flopcast.roofline.step.questions.many_gpus import gpu_of
+from flopcast.roofline.step.questions.sweep import sweep
 from flopcast.roofline.stream.library import prefetch
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.run import Run, Traced

@@ -18,8 +18,8 @@ from flopcast.microbench import zoo
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import TimedOp
-from flopcast.roofline.step.explain import explain_step
 from flopcast.roofline.step.priced_step import PricedStep, forecast, traced_of
+from flopcast.roofline.step.questions.explain import explain_step
 from flopcast.roofline.step.simulation import Simulation
 from flopcast.roofline.stream.library import modules
 from flopcast.roofline.stream.library.streams import get_stream, trace_now

@@ -18,10 +18,10 @@ from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.catalogue.prices import Price, parse_override
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step import kernel_times
-from flopcast.roofline.step import sweep as step_sweep
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import forecast
+from flopcast.roofline.step.questions import kernel_times, many_gpus
+from flopcast.roofline.step.questions import sweep as step_sweep
 from flopcast.roofline.stream.library import modules
 from flopcast.roofline.stream.library.modules import Module
 from flopcast.roofline.stream.library.streams import get_stream
@@ -157,8 +157,8 @@ def test_any_text_survives_the_file(tmp_path_factory: pytest.TempPathFactory, ta
 # --- sweep --------------------------------------------------------------------------------------------------
 
 
-H200 = step_sweep.Gpu("nvidia-h200", "nvidia-h200", "cuda")
-L4 = step_sweep.Gpu("nvidia-l4", "nvidia-l4", "cuda")
+H200 = many_gpus.Gpu("nvidia-h200", "nvidia-h200", "cuda")
+L4 = many_gpus.Gpu("nvidia-l4", "nvidia-l4", "cuda")
 
 
 def sweep(*rows: csv_files.Row, price: Price | None = None) -> list[dict[str, Any]]:
@@ -198,7 +198,7 @@ def test_what_is_not_known_well_is_a_warning_and_no_reason(h200: Profile) -> Non
     """`reason` marks what was not done: a forecast with a warning is one."""
     bare = replace(h200, surfaces={})
     stream = get_stream(make_config(width=512, depth=4), Run().traced_on("cuda"))
-    (found,) = step_sweep.forecast_steps([step_sweep.Step(stream, Run())], bare)
+    (found,) = many_gpus.forecast_steps([many_gpus.Step(stream, Run())], bare)
     assert isinstance(found, Forecast)
     row = step_sweep.scalars(found)
     assert "no measured kind" in row["warnings"]
@@ -328,7 +328,7 @@ def test_a_module_is_traced_thrice_for_all_gpus_and_batches(monkeypatch: pytest.
     module = replace(MLP, sizes={**MLP.sizes, "batch": 16})
     stream = module.stream(Run(), "cuda")
     for gpu, row in zip((H200, L4), found[4:6], strict=True):
-        (alone,) = step_sweep.forecast_steps([step_sweep.Step(stream, Run(batch=16, seq=1))], find_profile(gpu.name))
+        (alone,) = many_gpus.forecast_steps([many_gpus.Step(stream, Run(batch=16, seq=1))], find_profile(gpu.name))
         assert isinstance(alone, Forecast)
         assert row["step_seconds"] == pytest.approx(alone.step_seconds, rel=1e-9)
         assert (row["peak_bytes"], row["unit"]) == (alone.peak_bytes, "samples")
@@ -358,8 +358,8 @@ def test_a_module_that_changes_at_some_batch_is_traced_at_each(monkeypatch: pyte
 def test_processes_side_by_side_answer_as_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"width": "512"}, {"width": "512", "optimizer": "adamw-fused"}, {"width": "8"}]
     here = step_sweep.sweep(rows, [H200, L4], lambda gpu: None)
-    monkeypatch.setattr(step_sweep, "MANY_GPUS", 2)
-    monkeypatch.setattr(step_sweep.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(many_gpus, "MANY_GPUS", 2)
+    monkeypatch.setattr(many_gpus.os, "cpu_count", lambda: 2)
     seen: list[tuple[int, int]] = []
     apart = step_sweep.sweep(rows, [H200, L4], lambda gpu: None, progress=lambda *done: seen.append(done))
     assert seen[-1] == (6, 6)
@@ -376,8 +376,8 @@ def test_where_no_process_can_start_this_one_forecasts(monkeypatch: pytest.Monke
     def refuse(*arguments: Any) -> Any:
         raise BrokenProcessPool("no process")
 
-    monkeypatch.setattr(step_sweep, "MANY_GPUS", 2)
-    monkeypatch.setattr(step_sweep.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(many_gpus, "MANY_GPUS", 2)
+    monkeypatch.setattr(many_gpus.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(ProcessPoolExecutor, "submit", refuse)
     found = step_sweep.sweep([{"width": "512"}], [H200, L4], lambda gpu: None)
     assert all(row["step_seconds"] > 0 for row in found)

@@ -15,9 +15,15 @@ from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import NO_HOST
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.alternatives import advise, nearest_multiples, with_fused_adamw
-from flopcast.roofline.step.explain import OPTIMIZER, Explanation, crossing_bytes, explain_step, layers_together
 from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.step.questions.alternatives import advise, nearest_multiples, with_fused_adamw
+from flopcast.roofline.step.questions.explain import (
+    OPTIMIZER,
+    Explanation,
+    crossing_bytes,
+    explain_step,
+    layers_together,
+)
 from flopcast.roofline.step.simulation import Timeline
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import load_config, make_config, with_depth
