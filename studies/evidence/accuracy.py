@@ -37,11 +37,13 @@ from flopcast.roofline.validation.summary import (
 from studies.command import parser_of
 from studies.evidence import bounds
 from studies.evidence.kernels import Held, by_kind, held_out
+from studies.evidence.processes import judge
 from studies.evidence.steps import H100, H200, MACHINES, PROJECTED, Rows, compared, is_plain, judged, sets_of
 from studies.markdown import table
 
 FILES = (Path("docs/accuracy.md"), Path("README.md"))
 BENCHMARK = f"{H200}/steps/estimates-benchmark"
+HOST_PROCESSES = f"{H200}/host-processes"
 CHECKED = f"{H200}/checked-sample"
 PART_LABELS = {
     "device": "device time (sum of kernels)", "gemm": "- matrix products", "attention": "- attention",
@@ -284,6 +286,18 @@ def cards(evidence: Evidence) -> str:
     )
 
 
+def processes(evidence: Evidence) -> str:
+    """How many host-bound steps the calibration of so many processes holds."""
+    found = judge(evidence.reports / HOST_PROCESSES)
+    lines = [
+        [one.machine, str(one.count), str(one.hosts), f"{one.inside} of {one.steps}", _percent(one.inside / one.steps),
+         _percent(one.width)]
+        for one in found
+    ]  # fmt: skip
+    head = ("machine", "processes", "choices", "inside the 90% interval", "share", "mean width")
+    return table(head, lines)
+
+
 def readme(evidence: Evidence) -> str:
     """The table of the first page: what a user gets."""
     sets = by_bound(evidence.plain)
@@ -336,8 +350,7 @@ def launches(evidence: Evidence) -> str:
 
 TABLES = {
     "steps": steps, "machines": machines, "methods": methods, "others": others, "kernels": kernels, "cards": cards,
-    "launches": launches,
-    "h100": h100, "readme": readme,
+    "launches": launches, "processes": processes, "h100": h100, "readme": readme,
 }  # fmt: skip
 BLOCK = re.compile(r"(<!-- made: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
