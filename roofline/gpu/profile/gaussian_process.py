@@ -100,6 +100,25 @@ def lower_inverse(factor: Array) -> Array:
     return out
 
 
+def solve_positive(matrix: Array, right: Array) -> Array:
+    """Solves matrix @ x = right for a symmetric, positive definite matrix by its Cholesky factor: half the time of a
+    general solver. Raises LinAlgError where it is not positive definite."""
+    factor = np.asarray(np.linalg.cholesky(matrix), np.float64)
+    half_way = _solve_lower(factor, right)
+    return _solve_lower(factor.T[::-1, ::-1], half_way[::-1])[::-1]  # an upper factor is a lower one read backwards
+
+
+def _solve_lower(factor: Array, right: Array) -> Array:
+    """Solves factor @ x = right for a lower triangular factor by halves."""
+    size = len(factor)
+    if size <= 128:
+        return np.asarray(np.linalg.solve(factor, right))
+    half = size // 2
+    first = _solve_lower(factor[:half, :half], right[:half])
+    last = _solve_lower(factor[half:, half:], right[half:] - factor[half:, :half] @ first)
+    return np.concatenate([first, last])
+
+
 def squared_distances(a: Array, b: Array, lengths: Array) -> Array:
     """Squared scaled distances [rows of a, rows of b], by a product: ten times as fast as differences per input."""
     a, b = a / lengths, b / lengths

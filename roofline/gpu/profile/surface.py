@@ -13,7 +13,7 @@ residual is that of the cold surface (`base`) and one of its own, Kennedy and O'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import log2
@@ -35,6 +35,7 @@ from flopcast.roofline.gpu.profile.gaussian_process import (
     local_reduction,
     lower_inverse,
     numbered,
+    solve_positive,
 )
 from flopcast.roofline.stream.lowering.variants import GemmVariant, Variant, parse_variant
 
@@ -202,7 +203,7 @@ class Surface:
             return State(own, np.array(self._solved, float), noise)
         off_law = self._off_law(features, bytes_)
         if len(features) > LOCAL_FROM:  # only a fit asks for the inverse, too, which takes four times as long
-            weights = np.linalg.solve(self._matrix_of(own), off_law)
+            weights = self._positive(solve_positive, self._matrix_of(own), off_law)
         else:
             inverse = self._inverse_of(own)
             weights = inverse.T @ (inverse @ off_law)
@@ -245,14 +246,19 @@ class Surface:
         return np.asarray(covariance(own, own, self.residual)[0] + np.diag(self._apart))
 
     def _inverse_of(self, own: Coordinates) -> Array:
+        factor = self._positive(np.linalg.cholesky, self._matrix_of(own))
+        inverse: Array = lower_inverse(np.asarray(factor, np.float64))
+        self.__dict__.setdefault("_inverse", inverse)  # of two that ask for it the first pays
+        return inverse
+
+    def _positive(self, function: Callable[..., Array], *arguments: Array) -> Array:
+        """Calls a function of a matrix that is to be positive definite. Raises DataError where it is not."""
         try:
-            inverse: Array = lower_inverse(np.asarray(np.linalg.cholesky(self._matrix_of(own)), np.float64))
+            return function(*arguments)
         except np.linalg.LinAlgError:
             raise DataError(
                 f"the surface of {self.variant} cannot be solved: points of the same sizes without noise; fit it anew"
             ) from None
-        self.__dict__.setdefault("_inverse", inverse)  # of two that ask for it the first pays
-        return inverse
 
     @cached_property
     def leave_one_out(self) -> tuple[Array, Array]:
