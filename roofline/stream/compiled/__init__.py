@@ -1,0 +1,11 @@
+"""What a compiled step launches: the text that inductor generates for its graphs, read as data.
+
+    launches.py       what one launch is, and a graph of them with the life of its buffers
+    kernel_source.py  what a generated Triton kernel reads and writes, from its source
+    output_code.py    the text of a graph's wrapper, statement by statement
+    profiled.py       launches joined to the kernels that a profiler saw
+    compare.py        two lists of launches, side by side by kind
+    layers.py         the list of a deep model from those of two and three layers
+
+Nothing here imports torch: the text is Python, and is parsed as such.
+"""

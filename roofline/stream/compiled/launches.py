@@ -1,0 +1,121 @@
+"""What one launch of a compiled graph is, and a graph: its launches in order and the life of its buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+from flopcast.kernels.shapes import DTYPE_BYTES, Operand
+
+
+class Kind(StrEnum):
+    """What a launch is. The first eight are kernels that inductor generates."""
+
+    POINTWISE = "pointwise"
+    PERSISTENT = "persistent reduction"  # a row at once
+    LOOPED = "looped reduction"  # a row in steps
+    SPLIT = "split reduction"  # parts of a row, which a later reduction sums
+    MIXED = "mixed-order reduction"  # rows at once, and sums over rows into a workspace of partial sums
+    COOPERATIVE = "cooperative reduction"  # several programs a row
+    SCATTER = "scatter"  # adds atomically at places read from memory
+    FOREACH = "foreach"
+    TEMPLATE = "template"
+    PRODUCT = "product"
+    CONVOLUTION = "convolution"
+    ATTENTION = "attention"
+    ATTENTION_BACKWARD = "attention backward"
+    COPY = "copy"  # copies, casts and fills by an ATen call
+    FALLBACK = "other"  # any other ATen call
+
+
+GENERATED = frozenset({
+    Kind.POINTWISE, Kind.PERSISTENT, Kind.LOOPED, Kind.SPLIT, Kind.MIXED, Kind.COOPERATIVE, Kind.SCATTER, Kind.FOREACH,
+    Kind.TEMPLATE,
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel that inductor generated, or a call of a library.
+
+    `name` is the generated kernel's, as a profiler shows it, or the call's ("mm", "aten.sum"). `bytes_read` and
+    `bytes_written` count each element that is touched once, however often it is loaded: partial sums, slices and
+    broadcasts by the kernel's own index expressions, elements found by an index from memory as if all were different.
+    `numels`: sizes of the kernel's dimensions, (("x", 8192), ("r0_", 1024)); `hint`: inductor's word for a reduction's
+    direction. `operands` and `results` are the tensors of a library's call. `ops`: the ATen operations that it came
+    from, `nodes` the nodes of the traced graph.
+    """
+
+    kind: Kind
+    name: str
+    bytes_read: int = 0
+    bytes_written: int = 0
+    numels: tuple[tuple[str, int], ...] = ()
+    hint: str = ""
+    ops: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    operands: tuple[Operand, ...] = ()
+    results: tuple[Operand, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def is_generated(self) -> bool:
+        return self.kind in GENERATED
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that a graph holds from before launch number `born` until before launch number `died`, None if it outlives
+    the call: results, and what the backward pass is to read. Inputs are born at 0 and die when the graph drops them;
+    whether that frees their memory depends on who else holds them."""
+
+    name: str
+    bytes: int
+    born: int
+    died: int | None
+    is_input: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A compiled graph: inputs by name, launches in order, buffers by birth, and the names of what it returns."""
+
+    label: str  # "0_forward", as the text has it
+    inputs: tuple[tuple[str, Operand], ...]
+    launches: tuple[Launch, ...]
+    buffers: tuple[Buffer, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def is_backward(self) -> bool:
+        return self.label.endswith("backward")
+
+    def peak_bytes(self) -> int:
+        """Most bytes that are live at once, inputs included, if dropping an input frees it."""
+        return max(
+            (sum(b.bytes for b in self.buffers if _lives(b, place)) for place in range(len(self.launches))), default=0
+        )
+
+
+def _lives(buffer: Buffer, place: int) -> bool:
+    return buffer.born <= place and (buffer.died is None or place < buffer.died)
+
+
+def extent(tensor: Operand) -> int:
+    """Elements from the first to the last one in memory, those between them included."""
+    if 0 in tensor.shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=True))
+
+
+def storage_bytes(tensor: Operand) -> int:
+    return extent(tensor) * DTYPE_BYTES[tensor.dtype]
+
+
+def touched_bytes(tensor: Operand) -> int:
+    """Bytes of the elements that a tensor refers to, those of broadcast dimensions once."""
+    return min(prod(tensor.shape), extent(tensor)) * DTYPE_BYTES[tensor.dtype]

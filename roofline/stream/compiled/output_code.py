@@ -1,0 +1,492 @@
+"""Reads inductor's output code, the wrapper that launches a graph's kernels, as data.
+
+The text is Python: generated kernels as strings, then a function `call` that asserts the sizes of its inputs,
+allocates, launches, drops and returns. Its statements are followed in order, so that every buffer's size and life is
+known. A statement of a form that is not known here is an error that shows it, never a launch that goes missing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from flopcast.kernels.shapes import Operand
+from flopcast.roofline.stream.compiled.kernel_source import UnreadableCodeError, moved_bytes, read_kernel
+from flopcast.roofline.stream.compiled.launches import Buffer, Graph, Kind, Launch, extent, storage_bytes, touched_bytes
+
+GRAPH_MARK = re.compile(r"^# ---- graph \d+\n", re.MULTILINE)  # what the recording puts between graphs
+_LABEL = re.compile(r"^# AOT ID: \['(.*?)'\]", re.MULTILINE)
+_ORIGIN = re.compile(r"^\s*# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]\s*$")
+_DTYPES = {
+    "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int64": "int64", "int32": "int32",
+    "int16": "int16", "int8": "int8", "uint8": "uint8", "bool": "bool", "uint64": "int64", "uint32": "int32",
+    "complex64": "complex64", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+}  # fmt: skip
+_ALLOCATORS = ("empty_strided_cuda", "empty_strided_cpu", "empty_strided_cpu_pinned", "empty_strided")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "bias_addmm", "_mm_plus_mm", "_int_mm", "_scaled_mm", "_grouped_mm")
+_NO_LAUNCH = ("assert_alignment", "run_intermediate_hooks", "check_memory_step")
+
+
+def read_output_code(text: str) -> tuple[Graph, ...]:
+    """The graphs of a step, in the order in which they were compiled. `text`: inductor's output code of each, between
+    them a line "# ---- graph N". Raises UnreadableCodeError, with the statement, for what is not known."""
+    return tuple(_read_graph(part) for part in GRAPH_MARK.split(text) if part.strip())
+
+
+def _read_graph(text: str) -> Graph:
+    try:
+        module = ast.parse(text)
+    except SyntaxError as error:
+        raise UnreadableCodeError(f"line {error.lineno} is not Python: {(error.text or '').strip()[:200]!r}") from None
+    label = _LABEL.search(text)
+    reader = _Reader(_kernels(module), _input_dtypes(module), _origins(text))
+    reader.read(_call_body(module))
+    return reader.graph(label[1] if label else "")
+
+
+def _kernels(module: ast.Module) -> dict[str, str]:
+    """Sources of the generated kernels, by the name that the wrapper calls them by."""
+    found = {}
+    for node in module.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name):
+            maker = ast.unparse(node.value.func)
+            if maker == "async_compile.triton":
+                found[node.targets[0].id] = str(ast.literal_eval(node.value.args[1]))
+            elif maker.startswith("async_compile.") and maker != "async_compile.wait":
+                raise UnreadableCodeError(
+                    f"{node.targets[0].id}: made by {maker}; only Triton kernels are read (is the graph on a GPU?)"
+                )
+    return found
+
+
+def _input_dtypes(module: ast.Module) -> dict[str, str]:
+    """Dtypes of the inputs, from the benchmark that inductor appends."""
+    found: dict[str, str] = {}
+    for node in ast.walk(module):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="rand_strided"), keywords=keywords)
+            ):
+                found.update((name, _dtype(keyword.value)) for keyword in keywords if keyword.arg == "dtype")
+    return found
+
+
+def _origins(text: str) -> list[tuple[int, tuple[str, ...], tuple[str, ...]]]:
+    """(line, nodes, ATen operations) of the comments that say what a launch was made of."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _ORIGIN.match(line):
+            nodes, ops = (tuple(part.strip() for part in group.split(",") if part.strip()) for group in match.groups())
+            found.append((number, nodes, tuple(dict.fromkeys(op.removeprefix("aten.") for op in ops))))
+    return found
+
+
+def _call_body(module: ast.Module) -> list[ast.stmt]:
+    for node in ast.walk(module):
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name == "call"
+            and [a.arg for a in node.args.args][-1:] == ["args"]
+        ):
+            return node.body
+    raise UnreadableCodeError("no function call(args): is this inductor's output code?")
+
+
+def _dtype(node: ast.expr) -> str:
+    name = ast.unparse(node).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise UnreadableCodeError(f"dtype {name!r}; known are {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+@dataclass
+class _Storage:
+    """Memory behind one or more names. Its size is not known where a library allocates, until it is asserted."""
+
+    name: str
+    bytes: int
+    born: int
+    is_input: bool = False
+    names: set[str] = field(default_factory=set)
+    died: int | None = None
+
+
+@dataclass
+class _Value:
+    """What a name stands for: a tensor in a storage, or what a library call returned, or a part of that."""
+
+    storage: _Storage
+    tensor: Operand | None
+    made_by: int | None = None  # the library call, by the number of its launch
+
+
+class _Reader:
+    def __init__(
+        self,
+        kernels: dict[str, str],
+        dtypes: dict[str, str],
+        origins: list[tuple[int, tuple[str, ...], tuple[str, ...]]],
+    ) -> None:
+        self.kernels = kernels
+        self.dtypes = dtypes
+        self.origins = origins
+        self.values: dict[str, _Value] = {}
+        self.storages: list[_Storage] = []
+        self.inputs: list[str] = []
+        self.input_tensors: dict[str, Operand] = {}
+        self.launches: list[Launch] = []
+        self.outputs: tuple[str, ...] = ()
+        self.last_line = 0
+
+    # --- statements
+
+    def read(self, body: Iterable[ast.stmt]) -> None:
+        for statement in body:
+            self._statement(statement)
+
+    def _statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.With(body=body):
+                self.read(body)
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id="args")):
+                for name in names:
+                    self._input(ast.unparse(name))
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id="args")):
+                self._input(name)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self._assign(name, value, node)
+            case ast.Delete(targets=names):
+                for target in names:
+                    self._drop(ast.unparse(target))
+            case ast.Expr(value=ast.Call() as call):
+                self._call(call, node)
+            case ast.Return(value=value):
+                self._return(value)
+            case ast.Pass() | ast.Expr(value=ast.Constant()):
+                pass
+            case _:
+                raise self._unknown(node)
+
+    def _assign(self, name: str, value: ast.expr, node: ast.stmt) -> None:
+        match value:
+            case ast.Call(func=ast.Name(id=function), args=[shape, stride, dtype, *_]) if function in _ALLOCATORS:
+                tensor = Operand(self._sizes(shape), self._sizes(stride), _dtype(dtype))
+                self._bind(name, _Value(self._storage(name, 0 if "cpu" in function else storage_bytes(tensor)), tensor))
+            case ast.Name(id=other):
+                self._bind(name, replace(self._value(other, node)))
+            case ast.Call(func=ast.Name(id="reinterpret_tensor")):
+                self._bind(name, self._view(value, node))
+            case ast.Call(func=ast.Name(id="get_raw_stream")) | ast.Constant():
+                pass
+            case ast.Subscript(value=ast.Name(id=whole), slice=ast.Constant(value=int())):
+                self._bind(name, _Value(self._storage(name, 0), None, self._value(whole, node).made_by))
+            case ast.Call() if (partial := _partial_sum(value)) is not None:
+                self._sum(name, partial, node)
+            case ast.Call():
+                self._call(value, node, name)
+            case _:
+                raise self._unknown(node)
+
+    def _call(self, call: ast.Call, node: ast.stmt, result: str | None = None) -> None:
+        function = ast.unparse(call.func)
+        if function == "assert_size_stride":
+            self._assert_size(call, node)
+        elif function in _NO_LAUNCH or function.endswith((".clear", "set_device", ".synchronize")):
+            pass
+        elif function.endswith(".run") and function.removesuffix(".run") in self.kernels:
+            self._generated(function.removesuffix(".run"), call, node)
+        elif function.startswith(("extern_kernels.", "torch.ops.", "aten.", "inductor_ops.", "prims.")):
+            self._library(function, call, node, result)
+        elif isinstance(call.func, ast.Attribute) and call.func.attr in ("copy_", "zero_", "fill_"):
+            self._in_place(call.func, call, node)
+        else:
+            raise self._unknown(node)
+
+    # --- launches
+
+    def _generated(self, name: str, call: ast.Call, node: ast.stmt) -> None:
+        kernel = read_kernel(self.kernels[name])
+        given = [argument for argument in call.args if not isinstance(argument, ast.Starred)]
+        if len(given) != len(kernel.parameters):
+            raise UnreadableCodeError(
+                f"{name} takes {len(kernel.parameters)} arguments, {', '.join(kernel.parameters)}, and is given "
+                f"{len(given)}: {ast.unparse(node)[:300]}"
+            )
+        sizes: dict[str, int] = {}
+        numels: dict[str, int] = {}
+        for parameter, argument in zip(kernel.parameters, given, strict=True):
+            if parameter in kernel.dtypes:
+                tensor = self._tensor(argument, node)
+                sizes[parameter] = max(prod(tensor.shape), extent(tensor)) if tensor is not None else _UNBOUNDED
+            elif parameter.endswith("numel"):
+                numels[parameter] = self._number(argument, node)
+        read, written = moved_bytes(kernel, numels, sizes)
+        self._launch(
+            Launch(
+                kernel.kind,
+                kernel.name,
+                read,
+                written,
+                tuple((parameter.removesuffix("numel"), size) for parameter, size in numels.items()),
+                kernel.hint,
+            ),
+            node,
+        )
+
+    def _library(self, function: str, call: ast.Call, node: ast.stmt, result: str | None) -> None:
+        operands = [
+            tensor
+            for argument in call.args
+            for tensor in [self._tensor(argument, node, strict=False)]
+            if tensor is not None
+        ]
+        outs = [keyword.value for keyword in call.keywords if keyword.arg == "out"]
+        results = [tensor for out in outs for tensor in [self._tensor(out, node)] if tensor is not None]
+        name = _library_name(function)
+        kind = _library_kind(name)
+        self._launch(
+            Launch(
+                kind,
+                name,
+                sum(touched_bytes(tensor) for tensor in operands),
+                sum(touched_bytes(tensor) for tensor in results),
+                operands=tuple(operands),
+                results=tuple(results),
+            ),
+            node,
+        )
+        if result is not None:
+            self._bind(result, _Value(self._storage(result, 0), None, len(self.launches) - 1))
+
+    def _in_place(self, function: ast.Attribute, call: ast.Call, node: ast.stmt) -> None:
+        target = self._tensor(function.value, node)
+        sources = [self._tensor(argument, node, strict=False) for argument in call.args]
+        self._launch(
+            Launch(
+                Kind.COPY,
+                f"aten.{function.attr}",
+                sum(touched_bytes(source) for source in sources if source is not None),
+                touched_bytes(target) if target is not None else 0,
+                operands=tuple(source for source in sources if source is not None),
+                results=(target,) if target is not None else (),
+            ),
+            node,
+        )
+
+    def _sum(self, name: str, partial: tuple[str, int, int], node: ast.stmt) -> None:
+        """`workspace[a:b].view(programs, row).sum(dim=0)`: torch's own reduction of partial sums."""
+        workspace, programs, row = partial
+        source = self._tensor(ast.Name(id=workspace), node)
+        dtype = source.dtype if source is not None else "fp32"
+        read, tensor = Operand((programs, row), (row, 1), dtype), Operand((row,), (1,), dtype)
+        self._bind(name, _Value(self._storage(name, storage_bytes(tensor)), tensor))
+        launch = Launch(
+            Kind.FALLBACK, "aten.sum", touched_bytes(read), touched_bytes(tensor), operands=(read,), results=(tensor,)
+        )
+        self._launch(launch, node)
+
+    def _launch(self, launch: Launch, node: ast.stmt) -> None:
+        above = [origin for origin in self.origins if self.last_line < origin[0] < node.lineno]
+        _, nodes, ops = above[-1] if above else (0, (), ())
+        self.last_line = node.lineno
+        self.launches.append(replace(launch, ops=ops or _own_ops(launch), nodes=nodes))
+
+    # --- values and their life
+
+    def _input(self, name: str) -> None:
+        self.inputs.append(name)
+        self._bind(name, _Value(self._storage(name, 0, is_input=True), None))
+
+    def _assert_size(self, call: ast.Call, node: ast.stmt) -> None:
+        name = ast.unparse(call.args[0])
+        value = self._value(name, node)
+        shape, stride = self._sizes(call.args[1]), self._sizes(call.args[2])
+        if value.tensor is not None:
+            value.tensor = Operand(shape, stride, value.tensor.dtype)
+            return
+        dtype = self.dtypes.get(name, "")
+        if value.made_by is not None:
+            dtype = _result_dtype(self.launches[value.made_by], shape)
+        if not dtype:
+            raise UnreadableCodeError(f"input {name}: its dtype is nowhere in the text (rand_strided)")
+        value.tensor = Operand(shape, stride, dtype)
+        value.storage.bytes = storage_bytes(value.tensor)
+        if value.made_by is not None:
+            maker = self.launches[value.made_by]
+            self.launches[value.made_by] = replace(
+                maker,
+                results=(*maker.results, value.tensor),
+                bytes_written=maker.bytes_written + touched_bytes(value.tensor),
+            )
+        else:
+            self.input_tensors[name] = value.tensor
+
+    def _storage(self, name: str, size: int, is_input: bool = False) -> _Storage:
+        storage = _Storage(name, size, 0 if is_input else len(self.launches), is_input)
+        self.storages.append(storage)
+        return storage
+
+    def _bind(self, name: str, value: _Value) -> None:
+        if name in self.values:
+            self._drop(name)
+        self.values[name] = value
+        value.storage.names.add(name)
+
+    def _drop(self, name: str) -> None:
+        value = self.values.pop(name, None)
+        if value is not None:
+            value.storage.names.discard(name)
+            if not value.storage.names:
+                value.storage.died = len(self.launches)
+
+    def _return(self, value: ast.expr | None) -> None:
+        returned = value.elts if isinstance(value, ast.Tuple) else [] if value is None else [value]
+        names = []
+        for item in returned:
+            used = [n.id for n in ast.walk(item) if isinstance(n, ast.Name) and n.id in self.values]
+            names.append(used[0] if used else ast.unparse(item))
+        self.outputs = tuple(names)
+        for name in list(self.values):
+            if name not in names:
+                self._drop(name)
+
+    def graph(self, label: str) -> Graph:
+        launches = _with_splits(self.launches)
+        buffers = tuple(
+            Buffer(storage.name, storage.bytes, storage.born, storage.died, storage.is_input)
+            for storage in self.storages
+            if storage.bytes
+        )
+        inputs = tuple((name, self.input_tensors[name]) for name in self.inputs if name in self.input_tensors)
+        return Graph(label, inputs, launches, buffers, self.outputs)
+
+    # --- expressions
+
+    def _value(self, name: str, node: ast.stmt) -> _Value:
+        if name not in self.values:
+            raise UnreadableCodeError(f"{name} is not known at {ast.unparse(node)[:300]!r}")
+        return self.values[name]
+
+    def _view(self, node: ast.expr, statement: ast.stmt) -> _Value:
+        if not (isinstance(node, ast.Call) and len(node.args) >= 3):
+            raise self._unknown(statement)
+        source = (
+            self._view(node.args[0], statement)
+            if isinstance(node.args[0], ast.Call)
+            else self._value(ast.unparse(node.args[0]), statement)
+        )
+        dtype = source.tensor.dtype if source.tensor is not None else "fp32"
+        return _Value(source.storage, Operand(self._sizes(node.args[1]), self._sizes(node.args[2]), dtype))
+
+    def _tensor(self, node: ast.expr, statement: ast.stmt, strict: bool = True) -> Operand | None:
+        """The tensor that an argument is. None for one of unknown size, and, unless `strict`, for no tensor."""
+        match node:
+            case ast.Name(id=name) if name not in ("inf", "nan"):
+                return self._value(name, statement).tensor
+            case ast.Call(func=ast.Name(id="reinterpret_tensor")):
+                return self._view(node, statement).tensor
+        if strict:
+            raise UnreadableCodeError(f"{ast.unparse(node)} is no tensor: {ast.unparse(statement)[:300]!r}")
+        return None
+
+    def _sizes(self, node: ast.expr) -> tuple[int, ...]:
+        try:
+            return tuple(int(size) for size in ast.literal_eval(node))
+        except ValueError:
+            raise UnreadableCodeError(
+                f"sizes {ast.unparse(node)} are not numbers: compile with dynamic=False"
+            ) from None
+
+    def _number(self, node: ast.expr, statement: ast.stmt) -> int:
+        try:
+            return int(ast.literal_eval(node))
+        except ValueError:
+            raise UnreadableCodeError(
+                f"{ast.unparse(node)} is not a number: compile with dynamic=False ({ast.unparse(statement)[:200]!r})"
+            ) from None
+
+    def _unknown(self, node: ast.stmt) -> UnreadableCodeError:
+        return UnreadableCodeError(f"line {node.lineno} of a graph is of no known form: {ast.unparse(node)[:300]!r}")
+
+
+_UNBOUNDED = 1 << 62
+
+
+def _partial_sum(node: ast.Call) -> tuple[str, int, int] | None:
+    """(workspace, programs, row) of `workspace[a:b].view(programs, row).sum(dim=0)`."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(
+                attr="sum",
+                value=ast.Call(
+                    func=ast.Attribute(attr="view", value=ast.Subscript(value=ast.Name(id=workspace))),
+                    args=[ast.Constant(value=int() as programs), ast.Constant(value=int() as row)],
+                ),
+            )
+        ):
+            return workspace, programs, row
+    return None
+
+
+def _library_name(function: str) -> str:
+    """`extern_kernels.mm` -> mm, `torch.ops.aten.convolution_backward.default` -> aten.convolution_backward."""
+    name = function.removeprefix("extern_kernels.").removeprefix("torch.ops.")
+    parts = name.split(".")
+    return ".".join(parts[:2]) if len(parts) > 1 else name
+
+
+def _library_kind(name: str) -> Kind:
+    bare = name.rpartition(".")[2]
+    if bare in _PRODUCTS:
+        return Kind.PRODUCT
+    if "convolution" in bare:
+        return Kind.CONVOLUTION
+    if "attention" in bare:
+        return Kind.ATTENTION_BACKWARD if "backward" in bare else Kind.ATTENTION
+    if bare in ("copy_", "copy", "_to_copy", "clone", "fill_", "zero_", "full", "zeros"):
+        return Kind.COPY
+    return Kind.FALLBACK
+
+
+def _own_ops(launch: Launch) -> tuple[str, ...]:
+    return () if launch.is_generated else (launch.name.removeprefix("aten."),)
+
+
+def _result_dtype(launch: Launch, shape: Sequence[int]) -> str:
+    """Dtype of what a library call returned, which the text does not say: that of its first floating-point operand, but
+    attention's log-sum-exp (one number a row) is fp32 and its seed and offset int64."""
+    floating = [tensor for tensor in launch.operands if tensor.dtype in ("fp64", "fp32", "bf16", "fp16")]
+    if launch.kind is Kind.ATTENTION:
+        if not shape:
+            return "int64"
+        if floating and len(shape) == len(floating[0].shape) and tuple(shape) == (*floating[0].shape[:-1], 1):
+            return "fp32"
+        if floating and len(shape) == len(floating[0].shape) - 1:
+            return "fp32"
+    if floating:
+        return floating[0].dtype
+    return launch.operands[0].dtype if launch.operands else "fp32"
+
+
+def _with_splits(launches: list[Launch]) -> tuple[Launch, ...]:
+    """A reduction whose source nodes are also those of a later reduction sums parts of a row: its kind is SPLIT.
+    (Inductor reduces long rows or columns in two kernels, both of the same node.)"""
+    reductions = (Kind.PERSISTENT, Kind.LOOPED)
+    last: dict[str, int] = {}
+    for place, launch in enumerate(launches):
+        if launch.kind in reductions:
+            last |= dict.fromkeys(launch.nodes, place)
+    return tuple(
+        replace(launch, kind=Kind.SPLIT)
+        if launch.kind in reductions and launch.nodes and _is_finished_later(launch, place, launches, last)
+        else launch
+        for place, launch in enumerate(launches)
+    )
+
+
+def _is_finished_later(launch: Launch, place: int, launches: list[Launch], last: dict[str, int]) -> bool:
+    later = {last[node] for node in launch.nodes if last[node] > place}
+    return any(set(launches[other].nodes) <= set(launch.nodes) for other in later)
