@@ -149,6 +149,7 @@ _ZERO = (
     "device_memory_used", "initial_seed", "current_device", "current_device_index", "current_device_idx",
     "get_sync_debug_mode",
 )  # fmt: skip
+_RAW_STREAM = "_cuda_getCurrentRawStream"
 
 
 @contextlib.contextmanager
@@ -233,4 +234,7 @@ def machine_with(
         # torch's own takes streams of its own class only, which need the device
         torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign]
         stack.callback(delattr, torch.Tensor, "record_stream")
+        if not hasattr(torch._C, _RAW_STREAM):  # a build for CPUs; libraries with kernels take it when imported
+            setattr(torch._C, _RAW_STREAM, lambda *_: 0)
+            stack.callback(delattr, torch._C, _RAW_STREAM)
         yield

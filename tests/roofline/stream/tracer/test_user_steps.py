@@ -118,6 +118,7 @@ def test_torch_cuda_answers_as_the_gpu_that_is_asked_for(capsys: pytest.CaptureF
         assert torch.cuda.is_available()
         assert torch.cuda.device_count() == 1
         assert torch.cuda.is_bf16_supported()
+        assert torch._C._cuda_getCurrentRawStream(0) == 0  # as libraries with kernels take it when they are imported
         assert torch.cuda.get_device_capability() == (8, 9)
         assert torch.cuda.get_device_name(0) == "NVIDIA L4"
         assert torch.cuda.get_device_properties("cuda:0").total_memory == torch.cuda.mem_get_info()[1] == 24e9
