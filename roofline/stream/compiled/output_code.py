@@ -121,6 +121,7 @@ class _Value:
     storage: _Storage
     tensor: Operand | None
     made_by: int | None = None  # the library call, by the number of its launch
+    place: int = 0  # among what that call returned
 
 
 class _Reader:
@@ -138,6 +139,7 @@ class _Reader:
         self.inputs: list[str] = []
         self.input_tensors: dict[str, Operand] = {}
         self.launches: list[Launch] = []
+        self.returned: dict[int, dict[int, Operand]] = {}  # by library call: what it returned, by place
         self.outputs: tuple[str, ...] = ()
         self.last_line = 0
 
@@ -181,8 +183,8 @@ class _Reader:
                 self._bind(name, self._view(value, node))
             case ast.Call(func=ast.Name(id="get_raw_stream")) | ast.Constant():
                 pass
-            case ast.Subscript(value=ast.Name(id=whole), slice=ast.Constant(value=int())):
-                self._bind(name, _Value(self._storage(name, 0), None, self._value(whole, node).made_by))
+            case ast.Subscript(value=ast.Name(id=whole), slice=ast.Constant(value=int() as place)):
+                self._bind(name, _Value(self._storage(name, 0), None, self._value(whole, node).made_by, place))
             case ast.Call() if (partial := _partial_sum(value)) is not None:
                 self._sum(name, partial, node)
             case ast.Call():
@@ -315,11 +317,12 @@ class _Reader:
         value.tensor = Operand(shape, stride, dtype)
         value.storage.bytes = storage_bytes(value.tensor)
         if value.made_by is not None:
-            maker = self.launches[value.made_by]
+            returned = self.returned.setdefault(value.made_by, {})
+            returned[value.place] = value.tensor
             self.launches[value.made_by] = replace(
-                maker,
-                results=(*maker.results, value.tensor),
-                bytes_written=maker.bytes_written + touched_bytes(value.tensor),
+                self.launches[value.made_by],
+                results=tuple(tensor for _, tensor in sorted(returned.items())),
+                bytes_written=sum(touched_bytes(tensor) for tensor in returned.values()),
             )
         else:
             self.input_tensors[name] = value.tensor

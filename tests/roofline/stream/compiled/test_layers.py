@@ -1,0 +1,84 @@
+"""Layers found in, and unfolded from, the lists of shallow models."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from flopcast.errors import DataError
+from flopcast.roofline.stream.compiled.launches import Graph, Kind, Launch
+from flopcast.roofline.stream.compiled.layers import alike, fold
+from flopcast.roofline.stream.compiled.output_code import read_output_code
+
+FOLDER = Path(__file__).parents[4] / "reports" / "nvidia-h200" / "compiled-steps"
+PAIRS = [("qwen3-0.6b-l2", "qwen3-0.6b-8x1024"), ("qwen3-0.6b-l2-4x256", "qwen3-0.6b-4x256")]
+
+
+@cache
+def graphs_of(case: str) -> tuple[Graph, ...]:
+    return read_output_code(gzip.decompress((FOLDER / f"{case}.code.gz").read_bytes()).decode())
+
+
+def counts(launches: tuple[Launch, ...]) -> Counter[Launch]:
+    return Counter(alike(launch) for launch in launches)
+
+
+@pytest.mark.parametrize(("two", "whole"), PAIRS)
+def test_28_layers_launch_what_2_do_and_26_times_a_layer(two: str, whole: str) -> None:
+    """The premise, on real texts: the difference of the two lists is a multiple of 26, whatever the launch."""
+    for shallow, deep in zip(graphs_of(two), graphs_of(whole), strict=True):
+        few, many = counts(shallow.launches), counts(deep.launches)
+        assert not few - many
+        assert {number % 26 for number in (many - few).values()} == {0}
+        assert (many - few).total() == 26 * {"0_forward": 22, "0_backward": 36}[deep.label]
+
+
+@pytest.mark.parametrize(("two", "whole"), PAIRS)
+def test_layers_unfold_to_the_real_list(two: str, whole: str) -> None:
+    """A list of three layers, here the real one of 28 with 25 layers cut from its middle, and the real one of two give
+    the real one of 28, in order."""
+    shallow, deep = graphs_of(two), graphs_of(whole)
+    three = []
+    for graph, length in zip(deep, (22, 36), strict=True):
+        start = 44  # behind the first layer; 25 more end before what closes the list
+        three.append(replace(graph, launches=graph.launches[:start] + graph.launches[start + 25 * length :]))
+    for layered, real in zip(fold(shallow, three, 2), deep, strict=True):
+        found = layered.launches(28)
+        assert [alike(launch) for launch in found] == [alike(launch) for launch in real.launches]
+        assert counts(layered.launches(2)) == counts(shallow[real.is_backward].launches)
+
+
+def launch(name: str) -> Launch:
+    return Launch(Kind.POINTWISE, f"triton_poi_fused_{name}_0", 1, 1)
+
+
+def graph(names: str) -> Graph:
+    return Graph("0_forward", (), tuple(launch(name) for name in names), (), ())
+
+
+def test_numbers_of_kernels_do_not_count() -> None:
+    deep = graph("eabcabcabcz")
+    deep = replace(
+        deep, launches=tuple(replace(one, name=one.name[:-1] + str(i)) for i, one in enumerate(deep.launches))
+    )
+    (layered,) = fold([graph("eabcabcz")], [deep], 2)
+    assert "".join(one.name[17] for one in layered.launches(4)) == "eabcabcabcabcz"
+
+
+def test_a_graph_without_layers_stays_as_it_is() -> None:
+    (layered,) = fold([graph("xyz")], [graph("xyz")], 2)
+    assert layered.launches(28) == graph("xyz").launches
+
+
+def test_layers_that_are_not_alike_are_told() -> None:
+    with pytest.raises(DataError, match="2 layers launch triton_poi_fused_q 1 times, 3 layers 0 times"):
+        fold([graph("aqa")], [graph("aaaa")], 2)
+    with pytest.raises(DataError, match="stand in no one stretch"):
+        fold([graph("abz")], [graph("axbyz")], 2)
+    with pytest.raises(DataError, match="as 1 graphs, 3 as 2"):
+        fold([graph("ab")], [graph("ab"), graph("c")], 2)
