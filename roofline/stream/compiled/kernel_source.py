@@ -153,15 +153,14 @@ def _entry(dictionary: ast.expr, key: str) -> ast.expr | None:
 # --- bytes
 
 
-def moved_bytes(kernel: Kernel, numels: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, int]:
-    """(read, written) by one launch. `numels`: values of xnumel, r0_numel, ...; `sizes`: elements of the tensor behind
-    each pointer, which bound what can be touched.
+def moved_bytes(kernel: Kernel, numels: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """(read, written) by one launch, by pointer. `numels`: values of xnumel, r0_numel, ...; `sizes`: elements of the
+    tensor behind each pointer, which bound what can be touched.
 
     An element counts once for reading and once for writing; what the kernel has stored before it loads it does not
     count as read. Atomic additions read what they write. A kernel of several parts (foreach) or a template reads and
     writes whole tensors.
     """
-    read = written = 0
     if kernel.kind in (Kind.FOREACH, Kind.TEMPLATE):
         touched = {(a.pointer, a.is_write): sizes[a.pointer] for a in _pointers_used(kernel)}
     else:
@@ -170,10 +169,12 @@ def moved_bytes(kernel: Kernel, numels: Mapping[str, int], sizes: Mapping[str, i
         for pointer, is_write in dict.fromkeys((a.pointer, a.is_write) for a in found):
             own = [a.index for a in found if (a.pointer, a.is_write) == (pointer, is_write)]
             touched[pointer, is_write] = min(_different(own), sizes[pointer])
-    for (pointer, is_write), count in touched.items():
-        amount = count * DTYPE_BYTES[kernel.dtypes[pointer]]
-        read, written = (read, written + amount) if is_write else (read + amount, written)
-    return read, written
+
+    def moved(pointer: str, is_write: bool) -> int:
+        return touched.get((pointer, is_write), 0) * DTYPE_BYTES[kernel.dtypes[pointer]]
+
+    pointers = dict.fromkeys(pointer for pointer, _ in touched)
+    return {pointer: (moved(pointer, False), moved(pointer, True)) for pointer in pointers}
 
 
 def _first_touches(accesses: Iterable[Access]) -> list[Access]:

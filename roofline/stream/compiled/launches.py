@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
+from typing import NamedTuple
 
 from flopcast.kernels.shapes import DTYPE_BYTES, Operand
 
@@ -35,6 +36,14 @@ GENERATED = frozenset({
 })  # fmt: skip
 
 
+class Touch(NamedTuple):
+    """What a launch reads and writes of one buffer, in bytes."""
+
+    buffer: str
+    read: int
+    written: int
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel that inductor generated, or a call of a library.
@@ -44,7 +53,7 @@ class Launch:
     broadcasts by the kernel's own index expressions, elements found by an index from memory as if all were different.
     `numels`: sizes of the kernel's dimensions, (("x", 8192), ("r0_", 1024)); `hint`: inductor's word for a reduction's
     direction. `operands` and `results` are the tensors of a library's call. `ops`: the ATen operations that it came
-    from, `nodes` the nodes of the traced graph.
+    from, `nodes` the nodes of the traced graph. `touches`: the same bytes by buffer.
     """
 
     kind: Kind
@@ -57,6 +66,7 @@ class Launch:
     nodes: tuple[str, ...] = ()
     operands: tuple[Operand, ...] = ()
     results: tuple[Operand, ...] = ()
+    touches: tuple[Touch, ...] = field(default=(), compare=False)  # names differ from graph to graph
 
     @property
     def bytes(self) -> int:

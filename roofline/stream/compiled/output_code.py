@@ -15,7 +15,16 @@ from math import prod
 
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.compiled.kernel_source import UnreadableCodeError, moved_bytes, read_kernel
-from flopcast.roofline.stream.compiled.launches import Buffer, Graph, Kind, Launch, extent, storage_bytes, touched_bytes
+from flopcast.roofline.stream.compiled.launches import (
+    Buffer,
+    Graph,
+    Kind,
+    Launch,
+    Touch,
+    extent,
+    storage_bytes,
+    touched_bytes,
+)
 
 GRAPH_MARK = re.compile(r"^# ---- graph \d+\n", re.MULTILINE)  # what the recording puts between graphs
 _LABEL = re.compile(r"^# AOT ID: \['(.*?)'\]", re.MULTILINE)
@@ -219,76 +228,44 @@ class _Reader:
             )
         sizes: dict[str, int] = {}
         numels: dict[str, int] = {}
+        buffers: dict[str, str] = {}
         for parameter, argument in zip(kernel.parameters, given, strict=True):
             if parameter in kernel.dtypes:
-                tensor = self._tensor(argument, node)
+                value = self._argument(argument, node)
+                buffers[parameter], tensor = value.storage.name, value.tensor
                 sizes[parameter] = max(prod(tensor.shape), extent(tensor)) if tensor is not None else _UNBOUNDED
             elif parameter.endswith("numel"):
                 numels[parameter] = self._number(argument, node)
-        read, written = moved_bytes(kernel, numels, sizes)
-        self._launch(
-            Launch(
-                kernel.kind,
-                kernel.name,
-                read,
-                written,
-                tuple((parameter.removesuffix("numel"), size) for parameter, size in numels.items()),
-                kernel.hint,
-            ),
-            node,
-        )
+        touches = [Touch(buffers[parameter], *moved) for parameter, moved in moved_bytes(kernel, numels, sizes).items()]
+        launch = Launch(
+            kernel.kind, kernel.name, sum(one.read for one in touches), sum(one.written for one in touches),
+            numels=tuple((parameter.removesuffix("numel"), size) for parameter, size in numels.items()),
+            hint=kernel.hint, touches=tuple(touches),
+        )  # fmt: skip
+        self._launch(launch, node)
 
     def _library(self, function: str, call: ast.Call, node: ast.stmt, result: str | None) -> None:
-        operands = [
-            tensor
-            for argument in call.args
-            for tensor in [self._tensor(argument, node, strict=False)]
-            if tensor is not None
-        ]
-        outs = [keyword.value for keyword in call.keywords if keyword.arg == "out"]
-        results = [tensor for out in outs for tensor in [self._tensor(out, node)] if tensor is not None]
+        operands = self._arguments(call.args, node)
+        results = self._arguments([keyword.value for keyword in call.keywords if keyword.arg == "out"], node)
         name = _library_name(function)
-        kind = _library_kind(name)
-        self._launch(
-            Launch(
-                kind,
-                name,
-                sum(touched_bytes(tensor) for tensor in operands),
-                sum(touched_bytes(tensor) for tensor in results),
-                operands=tuple(operands),
-                results=tuple(results),
-            ),
-            node,
-        )
+        self._launch(_library_launch(_library_kind(name), name, operands, results), node)
         if result is not None:
             self._bind(result, _Value(self._storage(result, 0), None, len(self.launches) - 1))
 
     def _in_place(self, function: ast.Attribute, call: ast.Call, node: ast.stmt) -> None:
-        target = self._tensor(function.value, node)
-        sources = [self._tensor(argument, node, strict=False) for argument in call.args]
-        self._launch(
-            Launch(
-                Kind.COPY,
-                f"aten.{function.attr}",
-                sum(touched_bytes(source) for source in sources if source is not None),
-                touched_bytes(target) if target is not None else 0,
-                operands=tuple(source for source in sources if source is not None),
-                results=(target,) if target is not None else (),
-            ),
-            node,
-        )
+        sources, target = self._arguments(call.args, node), self._arguments([function.value], node)
+        self._launch(_library_launch(Kind.COPY, f"aten.{function.attr}", sources, target), node)
 
     def _sum(self, name: str, partial: tuple[str, int, int], node: ast.stmt) -> None:
         """`workspace[a:b].view(programs, row).sum(dim=0)`: torch's own reduction of partial sums."""
         workspace, programs, row = partial
-        source = self._tensor(ast.Name(id=workspace), node)
-        dtype = source.dtype if source is not None else "fp32"
-        read, tensor = Operand((programs, row), (row, 1), dtype), Operand((row,), (1,), dtype)
-        self._bind(name, _Value(self._storage(name, storage_bytes(tensor)), tensor))
-        launch = Launch(
-            Kind.FALLBACK, "aten.sum", touched_bytes(read), touched_bytes(tensor), operands=(read,), results=(tensor,)
-        )
-        self._launch(launch, node)
+        source = self._value(workspace, node)
+        dtype = source.tensor.dtype if source.tensor is not None else "fp32"
+        read = _Value(source.storage, Operand((programs, row), (row, 1), dtype))
+        tensor = Operand((row,), (1,), dtype)
+        made = _Value(self._storage(name, storage_bytes(tensor)), tensor)
+        self._bind(name, made)
+        self._launch(_library_launch(Kind.FALLBACK, "aten.sum", [read], [made]), node)
 
     def _launch(self, launch: Launch, node: ast.stmt) -> None:
         above = [origin for origin in self.origins if self.last_line < origin[0] < node.lineno]
@@ -384,16 +361,23 @@ class _Reader:
         dtype = source.tensor.dtype if source.tensor is not None else "fp32"
         return _Value(source.storage, Operand(self._sizes(node.args[1]), self._sizes(node.args[2]), dtype))
 
-    def _tensor(self, node: ast.expr, statement: ast.stmt, strict: bool = True) -> Operand | None:
-        """The tensor that an argument is. None for one of unknown size, and, unless `strict`, for no tensor."""
+    def _argument(self, node: ast.expr, statement: ast.stmt) -> _Value:
+        """What a tensor among the arguments of a call is."""
         match node:
-            case ast.Name(id=name) if name not in ("inf", "nan"):
-                return self._value(name, statement).tensor
+            case ast.Name(id=name):
+                return self._value(name, statement)
             case ast.Call(func=ast.Name(id="reinterpret_tensor")):
-                return self._view(node, statement).tensor
-        if strict:
-            raise UnreadableCodeError(f"{ast.unparse(node)} is no tensor: {ast.unparse(statement)[:300]!r}")
-        return None
+                return self._view(node, statement)
+        raise UnreadableCodeError(f"{ast.unparse(node)} is no tensor: {ast.unparse(statement)[:300]!r}")
+
+    def _arguments(self, nodes: Iterable[ast.expr], statement: ast.stmt) -> list[_Value]:
+        """The tensors of known sizes among the arguments of a call."""
+        values = [
+            self._argument(node, statement)
+            for node in nodes
+            if isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id not in ("inf", "nan"))
+        ]
+        return [value for value in values if value.tensor is not None]
 
     def _sizes(self, node: ast.expr) -> tuple[int, ...]:
         try:
@@ -452,6 +436,23 @@ def _library_kind(name: str) -> Kind:
     if bare in ("copy_", "copy", "_to_copy", "clone", "fill_", "zero_", "full", "zeros"):
         return Kind.COPY
     return Kind.FALLBACK
+
+
+def _library_launch(kind: Kind, name: str, operands: Sequence[_Value], results: Sequence[_Value]) -> Launch:
+    """A call of a library, which reads its operands and writes its results whole."""
+    reads, writes = (
+        [(value.storage.name, value.tensor) for value in values if value.tensor is not None]
+        for values in (operands, results)
+    )
+    touches = [
+        *(Touch(buffer, touched_bytes(tensor), 0) for buffer, tensor in reads),
+        *(Touch(buffer, 0, touched_bytes(tensor)) for buffer, tensor in writes),
+    ]
+    return Launch(
+        kind, name, sum(one.read for one in touches), sum(one.written for one in touches),
+        operands=tuple(tensor for _, tensor in reads), results=tuple(tensor for _, tensor in writes),
+        touches=tuple(touches),
+    )  # fmt: skip
 
 
 def _own_ops(launch: Launch) -> tuple[str, ...]:

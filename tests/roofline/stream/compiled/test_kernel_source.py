@@ -37,7 +37,8 @@ def bytes_of(
         arguments=", ".join([*pointers, *numels]),
     )
     source = text + "\n".join(f"    {line}" for line in body.strip().splitlines())
-    return moved_bytes(read_kernel(source), numels, sizes)
+    moved = moved_bytes(read_kernel(source), numels, sizes).values()
+    return sum(read for read, _ in moved), sum(written for _, written in moved)
 
 
 IN_OUT = {"in_ptr0": "fp32", "out_ptr0": "bf16"}
