@@ -30,8 +30,8 @@ ROOMS = (
     # what it means
     "flopcast.roofline.base",
     "flopcast.roofline.stream.model", "flopcast.roofline.stream.ops", "flopcast.roofline.stream.compiled",
-    "flopcast.roofline.stream.lowering",
-    "flopcast.roofline.stream.tracer", "flopcast.roofline.stream.library",
+    "flopcast.roofline.stream.lowering", "flopcast.roofline.stream.tracer", "flopcast.roofline.stream.tracer.compiler",
+    "flopcast.roofline.stream.library",
     "flopcast.roofline.gpu.laws", "flopcast.roofline.gpu.catalogue", "flopcast.roofline.gpu.profile",
     "flopcast.roofline.gpu.projection", "flopcast.roofline.gpu.suites", "flopcast.roofline.gpu.library",
     "flopcast.roofline.gpu.fit",

@@ -80,6 +80,11 @@ def _input_dtypes(module: ast.Module) -> dict[str, str]:
                 targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="rand_strided"), keywords=keywords)
             ):
                 found.update((name, _dtype(keyword.value)) for keyword in keywords if keyword.arg == "dtype")
+            case ast.Assign(  # inputs that share memory are views of one tensor, from torch 2.13
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Attribute(attr="as_strided"), args=[ast.Name(id=shared), *_]),
+            ) if shared in found:
+                found[name] = found[shared]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Emulates CUDA's autocast under the CPU's dispatch key: which operators it casts, and to which dtype.
+"""Emulates CUDA's autocast, by default under the CPU's dispatch key: which operators it casts, and to which dtype.
 
 Under autocast, torch's dispatcher calls a wrapper that casts an operator's operands before it calls the operator. CUDA
 and the CPU have wrappers for different operators. `kernels_for` gives, for each operator that either of them casts, one
@@ -30,7 +30,10 @@ _WIDEST = {
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
     "scatter_add",
 }  # fmt: skip
-_NOT_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+_KEYS = {
+    "cpu": torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU),
+    "cuda": torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA),
+}
 
 
 class CastWeights:
@@ -54,20 +57,23 @@ class CastWeights:
         return known[1]
 
 
-def _kernel(function: Any, policy: str, weights: CastWeights) -> Callable[..., Any]:
+def _kernel(function: Any, policy: str, weights: CastWeights, device_type: str) -> Callable[..., Any]:
     """Makes a wrapper that casts as `policy` says and calls `function`. With "none" nothing is cast, and the operators
     that `function` is composed of are dispatched as usual."""
     if policy == "none":
         return torch.library.fallthrough_kernel
+    key = _KEYS[device_type]
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_NOT_CPU):
+        with torch._C._ExcludeDispatchKeyGuard(key):
             if policy == "result":
                 return _with_result_in_fp32(function, args, kwargs)
             if policy == "widest" and all(t.dtype != torch.float32 for t in _tensors((*args, *kwargs.values()))):
                 return function(*args, **kwargs)
-            dtype = torch.get_autocast_dtype("cpu")
+            dtype = torch.get_autocast_dtype(device_type)
             cast = (lambda t: weights.cast(t, dtype)) if policy == "low" else _to_fp32
+            if device_type == "cuda":  # the last operand first, as C++ casts them: it numbers a compiler's tensors
+                args = tuple([_map_tensors(arg, cast) for arg in reversed(args)][::-1])
             return function(*_map_tensors(args, cast), **{k: _map_tensors(v, cast) for k, v in kwargs.items()})
 
     return wrapper
@@ -130,8 +136,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def kernels_for(weights: CastWeights) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yields (operator, wrapper that casts as on CUDA) for each operator that CUDA's or the CPU's autocast casts."""
+def kernels_for(weights: CastWeights, device_type: str = "cpu") -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yields (operator, wrapper that casts as on CUDA) for each operator that CUDA's autocast or that of `device_type`
+    casts; the wrapper is for the latter's dispatch key."""
     on_cuda = _registered("AutocastCUDA")
-    for name in sorted(on_cuda | _registered("AutocastCPU")):
-        yield name, _kernel(_operator(name), _policy(name, on_cuda), weights)
+    for name in sorted(on_cuda | _registered(f"Autocast{device_type.upper()}")):
+        yield name, _kernel(_operator(name), _policy(name, on_cuda), weights, device_type)

@@ -1,0 +1,57 @@
+"""Which compiled step is asked for, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MODES = {"compile": None, "compile-graphs": "reduce-overhead"}  # the `mode` of torch.compile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A training step: `torch.compile(model)`, loss inside the model, backward and optimizer outside.
+
+    The model is that of `config`, or what the factory `module` ("package.module:factory") returns for those of `sizes`
+    that it has parameters for. `gpu`: name, capability, sm_count, l2_bytes, memory_bytes and bandwidth_bytes_per_second
+    of a GPU; what it lacks is an H200's. `cudnn`: the version on that machine, 91900 as torch counts them; it decides
+    whether attention is cuDNN's.
+    """
+
+    config: Mapping[str, Any] | None = None
+    module: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    batch: int = 4
+    seq: int = 256
+    precision: str = "autocast-bf16"
+    checkpoint: str = "none"
+    mode: str = "compile"
+    gpu: Mapping[str, Any] = field(default_factory=dict)
+    cudnn: int = 91900
+
+
+@dataclass(frozen=True, kw_only=True)
+class Break:
+    """A place where dynamo ended a graph: why, and the user's line."""
+
+    reason: str
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputCode:
+    """What inductor generated. `graphs`: the text of each, in the order in which they were compiled, which is that of a
+    first step: forwards as they are called, backwards as autograd reaches them. `captured`: how many graphs dynamo
+    captured, one more than the graph breaks that lie on the way. `breaks`: all that were found."""
+
+    graphs: tuple[str, ...]
+    captured: int
+    breaks: tuple[Break, ...]
+    torch: str
+    triton: str
+
+    @property
+    def text(self) -> str:
+        """All graphs, each under a line "# ---- graph N", as recorded steps are kept."""
+        return "\n".join(f"# ---- graph {number}\n{code}" for number, code in enumerate(self.graphs))

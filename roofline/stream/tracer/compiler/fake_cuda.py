@@ -1,0 +1,134 @@
+"""Fake tensors that are CUDA's for Python and of no device for autograd.
+
+Compilers decide by the device: which operators autocast casts, how operators decompose, which passes and heuristics
+apply. Fake tensors on CUDA would do, if autograd's engine did not ask the device for its streams: without a CUDA build
+of torch it ends the process, with one it wants the driver. So torch's C++ is told that these tensors are on "meta",
+a device without streams. Their dispatch keys stay CUDA's, and so does what Python sees.
+
+Where C++ decides by the device it is then told what to do, as CUDA does it: autocast (`tracer/cuda_autocast`), a few
+composite operators (`tracer/cuda_operators`) and attention. A tensor that C++ makes "where the other one is" is made on
+CUDA. For a process of its own: nothing is undone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+from flopcast.roofline.stream.tracer.cuda_autocast import CastWeights, kernels_for
+from flopcast.roofline.stream.tracer.cuda_operators import RULES
+
+_CUDA, _META = torch.device("cuda", 0), torch.device("meta")
+_DEVICE: Any = torch.ops.prim.device.default  # what C++ calls to learn a tensor's device
+_library: Any = None  # kept: what it registers ends with it
+
+
+def be_cuda(attention: Callable[..., torch.Tensor]) -> None:
+    """Makes fake tensors on CUDA work in this process. `attention`: CUDA's `scaled_dot_product_attention`."""
+    _hide_device_from_autograd()
+    _keep_device_of_functional_tensors()
+    for mode in (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode):
+        mode.__torch_dispatch__ = _on_cuda(mode.__torch_dispatch__)  # type: ignore[method-assign]
+    for kind in (FakeTensor, FunctionalTensor):
+        _answer_from_device(kind)
+    # makes a real tensor there, and tensors of Python's values there
+    fake_tensor.init_gpu_context = lambda _device: None  # type: ignore[assignment]
+    FakeTensorMode.avoid_device_init = property(lambda _mode: True)  # type: ignore[assignment]
+    _register({**RULES, "scaled_dot_product_attention": attention})
+
+
+def _hide_device_from_autograd() -> None:
+    """Answers C++ that fake tensors on CUDA are on meta, which FakeTensor does within a kernel's call anyway."""
+
+    def where(args: Any) -> torch.device:
+        device: torch.device = args[0].fake_device
+        return _META if device.type == "cuda" or args[0].fake_mode.in_kernel_invocation else device
+
+    def dispatch(kind: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return where(args) if func is _DEVICE else original(kind, func, types, args, kwargs or {})
+
+    original = FakeTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
+    FakeTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[method-assign, assignment]
+    fake_tensor._DISPATCH_META_HANDLERS[_DEVICE] = where
+
+
+def _keep_device_of_functional_tensors() -> None:
+    """AOTAutograd's wrappers take their device, and so their keys, from what C++ says of the tensor within."""
+    inside = _CUDA
+    make, wrap = torch.Tensor._make_wrapper_subclass, FunctionalTensor.__new__
+
+    def new(kind: type, elem: torch.Tensor, mode: Any) -> Any:
+        nonlocal inside
+        inside = torch._from_functional_tensor(elem).device
+        return wrap(kind, elem, mode)
+
+    def made(kind: type, *args: Any, **kwargs: Any) -> Any:
+        if kind is FunctionalTensor:  # size, strides, offset, format, dtype, layout, device, ..., whether to ask for it
+            args = (*args[:6], inside, *args[7:10], True, *args[11:])
+        return make(kind, *args, **kwargs)
+
+    torch.Tensor._make_wrapper_subclass = staticmethod(made)  # type: ignore[method-assign, assignment]
+    FunctionalTensor.__new__ = new  # type: ignore[method-assign, assignment]
+    share = torch._functionalize_unsafe_set
+
+    def shared(result: torch.Tensor, tensor: torch.Tensor) -> None:
+        """A wrapper's storage is on CUDA, that of the tensor within, which is seldom asked for a view, on meta."""
+        if result.untyped_storage().device == tensor.untyped_storage().device:
+            share(result, tensor)
+
+    torch._functionalize_unsafe_set = shared  # type: ignore[assignment]
+    FunctionalTensor.device = property(  # type: ignore[assignment]
+        lambda tensor: torch._from_functional_tensor(tensor.elem).device
+    )
+
+
+def _on_cuda(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a mode that makes a tensor on CUDA where C++ asks for one on meta, having asked another for its device."""
+
+    def dispatched(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if kwargs and kwargs.get("device") == _META:
+            kwargs = {**kwargs, "device": _CUDA}
+        return dispatch(mode, func, types, args, kwargs or {})
+
+    return dispatched
+
+
+def _answer_from_device(kind: Any) -> None:
+    """Lets tensors answer by their `device` what C++ would answer by meta."""
+    to, cuda = kind.to, kind.cuda
+
+    def indexed(device: Any) -> Any:
+        """Names the GPU of a device without a number: C++ would ask CUDA for the current one."""
+        if isinstance(device, (str, torch.device)) and str(device) == "cuda":
+            return _CUDA
+        return device
+
+    def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = to(tensor, *map(indexed, args), **{name: indexed(v) for name, v in kwargs.items()})
+        return result
+
+    kind.to = moved
+    kind.cuda = lambda tensor, *args, **kwargs: tensor if tensor.is_cuda else cuda(tensor, *args, **kwargs)
+    kind.is_cuda = property(lambda tensor: tensor.device.type == "cuda")
+    kind.is_cpu = property(lambda tensor: tensor.device.type == "cpu")
+    kind.is_meta = property(lambda tensor: tensor.device.type == "meta")
+    kind.get_device = lambda tensor: -1 if tensor.device.type == "cpu" else 0
+
+
+def _register(rules: Mapping[str, Callable[..., Any]]) -> None:
+    """Registers CUDA's autocast, whose own looks at the device, and CUDA's rules for composite operators."""
+    global _library
+    _library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for name, kernel in kernels_for(CastWeights(), "cuda"):
+            _library.impl(name, kernel, "AutocastCUDA")
+        for name, rule in rules.items():
+            _library.impl(name, rule, "AutogradCUDA")

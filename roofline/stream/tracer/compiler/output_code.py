@@ -1,0 +1,100 @@
+"""Builds a step on fake CUDA tensors, compiles and runs it once, and keeps what inductor generates.
+
+For a process of its own (`apart`), since it changes torch for good.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from flopcast.errors import UsageError
+from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
+from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked, Break, OutputCode
+from flopcast.roofline.stream.tracer.compiler.attention import rule_for
+from flopcast.roofline.stream.tracer.compiler.fake_cuda import be_cuda
+from flopcast.roofline.stream.tracer.compiler.fake_gpu import Card, tell_of
+
+_FIRST_LINE = 300  # characters of an error that are told
+
+
+def compiled(asked: Asked) -> OutputCode:
+    """Returns what inductor generates for a step. Raises UsageError for a step that torch cannot build or compile."""
+    try:
+        import triton
+    except ImportError as fault:
+        raise UsageError("compiled steps need Triton, which generates their kernels: pip install triton") from fault
+    card = Card.of(asked.gpu)
+    tell_of(card)
+    be_cuda(rule_for(card.gpu.capability, asked.cudnn))
+    warnings.filterwarnings("ignore")  # torch's about its own code and about hardware that is not there
+    # these import dynamo and inductor, which have to find the GPU
+    from torch._dynamo import utils as dynamo
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from flopcast.roofline.stream.tracer.compiler.inductor import keep_code
+
+    graphs: list[str] = []
+    keep_code(graphs.append)
+    # autograd's engine runs in this thread, where fake tensors have their mode
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.autograd.set_multithreading_enabled(False):
+        step = _built(asked)
+        torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
+        step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
+        try:
+            step.backward(step.forward())
+        except Exception as fault:
+            raise UsageError(f"torch cannot compile the step: {_told(fault)}; {_ADVICE}") from fault
+    return OutputCode(
+        graphs=tuple(graphs), captured=int(dynamo.counters["stats"]["unique_graphs"]),
+        breaks=tuple(_breaks(dynamo.graph_break_reasons)), torch=torch.__version__, triton=triton.__version__,
+    )  # fmt: skip
+
+
+_ADVICE = "make sure that torch.compile(model) runs where there is a GPU"
+
+
+def _built(asked: Asked) -> TrainingStep:
+    """Builds the step that is asked for, its tensors on the GPU; its optimizer, which is not compiled, is any."""
+    from flopcast.roofline.stream.tracer.cuda_semantics import untraced
+    from flopcast.roofline.stream.tracer.trace import load_factory
+
+    with untraced(), torch.device("cuda", 0):
+        if asked.config is not None:
+            model = build_model(asked.config, precision=asked.precision, checkpoint=asked.checkpoint)
+            batch: Any = causal_lm_batch(torch.zeros((asked.batch, asked.seq), dtype=torch.int64))
+            return TrainingStep(model, _NO_OPTIMIZER, batch, asked.precision, "cuda")
+        factory = load_factory(asked.module)
+        parameters = inspect.signature(factory).parameters
+        made = factory(**{name: size for name, size in asked.sizes.items() if name in parameters})
+        if not isinstance(made, (tuple, list)) or not made or not isinstance(made[0], torch.nn.Module):
+            raise UsageError(f"{asked.module}: valid is a factory that returns (module, batch[, loss_fn])")
+        model, batch, *loss_fn = made
+        return build_module(
+            model, batch, "cuda", loss_fn=loss_fn[0] if loss_fn else None, precision=asked.precision,
+            checkpoint=asked.checkpoint,
+        )  # fmt: skip
+
+
+_NO_OPTIMIZER: Any = None
+
+
+def _breaks(found: Iterable[Any]) -> Iterable[Break]:
+    """Lists graph breaks once each, with the innermost line of the compiled code."""
+    known: dict[Break, None] = {}
+    for one in found:
+        place = one.user_stack[-1] if one.user_stack else None
+        where = f"{place.filename}:{place.lineno}, in {place.name}: {place.line}" if place else ""
+        known[Break(reason=one.reason.strip().split("\n")[0], where=where)] = None
+    return known
+
+
+def _told(fault: BaseException) -> str:
+    """An error and what caused it, in a line."""
+    lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
+    cause = next((line for line in lines if "Error" in line.partition(":")[0]), lines[0] if lines else "")
+    return f"{type(fault).__name__}: {cause}"[:_FIRST_LINE]

@@ -1,0 +1,107 @@
+"""A compiled step's code is a GPU's, though there is none: real dynamo and inductor in a process of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.roofline.gpu.catalogue.datasheets import find_spec
+from flopcast.roofline.stream.compiled.launches import GENERATED, Kind
+from flopcast.roofline.stream.compiled.output_code import read_output_code
+from flopcast.roofline.stream.tracer.compiler.apart import output_code
+from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
+
+pytest.importorskip("triton")
+
+QWEN3 = {
+    "model_type": "qwen3", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512,
+    "tie_word_embeddings": True, "use_cache": False,
+}  # fmt: skip
+# attention without a mask, a product of odd width, and a line that dynamo cannot compile
+USERS = """
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(256, 768)
+        self.out = nn.Linear(256, 30_001)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(4, 512, 3, 4, 64).permute(2, 0, 3, 1, 4)
+        x = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(4, 512, 256)
+        {breaks}
+        return self.out(x).float().logsumexp(-1).mean()
+
+def net():
+    return Net(), torch.randn(4, 512, 256)
+"""
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> OutputCode:
+    return output_code(Asked(config=QWEN3, batch=4, seq=256))
+
+
+def test_a_step_is_compiled_for_the_gpu(qwen3: OutputCode) -> None:
+    forward, backward = read_output_code(qwen3.text)
+    assert [graph.is_backward for graph in (forward, backward)] == [False, True]
+    assert (qwen3.captured, qwen3.breaks) == (1, ())
+    kinds = [Counter(launch.kind for launch in graph.launches) for graph in (forward, backward)]
+    # per layer 7 products, and the logits'; the backward has two of each; the rotary angles may be a product too
+    assert kinds[0][Kind.PRODUCT] - 15 in (0, 1)
+    assert kinds[1][Kind.PRODUCT] == 30
+    assert (kinds[0][Kind.ATTENTION], kinds[1][Kind.ATTENTION_BACKWARD]) == (2, 2)
+    assert all(sum(count[kind] for kind in GENERATED) > 20 for count in kinds)
+    assert "aten._scaled_dot_product_cudnn_attention.default" in qwen3.text
+    assert "multi_processor_count=132, cc=90" in qwen3.text
+
+
+def test_products_have_operands_in_bf16_on_the_gpu(qwen3: OutputCode) -> None:
+    products = [
+        launch for graph in read_output_code(qwen3.text) for launch in graph.launches if launch.kind is Kind.PRODUCT
+    ]
+    head = [p for p in products if any(1000 in operand.shape for operand in p.operands)]
+    assert len(head) >= 2
+    assert {operand.dtype for product in head for operand in product.operands} == {"bf16"}
+    assert "device='cpu'" not in qwen3.text
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    path = tmp_path / "net.py"
+    path.write_text(USERS.replace("{breaks}", 'print("in the middle")'))
+    return path
+
+
+def test_choices_are_those_of_the_gpu_asked_for(users: Path) -> None:
+    spec = find_spec("nvidia-a100-80gb-sxm")
+    gpu = {"name": spec.name_match[0], "capability": spec.capability, "sm_count": spec.sm_count}
+    code = output_code(Asked(module=f"{users}:net", gpu=gpu))
+    assert "_scaled_dot_product_flash_attention" in code.text
+    assert f"multi_processor_count={spec.sm_count}, cc=80" in code.text
+    # a width that tensor cores do not read is padded to one that they do
+    assert any(
+        30_008 in operand.shape for graph in read_output_code(code.text) for launch in graph.launches
+        for operand in launch.operands
+    )  # fmt: skip
+    # and where dynamo stops is told
+    assert code.captured == 2
+    assert len(code.graphs) == 4
+    assert any(f"{users}:15" in found.where and "print" in found.where for found in code.breaks)
+
+
+def test_what_cannot_be_compiled_is_refused(users: Path) -> None:
+    with pytest.raises(UsageError, match="valid are compile, compile-graphs"):
+        output_code(Asked(config=QWEN3, mode="fastest"))
+    users.write_text(USERS.replace("{breaks}", "x = x @ x"))
+    with pytest.raises(UsageError, match="torch cannot compile the step"):
+        output_code(Asked(module=f"{users}:net"))
+    with pytest.raises(UsageError, match=r"not compiled after 0\.1 s"):
+        output_code(Asked(config=QWEN3), max_seconds=0.1)
