@@ -20,8 +20,10 @@ DTYPE_BYTES = {
 
 Layout = Literal["nt", "nn", "tn", "tt"]
 Direction = Literal["fwd", "bwd"]
-Size = Annotated[int, range(1, 1 << 48)]  # what a file may hold (`flopcast.decode`)
+# what a file may hold (`flopcast.bounds`)
+Size = Annotated[int, range(1, 1 << 48)]
 Count = Annotated[int, range(1 << 48)]
+Dtype = Annotated[str, tuple(DTYPE_BYTES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +38,8 @@ class Gemm:
     m: Size
     n: Size
     k: Size
-    dtype: str = "bf16"
-    layout: str = "nt"
+    dtype: Dtype = "bf16"
+    layout: Annotated[str, Layout] = "nt"
     batch: Size = 1
 
     @property
@@ -70,7 +72,7 @@ class Attention:
     head_dim: Size
     causal: bool = True
     direction: str = "fwd"
-    dtype: str = "bf16"
+    dtype: Dtype = "bf16"
 
     @property
     def flops(self) -> int:
@@ -102,7 +104,7 @@ class Operand:
 
     shape: tuple[Count, ...]
     stride: tuple[Count, ...]
-    dtype: str
+    dtype: Dtype
 
     @property
     def numel(self) -> int:
@@ -198,7 +200,7 @@ class RmsNorm:
     n: Size
     residual: bool = False
     direction: str = "fwd"
-    dtype: str = "bf16"
+    dtype: Dtype = "bf16"
     flops = 0
 
     @property
@@ -224,7 +226,7 @@ class RopeQkNorm:
     kv_heads: Size
     head_dim: Size
     direction: str = "fwd"
-    dtype: str = "bf16"
+    dtype: Dtype = "bf16"
     flops = 0
 
     @property
@@ -246,7 +248,7 @@ class SwiGlu:
 
     numel: Size
     direction: str = "fwd"
-    dtype: str = "bf16"
+    dtype: Dtype = "bf16"
     flops = 0
 
     @property
@@ -266,7 +268,7 @@ class CrossEntropy:
     rows: Size
     vocab: Size = 151936
     direction: str = "both"
-    dtype: str = "bf16"
+    dtype: Dtype = "bf16"
     flops = 0
 
     @property
@@ -287,7 +289,7 @@ class AdamW:
 
     numel: Size
     tensors: Size = 1
-    dtype: str = "fp32"
+    dtype: Dtype = "fp32"
     direction: str = "step"
     flops = 0
 
@@ -301,15 +303,12 @@ class AdamW:
 
 
 Fused = RmsNorm | RopeQkNorm | SwiGlu | CrossEntropy | AdamW
-_FUSED: dict[str, type[Fused]] = {
-    kind.__name__.lower(): kind for kind in (RmsNorm, RopeQkNorm, SwiGlu, CrossEntropy, AdamW)
-}
 
 Shape = Gemm | Attention | Call
 
 
 def shape_to_json(shape: Shape | Fused) -> dict[str, Any]:
-    """A shape as a JSON-ready dictionary; `shape_from_json` inverts it, of a fused one `fused_from_json`."""
+    """A shape as a JSON-ready dictionary; `shape_from_json` inverts it but for fused ones."""
     return {"kind": type(shape).__name__.lower(), **asdict(shape)}
 
 
@@ -327,15 +326,6 @@ def shape_from_json(record: dict[str, Any]) -> Shape:
         fields["written"] = tuple(fields.get("written", ()))
         return Call(**fields)
     raise ValueError(f"unknown shape kind {kind!r}: known are gemm, attention, call")
-
-
-def fused_from_json(record: dict[str, Any]) -> Fused:
-    """Inverts `shape_to_json` for fused operations. ValueError on another kind, TypeError on wrong fields."""
-    fields = dict(record)
-    kind = fields.pop("kind", None)
-    if kind not in _FUSED:
-        raise ValueError(f"unknown fused kind {kind!r}: known are {', '.join(_FUSED)}")
-    return _FUSED[kind](**fields)
 
 
 def canonical_json(value: Any) -> str:

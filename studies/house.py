@@ -20,7 +20,8 @@ from studies.imports import FACES, ROOT, arrows, sources
 # From the ground up. A module belongs to the longest entry that its name begins with.
 ROOMS = (
     # what all share
-    "flopcast.errors", "flopcast.files", "flopcast.decode", "flopcast.child", "flopcast.gc_pause", "flopcast.progress",
+    "flopcast.errors", "flopcast.files", "flopcast.bounds", "flopcast.json_files", "flopcast.decode",
+    "flopcast.child", "flopcast.gc_pause", "flopcast.progress",
     # what can be run
     "flopcast.kernels",
     # how it is measured

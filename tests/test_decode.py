@@ -15,21 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast import files
-from flopcast.decode import (
-    Count,
-    NonNegative,
-    Positive,
-    Size,
-    Valid,
-    Within,
-    Wrong,
-    decode,
-    decoder,
-    load,
-    parse_json,
-    show,
-)
+from flopcast.bounds import ByValue, Count, Kept, NonNegative, Positive, Size, Valid, Within
+from flopcast.decode import Wrong, decode, decode_each, load, refused, show
 from flopcast.errors import DataError
+from flopcast.json_files import parse_json
 
 
 class Place(NamedTuple):
@@ -164,19 +153,58 @@ def test_a_typed_dict_is_checked_and_stays_what_it_was() -> None:
 
 
 def test_a_condition_of_its_own_is_told_in_its_words() -> None:
-    even = decoder(Annotated[int, Valid(lambda n: n % 2 == 0, "an even number")])
-    assert even(4) == 4
-    with pytest.raises(Wrong, match="is 3: valid is an even number"):
-        even(3)
+    even: Any = Annotated[int, Valid(lambda n: n % 2 == 0, "an even number")]
+    assert decode(even, 4, "a.json") == 4
+    with pytest.raises(DataError, match="is 3: valid is an even number"):
+        decode(even, 3, "a.json")
 
 
-def test_a_member_of_a_union_that_comes_nearest_tells_what_is_wrong() -> None:
-    either = decoder(Inner | int)
-    assert either(4) == 4
-    with pytest.raises(Wrong, match="value is 'x': valid is a number from 0 to 1"):
-        either({"value": "x"})
-    with pytest.raises(Wrong, match="valid is an object or an integer"):
-        either("x")
+class Circle(TypedDict):
+    kind: Literal["circle"]
+    radius: Positive
+
+
+class Square(TypedDict):
+    kind: Literal["square"]
+    side: Positive
+
+
+def by_kind(value: Any) -> Any:
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if kind not in ("circle", "square"):
+        raise refused(kind, "circle or square", "kind")
+    return Circle if kind == "circle" else Square
+
+
+def test_a_type_that_follows_from_the_value_decides_what_is_wrong() -> None:
+    figures: Any = Sequence[Annotated[dict[str, Any], ByValue(by_kind)]]
+    right = [{"kind": "square", "side": 1}, {"kind": "circle", "radius": 2}, {"kind": "square", "side": 3}]
+    assert decode(figures, right, "a.json") is right
+    for value, told in (
+        ({"kind": "square", "side": 0}, r"a.json: \[3\].side is 0: valid is a number above 0"),
+        ({"kind": "oval"}, r"\[3\].kind is 'oval': valid is circle or square"),
+    ):
+        with pytest.raises(DataError, match=told):
+            decode(figures, [*right, value], "a.json")
+
+
+def test_what_is_kept_is_checked_and_stays_as_the_file_has_it() -> None:
+    pairs: Any = Annotated[list[Any], Kept(list[tuple[str, Positive]])]
+    right = [["a", 1.0], ["b", 2.0]]
+    assert decode(pairs, right, "a.json") is right
+    with pytest.raises(DataError, match=r"\[1\]\[1\] is -1"):
+        decode(pairs, [["a", 1.0], ["b", -1]], "a.json")
+
+
+def test_of_many_values_each_wrong_one_is_told_and_the_others_are_decoded() -> None:
+    values: list[Any] = [{"value": 0.5}] * 600
+    values[3], values[500], values[599] = {"value": 2}, {}, 7
+    found = decode_each(Inner, values)
+    assert [place for place, one in enumerate(found) if isinstance(one, Wrong)] == [3, 500, 599]
+    assert [str(found[place]) for place in (3, 500, 599)] == [
+        "value is 2: valid is a number from 0 to 1", "value is missing", "is 7: valid is an object",
+    ]  # fmt: skip
+    assert found[0] == found[598] == Inner(0.5)
 
 
 def test_a_file_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
@@ -285,7 +313,7 @@ def test_any_field_changed_is_refused_with_its_path_or_gives_a_right_value(
         told = str(fault)
     if told:
         assert told.startswith("a.json: ")
-        assert "valid is" in told or "is wrong" in told
+        assert "valid is" in told or "is wrong" in told or "known are" in told  # `Colour`'s own words
         assert len(told) < 400
         return
     text = json.dumps(asdict(found), allow_nan=False)

@@ -41,8 +41,8 @@ PLAIN = (
     | {"flopcast.microbench.recipe.plans"}
 )
 SHARED = {
-    "flopcast", "flopcast.child", "flopcast.decode", "flopcast.errors", "flopcast.files", "flopcast.gc_pause",
-    "flopcast.progress",
+    "flopcast", "flopcast.bounds", "flopcast.child", "flopcast.decode", "flopcast.errors", "flopcast.files",
+    "flopcast.gc_pause", "flopcast.json_files", "flopcast.progress",
 }  # fmt: skip
 
 

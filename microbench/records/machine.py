@@ -6,10 +6,10 @@ import hashlib
 import json
 from typing import Annotated, Literal, Required, TypedDict
 
-from flopcast.decode import As, Count, Positive, Size, Valid
+from flopcast.bounds import Count, Positive, Size, Valid
 from flopcast.microbench.records.rows import METHOD
 
-DeviceType = Annotated[str, As(Literal["cuda", "cpu"])]
+DeviceType = Annotated[str, Literal["cuda", "cpu"]]
 Capability = Annotated[list[Count], Valid(lambda found: len(found) == 2, "a major and a minor number")]
 
 

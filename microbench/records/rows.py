@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict, TypeVar, cast, get_args
 
-from flopcast.decode import As, By, Count, Finite, NonNegative, Positive, Seconds, Share, Size, Wrong, decoder, refused
-from flopcast.microbench.records.row_shapes import checked_shape
+from flopcast.bounds import ByValue, Count, Finite, Kept, NonNegative, Positive, Seconds, Share, Size, Valid, Within
+from flopcast.decode import Wrong, decode_each
+from flopcast.microbench.records.row_shapes import Shape
 
 SCHEMA = 1
 METHOD = 1  # raised whenever a change in how things are timed makes old rows incomparable
@@ -21,30 +22,8 @@ STATUSES: tuple[str, ...] = get_args(Status)
 KEPT_SAMPLES = 100  # samples per row
 
 
-def _kernels(value: Any) -> Any:
-    if type(value) is not list:
-        raise refused(value, "a list of [name, seconds]")
-    for place, one in enumerate(value):
-        try:
-            name, seconds = one
-            is_right = type(name) is str and type(seconds) in (float, int) and 0 <= seconds < 1e9
-        except (TypeError, ValueError):
-            is_right = False
-        if not is_right:
-            raise refused(one, "a name and seconds").within(place)
-    return value
-
-
-def _ops(value: Any) -> Any:
-    for name, pair in decoder(dict[str, Sequence[NonNegative]])(value).items():
-        if len(pair) != 2:
-            raise refused(pair, "seconds and kernels").within(name)
-    return value
-
-
-Shape = Annotated[dict[str, Any], By(checked_shape)]
-Kernels = Annotated[Sequence[Sequence[Any]], By(_kernels)]
-OpSeconds = Annotated[dict[str, Sequence[float]], By(_ops)]
+OpSeconds = Annotated[dict[str, Sequence[float]], Kept(dict[str, tuple[NonNegative, NonNegative]])]
+Kernels = Annotated[Sequence[Sequence[Any]], Kept(Sequence[tuple[str, Annotated[float, Within(0.0, 1e9)]]])]
 
 
 class Readings(TypedDict, total=False):
@@ -147,7 +126,7 @@ class Plan(TypedDict, total=False):
 class StepRow(Row, total=False):
     """A real training step's wall clock, key step/<plan>; `value` and `seconds` are the median step."""
 
-    plan: Required[Annotated[dict[str, Any], As(Plan)]]  # the fields of `StepPlan`
+    plan: Required[Annotated[dict[str, Any], Plan]]  # the fields of `StepPlan`
     host_seconds: NonNegative  # median time to enqueue one step on an idle device
     host_samples: Sequence[NonNegative]
     phase_seconds: dict[str, NonNegative]  # host seconds of "forward", "backward", "optimizer"
@@ -159,7 +138,7 @@ class StepRow(Row, total=False):
 class StepKernelsRow(Row, total=False):
     """The same step under the profiler, key step_kernels/<plan>."""
 
-    plan: Required[Annotated[dict[str, Any], As(Plan)]]
+    plan: Required[Annotated[dict[str, Any], Plan]]
     device_seconds: NonNegative  # median over profiled steps of the summed kernel durations
     n_kernels: Count
     n_params: Count
@@ -170,7 +149,7 @@ class StepKernelsRow(Row, total=False):
 class StepEstimateRow(Row, total=False):
     """The step time that torch's own estimator gives, key step_estimate/<plan>."""
 
-    plan: Required[Annotated[dict[str, Any], As(Plan)]]
+    plan: Required[Annotated[dict[str, Any], Plan]]
 
 
 KINDS: dict[str, type[Row]] = {
@@ -205,17 +184,25 @@ _MEASURED: dict[type[Row], tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def checked(value: Any) -> Row:
-    """A value as a row of the kind that its key says. Raises Wrong where it is none: with a field missing, of another
-    type, or beyond what can be measured."""
+def _kind_of_any(value: Any) -> type[Row]:
     key = value.get("key") if isinstance(value, dict) else None
-    kind = KINDS.get(key.partition("/")[0], OperationRow) if isinstance(key, str) else OperationRow
-    row = cast(Row, decoder(cast(Any, kind))(value))
-    if row["status"] == "ok":
-        for name in _MEASURED.get(kind, ()):
-            if row.get(name) is None:
-                raise Wrong("is missing, in a row of status ok").within(name)
-    return row
+    return KINDS.get(key.partition("/")[0], OperationRow) if isinstance(key, str) else OperationRow
+
+
+def _is_whole(row: Row) -> bool:
+    for name in _MEASURED.get(kind_of(row), ()) if row["status"] == "ok" else ():
+        if row.get(name) is None:
+            raise Wrong("is missing, in a row of status ok", name)
+    return True
+
+
+_ANY_ROW: Any = Annotated[Row, ByValue(_kind_of_any), Valid(_is_whole, "")]
+
+
+def decoded(values: Sequence[Any]) -> list[Row | Wrong]:
+    """Each value as a row of the kind that its key says, or why it is none: a field is missing, of another type, or
+    beyond what can be measured."""
+    return decode_each(_ANY_ROW, values)
 
 
 def select(rows: Iterable[Row], kind: type[AnyRow]) -> list[AnyRow]:

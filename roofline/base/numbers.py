@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from flopcast.decode import As, NonNegative
+from flopcast.bounds import NonNegative
 
 # How a number came about.
-Basis = Annotated[str, As(Literal["measured", "interpolated", "extrapolated", "published", "datasheet"])]
+Basis = Annotated[str, Literal["measured", "interpolated", "extrapolated", "published", "datasheet"]]
 
 
 @dataclass(frozen=True)

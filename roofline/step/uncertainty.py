@@ -38,7 +38,8 @@ from functools import cache
 from math import exp, hypot, log, sqrt
 from typing import Any, NamedTuple
 
-from flopcast.decode import Deviation, load
+from flopcast.bounds import Deviation
+from flopcast.decode import load
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.profile.host import HostCosts

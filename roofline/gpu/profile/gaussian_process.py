@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flopcast.decode import Deviation, Positive
+from flopcast.bounds import Deviation, Positive
 from flopcast.roofline.gpu.laws.smooth import Array
 
 Numbers = dict[bytes, int]  # rows of inputs, as bytes, by number

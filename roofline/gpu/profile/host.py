@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
 
 from flopcast import files
-from flopcast.decode import As, Count, Deviation, NonNegative, decode, read_json
+from flopcast.bounds import Count, Deviation, NonNegative
+from flopcast.decode import decode
 from flopcast.errors import DataError
+from flopcast.json_files import read_json
 from flopcast.roofline.base.numbers import Z_90, Basis
 from flopcast.roofline.base.shipped import DATA
 
@@ -86,7 +88,7 @@ class HostCosts:
     device: str = ""
     date: str = ""
     stack: dict[str, Any] = field(default_factory=dict)
-    layers: Annotated[dict[str, Any], As(Layers)] = field(default_factory=dict)
+    layers: Annotated[dict[str, Any], Layers] = field(default_factory=dict)
     triton: dict[str, NonNegative] = field(default_factory=dict)
 
     def seconds(self, phase: str, kind: str, *, launches: int = 1, tensors: int = 0) -> float:

@@ -18,8 +18,10 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 
 from flopcast import files
-from flopcast.decode import As, Valid, Within, decode, read_json
+from flopcast.bounds import Valid, Within
+from flopcast.decode import decode
 from flopcast.errors import DataError
+from flopcast.json_files import read_json
 from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.base.shipped import DATA
@@ -55,7 +57,7 @@ class Profile:
     """
 
     gpu: str
-    basis: Annotated[str, As(ProfileBasis)]
+    basis: Annotated[str, ProfileBasis]
     device: Device
     peaks: dict[str, Rate]
     ceilings: dict[str, Number]
@@ -63,7 +65,7 @@ class Profile:
     launch_counts: dict[KernelKind, Annotated[float, Within(0.0, 1e6)]] = field(default_factory=dict)
     host: HostCosts | None = None
     stack: dict[str, Any] = field(default_factory=dict)
-    provenance: Annotated[dict[str, Any], As(Provenance)] = field(default_factory=dict)
+    provenance: Annotated[dict[str, Any], Provenance] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
 
     def ceiling(self, name: str, default: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Required, TypedDict
 
-from flopcast.decode import Count, Deviation, Positive, Share, Valid
+from flopcast.bounds import Count, Deviation, Positive, Share, Valid
 from flopcast.roofline.stream.lowering.variants import SurfaceKey
 
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from math import log2
+from itertools import chain, repeat
+from math import isfinite, log2
 from typing import Annotated, Any, NamedTuple, Required, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flopcast.decode import Deviation, NonNegative, Seconds, Size, Valid, Within
+from flopcast.bounds import Deviation, NonNegative, Seconds, Size, Within
 from flopcast.errors import DataError
 from flopcast.roofline.gpu.laws.laws import LAWS
 from flopcast.roofline.gpu.laws.smooth import Array, median
@@ -61,7 +62,7 @@ class Prediction(NamedTuple):
 class SurfaceRecord(TypedDict, total=False):
     """A surface as a file holds it (`Surface.to_json`): of products the sizes, of other kinds what they follow from."""
 
-    kind: Required[Annotated[str, Valid(LAWS.__contains__, f"one of {', '.join(LAWS)}")]]
+    kind: Required[Annotated[str, tuple(LAWS)]]
     variant: Required[str]
     params: Required[dict[str, float]]
     residual: Required[Residual]
@@ -381,7 +382,7 @@ class Surface:
                 terms = law.sensitivities(self.params, bytes_)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"the law {self.kind!r} of {self.variant} fails at its first point: {error}") from None
-        if not (np.isfinite(time).all() and np.isfinite(inputs).all() and np.isfinite(terms).all()):
+        if not all(map(isfinite, chain(time.tolist(), *inputs.tolist(), *terms.tolist()))):
             raise ValueError(f"the law {self.kind!r} gives no time at its first point: its parameters are wrong")
         needed = inputs.shape[1], terms.shape[1]
         given = len(self.residual.lengths), len(self.residual.levels)
@@ -396,15 +397,18 @@ class Surface:
 
 def _from_sizes(variant: GemmVariant, sizes: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Features, bytes and FLOPs of products as `describe.Work` has them. Raises ValueError for sizes of no product."""
-    if not {3, 4}.issuperset(map(len, sizes)):
-        raise ValueError("sizes of a product are m, n, k and, of a batched one, the batch")
-    rows = [row if len(row) == 4 else (*row, 1) for row in sizes]
+    width = len(sizes[0]) if sizes else 0
+    if width not in (3, 4) or {*map(len, sizes)} != {width}:
+        raise ValueError("sizes of products are m, n, k and, of batched ones, the batch")
+    m, n, k, *batches = zip(*sizes, strict=True)
+    products = list(zip(m, n, k, batches[0] if batches else repeat(1), strict=False))
+    logs = map(log2, chain.from_iterable(sizes))
     # as `Gemm` has them, which a third of a profile's reading would go to making thousands of
-    moved = [batch * (m * k + k * n + m * n) * variant.item_bytes for m, n, k, batch in rows]
+    item_bytes = variant.item_bytes
     return {
-        "features": tuple([tuple([log2(size) for size in row]) for row in sizes]),
-        "bytes": tuple([float(count) for count in moved]),
-        "flops": tuple([float(2 * batch * m * n * k) for m, n, k, batch in rows]),
+        "features": tuple(zip(*[logs] * width, strict=True)),
+        "bytes": tuple([float(batch * (m * k + k * n + m * n) * item_bytes) for m, n, k, batch in products]),
+        "flops": tuple([float(2 * batch * m * n * k) for m, n, k, batch in products]),
     }
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from flopcast.decode import Count, Deviation
+from flopcast.bounds import Count, Deviation
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.base.numbers import Z_90, Number

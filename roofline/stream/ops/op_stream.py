@@ -10,14 +10,16 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, TypeVar
 from weakref import finalize
 
 from flopcast import files
-from flopcast.decode import As, Count, Size, Valid, decode, read_json
-from flopcast.errors import DataError
-from flopcast.kernels.shapes import DTYPE_BYTES, Call, Operand
+from flopcast.bounds import Count, Size, Valid
+from flopcast.decode import decode
+from flopcast.json_files import read_json
+from flopcast.kernels.shapes import Call, Dtype, Operand
 
 SCHEMA = 1
 PHASES = ("forward", "backward", "optimizer")
@@ -59,7 +61,7 @@ class Op(NamedTuple):
     """
 
     name: str
-    phase: Annotated[str, As(Literal["forward", "backward", "optimizer"])]
+    phase: Annotated[str, Literal["forward", "backward", "optimizer"]]
     inputs: tuple[Count, ...]
     outputs: tuple[Count, ...]
     written: tuple[Count, ...] = ()
@@ -67,9 +69,9 @@ class Op(NamedTuple):
     kwargs: str = "{}"
     layer: Count | None = None
     module: str = ""
-    kind: Annotated[str, As(Literal["launch", "view", "host", "sync"])] = "launch"
+    kind: Annotated[str, Literal["launch", "view", "host", "sync"]] = "launch"
     freed: tuple[Count, ...] = ()
-    is_recomputed: Annotated[bool, As(Literal[1])] = False  # in a file a list that ends with 1
+    is_recomputed: Annotated[bool, Literal[1]] = False  # in a file a list that ends with 1
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Meta(TypedDict, total=False):
 class _Tensor(NamedTuple):
     shape: tuple[Count, ...]
     stride: tuple[Count, ...]
-    dtype: Annotated[str, Valid(DTYPE_BYTES.__contains__, f"one of {', '.join(DTYPE_BYTES)}")]
+    dtype: Dtype
     storage: Count
 
 
@@ -166,30 +168,44 @@ class _Record(TypedDict):
     storages: tuple[Storage, ...]
     n_params: Count
     depth: Size | None
-    meta: Annotated[dict[str, Any], As(Meta)]
+    meta: Annotated[dict[str, Any], Meta]
+
+
+def _refers_to_its_own(record: _Record) -> bool:
+    """Raises ValueError where a tensor or an op is of what the stream does not hold."""
+    ops, tensors = record["ops"], record["tensors"]
+    for told, lists, held in (
+        ("tensor {} is of no storage of it", [(tensor.storage,) for tensor in tensors], len(record["storages"])),
+        ("op {} is of no tensor of it", [op.inputs for op in ops], len(tensors)),
+        ("op {} is of no tensor of it", [op.outputs for op in ops], len(tensors)),
+        ("op {} frees no storage of it", [op.freed for op in ops], len(record["storages"])),
+    ):
+        if max(chain.from_iterable(lists), default=-1) >= held:
+            place = next(place for place, one in enumerate(lists) if max(one, default=-1) >= held)
+            raise ValueError(told.format(place))
+    for place, tensor in enumerate(tensors):
+        if len(tensor.shape) != len(tensor.stride):
+            raise ValueError(f"tensor {place} has {len(tensor.shape)} sizes and {len(tensor.stride)} strides")
+    for place, op in enumerate(ops):
+        if op.written and max(op.written) >= len(op.inputs):
+            raise ValueError(f"op {place} writes what it does not take")
+    return True
+
+
+_WHOLE: Any = Annotated[_Record, Valid(_refers_to_its_own, "")]
 
 
 def from_json(record: Any, source: str = "stream") -> Stream:
     """Reads a stream from JSON. Raises DataError when it is not a stream or was written by a newer flopcast."""
-    found = decode(_Record, record, source, "a flopcast op stream", hint="trace it again", schema=SCHEMA)
+    found: _Record = decode(_WHOLE, record, source, "a flopcast op stream", hint="trace it again", schema=SCHEMA)
     operands: dict[tuple[Any, ...], Operand] = {}  # equal ones are made once: hundreds for a thousand tensors
     tensors: list[TensorRef] = []
     for shape, stride, dtype, storage in found["tensors"]:
-        if len(shape) != len(stride) or storage >= len(found["storages"]):
-            raise DataError(f"{source} is not a flopcast op stream: tensor {len(tensors)} is torn; trace it again")
         key = shape, stride, dtype
         known = operands.get(key)
         if known is None:
             known = operands[key] = Operand(*key)
         tensors.append(TensorRef(known, storage))
-    for place, op in enumerate(found["ops"]):
-        most = max((*op.inputs, *op.outputs, -1))
-        if (
-            most >= len(tensors)
-            or max(op.written, default=-1) >= len(op.inputs)
-            or max(op.freed, default=-1) >= len(found["storages"])
-        ):
-            raise DataError(f"{source} is not a flopcast op stream: op {place} is of no tensor of it; trace it again")
     return Stream(found["ops"], tuple(tensors), found["storages"], found["n_params"], found["depth"], found["meta"])
 
 

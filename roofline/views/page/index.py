@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
 
 from flopcast import files
-from flopcast.decode import Valid, load
+from flopcast.bounds import Valid
+from flopcast.decode import load
 from flopcast.errors import DataError
 from flopcast.roofline.dollars.standard import StandardGpu
 from flopcast.roofline.views.page.page import NUMBERS, asset, template

@@ -237,7 +237,7 @@ def broken(**changes: Any) -> bytes:
         (broken(schema=2), "newer than this flopcast"),
         (broken(peaks=None), "peaks is None: valid is an object"),
         (broken(peaks={"bf16": {"value": 1}}), "peaks.bf16.low is missing"),
-        (broken(surfaces={"a": {"kind": "magic"}}), "surfaces.a.variant is missing"),
+        (broken(surfaces={"a": {"kind": "magic"}}), "surfaces.a.kind is .magic.: valid is one of memory"),
         (broken(basis="guessed"), "basis"),
     ],
 )

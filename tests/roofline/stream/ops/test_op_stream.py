@@ -133,7 +133,7 @@ def with_field(name: str, value: Any) -> bytes:
         (b"", "not a flopcast op stream|schema"),
         (with_field("n_params", -1), "n_params is -1: valid is an integer of 0 or more"),
         (with_field("tensors", []), "op 0 is of no tensor of it"),
-        (with_field("storages", []), "tensor 0 is torn"),
+        (with_field("storages", []), "tensor 0 is of no storage of it"),
         (with_field("meta", {"batch": "4"}), "meta.batch is '4'"),
     ],
 )
