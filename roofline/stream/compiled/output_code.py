@@ -301,10 +301,12 @@ class _Reader:
         if value.made_by is not None:
             returned = self.returned.setdefault(value.made_by, {})
             returned[value.place] = value.tensor
+            maker, made = self.launches[value.made_by], touched_bytes(value.tensor)
             self.launches[value.made_by] = replace(
-                self.launches[value.made_by],
+                maker,
                 results=tuple(tensor for _, tensor in sorted(returned.items())),
-                bytes_written=sum(touched_bytes(tensor) for tensor in returned.values()),
+                bytes_written=maker.bytes_written + made,
+                touches=(*maker.touches, Touch(value.storage.name, 0, made)),
             )
         else:
             self.input_tensors[name] = value.tensor
