@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flopcast.kernels.matmul import shared_memory_limit
 from flopcast.kernels.references import BackendUnavailable, require_known, standard_normal, worst
+from flopcast.kernels.row_tiles import blocks_of
 from flopcast.kernels.rowwise import (
     BACKENDS,
     LONGEST_ROW,
@@ -34,15 +35,6 @@ from flopcast.kernels.rowwise import (
 from flopcast.kernels.shapes import RmsNorm
 
 EPS = 1e-6  # Qwen3's
-
-
-def blocks_of(n: int) -> tuple[int, int]:
-    """The powers of two (block, rest) in which a row of n elements is held: one block and no rest (0), or, where at
-    most three quarters of a block of at least 2048 would be filled, half of it and the rest."""
-    block = 1 << max(0, n - 1).bit_length()
-    if n > block * 3 // 4 or block < 2048:
-        return block, 0
-    return block // 2, 1 << max(0, n - block // 2 - 1).bit_length()
 
 
 def config_for(

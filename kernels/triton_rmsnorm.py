@@ -2,8 +2,8 @@
 """RMSNorm in Triton, forward and backward, with and without a residual. Imports triton: import lazily.
 
 A program holds whole rows in registers: ROWS rows of BLOCK columns and REST further ones (0: none), powers of two that
-hold n (`rmsnorm.blocks_of`: 5,120 in 8,192 would leave three threads of eight idle). In the forward each program takes
-one tile. The backward is persistent: each program walks over tiles, keeps its share of the weight's gradient in
+hold n (`row_tiles.blocks_of`: 5,120 in 8,192 would leave three threads of eight idle). In the forward each program
+takes one tile. The backward is persistent: each program walks over tiles, keeps its share of the weight's gradient in
 registers, and leaves one row of partial sums; a second kernel adds these up in a fixed order. No atomics: bit-identical
 runs. The forward is launched ahead of the end of the kernel before it (`triton_ahead`).
 """

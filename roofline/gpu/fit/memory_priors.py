@@ -14,6 +14,7 @@ from flopcast.roofline.gpu.fit.priors import Belief, Prior, memory_prior, typica
 from flopcast.roofline.gpu.fit.surface import fit_law
 from flopcast.roofline.gpu.laws import reduction
 from flopcast.roofline.gpu.laws.laws import LAWS
+from flopcast.roofline.gpu.profile.unmeasured import OTHER_CACHE
 from flopcast.roofline.stream.lowering.describe import Work
 from flopcast.roofline.stream.lowering.variants import CallVariant, SurfaceKey
 
@@ -47,6 +48,10 @@ TENSOR, LARGE_TENSOR = Belief(2e-8, 1.0), Belief(7e-8, 1.0)
 # Log-softmax reads long rows faster where they start at multiples of 128 bytes and not just of 32: fp32 near 151,936
 # items, forward 2.03 (32) and 2.10 (128) TB/s, backward 2.8 and 3.0. log2 of that number of items.
 ROW_ALIGNMENTS = 5.0
+# Standard deviation of log seconds of rows that a kernel holds in two tiles, about what whole ones tell of them: other
+# code for the same work, as in another state of the cache (`profile/unmeasured.py`). The rows that were fitted are all
+# of one tile.
+PARTED = OTHER_CACHE
 # The loss's forward is a single block, which reads thousands of rows: 40 GB/s of the sectors it needs.
 ONE_BLOCK = Belief(4e10, 0.5)
 
@@ -112,6 +117,9 @@ def _memory_prior(
     prior = memory_prior(floor, bandwidth, LAWS["memory"].inputs(work.variant, {}, features).shape[1])
     law, fixed = dict(prior.law), dict(prior.fixed)
     variant = _call(work)
+    if work.op_class == "fused" and "rms_norm" in variant.operation:
+        fixed["parted_rows"] = 1.0
+        prior = replace(prior, hyper=replace(prior.hyper, levels=(*prior.hyper.levels, PARTED)))
     if variant.operation.startswith("_log_softmax"):
         fixed["row_alignments"] = ROW_ALIGNMENTS
     if spill is not None:

@@ -24,20 +24,22 @@ class Belief(NamedTuple):
 @dataclass(frozen=True)
 class Prior:
     """The prior of a surface. `law`: beliefs by parameter; `fixed`: parameters that are known; `hyper`: the residual's
-    hyper-parameters, of which `levels` is kept as given."""
+    hyper-parameters, of which `levels` is kept as given; `is_learnt`: its amplitude, white part and
+    scale are those of a surface of more points."""
 
     law: Mapping[str, Belief]
     fixed: Mapping[str, float]
     hyper: Residual
+    is_learnt: bool = False
 
     def learnt_from(self, surface: Surface, sd: float) -> Prior:
         """This prior moved to another surface's parameters, `sd` times as wide."""
         law = {name: Belief(surface.params[name], belief.sd * sd) for name, belief in self.law.items()}
         own = surface.residual
-        hyper = self.hyper
+        hyper = replace(self.hyper, amplitude=own.amplitude, white=own.white, sigma_scale=max(1.0, own.sigma_scale))
         if len(own.lengths) == len(hyper.lengths):
-            hyper = replace(hyper, lengths=own.lengths, amplitude=own.amplitude, white=own.white)
-        return replace(self, law=law, hyper=hyper)
+            hyper = replace(hyper, lengths=own.lengths)
+        return replace(self, law=law, hyper=hyper, is_learnt=True)
 
 
 def typical(laws: Sequence[Mapping[str, float]], name: str, least: float, most: float = 0.7) -> Belief:

@@ -70,7 +70,7 @@ def fit_surface(kind: str, variant: Variant, points: Points, prior: Prior, base:
         raise ValueError("a surface needs at least one point, and positive finite times")
     apart = _less_base(points, base)
     params = fit_law(kind, variant, apart, prior)
-    residual = _fit_residual(kind, variant, params, apart, prior.hyper)
+    residual = _fit_residual(kind, variant, params, apart, prior)
     surface = _surface(kind, variant, params, points, residual, base)
     surface = replace(surface, own=_own(surface))
     return replace(surface, residual=replace(residual, sigma_scale=_sigma_scale(surface, points, prior)))
@@ -129,14 +129,16 @@ def _rounded(values: Array) -> tuple[float, ...]:
 
 
 def _sigma_scale(surface: Surface, points: Points, prior: Prior) -> float:
-    """The factor of sigma that puts 90% of the errors of left-out points within the 90% interval; 1 for few points.
+    """The factor of sigma that puts 90% of the errors of left-out points within the 90% interval.
+
+    Of few points it is the scale of the surface that the prior was learnt from, else 1.
 
     Laws of many parameters overfit their points, and leaving a point out of the residual alone underestimates their
     error (L40S products: 17% at the 90th percentile, against 21% on new shapes). So the laws are fitted again without
     each quarter of the points."""
     count = len(points)
     if count < POOLED_POINTS:
-        return 1.0
+        return prior.hyper.sigma_scale
     return scale_of(left_out_ratios(surface, points, prior, FOLDS))
 
 
@@ -154,7 +156,7 @@ def left_out_ratios(surface: Surface, points: Points, prior: Prior, folds: int) 
         told = _less_base(others, base)
         params = fit_law(surface.kind, surface.variant, told, prior, start=surface.params)
         if surface.kind != "gemm":
-            bare = _fit_residual(surface.kind, surface.variant, params, told, prior.hyper)
+            bare = _fit_residual(surface.kind, surface.variant, params, told, prior)
         apart = _surface(surface.kind, surface.variant, params, others, bare, base)
         found = replace(apart, own=_own(apart)).predict(left.features, left.bytes, left.flops)
         ratio[fold == i] = np.abs(np.log(found.seconds / left.seconds) / found.sigma)
@@ -242,14 +244,19 @@ _GEMM_LENGTH = 1.5  # least, of inputs that jump between shapes: shorter ones wo
 _MEMORY_LENGTH = 4.0  # so that a memory surface's residual has faded at the end of its monotone grid
 
 
-def _fit_residual(kind: str, variant: Variant, params: dict[str, float], points: Points, belief: Residual) -> Residual:
+def _fit_residual(kind: str, variant: Variant, params: dict[str, float], points: Points, prior: Prior) -> Residual:
     """Finds the hyper-parameters of greatest posterior (marginal likelihood times log-normal priors) by an analytic
-    gradient."""
+    gradient.
+
+    Few points on round sizes say how a law of up to 16 parameters fits these, not how far a library jumps between
+    sizes: fewer than POOLED_POINTS do not narrow what a surface of more points of their class has shown."""
     from scipy.optimize import minimize
 
+    belief = prior.hyper
     law = LAWS[kind].log_seconds(variant, params, points.features, points.bytes, points.flops)
     at = Coordinates(
-        LAWS[kind].inputs(variant, params, points.features), LAWS[kind].sensitivities(params, points.bytes)
+        LAWS[kind].inputs(variant, params, points.features),
+        LAWS[kind].sensitivities(params, points.features, points.bytes),
     )
     residual = np.log(points.seconds) - law
     noise = points.noise
@@ -262,6 +269,8 @@ def _fit_residual(kind: str, variant: Variant, params: dict[str, float], points:
     count = len(belief.lengths)
     bounds = np.log([(shortest, longest)] * count + [_AMPLITUDE_BOUNDS, _WHITE_BOUNDS])
     center = np.log([*belief.lengths, belief.amplitude, belief.white]).clip(bounds[:, 0], bounds[:, 1])
+    if prior.is_learnt and len(points) < POOLED_POINTS:
+        bounds[count:, 0] = center[count:]
     width = np.array([_LENGTH_SD] * count + [_AMPLITUDE_SD, _WHITE_SD])
     # outliers of the residual would raise the white noise of all points: damp them at 4 deviations
     spread = max(1.4826 * float(np.median(np.abs(residual - np.median(residual)))), 0.01)

@@ -13,7 +13,7 @@ from flopcast.roofline.gpu.laws.smooth import Array
 Params = Mapping[str, float]
 
 
-def level(params: Params, bytes_: Array) -> Array:
+def level(params: Params, features: Array, bytes_: Array) -> Array:
     """The sensitivities of a law that is uncertain as a whole: one term, its level."""
     return np.ones((len(bytes_), 1))
 
@@ -33,7 +33,7 @@ class Law:
     inputs(variant, params, features)                       what the residual depends on [rows, inputs]: the features
                                                             and what quantisation and alignment do to them, scaled so
                                                             that length scales of a few suit each
-    sensitivities(params, bytes_)                           derivatives of log seconds by the law's uncertain terms
+    sensitivities(params, features, bytes_)                 derivatives of log seconds by the law's uncertain terms
                                                             [rows, terms]
     is_rising(params)                                       whether more bytes never take less time, residual included
     """
@@ -41,5 +41,5 @@ class Law:
     parameters: frozenset[str]
     log_seconds: Callable[[Any, Params, Array, Array, Array], Array]
     inputs: Callable[[Any, Params, Array], Array]
-    sensitivities: Callable[[Params, Array], Array] = level
+    sensitivities: Callable[[Params, Array, Array], Array] = level
     is_rising: Callable[[Params], bool] = never

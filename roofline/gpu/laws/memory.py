@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flopcast.kernels.row_tiles import blocks_of
 from flopcast.roofline.gpu.laws import reduction
 from flopcast.roofline.gpu.laws.law import Law, Params
 from flopcast.roofline.gpu.laws.smooth import Array, soft_max, trailing_zeros
@@ -66,11 +67,15 @@ def inputs(variant: object, params: Params, features: Array) -> Array:
     return np.column_stack([features, most - trailing_zeros(features[:, 1]).clip(0.0, most)])
 
 
-def sensitivities(params: Params, bytes_: Array) -> Array:
-    """The derivatives of log seconds by log floor and by -log bandwidth."""
+def sensitivities(params: Params, features: Array, bytes_: Array) -> Array:
+    """The derivatives of log seconds by log floor and by -log bandwidth; and, where a kernel may hold a row in
+    two tiles ("parted_rows"), 1 for the rows that it does, which run through code of their own."""
     moving = bytes_ / params["bandwidth"]
     share = moving / (params["floor"] + moving)
-    return np.column_stack([1.0 - share, share])
+    terms = [1.0 - share, share]
+    if "parted_rows" in params:
+        terms.append(np.array([blocks_of(round(row))[1] > 0 for row in np.exp2(features[:, 1])], float))
+    return np.column_stack(terms)
 
 
 def is_rising(params: Params) -> bool:

@@ -154,7 +154,7 @@ class Surface:
         """(mean, variance, likeness) of the residual, that of the base included; `sigma_scale` is not."""
         state, own = self._state, self.residual
         cross, smooth, extra = self._covariance(features, bytes_)
-        terms = LAWS[self.kind].sensitivities(self.params, bytes_) * np.array(own.levels)
+        terms = LAWS[self.kind].sensitivities(self.params, features, bytes_) * np.array(own.levels)
         prior = (terms**2).sum(axis=1) + own.amplitude**2 + own.white**2 + extra
         mean = cross @ state.weights
         if len(state.weights) > LOCAL_FROM:
@@ -172,7 +172,7 @@ class Surface:
     def _coordinates(self, features: Array, bytes_: Array) -> Coordinates:
         return Coordinates(
             LAWS[self.kind].inputs(self.variant, self.params, features),
-            LAWS[self.kind].sensitivities(self.params, bytes_),
+            LAWS[self.kind].sensitivities(self.params, features, bytes_),
         )
 
     def _covariance(self, features: Array, bytes_: Array) -> tuple[Array, Array, Array]:
@@ -198,7 +198,7 @@ class Surface:
             LAWS[self.kind].inputs(self.variant, self.params, features[i : i + step])
             for i in range(0, len(features), step)
         ]
-        own = Coordinates(np.concatenate(parts), LAWS[self.kind].sensitivities(self.params, bytes_))
+        own = Coordinates(np.concatenate(parts), LAWS[self.kind].sensitivities(self.params, features, bytes_))
         noise = float(median(np.array(self.noise)))
         if self._solved:
             return State(own, np.array(self._solved, float), noise)
@@ -379,7 +379,7 @@ class Surface:
             with np.errstate(all="ignore"):
                 time = self.law(features, bytes_, np.array(self.flops[:1], float))
                 inputs = law.inputs(self.variant, self.params, features)
-                terms = law.sensitivities(self.params, bytes_)
+                terms = law.sensitivities(self.params, features, bytes_)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"the law {self.kind!r} of {self.variant} fails at its first point: {error}") from None
         if not all(map(isfinite, chain(time.tolist(), *inputs.tolist(), *terms.tolist()))):

@@ -382,3 +382,34 @@ def test_a_loss_of_more_rows_may_take_less_and_sums_over_groups_follow_their_siz
     assert found[0] == pytest.approx(1.2e-6 + 20 * 1.04e-6, rel=0.1)
     assert found[1] == pytest.approx(1.2e-6 + 12 * 1.04e-6, rel=0.1)
     assert found[2] == pytest.approx(FLOOR + 3 * asked[2].bytes / BANDWIDTH, rel=0.2)
+
+
+def test_few_points_do_not_narrow_what_their_class_has_shown() -> None:
+    """Nine products in fp32 that lie on the law say nothing of how far cuBLAS jumps between sizes; sixty in bf16 do."""
+    rng = np.random.default_rng(7)
+    jumping = [
+        row(Gemm(m=m, n=n, k=k), rng, 0.08) for m, n, k in (64 * 2 ** rng.integers(0, 7, (60, 3)) * 3 // 2).tolist()
+    ]
+    round_ = [row(Gemm(m=m, n=n, k=512, dtype="fp32"), rng, 0.0) for m in (512, 1024, 2048) for n in (512, 1024, 2048)]
+    profile, _ = fit_rows([scalar("kernel_floor_cupti", FLOOR), *jumping, *round_], MACHINE)
+    found = {key.variant.dtypes: surface.residual for key, surface in profile.surfaces.items()}
+    assert found["fp32"].amplitude >= 0.99 * found["bf16"].amplitude
+    assert found["fp32"].white >= 0.99 * found["bf16"].white
+    assert found["fp32"].sigma_scale >= found["bf16"].sigma_scale
+
+
+def test_rows_that_a_kernel_holds_in_two_tiles_are_less_certain() -> None:
+    """No row of 1,280 was fitted, nor any other that the norms of Triton take by their code for two tiles."""
+    rng = np.random.default_rng(8)
+
+    def norm(rows: int, width: int) -> Call:
+        x, weight = Operand((rows, width), (width, 1), "fp32"), Operand((width,), (1,), "fp32")
+        out, rstd = Operand((rows, width), (width, 1), "bf16"), Operand((rows,), (1,), "fp32")
+        return Call("flopcast.rms_norm.default", (x, weight), (out, rstd), '[{"t":0},{"t":1},1e-06,{"d":"bf16"}]')
+
+    shapes = [norm(rows, width) for rows in (1024, 4096, 16384) for width in (512, 1024, 2048, 4096)]
+    profile, _ = fit_rows([{**row(shape, rng, 0.01), "backend": "triton"} for shape in shapes], MACHINE)
+    whole, parted = profile.estimate([(describe(norm(4096, width)), "triton", "cold") for width in (1536 + 64, 1280)])
+    assert whole.sigma < 0.08
+    assert parted.sigma > 0.15
+    assert parted.seconds == pytest.approx(law(norm(4096, 1280), "cold"), rel=0.05)

@@ -70,7 +70,7 @@ def surface(kind: str, points: list[Asked], params: dict[str, float]) -> Surface
     seconds = np.exp(LAWS[kind].log_seconds(variant, params, features, bytes_, flops))
     seconds *= np.where(np.arange(len(points)) % 2, 1.02, 0.98)
     inputs = LAWS[kind].inputs(variant, params, features).shape[1]
-    levels = LAWS[kind].sensitivities(params, bytes_).shape[1]
+    levels = LAWS[kind].sensitivities(params, features, bytes_).shape[1]
     return Surface(
         kind=kind,
         variant=variant,
