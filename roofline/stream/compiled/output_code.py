@@ -74,7 +74,8 @@ def _kernels(module: ast.Module) -> dict[str, str]:
 def _input_dtypes(module: ast.Module) -> dict[str, str]:
     """Dtypes of the inputs, from the benchmark that inductor appends."""
     found: dict[str, str] = {}
-    for node in ast.walk(module):
+    functions = (function for function in module.body if isinstance(function, ast.FunctionDef))
+    for node in (statement for function in functions for statement in function.body):
         match node:
             case ast.Assign(
                 targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="rand_strided"), keywords=keywords)
@@ -153,6 +154,7 @@ class _Reader:
         self.inputs: list[str] = []
         self.input_tensors: dict[str, Operand] = {}
         self.launches: list[Launch] = []
+        self.moved: dict[tuple[object, ...], dict[str, tuple[int, int]]] = {}
         self.returned: dict[int, dict[int, Operand]] = {}  # by library call: what it returned, by place
         self.outputs: tuple[str, ...] = ()
         self.last_line = 0
@@ -241,7 +243,10 @@ class _Reader:
                 sizes[parameter] = max(prod(tensor.shape), extent(tensor)) if tensor is not None else _UNBOUNDED
             elif parameter.endswith("numel"):
                 numels[parameter] = self._number(argument, node)
-        touches = [Touch(buffers[parameter], *moved) for parameter, moved in moved_bytes(kernel, numels, sizes).items()]
+        again = name, tuple(numels.items()), tuple(sizes.items())  # layers launch the same kernel at the same sizes
+        if again not in self.moved:
+            self.moved[again] = moved_bytes(kernel, numels, sizes)
+        touches = [Touch(buffers[parameter], *moved) for parameter, moved in self.moved[again].items()]
         launch = Launch(
             kernel.kind, kernel.name, sum(one.read for one in touches), sum(one.written for one in touches),
             numels=tuple((parameter.removesuffix("numel"), size) for parameter, size in numels.items()),
