@@ -303,7 +303,10 @@ class _Reader:
                 base = Term("partial sums", 0, programs * row - 1, (("programs", programs), ("r0_index", row)))
                 where = Index(((base, 1),), part * programs * row)
             else:
-                where = self._index(offset) or self._any_index(offset)
+                found = self._index(offset)
+                if found is None:
+                    raise self._unread(call)
+                where = found
         else:
             raise self._unread(call)
         if pointer not in self.kernel.dtypes:
@@ -363,15 +366,8 @@ class _Reader:
                 return self._index(value)
         return None
 
-    def _any_index(self, node: ast.expr) -> Index:
-        """An index of another form, such as the window of a pooling, is taken as different for every combination of the
-        terms that it is made of."""
-        return self._opaque(ast.unparse(node), self._terms(node))
-
     def _loaded(self, name: str) -> Index:
-        return self._opaque(name, self.follows[name])
-
-    def _opaque(self, name: str, terms: Mapping[str, Term]) -> Index:
+        terms = self.follows[name]
         bases = tuple(sorted({base for term in terms.values() for base in term.bases}))
         count = prod(term.count for term in terms.values())
         return Index(((Term(name, 0, max(count, 1) - 1, bases, is_loaded=True), 1),))

@@ -4,6 +4,8 @@
     apart.py        asks a process of its own, within a time limit; without torch
     process.py      that process
     output_code.py  builds the step, compiles and runs it on fake tensors, keeps what inductor generates
+    inductor.py     lets inductor generate code for a GPU that is not there
+    padding.py      whether a product would be found faster padded
     fake_gpu.py     what torch.cuda, Triton and inductor are told of the GPU
     fake_cuda.py    fake tensors that are CUDA's for Python and of no device for autograd
     attention.py    which fused kernel scaled_dot_product_attention calls

@@ -14,9 +14,9 @@ class Asked:
     """A training step: `torch.compile(model)`, loss inside the model, backward and optimizer outside.
 
     The model is that of `config`, or what the factory `module` ("package.module:factory") returns for those of `sizes`
-    that it has parameters for. `gpu`: name, capability, sm_count, l2_bytes, memory_bytes and bandwidth_bytes_per_second
-    of a GPU; what it lacks is an H200's. `cudnn`: the version on that machine, 91900 as torch counts them; it decides
-    whether attention is cuDNN's.
+    that it has parameters for. `gpu` says of a GPU name, capability, sm_count, l2_bytes, memory_bytes, max_clock_mhz,
+    bandwidth_bytes_per_second and bf16_flops_per_second; what it lacks is an H200's. `cudnn`: the version on that
+    machine, 91900 as torch counts them; it decides whether attention is cuDNN's.
     """
 
     config: Mapping[str, Any] | None = None

@@ -17,18 +17,25 @@ _MOST_OF_CUDNN, _MOST_OF_FLASH = 128, 256  # of a head, in a step that trains
 
 
 def kernel_for(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, has_mask: bool, capability: tuple[int, int], cudnn: int
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    capability: tuple[int, int],
+    cudnn: int,
 ) -> str:
     """Returns "cudnn", "flash", "efficient" or "math". Head sizes and numbers are the last and second dimension."""
     width = max(query.shape[-1], value.shape[-1])
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     is_grouped = query.shape[1] != key.shape[1]
     prefers_cudnn = capability in _PREFERS_CUDNN and cudnn > _MIN_CUDNN and _torch() >= (2, 10)
-    if query.ndim != 4:
+    operands = (query, key, value) if mask is None else (query, key, value, mask)
+    # elements of a row side by side, of a mask too: ViT's, expanded from one element a row, is taken by none
+    if query.ndim != 4 or any(operand.stride(-1) != 1 for operand in operands):
         return "math"
     if prefers_cudnn and is_half and width % 8 == 0 and width <= _MOST_OF_CUDNN:
         return "cudnn"
-    if is_half and not has_mask and width <= _MOST_OF_FLASH and capability >= (8, 0):
+    if is_half and mask is None and width <= _MOST_OF_FLASH and capability >= (8, 0):
         return "flash"
     return "math" if is_grouped else "efficient"
 
@@ -43,8 +50,8 @@ def rule_for(capability: tuple[int, int], cudnn: int) -> Callable[..., torch.Ten
         aten = torch.ops.aten
         trains = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         mask, (width, length) = attn_mask, (query.shape[-1], key.shape[-2])
-        kernel = kernel_for(query, key, value, mask is not None, capability, cudnn)
-        if mask is not None and mask.dtype == torch.bool and kernel != "math":  # an additive one in its place
+        kernel = kernel_for(query, key, value, mask, capability, cudnn)
+        if mask is not None and mask.dtype == torch.bool:  # an additive one in its place
             least = aten.scalar_tensor.default(float("-inf"), dtype=query.dtype, device=query.device)
             mask = aten.where.ScalarSelf(mask, 0.0, least)
         results: Sequence[torch.Tensor]

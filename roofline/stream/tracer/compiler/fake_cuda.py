@@ -6,8 +6,8 @@ of torch it ends the process, with one it wants the driver. So torch's C++ is to
 a device without streams. Their dispatch keys stay CUDA's, and so does what Python sees.
 
 Where C++ decides by the device it is then told what to do, as CUDA does it: autocast (`tracer/cuda_autocast`), a few
-composite operators (`tracer/cuda_operators`) and attention. A tensor that C++ makes "where the other one is" is made on
-CUDA. For a process of its own: nothing is undone.
+composite operators (`tracer/cuda_operators`), attention, and the layout of convolutions. A tensor that C++ makes "where
+the other one is" is made on CUDA. For a process of its own: nothing is undone.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def be_cuda(attention: Callable[..., torch.Tensor]) -> None:
     # makes a real tensor there, and tensors of Python's values there
     fake_tensor.init_gpu_context = lambda _device: None  # type: ignore[assignment]
     FakeTensorMode.avoid_device_init = property(lambda _mode: True)  # type: ignore[assignment]
+    torch._C._conv_determine_backend_memory_format = _format_of(torch._C._conv_determine_backend_memory_format)
     _register({**RULES, "scaled_dot_product_attention": attention})
 
 
@@ -98,6 +99,23 @@ def _on_cuda(dispatch: Callable[..., Any]) -> Callable[..., Any]:
         return dispatch(mode, func, types, args, kwargs or {})
 
     return dispatched
+
+
+def _format_of(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the rule by which convolutions lay their results out: cuDNN's as either operand is
+    (`cudnn_conv_suggest_memory_format`), other libraries' where C++ finds no cuDNN."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+    def chosen(tensor: torch.Tensor, weight: torch.Tensor, backend: Any) -> Any:
+        if not tensor.is_cuda or tensor.dtype == torch.float64:
+            return own(tensor, weight, backend)
+        is_last = tensor.ndim in last and any(
+            operand.is_contiguous(memory_format=last[tensor.ndim]) and not operand.is_contiguous()
+            for operand in (tensor, weight)
+        )
+        return last[tensor.ndim] if is_last else torch.contiguous_format
+
+    return chosen
 
 
 def _answer_from_device(kind: Any) -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._utils_internal
 
 from flopcast.roofline.stream.tracer.gpu_machine import Gpu
 
@@ -24,7 +25,7 @@ _SM = {
     (12, 0): (1536, 100, 99),
 }  # fmt: skip
 _BUS_BITS = 1024  # any: Triton multiplies it by the memory's clock, which is chosen for the product to be right
-_H200_BYTES_PER_SECOND = 4.8e12
+_H200_FLOPS_PER_SECOND, _H200_BYTES_PER_SECOND, _H200_MHZ = 9.894e14, 4.8e12, 1980.0  # bf16, dense
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,19 @@ class Card:
     """A GPU, with what only compilers ask."""
 
     gpu: Gpu
+    flops_per_second: float  # in bf16, dense
     bytes_per_second: float
+    clock_mhz: float  # the highest, as nvidia-smi tells it
 
     @classmethod
     def of(cls, device: Mapping[str, Any]) -> Card:
         """Takes what a datasheet or a profile says of its device; fields that it lacks are an H200's."""
-        return cls(Gpu.of(device), float(device.get("bandwidth_bytes_per_second") or _H200_BYTES_PER_SECOND))
+        return cls(
+            gpu=Gpu.of(device),
+            flops_per_second=float(device.get("bf16_flops_per_second") or _H200_FLOPS_PER_SECOND),
+            bytes_per_second=float(device.get("bandwidth_bytes_per_second") or _H200_BYTES_PER_SECOND),
+            clock_mhz=float(device.get("max_clock_mhz") or _H200_MHZ),
+        )
 
     @property
     def properties(self) -> SimpleNamespace:
@@ -74,6 +82,7 @@ def tell_of(card: Card) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    torch._utils_internal.max_clock_rate = lambda: card.clock_mhz  # type: ignore[assignment]
     _set_triton_driver(card)
 
 
@@ -93,7 +102,7 @@ def _set_triton_driver(card: Card) -> None:
     properties = card.properties
     told = {
         "max_shared_mem": properties.shared_memory_per_block_optin, "max_num_regs": 65536, "warpSize": 32,
-        "multiprocessor_count": card.gpu.sm_count, "sm_clock_rate": 1_980_000, "mem_bus_width": _BUS_BITS,
+        "multiprocessor_count": card.gpu.sm_count, "sm_clock_rate": card.clock_mhz * 1e3, "mem_bus_width": _BUS_BITS,
         "mem_clock_rate": card.bytes_per_second * 8 / _BUS_BITS / 2 / 1e3,
     }  # fmt: skip
 

@@ -5,8 +5,7 @@ answered here:
 
 - Constants are folded on the host.
 - `pad_mm` times a product as it is and padded to what tensor cores read best, where a dimension is not a multiple of 8
-  (bf16) and the product is bound by arithmetic. Padded is taken to be faster: cuBLAS has no tensor-core kernel for
-  rows that are not aligned, and recorded steps of an H200 pad every one (GPT-2's 50,257 tokens, forward and backward).
+  (4 in fp32): `padding` compares them by bytes and FLOPs.
 - Triton's choice among a kernel's configurations, made at the first launch, is not made: it changes no code.
 """
 
@@ -24,11 +23,15 @@ from torch._inductor.fx_passes import joint_graph, pad_mm
 from torch._inductor.graph import GraphLowering
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flopcast.roofline.stream.tracer.compiler.fake_gpu import Card
+from flopcast.roofline.stream.tracer.compiler.padding import rule_for
+
 _CPU = torch.device("cpu")
 
 
-def keep_code(found: Callable[[str], None]) -> None:
-    """Makes inductor give each graph's code to `found`, and run graphs by making their results alone."""
+def keep_code(card: Card, found: Callable[[str], None]) -> None:
+    """Makes inductor generate for a GPU, give each graph's code to `found`, and run graphs by making their results
+    alone."""
     torch._inductor.config.force_disable_caches = True
     torch._inductor.config.compile_threads = 1  # no pool of processes, which would compile kernels
 
@@ -44,7 +47,7 @@ def keep_code(found: Callable[[str], None]) -> None:
     # captures what runs, which nothing does; graphs are generated for capture all the same
     for name in ("cudagraph_post_compile", "cudagraph_partition_post_compile"):
         setattr(output_code, name, lambda *_, **__: None)
-    pad_mm.get_cached_should_pad = lambda _key: True  # type: ignore[assignment]
+    pad_mm._should_pad = rule_for(card)  # type: ignore[assignment]
     folder, uniform = constant_folding.ConstantFolder, joint_graph.UniformValueConstantFolder
     folder.run = _on_host(folder.run)  # type: ignore[method-assign]
     uniform.__init__ = _on_host(uniform.__init__)  # type: ignore[method-assign]

@@ -39,7 +39,7 @@ def compiled(asked: Asked) -> OutputCode:
     from flopcast.roofline.stream.tracer.compiler.inductor import keep_code
 
     graphs: list[str] = []
-    keep_code(graphs.append)
+    keep_code(card, graphs.append)
     # autograd's engine runs in this thread, where fake tensors have their mode
     with FakeTensorMode(allow_non_fake_inputs=True), torch.autograd.set_multithreading_enabled(False):
         step = _built(asked)
