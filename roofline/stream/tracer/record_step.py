@@ -124,12 +124,6 @@ def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[
         yield lambda: begin("forward")
 
 
-def counts_on_host(optimizer: torch.optim.Optimizer, device_type: str) -> bool:
-    """Whether step counters are in host memory, as with torch's optimizers on CUDA unless fused or capturable."""
-    group = optimizer.param_groups[0]
-    return device_type == "cuda" and not (group.get("fused") or group.get("capturable"))
-
-
 def record_step(
     step: Any,
     meta: Mapping[str, Any] | None = None,
@@ -165,7 +159,7 @@ def record_step(
     recorder = Recorder(modules, is_host)
     parameters = parts.named_parameters()
     homes = {parameter: modules.layer_of(name) for parameter, name in parameters.items()}
-    _register(recorder, parts, homes, step.device_type)
+    _register(recorder, parts, homes)
 
     def register_gradients() -> None:
         for parameter, layer in homes.items():
@@ -197,7 +191,7 @@ def record_step(
     )
 
 
-def _register(recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int | None], device_type: str) -> None:
+def _register(recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int | None]) -> None:
     """Registers with the recorder the tensors that exist before the step."""
     for parameter, layer in homes.items():
         recorder.register(parameter, "parameter", layer)
@@ -209,9 +203,9 @@ def _register(recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int
             recorder.register(tensor, "input", None)
     for optimizer in parts.optimizers:
         for owner, state in optimizer.state.items():
-            for name, value in state.items():
+            for value in state.values():
                 if isinstance(value, torch.Tensor):
-                    kind = "host" if name == "step" and counts_on_host(optimizer, device_type) else "state"
+                    kind = "host" if recorder.is_host(value) else "state"
                     recorder.register(value, kind, homes.get(owner))
 
 

@@ -68,6 +68,18 @@ class _Recording:
         return record_step(step, meta, is_host=is_host, first=first)
 
 
+class _FakeMode(FakeTensorMode):
+    """Fake tensors whose copies are of the same mode.
+
+    `copy.deepcopy` of a tensor that is no parameter, such as a gradient, copies its mode too, and with that torch's
+    weak references to storages (2.11 and 2.13), which count no copies: each is released twice, and a later collection
+    of garbage ends the process.
+    """
+
+    def __deepcopy__(self, _memo: Any) -> _FakeMode:
+        return self
+
+
 @contextlib.contextmanager
 def _fake(device: str, gpu: Gpu | None = None) -> Iterator[_Recording]:
     """Makes tensors fake, behaving as those of `device` ("cuda" or "cpu"); yields the function that records a step.
@@ -79,7 +91,7 @@ def _fake(device: str, gpu: Gpu | None = None) -> Iterator[_Recording]:
         untraced(),
         refusing() as watch_compiler,
         loading_apart(values.inside, values.hosts.add),
-        FakeTensorMode(allow_non_fake_inputs=True),
+        _FakeMode(allow_non_fake_inputs=True),
         values,
         warnings.catch_warnings(),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,9 +95,8 @@ small = get_stream(load_config("qwen3-0.6b"), Traced())
 ladder = get_stream(make_config(width=512, depth=9), Traced())
 print(small.depth, ladder.depth, [m for m in ("torch", "transformers", "pandas", "scipy") if m in sys.modules])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"XDG_CACHE_HOME": str(tmp_path)}
-    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "28 9 []"
     assert list(tmp_path.iterdir()) == []
 

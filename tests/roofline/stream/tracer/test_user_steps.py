@@ -99,7 +99,6 @@ PLACED: dict[str, Callable[[], Step]] = {
     "torch.device(0)": lambda: loop(device=torch.device(0))(),
     "indices": index_everywhere,
     "with torch.device": under_a_device,
-    "default device": default_device,
     "cuda where available": lambda: loop(device="cuda" if torch.cuda.is_available() else "cpu")(),
     "accelerator": lambda: loop(device=torch.accelerator.current_accelerator())(),
 }
@@ -108,6 +107,13 @@ PLACED: dict[str, Callable[[], Step]] = {
 @pytest.mark.parametrize("name", PLACED)
 def test_however_the_device_is_named(name: str) -> None:
     assert calls(trace_module(PLACED[name])) == calls(trace_module(loop()))
+    assert torch.get_default_device().type == "cpu"
+
+
+def test_a_default_device() -> None:
+    """AdamW's counters are in host memory; up to torch 2.11 on the default device, where a step waits to read each."""
+    counters = {"_foreach_add_": 1, "_local_scalar_dense": 2 * 4}
+    assert added(default_device) == (counters if torch.__version__ < (2, 12) else {})
     assert torch.get_default_device().type == "cpu"
 
 
@@ -384,6 +390,20 @@ def test_what_people_write_is_traced(name: str) -> None:
 
     assert launched("forward")
     assert launched("backward")
+
+
+def test_a_copy_of_a_model_with_gradients_is_of_the_same_mode() -> None:
+    """A copied mode holds copies of torch's weak references, whose release ends the process later."""
+    modes: set[int] = set()
+
+    def copied(_loss: torch.Tensor, model: nn.Module, _optimizer: Any) -> None:
+        for made in (model, copy.deepcopy(model)):
+            for parameter in made.parameters():
+                assert parameter.grad is not None
+                modes.update(id(tensor.fake_mode) for tensor in (parameter, parameter.grad))  # type: ignore[attr-defined]
+
+    trace_module(loop(copied))
+    assert len(modes) == 1
 
 
 def test_products_in_tf32_by_the_steps_own_choice() -> None:
