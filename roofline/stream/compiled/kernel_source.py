@@ -303,10 +303,7 @@ class _Reader:
                 base = Term("partial sums", 0, programs * row - 1, (("programs", programs), ("r0_index", row)))
                 where = Index(((base, 1),), part * programs * row)
             else:
-                found = self._index(offset)
-                if found is None:
-                    raise self._unread(call)
-                where = found
+                where = self._index(offset) or self._any_index(offset)
         else:
             raise self._unread(call)
         if pointer not in self.kernel.dtypes:
@@ -366,8 +363,15 @@ class _Reader:
                 return self._index(value)
         return None
 
+    def _any_index(self, node: ast.expr) -> Index:
+        """An index of another form, such as the window of a pooling, is taken as different for every combination of the
+        terms that it is made of."""
+        return self._opaque(ast.unparse(node), self._terms(node))
+
     def _loaded(self, name: str) -> Index:
-        terms = self.follows[name]
+        return self._opaque(name, self.follows[name])
+
+    def _opaque(self, name: str, terms: Mapping[str, Term]) -> Index:
         bases = tuple(sorted({base for term in terms.values() for base in term.bases}))
         count = prod(term.count for term in terms.values())
         return Index(((Term(name, 0, max(count, 1) - 1, bases, is_loaded=True), 1),))

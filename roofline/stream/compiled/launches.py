@@ -53,7 +53,8 @@ class Launch:
     broadcasts by the kernel's own index expressions, elements found by an index from memory as if all were different.
     `numels`: sizes of the kernel's dimensions, (("x", 8192), ("r0_", 1024)); `hint`: inductor's word for a reduction's
     direction. `operands` and `results` are the tensors of a library's call. `ops`: the ATen operations that it came
-    from, `nodes` the nodes of the traced graph. `touches`: the same bytes by buffer.
+    from, `nodes` the nodes of the traced graph. `touches`: the same bytes by buffer. `args`: a library call's arguments
+    in the order of ATen's schema, as `kernels.shapes.Call` writes them, where `operands` are the inputs.
     """
 
     kind: Kind
@@ -67,6 +68,7 @@ class Launch:
     operands: tuple[Operand, ...] = ()
     results: tuple[Operand, ...] = ()
     touches: tuple[Touch, ...] = field(default=(), compare=False)  # names differ from graph to graph
+    args: str = "[]"
 
     @property
     def bytes(self) -> int:
@@ -92,7 +94,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Graph:
-    """A compiled graph: inputs by name, launches in order, buffers by birth, and the names of what it returns."""
+    """A compiled graph: inputs by name, launches in order, buffers by birth, and the buffers of what it returns, in
+    order; what is no buffer, None or a number, stays as the text has it."""
 
     label: str  # "0_forward", as the text has it
     inputs: tuple[tuple[str, Operand], ...]

@@ -1,10 +1,10 @@
 """The launches of a deep model from those of two shallower ones, since layers repeat.
 
 A graph of d + 1 layers launches what one of d does and a layer more. In inductor's text the added launches are not
-marked, the kernels are numbered anew, and the order at the graph's ends follows its scheduler. So the layer is found by
-what it launches: the difference of the two lists, each launch by kind, name without its number, sizes, bytes and
-operands; and its place, a stretch of the deeper list that launches just that. (Qwen3-0.6B on an H200: 22 launches a
-layer forward and 36 backward; the 28-layer text has those of two layers and 26 times these, and no other.)
+marked, and kernels are numbered anew. So the layer is found by what it launches: the difference of the two lists, each
+launch by kind, name without its number, sizes, bytes and operands; and its place, a stretch of the deeper list that
+launches just that. (Qwen3-0.6B on an H200: 22 launches a layer forward and 36 backward. Lists of two and three layers
+unfold to the real one of 28, in order, with its peak of memory to the byte.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Layered:
     layer_peak_bytes: int
 
     def launches(self, layers: int) -> tuple[Launch, ...]:
-        """The launches at a depth, in an order that the graph could have."""
+        """The launches at a depth, in order."""
         return self.before + self.layer * (layers - self.base) + self.after
 
     def peak_bytes(self, layers: int) -> int:

@@ -8,10 +8,12 @@ known. A statement of a form that is not known here is an error that shows it, n
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.compiled.kernel_source import UnreadableCodeError, moved_bytes, read_kernel
@@ -74,7 +76,8 @@ def _kernels(module: ast.Module) -> dict[str, str]:
 def _input_dtypes(module: ast.Module) -> dict[str, str]:
     """Dtypes of the inputs, from the benchmark that inductor appends."""
     found: dict[str, str] = {}
-    for node in ast.walk(module):
+    functions = (function for function in module.body if isinstance(function, ast.FunctionDef))
+    for node in (statement for function in functions for statement in function.body):
         match node:
             case ast.Assign(
                 targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="rand_strided"), keywords=keywords)
@@ -153,6 +156,7 @@ class _Reader:
         self.inputs: list[str] = []
         self.input_tensors: dict[str, Operand] = {}
         self.launches: list[Launch] = []
+        self.moved: dict[tuple[object, ...], dict[str, tuple[int, int]]] = {}
         self.returned: dict[int, dict[int, Operand]] = {}  # by library call: what it returned, by place
         self.outputs: tuple[str, ...] = ()
         self.last_line = 0
@@ -241,7 +245,10 @@ class _Reader:
                 sizes[parameter] = max(prod(tensor.shape), extent(tensor)) if tensor is not None else _UNBOUNDED
             elif parameter.endswith("numel"):
                 numels[parameter] = self._number(argument, node)
-        touches = [Touch(buffers[parameter], *moved) for parameter, moved in moved_bytes(kernel, numels, sizes).items()]
+        again = name, tuple(numels.items()), tuple(sizes.items())  # layers launch the same kernel at the same sizes
+        if again not in self.moved:
+            self.moved[again] = moved_bytes(kernel, numels, sizes)
+        touches = [Touch(buffers[parameter], *moved) for parameter, moved in self.moved[again].items()]
         launch = Launch(
             kernel.kind, kernel.name, sum(one.read for one in touches), sum(one.written for one in touches),
             numels=tuple((parameter.removesuffix("numel"), size) for parameter, size in numels.items()),
@@ -250,10 +257,14 @@ class _Reader:
         self._launch(launch, node)
 
     def _library(self, function: str, call: ast.Call, node: ast.stmt, result: str | None) -> None:
-        operands = self._arguments(call.args, node)
+        given = _in_order(call)
+        operands = self._arguments(given, node)
         results = self._arguments([keyword.value for keyword in call.keywords if keyword.arg == "out"], node)
         name = _library_name(function)
-        self._launch(_library_launch(_library_kind(name), name, operands, results), node)
+        places = iter(range(len(operands)))
+        args = [{"t": next(places)} if self._is_tensor(one) else _literal(one) for one in given]
+        launch = _library_launch(_library_kind(name), name, operands, results)
+        self._launch(replace(launch, args=json.dumps(args, separators=(",", ":"))), node)
         if result is not None:
             self._bind(result, _Value(self._storage(result, 0), None, len(self.launches) - 1))
 
@@ -331,13 +342,16 @@ class _Reader:
 
     def _return(self, value: ast.expr | None) -> None:
         returned = value.elts if isinstance(value, ast.Tuple) else [] if value is None else [value]
-        names = []
-        for item in returned:
-            used = [n.id for n in ast.walk(item) if isinstance(n, ast.Name) and n.id in self.values]
-            names.append(used[0] if used else ast.unparse(item))
-        self.outputs = tuple(names)
+        used = [
+            next((n.id for n in ast.walk(item) if isinstance(n, ast.Name) and n.id in self.values), None)
+            for item in returned
+        ]
+        self.outputs = tuple(
+            ast.unparse(item) if name is None else self.values[name].storage.name
+            for item, name in zip(returned, used, strict=True)
+        )
         for name in list(self.values):
-            if name not in names:
+            if name not in used:
                 self._drop(name)
 
     def graph(self, label: str) -> Graph:
@@ -379,12 +393,16 @@ class _Reader:
 
     def _arguments(self, nodes: Iterable[ast.expr], statement: ast.stmt) -> list[_Value]:
         """The tensors of known sizes among the arguments of a call."""
-        values = [
-            self._argument(node, statement)
-            for node in nodes
-            if isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id not in ("inf", "nan"))
-        ]
-        return [value for value in values if value.tensor is not None]
+        return [self._argument(node, statement) for node in nodes if self._is_tensor(node)]
+
+    def _is_tensor(self, node: ast.expr) -> bool:
+        """Whether an argument is a tensor of known sizes."""
+        match node:
+            case ast.Name(id=name) if name not in ("inf", "nan"):
+                return name not in self.values or self.values[name].tensor is not None
+            case ast.Call(func=ast.Name(id="reinterpret_tensor")):
+                return True
+        return False
 
     def _sizes(self, node: ast.expr) -> tuple[int, ...]:
         try:
@@ -443,6 +461,27 @@ def _library_kind(name: str) -> Kind:
     if bare in ("copy_", "copy", "_to_copy", "clone", "fill_", "zero_", "full", "zeros"):
         return Kind.COPY
     return Kind.FALLBACK
+
+
+# What `extern_kernels.convolution` is given by keyword, in the schema's order.
+_BY_KEYWORD = (
+    "input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding", "groups",
+)  # fmt: skip
+
+
+def _in_order(call: ast.Call) -> list[ast.expr]:
+    """A library call's arguments in the order of ATen's schema."""
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    return [*call.args, *(keywords[name] for name in _BY_KEYWORD[len(call.args) :] if name in keywords)]
+
+
+def _literal(node: ast.expr) -> Any:
+    """A number, a list of them or None; what is neither, such as a dtype, is None."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _library_launch(kind: Kind, name: str, operands: Sequence[_Value], results: Sequence[_Value]) -> Launch:

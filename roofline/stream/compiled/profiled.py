@@ -15,8 +15,11 @@ from flopcast.errors import DataError
 from flopcast.roofline.stream.compiled.launches import Graph, Kind, Launch
 
 _FILL = re.compile(r"^Mem(set|cpy)\b")
-_PRODUCT = re.compile(r"nvjet|gemm|gemv|cutlass|cublas|splitK|xmma|\bdot_kernel|reduce_1Block")
+_PRODUCT = re.compile(r"nvjet|gemm|gemv|cutlass|cublas|xmma|\bdot_kernel|reduce_1Block")
+_PARTS = re.compile(r"splitKreduce")  # sums what several programs multiplied
 _ATTENTION = re.compile(r"cudnn|flash|fmha|sdpa|attention", re.IGNORECASE)
+_RELAYOUT = re.compile(r"nchwToNhwc|AddPadding")  # before a convolution
+_CONVOLUTION = re.compile(r"xmma|cutlass|nvjet|wgrad|dgrad|fprop|convolve|conv2d")
 _OPTIMIZER = re.compile(r"multi_tensor_apply_kernel|FusedOptimizer|foreach", re.IGNORECASE)
 
 
@@ -42,30 +45,23 @@ class Joined:
 
 
 def join(graphs: Sequence[Graph], kernels: Sequence[tuple[str, float]]) -> Joined:
-    """The kernels of each launch. `graphs` in the order in which a step runs them, forward before backward.
+    """The kernels of each launch, in the order in which the step ran its graphs (`run_order`).
 
-    Raises DataError at the first generated kernel that the profile does not have in its place.
+    Raises DataError for a profile of another step.
     """
     launches: list[TimedLaunch] = []
     outside: list[tuple[str, float]] = []
     place = 0
-    for graph in graphs:
+    for graph in run_order(graphs, kernels):
         pending: list[Launch] = []
         for launch in graph.launches:
             if not launch.is_generated:
                 pending.append(launch)
                 continue
-            end = next((p for p in range(place, len(kernels)) if _is_generated(kernels[p][0])), len(kernels))
-            if end == len(kernels) or kernels[end][0] != launch.name:
-                found = kernels[end][0] if end < len(kernels) else "the end"
-                raise DataError(
-                    f"graph {graph.label}: after {len(launches)} launches the text launches {launch.name}, the profile "
-                    f"has {found[:100]!r}: they are not of the same step"
-                )
+            end = next(p for p in range(place, len(kernels)) if _is_generated(kernels[p][0]))
             timed, others = _shared(pending, kernels[place:end])
-            launches += timed
+            launches += [*timed, TimedLaunch(launch, (kernels[end],))]
             outside += others
-            launches.append(TimedLaunch(launch, (kernels[end],)))
             place, pending = end + 1, []
         if pending:
             end = next((p for p in range(place, len(kernels)) if _ends_calls(kernels[p][0])), len(kernels))
@@ -78,11 +74,27 @@ def join(graphs: Sequence[Graph], kernels: Sequence[tuple[str, float]]) -> Joine
     return Joined(tuple(launches), optimizer, tuple(kernel for kernel in outside if kernel not in optimizer))
 
 
-def run_order(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
-    """Graphs as a step runs them, which is as they were compiled, but for backward ones that wait for the loss: forward
-    graphs in the order of their labels, then backward ones in the opposite order."""
-    forward = [graph for graph in graphs if not graph.is_backward]
-    return (*forward, *(graph for graph in graphs if graph.is_backward))
+def run_order(graphs: Sequence[Graph], kernels: Sequence[tuple[str, float]]) -> tuple[Graph, ...]:
+    """The graphs as the step ran them, one graph perhaps several times: layers behind a graph break share theirs. Each
+    is told by the names of its generated kernels in a row; of several that fit, the longest.
+
+    Raises DataError at a generated kernel where none of the graphs goes on.
+    """
+    names = [name for name, _ in kernels if _is_generated(name)]
+    generated = [(graph, [launch.name for launch in graph.launches if launch.is_generated]) for graph in graphs]
+    generated.sort(key=lambda pair: len(pair[1]), reverse=True)
+    order: list[Graph] = []
+    place = 0
+    while place < len(names):
+        fitting = next((pair for pair in generated if pair[1] and names[place : place + len(pair[1])] == pair[1]), None)
+        if fitting is None:
+            raise DataError(
+                f"kernel {names[place]}, number {place + 1} of {len(names)} that are generated, begins no graph of the "
+                "text: profile and text are not of the same step"
+            )
+        order.append(fitting[0])
+        place += len(fitting[1])
+    return tuple(order)
 
 
 def _is_generated(name: str) -> bool:
@@ -102,15 +114,15 @@ def _shared(
         return [], list(kernels)
     shares: list[list[tuple[str, float]]] = [[] for _ in calls]
     place = -1  # the call that the last kernel belonged to
-    waiting: list[tuple[str, float]] = []  # fills, which belong to the next call's kernel
+    waiting: list[tuple[str, float]] = []  # fills, which belong to the next kernel's call
     outside: list[tuple[str, float]] = []
     for kernel in kernels:
         if _FILL.match(kernel[0]):
             waiting.append(kernel)
             continue
         following = place + 1
-        begins = following < len(calls) and _begins(calls[following], kernel[0], place >= 0 and calls[place])
-        if begins:
+        is_free = place < 0 or _is_whole(calls[place], shares[place])
+        if is_free and following < len(calls) and _begins(calls[following], kernel[0]):
             place = following
         if place < 0:
             outside += [*waiting, kernel]
@@ -121,10 +133,20 @@ def _shared(
     return [TimedLaunch(call, tuple(share)) for call, share in zip(calls, shares, strict=True)], outside
 
 
-def _begins(call: Launch, kernel: str, before: Launch | bool) -> bool:
-    """Whether a kernel is the first of `call`, or still belongs to the call before it."""
+def _begins(call: Launch, kernel: str) -> bool:
+    """Whether a kernel can be the first of `call`."""
     if call.kind is Kind.PRODUCT:
-        return _PRODUCT.search(kernel) is not None and "splitK" not in kernel
+        return _PRODUCT.search(kernel) is not None and not _PARTS.search(kernel)
+    if call.kind is Kind.CONVOLUTION:
+        return any(pattern.search(kernel) for pattern in (_CONVOLUTION, _RELAYOUT))
     if call.kind in (Kind.ATTENTION, Kind.ATTENTION_BACKWARD):
         return _ATTENTION.search(kernel) is not None
-    return _PRODUCT.search(kernel) is None and _ATTENTION.search(kernel) is None
+    return not any(pattern.search(kernel) for pattern in (_PRODUCT, _ATTENTION))
+
+
+def _is_whole(call: Launch, kernels: Sequence[tuple[str, float]]) -> bool:
+    """Whether a call has run what it has to: a convolution's backward pass has a kernel for each gradient."""
+    if call.kind is not Kind.CONVOLUTION:
+        return True
+    done = sum(_CONVOLUTION.search(name) is not None for name, _ in kernels)
+    return done >= (len(call.results) if "backward" in call.name else 1)

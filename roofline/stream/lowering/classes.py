@@ -24,6 +24,7 @@ _CALLS = {
     "embedding": "embedding embedding_dense_backward index index_select",
     "optimizer": "",
     "fused": "",
+    "generated": "",
     "cat": "cat stack",
     "fill": "fill_ zero_ zeros ones full new_zeros new_ones zeros_like ones_like full_like new_full arange"
     " scalar_tensor",
@@ -47,6 +48,7 @@ GROUPS = {
     "optimizer": ("optimizer",),
     "softmax": ("softmax",),
     "reduction": ("reduction",),
+    "generated": ("generated",),
     "elementwise": ("pointwise", "copy", "cat", "fill", "loss", "embedding", "other", "linalg", "custom", "fused"),
 }
 _GROUP_OF = {op_class: group for group, members in GROUPS.items() for op_class in members}
@@ -63,6 +65,8 @@ def op_class(call: str, default: str = "pointwise") -> str:
         return "optimizer"
     if namespace == "flopcast":
         return "fused"
+    if namespace == "inductor":
+        return "generated"
     is_other = "." in call.replace("::", ".") and namespace not in _TORCH
     return "custom" if is_other else _CLASS_OF.get(name, default)
 

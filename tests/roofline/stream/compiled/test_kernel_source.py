@@ -161,9 +161,21 @@ def test_kinds_and_hints() -> None:
     assert (kernel.kind, kernel.hint, kernel.parameters) == (Kind.LOOPED, "OUTER", ("out_ptr0", "xnumel"))
 
 
-@pytest.mark.parametrize("access", ["tl.load(tl.make_block_ptr(in_ptr0, shape=[8]))", "tl.load(in_ptr0 + (x0 * x0))"])
-def test_an_access_of_another_form_is_told(access: str) -> None:
-    with pytest.raises(
-        UnreadableCodeError, match=r"triton_poi_fused_x_0: an access that this reader does not know: tl\.load"
-    ):
-        bytes_of(f"x0 = xindex\ntmp0 = {access}", IN_OUT, {"in_ptr0": 1, "out_ptr0": 1}, {"xnumel": 8})
+def test_an_index_of_another_form_counts_every_place() -> None:
+    body = """
+x0 = (xindex % 8)
+x1 = xindex // 8
+tmp0 = tl.load(in_ptr0 + (x1*x1 + (-1 + (8*(8 <= x0) + x0*(x0 < 8)))), None)
+tl.store(out_ptr0 + (x0 + 8*x1), tmp0, None)
+"""
+    assert bytes_of(body, IN_OUT, {"in_ptr0": 1000, "out_ptr0": 80}, {"xnumel": 80}) == (80 * 4, 80 * 2)
+    assert bytes_of(body, IN_OUT, {"in_ptr0": 40, "out_ptr0": 80}, {"xnumel": 80}) == (40 * 4, 80 * 2)
+
+
+def test_an_access_of_another_form_is_told() -> None:
+    told = r"triton_poi_fused_x_0: an access that this reader does not know: tl\.load"
+    with pytest.raises(UnreadableCodeError, match=told):
+        bytes_of(
+            "x0 = xindex\ntmp0 = tl.load(tl.make_block_ptr(in_ptr0, shape=[8]))",
+            IN_OUT, {"in_ptr0": 1, "out_ptr0": 1}, {"xnumel": 8},
+        )  # fmt: skip

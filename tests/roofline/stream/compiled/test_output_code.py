@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from flopcast.errors import DataError
 from flopcast.kernels.shapes import DTYPE_BYTES, Operand
 from flopcast.roofline.stream.compiled import output_code
 from flopcast.roofline.stream.compiled.kernel_source import (
@@ -28,7 +29,7 @@ from flopcast.roofline.stream.compiled.kernel_source import (
 )
 from flopcast.roofline.stream.compiled.launches import Graph, Kind, storage_bytes
 from flopcast.roofline.stream.compiled.output_code import read_output_code
-from flopcast.roofline.stream.compiled.profiled import join, run_order
+from flopcast.roofline.stream.compiled.profiled import join
 
 FOLDER = Path(__file__).parents[4] / "reports" / "nvidia-h200" / "compiled-steps"
 GOLDEN = Path(__file__).with_name("recorded.json")
@@ -60,10 +61,10 @@ def test_launches_and_bytes_by_kind(case: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["compile", "compile-graphs"])
-def test_the_launches_read_are_the_kernels_profiled(mode: str) -> None:
+def test_the_mlps_launches_are_the_kernels_profiled(mode: str) -> None:
     """Each generated kernel by name and in order; each product a kernel, with a fill before it or none."""
-    record = json.loads(gzip.decompress((FOLDER / "mlp.json.gz").read_bytes()))
-    joined = join(run_order(graphs_of("mlp")), [(name, seconds) for name, seconds in record["kernels"][mode]])
+    kernels = kernels_of("mlp", mode)
+    joined = join(graphs_of("mlp"), kernels)
     launches = [launch for graph in graphs_of("mlp") for launch in graph.launches]
     assert [timed.launch for timed in joined.launches] == launches
     for timed in joined.launches:
@@ -74,8 +75,33 @@ def test_the_launches_read_are_the_kernels_profiled(mode: str) -> None:
     told = [name.split("<")[0] for name, _ in joined.outside]
     copies = ["Memcpy DtoD (Device -> Device)"] * 2 if mode == "compile-graphs" else []
     assert told == [*copies, "void at::native::vectorized_elementwise_kernel"]  # the loss's own gradient, 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_launch_ran(case: str) -> None:
+    """Generated kernels have a kernel each, library calls one or more, and no kernel is lost."""
+    kernels = kernels_of(case, "compile")
+    joined = join(graphs_of(case), kernels)
     counted = sum(len(timed.kernels) for timed in joined.launches) + len(joined.optimizer) + len(joined.outside)
-    assert counted == len(record["kernels"][mode])
+    assert counted == len(kernels)
+    assert all(timed.kernels for timed in joined.launches)
+    assert all(len(timed.kernels) == 1 for timed in joined.launches if timed.launch.is_generated)
+    launches = sum(len(graph.launches) for graph in graphs_of(case))
+    if case == "qwen3-moe-l2":  # the experts break the graph: both layers run the same graphs, and 865 kernels eagerly
+        assert (launches, len(joined.launches)) == (65, 133)
+    else:
+        assert len(joined.launches) == launches
+        assert len(joined.outside) <= 20
+
+
+def test_a_profile_of_another_step_is_told() -> None:
+    with pytest.raises(DataError, match="number 1 of 51 that are generated, begins no graph of the text"):
+        join(graphs_of("mlp"), kernels_of("gpt2-l2", "compile")[:100])
+
+
+def kernels_of(case: str, mode: str) -> list[tuple[str, float]]:
+    record = json.loads(gzip.decompress((FOLDER / f"{case}.json.gz").read_bytes()))
+    return [(name, seconds) for name, seconds in record["kernels"][mode]]
 
 
 def test_bytes_are_those_of_inductors_own_rule() -> None:

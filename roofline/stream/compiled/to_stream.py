@@ -1,0 +1,198 @@
+"""The op stream of a compiled step: its graphs' launches as the forward and the backward, the optimizer as it is.
+
+`torch.compile(model)` leaves the optimizer eager, so that its calls, parameters and states are those of the eager
+step's stream. A graph's inputs are matched to that stream's parameters, buffers and inputs, and the gradients that
+backward graphs return to its gradients, by their bytes: which of several equal ones is taken changes no time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+
+from flopcast.errors import DataError
+from flopcast.kernels.shapes import Operand
+from flopcast.roofline.stream.compiled.launches import Graph, Launch, storage_bytes
+from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
+
+GENERATED = "inductor"  # namespace of the ops that are generated kernels: "inductor.pointwise"
+_TANGENTS = "tangents_"  # the backward's inputs that are gradients of the forward's results
+_BYTES = "uint8"
+
+
+def to_stream(graphs: Sequence[Graph], eager: Stream) -> Stream:
+    """The stream of a step whose model was compiled into `graphs`, given in the order in which a step runs them.
+    `eager`: the same step's eager stream. Raises DataError where a backward graph has no forward of its number."""
+    return _Conversion(eager).run(graphs)
+
+
+class _Conversion:
+    def __init__(self, eager: Stream) -> None:
+        self.eager = eager
+        self.storages = list(eager.storages)
+        self.tensors = list(eager.tensors)
+        self.ops: list[Op] = []
+        self.saved: dict[str, list[int | None]] = {}  # by a graph's number: what its forward keeps for its backward
+        self.freed: list[int] = []  # storages that the next op's memory may take
+        self._known: dict[TensorRef, int] = {}
+        self._existing = _by_bytes(eager, ("parameter", "buffer", "input"))
+        self._gradients = _by_bytes(eager, ("gradient",))
+        # what graphs return to the code between them, which hands it to the next graph: results, then their gradients
+        self._handed: dict[int, deque[int]] = defaultdict(deque)
+        self._held: set[int] = set()  # results that the code between graphs holds while the forward runs
+
+    def run(self, graphs: Sequence[Graph]) -> Stream:
+        backward = {_number(graph): graph for graph in graphs if graph.is_backward}
+        for graph in graphs:
+            if not graph.is_backward:
+                self._forward(graph, backward.get(_number(graph)))
+        # the caller keeps the loss alone
+        kept = {storage for saved in self.saved.values() for storage in saved}
+        self.freed += sorted(self._held - kept)
+        self._held.clear()
+        self._handed.clear()
+        for graph in graphs:
+            if graph.is_backward:
+                self._backward(graph)
+        self.ops += [op for op in self.eager.ops if op.phase == "optimizer"]
+        meta = {**self.eager.meta, "mode": "compile"}
+        return Stream(
+            tuple(self.ops), tuple(self.tensors), tuple(self.storages), self.eager.n_params, self.eager.depth, meta
+        )
+
+    def _forward(self, graph: Graph, backward: Graph | None) -> None:
+        places: dict[str, int] = {}
+        for name, operand in graph.inputs:
+            handed = self._handed[storage_bytes(operand)]
+            places[name] = handed[0] if handed else self._take(self._existing, operand)
+        self._launches(graph, "forward", places)
+        outputs = [places.get(name) for name in graph.outputs]
+        n_results = len(outputs) - (len(_saved_inputs(backward)) if backward is not None else 0)
+        self.saved[_number(graph)] = outputs[n_results:]
+        for storage in outputs[:n_results]:
+            if storage is not None:
+                self._held.add(storage)
+                self._handed[self.storages[storage].bytes].append(storage)
+
+    def _backward(self, graph: Graph) -> None:
+        saved = self.saved.pop(_number(graph), None)
+        if saved is None:
+            raise DataError(f"graph {graph.label} has no forward graph")
+        places: dict[str, int] = {}
+        for (name, operand), storage in zip(_saved_inputs(graph), saved, strict=True):
+            places[name] = self._new(operand) if storage is None else storage
+        for name, operand in graph.inputs:
+            if not name.startswith(_TANGENTS):
+                continue
+            handed = self._handed[storage_bytes(operand)]
+            if handed:
+                places[name] = handed.popleft()
+            else:  # autograd makes them: ones of the loss, zeros of what it does not depend on
+                places[name] = self._new(operand)
+                self._append("aten.full.default", "backward", [], [(operand, places[name])])
+        for name, storage in self._results(graph):
+            places[name] = storage
+        self._launches(graph, "backward", places)
+        for name in graph.outputs:
+            storage = places.get(name)
+            if storage is not None and self.storages[storage].kind == "activation":
+                self._handed[self.storages[storage].bytes].append(storage)
+
+    def _results(self, graph: Graph) -> Iterator[tuple[str, int]]:
+        """The gradients that a backward graph returns, by buffer, as storages of the eager stream."""
+        sizes = {buffer.name: buffer.bytes for buffer in graph.buffers if not buffer.is_input}
+        for name in dict.fromkeys(graph.outputs):
+            if name in sizes and self._gradients[sizes[name]]:
+                yield name, self._gradients[sizes[name]].popleft()
+
+    def _launches(self, graph: Graph, phase: str, places: dict[str, int]) -> None:
+        """Appends a graph's launches. `places`: storages by buffer, to which the graph's own are added."""
+        dying: dict[int, list[str]] = defaultdict(list)
+        own = {buffer.name: buffer for buffer in graph.buffers}
+        for buffer in graph.buffers:
+            if buffer.died is not None:
+                dying[buffer.died].append(buffer.name)
+        for number, launch in enumerate(graph.launches):
+            self._drop(dying[number], places)
+            for touch in launch.touches:
+                if touch.buffer not in places:
+                    size = own[touch.buffer].bytes if touch.buffer in own else 0
+                    places[touch.buffer] = self._storage(size)
+            self._launch(launch, phase, places)
+        self._drop(dying[len(graph.launches)], places)
+
+    def _drop(self, names: Sequence[str], places: dict[str, int]) -> None:
+        found = (places[name] for name in names if name in places)
+        self.freed += [s for s in found if self.storages[s].kind == "activation" and s not in self._held]
+
+    def _launch(self, launch: Launch, phase: str, places: dict[str, int]) -> None:
+        buffers = [places[touch.buffer] for touch in launch.touches]
+        if launch.is_generated:
+            read = [(_bytes(touch.read), at) for touch, at in zip(launch.touches, buffers, strict=True) if touch.read]
+            written = [
+                (_bytes(touch.written), at) for touch, at in zip(launch.touches, buffers, strict=True) if touch.written
+            ]
+            told = {"numels": dict(launch.numels), "hint": launch.hint}
+            self._append(f"{GENERATED}.{launch.kind.name.lower()}", phase, read, written, json.dumps(told))
+            return
+        name = launch.name if "." in launch.name else f"aten.{launch.name}"
+        operands = list(zip(launch.operands, buffers, strict=False))
+        results = list(zip(launch.results, buffers[len(operands) :], strict=False))
+        self._append(f"{name}.default", phase, operands, results, launch.args)
+
+    def _append(
+        self,
+        name: str,
+        phase: str,
+        operands: Sequence[tuple[Operand, int]],
+        results: Sequence[tuple[Operand, int]],
+        args: str = "[]",
+    ) -> None:
+        inputs, outputs = (
+            tuple(self._tensor(operand, storage) for operand, storage in tensors) for tensors in (operands, results)
+        )
+        self.ops.append(Op(name, phase, inputs, outputs, args=args, freed=tuple(dict.fromkeys(self.freed))))
+        self.freed.clear()
+
+    # --- tensors and storages
+
+    def _tensor(self, operand: Operand, storage: int) -> int:
+        ref = TensorRef(operand, storage)
+        if ref not in self._known:
+            self._known[ref] = len(self.tensors)
+            self.tensors.append(ref)
+        return self._known[ref]
+
+    def _storage(self, size: int) -> int:
+        self.storages.append(Storage(size, "activation"))
+        return len(self.storages) - 1
+
+    def _new(self, operand: Operand) -> int:
+        return self._storage(storage_bytes(operand))
+
+    def _take(self, known: dict[int, deque[int]], operand: Operand) -> int:
+        found = known[storage_bytes(operand)]
+        return found.popleft() if found else self._new(operand)
+
+
+def _number(graph: Graph) -> str:
+    """What a forward and its backward share: "0" of "0_forward"."""
+    return graph.label.rpartition("_")[0]
+
+
+def _saved_inputs(graph: Graph) -> list[tuple[str, Operand]]:
+    return [(name, operand) for name, operand in graph.inputs if not name.startswith(_TANGENTS)]
+
+
+def _by_bytes(stream: Stream, kinds: Sequence[str]) -> dict[int, deque[int]]:
+    """Storages of these kinds in order, by their bytes."""
+    found: dict[int, deque[int]] = defaultdict(deque)
+    for index, storage in enumerate(stream.storages):
+        if storage.kind in kinds:
+            found[storage.bytes].append(index)
+    return found
+
+
+def _bytes(count: int) -> Operand:
+    return Operand((count,), (1,), _BYTES)

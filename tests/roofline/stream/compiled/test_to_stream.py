@@ -1,0 +1,79 @@
+"""The op stream of a compiled step, made of what inductor generated on an H200, against that step's records."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.step.device_work import describe_ops
+from flopcast.roofline.step.memory import peak_bytes, workspace_bytes
+from flopcast.roofline.stream.compiled.to_stream import to_stream
+from flopcast.roofline.stream.ops.op_stream import Stream
+from studies.compiled.record import CASES
+from studies.compiled.steps import Compared, compared, eager_stream, graphs_of
+
+BY_NAME = {case.name: case for case in CASES}
+NAMES = ("mlp", "qwen3-0.6b-l2", "llama-3.2-1b-l2")
+
+
+@cache
+def streams(name: str) -> tuple[Stream, Stream]:
+    """The compiled step's and the eager one's."""
+    eager = eager_stream(BY_NAME[name])
+    return to_stream(graphs_of(BY_NAME[name]), eager), eager
+
+
+@cache
+def found(name: str) -> Compared:
+    return compared(BY_NAME[name], find_profile("nvidia-h200"))
+
+
+def flops(stream: Stream) -> int:
+    return sum(work.flops for work in describe_ops(stream) if work is not None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_launch_is_an_op_and_the_optimizer_stays(name: str) -> None:
+    compiled, eager = streams(name)
+    launches = sum(len(graph.launches) for graph in graphs_of(BY_NAME[name]))
+    made = [op for op in compiled.ops if op.name == "aten.full.default"]  # gradients of the results
+    assert sum(op.phase != "optimizer" for op in compiled.ops) == launches + len(made)
+    assert [op for op in compiled.ops if op.phase == "optimizer"] == [op for op in eager.ops if op.phase == "optimizer"]
+
+
+@pytest.mark.parametrize("name", ["mlp", "qwen3-0.6b-l2"])
+def test_compiling_leaves_the_products_as_they_are(name: str) -> None:
+    """But for what is computed again, or not causal any more: attention takes a mask."""
+    compiled, eager = streams(name)
+    assert flops(compiled) == pytest.approx(flops(eager), rel=0.05)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_is_made_before_it_is_read_and_freed_once(name: str) -> None:
+    stream, _ = streams(name)
+    live = {i for i, storage in enumerate(stream.storages) if storage.kind != "activation"}
+    freed: set[int] = set()
+    for op in stream.ops:
+        assert freed.isdisjoint(op.freed)
+        freed |= set(op.freed)
+        live -= set(op.freed)
+        if op.phase != "optimizer":
+            assert {stream.tensors[i].storage for i in op.inputs} <= live
+        live |= {stream.tensors[i].storage for i in op.outputs}
+
+
+@pytest.mark.parametrize(("name", "most"), [("mlp", 0.002), ("qwen3-0.6b-l2", 0.002), ("llama-3.2-1b-l2", 0.002)])
+def test_peak_memory_is_what_was_allocated_on_the_gpu(name: str, most: float) -> None:
+    assert abs(found(name).bytes_error or 0.0) <= most
+    compiled, eager = streams(name)
+    workspace = workspace_bytes((9, 0))
+    assert peak_bytes(compiled, workspace) < peak_bytes(eager, workspace)
+
+
+@pytest.mark.parametrize(("name", "most"), [("mlp", 0.045), ("qwen3-0.6b-l2", 0.01), ("llama-3.2-1b-l2", 0.01)])
+def test_products_and_optimizer_take_the_time_that_they_took(name: str, most: float) -> None:
+    one = found(name)
+    assert one.forecast["gemm"] == pytest.approx(one.measured["gemm"], rel=most)
+    assert one.forecast["optimizer"] == pytest.approx(one.measured["optimizer"], rel=0.03)
