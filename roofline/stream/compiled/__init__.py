@@ -2,7 +2,9 @@
 
     launches.py       what one launch is, and a graph of them with the life of its buffers
     kernel_source.py  what a generated Triton kernel reads and writes, from its source
+    instructions.py   what it computes besides
     output_code.py    the text of a graph's wrapper, statement by statement
+    reuse.py          how long ago a launch's operands were touched
     profiled.py       launches joined to the kernels that a profiler saw
     compare.py        two lists of launches, side by side by kind
     layers.py         the list of a deep model from those of two and three layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
 from typing import NamedTuple
@@ -45,6 +45,33 @@ class Touch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Work:
+    """What one launch of a generated kernel does besides moving bytes (`instructions.py`).
+
+    Of all threads together: `arithmetic` instructions; `special`, results of the special function unit;
+    `trigonometric`, sines and cosines; `requested`, bytes of loads and stores, those that a cache serves too;
+    `gathered`, elements loaded or stored whose neighbours lie in other lines of memory.
+
+    Of one thread: `steps`, loads that it does one after another, of which `chained` more need what others have loaded;
+    `reductions`, how often it waits for the other threads of its program; `turns`, the rows that it takes one after
+    another for sums over rows.
+    """
+
+    arithmetic: float = 0.0
+    special: float = 0.0
+    trigonometric: float = 0.0
+    requested: float = 0.0
+    gathered: float = 0.0
+    steps: float = 0.0
+    chained: float = 0.0
+    reductions: float = 0.0
+    turns: float = 0.0
+
+    def plus(self, **more: float) -> Work:
+        return replace(self, **{name: getattr(self, name) + amount for name, amount in more.items()})
+
+
+@dataclass(frozen=True)
 class Launch:
     """A kernel that inductor generated, or a call of a library.
 
@@ -54,7 +81,9 @@ class Launch:
     `numels`: sizes of the kernel's dimensions, (("x", 8192), ("r0_", 1024)); `hint`: inductor's word for a reduction's
     direction. `operands` and `results` are the tensors of a library's call. `ops`: the ATen operations that it came
     from, `nodes` the nodes of the traced graph. `touches`: the same bytes by buffer. `args`: a library call's arguments
-    in the order of ATen's schema, as `kernels.shapes.Call` writes them, where `operands` are the inputs.
+    in the order of ATen's schema, as `kernels.shapes.Call` writes them, where `operands` are the inputs. `work`: what a
+    generated kernel computes. `ages`: of the buffers that it reads, (bytes, bytes that the graph had moved since they
+    were touched), without those that the graph has not touched before.
     """
 
     kind: Kind
@@ -67,8 +96,10 @@ class Launch:
     nodes: tuple[str, ...] = ()
     operands: tuple[Operand, ...] = ()
     results: tuple[Operand, ...] = ()
+    work: Work | None = None
     touches: tuple[Touch, ...] = field(default=(), compare=False)  # names differ from graph to graph
     args: str = "[]"
+    ages: tuple[tuple[int, int], ...] = field(default=(), compare=False)  # differ from layer to layer
 
     @property
     def bytes(self) -> int:

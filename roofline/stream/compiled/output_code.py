@@ -16,6 +16,7 @@ from math import prod
 from typing import Any
 
 from flopcast.kernels.shapes import Operand
+from flopcast.roofline.stream.compiled.instructions import work_of
 from flopcast.roofline.stream.compiled.kernel_source import UnreadableCodeError, moved_bytes, read_kernel
 from flopcast.roofline.stream.compiled.launches import (
     Buffer,
@@ -23,10 +24,12 @@ from flopcast.roofline.stream.compiled.launches import (
     Kind,
     Launch,
     Touch,
+    Work,
     extent,
     storage_bytes,
     touched_bytes,
 )
+from flopcast.roofline.stream.compiled.reuse import with_ages
 
 GRAPH_MARK = re.compile(r"^# ---- graph \d+\n", re.MULTILINE)  # what the recording puts between graphs
 _LABEL = re.compile(r"^# AOT ID: \['(.*?)'\]", re.MULTILINE)
@@ -156,7 +159,7 @@ class _Reader:
         self.inputs: list[str] = []
         self.input_tensors: dict[str, Operand] = {}
         self.launches: list[Launch] = []
-        self.moved: dict[tuple[object, ...], dict[str, tuple[int, int]]] = {}
+        self.known: dict[tuple[object, ...], tuple[dict[str, tuple[int, int]], Work]] = {}
         self.returned: dict[int, dict[int, Operand]] = {}  # by library call: what it returned, by place
         self.outputs: tuple[str, ...] = ()
         self.last_line = 0
@@ -246,13 +249,14 @@ class _Reader:
             elif parameter.endswith("numel"):
                 numels[parameter] = self._number(argument, node)
         again = name, tuple(numels.items()), tuple(sizes.items())  # layers launch the same kernel at the same sizes
-        if again not in self.moved:
-            self.moved[again] = moved_bytes(kernel, numels, sizes)
-        touches = [Touch(buffers[parameter], *moved) for parameter, moved in self.moved[again].items()]
+        if again not in self.known:
+            self.known[again] = moved_bytes(kernel, numels, sizes), work_of(kernel, numels)
+        moved, work = self.known[again]
+        touches = [Touch(buffers[parameter], *both) for parameter, both in moved.items()]
         launch = Launch(
             kernel.kind, kernel.name, sum(one.read for one in touches), sum(one.written for one in touches),
             numels=tuple((parameter.removesuffix("numel"), size) for parameter, size in numels.items()),
-            hint=kernel.hint, touches=tuple(touches),
+            hint=kernel.hint, work=work, touches=tuple(touches),
         )  # fmt: skip
         self._launch(launch, node)
 
@@ -355,7 +359,7 @@ class _Reader:
                 self._drop(name)
 
     def graph(self, label: str) -> Graph:
-        launches = _with_splits(self.launches)
+        launches = with_ages(_with_splits(self.launches))
         buffers = tuple(
             Buffer(storage.name, storage.bytes, storage.born, storage.died, storage.is_input)
             for storage in self.storages

@@ -1,0 +1,176 @@
+"""Fits the law of generated kernels to compiled steps, and judges it by other steps.
+
+    python -m studies.compiled.generated reports/nvidia-h200/compiled-steps [--out generated.md] [--write]
+
+Fitted: four small steps (`FIT`). Held out: all others that the folder has, by whose kernels nothing of the law was
+chosen. Three of these, of models unlike those fitted (`UNLIKE`), say how far the law may be off: its deviations are
+theirs, and the six that are left tell whether these are right. The times are those of kernels within real steps:
+operands lie in the L2 or not as the step leaves them. `--write` replaces the shipped parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from flopcast.roofline.base.numbers import Z_90
+from flopcast.roofline.gpu.catalogue.datasheets import find_spec
+from flopcast.roofline.gpu.laws.generated import GeneratedLaw, Rates, seconds
+from flopcast.roofline.gpu.laws.smooth import Array
+from flopcast.roofline.gpu.library.generated import FILE, Fitted, rates_of
+from flopcast.roofline.stream.compiled.launches import Launch
+from studies.command import parser_of
+from studies.compiled.kernels import timed_launches
+from studies.markdown import table
+
+GPU = "nvidia-h200"
+FIT = ("mlp", "qwen3-0.6b-l2", "qwen3-0.6b-l2-4x256", "qwen3-0.6b-l3")
+UNLIKE = ("gpt2-l2", "resnet50", "vit-b16")
+# Where the search begins: what a datasheet and a profiler let one expect.
+START = GeneratedLaw(
+    floor=0.7e-6, load=0.4e-6, ramp=1e-6, ramp_bytes=5e6, step=0.15e-6, chain=1.4e-6, reduction=0.5e-6, turn=0.2e-6,
+    read=0.9, written=0.95, cached=25.0, resident=0.9, arithmetic=1 / 128, trigonometric=0.2, request=0.04, gather=0.15,
+    tail=1.0, overlap=3.0,
+)  # fmt: skip
+FARTHEST = 4.0  # from there, in log
+# A residual beyond which a kernel counts less: Triton's choice among configurations alone moves some by a fifth.
+ROBUST = 0.1
+SHARE = 5.0  # how much a kernel's share of its step's time adds to its weight
+FEWEST = 8  # different kernels of a kind, for a deviation of its own
+
+
+@dataclass(frozen=True)
+class Row:
+    case: str
+    launch: Launch
+    measured: float
+
+
+def main() -> None:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("folder", type=Path, help="folder of CASE.code.gz and CASE.json.gz")
+    parser.add_argument("--out", type=Path, help="file for the tables")
+    parser.add_argument("--write", action="store_true", help=f"replace {FILE.name}")
+    options = parser.parse_args()
+    cases = sorted(path.name.removesuffix(".json.gz") for path in options.folder.glob("*.json.gz"))
+    if missing := {*FIT, *UNLIKE} - set(cases):
+        parser.error(f"{options.folder} has no {', '.join(sorted(missing))}, which the law is made of")
+    rows = [row for case in cases for row in rows_of(options.folder, case)]
+    rates = rates_of(find_spec(GPU))
+    fit = [row for row in rows if row.case in FIT]
+    law = fitted_law(fit, rates)
+    sigma, sigmas = deviations([row for row in rows if row.case in UNLIKE], law, rates)
+    source = f"compiled steps {', '.join(FIT)}; deviations by {', '.join(UNLIKE)}"
+    known = Fitted(gpu=GPU, law=law, sigma=sigma, sigmas=sigmas, source=source)
+    shown = report(rows, known, rates)
+    print(shown)
+    if options.out:
+        options.out.write_text(shown + "\n")
+    if options.write:
+        FILE.write_text(json.dumps(_rounded(asdict(known)), indent=1) + "\n")
+
+
+def rows_of(folder: Path, case: str) -> list[Row]:
+    """The generated kernels of a step."""
+    timed = (one for one in timed_launches(folder, case) if one.launch.is_generated)
+    return [Row(case, one.launch, one.seconds) for one in timed]
+
+
+def fitted_law(rows: Sequence[Row], rates: Rates) -> GeneratedLaw:
+    """The parameters of least log residuals. A kernel that a step launches often counts as one, and more by its share
+    of the step's time."""
+    launches = Counter((row.case, row.launch.name) for row in rows)
+    totals: dict[str, float] = defaultdict(float)
+    for row in rows:
+        totals[row.case] += row.measured
+    weights = np.array(
+        [math.sqrt(1.0 / launches[row.case, row.launch.name] + SHARE * row.measured / totals[row.case]) for row in rows]
+    )
+    measured = np.log([row.measured for row in rows])
+    names = [field.name for field in fields(GeneratedLaw)]
+    begin = np.log([getattr(START, name) for name in names])
+
+    def law_of(logs: Array) -> GeneratedLaw:
+        return GeneratedLaw(**dict(zip(names, map(float, np.exp(logs)), strict=True)))
+
+    def residuals(logs: Array, /) -> Array:
+        law = law_of(logs)
+        return np.asarray(weights * (np.log([seconds(row.launch, rates, law) for row in rows]) - measured))
+
+    bounds = (begin - FARTHEST, begin + FARTHEST)
+    found = least_squares(residuals, begin, bounds=bounds, loss="soft_l1", f_scale=ROBUST, max_nfev=200)
+    return law_of(found.x)
+
+
+def deviations(rows: Sequence[Row], law: GeneratedLaw, rates: Rates) -> tuple[float, dict[str, float]]:
+    """The deviation of log seconds, of all kinds together and of those with enough different kernels: that by which
+    nine in ten lie in the interval of 90%, so that a few that Triton configured badly do not widen all."""
+    different = {(row.case, row.launch.name): row for row in rows}.values()
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    for row in different:
+        by_kind[row.launch.kind.value].append(abs(math.log(seconds(row.launch, rates, law) / row.measured)))
+    together = [residual for found in by_kind.values() for residual in found]
+    return _deviation(together), {kind: _deviation(found) for kind, found in by_kind.items() if len(found) >= FEWEST}
+
+
+def _deviation(residuals: Sequence[float]) -> float:
+    return float(np.quantile(residuals, 0.9)) / Z_90
+
+
+# --- tables
+
+
+def report(rows: Sequence[Row], known: Fitted, rates: Rates) -> str:
+    fit, held = ([row for row in rows if (row.case in FIT) is wanted] for wanted in (True, False))
+    head = ["", "launches", "measured ms", "sum", "launch, median", "90%", "in the interval"]
+    told = (
+        f"{len(fit)} kernels of {len(FIT)} steps fitted, {len(held)} of {len({row.case for row in held})} held out. "
+        "Seconds are those of kernels within steps, with the L2 as a step leaves it; intervals are those of 90%, "
+        f"by the deviations of {', '.join(UNLIKE)}. `python -m studies.compiled.generated`."
+    )
+    parts = ["# The law of generated kernels", "", told]
+    for name, some in (("Fitted", fit), ("Held out", held)):
+        by_case = _lines(some, known, rates, lambda row: row.case)
+        by_kind = _lines(some, known, rates, lambda row: row.launch.kind.value)
+        parts += ["", f"## {name}", "", table(head, by_case), "", table(head, by_kind)]
+    values = [[name, f"{value:.3g}"] for name, value in asdict(known.law).items()]
+    return "\n".join([*parts, "", "## Parameters", "", table(["parameter", "value"], values)])
+
+
+def _lines(rows: Sequence[Row], known: Fitted, rates: Rates, key: Callable[[Row], str]) -> list[list[str]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return [_line(name, some, known, rates) for name, some in [*sorted(groups.items()), ("all", list(rows))]]
+
+
+def _line(name: str, rows: Sequence[Row], known: Fitted, rates: Rates) -> list[str]:
+    predicted = [seconds(row.launch, rates, known.law) for row in rows]
+    measured = [row.measured for row in rows]
+    errors = [abs(found / real - 1.0) for found, real in zip(predicted, measured, strict=True)]
+    inside = [
+        abs(math.log(found / row.measured)) <= Z_90 * known.sigmas.get(row.launch.kind.value, known.sigma)
+        for found, row in zip(predicted, rows, strict=True)
+    ]
+    total = sum(predicted) / sum(measured) - 1.0
+    shown = [f"{total:+.1%}", f"{median(errors):.1%}", f"{float(np.quantile(errors, 0.9)):.1%}"]
+    return [name, str(len(rows)), f"{sum(measured) * 1e3:.2f}", *shown, f"{sum(inside) / len(inside):.0%}"]
+
+
+def _rounded(value: object) -> object:
+    """To five digits: more are noise, and differ from machine to machine."""
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The shipped law of generated kernels, against the kernels of real steps that it was not fitted to."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from flopcast.roofline.gpu.catalogue.datasheets import find_spec
+from flopcast.roofline.gpu.library.generated import fitted, generated_seconds
+from flopcast.roofline.stream.compiled.output_code import read_output_code
+from flopcast.roofline.stream.compiled.profiled import TimedLaunch, join
+
+FOLDER = Path(__file__).parents[4] / "reports" / "nvidia-h200" / "compiled-steps"
+H200 = find_spec("nvidia-h200")
+HELD_OUT = ("llama-3.2-1b-l2", "qwen3-1.7b-l2")
+
+
+@cache
+def kernels(case: str) -> tuple[TimedLaunch, ...]:
+    graphs = read_output_code(gzip.decompress((FOLDER / f"{case}.code.gz").read_bytes()).decode())
+    record = json.loads(gzip.decompress((FOLDER / f"{case}.json.gz").read_bytes()))
+    profiled = [(str(name), float(seconds)) for name, seconds in record["kernels"]["compile"]]
+    return tuple(one for one in join(graphs, profiled).launches if one.launch.is_generated)
+
+
+@pytest.mark.parametrize("case", HELD_OUT)
+def test_kernels_of_a_step_that_it_never_saw(case: str) -> None:
+    rows = kernels(case)
+    predicted = [generated_seconds(row.launch, H200).seconds for row in rows]
+    assert sum(predicted) == pytest.approx(sum(row.seconds for row in rows), rel=0.05)
+    errors = [abs(found / row.seconds - 1) for found, row in zip(predicted, rows, strict=True)]
+    assert median(errors) < 0.08
+    assert sorted(errors)[int(0.9 * len(errors))] < 0.25
+
+
+@pytest.mark.parametrize("case", HELD_OUT)
+def test_bytes_alone_do_not_explain_them(case: str) -> None:
+    """The best bandwidth and the shipped floor: a tenth of the kernels are off by more than a quarter."""
+    rows = kernels(case)
+    floor = fitted().law.floor
+    rate = median(row.launch.bytes / (row.seconds - floor) for row in rows if row.seconds > 2 * floor)
+    errors = sorted(abs((floor + row.launch.bytes / rate) / row.seconds - 1) for row in rows)
+    assert errors[int(0.9 * len(errors))] > 0.4
+
+
+def test_other_gpus_are_projected() -> None:
+    row = max(kernels(HELD_OUT[0]), key=lambda row: row.launch.bytes)
+    here, there = (generated_seconds(row.launch, find_spec(name)) for name in ("nvidia-h200", "nvidia-a100-80gb-sxm"))
+    assert (here.basis, there.basis) == ("measured", "projected")
+    ratio = H200.bandwidth_bytes_per_second / find_spec("nvidia-a100-80gb-sxm").bandwidth_bytes_per_second
+    assert there.seconds / here.seconds == pytest.approx(ratio, rel=0.3)
+    assert here.sigma == there.sigma > 0

@@ -1,0 +1,35 @@
+"""The fit of the law of generated kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flopcast.roofline.gpu.catalogue.datasheets import find_spec
+from flopcast.roofline.gpu.laws.generated import seconds
+from flopcast.roofline.gpu.library.generated import fitted, rates_of
+from flopcast.roofline.stream.compiled.launches import Kind, Launch, Work
+from studies.compiled import generated
+
+RATES = rates_of(find_spec(generated.GPU))
+
+
+def row(size: int, arithmetic: float, factor: float = 1.0) -> generated.Row:
+    work = Work(arithmetic=arithmetic, requested=float(size), steps=1)
+    launch = Launch(Kind.POINTWISE, f"triton_poi_{size}_{arithmetic}", size // 2, size // 2, (("x", size),), work=work)
+    return generated.Row("case", launch, factor * seconds(launch, RATES, fitted().law))
+
+
+def test_a_law_is_found_again_in_the_times_that_it_gives_though_one_is_wrong() -> None:
+    rows = [row(2**power, arithmetic) for power in range(10, 30) for arithmetic in (0.0, 2.0**power, 60 * 2.0**power)]
+    found = generated.fitted_law([*rows, row(2**20 + 8, 0.0, factor=20.0)], RATES)
+    for one in rows:
+        assert seconds(one.launch, RATES, found) == pytest.approx(one.measured, rel=0.03)
+
+
+def test_the_table_says_what_was_fitted_and_what_was_held_out() -> None:
+    known, held = row(2**20, 0.0), replace(row(2**22, 0.0, factor=1 / 1.1), case="another")
+    shown = generated.report([replace(known, case=generated.FIT[0]), held], fitted(), RATES)
+    assert "1 kernels of 4 steps fitted, 1 of 1 held out" in shown
+    assert "| another | 1 | 0.00 | +10.0% | 10.0% | 10.0% |" in shown
