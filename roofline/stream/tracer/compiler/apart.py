@@ -55,6 +55,7 @@ def output_code(asked: Asked, *, max_seconds: float = MAX_SECONDS) -> OutputCode
     if "refused" in answer:
         raise UsageError(answer["refused"])
     return OutputCode(
-        graphs=tuple(answer["graphs"]), captured=answer["captured"], torch=answer["torch"], triton=answer["triton"],
-        breaks=tuple(Break(**found) for found in answer["breaks"]),
+        graphs=tuple(answer["graphs"]), calls=tuple(answer["calls"]), captured=answer["captured"],
+        breaks=tuple(Break(**found) for found in answer["breaks"]), waits=tuple(answer["waits"]),
+        torch=answer["torch"], triton=answer["triton"],
     )  # fmt: skip

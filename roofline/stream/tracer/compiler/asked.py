@@ -42,12 +42,16 @@ class Break:
 @dataclass(frozen=True, kw_only=True)
 class OutputCode:
     """What inductor generated. `graphs`: the text of each, in the order in which they were compiled, which is that of a
-    first step: forwards as they are called, backwards as autograd reaches them. `captured`: how many graphs dynamo
-    captured, one more than the graph breaks that lie on the way. `breaks`: all that were found."""
+    first step: forwards as they are called, backwards as autograd reaches them. `calls`: the numbers of the graphs that
+    a step calls, in order; layers that are compiled apart may share one. `captured`: how many graphs dynamo captured,
+    one more than the graph breaks that lie on the way. `breaks`: all that were found. `waits`: lines outside of the
+    graphs that read a value back from the GPU, for which the host waits; such values are taken to be 1 and true."""
 
     graphs: tuple[str, ...]
+    calls: tuple[int, ...]
     captured: int
     breaks: tuple[Break, ...]
+    waits: tuple[str, ...]
     torch: str
     triton: str
 

@@ -12,6 +12,7 @@ the other one is" is made on CUDA. For a process of its own: nothing is undone.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from flopcast.roofline.stream.tracer.cuda_autocast import CastWeights, kernels_for
 from flopcast.roofline.stream.tracer.cuda_operators import RULES
+from flopcast.roofline.stream.tracer.user_code import line_of
 
 _CUDA, _META = torch.device("cuda", 0), torch.device("meta")
 _DEVICE: Any = torch.ops.prim.device.default  # what C++ calls to learn a tensor's device
@@ -43,6 +45,20 @@ def be_cuda(attention: Callable[..., torch.Tensor]) -> None:
     FakeTensorMode.avoid_device_init = property(lambda _mode: True)  # type: ignore[assignment]
     torch._C._conv_determine_backend_memory_format = _format_of(torch._C._conv_determine_backend_memory_format)
     _register({**RULES, "scaled_dot_product_attention": attention})
+
+
+def read_ones(mode: FakeTensorMode, waited: Callable[[str], None]) -> None:
+    """Makes `mode` read 1 and true from its tensors on the GPU, and tell the line that asked to `waited`. Compilers
+    have modes of their own, in which there is nothing to read."""
+    dispatch = FakeTensorMode.__torch_dispatch__
+
+    def read(own: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and own is mode and args[0].is_cuda:
+            waited(line_of(sys._getframe(1)))
+            return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
+        return dispatch(own, func, types, args, kwargs)
+
+    FakeTensorMode.__torch_dispatch__ = read  # type: ignore[method-assign, assignment]
 
 
 def _hide_device_from_autograd() -> None:
@@ -147,6 +163,12 @@ def _register(rules: Mapping[str, Callable[..., Any]]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name, kernel in kernels_for(CastWeights(), "cuda"):
-            _library.impl(name, kernel, "AutocastCUDA")
+            _library.impl(name, _left_alone(kernel), "AutocastCUDA")
         for name, rule in rules.items():
-            _library.impl(name, rule, "AutogradCUDA")
+            _library.impl(name, _left_alone(rule), "AutogradCUDA")
+
+
+def _left_alone(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps dynamo from compiling what stands for CUDA's own code, where a step calls it outside of its graphs."""
+    is_function = kernel is not torch.library.fallthrough_kernel
+    return torch.compiler.disable(kernel) if is_function else kernel

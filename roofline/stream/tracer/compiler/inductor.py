@@ -11,7 +11,8 @@ answered here:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,18 +30,32 @@ from flopcast.roofline.stream.tracer.compiler.padding import rule_for
 _CPU = torch.device("cpu")
 
 
-def keep_code(card: Card, found: Callable[[str], None]) -> None:
-    """Makes inductor generate for a GPU, give each graph's code to `found`, and run graphs by making their results
-    alone."""
+@dataclass
+class Kept:
+    """The code of the graphs, in the order of their compilation, and their numbers in that of their calls."""
+
+    graphs: list[str] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+
+
+def keep_code(card: Card) -> Kept:
+    """Makes inductor generate for a GPU and keep what it generates; graphs run by making their results alone."""
+    kept = Kept()
     torch._inductor.config.force_disable_caches = True
     torch._inductor.config.compile_threads = 1  # no pool of processes, which would compile kernels
 
     def to_module(graph: Any) -> Any:
-        found(graph.codegen()[0].value)
+        number = len(kept.graphs)
+        kept.graphs.append(graph.codegen()[0].value)
         graph.cache_key = graph.cache_path = ""
         graph.cache_linemap = []
         make = _results_of(graph)
-        return SimpleNamespace(call=make, runner=None, __file__="")
+
+        def call(inputs: Any) -> list[Any]:
+            kept.calls.append(number)
+            return make(inputs)
+
+        return SimpleNamespace(call=call, runner=None, __file__="")
 
     GraphLowering._compile_to_module = to_module  # type: ignore[method-assign, assignment]
     compile_fx.get_input_idxs_to_check = lambda *_: ()  # looks at addresses
@@ -51,38 +66,57 @@ def keep_code(card: Card, found: Callable[[str], None]) -> None:
     folder, uniform = constant_folding.ConstantFolder, joint_graph.UniformValueConstantFolder
     folder.run = _on_host(folder.run)  # type: ignore[method-assign]
     uniform.__init__ = _on_host(uniform.__init__)  # type: ignore[method-assign]
+    return kept
 
 
 def _results_of(graph: Any) -> Callable[[Any], list[Any]]:
     """Makes a function of a graph's inputs that returns its results, of the sizes and strides that inductor chose."""
     makers = [_maker(graph, result) for result in graph.graph_outputs]
+    expected = list(graph.graph_inputs.values())
 
     def make(inputs: Any) -> list[Any]:
         kept = list(inputs)
-        return [maker(kept) for maker in makers]
+        known = _symbols(expected, kept)
+        return [maker(kept, known) for maker in makers]
 
     return make
 
 
-def _maker(graph: Any, result: Any) -> Callable[[list[Any]], Any]:
-    """Makes a function of a graph's inputs that returns one of its results."""
+def _maker(graph: Any, result: Any) -> Callable[[list[Any], Mapping[Any, int]], Any]:
+    """Makes a function of a graph's inputs, and of the sizes that its symbols stand for, that returns one result."""
     if isinstance(result, ir.NoneAsConstantBuffer):
-        return lambda _: None
+        return lambda *_: None
     if isinstance(result, ir.ShapeAsConstantBuffer):
-        number = _number(result.expr)
-        return lambda _: number
+        number = result.expr
+        return lambda _, known: _number(number, known)
     place = _input_of(graph, result)
     if place is not None:
-        return lambda inputs: inputs[place]
-    sizes, strides = (tuple(map(_number, numbers)) for numbers in (result.get_size(), result.get_stride()))
-    dtype, device = result.get_dtype(), result.get_device()
-    return lambda _: torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+        return lambda inputs, _: inputs[place]
+    sizes, strides, dtype, device = result.get_size(), result.get_stride(), result.get_dtype(), result.get_device()
+
+    def make(_: list[Any], known: Mapping[Any, int]) -> torch.Tensor:
+        shape, apart = ([_number(one, known) for one in numbers] for numbers in (sizes, strides))
+        return torch.empty_strided(shape, apart, dtype=dtype, device=device)
+
+    return make
 
 
-def _number(size: Any) -> int:
-    """A size, 1 for each of its unknowns: counts that a step reads back, as of the tokens that an expert gets."""
-    unknown = getattr(size, "free_symbols", ())
-    return int(size.subs(dict.fromkeys(unknown, 1)) if unknown else size)
+def _symbols(expected: Sequence[Any], inputs: Sequence[Any]) -> dict[Any, int]:
+    """What the symbols of a graph that is compiled for any size stand for, by its inputs."""
+    found: dict[Any, int] = {}
+    for wanted, given in zip(expected, inputs, strict=True):
+        if isinstance(given, torch.Tensor):
+            names = (*wanted.get_size(), *wanted.get_stride())
+            found.update(zip(names, (*given.shape, *given.stride()), strict=True))
+        elif isinstance(given, int):
+            found[wanted] = given
+    return {name: number for name, number in found.items() if getattr(name, "is_symbol", False)}
+
+
+def _number(size: Any, known: Mapping[Any, int]) -> int:
+    """A size; 1 for each of its unknowns, which are numbers that the graph reads back, such as an expert's tokens."""
+    symbols = getattr(size, "free_symbols", ())
+    return int(size.subs({symbol: known.get(symbol, 1) for symbol in symbols}) if symbols else size)
 
 
 def _input_of(graph: Any, result: Any) -> int | None:

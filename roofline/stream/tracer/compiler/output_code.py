@@ -16,7 +16,7 @@ from flopcast.errors import UsageError
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
 from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked, Break, OutputCode
 from flopcast.roofline.stream.tracer.compiler.attention import rule_for
-from flopcast.roofline.stream.tracer.compiler.fake_cuda import be_cuda
+from flopcast.roofline.stream.tracer.compiler.fake_cuda import be_cuda, read_ones
 from flopcast.roofline.stream.tracer.compiler.fake_gpu import Card, tell_of
 
 _FIRST_LINE = 300  # characters of an error that are told
@@ -38,10 +38,10 @@ def compiled(asked: Asked) -> OutputCode:
 
     from flopcast.roofline.stream.tracer.compiler.inductor import keep_code
 
-    graphs: list[str] = []
-    keep_code(card, graphs.append)
+    kept, waits = keep_code(card), list[str]()
     # autograd's engine runs in this thread, where fake tensors have their mode
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.autograd.set_multithreading_enabled(False):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.autograd.set_multithreading_enabled(False):
+        read_ones(mode, waits.append)
         step = _built(asked)
         torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
         step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
@@ -50,8 +50,9 @@ def compiled(asked: Asked) -> OutputCode:
         except Exception as fault:
             raise UsageError(f"torch cannot compile the step: {_told(fault)}; {_ADVICE}") from fault
     return OutputCode(
-        graphs=tuple(graphs), captured=int(dynamo.counters["stats"]["unique_graphs"]),
-        breaks=tuple(_breaks(dynamo.graph_break_reasons)), torch=torch.__version__, triton=triton.__version__,
+        graphs=tuple(kept.graphs), calls=tuple(kept.calls), captured=int(dynamo.counters["stats"]["unique_graphs"]),
+        breaks=tuple(_breaks(dynamo.graph_break_reasons)), waits=tuple(dict.fromkeys(waits)), torch=torch.__version__,
+        triton=triton.__version__,
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def qwen3() -> OutputCode:
 def test_a_step_is_compiled_for_the_gpu(qwen3: OutputCode) -> None:
     forward, backward = read_output_code(qwen3.text)
     assert [graph.is_backward for graph in (forward, backward)] == [False, True]
-    assert (qwen3.captured, qwen3.breaks) == (1, ())
+    assert (qwen3.captured, qwen3.breaks, qwen3.waits, qwen3.calls) == (1, (), (), (0, 1))
     kinds = [Counter(launch.kind for launch in graph.launches) for graph in (forward, backward)]
     # per layer 7 products, and the logits'; the backward has two of each; the rotary angles may be a product too
     assert kinds[0][Kind.PRODUCT] - 15 in (0, 1)
@@ -76,7 +76,7 @@ def test_products_have_operands_in_bf16_on_the_gpu(qwen3: OutputCode) -> None:
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
     path = tmp_path / "net.py"
-    path.write_text(USERS.replace("{breaks}", 'print("in the middle")'))
+    path.write_text(USERS.replace("{breaks}", "print(x.mean().item())"))
     return path
 
 
@@ -91,10 +91,13 @@ def test_choices_are_those_of_the_gpu_asked_for(users: Path) -> None:
         30_008 in operand.shape for graph in read_output_code(code.text) for launch in graph.launches
         for operand in launch.operands
     )  # fmt: skip
-    # and where dynamo stops is told
+    # and where dynamo stops is told, and where the host waits
     assert code.captured == 2
     assert len(code.graphs) == 4
-    assert any(f"{users}:15" in found.where and "print" in found.where for found in code.breaks)
+    assert code.calls == (0, 1, 2, 3)
+    assert any(f"{users}:15" in found.where and "x.mean().item()" in found.where for found in code.breaks)
+    assert len(code.waits) == 1
+    assert "net.py:15, in forward" in code.waits[0]
 
 
 def test_what_cannot_be_compiled_is_refused(users: Path) -> None:
