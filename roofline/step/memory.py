@@ -10,6 +10,7 @@ from __future__ import annotations
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream
+from flopcast.roofline.stream.ops.to_micro_batches import times_run
 
 ALLOCATION_BYTES = 512  # the CUDA caching allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp)
 
@@ -45,7 +46,13 @@ def _peak_of_storages(stream: Stream) -> int:
     storages = [ref.storage for ref in stream.tensors]
     total = sum(sizes[i] for i in live)
     peak = total
-    for op, following in zip(stream.ops, (*stream.ops[1:], None), strict=True):
+    before, left = 1, 0  # how often the op before runs, and what was live when its stretch began
+    following_ops, counts = (*stream.ops[1:], None), times_run(stream)
+    for op, following, times in zip(stream.ops, following_ops, counts, strict=True):
+        if times != before:
+            total += (total - left) * (before - 1)  # what a stretch leaves behind, it leaves each time
+            peak = max(peak, total)
+            before, left = times, total
         is_sum = op.phase == "backward" and op.name == "aten.add.Tensor"
         reused = _summed_in_place(stream, op, following) if is_sum else ()
         for storage in op.freed + reused:

@@ -13,11 +13,20 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from flopcast.errors import DataError
 from flopcast.roofline.stream.compiled.launches import Graph, Launch
 
 _NUMBER = re.compile(r"_\d+$")
+
+
+class Stretch(NamedTuple):
+    """Launches of a graph, from number `start` to before `stop`, that run `times` times one after the other."""
+
+    start: int
+    stop: int
+    times: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,10 @@ class Layered:
     def launches(self, layers: int) -> tuple[Launch, ...]:
         """The launches at a depth, in order."""
         return self.before + self.layer * (layers - self.base) + self.after
+
+    def stretch(self, layers: int) -> Stretch:
+        """The repeated launches at a depth, by their numbers in the graph of one layer more than `base`."""
+        return Stretch(len(self.before), len(self.before) + len(self.layer), layers - self.base)
 
     def peak_bytes(self, layers: int) -> int:
         return self.base_peak_bytes + (layers - self.base) * self.layer_peak_bytes

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.compiled.launches import Graph, Launch, storage_bytes
+from flopcast.roofline.stream.compiled.layers import Stretch
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 
 GENERATED = "inductor"  # namespace of the ops that are generated kernels: "inductor.pointwise"
@@ -21,15 +22,18 @@ _TANGENTS = "tangents_"  # the backward's inputs that are gradients of the forwa
 _BYTES = "uint8"
 
 
-def to_stream(graphs: Sequence[Graph], eager: Stream) -> Stream:
+def to_stream(graphs: Sequence[Graph], eager: Stream, stretches: Mapping[str, Stretch] | None = None) -> Stream:
     """The stream of a step whose model was compiled into `graphs`, given in the order in which a step runs them.
-    `eager`: the same step's eager stream. Raises DataError where a backward graph has no forward of its number."""
-    return _Conversion(eager).run(graphs)
+    `eager`: the same step's eager stream. `stretches`: by a graph's label, its launches that stand for those of several
+    layers (`layers.Layered.stretch`). Raises DataError where a backward graph has no forward of its number."""
+    return _Conversion(eager, stretches or {}).run(graphs)
 
 
 class _Conversion:
-    def __init__(self, eager: Stream) -> None:
+    def __init__(self, eager: Stream, stretches: Mapping[str, Stretch]) -> None:
         self.eager = eager
+        self.stretches = stretches
+        self.repeated: list[tuple[int, int, int]] = []
         self.storages = list(eager.storages)
         self.tensors = list(eager.tensors)
         self.ops: list[Op] = []
@@ -56,7 +60,7 @@ class _Conversion:
             if graph.is_backward:
                 self._backward(graph)
         self.ops += [op for op in self.eager.ops if op.phase == "optimizer"]
-        meta = {**self.eager.meta, "mode": "compile"}
+        meta = {**self.eager.meta, "mode": "compile", "repeated": self.repeated}
         return Stream(
             tuple(self.ops), tuple(self.tensors), tuple(self.storages), self.eager.n_params, self.eager.depth, meta
         )
@@ -113,6 +117,9 @@ class _Conversion:
         for buffer in graph.buffers:
             if buffer.died is not None:
                 dying[buffer.died].append(buffer.name)
+        first = len(self.ops)  # a launch is an op
+        if stretch := self.stretches.get(graph.label):
+            self.repeated.append((first + stretch.start, first + stretch.stop, stretch.times))
         for number, launch in enumerate(graph.launches):
             self._drop(dying[number], places)
             for touch in launch.touches:

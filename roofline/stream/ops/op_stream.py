@@ -150,6 +150,7 @@ class Meta(TypedDict, total=False):
     optimizer: str
     accumulate: Size
     layer_params: Count
+    repeated: list[tuple[Count, Count, Size]]  # ops from the first to before the second run so many times
     config: dict[str, Any]
 
 

@@ -35,8 +35,11 @@ def to_micro_batches(stream: Stream, count: int) -> Stream:
 
 
 def times_run(stream: Stream) -> list[int]:
-    """Counts how often each op runs per step: once, except for those of a micro-batch that stands for several."""
+    """Counts how often each op runs per step: once, except for those of a micro-batch or of a compiled layer that
+    stands for several."""
     times = [1] * len(stream.ops)
+    for start, stop, count in stream.meta.get("repeated", ()):
+        times[start:stop] = [count] * (stop - start)
     alike = int(stream.meta.get(_META, 1))
     if alike > 1:
         blocks = _micro_batches(stream)

@@ -9,10 +9,12 @@ import pytest
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.device_work import describe_ops
 from flopcast.roofline.step.memory import peak_bytes, workspace_bytes
+from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.stream.compiled.layers import fold
 from flopcast.roofline.stream.compiled.to_stream import to_stream
 from flopcast.roofline.stream.ops.op_stream import Stream
 from studies.compiled.record import CASES
-from studies.compiled.steps import Compared, compared, eager_stream, graphs_of
+from studies.compiled.steps import Compared, compared, eager_stream, graphs_of, run_of
 
 BY_NAME = {case.name: case for case in CASES}
 NAMES = ("mlp", "qwen3-0.6b-l2", "llama-3.2-1b-l2")
@@ -77,3 +79,22 @@ def test_products_and_optimizer_take_the_time_that_they_took(name: str, most: fl
     one = found(name)
     assert one.forecast["gemm"] == pytest.approx(one.measured["gemm"], rel=most)
     assert one.forecast["optimizer"] == pytest.approx(one.measured["optimizer"], rel=0.03)
+
+
+def test_three_layers_of_which_one_runs_26_times_are_a_model_of_28() -> None:
+    """Time, memory and launches of the whole model's own code, which inductor took a minute and a half to make."""
+    whole = BY_NAME["qwen3-0.6b-8x1024"]
+    two, three = (graphs_of(BY_NAME[name]) for name in ("qwen3-0.6b-l2", "qwen3-0.6b-l3"))
+    eager = eager_stream(whole)
+    stretches = {one.label: one.stretch(28) for one in fold(two, three, 2)}
+    profile, run = find_profile("nvidia-h200"), run_of(whole)
+    folded, full = (
+        PricedStep(stream, run, profile)
+        for stream in (to_stream(three, eager, stretches), to_stream(graphs_of(whole), eager))
+    )
+    assert len(folded.stream.ops) < len(full.stream.ops) / 5
+    assert folded.peak_bytes == full.peak_bytes
+    assert folded.flops == full.flops
+    assert sum(op.launches for op in folded.ops) == sum(op.launches for op in full.ops)
+    assert folded.timeline.device_seconds == pytest.approx(full.timeline.device_seconds, rel=1e-6)
+    assert folded.timeline.step_seconds() == pytest.approx(full.timeline.step_seconds(), rel=1e-6)
