@@ -8,7 +8,7 @@ import pytest
 
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.laws.generated import seconds
-from flopcast.roofline.gpu.library.generated import fitted, rates_of
+from flopcast.roofline.gpu.library.generated import FILE, fitted, rates_of
 from flopcast.roofline.stream.compiled.launches import Kind, Launch, Work
 from studies.compiled import generated
 
@@ -33,3 +33,11 @@ def test_the_table_says_what_was_fitted_and_what_was_held_out() -> None:
     shown = generated.report([replace(known, case=generated.FIT[0]), held], fitted(), RATES)
     assert "1 kernels of 4 steps fitted, 1 of 1 held out" in shown
     assert "| another | 1 | 0.00 | +10.0% | 10.0% | 10.0% |" in shown
+
+
+def test_what_ships_is_what_the_recorded_steps_give() -> None:
+    folder = FILE.parents[2] / "reports" / "nvidia-h200" / "compiled-steps"
+    rows = [one for case in generated.FIT for one in generated.rows_of(folder, case)]
+    found = generated.fitted_law(rows, RATES)
+    for one in rows:
+        assert seconds(one.launch, RATES, found) == pytest.approx(seconds(one.launch, RATES, fitted().law), rel=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 from functools import cache
@@ -12,7 +13,10 @@ import pytest
 
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.library.generated import fitted, generated_seconds
-from flopcast.roofline.stream.compiled.output_code import read_output_code
+from flopcast.roofline.stream.compiled.instructions import work_of
+from flopcast.roofline.stream.compiled.kernel_source import moved_bytes, read_kernel
+from flopcast.roofline.stream.compiled.launches import Launch
+from flopcast.roofline.stream.compiled.output_code import GRAPH_MARK, read_output_code
 from flopcast.roofline.stream.compiled.profiled import TimedLaunch, join
 
 FOLDER = Path(__file__).parents[4] / "reports" / "nvidia-h200" / "compiled-steps"
@@ -55,3 +59,29 @@ def test_other_gpus_are_projected() -> None:
     ratio = H200.bandwidth_bytes_per_second / find_spec("nvidia-a100-80gb-sxm").bandwidth_bytes_per_second
     assert there.seconds / here.seconds == pytest.approx(ratio, rel=0.3)
     assert here.sigma == there.sigma > 0
+
+
+def sources(case: str) -> list[str]:
+    """The generated kernels of a step's text."""
+    text = gzip.decompress((FOLDER / f"{case}.code.gz").read_bytes()).decode()
+    made = [node for part in GRAPH_MARK.split(text) if part.strip() for node in ast.parse(part).body]
+    calls = [node.value for node in made if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    return [ast.literal_eval(call.args[1]) for call in calls if ast.unparse(call.func) == "async_compile.triton"]
+
+
+def test_real_kernels_take_no_less_for_more_rows() -> None:
+    kernels = [read_kernel(source) for source in sources("qwen3-0.6b-l2-4x256")]
+    assert len(kernels) > 40
+    for kernel in kernels:
+        numels = {name: 64 for name in kernel.parameters if name.endswith("numel")}
+        times = []
+        for rows in (1, 100, 128, 10_000, 1 << 20, 3 << 20):
+            numels["xnumel"] = rows
+            moved = moved_bytes(kernel, numels, dict.fromkeys(kernel.dtypes, 1 << 62)).values()
+            launch = Launch(
+                kernel.kind, kernel.name, sum(read for read, _ in moved), sum(written for _, written in moved),
+                tuple((name.removesuffix("numel"), size) for name, size in numels.items()), kernel.hint,
+                work=work_of(kernel, numels),
+            )  # fmt: skip
+            times.append(generated_seconds(launch, H200).seconds)
+        assert times == sorted(times), kernel.name
