@@ -30,8 +30,13 @@ class Measurements:
     torn_at: int | None = None
 
     def latest(self) -> list[Row]:
-        """One row per identity, the last one written: a retry replaces a row of status "oom"."""
-        return list({identity(row): row for row in self.rows}.values())
+        """One row per identity, the last one written: a retry replaces a row of status "oom". The tiny models of
+        another run of steps (`session`) are no retry: a process is one draw of the host."""
+        return list({(identity(row), _process(row)): row for row in self.rows}.values())
+
+
+def _process(row: Row) -> str | None:
+    return row.get("session") if row["key"].startswith("host/") else None
 
 
 def parse(data: bytes, path: Path) -> Measurements:

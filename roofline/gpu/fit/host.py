@@ -66,9 +66,8 @@ def fit_host(
     others, *processes = by_process(rows)
     hosts = [_fit_process([*own, *others], counts, ceilings, machine_host, warnings) for own in (processes or [[]])]
     found = [host for host in hosts if host is not None]
-    if not found or found[0].basis == "extrapolated":
-        return found[0] if found else None
-    return combine(found)
+    measured = [host for host in found if host.basis == "measured"]  # a process that was stopped may lack phases
+    return combine(measured) if measured else next(iter(found), None)
 
 
 def by_process(rows: Iterable[FitRow]) -> list[list[FitRow]]:

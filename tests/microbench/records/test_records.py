@@ -71,6 +71,17 @@ def test_out_of_memory_rows_are_retried_only_when_asked_and_the_last_row_counts(
     assert [r["status"] for r in records.read(tmp_path).latest()] == ["ok"]
 
 
+def test_tiny_models_of_two_runs_of_steps_are_two_draws_of_the_host(tmp_path: Path) -> None:
+    """Three runs of steps lie in one file of an H100, and its host was fitted to the last of them alone."""
+    with Recorder(tmp_path, MACHINE) as recorder:
+        for session in ("one", "two"):
+            recorder.append(row("host/qwen3/depth2/forward", value=1.0, session=session))
+            recorder.append(row("a", session=session))
+    found = [(r["key"], r.get("session")) for r in records.read(tmp_path).latest()]
+    tiny = "host/qwen3/depth2/forward"
+    assert sorted(found) == [("a", "two"), (tiny, "one"), (tiny, "two")]
+
+
 def test_a_row_that_is_not_json_is_refused_before_it_reaches_the_file(tmp_path: Path) -> None:
     with Recorder(tmp_path, MACHINE) as recorder, pytest.raises(ValueError, match="JSON"):
         recorder.append(row("a", seconds=float("nan")))

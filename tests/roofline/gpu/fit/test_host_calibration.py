@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flopcast.microbench.recipe.plans import PHASES, HostPlan
 from flopcast.roofline.gpu.fit import host_calibration
+from flopcast.roofline.gpu.fit.folder import fit_host_folder
 from flopcast.roofline.gpu.fit.host_calibration import count_ops, host_counts, host_plan, synchronous_host
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import describe
@@ -78,3 +80,8 @@ def test_what_the_operators_leave_is_the_hosts(
     assert none.forward["launch"] == 0
     assert synchronous_host(cpu, plan, rows[:1]) is None
     assert synchronous_host(cpu, plan, []) is None
+
+
+def test_each_run_of_steps_in_a_folder_is_a_process_of_its_host(root: Path) -> None:
+    host = fit_host_folder(root / "reports/nvidia-h100-sxm/steps/run0")
+    assert len(host.layers["step"]["processes"]) == 3
