@@ -25,9 +25,9 @@ INTERVALS = "intervals"  # steps that set the width of intervals: used neither i
 _ZOO = "flopcast.microbench.zoo:"
 _FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
 
-# The factories that the steps to validate name. A row of measurements that names another one is never run: what comes
-# from a file must not decide which code is imported.
-FACTORIES = frozenset(_ZOO + factory for factory in _FACTORIES)
+# The factories that the steps to validate name, and one that further committed steps do. A row of measurements that
+# names another is never run: what comes from a file must not decide which code is imported.
+FACTORIES = frozenset(_ZOO + factory for factory in (*_FACTORIES, "transformer_encoder"))
 
 
 def validation_plans(device_type: str, name: str = "standard") -> list[StepPlan]:
