@@ -36,7 +36,7 @@ from flopcast.roofline.validation.summary import (
 )
 from studies.command import parser_of
 from studies.evidence import bounds
-from studies.evidence.kernels import Held, by_kind, held_out
+from studies.evidence.kernels import Held, by_kind
 from studies.evidence.processes import judge
 from studies.evidence.steps import H100, H200, MACHINES, PROJECTED, Rows, compared, is_plain, judged, sets_of
 from studies.markdown import table
@@ -373,8 +373,7 @@ def main() -> None:
     for path in FILES:
         path.write_text(remade(path.read_text(encoding="utf-8"), evidence), encoding="utf-8")
         print(f"wrote {path}")
-    held = held_out(evidence.reports / bounds.KERNELS, find_profile(H200))
-    bounds.write(bounds.step_figures(evidence.every), bounds.kernel_figures(held))
+    bounds.write(bounds.step_figures(evidence.every), bounds.held_out_figures(evidence.reports))
     print(f"wrote {bounds.BOUNDS}")
     for gpu in (H200, H100):
         of_gpu = [rows for name, rows in evidence.every.items() if MACHINES.get(name, "").startswith(f"{gpu}/steps/")]

@@ -26,7 +26,8 @@ from studies.evidence.steps import H200, OF_HOSTS, PROJECTED, Rows, compared, ju
 
 REPORTS = Path("reports")
 BOUNDS = Path("tests/studies/evidence/bounds.toml")
-KERNELS = f"{H200}/measurements/gpu0"  # held-out rows of one card: those of eleven take six times as long
+# Held-out rows of one card, and of one that ran the fused kernels alone: those of eleven take six times as long.
+KERNELS = f"{H200}/measurements/gpu0", f"{H200}/measurements/gpu10"
 # Room above today's figures: a share of them, but of a median at least so many points.
 ROOM, LEAST_POINTS = 0.12, 0.05
 LOST = 1  # intervals that may come to miss in a set of steps
@@ -143,9 +144,13 @@ def broken_kernels(found: Figures, bounds: Figures) -> list[str]:
 
 def all_figures(reports: Path) -> tuple[dict[str, dict[str, list[float]]], dict[str, list[float]]]:
     """Of every set of steps, and of every kind of held-out kernels."""
-    return step_figures(compared(reports, in_suite, with_projected=False)), kernel_figures(
-        held_out(reports / KERNELS, find_profile(H200))
-    )
+    return step_figures(compared(reports, in_suite, with_projected=False)), held_out_figures(reports)
+
+
+def held_out_figures(reports: Path) -> dict[str, list[float]]:
+    """Of every kind of held-out kernels of the cards of KERNELS, which have none in common."""
+    profile = find_profile(H200)
+    return kernel_figures({name: held for card in KERNELS for name, held in held_out(reports / card, profile).items()})
 
 
 def step_figures(by_machine: Mapping[str, Rows]) -> dict[str, dict[str, list[float]]]:
