@@ -432,8 +432,11 @@ _UNBOUNDED = 1 << 62
 
 
 def _partial_sum(node: ast.Call) -> tuple[str, int, int] | None:
-    """(workspace, programs, row) of `workspace[a:b].view(programs, row).sum(dim=0)`."""
+    """(workspace, programs, row) of `workspace[a:b].view(programs, row).sum(dim=0)`, which torch 2.13 puts into the
+    result's shape, a row with dimensions of one, by another `view`."""
     match node:
+        case ast.Call(func=ast.Attribute(attr="view", value=ast.Call() as summed), args=[ast.List()]):
+            return _partial_sum(summed)
         case ast.Call(
             func=ast.Attribute(
                 attr="sum",
