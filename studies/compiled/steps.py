@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from flopcast.errors import FlopcastError
+from flopcast.roofline.gpu.catalogue.datasheets import load_specs
+from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep
@@ -96,8 +98,10 @@ def compared(case: Case, profile: Profile) -> Compared:
     step = PricedStep(to_stream(graphs, eager_stream(case)), run, profile)
     forecast: dict[str, float] = defaultdict(float)
     for op in step.ops:
-        if op.work is not None:
+        if op.work is not None and op.work.op_class != "generated":
             forecast[group_of(op.work.op_class)] += op.seconds
+    generated = [launch for graph in graphs for launch in graph.launches if launch.is_generated]
+    forecast["generated"] = sum(generated_seconds(launch, load_specs()[GPU]).seconds for launch in generated)
     measured = _by_group(join(graphs, [(name, seconds) for name, seconds in record["kernels"]["compile"]]))
     timed: dict[str, Any] = record["timed"].get("compile", {})
     return Compared(case.name, dict(forecast), measured, step.peak_bytes, timed.get("peak_bytes"))
