@@ -253,10 +253,10 @@ def build_module(
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     set_checkpointing(module, checkpoint)
     module = module.to(device)
-    batch = _map_tensors(batch, lambda tensor: tensor.to(device))
+    batch = map_tensors(batch, lambda tensor: tensor.to(device))
     if precision == "bf16":
         module = module.to(torch.bfloat16)
-        batch = _map_tensors(batch, lambda tensor: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor)
+        batch = map_tensors(batch, lambda tensor: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor)
     return TrainingStep(
         module,
         make_optimizer(module, optimizer, foreach),
@@ -268,11 +268,12 @@ def build_module(
     )
 
 
-def _map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns a batch with `function` of each tensor in its place."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        return {name: _map_tensors(item, function) for name, item in value.items()}
+        return {name: map_tensors(item, function) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(_map_tensors(item, function) for item in value)
+        return tuple(map_tensors(item, function) for item in value)
     return value

@@ -337,6 +337,7 @@ def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
     clear, is_enabled, get_dtype = (torch.clear_autocast_cache, torch.is_autocast_enabled, torch.get_autocast_dtype)
     start = torch.amp.autocast_mode.autocast.__init__
     where = FakeTensor.device
+    where_if_real = torch.Tensor.device
     from_numpy, group = torch.from_numpy, torch._C._group_tensors_by_device_and_dtype
 
     def clear_cache() -> None:
@@ -353,8 +354,8 @@ def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
         found: dict[Any, Any] = group(lists, *args)
         return {(tensors[0][0].device, *key[1:]): (tensors, *rest) for key, (tensors, *rest) in found.items()}
 
-    def device(tensor: FakeTensor) -> torch.device:
-        own: torch.device = where.__get__(tensor)
+    def device(tensor: torch.Tensor) -> torch.device:
+        own: torch.device = (where if isinstance(tensor, FakeTensor) else where_if_real).__get__(tensor)
         return own if values.is_inside or own.type != "cpu" or tensor in hosts else _CUDA
 
     with contextlib.ExitStack() as stack:
@@ -370,6 +371,9 @@ def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
             (FakeTensor, "tolist", lambda tensor: _list(hosts, tensor)),
         ):
             stack.enter_context(replaced(owner, name, value))
+        # real tensors, such as a batch that exists already; torch.Tensor inherits its own
+        torch.Tensor.device = property(device)  # type: ignore[assignment]
+        stack.callback(delattr, torch.Tensor, "device")
         for types in _TYPES:
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)

@@ -25,6 +25,7 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
@@ -37,6 +38,7 @@ from flopcast.microbench.recipe.training_step import (
     build_module,
     causal_lm_batch,
     make_optimizer,
+    map_tensors,
     use_fused,
 )
 from flopcast.roofline.stream.model.models import Config
@@ -246,6 +248,7 @@ def _trace_module(
             if isinstance(source, torch.nn.Module) and batch is None:
                 raise UsageError(f"{name}: a module needs a batch: a tensor, a tuple or a dict of tensors")
             module, batch, *given = made
+            batch = _as_fakes(batch, record.values)
             step = build_module(
                 module, batch, device, loss_fn=given[0] if given else loss_fn,
                 foreach=True if device == "cuda" else None, **options,
@@ -442,7 +445,8 @@ def _one_line(fault: BaseException) -> str:
 
 @contextlib.contextmanager
 def _lent_fakes(source: Any) -> Iterator[None]:
-    """Gives the modules and optimizers that `source` is or refers to fake parameters and buffers within the context."""
+    """Gives the modules and optimizers that `source` is or refers to fake parameters and buffers within the context;
+    tensors that it refers to get their own gradients back at its end."""
     fakes: dict[int, torch.Tensor] = {}
     keep: list[torch.Tensor] = []
 
@@ -462,6 +466,8 @@ def _lent_fakes(source: Any) -> Iterator[None]:
                     for held in tables:
                         stack.callback(dict.update, held, dict(held))
                         held.update({key: fake(value) for key, value in held.items() if value is not None})
+            elif isinstance(thing, torch.Tensor):
+                stack.callback(setattr, thing, "grad", thing.grad)
             else:
                 for group in thing.param_groups:
                     stack.callback(group.__setitem__, "params", group["params"])
@@ -471,9 +477,25 @@ def _lent_fakes(source: Any) -> Iterator[None]:
         yield
 
 
-def _reachable(source: Any) -> list[torch.nn.Module | torch.optim.Optimizer]:
-    """Lists the modules and optimizers that a function refers to: by closure, name, bound object or arguments."""
-    found: list[torch.nn.Module | torch.optim.Optimizer] = []
+def _as_fakes(batch: Any, values: FakeValues) -> Any:
+    """Returns a batch with a fake tensor for each real one on the device, the same for the same."""
+    fakes: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor) or tensor in values.hosts:
+            return tensor
+        if id(tensor) not in fakes:
+            made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+            fakes[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+        return fakes[id(tensor)]
+
+    return map_tensors(batch, fake)
+
+
+def _reachable(source: Any) -> list[torch.nn.Module | torch.optim.Optimizer | torch.Tensor]:
+    """Lists the modules, optimizers and tensors to be given gradients that a function refers to: by closure, name,
+    bound object or arguments."""
+    found: list[torch.nn.Module | torch.optim.Optimizer | torch.Tensor] = []
     seen: set[int] = set()
 
     def visit(thing: Any, depth: int) -> None:
@@ -482,6 +504,9 @@ def _reachable(source: Any) -> list[torch.nn.Module | torch.optim.Optimizer]:
         seen.add(id(thing))
         if isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
             found.append(thing)
+        elif isinstance(thing, torch.Tensor):
+            if thing.requires_grad and thing.is_leaf:
+                found.append(thing)
         elif isinstance(thing, functools.partial):
             visit([thing.func, *thing.args, *thing.keywords.values()], depth)
         elif inspect.ismethod(thing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,6 +85,25 @@ def test_a_checkpointed_mlp_by_hand(how: str, profile: Profile) -> None:
     assert model == 12 * PRODUCT
     # torch's newer kind stops where the graph has what it needs: all of these need the product, for its relu
     assert device == 16 * PRODUCT
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_batch_that_exists_already(how: str) -> None:
+    """A real batch is on the GPU too: torch's newer kind compares the device of what it saved with what it repeats."""
+    batch = torch.randn(ROWS, WIDTH, requires_grad=True)
+    model = Layers([how] * 2)
+    streams = [trace_module(model, batch, precision="fp32"), stream_of(model)]
+    plain, made_there = (
+        Counter((op.name, op.phase, op.kind, op.is_recomputed) for op in stream.ops) for stream in streams
+    )
+    assert plain == made_there
+    assert batch.grad is None
+
+    def step() -> None:
+        model(batch).sum().backward()
+
+    assert any(op.is_recomputed for op in trace_module(step).ops)
+    assert batch.grad is None
 
 
 @settings(max_examples=8)

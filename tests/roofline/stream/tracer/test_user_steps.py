@@ -110,6 +110,22 @@ def test_however_the_device_is_named(name: str) -> None:
     assert torch.get_default_device().type == "cpu"
 
 
+def test_a_batch_that_exists_already_is_on_the_device() -> None:
+    class Places(nn.Module):
+        """Adds to each token what its place has learned."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(10, 8), nn.Embedding(16, 8)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return (self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))).mean()
+
+    ids = torch.zeros(2, 16, dtype=torch.int64)
+    assert calls(trace_module(Places(), ids)) == calls(trace_module(lambda: (Places(), torch.zeros_like(ids))))
+    assert ids.device.type == "cpu"
+
+
 def test_a_default_device() -> None:
     """AdamW's counters are in host memory; up to torch 2.11 on the default device, where a step waits to read each."""
     counters = {"_foreach_add_": 1, "_local_scalar_dense": 2 * 4}
