@@ -32,7 +32,7 @@ from flopcast.roofline.validation import baselines
 from flopcast.roofline.validation.comparable import check_stack, check_stream, release
 from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
-from flopcast.roofline.validation.step_plans import FACTORIES, INTERVALS
+from flopcast.roofline.validation.step_plans import INTERVALS, factories
 
 ESTIMATES = "estimates"  # folder inside a folder of steps, of torch's estimates that were made separately
 
@@ -272,9 +272,9 @@ def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
     """The op stream of a real step. Raises UsageError as `forecast` does, and for a factory that is none of flopcast's
     own: a plan comes from a file, and nothing that a file names is imported."""
     if plan.module:
-        if plan.module not in FACTORIES:
+        if plan.module not in factories():
             raise UsageError(
-                f"the step's row names the module {show(plan.module)}: only {', '.join(sorted(FACTORIES))} are run"
+                f"the step's row names the module {show(plan.module)}: only {', '.join(sorted(factories()))} are run"
                 " for a row; `flopcast predict --module` forecasts a module of yours"
             )
         from flopcast.roofline.stream.library.modules import module_stream

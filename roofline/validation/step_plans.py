@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 from flopcast.microbench.recipe.plans import StepPlan
@@ -25,9 +29,16 @@ INTERVALS = "intervals"  # steps that set the width of intervals: used neither i
 _ZOO = "flopcast.microbench.zoo:"
 _FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
 
-# The factories that the steps to validate name, and one that further committed steps do. A row of measurements that
-# names another is never run: what comes from a file must not decide which code is imported.
-FACTORIES = frozenset(_ZOO + factory for factory in (*_FACTORIES, "transformer_encoder"))
+
+@functools.cache
+def factories() -> frozenset[str]:
+    """The names of the zoo's factories, read from its text, since importing it loads torch. A row of measurements that
+    names another one is never run: what comes from a file must not decide which code is imported."""
+    spec = importlib.util.find_spec(_ZOO.removesuffix(":"))
+    assert spec is not None
+    assert spec.origin is not None
+    found = [node for node in ast.parse(Path(spec.origin).read_text()).body if isinstance(node, ast.FunctionDef)]
+    return frozenset(_ZOO + function.name for function in found if not function.name.startswith("_"))
 
 
 def validation_plans(device_type: str, name: str = "standard") -> list[StepPlan]:

@@ -15,13 +15,15 @@ GROWS_ONLY = ("vocab",)  # a tokenizer's vocabulary can be padded, not cut
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The size to take on one axis: the one `asked` about where it is a multiple of `multiple`, else the nearest that
-    is. `device`, with the ends of its 90% interval, and `step`: what the asked size loses in kernel time and in the
-    step against its aligned neighbours, 0 where it keeps to the multiple."""
+    """The size to take on one axis: the one `asked` about where it is a multiple of `multiple`, or where the interval
+    of what it loses has 0 in it; else the `nearest` that is a multiple. `device`, with the ends of its 90% interval,
+    and `step`: what the asked size loses in kernel time and in the step against its aligned neighbours, 0 where it
+    keeps to the multiple."""
 
     axis: str
     asked: int
     multiple: int
+    nearest: int
     recommended: int
     device: float = 0.0
     device_low: float = 0.0
@@ -49,8 +51,9 @@ class Verdict:
         """The verdict in one sentence; of heads only where no other axis was asked for."""
         if not self.choices:
             return self._of_heads()
-        kept = [choice for choice in self.choices if choice.keeps]
+        kept = [choice for choice in self.choices if choice.asked == choice.nearest]
         parts = [self._change(choice) for choice in self.choices if not choice.keeps]
+        parts += [_indifferent(choice) for choice in self.choices if choice.keeps and choice not in kept]
         if kept:
             parts.append(self._keep(kept))
         text = "; ".join(parts) + "."
@@ -77,10 +80,15 @@ class Verdict:
         worst = max((rule for rule in rules if rule.median), key=lambda rule: rule.median or 0.0, default=None)
         if worst is None or worst.median_low is None or worst.median_high is None:
             return text
+        span = f"{_plain(worst.median_low)} to {_plain(worst.median_high)}"
+        if worst.median_low <= 0:
+            return (
+                f"{text}: a {NAMES[worst.axis]} that is none loses {span} of kernel time at the median (90%), "
+                "which may be nothing"
+            )
         return (
             f"{text}: a {NAMES[worst.axis]} that is none loses {_plain(worst.median)} of kernel time at the median "
-            f"(90%: {_plain(worst.median_low)} to {_plain(worst.median_high)}) and {_plain(worst.step_median)} of the "
-            f"{self.what}"
+            f"(90%: {span}) and {_plain(worst.step_median)} of the {self.what}"
         )
 
     def _of_heads(self) -> str:
@@ -114,16 +122,24 @@ def verdict(
 def _choice(axis: str, asked: int, multiple: int, found: Sequence[Penalty]) -> Choice:
     below, over = divmod(asked, multiple)
     if not over:
-        return Choice(axis=axis, asked=asked, multiple=multiple, recommended=asked)
+        return Choice(axis=axis, asked=asked, multiple=multiple, nearest=asked, recommended=asked)
     goes_up = axis in GROWS_ONLY or not below or 2 * over >= multiple
-    recommended = (below + goes_up) * multiple
+    nearest = (below + goes_up) * multiple
     own = next((penalty for penalty in found if penalty.value == asked), None)
     if own is None:
-        return Choice(axis=axis, asked=asked, multiple=multiple, recommended=recommended)
+        return Choice(axis=axis, asked=asked, multiple=multiple, nearest=nearest, recommended=nearest)
     return Choice(
-        axis=axis, asked=asked, multiple=multiple, recommended=recommended, device=own.device,
-        device_low=own.device_low, device_high=own.device_high, step=own.step,
+        axis=axis, asked=asked, multiple=multiple, nearest=nearest,
+        recommended=nearest if own.device_low > 0 else asked, device=own.device, device_low=own.device_low,
+        device_high=own.device_high, step=own.step,
     )  # fmt: skip
+
+
+def _indifferent(choice: Choice) -> str:
+    return (
+        f"{NAMES[choice.axis]} {choice.asked:,} may stay: no multiple of {choice.multiple}, it loses "
+        f"{_plain(choice.device_low)} to {_plain(choice.device_high)} of kernel time (90%), which may be nothing"
+    )
 
 
 def _plain(change: float | None) -> str:

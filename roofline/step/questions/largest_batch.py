@@ -54,7 +54,7 @@ def _largest(stream_at: Callable[[int], Stream], profile: Profile, seq: int) -> 
         too_many *= 4
     if too_many >= MOST:
         what = f"sequences of {seq} tokens" if seq > 1 else "samples"
-        raise UsageError(f"more than {fits} {what} fit: that is no limit to plan with")
+        raise UsageError(f"more than {fits} {what} fit: that is no limit to plan with; name one with --batch")
     used[too_many] = need
     if fits == 0:
         return 1 if needed(1) <= room else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,10 +23,10 @@ from flopcast.roofline.stream.model.models import check_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.validation.comparable import check_device, check_stack, check_stream
-from flopcast.roofline.validation.compare_steps import compare, step_folders
+from flopcast.roofline.validation.compare_steps import compare, step_folders, stream_of
 from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_comparison import COLUMNS, Part, StepComparison, signed_error, write_csv
-from flopcast.roofline.validation.step_plans import QWEN3_GROUPS, validation_plans
+from flopcast.roofline.validation.step_plans import QWEN3_GROUPS, factories, validation_plans
 from flopcast.roofline.validation.summary import busy_words, compare_methods, inside, summaries
 from flopcast.roofline.views.figures.agreement import agreement_figure
 from flopcast.roofline.views.page.words import how_wrong
@@ -379,3 +380,13 @@ def test_the_readme_quotes_the_count_of_the_committed_comparison(root: Path) -> 
     within = sum(row["within_interval"] == "true" for row in judged)
     count = f"{within} of {len(judged)}"
     assert f": {count} hold" in (root / "README.md").read_text()
+
+
+def test_a_row_may_name_any_factory_of_the_zoo_and_no_other(profile: Profile) -> None:
+    from flopcast.microbench import zoo
+
+    own = {name for name, value in vars(zoo).items() if inspect.isfunction(value) and value.__module__ == zoo.__name__}
+    assert factories() == {f"flopcast.microbench.zoo:{name}" for name in own if not name.startswith("_")}
+    assert "flopcast.microbench.zoo:transformer_encoder" in factories()
+    with pytest.raises(UsageError, match=r"only .*transformer_encoder.* are run"):
+        stream_of(StepPlan(name="other", config={}, module="os:getcwd"), Run(), profile)
