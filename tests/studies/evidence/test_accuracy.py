@@ -15,7 +15,7 @@ from flopcast.microbench.records.rows import StepRow
 from flopcast.roofline.gpu.fit.cards import run_folders
 from flopcast.roofline.validation.compare_steps import plan_of
 from flopcast.roofline.validation.step_comparison import StepComparison
-from flopcast.roofline.validation.step_plans import FACTORIES
+from flopcast.roofline.validation.step_plans import factories
 from studies.evidence.accuracy import BLOCK, FILES, TABLES, Evidence
 from studies.evidence.bounds import broken, broken_kernels, held_out_figures, in_suite, read_bounds, step_figures
 from studies.evidence.steps import MACHINES, compared
@@ -54,7 +54,7 @@ def test_every_module_of_the_committed_steps_is_forecast(root: Path) -> None:
         for row in records.read(run).rows
         if row["key"].startswith("step/")
     ]
-    assert {plan.module for plan in plans if plan.module} <= FACTORIES
+    assert {plan.module for plan in plans if plan.module} <= factories()
     assert len(plans) > 200
 
 
