@@ -82,6 +82,7 @@ def tell_of(card: Card) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    torch._C._cuda_cudaCachingAllocator_is_enabled = lambda: True  # else no graph is captured; absent without CUDA
     torch._utils_internal.max_clock_rate = lambda: card.clock_mhz  # type: ignore[assignment]
     _set_triton_driver(card)
 
