@@ -82,9 +82,24 @@ def tell_of(card: Card) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    torch.cuda.default_generators = (_Generator(),)
     torch._C._cuda_cudaCachingAllocator_is_enabled = lambda: True  # else no graph is captured; absent without CUDA
     torch._utils_internal.max_clock_rate = lambda: card.clock_mhz  # type: ignore[assignment]
     _set_triton_driver(card)
+
+
+class _Generator(torch.Generator):
+    """The GPU's generator of random numbers, whose state compiled graphs keep for operations that they repeat."""
+
+    device = torch.device("cuda", 0)
+
+    def clone_state(self) -> torch.Generator:
+        return _Generator()
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, _state: torch.Generator) -> torch.Generator:
+        return self
 
 
 class _NoDevice(contextlib.nullcontext[None]):

@@ -100,6 +100,13 @@ def test_choices_are_those_of_the_gpu_asked_for(users: Path) -> None:
     assert "net.py:15, in forward" in code.waits[0]
 
 
+def test_what_layers_recompute_is_in_the_backward() -> None:
+    code = output_code(Asked(config=QWEN3 | {"num_hidden_layers": 1}, batch=2, checkpoint="full"))
+    _, backward = code.graphs
+    assert "_scaled_dot_product_cudnn_attention.default" in backward
+    assert "_scaled_dot_product_cudnn_attention_backward.default" in backward
+
+
 def test_what_cannot_be_compiled_is_refused(users: Path) -> None:
     with pytest.raises(UsageError, match="valid are compile, compile-graphs"):
         output_code(Asked(config=QWEN3, mode="fastest"))
