@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
+from flopcast.roofline.stream.compiled.compare import compare
 from flopcast.roofline.stream.compiled.launches import GENERATED, Kind
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.tracer.compiler.apart import output_code
@@ -98,6 +100,13 @@ def test_choices_are_those_of_the_gpu_asked_for(users: Path) -> None:
     assert any(f"{users}:15" in found.where and "x.mean().item()" in found.where for found in code.breaks)
     assert len(code.waits) == 1
     assert "net.py:15, in forward" in code.waits[0]
+
+
+def test_a_recorded_step_launches_what_it_launched_on_an_h200(root: Path) -> None:
+    recorded = root / "reports" / "nvidia-h200" / "compiled-steps" / "mlp.code.gz"  # by torch 2.11
+    code = output_code(Asked(module="flopcast.microbench.zoo:mlp", sizes={"batch": 4096}))
+    expected = read_output_code(gzip.decompress(recorded.read_bytes()).decode())
+    assert compare(expected, read_output_code(code.text)).within(0.02)
 
 
 def test_what_layers_recompute_is_in_the_backward() -> None:
