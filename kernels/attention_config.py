@@ -7,15 +7,15 @@ whatever tensor-memory copies cannot serve go by `rule`. Nothing is timed at a c
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
+from flopcast.decode import load
 from flopcast.kernels.matmul_configs import shared_memory_limit
 from flopcast.kernels.shapes import DTYPE_BYTES, Attention
 
@@ -104,6 +104,15 @@ def rule(shape: Attention, capability: tuple[int, int] = (9, 0), *, tma: bool = 
     return AttentionConfig(Tile(64, 32, 4, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 1))
 
 
+class Record(TypedDict):
+    """A table as a file holds it: tiles by the place of a kernel and a sequence length."""
+
+    format: Literal[1]
+    device: str
+    triton: str
+    choices: dict[str, dict[str, str]]
+
+
 @dataclass(frozen=True)
 class Table:
     """The measured choices of one device."""
@@ -113,15 +122,15 @@ class Table:
     choices: Mapping[str, Mapping[int, Tile]]  # "forward/128/causal" -> seq -> tile
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Table:
-        """Raises ValueError for a file of another format."""
-        if document.get("format") != FORMAT:
-            raise ValueError(f"attention table of format {document.get('format')!r}: valid is {FORMAT}")
+    def from_record(cls, record: Record) -> Table:
+        """Raises ValueError for keys of no tile and sequence lengths that are none."""
         choices = {
             place: {int(seq): from_key(key) for seq, key in by_seq.items()}
-            for place, by_seq in document["choices"].items()
+            for place, by_seq in record["choices"].items()
         }
-        return cls(document["device"], document["triton"], choices)
+        if any(seq < 1 for by_seq in choices.values() for seq in by_seq):
+            raise ValueError("a sequence has one element or more")
+        return cls(record["device"], record["triton"], choices)
 
     def tile(self, kernel: str, shape: Attention) -> Tile | None:
         """The tile of the nearest measured sequence length; None where that head_dim and masking have none."""
@@ -136,12 +145,15 @@ def place_of(kernel: str, head_dim: int, causal: bool) -> str:
     return f"{kernel}/{head_dim}/{'causal' if causal else 'full'}"
 
 
+def read(path: Path) -> Table:
+    """Raises DataError for a file that is no table."""
+    return load(Table, path, "a table of attention tiles", hint="`python -m studies.kernels.attention_table` makes one")
+
+
 @lru_cache(maxsize=1)
 def tables() -> tuple[Table, ...]:
     """All shipped tables."""
-    return tuple(
-        Table.of(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(FOLDER.glob("attention_*.json"))
-    )
+    return tuple(map(read, sorted(FOLDER.glob("attention_*.json"))))
 
 
 def find(device: str, triton: str) -> Table | None:

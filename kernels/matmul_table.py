@@ -14,15 +14,15 @@ serve, go by the cost model alone. Nothing is timed at a call.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, TypedDict
 
+from flopcast.decode import load
 from flopcast.kernels.matmul_configs import (
     MatmulConfig,
     proposals,
@@ -33,7 +33,7 @@ from flopcast.kernels.matmul_configs import (
     tiles_for,
     with_group,
 )
-from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
+from flopcast.kernels.shapes import DTYPE_BYTES, Count, Dtype, Gemm, Layout, Size
 
 FORMAT = 1
 FOLDER = Path(__file__).parent / "data"
@@ -56,6 +56,18 @@ def from_key(key: str) -> MatmulConfig:
     )  # fmt: skip
 
 
+class Record(TypedDict):
+    """A table as a file holds it (`microbench.tuning.table`): the keys of its configurations, and by layout rows of m,
+    n, k and the place of the shape's configuration among them."""
+
+    format: Literal[1]
+    device: str
+    triton: str
+    dtype: Dtype
+    configs: list[str]
+    shapes: dict[Annotated[str, Layout], list[tuple[Size, Size, Size, Count]]]
+
+
 @dataclass(frozen=True)
 class Table:
     """The measured choices of one device and one dtype."""
@@ -66,24 +78,26 @@ class Table:
     choices: Mapping[str, Mapping[tuple[int, int, int], MatmulConfig]]  # layout, (m, n, k)
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Table:
-        """Raises ValueError for a file of another format."""
-        if document.get("format") != FORMAT:
-            raise ValueError(f"matmul table of format {document.get('format')!r}: valid is {FORMAT}")
-        configs = [rated(from_key(key)) for key in document["configs"]]
+    def from_record(cls, record: Record) -> Table:
+        """Raises ValueError for keys of no configuration, and shapes with one that the table does not list."""
+        configs = [rated(from_key(key)) for key in record["configs"]]
+        if max((row[3] for rows in record["shapes"].values() for row in rows), default=-1) >= len(configs):
+            raise ValueError(f"a shape has a configuration beyond the {len(configs)} that it lists")
         choices = {
-            layout: {(m, n, k): configs[index] for m, n, k, index in rows}
-            for layout, rows in document["shapes"].items()
+            layout: {(m, n, k): configs[index] for m, n, k, index in rows} for layout, rows in record["shapes"].items()
         }
-        return cls(document["device"], document["triton"], document["dtype"], choices)
+        return cls(record["device"], record["triton"], record["dtype"], choices)
+
+
+def read(path: Path) -> Table:
+    """Raises DataError for a file that is no table."""
+    return load(Table, path, "a table of matmul configurations", hint="`flopcast tune-kernels` makes one")
 
 
 @lru_cache(maxsize=1)
 def tables() -> tuple[Table, ...]:
     """All shipped tables."""
-    return tuple(
-        Table.of(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(FOLDER.glob("matmul_*.json"))
-    )
+    return tuple(map(read, sorted(FOLDER.glob("matmul_*.json"))))
 
 
 def find(device: str, triton: str, known: Sequence[Table] | None = None) -> Table | None:

@@ -13,19 +13,21 @@ included.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict
 
 from flopcast.child import PARENT
+from flopcast.decode import decode
+from flopcast.errors import DataError
+from flopcast.json_files import parse_json
 
 COMMAND = (sys.executable, "-m", "flopcast")  # what starts a bench
 GRACE_SECONDS = 2.0
@@ -150,12 +152,22 @@ class _Listener:
                     say(f"{name}: {line.rstrip()}")
 
 
-def _outcome(code: int, seconds: float, listener: _Listener) -> Outcome:
+class _Answer(TypedDict, total=False):
+    """What a bench prints: a line per part that it measured."""
+
+    parts: dict[str, str]
+
+
+def _parts(out: str) -> dict[str, str]:
+    """The parts that a process printed; none where it printed something else."""
     try:
-        document: Mapping[str, Any] = json.loads(listener.out) if listener.out.strip() else {}
-    except ValueError:
-        document = {}
-    parts = {str(part): str(text) for part, text in dict(document.get("parts") or {}).items()}
+        return decode(_Answer, parse_json(out), "a bench").get("parts", {})
+    except (ValueError, DataError):
+        return {}
+
+
+def _outcome(code: int, seconds: float, listener: _Listener) -> Outcome:
+    parts = _parts(listener.out)
     if code == 0:
         return Outcome(code, seconds, parts)
     killed = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -84,12 +84,10 @@ DOORS = (
         Door("microbench", "microbench", "how it is measured"),
         Door("base", "roofline", "numbers with deviations, units, CSV, shipped data"),
     ),
-    (
-        Door("kernels", "kernels", "what can be run: one file per operation"),
-        Door("shared", "shared", "what all share"),
-    ),
+    (Door("kernels", "kernels", "what can be run: one file per operation"),),
+    (Door("shared", "shared", "what all share"),),
 )  # fmt: skip
-SIZE = 880, 1040
+SIZE = 880, 1148
 BOX_HEIGHT, ROW_HEIGHT, TOP = 74, 108, 52
 WIDTHS = {1: 460, 2: 400, 4: 200}  # of a box, by how many stand in its row
 STYLE = """

@@ -18,12 +18,16 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Required
 
+from flopcast.bounds import NonNegative
 from flopcast.child import PARENT, end_with_parent
+from flopcast.decode import decode
+from flopcast.errors import DataError
+from flopcast.json_files import parse_json
 from flopcast.microbench.recipe.plans import HostPlan, of_process
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.records.rows import Row
+from flopcast.microbench.records.rows import Readings, Row
 from flopcast.microbench.sweep.work import Stopwatch, Summary
 from flopcast.progress import progress
 
@@ -72,13 +76,19 @@ def _start(command: Sequence[str], task: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def _rows(out: str) -> list[Any]:
+class _Measured(Readings, total=False):
+    """What a process tells of a phase, before the recorder adds where and when."""
+
+    key: Required[str]
+    value: NonNegative | None
+
+
+def _rows(out: str) -> list[_Measured]:
     """The rows that a process printed as its last line; none where it printed something else."""
     try:
-        found = json.loads(out.strip().splitlines()[-1])
-    except (ValueError, IndexError):
+        return decode(list[_Measured], parse_json(out.strip().rpartition("\n")[2]), "a process")
+    except (ValueError, DataError):
         return []
-    return found if isinstance(found, list) else []
 
 
 class _Kept:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flopcast import files
-from flopcast.decode import Wrong, load, show
+from flopcast.decode import Wrong, left_out, load, show
 from flopcast.errors import DataError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.json_files import parse_lines
@@ -17,7 +17,6 @@ from flopcast.microbench.records.rows import SCHEMA, Row, decoded, identity
 MEASUREMENTS = "measurements.jsonl"
 MACHINE = "machine.json"
 
-_SHOWN = 3  # wrong rows that a warning tells of
 _OPENING = b'{"schema":'  # how every line begins: distinguishes a torn first line from a foreign file
 
 
@@ -65,15 +64,13 @@ def parse(data: bytes, path: Path) -> Measurements:
             f"{path}, line {len(lines)}: the last line is torn ({len(last)} bytes), as a killed run"
             " leaves it; ignored, it will be measured again"
         )
-    told = [f"line {number}: {why}" for number, why in sorted(wrong.items())]
-    if told and not rows:
-        raise DataError(f"{path}, {told[0]} (is it a measurement file? `flopcast bench --out DIR` writes them)")
-    if told:
-        more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-        warnings.append(
-            f"{path}: {len(told)} of {len(rows) + len(told)} rows are wrong and left out: "
-            f"{'; '.join(told[:_SHOWN])}{more}"
+    if wrong and not rows:
+        raise DataError(
+            f"{path}, line {min(wrong)}: {wrong[min(wrong)]} (is it a measurement file? `flopcast bench --out DIR`"
+            " writes them)"
         )
+    if wrong:
+        warnings.append(f"{path}: {left_out(wrong, len(rows))}")
     return Measurements(rows, warnings, torn_at)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Required, TypedDict
 
-from flopcast.bounds import ByValue, Kept, Valid
-from flopcast.decode import refused
+from flopcast.bounds import Kept, Valid
+from flopcast.decode import by_field
 from flopcast.json_files import parse_json
 from flopcast.kernels.shapes import AdamW, Attention, Count, CrossEntropy, Dtype, Gemm, RmsNorm, RopeQkNorm, SwiGlu
 
@@ -50,11 +50,4 @@ _KINDS: dict[str, Any] = {
 }
 
 
-def _kind_of(value: Any) -> Any:
-    kind = value.get("kind") if isinstance(value, dict) else None
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise refused(kind, f"one of {', '.join(_KINDS)}", "kind")
-    return _KINDS[kind]
-
-
-Shape = Annotated[dict[str, Any], ByValue(_kind_of)]
+Shape = Annotated[dict[str, Any], by_field("kind", _KINDS)]

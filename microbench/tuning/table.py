@@ -93,7 +93,7 @@ def best(records: Iterable[Row]) -> dict[Place, tuple[str, float]]:
 
 
 def table(records: Sequence[Row], device: str, sm_count: int, capability: tuple[int, int]) -> Row:
-    """Makes the document that `matmul_table.Table.of` reads."""
+    """Makes the document that `matmul_table.read` reads."""
     chosen = best(records)
     configs = sorted({config for config, _ in chosen.values()})
     shapes: dict[str, list[list[int]]] = {layout: [] for layout in LAYOUTS}

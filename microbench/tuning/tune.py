@@ -137,7 +137,7 @@ def tune_matmul(
     out.mkdir(parents=True, exist_ok=True)
     path = out / RECORDS
     mend(path)
-    known = rows(path)
+    known = rows(path, say)
     ratio = ratios(known)
     done = {place for place, value in ratio.items() if value >= again_below}
     todo = [

@@ -11,10 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
 
-from flopcast import files
+from flopcast import decode, files
+from flopcast.bounds import Count, Valid
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Shape, shape_from_json, shape_to_json
+from flopcast.microbench.records.row_shapes import Shape as FileShape
 from flopcast.roofline.base.shipped import DATA
 
 HOST = "host"  # only what launches cost: a suite without cases
@@ -35,6 +38,20 @@ class SuiteCase:
     role: str
 
 
+class _Record(TypedDict):
+    """A suite as a file holds it: cases name their shape by its place."""
+
+    shapes: Sequence[FileShape]
+    cases: Sequence[tuple[Count, str, Literal["cold", "hot"], Literal["fit", "holdout"]]]
+
+
+def _has_its_shapes(record: _Record) -> bool:
+    return max((case[0] for case in record["cases"]), default=-1) < len(record["shapes"])
+
+
+_WHOLE: Any = Annotated[_Record, Valid(_has_its_shapes, "a suite that holds the shapes of its cases")]
+
+
 def check_suite(suite: str, valid: tuple[str, ...] = SUITES) -> None:
     """Raises UsageError for a name that is not among the valid ones."""
     if suite not in valid:
@@ -47,7 +64,12 @@ def load(name: str) -> list[SuiteCase]:
     if not path.is_file():
         known = sorted(other.name.removesuffix(".json.gz") for other in path.parent.glob("*.json.gz"))
         raise UsageError(f"unknown suite {name!r}: valid are {', '.join(known)}")
-    record = json.loads(files.read(path))
+    return read(path)
+
+
+def read(path: Path) -> list[SuiteCase]:
+    """The cases of a suite's file. Raises DataError for a file that is none."""
+    record: _Record = decode.load(_WHOLE, path, "a suite", hint="`python -m studies.suites` makes one")
     shapes = [shape_from_json(shape) for shape in record["shapes"]]
     return [SuiteCase(shapes[i], backend, cache, role) for i, backend, cache, role in record["cases"]]
 

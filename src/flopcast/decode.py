@@ -50,6 +50,7 @@ Check = Callable[[Column], Column]  # raises Wrong; returns the column itself wh
 DEEPEST = 64  # levels of what is taken as it is (`Any`); nothing that flopcast writes has ten
 LONGEST_TEXT = 1_000_000  # characters
 MOST_AT_ONCE = 256  # documents, which stay in the processor's cache from one of their columns to the next
+MOST_TOLD = 3  # wrong lines that a message tells of
 SHOWN = 60  # characters of a wrong value that a message repeats
 
 
@@ -137,6 +138,25 @@ def decode_each(kind: type[T], values: Sequence[Any]) -> list[T | Wrong]:
             return decode_each(kind, values[:half]) + decode_each(kind, values[half:])
         del wrong.path[0]
         return [wrong]
+
+
+def by_field(name: str, kinds: Mapping[str, Any]) -> ByValue:
+    """The types of objects that say theirs in a field."""
+
+    def type_of(value: Any) -> Any:
+        told = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(told, str) or told not in kinds:
+            raise refused(told, f"one of {', '.join(kinds)}", name)
+        return kinds[told]
+
+    return ByValue(type_of)
+
+
+def left_out(wrong: Mapping[int, str], right: int) -> str:
+    """A clause on the lines of a file that are wrong, by number, beside `right` ones: the reasons of the first few."""
+    told = [f"line {number}: {why}" for number, why in sorted(wrong.items())]
+    more = f"; and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+    return f"{len(told)} of {right + len(told)} rows are wrong and left out: {'; '.join(told[:MOST_TOLD])}{more}"
 
 
 # --- types to checks

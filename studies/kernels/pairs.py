@@ -149,7 +149,7 @@ class Bench:
         self.timer = CudaTimer(self.device, replace(QUICK, warm_up_seconds=1.0))
         self.facts = torch.cuda.get_device_properties(self.device)
         self.capability = (self.facts.major, self.facts.minor)
-        self.given = None if table is None else matmul_table.Table.of(json.loads(table.read_text(encoding="utf-8")))
+        self.given = None if table is None else matmul_table.read(table)
 
     def matmul_config(self, shape: Any) -> Any:
         from flopcast.kernels import matmul, matmul_table

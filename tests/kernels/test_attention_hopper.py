@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flopcast.decode import decode
+from flopcast.errors import DataError
 from flopcast.kernels import attention as A
 from flopcast.kernels import attention_config
 from flopcast.kernels.shapes import Attention
@@ -41,7 +43,7 @@ def test_hopper_tiles_fit_and_overlap(run_script: Callable[..., str]) -> None:
 
 def table_of(choices: dict[str, dict[str, str]]) -> attention_config.Table:
     document = {"format": attention_config.FORMAT, "device": "D", "triton": "3.6.0", "choices": choices}
-    return attention_config.Table.of(document)
+    return decode(attention_config.Table, document, "table.json")
 
 
 def test_a_call_takes_the_tile_measured_nearest() -> None:
@@ -57,8 +59,15 @@ def test_a_call_takes_the_tile_measured_nearest() -> None:
     for bad in ("hopper/128x128", "tma/128x128/w4s2", "hopper/128x128/w4s2/pong"):
         with pytest.raises(ValueError, match="no attention tile"):
             attention_config.from_key(bad)
-    with pytest.raises(ValueError, match="format"):
-        attention_config.Table.of({"format": 0})
+    for wrong, told in (
+        ({"1024": "tma/1x1"}, "choices is wrong|no attention tile"),
+        ({"0": short}, "one element or more"),
+        ({"1k": short}, "invalid literal"),
+    ):
+        with pytest.raises(DataError, match=told):
+            table_of({"forward/128/causal": wrong})
+    with pytest.raises(DataError, match="format is missing"):
+        decode(attention_config.Table, {}, "table.json")
 
 
 @pytest.mark.parametrize("table", attention_config.tables(), ids=lambda table: table.device)

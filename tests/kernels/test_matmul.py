@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from flopcast.decode import decode
+from flopcast.errors import DataError
 from flopcast.kernels import matmul, matmul_table
 from flopcast.kernels.matmul_configs import GLUON, GLUON_SM90, tiles_for
 from flopcast.kernels.references import BackendUnavailable
@@ -155,9 +157,8 @@ def _table(**choices: str) -> matmul_table.Table:
     """A table of nt: "m_n_k" -> key."""
     configs = sorted(set(choices.values()))
     shapes = [[*map(int, place[1:].split("_")), configs.index(key)] for place, key in choices.items()]
-    return matmul_table.Table.of(
-        {"format": 1, "device": "X", "triton": "3.6.0", "dtype": "bf16", "configs": configs, "shapes": {"nt": shapes}}
-    )
+    document = {"device": "X", "triton": "3.6.0", "dtype": "bf16", "configs": configs, "shapes": {"nt": shapes}}
+    return decode(matmul_table.Table, {"format": 1, **document}, "table.json")
 
 
 def test_the_table_decides_its_own_shapes_and_its_neighbours() -> None:
@@ -177,12 +178,21 @@ def test_the_table_decides_its_own_shapes_and_its_neighbours() -> None:
 
 def test_the_newest_table_serves_where_the_version_has_none() -> None:
     document = {"format": 1, "device": "X", "dtype": "bf16", "configs": [], "shapes": {}}
-    known = [matmul_table.Table.of({**document, "triton": version}) for version in ("3.10.0", "3.6.0", "3.9.1")]
+    known = [
+        decode(matmul_table.Table, {**document, "triton": version}, "table.json")
+        for version in ("3.10.0", "3.6.0", "3.9.1")
+    ]
     found = [matmul_table.find("X", version, known) for version in ("3.6.0", "3.7.1")]
     assert [table.triton for table in found if table] == ["3.6.0", "3.10.0"]
     assert matmul_table.find("Y", "3.6.0", known) is None
-    with pytest.raises(ValueError, match="valid is 1"):
-        matmul_table.Table.of({**document, "format": 2})
+    for wrong, told in (
+        ({"format": 2}, "format is 2: valid is 1"),
+        ({"configs": ["tma/1"]}, "no matmul configuration: 'tma/1'"),
+        ({"shapes": {"nt": [[1, 1, 1, 0]]}}, "beyond the 0 that it lists"),
+        ({"shapes": {"xx": []}}, "'xx': valid is one of nt, nn, tn, tt"),
+    ):
+        with pytest.raises(DataError, match=told):
+            decode(matmul_table.Table, {**document, "triton": "3.6.0", **wrong}, "table.json")
 
 
 def test_the_operation_is_seen_by_fake_tensors_and_flop_counting() -> None:

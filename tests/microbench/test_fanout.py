@@ -179,3 +179,9 @@ def test_output_that_is_no_json_is_no_fault(tmp_path: Path, monkeypatch: pytest.
     found = run_side_by_side([Job("gpu0", ())], lambda line: None)
     assert (found["gpu0"].returncode, found["gpu0"].parts) == (0, {})
     assert json.dumps(found["gpu0"].__dict__)
+
+
+@pytest.mark.parametrize("printed", ["", "busy\n", "[]", '{"parts": null}', '{"parts": {"kernels": 7}}', "[" * 10**5])
+def test_what_is_no_answer_of_a_bench_has_no_parts(printed: str) -> None:
+    assert fanout._parts(printed) == {}
+    assert fanout._parts('{"out": "x", "parts": {"kernels": "7 measured"}}') == {"kernels": "7 measured"}

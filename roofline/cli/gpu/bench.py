@@ -11,7 +11,6 @@ from typer import Context, Option
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared.groups import Only
 from flopcast.roofline.cli.shared.options import AsJson, Budget, Device, ModelOptions, Out, Retry, RunOptions, given
-from flopcast.roofline.gpu.suites import FUSED, HOST, OF_TRITON, SUITES, check_suite
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.suites import SuiteCase
@@ -99,6 +98,8 @@ def bench(
 
 
 def _check_bench(suite: str | None, budget: float | None, backend: str | None = None) -> None:
+    from flopcast.roofline.gpu.suites import HOST, SUITES, check_suite
+
     check_suite(suite or "quick", (*SUITES, HOST))
     if backend is not None and backend not in BACKENDS:
         raise UsageError(f"--backend {backend!r}: valid are {', '.join(BACKENDS)}")
@@ -125,8 +126,8 @@ def run_bench(
 
     chosen = pick_device(device)
     gpu_all_gpus.check_out(out, all_gpus=False)
-    host_only = suite == HOST
-    of_triton = suite in OF_TRITON and model is None
+    host_only = suite == suites.HOST
+    of_triton = suite in suites.OF_TRITON and model is None
     if of_triton and chosen.type != "cuda":
         raise UsageError(f"suite {suite!r} on {chosen.type}: Triton's kernels run on a CUDA GPU")
     # "full" takes the policy of "standard": 91% of an H200's rows end after 10 samples that agree to 0.5%, less than
@@ -152,6 +153,6 @@ def run_bench(
         chosen, out, suite=name, policy=policy, cases=cases,
         hosts=[host_calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry, host_only=host_only,
         calibrate=not skip_host and not of_triton and backend is None,
-        operators=not skip_host and backend is None and (host_only or suite in (FUSED, "full")),
+        operators=not skip_host and backend is None and (host_only or suite in (suites.FUSED, "full")),
     )  # fmt: skip
     return {part: "; ".join([str(summary), *summary.warnings]) for part, summary in found.items()}

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flopcast.microbench.records.records import MEASUREMENTS
-
 
 @contextmanager
-def resumable(folder: Path, rows: str = MEASUREMENTS) -> Iterator[None]:
-    """Notes on a KeyboardInterrupt raised within how many rows are kept in the folder's files of that name."""
+def resumable(folder: Path, rows: str = "") -> Iterator[None]:
+    """Notes on a KeyboardInterrupt raised within how many rows are kept in the folder's files of that name (of
+    measurements, unless it is given)."""
+    from flopcast.microbench.records.records import MEASUREMENTS
+
+    rows = rows or MEASUREMENTS
     try:
         yield
     except KeyboardInterrupt as stop:

@@ -5,12 +5,13 @@ A section without sufficient data is left out; an error in making one is reporte
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
+from flopcast.bounds import Count
+from flopcast.decode import load
 from flopcast.errors import FlopcastError
 from flopcast.roofline.views.page.data import Section, section
 from flopcast.roofline.views.page.table import Column, Table, prose, text
@@ -21,6 +22,23 @@ if TYPE_CHECKING:
 
 
 ECONOMICS = "economics"  # folder beside the pages, written by `python -m studies.claims`
+
+
+class _Claim(TypedDict):
+    """A claim's verdict by one price list, depth law and set of hosts: what the page shows of it."""
+
+    claim: str
+    prices: str
+    depth_law: str
+    hosts: str
+    verdict: str
+    middle_for: Count
+    models: Count
+    why: str
+
+
+class _Claims(TypedDict):
+    claims: list[_Claim]
 
 
 def extra_sections(profile: Profile, out: Path, *, may_trace: bool) -> tuple[list[Section], list[str]]:
@@ -48,7 +66,7 @@ def claim_section(folder: Path) -> Section | None:
         return None
     from flopcast.roofline.dollars.curves import OWN
 
-    found = json.loads(path.read_text(encoding="utf-8"))["claims"]
+    found = load(_Claims, path, "the verdicts on the claims", hint="`python -m studies.claims` makes it")["claims"]
     columns = [
         text("claim", "claim"), text("prices", "prices"), text("verdict", "verdict"),
         Column("middle_for", "by middle estimates, models for it"), Column("models", "of"), prose("why", "why"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flopcast.errors import UsageError
+from flopcast.errors import DataError, UsageError
 from flopcast.kernels import matmul, matmul_table
 from flopcast.kernels.matmul_configs import GLUON, proposals, shared_memory_limit
 from flopcast.kernels.shapes import Gemm
@@ -63,6 +63,23 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
     assert record.rows(tmp_path / "none.jsonl") == []
 
 
+def test_wrong_lines_are_told_and_left_out(tmp_path: Path) -> None:
+    path = tmp_path / record.RECORDS
+    for row in (
+        timed(FAST, 1e-5), {**timed(FAST, 1e-5), "m": 0}, timed("fast", 1e-5), {"kind": "time"}, {"kind": "odd"}, [],
+        {**timed(FAST, 1e-5), "seconds": -1}, {"kind": "check", "kernel": FAST, "layout": "nt", "status": "ok"},
+    ):  # fmt: skip
+        record.append(path, row)
+    said: list[str] = []
+    assert [row["kind"] for row in record.rows(path, said.append)] == ["time", "check"]
+    (told,) = said
+    assert "6 of 8 rows are wrong and left out: line 2: m is 0: valid is an integer from 1 to" in told
+    assert "and 3 more" in told
+    path.write_bytes(b"\x1f\x8b torn")
+    with pytest.raises(DataError, match="cannot be read"):
+        record.rows(path)
+
+
 def test_the_table_holds_the_fastest_that_is_right(tmp_path: Path) -> None:
     records = [
         timed(FAST, 1.0e-5), timed(SLOW, 2.0e-5), timed("cublas", 0.9e-5),
@@ -75,7 +92,7 @@ def test_the_table_holds_the_fastest_that_is_right(tmp_path: Path) -> None:
     document = tuning_table.table(records, "NVIDIA H200", 132, H200)
     path = tmp_path / "matmul_table.json"
     tuning_table.write_table(document, path)
-    table = matmul_table.Table.of(json.loads(path.read_text()))
+    table = matmul_table.read(path)
     chosen = {place: config.key for place, config in table.choices["nt"].items()}
     # 4096 got no second round, 8192 was cut short
     assert chosen == {(1024, 1024, 1024): FAST, (2048, 1024, 1024): SLOW}

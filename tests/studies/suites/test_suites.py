@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flopcast.errors import UsageError
+from flopcast.errors import DataError, UsageError
 from flopcast.kernels import aten
 from flopcast.kernels.shapes import Attention, Call, Gemm, shape_from_json
 from flopcast.microbench.records import records
@@ -206,3 +208,22 @@ def test_saved_suites_are_loaded_as_they_were(tmp_path: Path, monkeypatch: pytes
     suites.save(cases, folder / "mine.json.gz", sources={"fit": ["a step"]})
     monkeypatch.setattr(suites, "DATA", tmp_path / "data")
     assert suites.load("mine") == cases
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"shapes": []}, "is wrong|valid is a suite that holds the shapes of its cases"),
+        ({"cases": [[0, "torch", "warm", "fit"]]}, r"cases\[0\]\[2\] is 'warm': valid is one of cold, hot"),
+        ({"cases": [[-1, "torch", "hot", "fit"]]}, r"cases\[0\]\[0\] is -1"),
+        ({"shapes": [{"kind": "gemm", "m": 1, "n": 2}]}, r"shapes\[0\].k is missing"),
+    ],
+)
+def test_a_file_that_is_no_suite_is_refused_in_words(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    path = tmp_path / "suite.json"
+    cases = [SuiteCase(Gemm(m=1, n=2, k=3), "torch", "cold", "fit")]
+    suites.save(cases, path)
+    assert suites.read(path) == cases
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DataError, match=told):
+        suites.read(path)

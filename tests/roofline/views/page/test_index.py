@@ -147,7 +147,8 @@ def test_extra_sections_are_there_or_say_why(tmp_path: Path) -> None:
     assert faults == []
     economics = tmp_path / "economics"
     economics.mkdir()
-    (economics / "claims.json").write_text("{}")
-    sections, faults = extra_sections(profile, out, may_trace=False)
-    assert [part.name for part in sections] == ["widths"]
-    assert "claims could not be made" in faults[0]
+    for document in ("{}", '{"claims": [{"depth_law": "printed", "hosts": "own"}]}', "[" * 10**5, "torn"):
+        (economics / "claims.json").write_text(document)
+        sections, faults = extra_sections(profile, out, may_trace=False)
+        assert [part.name for part in sections] == ["widths"]
+        assert "claims could not be made: DataError: " in faults[0]
