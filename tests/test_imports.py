@@ -256,6 +256,7 @@ def test_help_loads_nothing_heavy() -> None:
     loaded = modules_after(run_command("--help"))
     assert "typer" in loaded
     assert loaded & HEAVY == set()
+    assert not {"flopcast.decode", "flopcast.kernels.shapes", "flopcast.microbench"} & loaded
 
 
 def test_a_cached_predict_loads_neither_torch_nor_pandas_nor_scipy() -> None:

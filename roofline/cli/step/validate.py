@@ -13,7 +13,6 @@ from typer import Option
 from flopcast.errors import UsageError
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Budget, Device, Retry, Suite, refuse_unused
-from flopcast.roofline.gpu.suites import check_suite
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
@@ -51,6 +50,7 @@ def validate(
     from flopcast.roofline.cli.shared.stopped import resumable
     from flopcast.roofline.gpu.catalogue.device import gpu_name
     from flopcast.roofline.gpu.library.profiles import find_profile
+    from flopcast.roofline.gpu.suites import check_suite
     from flopcast.roofline.validation import comparable
     from flopcast.roofline.validation.run import ESTIMATES, machine_here, machine_of, run_validation_steps
     from flopcast.roofline.validation.step_comparison import write_csv
