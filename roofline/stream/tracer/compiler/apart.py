@@ -37,7 +37,9 @@ def output_code(asked: Asked, *, max_seconds: float = MAX_SECONDS) -> OutputCode
         progress("compiling for the GPU"),
         open(Path(folder) / "stderr", "w+", encoding="utf-8", errors="replace") as errors,
     ):
-        environment |= {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
+        # it uses no GPU that is there, and compiles even where eager steps are wanted
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder, "CUDA_VISIBLE_DEVICES": "",
+                        "TORCHDYNAMO_DISABLE": "0", "TORCH_COMPILE_DISABLE": "0"}  # fmt: skip
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-m", _PROCESS], env=environment, text=True, timeout=max_seconds,

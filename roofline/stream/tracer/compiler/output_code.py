@@ -42,13 +42,17 @@ def compiled(asked: Asked) -> OutputCode:
     # autograd's engine runs in this thread, where fake tensors have their mode
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.autograd.set_multithreading_enabled(False):
         read_ones(mode, waits.append)
-        step = _built(asked)
-        torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
-        step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
         try:
+            step = _built(asked)
+            torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
+            step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
             step.backward(step.forward())
+        except UsageError:
+            raise
         except Exception as fault:
             raise UsageError(f"torch cannot compile the step: {_told(fault)}; {_ADVICE}") from fault
+    if not kept.graphs:
+        raise UsageError(f"torch compiles nothing of the step; {_ADVICE}")
     return OutputCode(
         graphs=tuple(kept.graphs), calls=tuple(kept.calls), captured=int(dynamo.counters["stats"]["unique_graphs"]),
         breaks=tuple(_breaks(dynamo.graph_break_reasons)), waits=tuple(dict.fromkeys(waits)), torch=torch.__version__,

@@ -122,5 +122,7 @@ def test_what_cannot_be_compiled_is_refused(users: Path) -> None:
     users.write_text(USERS.replace("{breaks}", "x = x @ x"))
     with pytest.raises(UsageError, match="torch cannot compile the step"):
         output_code(Asked(module=f"{users}:net"))
+    with pytest.raises(UsageError, match=r"cannot compile the step: ValueError: .*qwen7"):
+        output_code(Asked(config={"model_type": "qwen7", "vocab_size": 10}))
     with pytest.raises(UsageError, match=r"not compiled after 0\.1 s"):
         output_code(Asked(config=QWEN3), max_seconds=0.1)
