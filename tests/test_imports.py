@@ -226,10 +226,14 @@ def test_a_chain_of_imports_is_followed() -> None:
 
 
 def modules_after(code: str) -> set[str]:
-    """Top-level packages loaded by a fresh interpreter that ran `code`, however it exits."""
+    """Modules and top-level packages loaded by a fresh interpreter that ran `code`, however it exits."""
     script = f"import sys\ntry:\n    {code}\nexcept SystemExit as exit:\n    assert not exit.code, exit\n"
     done = subprocess.run(
-        [sys.executable, "-c", script + "print('\\nLOADED', *{m.partition('.')[0] for m in sys.modules})"],
+        [
+            sys.executable,
+            "-c",
+            script + "print('\\nLOADED', *sys.modules, *{m.partition('.')[0] for m in sys.modules})",
+        ],
         capture_output=True,
         text=True,
         timeout=120,
