@@ -72,7 +72,8 @@ class Table:
 def read_table(path: Path, spec: GpuSpec) -> Table:
     """Reads a table. Raises UsageError where it cannot be read (as `csv_files.read_csv`) or lacks needed columns."""
     _, columns, lines = read_csv(path)
-    columns = [other if (other := OTHER_NAMES.get(name, name)) not in columns else name for name in columns]
+    known = set(columns)
+    columns = [other if (other := OTHER_NAMES.get(name, name)) not in known else name for name in columns]
     _check_columns(path, columns)
     rows, refused, others = [], [], 0
     for line, cells in lines:

@@ -89,7 +89,7 @@ def test_a_module_that_a_row_names_is_not_imported(
     (tmp_path / "named_by_a_row.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef factory(): ...\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     rows = rows_of(found, {})
-    for factory in ("named_by_a_row:factory", "flopcast.microbench.zoo:train_mlp"):
+    for factory in ("named_by_a_row:factory", "flopcast.microbench.zoo:absent"):
         for row in rows:
             row["plan"]["module"] = factory
         (compared,) = compare(rows, profile)
