@@ -26,6 +26,7 @@ from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, HostRow, merged, rounded
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_or_error
+from flopcast.microbench.timing.allocator import settle_allocator
 from flopcast.microbench.timing.timer import synchronise
 from flopcast.progress import progress
 
@@ -77,6 +78,7 @@ def run_host(
     are in memory at once, since each round runs all of them, so widths must be tiny. Depths are skipped only when all
     are done. A depth that does not fit or fails gets rows that say so.
     """
+    settle_allocator(device)
     watch = Stopwatch(clock=clock)
     wanted = [host_key(model, depth, phase) for depth in builders for phase in (*PHASES, "step")]
     if all(recorder.is_done(key, retry=retry) for key in wanted):

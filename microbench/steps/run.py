@@ -25,6 +25,7 @@ from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, Row, merged
 from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.steps.measure import Kernel, StepKernels, StepTiming, profile_step, time_step
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_or_error, work_through
+from flopcast.microbench.timing.allocator import settle_allocator
 from flopcast.microbench.timing.telemetry import Reading, beside_others, telemetry
 
 Measure = Callable[[training_step.TrainingStep], Fields]
@@ -61,6 +62,7 @@ def run_steps(
     does not fit gets a row of status "oom", any other fault one of status "error", and the other steps continue. A run
     that stops at its budget is continued by the next, including the kernels of the steps that it timed.
     """
+    settle_allocator(device)
     run = _Run(list(plans), device, recorder, suite, retry, Stopwatch(budget_seconds, clock))
     if "times" in parts:
         run.times(host, rounds, steps_per_round)

@@ -28,6 +28,7 @@ from flopcast.microbench.records.rows import Fields, Status, is_busy
 from flopcast.microbench.sweep.cases import Case, KernelModule, case_row, finite_or_none, kernel_module, timing_fields
 from flopcast.microbench.sweep.scalars import reference_row
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, is_out_of_memory, status_of
+from flopcast.microbench.timing.allocator import settle_allocator
 from flopcast.microbench.timing.cpu_timer import CpuTimer
 from flopcast.microbench.timing.cuda_timer import CudaTimer
 from flopcast.microbench.timing.cupti import KernelTimes, profile_calls
@@ -81,6 +82,7 @@ def run_sweep(
     `budget_seconds`. Cases whose status is in `retry` ("oom", "error") are measured again.
     Raises RunError when the CUDA context is lost or the disk is full; all finished rows are in the file.
     """
+    settle_allocator(timer.device)
     watch = Stopwatch(budget_seconds, clock)
     wanted = list(dict.fromkeys(cases))
     todo = [c for c in wanted if not _is_done(c, recorder, retry)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from math import hypot
 from statistics import median
 
 from flopcast.microbench.recipe.plans import PHASES, HostPlan
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
-from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.host import PROCESS_SPREAD, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
@@ -66,7 +67,8 @@ def synchronous_host(profile: Profile, plan: HostPlan, rows: Iterable[FitRow]) -
     """Host costs where ops run synchronously (the CPU as a device); None without calibration rows.
 
     There a phase's seconds include its operators' own time. What remains after subtracting the forecast of that time is
-    the cost of Python, dispatcher and autograd, which is divided evenly among the ops.
+    the cost of Python, dispatcher and autograd, which is divided evenly among the ops. It was measured in one process
+    and is asked for in another.
     """
     rows_by_key = {row["key"]: row for row in rows if row.get("value")}
     per_op: dict[str, list[float]] = defaultdict(list)
@@ -91,7 +93,7 @@ def synchronous_host(profile: Profile, plan: HostPlan, rows: Iterable[FitRow]) -
     base = profile.host
     name = base.name if base is not None else "cpu"
     found = HostCosts(
-        name=name, step_fixed=0.0, sigma=max(0.1, median(spreads)), basis="measured", cpu=name,
+        name=name, step_fixed=0.0, sigma=hypot(max(0.1, median(spreads)), PROCESS_SPREAD), basis="measured", cpu=name,
         forward=costs["forward"], backward=costs["backward"], optimizer=costs["optimizer"],
     )  # fmt: skip
     if base is None:
