@@ -17,7 +17,11 @@ from flopcast.roofline.stream.ops.op_stream import Op, Stream, packet, tensor_pl
 
 # Calls that allocate memory or make an alias: they launch no kernel.
 _ALLOCATING = "empty empty_like empty_strided new_empty new_empty_strided set_ resize_ _unsafe_view _reshape_alias"
-_NO_KERNEL = {*_ALLOCATING.split(), "detach", "lift", "lift_fresh", "alias", "is_same_size", "as_strided"}
+_IN_PLACE_VIEWS = "as_strided_ detach_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_"
+_NO_KERNEL = {
+    *_ALLOCATING.split(), *_IN_PLACE_VIEWS.split(), "detach", "lift", "lift_fresh", "alias", "is_same_size",
+    "as_strided",
+}  # fmt: skip
 
 # Attention calls: backend, and the position of the causal flag among the arguments.
 _ATTENTION = {

@@ -112,7 +112,7 @@ def test_what_is_no_catalogue_is_refused(tmp_path: Path) -> None:
         read_skypilot(tmp_path / "none.csv")
     path.write_text(HEADER + "1x_T4,T4,1.0,8,50,T4,CA,0.22,0.39\n")
     with pytest.raises(DataError, match="1 rows of GPUs that flopcast does not know"):
-        read_skypilot(path, today=TODAY)
+        read_skypilot(path, day=TODAY, today=TODAY)
 
 
 @pytest.mark.parametrize(
