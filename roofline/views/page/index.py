@@ -98,5 +98,7 @@ def pages(folder: Path) -> list[dict[str, Any]]:
         except DataError:
             continue  # incomplete, or not written by flopcast
         beside = [name for name in FILES if (path.parent / name).is_file()]
-        found.append({"summary": [], **record, "folder": path.parent.name, "files": beside})
+        found.append(
+            {"summary": [], "date": None, "torch": None, **record, "folder": path.parent.name, "files": beside}
+        )
     return sorted(found, key=lambda page: (page["basis"] != "measured", page["gpu"]))
