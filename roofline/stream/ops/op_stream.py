@@ -19,7 +19,7 @@ from flopcast import files
 from flopcast.bounds import Count, Size, Valid
 from flopcast.decode import decode
 from flopcast.json_files import read_json
-from flopcast.kernels.shapes import Call, Dtype, Operand
+from flopcast.kernels.shapes import DTYPE_BYTES, Call, Dtype, Operand
 
 SCHEMA = 1
 PHASES = ("forward", "backward", "optimizer")
@@ -190,6 +190,13 @@ def _refers_to_its_own(record: _Record) -> bool:
     for place, op in enumerate(ops):
         if op.written and max(op.written) >= len(op.inputs):
             raise ValueError(f"op {place} writes what it does not take")
+    widest: dict[int, int] = {}  # bytes of an element, by storage
+    for tensor in tensors:
+        widest[tensor.storage] = max(widest.get(tensor.storage, 1), DTYPE_BYTES[tensor.dtype])
+    storages = record["storages"]
+    held = sum(storages[i].bytes // size for i, size in widest.items() if storages[i].kind == "parameter")
+    if held > record["n_params"]:  # 6N would come out negative
+        raise ValueError(f"n_params is {record['n_params']}: its tensors hold {held} parameters")
     return True
 
 

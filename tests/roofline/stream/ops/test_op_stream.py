@@ -132,6 +132,7 @@ def with_field(name: str, value: Any) -> bytes:
         (gzip.compress(GOOD.replace(b'"backward"', b'1, "x"'), mtime=0), "not a flopcast op stream"),
         (b"", "not a flopcast op stream|schema"),
         (with_field("n_params", -1), "n_params is -1: valid is an integer of 0 or more"),
+        (with_field("n_params", 0), "n_params is 0: its tensors hold 32 parameters"),
         (with_field("tensors", []), "op 0 is of no tensor of it"),
         (with_field("storages", []), "tensor 0 is of no storage of it"),
         (with_field("meta", {"batch": "4"}), "meta.batch is '4'"),
