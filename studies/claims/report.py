@@ -215,7 +215,8 @@ def _budget_rows(curves: Sequence[CostCurve]) -> list[list[str]]:
                 continue
             end = "" if row.limited_by == "budget" else f", {row.limited_by}'s end"
             low = count(row.low) if row.low else f"under {count(curve.fitting[0].step.n_params)}"
-            cells.append(f"{count(row.n_params)} ({low} to {count(row.high or 0.0)}; {row.days:.2g} d{end})")
+            days = float(f"{row.days:.2g}")  # two digits, no exponent
+            cells.append(f"{count(row.n_params)} ({low} to {count(row.high or 0.0)}; {days:g} d{end})")
         rows.append([f"${usd:,}", *cells])
     return rows
 
