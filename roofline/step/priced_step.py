@@ -313,6 +313,7 @@ def _unmeasured_kernels(ops: Sequence[TimedOp], profile: Profile) -> tuple[str, 
         "unknown": "of no measured kind, costed by their relatives or by bytes",
         "far": "of sizes far from those measured of their kind",
         "lent": f"that were not measured on this GPU, projected from {lent_from}'s",
+        "generated": "that inductor generated, by a law of another GPU's",
     }
     found: dict[str, dict[str, float]] = {how: defaultdict(float) for how in how_said}
     for op in ops:
@@ -320,6 +321,7 @@ def _unmeasured_kernels(ops: Sequence[TimedOp], profile: Profile) -> tuple[str, 
         if op.work is not None and seconds and not is_rough(op):
             kind = KernelKind(op.work.op_class, op.work.variant)
             how = "lent" if kind in lent else "far" if kind in measured else "unknown"
+            how = "generated" if kind.op_class == "generated" else how
             found[how][f"{kind.op_class} {kind.variant}"] += seconds
     total = sum(op.seconds for op in ops) or 1.0
     return tuple(

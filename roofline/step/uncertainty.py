@@ -110,7 +110,7 @@ def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | 
             else:
                 number = known_as.get((id(op.work), op.sigma))
                 if number is None:
-                    number = numbers.setdefault((op.work.shape, op.sigma), len(numbers))
+                    number = numbers.setdefault((op.work.alike, op.sigma), len(numbers))
                     known_as[id(op.work), op.sigma] = number
                     shapes += [0.0] * (len(numbers) - len(shapes))
                 shapes[number] += op.seconds

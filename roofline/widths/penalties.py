@@ -182,7 +182,7 @@ def point_of(
         if op.work is None:
             continue
         shape = op.work.shape
-        errors[shape] += op.seconds * op.sigma
+        errors[op.work.alike] += op.seconds * op.sigma
         if isinstance(shape, Gemm) and shape.batch == 1:
             seconds[shape.layout] += op.seconds
             flops[shape.layout] += op.work.flops

@@ -9,18 +9,15 @@ further than `--tolerance` away.
 
 from __future__ import annotations
 
-import gzip
 import sys
 from pathlib import Path
 
 from flopcast.errors import FlopcastError
 from flopcast.roofline.stream.compiled.compare import Comparison, Side, compare
-from flopcast.roofline.stream.compiled.launches import Graph
-from flopcast.roofline.stream.compiled.output_code import read_output_code
 from studies.command import parser_of
+from studies.compiled.recorded import CODE, cases_of, graphs_of
 from studies.markdown import table
 
-SUFFIX = ".code.gz"
 SHOWN_CALLS = 8
 
 
@@ -30,11 +27,10 @@ def main() -> None:
     parser.add_argument("found", type=Path, help="folder of the same cases without a GPU")
     parser.add_argument("--tolerance", type=float, default=0.02, help="relative, of launches and of bytes")
     options = parser.parse_args()
-    cases = {folder: {p.name.removesuffix(SUFFIX) for p in folder.glob("*" + SUFFIX)} for folder in
-             (options.expected, options.found)}  # fmt: skip
+    cases = {folder: set(cases_of(folder, CODE)) for folder in (options.expected, options.found)}
     both = sorted(cases[options.expected] & cases[options.found])
     if not both:
-        parser.error(f"no case is in both folders: {options.expected} has {len(cases[options.expected])} *{SUFFIX}, "
+        parser.error(f"no case is in both folders: {options.expected} has {len(cases[options.expected])} *{CODE}, "
                      f"{options.found} {len(cases[options.found])}")  # fmt: skip
     try:
         compared = {case: compare(graphs_of(options.expected, case), graphs_of(options.found, case)) for case in both}
@@ -47,10 +43,6 @@ def main() -> None:
     if missing:
         print(f"\nNot found: {', '.join(missing)}")
     sys.exit(0 if all(comparison.within(options.tolerance) for comparison in compared.values()) else 1)
-
-
-def graphs_of(folder: Path, case: str) -> tuple[Graph, ...]:
-    return read_output_code(gzip.decompress((folder / f"{case}{SUFFIX}").read_bytes()).decode())
 
 
 def details(comparison: Comparison) -> str:

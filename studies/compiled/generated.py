@@ -26,9 +26,9 @@ from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.laws.generated import GeneratedLaw, Rates, seconds
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.library.generated import FILE, Fitted, rates_of
-from flopcast.roofline.stream.compiled.launches import Launch
+from flopcast.roofline.stream.compiled.generated_kernel import GeneratedKernel, kernel_of_launch
 from studies.command import parser_of
-from studies.compiled.kernels import timed_launches
+from studies.compiled.recorded import cases_of, joined
 from studies.markdown import table
 
 GPU = "nvidia-h200"
@@ -49,8 +49,11 @@ FEWEST = 8  # different kernels of a kind, for a deviation of its own
 
 @dataclass(frozen=True)
 class Row:
+    """A launch of a generated kernel as a step ran it. `name`: the kernel's."""
+
     case: str
-    launch: Launch
+    name: str
+    kernel: GeneratedKernel
     measured: float
 
 
@@ -60,7 +63,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file for the tables")
     parser.add_argument("--write", action="store_true", help=f"replace {FILE.name}")
     options = parser.parse_args()
-    cases = sorted(path.name.removesuffix(".json.gz") for path in options.folder.glob("*.json.gz"))
+    cases = cases_of(options.folder)
     if missing := {*FIT, *UNLIKE} - set(cases):
         parser.error(f"{options.folder} has no {', '.join(sorted(missing))}, which the law is made of")
     rows = [row for case in cases for row in rows_of(options.folder, case)]
@@ -80,19 +83,19 @@ def main() -> None:
 
 def rows_of(folder: Path, case: str) -> list[Row]:
     """The generated kernels of a step."""
-    timed = (one for one in timed_launches(folder, case) if one.launch.is_generated)
-    return [Row(case, one.launch, one.seconds) for one in timed]
+    timed = (one for one in joined(folder, case).launches if one.launch.is_generated)
+    return [Row(case, one.launch.name, kernel_of_launch(one.launch), one.seconds) for one in timed]
 
 
 def fitted_law(rows: Sequence[Row], rates: Rates) -> GeneratedLaw:
     """The parameters of least log residuals. A kernel that a step launches often counts as one, and more by its share
     of the step's time."""
-    launches = Counter((row.case, row.launch.name) for row in rows)
+    launches = Counter((row.case, row.name) for row in rows)
     totals: dict[str, float] = defaultdict(float)
     for row in rows:
         totals[row.case] += row.measured
     weights = np.array(
-        [math.sqrt(1.0 / launches[row.case, row.launch.name] + SHARE * row.measured / totals[row.case]) for row in rows]
+        [math.sqrt(1.0 / launches[row.case, row.name] + SHARE * row.measured / totals[row.case]) for row in rows]
     )
     measured = np.log([row.measured for row in rows])
     names = [field.name for field in fields(GeneratedLaw)]
@@ -103,7 +106,7 @@ def fitted_law(rows: Sequence[Row], rates: Rates) -> GeneratedLaw:
 
     def residuals(logs: Array, /) -> Array:
         law = law_of(logs)
-        return np.asarray(weights * (np.log([seconds(row.launch, rates, law) for row in rows]) - measured))
+        return np.asarray(weights * (np.log([seconds(row.kernel, rates, law) for row in rows]) - measured))
 
     bounds = (begin - FARTHEST, begin + FARTHEST)
     found = least_squares(residuals, begin, bounds=bounds, loss="soft_l1", f_scale=ROBUST, max_nfev=200)
@@ -113,10 +116,10 @@ def fitted_law(rows: Sequence[Row], rates: Rates) -> GeneratedLaw:
 def deviations(rows: Sequence[Row], law: GeneratedLaw, rates: Rates) -> tuple[float, dict[str, float]]:
     """The deviation of log seconds, of all kinds together and of those with enough different kernels: that by which
     nine in ten lie in the interval of 90%, so that a few that Triton configured badly do not widen all."""
-    different = {(row.case, row.launch.name): row for row in rows}.values()
+    different = {(row.case, row.name): row for row in rows}.values()
     by_kind: dict[str, list[float]] = defaultdict(list)
     for row in different:
-        by_kind[row.launch.kind.value].append(abs(math.log(seconds(row.launch, rates, law) / row.measured)))
+        by_kind[row.kernel.kind.value].append(abs(math.log(seconds(row.kernel, rates, law) / row.measured)))
     together = [residual for found in by_kind.values() for residual in found]
     return _deviation(together), {kind: _deviation(found) for kind, found in by_kind.items() if len(found) >= FEWEST}
 
@@ -139,7 +142,7 @@ def report(rows: Sequence[Row], known: Fitted, rates: Rates) -> str:
     parts = ["# The law of generated kernels", "", told]
     for name, some in (("Fitted", fit), ("Held out", held)):
         by_case = _lines(some, known, rates, lambda row: row.case)
-        by_kind = _lines(some, known, rates, lambda row: row.launch.kind.value)
+        by_kind = _lines(some, known, rates, lambda row: row.kernel.kind.value)
         parts += ["", f"## {name}", "", table(head, by_case), "", table(head, by_kind)]
     values = [[name, f"{value:.3g}"] for name, value in asdict(known.law).items()]
     return "\n".join([*parts, "", "## Parameters", "", table(["parameter", "value"], values)])
@@ -153,11 +156,11 @@ def _lines(rows: Sequence[Row], known: Fitted, rates: Rates, key: Callable[[Row]
 
 
 def _line(name: str, rows: Sequence[Row], known: Fitted, rates: Rates) -> list[str]:
-    predicted = [seconds(row.launch, rates, known.law) for row in rows]
+    predicted = [seconds(row.kernel, rates, known.law) for row in rows]
     measured = [row.measured for row in rows]
     errors = [abs(found / real - 1.0) for found, real in zip(predicted, measured, strict=True)]
     inside = [
-        abs(math.log(found / row.measured)) <= Z_90 * known.sigmas.get(row.launch.kind.value, known.sigma)
+        abs(math.log(found / row.measured)) <= Z_90 * known.sigmas.get(row.kernel.kind.value, known.sigma)
         for found, row in zip(predicted, rows, strict=True)
     ]
     total = sum(predicted) / sum(measured) - 1.0

@@ -10,8 +10,6 @@ taken with cold operands. Nothing here is fitted to the recorded kernels: the ta
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,10 +20,10 @@ from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.compiled.launches import Kind, Launch
-from flopcast.roofline.stream.compiled.profiled import TimedLaunch, join
+from flopcast.roofline.stream.compiled.profiled import TimedLaunch
 from flopcast.roofline.stream.lowering.describe import describe, layout_of
 from studies.command import parser_of
-from studies.compiled.gate import graphs_of
+from studies.compiled.recorded import cases_of, joined
 from studies.markdown import table
 
 LONG_ROW = 16384  # elements of a row that only a vocabulary has: the loss
@@ -54,18 +52,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file for the tables")
     options = parser.parse_args()
     profile = find_profile(options.gpu)
-    cases = sorted(path.name.removesuffix(".json.gz") for path in options.folder.glob("*.json.gz"))
-    judged = [row for case in cases for row in judge(case, timed_launches(options.folder, case), profile)]
+    cases = cases_of(options.folder)
+    judged = [row for case in cases for row in judge(case, joined(options.folder, case).launches, profile)]
     text = report(judged, profile.gpu)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")
-
-
-def timed_launches(folder: Path, case: str) -> tuple[TimedLaunch, ...]:
-    record = json.loads(gzip.decompress((folder / f"{case}.json.gz").read_bytes()))
-    kernels = [(str(name), float(seconds)) for name, seconds in record["kernels"]["compile"]]
-    return join(graphs_of(folder, case), kernels).launches
 
 
 def judge(case: str, launches: Sequence[TimedLaunch], profile: Profile) -> list[Judged]:

@@ -20,8 +20,8 @@ from flopcast.roofline.stream.model.models import load_config, with_depth
 from flopcast.roofline.stream.tracer.compiler.apart import output_code
 from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked
 from studies.command import parser_of
-from studies.compiled.gate import SUFFIX
 from studies.compiled.record import CASES, Case
+from studies.compiled.recorded import CODE
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
         except FlopcastError as error:
             print(f"{case.name}: {error}", flush=True)
             continue
-        (options.out / f"{case.name}{SUFFIX}").write_bytes(gzip.compress(code.text.encode(), 9, mtime=0))
+        (options.out / f"{case.name}{CODE}").write_bytes(gzip.compress(code.text.encode(), 9, mtime=0))
         print(
             f"{case.name}: {time.monotonic() - started:.0f} s, torch {code.torch}, {len(code.graphs)} graphs called "
             f"{len(code.calls)} times, {len(code.breaks)} breaks, {len(code.waits)} lines wait",

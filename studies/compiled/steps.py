@@ -8,23 +8,16 @@ and of memory alone; `gate.py` judges the code that is generated without a GPU.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flopcast.errors import FlopcastError
-from flopcast.roofline.gpu.catalogue.datasheets import load_specs
-from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.stream.compiled.launches import Graph, Kind
-from flopcast.roofline.stream.compiled.output_code import read_output_code
-from flopcast.roofline.stream.compiled.profiled import Joined, join
+from flopcast.roofline.stream.compiled.launches import Kind
+from flopcast.roofline.stream.compiled.profiled import Joined
 from flopcast.roofline.stream.compiled.to_stream import to_stream
 from flopcast.roofline.stream.library.modules import module_stream
 from flopcast.roofline.stream.library.streams import get_stream
@@ -34,9 +27,9 @@ from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 from studies.command import parser_of
 from studies.compiled.record import CASES, Case
+from studies.compiled.recorded import FOLDER, graphs_of, joined, record_of
 from studies.markdown import table
 
-FOLDER = Path("reports/nvidia-h200/compiled-steps")
 GPU = "nvidia-h200"
 GROUPS = ("gemm", "attention", "generated", "optimizer", "elementwise")
 _CALLS = {
@@ -92,18 +85,13 @@ def _error(forecast: float, measured: float) -> str:
 
 def compared(case: Case, profile: Profile) -> Compared:
     """Prices the launches of a recorded case. Raises FlopcastError where record and code do not agree."""
-    record = json.loads(gzip.decompress((FOLDER / f"{case.name}.json.gz").read_bytes()))
-    graphs = graphs_of(case)
-    run = run_of(case)
-    step = PricedStep(to_stream(graphs, eager_stream(case)), run, profile)
+    step = PricedStep(to_stream(graphs_of(FOLDER, case.name), eager_stream(case)), run_of(case), profile)
     forecast: dict[str, float] = defaultdict(float)
     for op in step.ops:
-        if op.work is not None and op.work.op_class != "generated":
+        if op.work is not None:
             forecast[group_of(op.work.op_class)] += op.seconds
-    generated = [launch for graph in graphs for launch in graph.launches if launch.is_generated]
-    forecast["generated"] = sum(generated_seconds(launch, load_specs()[GPU]).seconds for launch in generated)
-    measured = _by_group(join(graphs, [(name, seconds) for name, seconds in record["kernels"]["compile"]]))
-    timed: dict[str, Any] = record["timed"].get("compile", {})
+    measured = _by_group(joined(FOLDER, case.name))
+    timed: dict[str, Any] = record_of(FOLDER, case.name)["timed"].get("compile", {})
     return Compared(case.name, dict(forecast), measured, step.peak_bytes, timed.get("peak_bytes"))
 
 
@@ -115,10 +103,6 @@ def _by_group(joined: Joined) -> dict[str, float]:
     found["optimizer"] += sum(seconds for _, seconds in joined.optimizer)
     found["elementwise"] += sum(seconds for _, seconds in joined.outside)
     return dict(found)
-
-
-def graphs_of(case: Case) -> Sequence[Graph]:
-    return read_output_code(gzip.decompress((FOLDER / f"{case.name}.code.gz").read_bytes()).decode())
 
 
 def run_of(case: Case) -> Run:

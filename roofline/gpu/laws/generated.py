@@ -21,8 +21,8 @@ from math import prod
 from typing import NamedTuple
 
 from flopcast.bounds import NonNegative, Positive
-from flopcast.errors import DataError
-from flopcast.roofline.stream.compiled.launches import Kind, Launch
+from flopcast.roofline.stream.compiled.generated_kernel import GeneratedKernel
+from flopcast.roofline.stream.compiled.launches import Kind
 
 LEAVING = 3.0  # exponent by which operands leave the L2
 SPECIAL_PER_CLOCK = 16.0  # results of an SM's special function units, sm_70 to sm_100
@@ -78,9 +78,8 @@ class Parts(NamedTuple):
     waiting: float
 
 
-def seconds(launch: Launch, rates: Rates, law: GeneratedLaw) -> float:
-    """Raises DataError for what is no kernel of these kinds."""
-    found = parts(launch, rates, law)
+def seconds(kernel: GeneratedKernel, rates: Rates, law: GeneratedLaw) -> float:
+    found = parts(kernel, rates, law)
     most = max(found.memory, found.instructions)
     if not most:
         return found.fixed + found.waiting
@@ -89,21 +88,16 @@ def seconds(launch: Launch, rates: Rates, law: GeneratedLaw) -> float:
     return float(found.fixed + found.waiting + longest)
 
 
-def parts(launch: Launch, rates: Rates, law: GeneratedLaw) -> Parts:
-    work = launch.work
-    if work is None or launch.kind is Kind.TEMPLATE:
-        raise DataError(
-            f"{launch.name} is no generated pointwise kernel, reduction or scatter but a {launch.kind.value}: "
-            "its time does not follow from its source; compile without max-autotune"
-        )
+def parts(kernel: GeneratedKernel, rates: Rates, law: GeneratedLaw) -> Parts:
+    work = kernel.work
     l2_bytes = law.resident * rates.l2_bytes
-    warm = min(sum(size * _stays(age + size, l2_bytes) for size, age in launch.ages), launch.bytes_read)
-    absorbed = launch.bytes_written * _stays(launch.bytes, l2_bytes)
-    cold, clocks = launch.bytes_read - warm, rates.sm_count * rates.clock
+    warm = min(sum(size * _stays(age + size, l2_bytes) for size, age in kernel.ages), kernel.bytes_read)
+    absorbed = kernel.bytes_written * _stays(kernel.bytes, l2_bytes)
+    cold, clocks = kernel.bytes_read - warm, rates.sm_count * rates.clock
     memory = (
         cold / (law.read * rates.bandwidth)
         + (warm + absorbed) / (law.cached * clocks)
-        + (launch.bytes_written - absorbed) / (law.written * rates.bandwidth)
+        + (kernel.bytes_written - absorbed) / (law.written * rates.bandwidth)
     )
     issued = (
         law.arithmetic * work.arithmetic
@@ -114,8 +108,8 @@ def parts(launch: Launch, rates: Rates, law: GeneratedLaw) -> Parts:
     instructions = max(issued, work.special / SPECIAL_PER_CLOCK) / clocks
     waiting = law.step * work.steps + law.chain * work.chained + law.reduction * work.reductions
     idle = 1.0
-    if launch.kind in ROWS_ALONE and launch.hint == "INNER":
-        rows = prod(size for name, size in launch.numels if not name.startswith("r"))
+    if kernel.kind in ROWS_ALONE and kernel.hint == "INNER":
+        rows = prod(size for name, size in kernel.numels if not name.startswith("r"))
         idle += law.tail * min(rates.sm_count / max(rows, 1), 1.0)
     fixed = law.floor + law.turn * work.turns + (law.load if work.steps else 0.0)
     if cold:

@@ -2,7 +2,7 @@
 
 The law's parameters are those of an H200, fitted to the kernels of compiled steps as they ran there:
 `python -m studies.compiled.generated`. On any other GPU they scale with the datasheet, and no measurement has judged
-that: what they give is projected.
+that: what they give is extrapolated, and as little known as a projection of memory-bound kernels.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from math import hypot
 
 from flopcast.bounds import Deviation
 from flopcast.decode import load
 from flopcast.roofline.base.shipped import DATA
-from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec
+from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, load_specs
 from flopcast.roofline.gpu.laws.generated import GeneratedLaw, Rates, seconds
-from flopcast.roofline.stream.compiled.launches import Launch
+from flopcast.roofline.gpu.profile.passes import DEFAULT_BANDWIDTH, DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.gpu.profile.request import Estimate
+from flopcast.roofline.gpu.projection.rates import SIGMA, sigmas
+from flopcast.roofline.stream.compiled.generated_kernel import GeneratedKernel
 
 FILE = DATA / "generated_kernels.json"
 
@@ -34,30 +38,36 @@ class Fitted:
     source: str
 
 
-class Estimate(NamedTuple):
-    """Seconds of a launch; the deviation of log seconds, which all launches of the same kernel share; and "measured" on
-    the GPU that the law was fitted on, "projected" on any other."""
-
-    seconds: float
-    sigma: float
-    basis: str
-
-
 @cache
 def fitted() -> Fitted:
     return load(Fitted, FILE, "a law of generated kernels", hint="`python -m studies.compiled.generated` makes it")
 
 
-def generated_seconds(launch: Launch, spec: GpuSpec) -> Estimate:
-    """The time of a generated kernel within a step, its operands as warm as the launches before it leave them. Raises
-    DataError for a launch of another kind."""
+def generated_seconds(kernel: GeneratedKernel, profile: Profile) -> Estimate:
+    """The time of a generated kernel within a step, its operands as warm as the launches before it leave them. The
+    deviation is that of log seconds, which all launches of the same kernel share."""
     known = fitted()
-    return Estimate(
-        seconds(launch, rates_of(spec), known.law),
-        known.sigmas.get(launch.kind.value, known.sigma),
-        "measured" if spec.name == known.gpu else "projected",
-    )
+    sigma = known.sigmas.get(kernel.kind.value, known.sigma)
+    basis = "interpolated"
+    if profile.gpu != known.gpu:
+        specs = load_specs()
+        spec = specs.get(profile.gpu)
+        doubt = SIGMA if spec is None else sigmas(specs[known.gpu], spec)
+        sigma, basis = hypot(sigma, doubt["memory"]), "extrapolated"
+    return Estimate(seconds(kernel, rates_of_profile(profile), known.law), sigma, basis, "law of generated kernels")
 
 
 def rates_of(spec: GpuSpec) -> Rates:
     return Rates(spec.usable_bytes_per_second, spec.sm_count, spec.boost_mhz * 1e6, spec.l2_bytes)
+
+
+def rates_of_profile(profile: Profile) -> Rates:
+    """The datasheet's where there is one; else those of the device, its bandwidth as much above the read rate as an
+    H200's datasheet is above the law's."""
+    spec = load_specs().get(profile.gpu)
+    if spec is not None:
+        return rates_of(spec)
+    device = profile.device
+    bandwidth = profile.ceiling("hbm_read", profile.ceiling("hbm_copy", DEFAULT_BANDWIDTH)) / fitted().law.read
+    clock = (device.get("clock_mhz") or DEFAULT_CLOCK_MHZ) * 1e6
+    return Rates(bandwidth, device.get("sm_count") or DEFAULT_SM_COUNT, clock, max(profile.l2_bytes, 1.0))

@@ -8,6 +8,7 @@
     profiled.py       launches joined to the kernels that a profiler saw
     compare.py        two lists of launches, side by side by kind
     layers.py         the list of a deep model from those of two and three layers
+    generated_kernel.py  what the time of a generated kernel depends on, and its op
     to_stream.py      the op stream of a compiled step, with the eager step's optimizer
 
 Nothing here imports torch: the text is Python, and is parsed as such.

@@ -7,6 +7,7 @@ from enum import StrEnum
 from math import prod
 from typing import NamedTuple
 
+from flopcast.bounds import NonNegative
 from flopcast.kernels.shapes import DTYPE_BYTES, Operand
 
 
@@ -57,15 +58,15 @@ class Work:
     another for sums over rows.
     """
 
-    arithmetic: float = 0.0
-    special: float = 0.0
-    trigonometric: float = 0.0
-    requested: float = 0.0
-    gathered: float = 0.0
-    steps: float = 0.0
-    chained: float = 0.0
-    reductions: float = 0.0
-    turns: float = 0.0
+    arithmetic: NonNegative = 0.0
+    special: NonNegative = 0.0
+    trigonometric: NonNegative = 0.0
+    requested: NonNegative = 0.0
+    gathered: NonNegative = 0.0
+    steps: NonNegative = 0.0
+    chained: NonNegative = 0.0
+    reductions: NonNegative = 0.0
+    turns: NonNegative = 0.0
 
     def plus(self, **more: float) -> Work:
         return replace(self, **{name: getattr(self, name) + amount for name, amount in more.items()})

@@ -7,17 +7,16 @@ backward graphs return to its gradients, by their bytes: which of several equal 
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from flopcast.errors import DataError
 from flopcast.kernels.shapes import Operand
+from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_launch
 from flopcast.roofline.stream.compiled.launches import Graph, Launch, storage_bytes
 from flopcast.roofline.stream.compiled.layers import Stretch
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 
-GENERATED = "inductor"  # namespace of the ops that are generated kernels: "inductor.pointwise"
 _TANGENTS = "tangents_"  # the backward's inputs that are gradients of the forward's results
 _BYTES = "uint8"
 
@@ -140,8 +139,8 @@ class _Conversion:
             written = [
                 (_bytes(touch.written), at) for touch, at in zip(launch.touches, buffers, strict=True) if touch.written
             ]
-            told = {"numels": dict(launch.numels), "hint": launch.hint}
-            self._append(f"{GENERATED}.{launch.kind.name.lower()}", phase, read, written, json.dumps(told))
+            kernel = kernel_of_launch(launch)
+            self._append(kernel.op, phase, read, written, kernel.args)
             return
         name = launch.name if "." in launch.name else f"aten.{launch.name}"
         operands = list(zip(launch.operands, buffers, strict=False))

@@ -9,7 +9,8 @@ import pytest
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.laws.generated import seconds
 from flopcast.roofline.gpu.library.generated import FILE, fitted, rates_of
-from flopcast.roofline.stream.compiled.launches import Kind, Launch, Work
+from flopcast.roofline.stream.compiled.generated_kernel import GeneratedKernel
+from flopcast.roofline.stream.compiled.launches import Kind, Work
 from studies.compiled import generated
 
 RATES = rates_of(find_spec(generated.GPU))
@@ -17,15 +18,18 @@ RATES = rates_of(find_spec(generated.GPU))
 
 def row(size: int, arithmetic: float, factor: float = 1.0) -> generated.Row:
     work = Work(arithmetic=arithmetic, requested=float(size), steps=1)
-    launch = Launch(Kind.POINTWISE, f"triton_poi_{size}_{arithmetic}", size // 2, size // 2, (("x", size),), work=work)
-    return generated.Row("case", launch, factor * seconds(launch, RATES, fitted().law))
+    kernel = GeneratedKernel(
+        kind=Kind.POINTWISE, bytes_read=size // 2, bytes_written=size // 2, numels=(("x", size),), work=work
+    )
+    measured = factor * seconds(kernel, RATES, fitted().law)
+    return generated.Row("case", f"triton_poi_{size}_{arithmetic}", kernel, measured)
 
 
 def test_a_law_is_found_again_in_the_times_that_it_gives_though_one_is_wrong() -> None:
     rows = [row(2**power, arithmetic) for power in range(10, 30) for arithmetic in (0.0, 2.0**power, 60 * 2.0**power)]
     found = generated.fitted_law([*rows, row(2**20 + 8, 0.0, factor=20.0)], RATES)
     for one in rows:
-        assert seconds(one.launch, RATES, found) == pytest.approx(one.measured, rel=0.03)
+        assert seconds(one.kernel, RATES, found) == pytest.approx(one.measured, rel=0.03)
 
 
 def test_the_table_says_what_was_fitted_and_what_was_held_out() -> None:
@@ -40,4 +44,4 @@ def test_what_ships_is_what_the_recorded_steps_give() -> None:
     rows = [one for case in generated.FIT for one in generated.rows_of(folder, case)]
     found = generated.fitted_law(rows, RATES)
     for one in rows:
-        assert seconds(one.launch, RATES, found) == pytest.approx(seconds(one.launch, RATES, fitted().law), rel=0.01)
+        assert seconds(one.kernel, RATES, found) == pytest.approx(seconds(one.kernel, RATES, fitted().law), rel=0.01)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import gzip
-import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -12,12 +12,15 @@ from statistics import median
 import pytest
 
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
-from flopcast.roofline.gpu.library.generated import fitted, generated_seconds
+from flopcast.roofline.gpu.laws.generated import seconds
+from flopcast.roofline.gpu.library.generated import fitted, generated_seconds, rates_of
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.stream.compiled.generated_kernel import GeneratedKernel, kernel_of_launch
 from flopcast.roofline.stream.compiled.instructions import work_of
 from flopcast.roofline.stream.compiled.kernel_source import moved_bytes, read_kernel
-from flopcast.roofline.stream.compiled.launches import Launch
-from flopcast.roofline.stream.compiled.output_code import GRAPH_MARK, read_output_code
-from flopcast.roofline.stream.compiled.profiled import TimedLaunch, join
+from flopcast.roofline.stream.compiled.output_code import GRAPH_MARK
+from flopcast.roofline.stream.compiled.profiled import TimedLaunch
+from studies.compiled.recorded import joined
 
 FOLDER = Path(__file__).parents[4] / "reports" / "nvidia-h200" / "compiled-steps"
 H200 = find_spec("nvidia-h200")
@@ -26,16 +29,13 @@ HELD_OUT = ("llama-3.2-1b-l2", "qwen3-1.7b-l2")
 
 @cache
 def kernels(case: str) -> tuple[TimedLaunch, ...]:
-    graphs = read_output_code(gzip.decompress((FOLDER / f"{case}.code.gz").read_bytes()).decode())
-    record = json.loads(gzip.decompress((FOLDER / f"{case}.json.gz").read_bytes()))
-    profiled = [(str(name), float(seconds)) for name, seconds in record["kernels"]["compile"]]
-    return tuple(one for one in join(graphs, profiled).launches if one.launch.is_generated)
+    return tuple(one for one in joined(FOLDER, case).launches if one.launch.is_generated)
 
 
 @pytest.mark.parametrize("case", HELD_OUT)
 def test_kernels_of_a_step_that_it_never_saw(case: str) -> None:
     rows = kernels(case)
-    predicted = [generated_seconds(row.launch, H200).seconds for row in rows]
+    predicted = [seconds(kernel_of_launch(row.launch), rates_of(H200), fitted().law) for row in rows]
     assert sum(predicted) == pytest.approx(sum(row.seconds for row in rows), rel=0.05)
     errors = [abs(found / row.seconds - 1) for found, row in zip(predicted, rows, strict=True)]
     assert median(errors) < 0.08
@@ -54,11 +54,25 @@ def test_bytes_alone_do_not_explain_them(case: str) -> None:
 
 def test_other_gpus_are_projected() -> None:
     row = max(kernels(HELD_OUT[0]), key=lambda row: row.launch.bytes)
-    here, there = (generated_seconds(row.launch, find_spec(name)) for name in ("nvidia-h200", "nvidia-a100-80gb-sxm"))
-    assert (here.basis, there.basis) == ("measured", "projected")
+    kernel = kernel_of_launch(row.launch)
+    here, near, there = (
+        generated_seconds(kernel, find_profile(name))
+        for name in ("nvidia-h200", "nvidia-h100-sxm", "nvidia-a100-80gb-sxm")
+    )
+    assert (here.basis, near.basis, there.basis) == ("interpolated", "extrapolated", "extrapolated")
     ratio = H200.bandwidth_bytes_per_second / find_spec("nvidia-a100-80gb-sxm").bandwidth_bytes_per_second
     assert there.seconds / here.seconds == pytest.approx(ratio, rel=0.3)
-    assert here.sigma == there.sigma > 0
+    assert 0 < here.sigma < near.sigma < there.sigma
+
+
+def test_a_gpu_without_a_datasheet_goes_by_what_was_measured_of_it() -> None:
+    kernel = kernel_of_launch(max(kernels(HELD_OUT[0]), key=lambda row: row.launch.bytes).launch)
+    known = find_profile("nvidia-h200")
+    unknown = replace(known, gpu="nvidia-h200-of-tomorrow")
+    assert generated_seconds(kernel, unknown).seconds == pytest.approx(
+        generated_seconds(kernel, known).seconds, rel=0.05
+    )
+    assert generated_seconds(kernel, unknown).basis == "extrapolated"
 
 
 def sources(case: str) -> list[str]:
@@ -78,10 +92,11 @@ def test_real_kernels_take_no_less_for_more_rows() -> None:
         for rows in (1, 100, 128, 10_000, 1 << 20, 3 << 20):
             numels["xnumel"] = rows
             moved = moved_bytes(kernel, numels, dict.fromkeys(kernel.dtypes, 1 << 62)).values()
-            launch = Launch(
-                kernel.kind, kernel.name, sum(read for read, _ in moved), sum(written for _, written in moved),
-                tuple((name.removesuffix("numel"), size) for name, size in numels.items()), kernel.hint,
+            launched = GeneratedKernel(
+                kind=kernel.kind, bytes_read=sum(read for read, _ in moved),
+                bytes_written=sum(written for _, written in moved),
+                numels=tuple((name.removesuffix("numel"), size) for name, size in numels.items()), hint=kernel.hint,
                 work=work_of(kernel, numels),
             )  # fmt: skip
-            times.append(generated_seconds(launch, H200).seconds)
+            times.append(seconds(launched, rates_of(H200), fitted().law))
         assert times == sorted(times), kernel.name

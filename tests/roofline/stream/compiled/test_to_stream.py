@@ -14,7 +14,8 @@ from flopcast.roofline.stream.compiled.layers import fold
 from flopcast.roofline.stream.compiled.to_stream import to_stream
 from flopcast.roofline.stream.ops.op_stream import Stream
 from studies.compiled.record import CASES
-from studies.compiled.steps import Compared, compared, eager_stream, graphs_of, run_of
+from studies.compiled.recorded import FOLDER, graphs_of
+from studies.compiled.steps import Compared, compared, eager_stream, run_of
 
 BY_NAME = {case.name: case for case in CASES}
 NAMES = ("mlp", "qwen3-0.6b-l2", "llama-3.2-1b-l2")
@@ -24,7 +25,7 @@ NAMES = ("mlp", "qwen3-0.6b-l2", "llama-3.2-1b-l2")
 def streams(name: str) -> tuple[Stream, Stream]:
     """The compiled step's and the eager one's."""
     eager = eager_stream(BY_NAME[name])
-    return to_stream(graphs_of(BY_NAME[name]), eager), eager
+    return to_stream(graphs_of(FOLDER, name), eager), eager
 
 
 @cache
@@ -39,7 +40,7 @@ def flops(stream: Stream) -> int:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_launch_is_an_op_and_the_optimizer_stays(name: str) -> None:
     compiled, eager = streams(name)
-    launches = sum(len(graph.launches) for graph in graphs_of(BY_NAME[name]))
+    launches = sum(len(graph.launches) for graph in graphs_of(FOLDER, name))
     made = [op for op in compiled.ops if op.name == "aten.full.default"]  # gradients of the results
     assert sum(op.phase != "optimizer" for op in compiled.ops) == launches + len(made)
     assert [op for op in compiled.ops if op.phase == "optimizer"] == [op for op in eager.ops if op.phase == "optimizer"]
@@ -81,20 +82,34 @@ def test_products_and_optimizer_take_the_time_that_they_took(name: str, most: fl
     assert one.forecast["optimizer"] == pytest.approx(one.measured["optimizer"], rel=0.03)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_generated_kernels_are_priced_with_the_step(name: str) -> None:
+    one = found(name)
+    assert one.forecast["generated"] == pytest.approx(one.measured["generated"], rel=0.05)
+    step = PricedStep(streams(name)[0], run_of(BY_NAME[name]), find_profile("nvidia-h200"))
+    generated = step.by_class["generated"]
+    assert all(op.sigma > 0 and op.basis == "interpolated" and op.launches == 1 for op in generated)
+    assert sum(op.seconds for op in generated) == pytest.approx(one.forecast["generated"])
+    elsewhere = PricedStep(streams(name)[0], run_of(BY_NAME[name]), find_profile("nvidia-a100-80gb-sxm"))
+    assert {op.basis for op in elsewhere.by_class["generated"]} == {"extrapolated"}
+    assert elsewhere.device_sigma > step.device_sigma
+
+
 def test_three_layers_of_which_one_runs_26_times_are_a_model_of_28() -> None:
     """Time, memory and launches of the whole model's own code, which inductor took a minute and a half to make."""
     whole = BY_NAME["qwen3-0.6b-8x1024"]
-    two, three = (graphs_of(BY_NAME[name]) for name in ("qwen3-0.6b-l2", "qwen3-0.6b-l3"))
+    two, three = (graphs_of(FOLDER, name) for name in ("qwen3-0.6b-l2", "qwen3-0.6b-l3"))
     eager = eager_stream(whole)
     stretches = {one.label: one.stretch(28) for one in fold(two, three, 2)}
     profile, run = find_profile("nvidia-h200"), run_of(whole)
     folded, full = (
         PricedStep(stream, run, profile)
-        for stream in (to_stream(three, eager, stretches), to_stream(graphs_of(whole), eager))
+        for stream in (to_stream(three, eager, stretches), to_stream(graphs_of(FOLDER, whole.name), eager))
     )
     assert len(folded.stream.ops) < len(full.stream.ops) / 5
     assert folded.peak_bytes == full.peak_bytes
     assert folded.flops == full.flops
     assert sum(op.launches for op in folded.ops) == sum(op.launches for op in full.ops)
     assert folded.timeline.device_seconds == pytest.approx(full.timeline.device_seconds, rel=1e-6)
+    assert folded.device_sigma == pytest.approx(full.device_sigma, rel=0.02)
     assert folded.timeline.step_seconds() == pytest.approx(full.timeline.step_seconds(), rel=1e-6)
