@@ -1,0 +1,85 @@
+"""Reads published tables of collectives' times: a folder with
+
+    collectives_one_host.csv.gz        nccl-tests of ai-dynamo/aiconfigurator: A100 SXM, L40S, RTX PRO 6000, B300
+    collectives_h200_a100_8gpu.csv.gz  stas00/ml-engineering: eight H200s, eight A100s, several hosts
+    collectives_a100_nodes.csv.gz      microsoft/vidur: A100s within a host and across hosts
+
+The tables themselves do not ship: what is fitted to them does, and figures of how far it is off.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flopcast.roofline.gpu.links.catalogue import find_link
+from flopcast.roofline.gpu.links.choice import Group, Kind, wire
+from flopcast.roofline.gpu.links.law import Collective
+
+KINDS: dict[str, Kind] = {
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all", "send_recv": "send_recv",
+}  # fmt: skip
+LINKS = {"a100_sxm": "nvlink3", "b300_sxm": "nvlink5", "l40s": "pcie4", "rtx_pro_6000_server": "pcie5"}
+SUMS_OF_BYTES = "int8"  # dtypes that no training sums: their rows are counted apart
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published time. `machine` names the host or hosts that it is of."""
+
+    machine: str
+    asked: Collective
+    seconds: float
+    dtype: str = ""
+    is_launched: bool = False  # timed from Python: below 1 MiB that is the host's time
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """All rows of one host, and those of several whose network is told."""
+    return [*_one_host(folder), *_ml_engineering(folder), *_vidur(folder)]
+
+
+def _read(path: Path) -> Iterator[dict[str, str]]:
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _one_host(folder: Path) -> Iterator[Row]:
+    for row in _read(folder / "collectives_one_host.csv.gz"):
+        if row["stack"] != "nccl":
+            continue  # the same host's NCCL below another library, timed thrice
+        version = tuple(map(int, row["stack_version"].split(".")))
+        # B300: its eight GPUs' all-reduce runs at the ring's rate; A100, PCI Express: no NVLS
+        group = Group(int(row["num_gpus"]), find_link(LINKS[row["system"]]), nvls=False, nccl=version)
+        asked = Collective(KINDS[row["collective"]], int(row["bytes"]), group)
+        yield Row(row["system"], asked, float(row["latency_ms"]) / 1e3, row["nccl_dtype"])
+
+
+def _ml_engineering(folder: Path) -> Iterator[Row]:
+    for row in _read(folder / "collectives_h200_a100_8gpu.csv.gz"):
+        if (int(row["nodes"]) > 1 and "EFA" not in row["system"]) or row["algorithm"] == "NVLSTree":
+            continue  # a network that is not told; an algorithm that NCCL did not choose
+        link = find_link("nvlink3" if "A100" in row["system"] else "nvlink4")
+        gpus, nodes = int(row["gpus"]), int(row["nodes"])
+        network = find_link("ethernet-400", network=True) if nodes > 1 else None  # p5en: 16 x 200 Gbit/s for 8 GPUs
+        is_ring = row["algorithm"].startswith("Ring")
+        group = Group(gpus, link, nodes, network, nvls=not is_ring, nccl=(2, 27, 7))
+        asked = Collective(KINDS[row["collective"]], int(row["bytes"]), group)
+        rate = float(row["busbw_gbs"]) * 1e9 / wire(asked.kind, gpus)
+        name = "h200, 4 hosts" if nodes > 1 else "a100, second host" if "A100" in row["system"] else "h200"
+        yield Row(name, asked, asked.bytes / rate, is_launched=True)
+
+
+def _vidur(folder: Path) -> Iterator[Row]:
+    for row in _read(folder / "collectives_a100_nodes.csv.gz"):
+        gpus = int(row["num_workers"])
+        if gpus != int(row["devices_per_node"]) or (row["system"] == "a100_pairwise_nvlink" and gpus > 2):
+            continue  # a network that is not told; pairs of NVLink that are joined by PCI Express
+        group = Group(gpus, find_link("nvlink3"), nvls=False, nccl=(2, 18))
+        name = "a100, third host" if row["system"] == "a100_dgx" else "a100, a pair"
+        asked = Collective(KINDS[row["collective"]], int(row["bytes"]), group)
+        yield Row(name, asked, float(row["median_ms"]) / 1e3, is_launched=True)

@@ -1,0 +1,75 @@
+"""What NCCL takes for a collective, where it is known that it did."""
+
+from __future__ import annotations
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.roofline.gpu.links.catalogue import find_link
+from flopcast.roofline.gpu.links.choice import KINDS, Group, Kind, Regime, choose, modelled_seconds, wire
+
+KIB, MIB = 1024, 1024 * 1024
+A100, H200, B200 = (find_link(name) for name in ("nvlink3", "nvlink4", "nvlink5"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "before", "after"),
+    [
+        # where nccl-tests' times jump on an A100's host and a B300's, in NCCL 2.27 and 2.29
+        ("all_reduce", Group(2, A100), 512 * KIB, 1 * MIB),
+        ("all_gather", Group(2, A100), 1 * MIB, 2 * MIB),
+        ("all_gather", Group(4, A100), 1 * MIB, 2 * MIB),
+        ("all_gather", Group(8, A100), 8 * MIB, 16 * MIB),
+        ("all_reduce", Group(4, B200, nvls=False, nccl=(2, 29, 2)), 4 * MIB, 8 * MIB),
+        ("all_gather", Group(8, B200, nvls=False, nccl=(2, 29, 2)), 8 * MIB, 16 * MIB),
+    ],
+)
+def test_protocols_change_where_the_measured_times_jump(kind: Kind, group: Group, before: int, after: int) -> None:
+    assert choose(kind, before, group) != Regime("ring", "Simple")
+    assert choose(kind, after, group) == Regime("ring", "Simple")
+
+
+def test_eight_h200s_go_over_to_nvls_from_2_mib_and_four_do_not() -> None:
+    """As NCCL 2.27.7 logs it there (stas00/ml-engineering)."""
+    assert choose("all_reduce", 1 * MIB, Group(8, H200)) == Regime("ring", "LL")
+    assert choose("all_reduce", 2 * MIB, Group(8, H200)) == Regime("nvls", "Simple")
+    assert choose("all_reduce", 2 * MIB, Group(8, H200, nvls=False)).algorithm == "ring"
+    assert choose("all_reduce", 256 * MIB, Group(4, H200)).algorithm == "ring"
+    assert choose("all_gather", 256 * MIB, Group(8, H200)).algorithm == "ring"
+
+
+def test_no_ll128_over_pci_express_and_trees_between_many_hosts() -> None:
+    pcie = Group(4, find_link("pcie4"))
+    assert {choose("all_reduce", 2**power, pcie).protocol for power in range(10, 31)} == {"LL", "Simple"}
+    hosts = Group(256, H200, 32, find_link("ib-400", network=True))
+    assert choose("all_reduce", 1 * MIB, hosts).algorithm == "tree"
+    assert choose("all_gather", 1 * MIB, hosts).algorithm == "ring"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bus_factors_are_those_of_nccl_tests(kind: Kind) -> None:
+    expected = {"all_reduce": 1.75, "broadcast": 1.0, "send_recv": 1.0}
+    assert wire(kind, 8) == expected.get(kind, 0.875)
+
+
+def test_a_network_of_an_adapter_per_gpu_is_as_fast_as_all_of_them() -> None:
+    network = find_link("ib-400", network=True)
+    assert Group(16, H200, 2, network).carried == H200.carried_bytes_per_second  # 8 x 50 GB/s are more
+    assert Group(2, H200, 2, network).carried == 50e9
+    slow = modelled_seconds("all_reduce", 2**30, Group(2, H200, 2, network), Regime("ring", "Simple"))
+    assert slow > 4 * modelled_seconds("all_reduce", 2**30, Group(2, H200), Regime("ring", "Simple"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "network", "told"),
+    [(1, 1, None, "2 or more"), (8, 3, "ib-400", "divides"), (8, 2, None, "network"), (8, 1, "ib-400", "network")],
+)
+def test_groups_that_cannot_be_are_refused(gpus: int, nodes: int, network: str | None, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Group(gpus, H200, nodes, find_link(network, network=True) if network else None)
+
+
+def test_a_regime_is_read_back() -> None:
+    assert Regime.parse(str(Regime("tree", "LL128"))) == Regime("tree", "LL128")
+    with pytest.raises(ValueError, match="no algorithm"):
+        Regime.parse("ring")
