@@ -1,4 +1,4 @@
-"""Forecasts a training step of any torch module or step function, for Python callers.
+"""Forecasts a training step of any torch module or step function, or a collective, for Python callers.
 
 torch is imported in order to trace.
 """
@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.catalogue.prices import Price, find_price
 from flopcast.roofline.gpu.library.profiles import find_host, find_profile
+from flopcast.roofline.gpu.links.choice import Kind
+from flopcast.roofline.gpu.links.fitted import CollectiveTime
+from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast, Forecasts
@@ -129,6 +132,28 @@ def largest_batch(
 
         example = batch
     return search.largest_batch(Module(source, loss_fn=loss_fn), run, _profile(gpu))
+
+
+def collective(
+    kind: Kind,
+    bytes: float,
+    gpus: int,
+    link: str | Path = "nvidia-h200",
+    *,
+    nodes: int = 1,
+    network: str | None = None,
+    dtype: str = "bf16",
+    nvls: bool = True,
+) -> CollectiveTime:
+    """Forecasts how long a collective takes among `gpus` GPUs, evenly on `nodes` hosts: `seconds` on the GPUs, launch
+    excluded, with a 90% interval from `low` to `high`.
+
+    `kind` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send_recv; `bytes` the whole, as
+    nccl-tests counts it: of all_gather what each GPU has afterwards. `link` is a link that was measured (its name or
+    file), one of `flopcast gpus --links`, or a GPU, whose usual link is meant; `network` joins the hosts, an adapter
+    per GPU. `nvls`: whether NVSwitch may add up. Raises UsageError for what is not known or cannot be.
+    """
+    return find_interconnect(str(link), network, nvls=nvls).time(kind, bytes, gpus, nodes, dtype)
 
 
 def _profile(gpu: AnyGpu) -> Profile:

@@ -6,8 +6,9 @@
     flopcast.forecast(step)                                      # a function that trains one step
     flopcast.forecast(module, batch, gpus=["H200", "L4"])        # several GPUs, as a table
     flopcast.largest_batch(module, batch, gpu="L4")              # the samples that fit
+    flopcast.collective("all_reduce", 2**30, 8, "H200")          # seconds of a collective, with an interval
 
-Both are imported when they are first asked for: importing flopcast loads nothing.
+They are imported when they are first asked for: importing flopcast loads nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flopcast.roofline.api import forecast, largest_batch
+    from flopcast.roofline.api import collective, forecast, largest_batch
 
-__all__ = ["__version__", "forecast", "largest_batch"]
+__all__ = ["__version__", "collective", "forecast", "largest_batch"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("forecast", "largest_batch"):
+    if name in ("collective", "forecast", "largest_batch"):
         from flopcast.roofline import api
 
         return getattr(api, name)

@@ -98,13 +98,18 @@ class Group:
         return self.gpus // self.nodes
 
     @property
+    def is_network_bound(self) -> bool:
+        """Whether a ring is slower between the hosts than in them: it leaves a host through all of its adapters."""
+        return self.network is not None and (self.per_node == 1 or self._outside < self.link.carried_bytes_per_second)
+
+    @property
     def carried(self) -> float:
-        """bytes/s of a GPU's slower link, of what data get: a host's ring leaves it through all its adapters."""
-        inside = self.link.carried_bytes_per_second
-        if self.network is None:
-            return inside
-        outside = self.network.carried_bytes_per_second * self.per_node
-        return outside if self.per_node == 1 else min(inside, outside)
+        """bytes/s of a ring's slower link, of what data get."""
+        return self._outside if self.is_network_bound else self.link.carried_bytes_per_second
+
+    @property
+    def _outside(self) -> float:
+        return 0.0 if self.network is None else self.network.carried_bytes_per_second * self.per_node
 
 
 def steps(kind: Kind, group: Group, algorithm: Algorithm = "ring") -> tuple[int, int]:

@@ -16,7 +16,7 @@ from flopcast.decode import load
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.links.choice import Regime
-from flopcast.roofline.gpu.links.law import Collective, Terms, blocks, key_of, seconds
+from flopcast.roofline.gpu.links.law import Collective, Terms, blocks, key_of, line_seconds, seconds
 
 FILE = DATA / "collectives.json"
 LARGE = 1024 * 1024  # bytes from which the link bounds a collective, and below which its latency does
@@ -25,7 +25,7 @@ LARGE = 1024 * 1024  # bytes from which the link bounds a collective, and below 
 class CollectiveTime(NamedTuple):
     """A collective's seconds on the GPUs, launch excluded; `sigma`: the standard deviation of their logarithm; `basis`:
     measured, interpolated, extrapolated or projected; the regime, None where it is not known; the thread blocks held,
-    so many multiprocessors; and the link or the profile that says so."""
+    so many multiprocessors; the link or the profile that says so; and the least that the link's line rate allows."""
 
     seconds: float
     sigma: float
@@ -33,11 +33,12 @@ class CollectiveTime(NamedTuple):
     regime: Regime | None
     blocks: int
     source: str
+    least: float = 0.0
 
     @property
     def low(self) -> float:
         """The lower end of the 90% interval."""
-        return self.seconds * exp(-Z_90 * self.sigma)
+        return min(self.seconds, max(self.seconds * exp(-Z_90 * self.sigma), self.least))
 
     @property
     def high(self) -> float:
@@ -99,5 +100,5 @@ def projected(asked: Collective, known: Fitted | None = None) -> CollectiveTime:
     known = known or fitted()
     regime = asked.regime
     found = seconds(asked, regime, known.terms_of(asked, regime))
-    return CollectiveTime(found, known.sigma[class_of(asked)], "projected", regime, blocks(asked, regime),
-                          asked.group.link.name)  # fmt: skip
+    sigma, held = known.sigma[class_of(asked)], blocks(asked, regime)
+    return CollectiveTime(found, sigma, "projected", regime, held, asked.group.link.name, line_seconds(asked, regime))

@@ -21,6 +21,8 @@ from flopcast.roofline.gpu.links.choice import US, Group, Kind, Regime, bus_rate
 # ("24 coll channels, 16 nvls channels, 32 p2p channels"); B200 and PCI Express by kinship.
 _CHANNELS = {"ampere": 24, "hopper": 24, "blackwell": 32}
 _PCIE_CHANNELS, _NVLS_CHANNELS, _P2P_CHANNELS = 4, 16, 32
+# Of a network's line rate, what the largest rings reach: 0.94 to 0.96 of aliyun/SimAI's tables, to 64 hosts.
+NETWORK_SHARE = 0.94
 _PER_CHANNEL = {"LL": 512 * 8, "LL128": 640 * 8, "Simple": 512 * 64}  # bytes: threads x NCCL's threshold of each
 
 
@@ -69,8 +71,21 @@ def seconds(asked: Collective, regime: Regime, terms: Terms) -> float:
     own = 0.0 if asked.kind in ("broadcast", "send_recv") else asked.bytes / group.gpus
     crowded = terms.crowded if group.per_node > 2 else 1.0
     moved = wire(asked.kind, group.gpus) * asked.bytes + terms.copied * own
-    carried = moved / (terms.share * crowded * bus_rate(group, regime))
+    share = min(terms.share, NETWORK_SHARE) if group.is_network_bound else terms.share
+    carried = moved / (share * crowded * bus_rate(group, regime))
     return latency(asked, regime, terms) + carried + sqrt(terms.growth * carried)
+
+
+def line_seconds(asked: Collective, regime: Regime) -> float:
+    """What the bytes take at the line rate of the slower link: no time is below it. NVSwitch, where it adds up, is
+    sent each byte once."""
+    group = asked.group
+    rate = group.link.bytes_per_second
+    if group.network is not None:
+        outside = group.network.bytes_per_second * group.per_node
+        rate = outside if group.per_node == 1 else min(rate, outside)
+    moved = 1.0 if regime.algorithm == "nvls" else wire(asked.kind, group.gpus)
+    return moved * asked.bytes / rate
 
 
 def blocks(asked: Collective, regime: Regime | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Times single operations given as rows of a table, for `flopcast kernels`."""
+"""Times single operations and collectives given as rows of a table, for `flopcast kernels`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Attention, Gemm
 from flopcast.roofline.base.csv_files import Row, check_length, parse_cell
 from flopcast.roofline.base.numbers import Z_90
+from flopcast.roofline.gpu.links.choice import KINDS
+from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.model.run import MOST
 
 MAX_SIZE = 2**40  # of one dimension in `kernels`: beyond it FLOP counts leave the range of a float
+MOST_GPUS = 2**20
 
 GEMM_BACKENDS = ("torch", "triton")
 ATTENTION_BACKENDS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
 KERNEL_DTYPES = ("bf16", "fp16", "tf32", "fp32")
 KERNELS_IN = ("op", "m", "n", "k", "layout", "batch", "heads", "kv_heads", "seq", "head_dim", "causal", "direction",
-              "dtype", "backend", "cache")  # fmt: skip
+              "dtype", "backend", "cache", "bytes", "num_gpus", "nodes", "link", "network")  # fmt: skip
 KERNELS_OUT = ("seconds", "seconds_low", "seconds_high", "tflops", "bound", "basis", "reason")
 
 
@@ -31,7 +34,10 @@ def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
     asked: list[tuple[int, Work, str, str]] = []
     for index, row in enumerate(rows):
         try:
-            asked.append((index, *_work_of(row)))
+            if row.get("op") in KINDS:
+                out[index] |= _collective(row, profile)
+            else:
+                asked.append((index, *_work_of(row)))
         except UsageError as fault:
             out[index]["reason"] = str(fault)
     gap = profile.ceiling("graph_gap", 0.0)
@@ -58,6 +64,21 @@ def kernels(rows: Sequence[Row], profile: Profile) -> list[dict[str, Any]]:
             "reason": "",
         }
     return out
+
+
+def _collective(row: Row, profile: Profile) -> dict[str, Any]:
+    """The time of a collective on the row's link, by default what usually joins these GPUs. Raises UsageError."""
+    check_length(row)
+    dtype = row.get("dtype") or "bf16"
+    _one_of("dtype", dtype, KERNEL_DTYPES)
+    nodes = _size(row, "nodes") if row.get("nodes") else 1
+    joined = find_interconnect(row.get("link") or profile.gpu, row.get("network") or None)
+    whole, gpus = _size(row, "bytes"), _size(row, "num_gpus", MOST_GPUS)
+    kind: Any = row["op"]
+    found = joined.time(kind, whole, gpus, nodes, dtype)
+    times = {"seconds": found.seconds, "seconds_low": found.low, "seconds_high": found.high}
+    small = found.regime is not None and found.seconds > 2 * found.least
+    return {**times, "bound": "launch" if small else "link", "basis": found.basis, "reason": ""}
 
 
 def _rate(dtype: str, profile: Profile) -> float:
@@ -105,7 +126,7 @@ def _work_of(row: Row) -> tuple[Work, str, str]:
         causal = parse_cell("causal", row.get("causal") or "true", bool)
         shape = Attention(**sizes, causal=causal, direction=direction, dtype=dtype)
         return describe(shape, backend), backend, cache
-    raise UsageError(f"op {op!r}: valid are gemm, attention")
+    raise UsageError(f"op {op!r}: valid are gemm, attention, {', '.join(KINDS)}")
 
 
 def _one_of(name: str, value: str, valid: Sequence[str]) -> None:

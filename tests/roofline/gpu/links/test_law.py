@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flopcast.roofline.gpu.links.catalogue import Link, find_link, links
-from flopcast.roofline.gpu.links.choice import KINDS, Group, Kind, Regime, wire
+from flopcast.roofline.gpu.links.catalogue import find_link, links
+from flopcast.roofline.gpu.links.choice import KINDS, Group, Kind, Regime
 from flopcast.roofline.gpu.links.fitted import CLASSES, class_of, fitted, projected
 from flopcast.roofline.gpu.links.law import Collective, blocks, latency, seconds
 
@@ -35,12 +35,9 @@ def test_a_time_is_above_its_latency_and_the_wire(asked: Collective) -> None:
     assert found.seconds >= latency(asked, found.regime, terms) > 0
     assert 0 < found.low < found.seconds < found.high
     assert class_of(asked) in CLASSES
-    link: Link = asked.group.network or asked.group.link
-    most = link.bytes_per_second * (asked.group.per_node if asked.group.network else 1)
-    if asked.bytes >= 2**30 and asked.regime.algorithm == "ring":
-        assert wire(asked.kind, asked.group.gpus) * asked.bytes / found.seconds <= max(
-            most, asked.group.link.bytes_per_second
-        )
+    assert found.low >= found.least or found.seconds <= found.least
+    if asked.regime.algorithm == "ring":  # no ring is faster than its line
+        assert found.seconds >= found.least > 0
 
 
 @given(collectives(), st.integers(1, 2**34))

@@ -1,0 +1,130 @@
+"""Which link a name means: one that was measured (shipped, by this user, or a file), a datasheet's, or the usual one of
+a GPU. An `Interconnect` answers how long collectives take on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from flopcast.errors import UsageError
+from flopcast.files import cache_folder
+from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.gpu.catalogue.datasheets import gpu_meant, load_specs
+from flopcast.roofline.gpu.links.catalogue import Link, find_link, link_of, links
+from flopcast.roofline.gpu.links.choice import KINDS, NCCL, Group, Kind
+from flopcast.roofline.gpu.links.fitted import CollectiveTime, projected
+from flopcast.roofline.gpu.links.law import Collective
+from flopcast.roofline.gpu.links.profile import HostCost, LinkProfile
+
+SHIPPED = DATA / "links"
+MOST_BYTES = 2**50  # of one collective: beyond it nothing was ever measured
+NETWORK = "ib-400"  # what joins hosts where nothing is said
+
+
+def user_links() -> Path:
+    """Where `flopcast fit` keeps the links that this user measured."""
+    return cache_folder("links")
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """What joins GPUs: a link within a host, as its datasheet or a measured profile has it, and a network between
+    hosts. `nvls`: whether NCCL may let NVSwitch add up."""
+
+    link: Link
+    profile: LinkProfile | None = None
+    network: Link | None = None
+    nvls: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name by which it is found again."""
+        return self.link.name if self.profile is None else self.profile.name
+
+    @property
+    def basis(self) -> str:
+        """measured or projected."""
+        return "projected" if self.profile is None else "measured"
+
+    @cached_property
+    def _nccl(self) -> tuple[int, ...]:
+        text = "" if self.profile is None else self.profile.nccl
+        found = tuple(int(part) for part in text.split(".") if part.isdigit())
+        return found or NCCL
+
+    def asked(self, kind: Kind, whole: float, gpus: int, nodes: int = 1) -> Collective:
+        """A collective of so many bytes, as nccl-tests counts them: all-reduce, broadcast, send: the buffer;
+        all-gather: what each GPU has afterwards; reduce-scatter, all-to-all: what it had before. Raises UsageError for
+        what cannot be."""
+        if kind not in KINDS:
+            raise UsageError(f"collective {kind!r}: valid are {', '.join(KINDS)}")
+        if not 1 <= whole <= MOST_BYTES:
+            raise UsageError(f"bytes is {whole}: valid is 1 to {MOST_BYTES}")
+        network = (self.network or find_link(NETWORK, network=True)) if nodes > 1 else None
+        nvls = self.nvls and (self.profile is None or self.profile.nvls)
+        return Collective(kind, whole, Group(gpus, self.link, nodes, network, nvls, self._nccl))
+
+    def time(self, kind: Kind, whole: float, gpus: int, nodes: int = 1, dtype: str = "bf16") -> CollectiveTime:
+        """How long a collective takes on the GPUs (`asked` says what `whole` counts)."""
+        asked = self.asked(kind, whole, gpus, nodes)
+        return projected(asked) if self.profile is None else self.profile.time(asked, dtype)
+
+    def host_cost(self, kind: Kind, gpus: int) -> HostCost | None:
+        """What launching it costs the host, where it was measured: of this kind, or of the next number of GPUs."""
+        costs = () if self.profile is None else self.profile.host
+        return min(costs, key=lambda cost: (cost.kind != kind, abs(cost.gpus - gpus)), default=None)
+
+
+def find_interconnect(name: str, network: str | None = None, *, nvls: bool = True) -> Interconnect:
+    """What a name means: a measured link (its name, a file, or the GPU that it was measured on), a link of the
+    catalogue, or a GPU, whose usual link is taken. Raises UsageError for any other."""
+    joined_by = None if network is None else find_link(network, network=True)
+    profile = _profile(name)
+    if profile is not None:
+        return Interconnect(_link_of(profile), profile, joined_by, nvls)
+    if name in links():
+        return Interconnect(find_link(name), None, joined_by, nvls)
+    try:
+        gpu = gpu_meant(name, load_specs())
+    except UsageError:
+        inside = [link.name for link in links().values() if link.kind != "network"]
+        known = [*measured_links(), *inside]
+        raise UsageError(
+            f"unknown link {name!r}: valid are {', '.join(known)}, a GPU's name, or the file of a link; "
+            "`flopcast bench --suite collectives --out DIR` and `flopcast fit DIR` measure this host's"
+        ) from None
+    own = next((found for found in _measured() if found.gpu == gpu), None)
+    usual = link_of(gpu)
+    if own is None and usual is None:
+        raise UsageError(f"no link is known of {gpu}: give one of {', '.join(links())}")
+    return find_interconnect(own.name if own else usual.name if usual else "", network, nvls=nvls)
+
+
+def measured_links() -> dict[str, Path]:
+    """The links that were measured, name -> file: shipped first, then this user's own."""
+    return {path.stem: path for folder in (user_links(), SHIPPED) for path in sorted(folder.glob("*.json"))}
+
+
+def known_links() -> list[Interconnect]:
+    """All that a name finds, measured ones first; networks apart (`catalogue.links`)."""
+    measured = [Interconnect(_link_of(profile), profile) for profile in _measured()]
+    return [*measured, *(Interconnect(link) for link in links().values() if link.kind != "network")]
+
+
+def _measured() -> Iterator[LinkProfile]:
+    for path in measured_links().values():
+        yield LinkProfile.load(path)
+
+
+def _profile(name: str) -> LinkProfile | None:
+    path = measured_links().get(name) or Path(name)
+    if path.suffix == ".json" or path.is_file():
+        return LinkProfile.load(path)
+    return None
+
+
+def _link_of(profile: LinkProfile) -> Link:
+    """The datasheet's link of a profile, which the law needs for what was not measured; PCI Express where unknown."""
+    return find_link(profile.link or "pcie4")

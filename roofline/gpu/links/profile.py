@@ -1,0 +1,192 @@
+"""A link as it was measured on a host: the times of its collectives, what launching them costs the host, what kernels
+lose beside them, copies between host and device. `fit.py` makes it of the rows of `bench --suite collectives`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from math import exp, hypot, log
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from flopcast import files
+from flopcast.bounds import Count, Deviation, NonNegative, Seconds, Size, Valid
+from flopcast.decode import load
+from flopcast.roofline.gpu.links.choice import Kind, Regime
+from flopcast.roofline.gpu.links.fitted import LARGE, CollectiveTime, class_of, fitted, projected
+from flopcast.roofline.gpu.links.law import Collective, blocks, seconds
+
+SCHEMA = 1
+# Of another day or host, until several were measured: published tables of one GPU by two versions of NCCL agree to
+# 0.5% (median) from 1 MiB on and 2.1% below, an H100's and an H200's to 2.2%.
+ANOTHER_DAY, ANOTHER_DAY_SMALL = 0.02, 0.04
+FROM_OTHERS = 0.10  # a kind or a number of GPUs that was not measured, by the law from those that were
+
+Fabric = Annotated[str, Literal["", "nvlink3", "nvlink4", "nvlink5", "pcie4", "pcie5"]]
+
+
+def _is_regime(text: str) -> bool:
+    return not text or bool(Regime.parse(text))
+
+
+class Point(NamedTuple):
+    """A collective that was measured: its whole bytes, median seconds on the GPUs, the deviation of their logarithm
+    between samples, the regime as NCCL logged it ("" where it did not), and its channels (0: not known)."""
+
+    kind: Kind
+    dtype: str
+    gpus: Size
+    bytes: Size
+    seconds: Seconds
+    sigma: Deviation
+    regime: Annotated[str, Valid(_is_regime, "an algorithm and a protocol, or nothing")]
+    channels: Count
+
+
+class HostCost(NamedTuple):
+    """Host seconds of a collective launched from Python, and of one node of a replayed CUDA graph (None: not
+    measured)."""
+
+    kind: Kind
+    gpus: Size
+    python_seconds: NonNegative
+    captured_seconds: NonNegative | None
+
+
+class Beside(NamedTuple):
+    """A kernel beside a long collective on another stream, and each by itself: seconds of `work` and of the
+    collective. `channels`: the blocks that NCCL's kernel held, 0 where it did not say."""
+
+    work: str
+    collective: Kind
+    gpus: Size
+    channels: Count
+    alone_seconds: Seconds
+    beside_seconds: Seconds
+    collective_alone_seconds: Seconds
+    collective_beside_seconds: Seconds
+
+
+class Copy(NamedTuple):
+    """A copy between host and device, by one GPU while `gpus` of them do it at once."""
+
+    direction: Annotated[str, Literal["to_device", "to_host"]]
+    pinned: bool
+    gpus: Size
+    bytes: Size
+    seconds: Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkProfile:
+    """What was measured of one host. `link`: the datasheet's link, "" for one that is not known. `nvls`: whether NCCL
+    was free to use it. `backend`: "nccl", or "gloo" for processors, which only tests take."""
+
+    schema: Annotated[int, range(1, SCHEMA + 1)] = SCHEMA
+    kind: Annotated[str, Literal["link"]] = "link"
+    name: str
+    gpu: str
+    link: Fabric
+    backend: Annotated[str, Literal["nccl", "gloo"]]
+    nccl: str
+    nvls: bool
+    points: Annotated[Sequence[Point], Valid(bool, "one point at least")]
+    host: Sequence[HostCost] = ()
+    beside: Sequence[Beside] = ()
+    copies: Sequence[Copy] = ()
+    date: str = ""
+    stack: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def _curves(self) -> dict[tuple[str, str, int], list[Point]]:
+        curves: dict[tuple[str, str, int], list[Point]] = {}
+        for point in sorted(self.points, key=lambda point: point.bytes):
+            curves.setdefault((point.kind, point.dtype, point.gpus), []).append(point)
+        return curves
+
+    def measured_gpus(self) -> list[int]:
+        """The numbers of GPUs that were measured."""
+        return sorted({point.gpus for point in self.points})
+
+    def time(self, asked: Collective, dtype: str = "bf16") -> CollectiveTime:
+        """The time of a collective within this host, or by the law where neither its kind nor hosts beyond one were
+        measured."""
+        if asked.group.nodes > 1:
+            return projected(asked)
+        curve = self._curve(asked.kind, dtype, asked.group.gpus)
+        return self._from_others(asked, dtype) if curve is None else self._on(curve, asked)
+
+    def _curve(self, kind: str, dtype: str, gpus: int) -> list[Point] | None:
+        """The measured curve; of another dtype where this one's is missing, since a byte is a byte to the link."""
+        if (kind, dtype, gpus) in self._curves:
+            return self._curves[kind, dtype, gpus]
+        return next((curve for (k, _, n), curve in self._curves.items() if (k, n) == (kind, gpus)), None)
+
+    def _on(self, curve: Sequence[Point], asked: Collective) -> CollectiveTime:
+        above = next((i for i, point in enumerate(curve) if point.bytes >= asked.bytes), len(curve))
+        if above < len(curve) and curve[above].bytes == asked.bytes:
+            return self._answer(asked, curve[above].seconds, curve[above], "measured")
+        if above == 0:  # less than the smallest: its latency
+            return self._answer(asked, curve[0].seconds, curve[0], "extrapolated")
+        low = curve[above - 1]
+        if above == len(curve):
+            return self._answer(asked, _carried_on(low, asked), low, "extrapolated", 0.05)
+        high = curve[above]
+        if low.regime == high.regime:
+            share = log(asked.bytes / low.bytes) / log(high.bytes / low.bytes)
+            # the law's curve, bent so that it goes through both
+            between = exp(log(_carried_on(low, asked)) * (1 - share) + log(_carried_on(high, asked)) * share)
+            return self._answer(asked, between, high if share > 0.5 else low, "interpolated", 0.01)
+        # Another algorithm or protocol somewhere between: each carried on to here, and NCCL's own model says which. The
+        # deviation spans both.
+        near = high if str(asked.regime) == high.regime else low
+        apart = abs(log(_carried_on(high, asked) / _carried_on(low, asked)))
+        return self._answer(asked, _carried_on(near, asked), near, "interpolated", apart / 2)
+
+    def _answer(self, asked: Collective, found: float, near: Point, basis: str, more: float = 0.0) -> CollectiveTime:
+        day = ANOTHER_DAY if asked.bytes >= LARGE else ANOTHER_DAY_SMALL
+        regime = Regime.parse(near.regime) if near.regime else None
+        held = near.channels or blocks(asked, regime)
+        return CollectiveTime(found, hypot(near.sigma, day, more), basis, regime, held, self.name)
+
+    def _from_others(self, asked: Collective, dtype: str) -> CollectiveTime:
+        """The law, times how far it is off for what was measured: the same kind with the next number of GPUs, else the
+        all-reduce or any other."""
+        by_law = projected(asked)
+        kinds = sorted({kind for kind, _, _ in self._curves}, key=lambda kind: (kind != asked.kind, kind))
+        gpus = min(self.measured_gpus(), key=lambda n: (abs(log(n / asked.group.gpus)), n))
+        for kind in kinds:
+            curve = self._curve(kind, dtype, gpus)
+            if curve is not None:
+                alike = Collective(curve[0].kind, asked.bytes, replace(asked.group, gpus=gpus))
+                off = self._on(curve, alike).seconds / projected(alike).seconds
+                sigma = min(fitted().sigma[class_of(asked)], hypot(FROM_OTHERS, abs(log(off)) / 2))
+                return by_law._replace(seconds=by_law.seconds * off, sigma=sigma, basis="extrapolated",
+                                       source=self.name)  # fmt: skip
+        return by_law
+
+    # --- files
+
+    def save(self, path: Path) -> None:
+        """Writes the profile whole or not at all. Raises UsageError when it cannot be written, RunError without
+        room."""
+        record = asdict(self)
+        with files.write_errors(path):
+            files.write(path, json.dumps(record, indent=None, separators=(",", ":"), allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> LinkProfile:
+        """Raises DataError when the file is missing, malformed, of a newer schema, or no link."""
+        return load(cls, path, "a link", hint="`flopcast bench --suite collectives` and `flopcast fit` make one",
+                    schema=SCHEMA)  # fmt: skip
+
+
+def _carried_on(point: Point, asked: Collective) -> float:
+    """The seconds of a measured point at another size, by the law in its regime."""
+    here = Collective(asked.kind, point.bytes, asked.group)
+    regime = Regime.parse(point.regime) if point.regime else here.regime
+    terms = fitted().terms_of(here, regime)
+    return point.seconds * seconds(asked, regime, terms) / seconds(here, regime, terms)
