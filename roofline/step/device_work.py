@@ -13,6 +13,7 @@ from typing import Any
 from flopcast.kernels.shapes import Attention, Call, Gemm
 from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.step.memory import rounded
@@ -38,7 +39,8 @@ class TimedOp:
     none).
 
     Seconds and launches are totals over the `count` times that the step runs it (identical micro-batches, one after
-    the other); `work` is that of one run. `sigma`: standard deviation of the log seconds.
+    the other); `work` is that of one run. `sigma`: standard deviation of the log seconds. `replay`: which replay of a
+    captured CUDA graph it is part of, counted from 1; 0 where it is launched by itself.
     """
 
     phase: str
@@ -52,6 +54,7 @@ class TimedOp:
     hot_seconds: float = 0.0  # the part of `seconds` taken from the hot curve; `hot_basis` is that part's basis
     hot_basis: str = ""
     count: int = 1
+    replay: int = 0
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:
@@ -149,6 +152,8 @@ def device_work(
         timed.append(one)
         if not is_first and i not in waits:
             known[key] = one
+    if calls := stream.meta.get("graphs"):
+        timed = _in_graphs(timed, calls, host.graph_costs(stream.meta["mode"]), stream.meta["mode"] == "compile-graphs")
     counts = times_run(stream)
     return [one if count == 1 else _run_several(one, count) for one, count in zip(timed, counts, strict=True)]
 
@@ -159,6 +164,24 @@ def estimate_together(streams: Iterable[Stream], run: Run, profile: Profile) -> 
     works = {id(work): work for stream in streams for work in describe_ops(stream) if work is not None}
     backends = {key: backend_of(work, run, profile.default_attention) for key, work in works.items()}
     _kernel_times(works, backends, profile)
+
+
+def _in_graphs(
+    ops: Sequence[TimedOp], calls: Iterable[tuple[str, int, int]], costs: GraphCosts, is_captured: bool
+) -> list[TimedOp]:
+    """Returns the operations of a compiled step, those that graphs launch with what their launch, and entering the
+    graph, costs the host. `calls`: of each call of a graph its label, first and last operation."""
+    found = list(ops)
+    for number, (_, first, last) in enumerate(calls, 1):
+        replay = number if is_captured else 0
+        known: dict[int, TimedOp] = {}
+        for i in range(first, last + 1):
+            if id(ops[i]) not in known:
+                known[id(ops[i])] = replace(ops[i], host_seconds=costs.launch, replay=replay)
+            found[i] = known[id(ops[i])]
+        if first <= last:
+            found[first] = replace(found[first], host_seconds=costs.launch + costs.entry(found[first].phase))
+    return found
 
 
 def _waits_of_models(stream: Stream) -> set[int]:

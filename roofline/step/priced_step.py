@@ -54,6 +54,12 @@ class PricedStep:
     def host_costs(self) -> HostCosts:
         return self.host or self.profile.host or NO_HOST
 
+    @property
+    def host_sigma(self) -> float:
+        """The standard deviation of the log of the host's seconds."""
+        host = self.host_costs
+        return host.graph_costs(self.stream.meta["mode"]).sigma if self.stream.meta.get("graphs") else host.sigma
+
     @cached_property
     def ops(self) -> list[TimedOp]:
         """The stream's operations, in order, with their device and host seconds."""
@@ -97,7 +103,7 @@ class PricedStep:
     @cached_property
     def interval(self) -> Interval:
         """Seconds of the step, with the ends of their 90% interval."""
-        return step_interval(self.timeline, self.host_costs, self.device_moves)
+        return step_interval(self.timeline, self.host_sigma, self.device_moves)
 
     @cached_property
     def breakdown(self) -> tuple[ClassShare, ...]:

@@ -19,8 +19,9 @@ of one kernel:
   takes that of the wide ones, and the interval reaches equally far to either side;
 - the error of a device-bound step whose kernel times are right (`Spreads.beyond`): gaps that are neither a tiny
   kernel's nor a wide one's, or a host that falls behind for a while;
-- the host: `HostCosts.sigma`, the spread from process to process, or, for a host calibrated in the same run, how far
-  its costs moved between samples (`validation.host_of_run.RunHost.sigma`) together with the further error of steps
+- the host: `HostCosts.sigma`, the spread from process to process, of compiled steps `GraphCosts.sigma`, or, for a host
+  calibrated in the same run, how far its costs moved between samples (`validation.host_of_run.RunHost.sigma`) together
+  with the further error of steps
   (`Spreads.host_same_run`).
 
 `Spreads` are estimated from real steps that are neither fitted nor validated: those of group "intervals" that
@@ -42,7 +43,6 @@ from flopcast.bounds import Deviation
 from flopcast.decode import load
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.base.shipped import DATA
-from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.unmeasured import OTHER_CACHE
 from flopcast.roofline.step import power_limit
@@ -54,6 +54,8 @@ FILE = DATA / "intervals.json"
 # From this deviation of log seconds on, a factor of 2.7 either way, a time is known within a factor only. What is
 # estimated by bytes and FLOPs alone has 0.5.
 ROUGH = 0.6
+# Deviation of the log gap between nodes of a replayed graph: recorded steps had none to twice `simulation.NODE_GAP`.
+NODE_GAP_SIGMA = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,14 +201,17 @@ class Interval(NamedTuple):
     high: float
 
 
-def step_interval(timeline: Timeline, host: HostCosts, device: Moves) -> Interval:
+def step_interval(timeline: Timeline, host_sigma: float, device: Moves) -> Interval:
     """Returns the step's seconds and their 90% interval, from the independent errors of device, host, gaps and power,
-    and, as far as the step follows the device, from the error of steps beyond their kernels."""
+    and, as far as the step follows the device, from the error of steps beyond their kernels. `host_sigma`: standard
+    deviation of the log of the host's seconds."""
     run = timeline.step_seconds
     step = run()
     if not step:
         return Interval(0.0, 0.0, 0.0)
     gap_sigma = 0.0 if is_synchronous(timeline.profile) else gap_log_sigma(timeline.profile)
+    if any(op.replay for op in timeline.ops):
+        gap_sigma = NODE_GAP_SIGMA
     beyond = spreads().beyond
 
     def moved(sign: int) -> float:
@@ -214,7 +219,7 @@ def step_interval(timeline: Timeline, host: HostCosts, device: Moves) -> Interva
         by_device = log(run(device_factor=exp(sign * far)) / step)
         follows = abs(by_device) / far if far else 0.0
         parts = (
-            run(host_factor=exp(sign * Z_90 * host.sigma)),
+            run(host_factor=exp(sign * Z_90 * host_sigma)),
             run(gap_factor=exp(sign * Z_90 * gap_sigma)),
             run(power_factor=exp(sign * Z_90 * power_limit.SIGMA)),
         )

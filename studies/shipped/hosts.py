@@ -13,6 +13,7 @@ from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit.folder import fit_host_folder
 from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, combine
 from studies.command import parser_of
+from studies.compiled.host import with_compiled
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="*", help="that `flopcast bench` or `flopcast validate` wrote")
     parser.add_argument("--out", type=Path, default=HOSTS / f"{DEFAULT}.json")
     given = parser.parse_args()
-    host = host_of_machines(given.folder or measured_folders())
+    host = with_compiled(host_of_machines(given.folder or measured_folders()))
     host.save(given.out)
     print(f"wrote {given.out}: {host.name}, {host.n_machines} machines, deviation {host.sigma:.0%}")
 

@@ -27,6 +27,7 @@ from flopcast.files import cache_folder, read_own, write
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.profile.gaussian_process import Coordinates, Residual
 from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.surface import State, Surface
 from flopcast.roofline.stream.lowering.variants import (
@@ -93,8 +94,8 @@ def _cached_parts(profile: Profile) -> int:
 _MADE_OF = {
     (each.__module__, each.__qualname__): each
     for each in (
-        Profile, Number, HostCosts, SurfaceKey, KernelKind, GemmVariant, AttentionVariant, ConvVariant, CallVariant,
-        Surface, State, Residual, Coordinates, np.ndarray, np.dtype,
+        Profile, Number, HostCosts, GraphCosts, SurfaceKey, KernelKind, GemmVariant, AttentionVariant, ConvVariant,
+        CallVariant, Surface, State, Residual, Coordinates, np.ndarray, np.dtype,
     )
 }  # fmt: skip
 _ARRAYS = ("_reconstruct", "_frombuffer", "scalar")

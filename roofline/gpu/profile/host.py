@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import sqrt
+from math import prod, sqrt
 from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
 
@@ -25,6 +25,7 @@ from flopcast.errors import DataError
 from flopcast.json_files import read_json
 from flopcast.roofline.base.numbers import Z_90, Basis
 from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.gpu.profile.host_graphs import GraphCosts, mean_graph_costs
 
 SCHEMA = 1
 KIND = "host"
@@ -90,6 +91,7 @@ class HostCosts:
     stack: dict[str, Any] = field(default_factory=dict)
     layers: Annotated[dict[str, Any], Layers] = field(default_factory=dict)
     triton: dict[str, NonNegative] = field(default_factory=dict)
+    compiled: dict[str, GraphCosts] = field(default_factory=dict)
 
     def seconds(self, phase: str, kind: str, *, launches: int = 1, tensors: int = 0) -> float:
         """Host seconds of one op. `kind` as in `op_stream.Op`; `launches` kernels it launches, `tensors` it
@@ -101,6 +103,15 @@ class HostCosts:
             return costs.get("host_op", costs.get("view", 0.0)) + costs.get("per_tensor", 0.0) * tensors
         return costs.get("launch", 0.0) * max(launches, 1) + costs.get("per_tensor", 0.0) * tensors
 
+    def graph_costs(self, mode: str) -> GraphCosts:
+        """What the graphs of a compiled step cost. Where it was not measured, the shipped host's costs, times how much
+        longer this host takes for an eager call."""
+        if mode in self.compiled:
+            return self.compiled[mode]
+        shipped = default_host()
+        pairs = [(getattr(self, phase).get("launch", 0.0), getattr(shipped, phase)["launch"]) for phase in PHASES[:2]]
+        return shipped.compiled[mode].scaled(sqrt(prod(own / other for own, other in pairs)), self.sigma)
+
     def scaled(self, factor: float) -> HostCosts:
         """These costs with every time multiplied by `factor`."""
 
@@ -110,6 +121,7 @@ class HostCosts:
         return replace(
             self, step_fixed=self.step_fixed * factor, forward=times(self.forward), backward=times(self.backward),
             optimizer=times(self.optimizer), triton=times(self.triton),
+            compiled={mode: costs.scaled(factor) for mode, costs in self.compiled.items()},
         )  # fmt: skip
 
     @property
@@ -197,12 +209,14 @@ def combine(hosts: Sequence[HostCosts], of: str = "processes") -> HostCosts:
     triton = {name: mean([host.triton[name] for host in hosts if name in host.triton]) for name in sorted(operators)}
     paces = merged.get("step", {}).get(of, ())
     within = float(np.median([host.sigma for host in hosts]))
-    if of == "machines":
-        sigma = float(np.hypot(within, sigma_of_another(paces)))
-    else:
-        sigma = max(within, sigma_of_another(paces, PROCESS_SPREAD, PROCESS_DEGREES))
+    between = sigma_of_another(paces, *(() if of == "machines" else (PROCESS_SPREAD, PROCESS_DEGREES)))
+    sigma = float(np.hypot(within, between)) if of == "machines" else max(within, between)
+    compiled = {
+        mode: mean_graph_costs([host.compiled[mode] for host in hosts if mode in host.compiled], between)
+        for mode in sorted({mode for host in hosts for mode in host.compiled})
+    }
     return replace(
-        first, **costs, triton=triton, step_fixed=mean([host.step_fixed for host in hosts]),
+        first, **costs, triton=triton, compiled=compiled, step_fixed=mean([host.step_fixed for host in hosts]),
         sigma=sigma, date=max(host.date for host in hosts), layers=merged,
     )  # fmt: skip
 

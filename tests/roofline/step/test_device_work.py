@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.gpu.fit import host_calibration
 from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import backend_of, device_work, l2_shares
+from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.lowering.variants import KernelKind
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
+from flopcast.roofline.stream.ops.op_stream import PHASES, Op, Storage, Stream, TensorRef
 from flopcast.roofline.stream.ops.to_depth import to_depth
 
 Tracing = Callable[..., Stream]
@@ -136,3 +138,27 @@ def test_backends_are_asked_for_by_class(tiny: dict[str, Any], traced: Tracing) 
     assert backend_of(works["attention"], run, "sdpa-cudnn") == "sdpa-cudnn"
     assert backend_of(works["attention"], Run(attention="sdpa-flash"), "sdpa-cudnn") == "sdpa-flash"
     assert backend_of(works["pointwise"], run, "sdpa-cudnn") == "torch"
+
+
+@pytest.mark.parametrize("mode", ["compile", "compile-graphs"])
+def test_graphs_cost_the_host_their_launches_and_entries(
+    tiny: dict[str, Any], traced: Tracing, profile: Profile, mode: str
+) -> None:
+    """Of a stream whose forward is one compiled graph and the backward two; the rest of the step is eager."""
+    eager = traced(tiny)
+    phases = [op.phase for op in eager.ops]
+    forward, both = phases.count("forward"), phases.index("optimizer")
+    calls = [("0_forward", 0, forward - 1), ("0_backward", forward, both - 9), ("1_backward", both - 8, both - 1)]
+    stream = replace(eager, meta={**eager.meta, "mode": mode, "graphs": calls})
+    costs = GraphCosts(launch=1e-6, forward=1e-3, backward=2e-3, sigma=0.4)
+    assert profile.host is not None
+    host = replace(profile.host, compiled={mode: costs})
+    items, before = (device_work(one, Run(), profile, host) for one in (stream, eager))
+    charged = {phase: sum(i.host_seconds for i in items if i.phase == phase) for phase in PHASES}
+    assert charged["forward"] == pytest.approx(forward * 1e-6 + 1e-3)
+    assert charged["backward"] == pytest.approx((both - forward) * 1e-6 + 2 * 2e-3)
+    assert items[both:] == before[both:]
+    replays = [1] * forward + [2] * (both - 8 - forward) + [3] * 8
+    assert [i.replay for i in items[:both]] == (replays if mode == "compile-graphs" else [0] * both)
+    assert [i.seconds for i in items] == [i.seconds for i in before]
+    assert PricedStep(stream, Run(), profile, host).host_sigma == 0.4

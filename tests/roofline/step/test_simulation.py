@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.device_work import TimedOp
-from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, Simulation, Timeline
+from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, NODE_GAP, Simulation, Timeline
 
 GAP, SYNC = 1e-6, 1e-5
 PROCESSOR = replace(find_profile("nvidia-h200"), device={"type": "cpu"})
@@ -115,3 +115,31 @@ def test_a_processor_runs_each_op_when_it_is_called(items: list[TimedOp], host: 
 def test_no_steady_step_without_two() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         step_of([item(1e-6, 1e-6)], steps=1)
+
+
+def in_graph(items: list[TimedOp], replay: int = 1) -> list[TimedOp]:
+    return [replace(i, replay=replay) for i in items]
+
+
+def test_a_replayed_graph_is_one_launch_with_short_gaps() -> None:
+    """A hundred kernels of 10 us: replayed, the host enqueues them at once, and a fifth of the gaps is left."""
+    kernels = [item(1e-7, 1e-5) for _ in range(100)]
+    assert step_of(in_graph(kernels), queue_depth=1) == pytest.approx(100e-5 + NODE_GAP * 99 * GAP + GAP, rel=0.01)
+    assert step_of(kernels) == pytest.approx(100 * (1e-5 + GAP), rel=0.01)
+
+
+@given(st.lists(kernels, min_size=2, max_size=20))
+def test_a_replay_starts_when_the_host_has_enqueued_all_of_it(items: list[TimedOp]) -> None:
+    """Between two waits nothing overlaps: the host's part of both graphs, then their kernels."""
+    waits = item(0.0, 1e-6, kind="sync")
+    step = step_of([*in_graph(items), waits, *in_graph(items, 2), waits])
+    nodes = sum(i.launches for i in items)
+    once = host_sum(items) + sum(i.seconds for i in items) + NODE_GAP * GAP * (nodes - 1)
+    assert step == pytest.approx(2 * (once + LAUNCH_LATENCY_SECONDS + GAP + 1e-6 + SYNC), rel=1e-6)
+
+
+def test_a_layer_that_stands_for_several_is_replayed_with_its_graph() -> None:
+    layer = [item(1e-6, 2e-5) for _ in range(5)]
+    whole = in_graph([item(1e-6, 1e-5), *layer * 10, item(1e-6, 1e-5)])
+    several = [replace(i, count=10, host_seconds=1e-5, seconds=2e-4, launches=10) for i in layer]
+    assert step_of(in_graph([item(1e-6, 1e-5), *several, item(1e-6, 1e-5)])) == pytest.approx(step_of(whole))

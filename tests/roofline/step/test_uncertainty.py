@@ -108,9 +108,9 @@ def test_what_is_known_within_a_factor_adds_to_the_sum(ops: list[TimedOp], profi
 
 def test_wider_errors_make_wider_intervals(ops: list[TimedOp], profile: Profile) -> None:
     assert profile.host is not None
-    step, low, high = step_interval(Timeline(ops, profile), profile.host, Moves(0.03, 0.03))
+    step, low, high = step_interval(Timeline(ops, profile), profile.host.sigma, Moves(0.03, 0.03))
     assert low < step < high
-    _, lower, higher = step_interval(Timeline(ops, profile), replace(profile.host, sigma=0.3), Moves(0.03, 0.03))
+    _, lower, higher = step_interval(Timeline(ops, profile), 0.3, Moves(0.03, 0.03))
     assert lower < low
     assert higher > high
 
@@ -124,7 +124,7 @@ def test_a_step_that_follows_the_device_is_as_uncertain_as_such_steps_were(
     def width(beyond: float, factor: float) -> float:
         monkeypatch.setattr(uncertainty, "spreads", lambda: Spreads(beyond=beyond))
         scaled = [replace(op, seconds=factor * op.seconds) for op in ops]
-        step, low, _ = step_interval(Timeline(scaled, profile), profile.host, Moves(0.016, 0.016))
+        step, low, _ = step_interval(Timeline(scaled, profile), profile.host.sigma, Moves(0.016, 0.016))
         return log(step / low)
 
     busy, waiting = 1000.0, 1e-3

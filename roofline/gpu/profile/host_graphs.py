@@ -1,0 +1,75 @@
+"""What the host spends on the graphs of a compiled step: entering each, and enqueuing its launches, or its replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import hypot, sqrt
+from typing import NamedTuple
+
+from flopcast.bounds import Deviation, NonNegative
+
+MODES = ("compile", "compile-graphs")
+
+
+@dataclass(frozen=True)
+class GraphCosts:
+    """Host seconds in one mode. `launch`: for each launch of a graph's code, a generated kernel or a call of a library;
+    with CUDA graphs for each node of the graph that is replayed. `forward`: once for each graph that a forward enters
+    (dynamo's guards and frame, AOTAutograd's wrapper), `backward` for each that a backward does (autograd's engine).
+
+    `sigma`: standard deviation of the log of a step's host seconds about them. `source`: what they were measured on.
+    """
+
+    launch: NonNegative
+    forward: NonNegative
+    backward: NonNegative
+    sigma: Deviation
+    source: str = ""
+
+    def scaled(self, factor: float, sigma: float = 0.0) -> GraphCosts:
+        """These costs of a host that takes `factor` times as long, which is known with the deviation `sigma`."""
+        return replace(
+            self, launch=self.launch * factor, forward=self.forward * factor, backward=self.backward * factor,
+            sigma=hypot(self.sigma, sigma),
+        )  # fmt: skip
+
+    def entry(self, phase: str) -> float:
+        """Host seconds to enter a graph in this phase."""
+        return self.forward if phase == "forward" else self.backward
+
+    def seconds(self, calls: Calls) -> float:
+        """Host seconds of a phase, or of a whole step."""
+        return self.launch * calls.launches + self.forward * calls.forward + self.backward * calls.backward
+
+
+class Calls(NamedTuple):
+    """How often a phase enters graphs, and the launches in them."""
+
+    launches: float
+    forward: float
+    backward: float
+
+
+def fit_graph_costs(measured: Sequence[tuple[Calls, float]], source: str = "", sigma: float = 0.0) -> GraphCosts:
+    """Fits the costs to phases of measured steps, (calls, host seconds): the sum of squared relative errors is least.
+    Raises ValueError without phases."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    if not measured:
+        raise ValueError("no phases to fit host costs of graphs to")
+    shares = np.array([calls for calls, _ in measured], float) / np.array([seconds for _, seconds in measured])[:, None]
+    found, _ = nnls(shares, np.ones(len(measured)))
+    launch, forward, backward = map(float, found)
+    return GraphCosts(launch, forward, backward, sigma, source)
+
+
+def mean_graph_costs(hosts: Sequence[GraphCosts], sigma: float) -> GraphCosts:
+    """The mean of several processes' or machines' costs; `sigma`: how far one more of them lies from it."""
+    n = len(hosts)
+    return GraphCosts(
+        launch=sum(one.launch for one in hosts) / n, forward=sum(one.forward for one in hosts) / n,
+        backward=sum(one.backward for one in hosts) / n,
+        sigma=hypot(sigma, sqrt(sum(one.sigma**2 for one in hosts) / n)), source=hosts[0].source,
+    )  # fmt: skip

@@ -1,0 +1,149 @@
+"""Fits what the host spends on the graphs of compiled steps to the recorded ones, and says how far each is off.
+
+    python -m studies.compiled.host           the table
+    python -m studies.compiled.host --write   writes the costs into the shipped host, too
+
+Each recorded step was timed phase by phase on an idle device, with up to three other processes on the host, so that the
+costs come with the deviation that steps held out one by one have. `zero_grad` was timed with the forward: what the
+shipped host's optimizer takes longer than the recorded one is taken to be it. A phase that launched more than the queue
+holds is left out where the device was busy: the host then waited for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import hypot, log, sqrt
+from statistics import fmean, median
+from typing import Any
+
+from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, default_host
+from flopcast.roofline.gpu.profile.host_graphs import MODES, Calls, GraphCosts, fit_graph_costs
+from flopcast.roofline.step.simulation import QUEUE_DEPTH
+from flopcast.roofline.stream.compiled.launches import Graph
+from studies.command import parser_of
+from studies.compiled.record import CASES
+from studies.compiled.recorded import FOLDER, graphs_of, record_of
+from studies.markdown import table
+
+SHORT_SECONDS = 20e-6  # of a kernel, at the mean
+SEVERAL_CALLS = ("qwen3-moe-l2",)  # its step runs graphs several times, which the record does not tell
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a recorded step: which graphs it enters, what they launch, and the host's seconds for it."""
+
+    case: str
+    calls: Calls
+    seconds: float
+
+
+def main() -> None:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("--write", action="store_true", help=f"write them into the shipped host, {DEFAULT}")
+    given = parser.parse_args()
+    phases = recorded_phases()
+    for mode in MODES:
+        print(f"\n{mode}: {words(fitted(phases[mode]))}\n")
+        print(table(["step", "launches", "host, ms", "held out, ms", "error"], rows_of(phases[mode])))
+    print("\nwith CUDA graphs, microseconds per kernel that steps of short kernels took beyond their kernels:")
+    print(", ".join(f"{case} {seconds * 1e6:.2f}" for case, seconds in node_gaps()))
+    if given.write:
+        host = with_compiled(default_host(), phases)
+        host.save(HOSTS / f"{DEFAULT}.json")
+        print(f"\nwrote {host.name}")
+
+
+def with_compiled(host: HostCosts, phases: dict[str, list[Phase]] | None = None) -> HostCosts:
+    """The shipped host with the costs of the recorded steps. These are of one machine: another's differ as its eager
+    costs do."""
+    found = {mode: fitted(own) for mode, own in (phases or recorded_phases(host)).items()}
+    return replace(
+        host, compiled={mode: replace(one, sigma=hypot(one.sigma, host.sigma)) for mode, one in found.items()}
+    )
+
+
+def recorded_phases(host: HostCosts | None = None) -> dict[str, list[Phase]]:
+    """The phases of all recorded steps that were timed, by mode."""
+    host = host or default_host()
+    found: dict[str, list[Phase]] = {mode: [] for mode in MODES}
+    for case in CASES:
+        record = record_of(FOLDER, case.name)
+        timed: dict[str, Any] = {mode: times for mode, times in record["timed"].items() if "forward_seconds" in times}
+        if not timed or case.name in SEVERAL_CALLS:
+            continue
+        graphs = graphs_of(FOLDER, case.name)
+        optimizer = optimizer_seconds(graphs, host)
+        busy = sum(seconds for _, seconds in record["kernels"]["compile"])
+        for mode, times in timed.items():
+            seconds = {phase: median(times[f"{phase}_seconds"]) for phase in ("forward", "backward", "optimizer")}
+            zero_grad = max(optimizer - seconds["optimizer"], 0.0)
+            forward = calls_of([graph for graph in graphs if not graph.is_backward])
+            backward = calls_of([graph for graph in graphs if graph.is_backward])
+            found[mode].append(Phase(case.name, forward, max(seconds["forward"] - zero_grad, 0.0)))
+            spent = seconds["forward"] + seconds["backward"]
+            has_waited = mode == "compile" and forward.launches + backward.launches > QUEUE_DEPTH and busy > spent
+            if not has_waited:
+                found[mode].append(Phase(case.name, backward, seconds["backward"]))
+    return found
+
+
+def node_gaps() -> list[tuple[str, float]]:
+    """By recorded step with CUDA graphs, whose kernels are short: seconds per kernel beyond its kernels. Long kernels
+    meet the power limit too, which says nothing of gaps."""
+    found = []
+    for case in CASES:
+        record = record_of(FOLDER, case.name)
+        times, kernels = record["timed"].get("compile-graphs"), record["kernels"]["compile"]
+        busy = sum(seconds for _, seconds in kernels)
+        if times and busy < SHORT_SECONDS * len(kernels):
+            found.append((case.name, (median(times["step_seconds"]) - busy) / len(kernels)))
+    return found
+
+
+def optimizer_seconds(graphs: Sequence[Graph], host: HostCosts) -> float:
+    """Host seconds of the fused AdamW that follows, `zero_grad` included, of a tensor for each result of the backward:
+    its calls take the lists of parameters, gradients and two states, and twice that of step counts."""
+    tensors = sum(name != "None" for graph in graphs if graph.is_backward for name in graph.outputs)
+    return host.optimizer["fixed"] + host.seconds("optimizer", "launch", launches=2, tensors=6 * tensors)
+
+
+def calls_of(graphs: Sequence[Graph]) -> Calls:
+    backward = sum(graph.is_backward for graph in graphs)
+    return Calls(sum(len(graph.launches) for graph in graphs), len(graphs) - backward, backward)
+
+
+def fitted(phases: Sequence[Phase]) -> GraphCosts:
+    """The costs by all phases; their deviation is that of whole steps held out one by one."""
+    cases = list(dict.fromkeys(phase.case for phase in phases))
+    source = f"{len(cases)} recorded steps of one machine that other work shared"
+    sigma = sqrt(fmean(log(told / seconds) ** 2 for _, seconds, told in held_out(phases)))
+    return fit_graph_costs([(phase.calls, phase.seconds) for phase in phases], source, sigma)
+
+
+def held_out(phases: Sequence[Phase]) -> list[tuple[str, float, float]]:
+    """(step, its host seconds, what the other steps' costs make of it), of the phases that count."""
+    found = []
+    for case in dict.fromkeys(phase.case for phase in phases):
+        own = [phase for phase in phases if phase.case == case]
+        costs = fit_graph_costs([(phase.calls, phase.seconds) for phase in phases if phase.case != case])
+        found.append((case, sum(one.seconds for one in own), sum(costs.seconds(one.calls) for one in own)))
+    return found
+
+
+def rows_of(phases: Sequence[Phase]) -> list[list[str]]:
+    launches = {case: sum(one.calls.launches for one in phases if one.case == case) for case, _, _ in held_out(phases)}
+    return [
+        [case, f"{launches[case]:,.0f}", f"{seconds * 1e3:.2f}", f"{told * 1e3:.2f}", f"{told / seconds - 1.0:+.0%}"]
+        for case, seconds, told in held_out(phases)
+    ]
+
+
+def words(costs: GraphCosts) -> str:
+    parts = (f"{getattr(costs, name) * 1e6:.1f} us per {name}" for name in ("launch", "forward", "backward"))
+    return f"{', '.join(parts)}; steps held out have a deviation of {costs.sigma:.0%}"
+
+
+if __name__ == "__main__":
+    main()
