@@ -63,6 +63,9 @@ class Attention:
     FLOPs: 4 batch heads seq^2 head_dim forward, halved when causal; backward counts 2.5 times that
     (5 matmuls for 2). Bytes: Q, K, V, O (and for the backward also their gradients) once, plus the
     fp32 log-sum-exp row.
+
+    `mask`: a tensor, added to the scores, says which keys a query sees, so that all pairs count, and of it one row
+    per query is read. `dropout`: weights are dropped at random.
     """
 
     batch: Size
@@ -73,6 +76,8 @@ class Attention:
     causal: bool = True
     direction: str = "fwd"
     dtype: Dtype = "bf16"
+    mask: bool = False
+    dropout: bool = False
 
     @property
     def flops(self) -> int:
@@ -87,11 +92,12 @@ class Attention:
         kv = self.batch * self.kv_heads * self.seq * self.head_dim * DTYPE_BYTES[self.dtype]
         lse = 4 * self.batch * self.heads * self.seq
         # forward reads q, k, v and writes o; backward reads q, k, v, o, do and writes dq, dk, dv
-        return (2 * q + 2 * kv + lse) if self.direction == "fwd" else (4 * q + 4 * kv + lse)
+        mask = self.batch * self.seq * self.seq * DTYPE_BYTES[self.dtype] if self.mask else 0
+        return mask + ((2 * q + 2 * kv + lse) if self.direction == "fwd" else (4 * q + 4 * kv + lse))
 
     @property
     def key(self) -> str:
-        mask = "causal" if self.causal else "full"
+        mask = ("causal" if self.causal else "masked" if self.mask else "full") + self.dropout * "+dropout"
         return (
             f"attention/{self.direction}/{mask}/{self.dtype}/"
             f"b{self.batch}h{self.heads}k{self.kv_heads}s{self.seq}d{self.head_dim}"
@@ -309,7 +315,10 @@ Shape = Gemm | Attention | Call
 
 def shape_to_json(shape: Shape | Fused) -> dict[str, Any]:
     """A shape as a JSON-ready dictionary; `shape_from_json` inverts it but for fused ones."""
-    return {"kind": type(shape).__name__.lower(), **asdict(shape)}
+    fields = asdict(shape)
+    if isinstance(shape, Attention):  # files from before there were masks have none
+        fields = {name: value for name, value in fields.items() if value or name not in ("mask", "dropout")}
+    return {"kind": type(shape).__name__.lower(), **fields}
 
 
 def shape_from_json(record: dict[str, Any]) -> Shape:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flopcast.kernels.shapes import Attention, Call, Gemm
+from flopcast.roofline.gpu.library.attention_mask import plain, with_mask
 from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
@@ -79,7 +80,10 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
         is_for_triton = isinstance(shape, Gemm) and shape.batch == 1 and shape.dtype in ("bf16", "fp16")
         return run.matmul if is_for_triton else "torch"
     if work.op_class == "attention":
-        return sdpa if run.attention == "sdpa" else run.attention
+        if run.attention != "sdpa":
+            return run.attention
+        is_masked = isinstance(work.shape, Attention) and work.shape.mask
+        return "sdpa-efficient" if is_masked and sdpa == "sdpa-flash" else sdpa  # flash takes no mask
     return work.backend if work.op_class == "fused" else "torch"
 
 
@@ -289,14 +293,15 @@ def _kernel_times(works: Mapping[int, Work], backends: Mapping[int, str], profil
             known[key, backends[key]] = _KernelTimes(work, found, found, 1)
     lacking = [(key, work) for key, work in lacking if (key, backends[key]) not in known]
     estimates = iter(
-        profile.estimate([(work, backends[key], cache) for key, work in lacking for cache in ("cold", "hot")])
+        profile.estimate([(plain(work), backends[key], cache) for key, work in lacking for cache in ("cold", "hot")])
     )
     for key, work in lacking:
         # An optimizer's call launches as many kernels as its tensor lists need, which torch's rules count exactly; the
         # profile's mean over the lists measured gave 996 kernels instead of 864 at width 256.
         rules = launches(work.shape)
         count = rules if work.op_class == "optimizer" else profile.launches(work, default=rules)
-        known[key, backends[key]] = _KernelTimes(work, next(estimates), next(estimates), count)
+        cold, hot = (with_mask(work, next(estimates), profile) for _ in range(2))
+        known[key, backends[key]] = _KernelTimes(work, cold, hot, count)
     return {key: known[key, backend] for key, backend in backends.items()}
 
 

@@ -78,7 +78,7 @@ def main() -> None:
     if options.out:
         options.out.write_text(shown + "\n")
     if options.write:
-        FILE.write_text(json.dumps(_rounded(asdict(known)), indent=1) + "\n")
+        FILE.write_text(json.dumps(rounded(asdict(known)), indent=1) + "\n")
 
 
 def rows_of(folder: Path, case: str) -> list[Row]:
@@ -168,10 +168,12 @@ def _line(name: str, rows: Sequence[Row], known: Fitted, rates: Rates) -> list[s
     return [name, str(len(rows)), f"{sum(measured) * 1e3:.2f}", *shown, f"{sum(inside) / len(inside):.0%}"]
 
 
-def _rounded(value: object) -> object:
+def rounded(value: object) -> object:
     """To five digits: more are noise, and differ from machine to machine."""
     if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
+        return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 

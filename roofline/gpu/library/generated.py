@@ -50,11 +50,16 @@ def generated_seconds(kernel: GeneratedKernel, profile: Profile) -> Estimate:
     sigma = known.sigmas.get(kernel.kind.value, known.sigma)
     basis = "interpolated"
     if profile.gpu != known.gpu:
-        specs = load_specs()
-        spec = specs.get(profile.gpu)
-        doubt = SIGMA if spec is None else sigmas(specs[known.gpu], spec)
-        sigma, basis = hypot(sigma, doubt["memory"]), "extrapolated"
+        sigma, basis = hypot(sigma, projected_sigma(known.gpu, profile, "memory")), "extrapolated"
     return Estimate(seconds(kernel, rates_of_profile(profile), known.law), sigma, basis, "law of generated kernels")
+
+
+def projected_sigma(gpu: str, profile: Profile, kind: str) -> float:
+    """The deviation of log seconds that a law of kernels of this kind (`projection.rates.SIGMA`), fitted on `gpu`, has
+    on another GPU besides."""
+    specs = load_specs()
+    spec = specs.get(profile.gpu)
+    return SIGMA[kind] if spec is None else sigmas(specs[gpu], spec)[kind]
 
 
 def rates_of(spec: GpuSpec) -> Rates:

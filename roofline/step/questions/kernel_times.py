@@ -124,7 +124,13 @@ def _work_of(row: Row) -> tuple[Work, str, str]:
         if sizes["heads"] % sizes["kv_heads"]:
             raise UsageError(f"heads {sizes['heads']} is not divisible by kv_heads {sizes['kv_heads']}")
         causal = parse_cell("causal", row.get("causal") or "true", bool)
-        shape = Attention(**sizes, causal=causal, direction=direction, dtype=dtype)
+        batch, heads, kv_heads, seq, head_dim = (
+            sizes[name] for name in ("batch", "heads", "kv_heads", "seq", "head_dim")
+        )
+        shape = Attention(
+            batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=head_dim, causal=causal, direction=direction,
+            dtype=dtype,
+        )  # fmt: skip
         return describe(shape, backend), backend, cache
     raise UsageError(f"op {op!r}: valid are gemm, attention, {', '.join(KINDS)}")
 

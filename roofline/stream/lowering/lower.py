@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from math import ceil, prod
+from typing import NamedTuple
 
 from flopcast.kernels.shapes import Attention, Call, Gemm, Operand, Shape
 from flopcast.roofline.stream.lowering.describe import layout_of, operand_lists
@@ -23,18 +24,31 @@ _NO_KERNEL = {
     "as_strided",
 }  # fmt: skip
 
-# Attention calls: backend, and the position of the causal flag among the arguments.
+
+class _Places(NamedTuple):
+    """An attention call: its backend, and the places of its flag "causal", mask and dropout among the arguments, None
+    for what it does not take.
+
+    Eager models of transformers leave out a mask that is causal, where compiled ones hand it over. What other masks
+    cost eager steps, which call "flopcast.attention", was not measured."""
+
+    backend: str
+    causal: int
+    mask: int | None = None
+    dropout: int | None = None
+
+
 _ATTENTION = {
-    "flopcast.attention": ("sdpa", 3),
-    "flopcast.attention_backward": ("sdpa", 6),
-    "aten._scaled_dot_product_flash_attention": ("sdpa-flash", 4),
-    "aten._scaled_dot_product_flash_attention_backward": ("sdpa-flash", 11),
-    "aten._scaled_dot_product_cudnn_attention": ("sdpa-cudnn", 6),
-    "aten._scaled_dot_product_cudnn_attention_backward": ("sdpa-cudnn", 14),
-    "aten._scaled_dot_product_efficient_attention": ("sdpa-efficient", 6),
-    "aten._scaled_dot_product_efficient_attention_backward": ("sdpa-efficient", 11),
-    "aten._scaled_dot_product_flash_attention_for_cpu": ("sdpa-cpu", 4),
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward": ("sdpa-cpu", 7),
+    "flopcast.attention": _Places("sdpa", 3, dropout=5),
+    "flopcast.attention_backward": _Places("sdpa", 6, dropout=8),
+    "aten._scaled_dot_product_flash_attention": _Places("sdpa-flash", 4, dropout=3),
+    "aten._scaled_dot_product_flash_attention_backward": _Places("sdpa-flash", 11, dropout=10),
+    "aten._scaled_dot_product_cudnn_attention": _Places("sdpa-cudnn", 6, mask=3, dropout=5),
+    "aten._scaled_dot_product_cudnn_attention_backward": _Places("sdpa-cudnn", 14, mask=8, dropout=13),
+    "aten._scaled_dot_product_efficient_attention": _Places("sdpa-efficient", 6, mask=3, dropout=5),
+    "aten._scaled_dot_product_efficient_attention_backward": _Places("sdpa-efficient", 11, mask=4, dropout=9),
+    "aten._scaled_dot_product_flash_attention_for_cpu": _Places("sdpa-cpu", 4),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": _Places("sdpa-cpu", 7),
 }
 
 # Matrix products: the places of the two factors among the arguments.
@@ -60,7 +74,7 @@ def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
         a, b = _operands(stream, op, _GEMMS[name])
         return _gemm(a, b, stream.meta.get("precision", "")), "torch"
     if name in _ATTENTION and _is_square(stream, op, name):
-        return _attention(stream, op, name), _ATTENTION[name][0]
+        return _attention(stream, op, name), _ATTENTION[name].backend
     call = stream.call(op)
     if is_fused(name):
         return fused_call(call, int(stream.meta.get("accumulate", 1))), "triton"
@@ -115,8 +129,11 @@ def _query_and_key(stream: Stream, op: Op, name: str) -> list[Operand]:
 
 def _attention(stream: Stream, op: Op, name: str) -> Attention:
     query, key = _query_and_key(stream, op, name)
-    flags = json.loads(op.args)
-    position = _ATTENTION[name][1]
+    arguments, places = json.loads(op.args), _ATTENTION[name]
+
+    def given(place: int | None) -> bool:
+        return place is not None and place < len(arguments) and bool(arguments[place])
+
     batch, heads, seq, head_dim = query.shape
     return Attention(
         batch=batch,
@@ -124,7 +141,9 @@ def _attention(stream: Stream, op: Op, name: str) -> Attention:
         kv_heads=key.shape[1],
         seq=seq,
         head_dim=head_dim,
-        causal=bool(flags[position]) if position < len(flags) else False,
+        causal=given(places.causal),
         direction="bwd" if name.endswith("_backward") else "fwd",
         dtype=query.dtype,
+        mask=given(places.mask),
+        dropout=given(places.dropout),
     )

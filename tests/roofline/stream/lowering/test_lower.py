@@ -113,6 +113,30 @@ def test_batched_products() -> None:
     assert str(describe(shape).variant).startswith("batched/nn/fp32")
 
 
+@pytest.mark.parametrize("name", ["cudnn", "efficient", "flash"])
+@pytest.mark.parametrize("suffix", ["", "_backward"])
+def test_masks_and_dropout_of_torchs_own_attention(name: str, suffix: str) -> None:
+    """By the places that torch's schema gives them."""
+    call = f"_scaled_dot_product_{name}_attention{suffix}"
+    places = [argument.name for argument in getattr(torch.ops.aten, call).default._schema.arguments]
+    heads, row, square = contiguous(2, 4, 64, 128), contiguous(2, 4, 64, 1), contiguous(2, 1, 64, 64)
+    tensors = {"grad_out": heads, "grad_out_": heads, "query": heads, "key": heads, "value": heads, "out": heads,
+               "logsumexp": row}  # fmt: skip
+
+    def shape(mask: bool, **given: Any) -> Attention:
+        of = {**tensors, "attn_bias": square} if mask else tensors
+        inputs = [of[place] for place in places if place in of]
+        args = [{"t": [p for p in places if p in of].index(p)} if p in of else given.get(p) for p in places]
+        found: Attention = lowered(f"aten.{call}.default", inputs, [heads], args)[0]
+        return found
+
+    takes_mask = "attn_bias" in places
+    assert shape(takes_mask, dropout_p=0.0).mask is takes_mask
+    assert not shape(False, dropout_p=0.0, is_causal=True).mask
+    assert shape(False, dropout_p=0.0, is_causal=True).causal
+    assert [shape(False, dropout_p=p).dropout for p in (0.0, 0.1)] == [False, True]
+
+
 def test_attention_shapes(traced: Tracing) -> None:
     config = make_config(width=64, depth=3, heads=4, kv_heads=2, head_dim=16, vocab=512)
     for device, backend in (("cuda", "sdpa"), ("cpu", "sdpa-cpu")):

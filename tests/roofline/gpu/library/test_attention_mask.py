@@ -1,0 +1,51 @@
+"""Attention with masks on GPUs that the law was fitted on, and on others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flopcast.kernels.shapes import Attention, shape_from_json, shape_to_json
+from flopcast.roofline.gpu.library.attention_mask import plain, with_mask
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.request import Estimate
+from flopcast.roofline.step.device_work import backend_of
+from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.model.run import Run
+
+SHAPE = Attention(batch=8, heads=16, kv_heads=16, seq=1024, head_dim=128, causal=False, mask=True)
+
+
+def priced(shape: Attention, gpu: str) -> Estimate:
+    profile, work = find_profile(gpu), describe(shape)
+    backend = backend_of(work, Run(batch=8, seq=1024), profile.default_attention)
+    return with_mask(work, profile.estimate([(plain(work), backend, "cold")])[0], profile)
+
+
+def test_a_mask_costs_and_is_less_known() -> None:
+    unmasked = replace(SHAPE, mask=False)
+    here, without = priced(SHAPE, "nvidia-h200"), priced(unmasked, "nvidia-h200")
+    assert here.seconds == pytest.approx(1.86 * without.seconds, rel=0.02)
+    assert here.sigma > without.sigma
+    there = priced(SHAPE, "nvidia-h100-sxm")
+    assert (here.basis, there.basis) == ("interpolated", "extrapolated")
+    assert there.seconds > 1.7 * priced(unmasked, "nvidia-h100-sxm").seconds
+    assert there.sigma > here.sigma
+
+
+def test_where_flash_is_the_default_a_mask_is_left_to_the_memory_efficient_kernel() -> None:
+    run = Run(batch=8, seq=1024)
+    backends = [
+        backend_of(describe(one), run, sdpa)
+        for one in (SHAPE, replace(SHAPE, mask=False))
+        for sdpa in ("sdpa-flash", "sdpa-cudnn")
+    ]
+    assert backends == ["sdpa-efficient", "sdpa-cudnn", "sdpa-flash", "sdpa-cudnn"]
+
+
+def test_shapes_without_masks_are_written_as_ever() -> None:
+    assert "mask" not in shape_to_json(replace(SHAPE, mask=False))
+    for shape in (SHAPE, replace(SHAPE, mask=False, dropout=True)):
+        assert shape_from_json(shape_to_json(shape)) == shape
+    assert len({SHAPE.key, replace(SHAPE, mask=False).key, replace(SHAPE, dropout=True).key}) == 3
