@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     loss_fn: Callable[[Any], torch.Tensor] | None
     precision: str
     optimizer: str
+    clip: float
     accumulate: int
     checkpoint: str
     matmul: str
@@ -63,6 +64,7 @@ def forecast(
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     precision: str = "autocast-bf16",
     optimizer: str = "adamw",
+    clip: float = 0.0,
     accumulate: int = 1,
     checkpoint: str = "none",
     matmul: str = "torch",
@@ -85,7 +87,7 @@ def forecast(
     Throughput counts the token ids in the batch, or samples where it has none, or steps for a step function.
     Seconds, bytes and FLOPs are as in `Forecast`. Raises UsageError, with the reason, for what cannot be traced.
     """
-    run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint,
+    run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint, clip=clip,
               matmul=matmul, attention=attention)  # fmt: skip
     run.check()
     fed_by = find_host(host) if isinstance(host, str) else host
@@ -112,6 +114,7 @@ def largest_batch(
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     precision: str = "autocast-bf16",
     optimizer: str = "adamw",
+    clip: float = 0.0,
     accumulate: int = 1,
     checkpoint: str = "none",
 ) -> int:
@@ -122,7 +125,7 @@ def largest_batch(
     is varied; or a factory with a parameter `batch`, or its name, as `forecast` takes them; so are the other arguments.
     Raises UsageError for what cannot be traced, for a factory that takes no batch, and where 2^20 samples would fit.
     """
-    run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint)
+    run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint, clip=clip)
     source = module_or_factory
     if batch is not None:
 

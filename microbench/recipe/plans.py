@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PHASES = ("forward", "backward", "optimizer")
+# What `--optimizer` takes; `optimizers.make_optimizers` says what each is.
+OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
 _PROCESS = re.compile(r"/process(\d+)(?=/depth)")
 
 
@@ -61,6 +63,7 @@ class StepPlan:
     accumulate: int = 1
     checkpoint: str = "none"
     fused: str = "none"
+    clip: float = 0.0
     module: str = ""
     group: str = "ladder"
 
@@ -72,6 +75,7 @@ class StepPlan:
         run += "" if self.accumulate == 1 else f"/accumulate{self.accumulate}"
         run += "" if self.checkpoint == "none" else f"/checkpoint-{self.checkpoint}"
         run += "" if self.fused == "none" else f"/fused-{self.fused}"
+        run += f"/clip{self.clip:g}" if self.clip else ""
         if self.module:
             return f"step/{self.name}/{self.module}/{run}"
         c = self.config

@@ -2,14 +2,14 @@
 
 The same recipe serves the tracer (fake tensors), the host calibration (tiny widths) and the validation
 (real runs), so that all three refer to the same step: fp32 weights, autocast to bf16, `sdpa` attention,
-`use_cache=False`, `labels=input_ids`, `zero_grad(set_to_none=True)`, no clipping. With `accumulate` micro-batches
-each loss is divided by their number and gradients are accumulated in place; with `checkpoint` "full" every layer's
-activations are recomputed in the backward pass.
+`use_cache=False`, `labels=input_ids`, `zero_grad(set_to_none=True)`, and no clipping but by `clip`. With
+`accumulate` micro-batches each loss is divided by their number and gradients are accumulated in place; with
+`checkpoint` "full" every layer's activations are recomputed in the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,30 +17,30 @@ from typing import Any
 
 import torch
 
+from flopcast.microbench.recipe.optimizers import make_optimizers
+
 PRECISIONS = ("autocast-bf16", "bf16", "tf32", "fp32")
-OPTIMIZERS = ("adamw", "adamw-fused")
 CHECKPOINTS = ("none", "full")
 FUSED = ("none", "triton")
-
-# torch's default learning rate; its value does not change which kernels are launched.
-LEARNING_RATE = 1e-3
 
 
 @dataclass
 class TrainingStep:
-    """A model, its optimizer and one micro-batch. `run()` is one step; the phases can be run one by one.
+    """A model, its optimizers and one micro-batch. `run()` is one step; the phases can be run one by one.
 
     `batch` is what the model is called with: a tensor, a tuple of positional or a dict of keyword arguments. `loss_fn`
-    takes what the model returns; without it the loss is computed by `loss_of`.
+    takes what the model returns; without it the loss is computed by `loss_of`. `clip`: the norm to which the
+    gradients are clipped before the optimizers step; 0 for none.
     """
 
     model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizers: Sequence[torch.optim.Optimizer]
     batch: Any
     precision: str
     device_type: str  # "cpu" or "cuda"
     accumulate: int = 1  # micro-batches per step
     loss_fn: Callable[[Any], torch.Tensor] | None = None
+    clip: float = 0.0
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "autocast-bf16":
@@ -48,7 +48,8 @@ class TrainingStep:
         return nullcontext()
 
     def zero_grad(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def forward(self) -> torch.Tensor:
         """The loss of one micro-batch, divided by their number."""
@@ -61,7 +62,10 @@ class TrainingStep:
         loss.backward()
 
     def optimizer_step(self) -> None:
-        self.optimizer.step()
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     def run(self) -> torch.Tensor:
         """Runs one whole step; returns the loss of its last micro-batch."""
@@ -175,20 +179,6 @@ def causal_lm_batch(input_ids: torch.Tensor) -> dict[str, Any]:
     return {"input_ids": input_ids, "labels": input_ids, "use_cache": False}
 
 
-def make_optimizer(
-    model: torch.nn.Module, optimizer: str = "adamw", foreach: bool | None = None
-) -> torch.optim.Optimizer:
-    """Makes an AdamW optimizer: "adamw" is torch's default on the device (foreach on CUDA, a loop on the CPU),
-    "adamw-fused" the fused one.
-
-    `foreach=True` selects CUDA's default on any device, which the tracer needs.
-    """
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"optimizer {optimizer!r}: valid are {', '.join(OPTIMIZERS)}")
-    fused = True if optimizer == "adamw-fused" else None
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused, foreach=None if fused else foreach)
-
-
 def build(
     config: Mapping[str, Any],
     device: torch.device | str,
@@ -201,6 +191,7 @@ def build(
     accumulate: int = 1,
     checkpoint: str = "none",
     fused: str = "none",
+    clip: float = 0.0,
     seed: int = 0,
 ) -> TrainingStep:
     """Builds a step ready to run on `device`: weights are drawn there, tokens are from torch.randint, and every
@@ -221,11 +212,12 @@ def build(
     input_ids = torch.randint(0, vocabulary, (batch, seq), device=device)
     return TrainingStep(
         model,
-        make_optimizer(model, optimizer),
+        make_optimizers(model, optimizer),
         causal_lm_batch(input_ids),
         precision,
         device.type,
         accumulate=accumulate,
+        clip=clip,
     )
 
 
@@ -239,6 +231,7 @@ def build_module(
     optimizer: str = "adamw",
     accumulate: int = 1,
     checkpoint: str = "none",
+    clip: float = 0.0,
     foreach: bool | None = None,
 ) -> TrainingStep:
     """Builds a step as `build` does, for any module and its batch. With precision "bf16" the module's parameters and
@@ -259,11 +252,12 @@ def build_module(
         batch = map_tensors(batch, lambda tensor: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor)
     return TrainingStep(
         module,
-        make_optimizer(module, optimizer, foreach),
+        make_optimizers(module, optimizer, foreach),
         batch,
         precision,
         str(device).partition(":")[0],
         accumulate=accumulate,
+        clip=clip,
         loss_fn=loss_fn,
     )
 

@@ -119,6 +119,7 @@ class Plan(TypedDict, total=False):
     accumulate: Size
     checkpoint: str
     fused: str
+    clip: NonNegative
     module: str
     group: str
 

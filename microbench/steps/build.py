@@ -20,6 +20,7 @@ def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingSt
         "optimizer": plan.optimizer,
         "accumulate": plan.accumulate,
         "checkpoint": plan.checkpoint,
+        "clip": plan.clip,
     }
     if plan.module:
         torch.manual_seed(0)

@@ -178,7 +178,7 @@ class HostCalibration:
             tensor
             for step in self.steps.values()
             for p in step.model.parameters()
-            for tensor in (p, p.grad, *step.optimizer.state[p].values())
+            for tensor in (p, p.grad, *(t for optimizer in step.optimizers for t in optimizer.state[p].values()))
         ]
         on_device = (t for t in tensors if isinstance(t, torch.Tensor) and t.device.type == self.device.type)
         return sum(-(-t.untyped_storage().nbytes() // 512) * 512 for t in on_device)

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopcast.microbench.recipe import training_step
+from flopcast.microbench.recipe.optimizers import make_optimizers
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields
 from flopcast.microbench.sweep.work import first_line
@@ -109,7 +110,7 @@ def build(plan: StepPlan, device_type: str) -> training_step.TrainingStep:
     from flopcast.microbench.steps.build import build_plan
 
     step = build_plan(replace(plan, attention="sdpa"), torch.device(device_type))
-    step.optimizer = training_step.make_optimizer(step.model, plan.optimizer, foreach=True)
+    step.optimizers = make_optimizers(step.model, plan.optimizer, foreach=True)
     return step
 
 

@@ -35,9 +35,9 @@ class Forecast:
     products and the optimizer's class. `power_watts`: mean power of back-to-back steps, 0 where it is not known;
     `power_seconds`: what the part's power limit adds to the step, whose kernels then run at `clock_share` of the
     highest clock. `device_seconds` are at full clock, as a profiler reads them with pauses between the steps.
-    `flops_hardware` and `hfu` (hardware FLOPs utilisation) count what checkpointing recomputes, `flops_counted` and
-    `mfu` do not. `host_machines`: how many machines the host's costs are the mean of; 1 is a machine that was measured
-    by itself."""
+    `flops_hardware` and `hfu` (hardware FLOPs utilisation) count what checkpointing recomputes and the optimizer's
+    products, `flops_counted` and `mfu` do not. `host_machines`: how many machines the host's costs are the mean of; 1
+    is a machine that was measured by itself."""
 
     gpu: str
     profile_basis: str

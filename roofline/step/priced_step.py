@@ -132,12 +132,17 @@ class PricedStep:
 
     @cached_property
     def flops(self) -> int:
-        """The model's FLOPs by MFU's convention: what checkpointing recomputes takes time but counts as no work."""
-        return sum(timed.flops for op, timed in zip(self.stream.ops, self.ops, strict=True) if not op.is_recomputed)
+        """The model's FLOPs by MFU's convention: what checkpointing recomputes, and products of the optimizer, as
+        Muon's, take time but count as no work."""
+        return sum(
+            timed.flops
+            for op, timed in zip(self.stream.ops, self.ops, strict=True)
+            if not op.is_recomputed and op.phase != "optimizer"
+        )
 
     @cached_property
     def hardware_flops(self) -> int:
-        """All FLOPs that the device does, by HFU's convention: with what is recomputed."""
+        """All FLOPs that the device does, by HFU's convention: with what is recomputed and the optimizer's."""
         return sum(timed.flops for timed in self.ops)
 
     @cached_property

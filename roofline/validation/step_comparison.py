@@ -58,7 +58,8 @@ def signed_error(forecast: float | None, measured: float | None) -> float | None
 METHODS = ("roofline", "six_n", "torch")
 # The settings of a plan that have a column each.
 _SETTINGS = (
-    "batch", "seq", "precision", "optimizer", "matmul", "attention", "accumulate", "checkpoint", "fused", "module",
+    "batch", "seq", "precision", "optimizer", "matmul", "attention", "accumulate", "checkpoint", "fused", "clip",
+    "module",
 )  # fmt: skip
 
 
@@ -123,7 +124,7 @@ class StepComparison:
         words = {
             "optimizer": plan.optimizer.removeprefix("adamw-"), "matmul": plan.matmul, "attention": plan.attention,
             "precision": plan.precision, "checkpoint": "checkpoint", "accumulate": f"accumulate {plan.accumulate}",
-            "fused": f"fused {plan.fused}",
+            "fused": f"fused {plan.fused}", "clip": f"clip {plan.clip:g}",
         }  # fmt: skip
         unusual = [text for name, text in words.items() if getattr(plan, name) != getattr(usual, name)]
         size = f"{plan.batch}" if plan.module else f"{plan.batch}x{plan.seq}"

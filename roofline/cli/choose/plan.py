@@ -67,7 +67,7 @@ def plan(
         int | None,
         Option(help="Tokens per sequence. Default: the model's own context, 4096 at most; 256 for the ladder."),
     ] = None,
-    run: Annotated[RunOptions, Only("accumulate", "checkpoint", "precision", "optimizer", "mode")],
+    run: Annotated[RunOptions, Only("accumulate", "checkpoint", "precision", "optimizer", "clip", "mode")],
     feeding: HostsOptions,
     price: PriceOptions,
     kind: PriceKind = "on-demand",

@@ -39,7 +39,8 @@ def widths(
         Only("config", "module", "depth", "depth_law", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tied"),
     ],
     run: Annotated[
-        RunOptions, Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention")
+        RunOptions,
+        Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "clip", "matmul", "attention"),
     ],
     host: Host = None,
     axis: Annotated[str, Option(help="Axes, separated by commas: hidden, ffn, vocab, heads.")] = AXIS,

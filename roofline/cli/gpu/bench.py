@@ -43,7 +43,9 @@ def bench(
     model: Annotated[ModelOptions, Only("config", "module", "depth")],
     run: Annotated[
         RunOptions,
-        Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention", "fused"),
+        Only(
+            "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention", "fused", "clip"
+        ),
     ],
     skip_host: Annotated[bool, Option("--skip-host", hidden=True)] = False,
     as_json: AsJson = False,

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Context, Option
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.plans import OPTIMIZERS
 from flopcast.roofline.cli.shared import completion
 from flopcast.roofline.cli.shared.completion import one_of, several_of
-from flopcast.roofline.stream.model.run import FUSED, MODES, OPTIMIZERS, PRECISIONS, Run
+from flopcast.roofline.stream.model.run import FUSED, MODES, PRECISIONS, Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.stream.model.models import Config
@@ -121,10 +122,14 @@ class RunOptions:
     optimizer: Annotated[
         str,
         Option(
-            help="Optimizer: adamw (torch's default, foreach on CUDA) or adamw-fused.",
+            help="Optimizer: adamw (torch's default, foreach on CUDA), adamw-fused, adamw8bit (bitsandbytes), sgd, "
+            "sgd-momentum, adafactor, adafactor-foreach or muon (with AdamW for what is no inner matrix).",
             autocompletion=one_of(OPTIMIZERS),
         ),
     ] = Run.optimizer
+    clip: Annotated[
+        float, Option(help="Norm to which the gradients are clipped before the optimizer steps; 0 for none.")
+    ] = Run.clip
     mode: Annotated[
         str, Option(help="How torch runs the step: eager. compile is not modelled yet.", autocompletion=one_of(MODES))
     ] = Run.mode

@@ -42,7 +42,7 @@ def module_stream(
 
     stream = trace_module(
         source, batch, loss_fn=loss_fn, sizes=sizes, precision=run.precision, optimizer=run.optimizer,
-        device=device, accumulate=run.accumulate, checkpoint=run.checkpoint, gpu=gpu,
+        device=device, accumulate=run.accumulate, checkpoint=run.checkpoint, clip=run.clip, gpu=gpu,
     )  # fmt: skip
     if stream.meta["batch"] < 1 or stream.meta["seq"] < 1:
         raise UsageError(f"{stream.meta['module']}: the batch is empty: valid is one sample at least")
@@ -127,7 +127,7 @@ class Module:
         return stream
 
     def _trace(self, run: Run, device: str, sizes: Mapping[str, int]) -> Stream:
-        key = (device, run.precision, run.optimizer, run.accumulate, run.checkpoint, *sorted(sizes.items()))
+        key = (device, run.precision, run.optimizer, run.accumulate, run.checkpoint, run.clip, *sorted(sizes.items()))
         if key not in self._traced:
             self._traced[key] = module_stream(
                 self.source, run, device, batch=self.batch, loss_fn=self.loss_fn, sizes=sizes

@@ -21,7 +21,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 TRACER = 3
 
 # Run options that are left out of the key at these values.
-_DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none"}
+_DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0}
 # Fields of a config.json that do not change what is launched.
 _IRRELEVANT = {
     "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",

@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Literal
 
-from flopcast.errors import UsageError
+from flopcast.errors import FlopcastError, UsageError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.stream.library.stored import find_stored, is_stored, store
@@ -132,6 +132,8 @@ def trace_now(config: Config, traced: Traced) -> Stream:
 
         try:
             return trace(config, **asdict(traced))
+        except FlopcastError:
+            raise
         except Exception as fault:  # transformers, its config classes and torch each raise their own errors
             kind = config.get("model_type")
             reason = " ".join(str(fault).split())[:300] or type(fault).__name__

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from flopcast.errors import UsageError
+from flopcast.microbench.recipe.plans import OPTIMIZERS
 from flopcast.roofline.stream.model.models import Config, check_config
 
 # The dtype whose peak rate a step is compared with.
@@ -17,7 +19,6 @@ MOST = {"batch": 2**20, "seq": 2**24, "accumulate": 1024}
 MOST_TOKENS = 2**30  # per micro-batch
 MODES = ("eager", "compile")
 PRECISIONS = tuple(PEAK_OF)
-OPTIMIZERS = ("adamw", "adamw-fused")
 MATMULS = ("torch", "triton", "best")
 ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
 FUSED = ("none", "triton")  # values of `predict --fused`
@@ -35,6 +36,7 @@ class Traced:
     accumulate: int = 1
     checkpoint: str = "none"
     fused: str = "none"
+    clip: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ class Run:
 
     `batch` sequences of `seq` tokens are a micro-batch, `accumulate` micro-batches a step. A step's `flops_counted` is
     the FLOPs of the model over all micro-batches, without what `checkpoint` "full" recomputes (which the breakdown
-    includes).
+    includes). `clip`: the norm to which the gradients are clipped; 0 for none.
     """
 
     batch: int = 4
@@ -56,6 +58,7 @@ class Run:
     matmul: str = "torch"
     attention: str = "sdpa"
     fused: str = "none"
+    clip: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -79,6 +82,8 @@ class Run:
             value = getattr(self, name)
             if value not in choices:
                 raise UsageError(f"{name} {value!r}: valid are {', '.join(choices)}")
+        if not 0 <= self.clip < inf:
+            raise UsageError(f"clip is {self.clip:g}: valid is a norm above 0, or 0 for no clipping")
         for name, value, modelled in (
             ("mode", self.mode, "eager"),
             ("matmul", "best" if self.matmul == "best" else "", ""),

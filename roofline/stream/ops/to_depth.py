@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Any
 
 from flopcast.kernels.shapes import Operand
-from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, NotDerivable, Op, Storage, Stream, TensorRef
+from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, NotDerivable, Op, Storage, Stream, TensorRef, packet
 
 
 def to_depth(stream: Stream, depth: int) -> Stream:
@@ -52,6 +52,19 @@ class _Unfolding:
         self._roles = [roles.setdefault(role, len(roles)) for role in _storage_roles(stream)]
         operands: dict[Operand, int] = {}
         self._operands = [operands.setdefault(ref.operand, len(operands)) for ref in stream.tensors]
+        self._grown = self._stacked()
+
+    def _stacked(self) -> dict[int, Operand]:
+        """Returns what becomes of the results of stacking one number of each parameter, as clipping does their norms:
+        by storage."""
+        found: dict[int, Operand] = {}
+        for op in self.source.ops:
+            if _is_multi_tensor(op) and packet(op.name) == "aten.stack":
+                ((_, *rest),) = (self._tensors[made].operand.shape for made in op.outputs)
+                count = sum(len(self._layers_of(self._homes[tensor])) for tensor in op.inputs)
+                ref = self._tensors[op.outputs[0]]
+                found[ref.storage] = replace(ref.operand, shape=(count, *rest))
+        return found
 
     def run(self) -> Stream:
         placed = [
@@ -91,7 +104,9 @@ class _Unfolding:
         tensors, storages = self._placed(op, layer)
         name, phase, inputs, outputs, written, args, kwargs, home, module, kind, freed, again = op
         if freed:
-            freed = self._freed(op) if layer is None else tuple([storages[s] for s in freed])
+            # before the first layer, an optimizer also frees what an op on all layers left
+            is_of_all = layer is None or (layer == 0 and phase == "optimizer")
+            freed = self._freed(op) if is_of_all else tuple([storages[s] for s in freed])
         inputs, outputs = tuple([tensors[i] for i in inputs]), tuple([tensors[i] for i in outputs])
         module = _rename(module, home, layer)
         return Op(name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed, again)
@@ -127,6 +142,7 @@ class _Unfolding:
         written: list[int] = []
         lengths: list[int] = []
         placed: dict[int, tuple[int, int]] = {}  # a list that occurs twice is copied once
+        first_list: tuple[int, ...] = ()
 
         def append(tensors: tuple[int, ...], first: int, count: int) -> tuple[int, int]:
             if first in placed:
@@ -139,8 +155,10 @@ class _Unfolding:
             return placed[first]
 
         def convert(value: Any) -> Any:
+            nonlocal first_list
             match value:
                 case {"ts": [first, count]}:
+                    first_list = first_list or op.inputs[first : first + count]
                     start, length = append(op.inputs, first, count)
                     lengths.append(length)
                     return {"ts": [start, length]}
@@ -148,6 +166,9 @@ class _Unfolding:
                     return {"t": append(op.inputs, position, 1)[0]}
                 case {"rs": [number, _]}:  # one number per tensor
                     return {"rs": [number, lengths[0]]}
+                case [int() | float(), *_] if lengths and len(value) == len(first_list):  # a number for each
+                    homes = [self._homes[tensor] for tensor in first_list]
+                    return list(self._per_layer(value, homes))
                 case list():
                     return [convert(item) for item in value]
                 case dict() if not value.keys() & {"ts", "t", "rs", "d", "m", "f", "o"}:
@@ -173,12 +194,18 @@ class _Unfolding:
 
     def _expand(self, tensors: Sequence[int]) -> list[int]:
         """Lists the tensors of all layers, layer by layer, as `model.parameters()` does."""
-
         result: list[int] = []
         for at, run in groupby(tensors, key=self._homes.__getitem__):
             block = list(run)
             result += [self._tensor(tensor, layer) for layer in self._layers_of(at) for tensor in block]
         return result
+
+    def _per_layer(self, numbers: Sequence[float], homes: Sequence[int | None]) -> Iterator[float]:
+        """Yields the numbers of tensors of these homes for the tensors of all layers, as `_expand` lists them."""
+        for at, run in groupby(zip(homes, numbers, strict=True), key=lambda each: each[0]):
+            block = [number for _, number in run]
+            for _ in self._layers_of(at):
+                yield from block
 
     def _tensor(self, index: int, layer: int | None) -> int:
         source = self._tensors[index]
@@ -187,7 +214,7 @@ class _Unfolding:
         known = self._tensor_ids.get(key)
         if known is None:
             known = self._tensor_ids[key] = len(self.tensors)
-            self.tensors.append(TensorRef(source.operand, storage))
+            self.tensors.append(TensorRef(self._grown.get(source.storage, source.operand), storage))
         return known
 
     def _storage(self, index: int, layer: int | None) -> int:
@@ -195,8 +222,8 @@ class _Unfolding:
         known = self._storage_ids.get(key)
         if known is None:
             known = self._storage_ids[key] = len(self.storages)
-            source = self._storages[index]
-            self.storages.append(Storage(source.bytes, source.kind, layer))
+            source, grown = self._storages[index], self._grown.get(index)
+            self.storages.append(Storage(grown.bytes if grown else source.bytes, source.kind, layer))
         return known
 
 

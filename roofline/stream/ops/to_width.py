@@ -62,6 +62,8 @@ def reference_of(config: Config, traced: Traced) -> Config:
     Raises NotDerivable.
     """
     sizes = dimensions(config)
+    if traced.optimizer == "muon":
+        raise NotDerivable("an optimizer that transposes what is higher than wide")
     if depth_of(config) < 1 or len(set(config.get("layer_types") or ())) > 1:
         raise NotDerivable("layers that do not fold")
     depth = FOLDED_DEPTH if depth_of(config) > 1 else 1  # a single layer is first and last at once
@@ -75,7 +77,7 @@ def _primes(sizes: Mapping[str, int], traced: Traced, model_type: str) -> dict[s
     as a whole, before the heads.
     """
     batch, seq = traced.batch, traced.seq
-    numbers = (batch, seq, seq - 1, seq + 1, traced.accumulate)
+    numbers = (batch, seq, seq - 1, seq + 1, traced.accumulate, traced.clip)
     free = [prime for prime in _CANDIDATES if all(number % prime for number in numbers if number)]
     found = {name: next(p for p in _LARGE[name] if all(n % p for n in numbers if n)) for name in _LARGE}
     for name in ("k", "g", "p"):

@@ -290,15 +290,20 @@ def untraced() -> Iterator[None]:
     """Within it, libraries that treat fake tensors specially treat them like any other tensors.
 
     transformers takes fake tensors for a compiler's and then does not use causal SDPA; torch's `Module.to` swaps them,
-    which fails where a weak reference to them exists; its truncated normal redraws until all numbers are in range.
+    which fails where a weak reference to them exists; its truncated normal redraws until all numbers are in range; its
+    multi-tensor kernels take some types of tensors alone.
     """
     import transformers.utils.import_utils as utils
 
     with (
+        contextlib.ExitStack() as stack,
         replaced(utils, "is_fake_tensor", lambda x: False),
         replaced(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_args, **_kwargs: tensor),
         replaced(torch.nn.Module, "_apply", _apply_to_fakes(WeakIdKeyDictionary())),
     ):
+        for types in _TYPES:
+            types.append(FakeTensor)
+            stack.callback(types.remove, FakeTensor)
         yield
 
 
@@ -374,9 +379,6 @@ def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
         # real tensors, such as a batch that exists already; torch.Tensor inherits its own
         torch.Tensor.device = property(device)  # type: ignore[assignment]
         stack.callback(delattr, torch.Tensor, "device")
-        for types in _TYPES:
-            types.append(FakeTensor)
-            stack.callback(types.remove, FakeTensor)
         stack.enter_context(_LooksLikeCuda(hosts))
         values.is_cuda = True
         try:

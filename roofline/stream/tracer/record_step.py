@@ -142,7 +142,7 @@ def record_step(
         with parts.discovering():
             (first or step.run)()
         if isinstance(getattr(step, "model", None), torch.nn.Module):
-            parts.models, parts.optimizers = [step.model], [step.optimizer]
+            parts.models, parts.optimizers = [step.model], list(step.optimizers)
         else:  # a function, which chose its optimizers
             names = dict.fromkeys(type(optimizer).__name__ for optimizer in parts.optimizers)
             meta = {**(meta or {}), "optimizer": " and ".join(names)}
@@ -216,6 +216,7 @@ def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
     """
     placed: list[Op] = []
     current: int | None = None
+    temporaries: set[int] = set()
     for op in ops:
         if op.phase != "optimizer":
             placed.append(op)
@@ -224,9 +225,12 @@ def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:
         is_list = '"ts"' in op.args
         if not is_list and any(recorder.storages[s].kind in ("parameter", "gradient", "state", "host") for s in refs):
             current = next(recorder.storages[s].layer for s in refs if recorder.storages[s].kind != "activation")
+        elif not is_list and (made_here := [s for s in refs if s in temporaries]):
+            current = recorder.storages[made_here[0]].layer
         for position, index in enumerate(op.outputs):  # the n-th result of a list op has the layer of its n-th input
             made = recorder.tensors[index].storage
             layer = recorder.storages[refs[position]].layer if is_list else current
             recorder.storages[made] = recorder.storages[made]._replace(layer=layer)
+            temporaries.add(made)
         placed.append(op if is_list else op._replace(layer=current))
     return tuple(placed)

@@ -31,13 +31,13 @@ from torch._subclasses.fake_tensor import (
 )
 
 from flopcast.errors import FlopcastError, UsageError
+from flopcast.microbench.recipe.optimizers import make_optimizers
 from flopcast.microbench.recipe.training_step import (
     FunctionStep,
     TrainingStep,
     build_model,
     build_module,
     causal_lm_batch,
-    make_optimizer,
     map_tensors,
     use_fused,
 )
@@ -132,6 +132,7 @@ def trace(
     accumulate: int = 1,
     checkpoint: str = "none",
     fused: str = "none",
+    clip: float = 0.0,
 ) -> Stream:
     """Traces one step of a transformers causal language model on fake tensors and returns its op stream.
 
@@ -143,13 +144,17 @@ def trace(
             "accumulate": accumulate, "checkpoint": checkpoint, "device": device}  # fmt: skip
     if fused != "none":
         meta["fused"] = fused
+    if clip:
+        meta["clip"] = clip
     for is_short in (True, False) if _is_steady_at_once(config) else (False,):
         with _fake(device) as record:
             model = build_model(config, precision=precision, checkpoint=checkpoint)
             use_fused(model, fused)
             input_ids = torch.zeros((batch, seq), dtype=torch.int64)
-            adamw = make_optimizer(model, optimizer, foreach=True if device == "cuda" else None)
-            step = TrainingStep(model, adamw, causal_lm_batch(input_ids), precision, device, accumulate=accumulate)
+            optimizers = make_optimizers(model, optimizer, foreach=True if device == "cuda" else None)
+            step = TrainingStep(
+                model, optimizers, causal_lm_batch(input_ids), precision, device, accumulate=accumulate, clip=clip
+            )
             stream = record(step, meta, first=functools.partial(_make_state, step) if is_short else None)
             if all((p.grad is not None) == p.requires_grad for p in model.parameters()):
                 break  # otherwise state was made for parameters that get no gradients
@@ -186,6 +191,7 @@ def trace_module(
     device: str = "cuda",
     accumulate: int = 1,
     checkpoint: str = "none",
+    clip: float = 0.0,
     gpu: Mapping[str, Any] | None = None,
 ) -> Stream:
     """Traces one step of any module on fake tensors: no value is computed and no weight is initialized.
@@ -196,7 +202,7 @@ def trace_module(
     - a factory, or its name "package.module:factory": a function without arguments that returns (module, batch),
       (module, batch, loss_fn) or a step function. Of `sizes` ("batch", "seq") it gets those it has parameters for;
     - a step function: it runs forward, backward and optimizer by itself, once per call. The run options are then its
-      own business: `precision` is not used, `optimizer`, `accumulate` and `checkpoint` have to be the defaults.
+      own business: `precision` is not used, `optimizer`, `clip`, `accumulate` and `checkpoint` have to be the defaults.
 
     `gpu` is the device of a profile, of which `torch.cuda` tells the code that asks its name, memory or compute
     capability; by default an H200, which `meta` then says under "notes", as it does what else was taken for granted.
@@ -210,6 +216,7 @@ def trace_module(
         "optimizer": optimizer,
         "accumulate": accumulate,
         "checkpoint": checkpoint,
+        **({"clip": clip} if clip else {}),
     }
 
     def traced(micro_batches: int) -> Stream:
@@ -283,10 +290,11 @@ def _refuse_unused(name: str, options: Mapping[str, Any]) -> None:
         "optimizer": ("adamw",),
         "accumulate": (1,),
         "checkpoint": ("none",),
+        "clip": (0.0,),
         "precision": ("autocast-bf16", "tf32"),  # tf32 is how the GPU is to run products in fp32, which no trace shows
     }
     for option, values in usual.items():
-        if options[option] not in values:
+        if option in options and options[option] not in values:
             raise UsageError(
                 f"{option} {options[option]} of {name}, a step function: it does that by itself; leave {option} out, "
                 "or give a factory that returns (module, batch)"

@@ -45,6 +45,7 @@ def run_words(run: Run, unit: str = "tokens") -> str:
         "matmul by": (run.matmul, "torch"),
         "attention by": (run.attention, "sdpa"),
         "fused by": (run.fused, "none"),
+        "clipped to": (run.clip, 0.0),
     }
     words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
     # a step function's precision is the dtype of its products
@@ -89,7 +90,7 @@ def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) 
         ["device time by basis", ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s)],
         ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {host_words(found)}"],
         [f"{found.unit} per second", three_digits(found.tokens_per_second)],
-        *_flops_rows(found),
+        *_flops_rows(found, run),
         ["peak memory, allocated", gigabytes(found.peak_bytes)],
         [
             "memory needed",
@@ -140,12 +141,13 @@ def _cost_rows(found: Forecast, run: Run) -> list[list[str]]:
     ]
 
 
-def _flops_rows(found: Forecast) -> list[list[str]]:
+def _flops_rows(found: Forecast, run: Run) -> list[list[str]]:
     """Rows of FLOPs and MFU; 6N is given for tokens only, since an image costs more than 6 FLOPs per parameter."""
     peak = rate(found.peak_flops_per_second, "FLOP/s", 1)
     again = []
     if found.flops_hardware > found.flops_counted:
-        again = [["with recomputation (HFU)", f"{found.flops_hardware:.4g}, {utilisation(found.hfu)} of {peak}"]]
+        what = "recomputation" if run.checkpoint != "none" or run.optimizer != "muon" else "the optimizer's"
+        again = [[f"with {what} (HFU)", f"{found.flops_hardware:.4g}, {utilisation(found.hfu)} of {peak}"]]
     if found.unit != "tokens":
         rows = [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{utilisation(found.mfu)} of {peak}"]]
     else:

@@ -35,12 +35,16 @@ def step_of(**options: Any) -> training_step.TrainingStep:
         ("bf16", "adamw-fused"),
         ("fp32", "adamw"),
         ("tf32", "adamw"),
+        ("autocast-bf16", "sgd-momentum"),
+        ("autocast-bf16", "adafactor"),
+        ("autocast-bf16", "adafactor-foreach"),
+        ("autocast-bf16", "muon"),
     ],
 )
 def test_steps_learn(precision: str, optimizer: str) -> None:
     """The same batch again and again: the loss starts at chance and falls."""
     step = step_of(precision=precision, optimizer=optimizer)
-    losses = [float(step.run()) for _ in range(5)]
+    losses = [float(step.run()) for _ in range(5 if "adamw" in optimizer else 60)]
     assert losses[0] == pytest.approx(math.log(256), rel=0.1)
     assert losses[-1] < 0.95 * losses[0]
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -55,12 +59,27 @@ def test_the_recipe_is_the_one_forecast() -> None:
     config: Any = step.model.config
     assert config._attn_implementation == "sdpa"
     assert step.model.training
-    assert isinstance(step.optimizer, torch.optim.AdamW)
+    assert [type(optimizer) for optimizer in step.optimizers] == [torch.optim.AdamW]
     step.run()
     step.zero_grad()
     assert all(p.grad is None for p in step.model.parameters())  # set to none, not to zero
     embeddings = [p for n, p in step.model.named_parameters() if "embed" in n or "lm_head" in n]
     assert len(embeddings) == 1  # tied
+
+
+def test_clipping_bounds_the_norm_of_the_gradients() -> None:
+    for clip, is_bounded in ((0.0, False), (1e-3, True)):
+        step = step_of(clip=clip)
+        step.run()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in step.model.parameters() if p.grad is not None])
+        assert (norm <= 1.01e-3) == is_bounded
+
+
+def test_muon_trains_the_matrices_within_and_adamw_the_rest() -> None:
+    muon, adamw = step_of(optimizer="muon").optimizers
+    matrices, rest = ([p for group in one.param_groups for p in group["params"]] for one in (muon, adamw))
+    assert (len(matrices), {p.ndim for p in matrices}) == (2 * 7, {2})
+    assert sum(p.ndim == 2 for p in rest) == 1  # the embedding, tied to the output layer
 
 
 def test_the_same_seed_gives_the_same_step() -> None:
@@ -73,7 +92,7 @@ def test_the_same_seed_gives_the_same_step() -> None:
     ("options", "message"),
     [
         ({"precision": "fp8"}, "precision 'fp8'"),
-        ({"optimizer": "sgd"}, "optimizer 'sgd': valid are adamw, adamw-fused"),
+        ({"optimizer": "lion"}, "optimizer 'lion': valid are adamw, adamw-fused"),
     ],
 )
 def test_unknown_options(options: dict[str, Any], message: str) -> None:
@@ -165,8 +184,8 @@ def test_rows_say_what_was_run() -> None:
     assert row["role"] == "validation"
     assert row["plan"] == {
         "name": "tiny", "config": TINY, "batch": 2, "seq": 16, "precision": "autocast-bf16", "optimizer": "adamw",
-        "attention": "sdpa", "matmul": "torch", "accumulate": 1, "checkpoint": "none", "fused": "none", "module": "",
-        "group": "ladder",
+        "attention": "sdpa", "matmul": "torch", "accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0,
+        "module": "", "group": "ladder",
     }  # fmt: skip
     keys = {
         plan.key
@@ -175,7 +194,7 @@ def test_rows_say_what_was_run() -> None:
             replace(PLAN, precision="bf16"), replace(PLAN, config={**TINY, "num_hidden_layers": 3}),
             replace(PLAN, matmul="triton"), replace(PLAN, attention="sdpa-flash"), replace(PLAN, accumulate=2),
             replace(PLAN, checkpoint="full"), replace(PLAN, config={}, module="a.module:factory"),
-            replace(PLAN, fused="triton"),
+            replace(PLAN, fused="triton"), replace(PLAN, clip=1.0),
         )
     }  # fmt: skip
-    assert len(keys) == 12
+    assert len(keys) == 13

@@ -144,7 +144,7 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "zero layers of a config": (f"predict --gpu {H200} --config qwen3-0.6b --depth 0", ("depth", "0", SIZES)),
     # runs
     "unknown precision": (f"predict --gpu {H200} --width 512 --precision fp8", ("'fp8'", "autocast-bf16, bf16")),
-    "unknown optimizer": (f"predict --gpu {H200} --width 512 --optimizer sgd", ("'sgd'", "adamw, adamw-fused")),
+    "unknown optimizer": (f"predict --gpu {H200} --width 512 --optimizer lion", ("'lion'", "adamw, adamw-fused")),
     "unknown mode": (f"predict --gpu {H200} --width 512 --mode quick", ("'quick'", "eager, compile")),
     "compile": (f"predict --gpu {H200} --width 512 --mode compile", ("'compile'", "not modelled yet", "eager")),
     "no micro-batch": (f"predict --gpu {H200} --width 512 --accumulate 0", ("accumulate is 0", "at least 1")),
@@ -188,7 +188,13 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "no widths": ("cost --widths ,", ("--widths", "','", "integers")),
     "cost under one layer": ("cost --widths 8,512", ("0 layers", "width 8")),
     "cost by an unknown law": ("cost --depth-law deep", ("'deep'", "printed, ln, qwen3")),
-    "cost with a bad optimizer": ("cost --widths 512 --optimizer sgd", ("'sgd'", "adamw-fused")),
+    "cost with a bad optimizer": ("cost --widths 512 --optimizer lion", ("'lion'", "adamw-fused")),
+    "a negative clip": (f"predict --gpu {H200} --width 512 --clip -1", ("clip is -1", "0 for no clipping")),
+    "clip not a number": (f"predict --gpu {H200} --width 512 --clip nan", ("clip is nan",)),
+    "no bitsandbytes": (
+        f"predict --gpu {H200} --width 512 --depth 2 --optimizer adamw8bit",
+        ("adamw8bit", "pip install bitsandbytes", "adamw-fused"),
+    ),
     "cost into a file": (f"cost --gpus {H200} --widths 512 --out plain/new", ("plain/new", "cannot be written")),
     # CSV
     **{

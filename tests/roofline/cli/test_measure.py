@@ -219,7 +219,7 @@ def test_predict_says_how_its_device_time_came_about(flopcast: Command) -> None:
         (("--batch", "8"), "--batch without a model"),
         (("--suite", "quick", "--config", "qwen3-0.6b"), "--suite and a model are two sweeps"),
         (("--config", "no-such-model"), "unknown config 'no-such-model'"),
-        (("--config", "qwen3-0.6b", "--optimizer", "sgd"), "optimizer 'sgd': valid are"),
+        (("--config", "qwen3-0.6b", "--optimizer", "lion"), "optimizer 'lion': valid are"),
         (("--suite", "huge"), "valid are quick, standard, full"),
     ],
 )

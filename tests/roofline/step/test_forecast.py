@@ -157,7 +157,7 @@ def test_another_host(tiny: dict[str, Any], profile: Profile) -> None:
         ({"batch": 0}, "batch is 0: valid is an integer of at least 1"),
         ({"seq": -3}, "seq is -3"),
         ({"precision": "fp8"}, r"precision 'fp8': valid are autocast-bf16, bf16, tf32, fp32"),
-        ({"optimizer": "sgd"}, r"optimizer 'sgd': valid are adamw, adamw-fused"),
+        ({"optimizer": "lion"}, r"optimizer 'lion': valid are adamw, adamw-fused"),
         ({"mode": "compile"}, "not modelled yet"),
         ({"mode": "fast"}, "valid are eager, compile"),
         ({"checkpoint": "half"}, "valid are none, full"),

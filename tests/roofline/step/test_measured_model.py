@@ -138,7 +138,7 @@ def test_options_ask_for_a_model() -> None:
         ({"config": "qwen3-0.6b", "module": "a:b"}, "--module and --config"),
         ({"module": "a:b", "depth": 2}, "--module and --depth"),
         ({"config": "qwen3-0.6b", "batch": 0}, "batch is 0"),
-        ({"config": "qwen3-0.6b", "optimizer": "sgd"}, "optimizer 'sgd': valid are"),
+        ({"config": "qwen3-0.6b", "optimizer": "lion"}, "optimizer 'lion': valid are"),
         ({"config": "qwen3-0.6b", "attention": "best"}, "not modelled yet"),
     ],
 )

@@ -72,7 +72,7 @@ def _built(asked: Asked) -> TrainingStep:
         if asked.config is not None:
             model = build_model(asked.config, precision=asked.precision, checkpoint=asked.checkpoint)
             batch: Any = causal_lm_batch(torch.zeros((asked.batch, asked.seq), dtype=torch.int64))
-            return TrainingStep(model, _NO_OPTIMIZER, batch, asked.precision, "cuda")
+            return TrainingStep(model, (), batch, asked.precision, "cuda")
         factory = load_factory(asked.module)
         parameters = inspect.signature(factory).parameters
         made = factory(**{name: size for name, size in asked.sizes.items() if name in parameters})
@@ -83,9 +83,6 @@ def _built(asked: Asked) -> TrainingStep:
             model, batch, "cuda", loss_fn=loss_fn[0] if loss_fn else None, precision=asked.precision,
             checkpoint=asked.checkpoint,
         )  # fmt: skip
-
-
-_NO_OPTIMIZER: Any = None
 
 
 def _breaks(found: Iterable[Any]) -> Iterable[Break]:

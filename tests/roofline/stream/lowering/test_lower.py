@@ -64,7 +64,7 @@ class Head(torch.nn.Module):
 def test_layouts_of_a_linear_layer_as_torch_really_runs_it() -> None:
     model = Head()
     batch = training_step.causal_lm_batch(torch.randint(0, 32, (3, 4)))
-    step = training_step.TrainingStep(model, torch.optim.AdamW(model.parameters(), fused=True), batch, "fp32", "cpu")
+    step = training_step.TrainingStep(model, [torch.optim.AdamW(model.parameters(), fused=True)], batch, "fp32", "cpu")
     stream = record_step(step)
     by_phase = {
         phase: [w[0] for op in stream.ops if op.phase == phase and (w := lower(stream, op)) and isinstance(w[0], Gemm)]

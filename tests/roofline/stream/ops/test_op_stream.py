@@ -34,6 +34,11 @@ def facts(stream: Stream, op: Op) -> tuple[Any, ...]:
         {"accumulate": 3},
         {"checkpoint": "full"},
         {"accumulate": 2, "checkpoint": "full", "optimizer": "adamw-fused"},
+        {"optimizer": "adamw-fused", "clip": 1.0},
+        {"optimizer": "sgd-momentum", "clip": 0.5},
+        {"optimizer": "adafactor"},
+        {"optimizer": "adafactor-foreach"},
+        {"optimizer": "muon"},
     ],
     ids=str,
 )

@@ -1,0 +1,72 @@
+"""Makes the optimizers that `--optimizer` names, as torch, or the library that people use, makes them by default."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from flopcast.errors import UsageError
+from flopcast.microbench.recipe.plans import OPTIMIZERS
+
+# torch's default learning rate of AdamW; its value does not change which kernels are launched.
+LEARNING_RATE = 1e-3
+MOMENTUM = 0.9
+
+
+def make_optimizers(
+    model: torch.nn.Module, optimizer: str = "adamw", foreach: bool | None = None
+) -> tuple[torch.optim.Optimizer, ...]:
+    """Makes the optimizers of one of OPTIMIZERS, for the parameters that require a gradient.
+
+    - "adamw", "sgd", "sgd-momentum" (0.9): torch's own, by default foreach on CUDA and a loop on the CPU;
+    - "adamw-fused": torch's fused AdamW;
+    - "adafactor": torch's own, by default a loop that waits for the device at every parameter; "adafactor-foreach";
+    - "muon": torch's Muon for the matrices within the model and foreach AdamW for the rest (embedding, output layer,
+      norms, biases), as its authors use it;
+    - "adamw8bit": that of bitsandbytes.
+
+    `foreach=True` selects CUDA's default on any device, which the tracer needs. Raises ValueError for another name, and
+    UsageError where this torch, or the missing library, has no such optimizer.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer {optimizer!r}: valid are {', '.join(OPTIMIZERS)}")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if optimizer == "muon":
+        inner = matrices_within(model)
+        rest = [p for p in parameters if all(p is not matrix for matrix in inner)]
+        if not inner:
+            raise UsageError("optimizer muon: the model has no matrix to train besides embeddings and the output layer")
+        muon = _made("torch.optim", "Muon", optimizer, "torch 2.9 or later")(inner, lr=LEARNING_RATE)
+        return (muon, torch.optim.AdamW(rest, lr=LEARNING_RATE, foreach=foreach)) if rest else (muon,)
+    if optimizer == "adamw8bit":
+        eight_bits = _made("bitsandbytes.optim", "AdamW8bit", optimizer, "bitsandbytes: `pip install bitsandbytes`")
+        return (eight_bits(parameters, lr=LEARNING_RATE),)
+    options: dict[str, Any] = {"lr": LEARNING_RATE, "foreach": foreach}
+    match optimizer:
+        case "adamw-fused":
+            return (torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True),)
+        case "sgd" | "sgd-momentum":
+            return (torch.optim.SGD(parameters, momentum=MOMENTUM if optimizer == "sgd-momentum" else 0.0, **options),)
+        case "adafactor" | "adafactor-foreach":
+            return (torch.optim.Adafactor(parameters, lr=LEARNING_RATE, foreach=optimizer == "adafactor-foreach"),)
+    return (torch.optim.AdamW(parameters, **options),)
+
+
+def matrices_within(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Returns the trained matrices of a model but those of embeddings and of the output layer, where it names one."""
+    find = getattr(model, "get_output_embeddings", None)  # of transformers' models
+    outer = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    outer += [found] if find is not None and (found := find()) is not None else []
+    excluded = {id(parameter) for module in outer for parameter in module.parameters()}
+    return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in excluded]
+
+
+def _made(module: str, name: str, optimizer: str, needed: str) -> Any:
+    """Returns a class of a library. Raises UsageError where this machine's library does not have it."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        rest = ", ".join(other for other in OPTIMIZERS if other != optimizer)
+        raise UsageError(f"optimizer {optimizer} needs {needed}; without it valid are {rest}") from None
