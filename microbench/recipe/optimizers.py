@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.plans import OPTIMIZERS
+
+OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
 
 # torch's default learning rate of AdamW; its value does not change which kernels are launched.
 LEARNING_RATE = 1e-3

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 PHASES = ("forward", "backward", "optimizer")
-# What `--optimizer` takes; `optimizers.make_optimizers` says what each is.
-OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
 _PROCESS = re.compile(r"/process(\d+)(?=/depth)")
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Context, Option
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.plans import OPTIMIZERS
 from flopcast.roofline.cli.shared import completion
 from flopcast.roofline.cli.shared.completion import one_of, several_of
-from flopcast.roofline.stream.model.run import FUSED, MODES, PRECISIONS, Run
+from flopcast.roofline.stream.model.run import FUSED, MODES, OPTIMIZERS, PRECISIONS, Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.stream.model.models import Config

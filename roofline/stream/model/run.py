@@ -8,7 +8,6 @@ from math import inf
 from typing import Any
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.plans import OPTIMIZERS
 from flopcast.roofline.stream.model.models import Config, check_config
 
 # The dtype whose peak rate a step is compared with.
@@ -19,6 +18,7 @@ MOST = {"batch": 2**20, "seq": 2**24, "accumulate": 1024}
 MOST_TOKENS = 2**30  # per micro-batch
 MODES = ("eager", "compile")
 PRECISIONS = tuple(PEAK_OF)
+OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
 MATMULS = ("torch", "triton", "best")
 ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
 FUSED = ("none", "triton")  # values of `predict --fused`
