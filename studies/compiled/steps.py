@@ -21,7 +21,7 @@ from flopcast.roofline.stream.compiled.profiled import Joined
 from flopcast.roofline.stream.compiled.to_stream import to_stream
 from flopcast.roofline.stream.library.modules import module_stream
 from flopcast.roofline.stream.library.streams import get_stream
-from flopcast.roofline.stream.lowering.classes import group_of
+from flopcast.roofline.stream.lowering.classes import group_of, op_class
 from flopcast.roofline.stream.model.models import load_config, with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -31,7 +31,7 @@ from studies.compiled.recorded import FOLDER, graphs_of, joined, record_of
 from studies.markdown import table
 
 GPU = "nvidia-h200"
-GROUPS = ("gemm", "attention", "generated", "optimizer", "elementwise")
+GROUPS = ("gemm", "attention", "generated", "optimizer", "reduction", "elementwise")
 _CALLS = {
     Kind.PRODUCT: "gemm", Kind.CONVOLUTION: "gemm", Kind.ATTENTION: "attention", Kind.ATTENTION_BACKWARD: "attention",
 }  # fmt: skip
@@ -98,7 +98,8 @@ def compared(case: Case, profile: Profile) -> Compared:
 def _by_group(joined: Joined) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     for timed in joined.launches:
-        group = "generated" if timed.launch.is_generated else _CALLS.get(timed.launch.kind, "elementwise")
+        called = group_of(op_class(timed.launch.name))
+        group = "generated" if timed.launch.is_generated else _CALLS.get(timed.launch.kind, called)
         found[group] += timed.seconds
     found["optimizer"] += sum(seconds for _, seconds in joined.optimizer)
     found["elementwise"] += sum(seconds for _, seconds in joined.outside)

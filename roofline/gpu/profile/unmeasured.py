@@ -158,13 +158,15 @@ class Fallback:
         return shift
 
 
-def _likeness(wanted: SurfaceKey, name: SurfaceKey) -> tuple[bool, bool, int, bool]:
+def _likeness(wanted: SurfaceKey, name: SurfaceKey) -> tuple[bool, bool, bool, int, bool]:
     """Greater is more alike: dtypes first, then backend, shared tokens of the variant, cache."""
     # a sum over dimensions between others strides as one over the first does: no row of its own for each result
     own, its = ({token.replace("mix", "col") for token in n.variant.tokens} for n in (wanted, name))
     shared = len(own & its)
+    results = [n.variant.dtypes.rpartition(">")[2] for n in (wanted, name)]
     return (
         name.variant.dtypes == wanted.variant.dtypes,
+        wanted.op_class == "fill" and results[0] == results[1],  # a fill reads nothing
         name.backend == wanted.backend,
         shared,
         name.cache == wanted.cache,

@@ -285,7 +285,8 @@ class _Reader:
         tensor = Operand((row,), (1,), dtype)
         made = _Value(self._storage(name, storage_bytes(tensor)), tensor)
         self._bind(name, made)
-        self._launch(_library_launch(Kind.FALLBACK, "aten.sum", [read], [made]), node)
+        launch = _library_launch(Kind.FALLBACK, "aten.sum", [read], [made])
+        self._launch(replace(launch, args='[{"t":0},[0]]'), node)
 
     def _launch(self, launch: Launch, node: ast.stmt) -> None:
         above = [origin for origin in self.origins if self.last_line < origin[0] < node.lineno]

@@ -95,6 +95,15 @@ def test_generated_kernels_are_priced_with_the_step(name: str) -> None:
     assert elsewhere.device_sigma > step.device_sigma
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_torch_launches_around_the_generated_kernels_is_priced(name: str) -> None:
+    """Sums of a mixed-order reduction's parts, zeros for gradients that nothing uses."""
+    one = found(name)
+    for group in ("reduction", "elementwise"):
+        if one.measured.get(group):
+            assert one.forecast[group] == pytest.approx(one.measured[group], rel=0.1)
+
+
 def test_three_layers_of_which_one_runs_26_times_are_a_model_of_28() -> None:
     """Time, memory and launches of the whole model's own code, which inductor took a minute and a half to make."""
     whole = BY_NAME["qwen3-0.6b-8x1024"]
