@@ -69,6 +69,7 @@ def forecast(
     checkpoint: str = "none",
     matmul: str = "torch",
     attention: str = "sdpa",
+    mode: str = "eager",
     host: str | HostCosts | None = None,
     price: Price | float | None = None,
     provider: str | None = None,
@@ -84,11 +85,12 @@ def forecast(
     forecasts that prints as a table. `host` is a known profile whose host feeds the GPU, or "none". `price` is a Price,
     or USD per hour; by default each GPU has its newest in the shipped price book, of `provider` (default: RunPod Secure
     Cloud) up to the day `on`.
+    `mode`: "eager", or for a factory by its name "compile" (torch.compile) and "compile-graphs" (its reduce-overhead).
     Throughput counts the token ids in the batch, or samples where it has none, or steps for a step function.
     Seconds, bytes and FLOPs are as in `Forecast`. Raises UsageError, with the reason, for what cannot be traced.
     """
     run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint, clip=clip,
-              matmul=matmul, attention=attention)  # fmt: skip
+              matmul=matmul, attention=attention, mode=mode)  # fmt: skip
     run.check()
     fed_by = find_host(host) if isinstance(host, str) else host
     module = Module(step_fn_or_module, batch, loss_fn)
@@ -96,7 +98,7 @@ def forecast(
     def forecast_on(one: AnyGpu) -> Forecast:
         profile = _profile(one)
         priced = price if isinstance(price, Price) else find_price(profile.gpu, price, provider, on)
-        stream = module.stream(run, profile.device["type"], profile.device if gpus is None else None)
+        stream = module.stream(run, run.device_of(profile.device), profile.device if gpus is None else None)
         return PricedStep(stream, run_of_stream(stream, run), profile, fed_by, priced).forecast()
 
     if gpus is None:

@@ -63,7 +63,7 @@ def cost_curves(
     for model in models:
         at_hand: dict[str, tuple[Stream, Run]] = {}  # a stream serves every GPU of its kind
         for found, profile, (own, is_shared) in zip(points, profiles, feeding, strict=True):
-            device = profile.device["type"]
+            device = run.device_of(profile.device)
             if device not in at_hand:
                 at_hand[device] = traced_step(model, run, profile, vary)
             step = PricedStep(*at_hand[device], profile, own)
@@ -81,7 +81,7 @@ def traced_step(model: Config | Module, run: Run, profile: Profile, vary: Vary |
     factory's own, unless `vary` says that the run's batch is one of many. Raises UsageError."""
     if not isinstance(model, Module):
         return get_stream(model, traced_of(run, profile), vary=vary), run
-    device = profile.device["type"]
+    device = run.device_of(profile.device)
     stream = model.at_batch(run, device, run.batch) if vary == "batch" else model.stream(run, device)
     return stream, run_of_stream(stream, run)
 

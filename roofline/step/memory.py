@@ -7,10 +7,12 @@ workspaces of the libraries, which no ATen call shows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flopcast.kernels.shapes import Attention
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream
-from flopcast.roofline.stream.ops.to_micro_batches import times_run
+from flopcast.roofline.stream.ops.to_micro_batches import layers_run
 
 ALLOCATION_BYTES = 512  # the CUDA caching allocator rounds every block up to this (c10/cuda/CUDACachingAllocator.cpp)
 
@@ -46,19 +48,21 @@ def _peak_of_storages(stream: Stream) -> int:
     storages = [ref.storage for ref in stream.tensors]
     total = sum(sizes[i] for i in live)
     peak = total
-    before, left = 1, 0  # how often the op before runs, and what was live when its stretch began
-    following_ops, counts = (*stream.ops[1:], None), times_run(stream)
-    for op, following, times in zip(stream.ops, following_ops, counts, strict=True):
-        if times != before:
-            total += (total - left) * (before - 1)  # what a stretch leaves behind, it leaves each time
-            peak = max(peak, total)
-            before, left = times, total
+    counts = layers_run(stream)  # a micro-batch that stands for several leaves nothing behind
+    stretches = _Stretches(stream, counts)
+    live |= stretches.gradients_of_others
+    following_ops = (*stream.ops[1:], None)
+    for number, (op, following) in enumerate(zip(stream.ops, following_ops, strict=True)):
         is_sum = op.phase == "backward" and op.name == "aten.add.Tensor"
         reused = _summed_in_place(stream, op, following) if is_sum else ()
         for storage in op.freed + reused:
             if storage in live:
                 live.remove(storage)
                 total -= sizes[storage]
+        if number in stretches.bounds:
+            gradients = sum(sizes[i] for i in stretches.gradients & live)
+            total += stretches.pass_bound(number, total, gradients)
+            peak = max(peak, total)
         for index in op.inputs + op.outputs:
             storage = storages[index]
             if storage not in live and storage not in reused and storage not in on_host:
@@ -68,6 +72,50 @@ def _peak_of_storages(stream: Stream) -> int:
         if total + scratch > peak:
             peak = total + scratch
     return peak
+
+
+class _Stretches:
+    """What stretches of ops that stand for several layers (`layers_run`) add to what they leave behind themselves.
+
+    Each run leaves a layer's gradients, and in the forward what the backward is to read. What all stretches of a
+    micro-batch leave of activations is nothing: the last one's share follows from the others', since which of the
+    three compiled layers frees a buffer that is reused from layer to layer is not what a layer in the middle does.
+    """
+
+    def __init__(self, stream: Stream, counts: Sequence[int]) -> None:
+        self.counts = (1, *counts)
+        self.bounds = {number for number in range(len(counts)) if counts[number] != self.counts[number]}
+        self.gradients: set[int] = set()
+        self.gradients_of_others: set[int] = set()  # which only the optimizer touches: they count with the stretches'
+        self._last: set[int] = set()  # bounds behind the last stretch of a micro-batch
+        self._left = self._left_gradients = self._kept = 0
+        if not self.bounds:
+            return
+        self.gradients = {i for i, s in enumerate(stream.storages) if s.kind == "gradient"}
+        touched = {
+            stream.tensors[i].storage for op in stream.ops if op.phase != "optimizer" for i in (*op.inputs, *op.outputs)
+        }
+        self.gradients_of_others = self.gradients - touched
+        self.gradients &= touched
+        is_last = True
+        for number in range(len(counts) - 1, -1, -1):
+            is_last |= stream.ops[number].phase != "backward"
+            if is_last and stream.ops[number].phase == "backward" and counts[number] > 1:
+                self._last.add(number + 1)
+                is_last = False
+
+    def pass_bound(self, number: int, total: int, gradients: int) -> int:
+        """Returns the bytes that the stretch before op `number`, if any, leaves behind beyond those of its first run.
+        `total`: what is live there, `gradients`: of it in gradients that are made before the optimizer."""
+        times = self.counts[number]
+        more = 0
+        if times > 1:
+            made = gradients - self._left_gradients
+            kept = -self._kept if number in self._last else total - self._left - made
+            self._kept += kept
+            more = (times - 1) * (kept + made)
+        self._left, self._left_gradients = total + more, gradients
+        return more
 
 
 def _summed_in_place(stream: Stream, op: Op, following: Op | None) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, device_time
 from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.simulation import Timeline, is_synchronous
 from flopcast.roofline.step.uncertainty import Interval, Moves, device_log_sigma, device_moves, is_rough, step_interval
+from flopcast.roofline.stream.compiled.versions import version_note
 from flopcast.roofline.stream.library.streams import Trace, get_stream
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
@@ -185,6 +186,8 @@ class PricedStep:
         a notable share of the time, and Triton's operators on a host where they were not measured."""
         host, run = self.host_costs, self.run
         taken = self.stream.meta.get("notes", ())
+        version = version_note(self.stream, str(self.profile.stack.get("torch") or ""))
+        taken = (*taken, *filter(None, [version]))
         found = (*taken, *_rough_kernels(self.ops), *_unmeasured_kernels(self.ops, self.profile))
         if host.triton or host is NO_HOST or "triton" not in (run.matmul, run.attention, run.fused):
             return found
@@ -269,7 +272,7 @@ def forecast(
 
 def traced_of(run: Run, profile: Profile) -> Traced:
     """Returns those settings of the run and the device that decide the op stream."""
-    return run.traced_on(profile.device["type"])
+    return run.traced_on(run.device_of(profile.device))
 
 
 def peak_for(profile: Profile, precision: str) -> float:

@@ -279,7 +279,9 @@ def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
             )
         from flopcast.roofline.stream.library.modules import module_stream
 
-        return module_stream(plan.module, run, profile.device["type"], sizes={"batch": run.batch, "seq": run.seq})
+        return module_stream(
+            plan.module, run, run.device_of(profile.device), sizes={"batch": run.batch, "seq": run.seq}
+        )
     return get_stream(plan.config, traced_of(run, profile))
 
 

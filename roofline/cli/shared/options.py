@@ -130,7 +130,11 @@ class RunOptions:
         float, Option(help="Norm to which the gradients are clipped before the optimizer steps; 0 for none.")
     ] = Run.clip
     mode: Annotated[
-        str, Option(help="How torch runs the step: eager. compile is not modelled yet.", autocompletion=one_of(MODES))
+        str,
+        Option(
+            help="How torch runs the step: eager, compile (torch.compile) or compile-graphs (its reduce-overhead).",
+            autocompletion=one_of(MODES),
+        ),
     ] = Run.mode
     matmul: Annotated[
         str,

@@ -30,7 +30,8 @@ class AskedStep:
     def traced(
         self, device: str, trace: Trace | None = None, gpu: Mapping[str, Any] | None = None
     ) -> tuple[Stream, Run]:
-        """Returns the op stream on "cuda" or "cpu", and the run with the batch and sequence length that were traced.
+        """Returns the op stream on a device, as `Traced` names it, and the run with the batch and sequence length that
+        were traced.
 
         `trace`: as in `get_stream`; `gpu`: as in `Module.stream`. Raises UsageError for a step that cannot be traced.
         """

@@ -39,7 +39,7 @@ def explain(
     profile = find_profile(gpu)
     priced = price_of(profile, price)
     feeding = find_host(host)
-    device = profile.device["type"]
+    device = asked.run.device_of(profile.device)
     with progress("forecasting"):
         # where the step itself has to be traced, torch is loaded for the alternatives too
         trace = asked.config is not None and (what_if or not is_at_hand(asked.config, asked.run.traced_on(device)))

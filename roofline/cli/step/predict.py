@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Annotated
 
 from typer import Context, Option
@@ -72,15 +73,15 @@ def predict(
     with ExitStack() as stack:
         trace = None
         if step.config is not None and not largest_batch:  # the search traces twice more, in one process
-            likely = step.run.traced_on("cpu" if gpu == "cpu" else "cuda")
-            # another process imports torch while this one looks up the profile
+            # another process imports torch while this one looks up the profile; compiled steps need the eager one too
+            likely = replace(step.run, mode="eager").traced_on("cpu" if gpu == "cpu" else "cuda")
             trace = stack.enter_context(tracing_apart(step.config, likely))
         profile = find_profile(gpu)
         priced = price_of(profile, price)
         feeding = find_host(host)
         stack.enter_context(progress("forecasting"))
         with no_garbage_collection():
-            stream, asked = step.traced(profile.device["type"], trace, profile.device)
+            stream, asked = step.traced(step.run.device_of(profile.device), trace, profile.device)
             result = PricedStep(stream, asked, profile, feeding, priced).forecast()
         if largest_batch:
             from flopcast.roofline.step.questions import largest_batch as search
@@ -115,8 +116,8 @@ def _predict_several(
 
     if sort not in ORDERS:
         raise UsageError(f"--sort is {sort!r}: valid are {', '.join(ORDERS)}")
-    asked = asked_gpus(None, gpus)
     step = asked_step(context, model, run)
+    asked = [one.shared_by([step.run]) for one in asked_gpus(None, gpus)]
     price_of = prices_of(asked, price)
     with progress("forecasting") as shown, forecasting(asked, find_host(host), price_of) as forecast_on:
         steps = {device: [Step(*step.traced(device))] for device in {one.device for one in asked}}

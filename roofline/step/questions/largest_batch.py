@@ -25,8 +25,13 @@ def largest_batch(model: Mapping[str, Any] | Module, run: Run, profile: Profile)
 
     Raises UsageError as `forecast` does, where more than `MOST` would fit, and for a factory that takes no batch."""
     run.check()
+    if run.mode != "eager":
+        raise UsageError(
+            f"the largest batch with mode {run.mode!r}: every batch that the search tries would have to be compiled, "
+            "some minutes in all; give --batch"
+        )
     if isinstance(model, Module):
-        module, device = model, profile.device["type"]
+        module, device = model, run.device_of(profile.device)
         seq = module.at_batch(run, device, BATCHES[0]).meta["seq"]
         return _largest(lambda batch: module.at_batch(run, device, batch), profile, seq)
     config = model

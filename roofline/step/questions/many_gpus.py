@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -25,28 +25,34 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import estimate_together
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, chip_of
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 MANY_GPUS = 4  # from so many on processes forecast side by side: each takes half a second to start
 
 
 class Gpu(NamedTuple):
-    """A GPU to forecast on. `name`: of a known profile or of a file; `gpu`: what the profile calls it; `device`: its
-    type, "cuda" or "cpu"."""
+    """A GPU to forecast on. `name`: of a known profile or of a file; `gpu`: what the profile calls it; `device`: the
+    kind of devices whose streams it shares, its type or `chip`; `chip`: as `run.chip_of` makes it."""
 
     name: str
     gpu: str
     device: str
+    chip: str = ""
+
+    def shared_by(self, runs: Iterable[Run]) -> Gpu:
+        """The same for these runs: compiled steps share streams with GPUs of the same chip alone."""
+        return self if all(run.mode == "eager" for run in runs) else self._replace(device=self.chip or self.device)
 
 
 def gpu_of(name: str) -> Gpu:
     """Raises UsageError as `find_profile` does; it reads no profile of a GPU that has a datasheet."""
     known = profiles.name_meant(name)
-    if known in load_specs():
-        return Gpu(known, known, "cuda")
+    if spec := load_specs().get(known):
+        device = {"type": "cuda", "capability": spec.capability, "sm_count": spec.sm_count}
+        return Gpu(known, known, "cuda", chip_of(device))
     profile = profiles.find_profile(known)
-    return Gpu(known, profile.gpu, profile.device["type"])
+    return Gpu(known, profile.gpu, profile.device["type"], chip_of(profile.device))
 
 
 class Step(NamedTuple):
@@ -81,7 +87,7 @@ def forecast_steps(
 def forecasting(
     gpus: Sequence[Gpu], host: HostCosts | None = None, price_of: Callable[[str], Price | None] = lambda gpu: None
 ) -> Iterator[ForecastOn]:
-    """Yields a function that forecasts steps, given by type of device, on each GPU; it yields each GPU's as they come.
+    """Yields a function that forecasts steps, given by kind of device, on each GPU; it yields each GPU's as they come.
 
     From MANY_GPUS on, processes read the profiles from now on, so that steps may be traced meanwhile.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -53,23 +53,27 @@ def sweep(
     Streams of configs that are neither shipped nor cached are traced in separate processes
     (`stream/library/prefetch.py`).
     """
+    asked: dict[int, Asked] = {}
+    reasons: dict[int, str] = {}
+    for index, row in enumerate(rows):
+        try:
+            asked[index] = _asked(row, module)
+        except UsageError as fault:
+            reasons[index] = str(fault)
+    gpus = [gpu.shared_by(one.run for one in asked.values()) for gpu in gpus]
     found: list[dict[Gpu, dict[str, Any]]] = [
         {gpu: {**row, "gpu": gpu.gpu} if len(gpus) > 1 else {**row} for gpu in gpus} for row in rows
     ]
     done, total = 0, len(rows) * len(gpus)
 
-    def refuse(index: int, fault: UsageError) -> None:
+    def refuse(index: int, reason: str) -> None:
         nonlocal done
         done += len(gpus)
         for row in found[index].values():
-            row["reason"] = str(fault)
+            row["reason"] = reason
 
-    asked: dict[int, Asked] = {}
-    for index, row in enumerate(rows):
-        try:
-            asked[index] = _asked(row, module)
-        except UsageError as fault:
-            refuse(index, fault)
+    for index, reason in reasons.items():
+        refuse(index, reason)
     devices = sorted({gpu.device for gpu in gpus})
     with (
         forecasting(gpus, host, price_of) as forecast_on,
@@ -84,7 +88,7 @@ def sweep(
                 try:
                     traced = {device: stream_of(asked[index], device) for device in devices}
                 except UsageError as fault:
-                    refuse(index, fault)
+                    refuse(index, str(fault))
                     continue
                 run = asked[index].run
                 steps[index] = {device: Step(stream, run_of_stream(stream, run)) for device, stream in traced.items()}
@@ -127,7 +131,10 @@ def _streams(
     if module is not None:
         yield _module_streams(asked, module)
         return
-    wanted = [(one.config, one.run.traced_on(device)) for one in asked for device in devices if one.config is not None]
+    wanted = []
+    for one in asked:
+        with suppress(UsageError):  # raised again when the row's turn comes
+            wanted += [(one.config or {}, one.run.traced_on(device)) for device in devices]
     with prefetched(wanted) as stream_of:
         yield lambda one, device: stream_of(one.config or {}, one.run.traced_on(device))
 

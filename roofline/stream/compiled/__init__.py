@@ -9,6 +9,7 @@
     compare.py        two lists of launches, side by side by kind
     layers.py         the list of a deep model from those of two and three layers
     generated_kernel.py  what the time of a generated kernel depends on, and its op
+    versions.py       what another torch's code is worth
     to_stream.py      the op stream of a compiled step, with the eager step's optimizer
 
 Nothing here imports torch: the text is Python, and is parsed as such.

@@ -127,27 +127,19 @@ class Buffer:
 @dataclass(frozen=True)
 class Graph:
     """A compiled graph: inputs by name, launches in order, buffers by birth, and the buffers of what it returns, in
-    order; what is no buffer, None or a number, stays as the text has it."""
+    order; what is no buffer, None or a number, stays as the text has it. `captured`: its launches, from a number to
+    before another, that are each captured as a CUDA graph and replayed."""
 
     label: str  # "0_forward", as the text has it
     inputs: tuple[tuple[str, Operand], ...]
     launches: tuple[Launch, ...]
     buffers: tuple[Buffer, ...]
     outputs: tuple[str, ...]
+    captured: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_backward(self) -> bool:
         return self.label.endswith("backward")
-
-    def peak_bytes(self) -> int:
-        """Most bytes that are live at once, inputs included, if dropping an input frees it."""
-        return max(
-            (sum(b.bytes for b in self.buffers if _lives(b, place)) for place in range(len(self.launches))), default=0
-        )
-
-
-def _lives(buffer: Buffer, place: int) -> bool:
-    return buffer.born <= place and (buffer.died is None or place < buffer.died)
 
 
 def extent(tensor: Operand) -> int:

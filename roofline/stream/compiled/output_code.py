@@ -56,7 +56,7 @@ def _read_graph(text: str) -> Graph:
     except SyntaxError as error:
         raise UnreadableCodeError(f"line {error.lineno} is not Python: {(error.text or '').strip()[:200]!r}") from None
     label = _LABEL.search(text)
-    reader = _Reader(_kernels(module), _input_dtypes(module), _origins(text))
+    reader = _Reader(_kernels(module), _inputs(module), _origins(text), _partitions(module))
     reader.read(_call_body(module))
     return reader.graph(label[1] if label else "")
 
@@ -76,21 +76,32 @@ def _kernels(module: ast.Module) -> dict[str, str]:
     return found
 
 
-def _input_dtypes(module: ast.Module) -> dict[str, str]:
-    """Dtypes of the inputs, from the benchmark that inductor appends."""
-    found: dict[str, str] = {}
+def _partitions(module: ast.Module) -> dict[str, ast.FunctionDef]:
+    """The parts of a graph that are each captured as a CUDA graph, by name; none where nothing is captured."""
+    return {
+        node.name: node
+        for node in module.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("partition_")
+    }
+
+
+def _inputs(module: ast.Module) -> dict[str, Operand]:
+    """The inputs, from the benchmark that inductor appends: their dtypes are nowhere else."""
+    found: dict[str, Operand] = {}
     functions = (function for function in module.body if isinstance(function, ast.FunctionDef))
     for node in (statement for function in functions for statement in function.body):
         match node:
             case ast.Assign(
-                targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="rand_strided"), keywords=keywords)
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Name(id="rand_strided"), args=[shape, stride, *_], keywords=keywords),
             ):
-                found.update((name, _dtype(keyword.value)) for keyword in keywords if keyword.arg == "dtype")
+                dtype = next(_dtype(keyword.value) for keyword in keywords if keyword.arg == "dtype")
+                found[name] = Operand(_numbers(shape), _numbers(stride), dtype)
             case ast.Assign(  # inputs that share memory are views of one tensor, from torch 2.13
                 targets=[ast.Name(id=name)],
-                value=ast.Call(func=ast.Attribute(attr="as_strided"), args=[ast.Name(id=shared), *_]),
+                value=ast.Call(func=ast.Attribute(attr="as_strided"), args=[ast.Name(id=shared), shape, stride, *_]),
             ) if shared in found:
-                found[name] = found[shared]
+                found[name] = Operand(_numbers(shape), _numbers(stride), found[shared].dtype)
     return found
 
 
@@ -148,12 +159,17 @@ class _Reader:
     def __init__(
         self,
         kernels: dict[str, str],
-        dtypes: dict[str, str],
+        asked: dict[str, Operand],
         origins: list[tuple[int, tuple[str, ...], tuple[str, ...]]],
+        partitions: dict[str, ast.FunctionDef],
     ) -> None:
         self.kernels = kernels
-        self.dtypes = dtypes
+        self.asked = asked
         self.origins = origins
+        self.partitions = partitions
+        self.captured: list[tuple[int, int]] = []
+        self.handed: set[str] = set()  # names that the next partition is given
+        self.released: set[str] = set()  # of those: what is held by it alone
         self.values: dict[str, _Value] = {}
         self.storages: list[_Storage] = []
         self.inputs: list[str] = []
@@ -179,11 +195,18 @@ class _Reader:
                     self._input(ast.unparse(name))
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id="args")):
                 self._input(name)
+            case ast.Assign(value=ast.Call(func=func)) | ast.Expr(value=ast.Call(func=func)) if _is_partition(func):
+                self._partition(ast.unparse(func).partition("[")[2].rstrip("]"), node)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.List(elts=given)) if name.endswith("_args"):
+                self.handed = {ast.unparse(one) for one in given}
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._assign(name, value, node)
             case ast.Delete(targets=names):
-                for target in names:
-                    self._drop(ast.unparse(target))
+                for dropped in map(ast.unparse, names):
+                    if dropped in self.handed:
+                        self.released.add(dropped)
+                    else:
+                        self._drop(dropped)
             case ast.Expr(value=ast.Call() as call):
                 self._call(call, node)
             case ast.Return(value=value):
@@ -212,6 +235,31 @@ class _Reader:
                 self._call(value, node, name)
             case _:
                 raise self._unknown(node)
+
+    def _partition(self, number: str, node: ast.stmt) -> None:
+        """Follows a captured part of the graph, which calls what it is given and returns by the caller's names."""
+        function = self.partitions.get(f"partition_{number}")
+        if function is None:
+            raise self._unknown(node)
+        first, before = len(self.launches), set(self.values) - self.released
+        self.handed, self.released = set(), set()
+        last_line, self.last_line = self.last_line, function.lineno
+        returned: list[ast.expr] = []
+        for statement in function.body:
+            match statement:
+                case ast.Assign(value=ast.Name(id="args")):
+                    pass
+                case ast.Return(value=ast.Tuple(elts=returned)):
+                    pass
+                case ast.Return(value=value):
+                    returned = [] if value is None else [value]
+                case _:
+                    self._statement(statement)
+        kept = before | {ast.unparse(one) for one in returned}
+        for name in set(self.values) - kept:
+            self._drop(name)
+        self.last_line = last_line
+        self.captured.append((first, len(self.launches)))
 
     def _call(self, call: ast.Call, node: ast.stmt, result: str | None = None) -> None:
         function = ast.unparse(call.func)
@@ -298,7 +346,11 @@ class _Reader:
 
     def _input(self, name: str) -> None:
         self.inputs.append(name)
-        self._bind(name, _Value(self._storage(name, 0, is_input=True), None))
+        if self.partitions and name in self.asked:  # the text of captured graphs asserts no sizes
+            tensor = self.input_tensors[name] = self.asked[name]
+            self._bind(name, _Value(self._storage(name, storage_bytes(tensor), is_input=True), tensor))
+        else:
+            self._bind(name, _Value(self._storage(name, 0, is_input=True), None))
 
     def _assert_size(self, call: ast.Call, node: ast.stmt) -> None:
         name = ast.unparse(call.args[0])
@@ -307,10 +359,11 @@ class _Reader:
         if value.tensor is not None:
             value.tensor = Operand(shape, stride, value.tensor.dtype)
             return
-        dtype = self.dtypes.get(name, "")
         if value.made_by is not None:
             dtype = _result_dtype(self.launches[value.made_by], shape)
-        if not dtype:
+        elif name in self.asked:
+            dtype = self.asked[name].dtype
+        else:
             raise UnreadableCodeError(f"input {name}: its dtype is nowhere in the text (rand_strided)")
         value.tensor = Operand(shape, stride, dtype)
         value.storage.bytes = storage_bytes(value.tensor)
@@ -367,7 +420,7 @@ class _Reader:
             if storage.bytes
         )
         inputs = tuple((name, self.input_tensors[name]) for name in self.inputs if name in self.input_tensors)
-        return Graph(label, inputs, launches, buffers, self.outputs)
+        return Graph(label, inputs, launches, buffers, self.outputs, tuple(self.captured))
 
     # --- expressions
 
@@ -410,12 +463,7 @@ class _Reader:
         return False
 
     def _sizes(self, node: ast.expr) -> tuple[int, ...]:
-        try:
-            return tuple(int(size) for size in ast.literal_eval(node))
-        except ValueError:
-            raise UnreadableCodeError(
-                f"sizes {ast.unparse(node)} are not numbers: compile with dynamic=False"
-            ) from None
+        return _numbers(node)
 
     def _number(self, node: ast.expr, statement: ast.stmt) -> int:
         try:
@@ -430,6 +478,18 @@ class _Reader:
 
 
 _UNBOUNDED = 1 << 62
+
+
+def _numbers(node: ast.expr) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in ast.literal_eval(node))
+    except ValueError:
+        raise UnreadableCodeError(f"sizes {ast.unparse(node)} are not numbers: compile with dynamic=False") from None
+
+
+def _is_partition(function: ast.expr) -> bool:
+    """Whether what is called is `self.partitions[n]`."""
+    return isinstance(function, ast.Subscript) and ast.unparse(function.value).endswith(".partitions")
 
 
 def _partial_sum(node: ast.Call) -> tuple[str, int, int] | None:

@@ -2,7 +2,8 @@
 
 `torch.compile(model)` leaves the optimizer eager, so that its calls, parameters and states are those of the eager
 step's stream. A graph's inputs are matched to that stream's parameters, buffers and inputs, and the gradients that
-backward graphs return to its gradients, by their bytes: which of several equal ones is taken changes no time.
+backward graphs return to its gradients, by their bytes: which of several equal ones is taken changes no time. From the
+second micro-batch on, autograd adds what a backward graph returns to the gradients, one by one.
 """
 
 from __future__ import annotations
@@ -17,71 +18,109 @@ from flopcast.roofline.stream.compiled.launches import Graph, Launch, storage_by
 from flopcast.roofline.stream.compiled.layers import Stretch
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 
+MIDDLE = 1  # the layer that stands for several, in an eager stream of three
 _TANGENTS = "tangents_"  # the backward's inputs that are gradients of the forward's results
 _BYTES = "uint8"
 
 
-def to_stream(graphs: Sequence[Graph], eager: Stream, stretches: Mapping[str, Stretch] | None = None) -> Stream:
-    """The stream of a step whose model was compiled into `graphs`, given in the order in which a step runs them.
-    `eager`: the same step's eager stream. `stretches`: by a graph's label, its launches that stand for those of several
-    layers (`layers.Layered.stretch`). Raises DataError where a backward graph has no forward of its number."""
+def to_stream(
+    graphs: Sequence[Graph], eager: Stream, stretches: Mapping[str, Sequence[Stretch]] | None = None
+) -> Stream:
+    """The stream of a step whose model was compiled into `graphs`, given in the order in which a step calls them, one
+    as often as it is called. `eager`: the same step's eager stream, with as many micro-batches. `stretches`: by a
+    graph's label, its launches that stand for those of several layers (`layers.Layered.stretches`).
+
+    Its meta has `mode`, `repeated` (`ops.op_stream.Meta`) and `graphs`: of each call of a graph its label and the
+    numbers of its first and its last op. Raises DataError where a backward graph has no forward of its number."""
     return _Conversion(eager, stretches or {}).run(graphs)
 
 
 class _Conversion:
-    def __init__(self, eager: Stream, stretches: Mapping[str, Stretch]) -> None:
+    def __init__(self, eager: Stream, stretches: Mapping[str, Sequence[Stretch]]) -> None:
         self.eager = eager
         self.stretches = stretches
+        self.micro_batches = int(eager.meta.get("accumulate", 1))
+        self.is_first = True  # of the micro-batches
         self.repeated: list[tuple[int, int, int]] = []
+        self.called: list[tuple[str, int, int]] = []
         self.storages = list(eager.storages)
         self.tensors = list(eager.tensors)
         self.ops: list[Op] = []
-        self.saved: dict[str, list[int | None]] = {}  # by a graph's number: what its forward keeps for its backward
+        # by a graph's number: what its forward keeps for its backward, of each call that the backward has yet to follow
+        self.saved: dict[str, list[list[int | None]]] = defaultdict(list)
         self.freed: list[int] = []  # storages that the next op's memory may take
         self._known: dict[TensorRef, int] = {}
         self._existing = _by_bytes(eager, ("parameter", "buffer", "input"))
         self._gradients = _by_bytes(eager, ("gradient",))
+        # by the place of a call among a micro-batch's: what it takes and returns that exists in all of them
+        self._taken: dict[tuple[int, str], int] = {}
+        self._returned: dict[int, list[tuple[str, int]]] = {}
         # what graphs return to the code between them, which hands it to the next graph: results, then their gradients
         self._handed: dict[int, deque[int]] = defaultdict(deque)
         self._held: set[int] = set()  # results that the code between graphs holds while the forward runs
+        self._operands: dict[int, Operand] = {}
 
     def run(self, graphs: Sequence[Graph]) -> Stream:
-        backward = {_number(graph): graph for graph in graphs if graph.is_backward}
-        for graph in graphs:
-            if not graph.is_backward:
-                self._forward(graph, backward.get(_number(graph)))
-        # the caller keeps the loss alone
-        kept = {storage for saved in self.saved.values() for storage in saved}
-        self.freed += sorted(self._held - kept)
-        self._held.clear()
-        self._handed.clear()
-        for graph in graphs:
-            if graph.is_backward:
-                self._backward(graph)
-        self.ops += [op for op in self.eager.ops if op.phase == "optimizer"]
-        meta = {**self.eager.meta, "mode": "compile", "repeated": self.repeated}
+        for number in range(self.micro_batches):
+            self.is_first = number == 0
+            self._micro_batch(graphs)
+        first, *others = [op for op in self.eager.ops if op.phase == "optimizer"]
+        self.ops += [first._replace(freed=tuple(dict.fromkeys((*self.freed, *first.freed)))), *others]
+        meta = {**self.eager.meta, "mode": "compile", "repeated": self.repeated, "graphs": self.called}
         return Stream(
             tuple(self.ops), tuple(self.tensors), tuple(self.storages), self.eager.n_params, self.eager.depth, meta
         )
 
-    def _forward(self, graph: Graph, backward: Graph | None) -> None:
+    def _micro_batch(self, graphs: Sequence[Graph]) -> None:
+        backward = {_number(graph): graph for graph in graphs if graph.is_backward}
+        for place, graph in enumerate(graphs):
+            if not graph.is_backward:
+                self._forward(place, graph, backward.get(_number(graph)))
+        if self.micro_batches > 1:
+            self._divide("forward")
+        # the caller keeps the loss alone
+        kept = {storage for calls in self.saved.values() for saved in calls for storage in saved}
+        self.freed += sorted(self._held - kept)
+        self._held.clear()
+        self._handed.clear()
+        if self.micro_batches > 1:
+            self._divide("backward")
+        for place, graph in enumerate(graphs):
+            if graph.is_backward:
+                self._backward(place, graph)
+        self._handed.clear()
+
+    def _divide(self, phase: str) -> None:
+        """The loss, or its gradient, by the number of micro-batches."""
+        number = Operand((), (), "fp32")
+        before, after = self._new(number), self._new(number)
+        self._append("aten.div.Tensor", phase, [(number, before)], [(number, after)], '[{"t":0},1]')
+        self.freed += [before, after]
+
+    def _forward(self, place: int, graph: Graph, backward: Graph | None) -> None:
         places: dict[str, int] = {}
         for name, operand in graph.inputs:
             handed = self._handed[storage_bytes(operand)]
-            places[name] = handed[0] if handed else self._take(self._existing, operand)
+            if handed:
+                places[name] = handed[0]
+            else:
+                key = place, name
+                if key not in self._taken:
+                    self._taken[key] = self._take(self._existing, operand)
+                places[name] = self._taken[key]
         self._launches(graph, "forward", places)
         outputs = [places.get(name) for name in graph.outputs]
         n_results = len(outputs) - (len(_saved_inputs(backward)) if backward is not None else 0)
-        self.saved[_number(graph)] = outputs[n_results:]
+        self.saved[_number(graph)].append(outputs[n_results:])
         for storage in outputs[:n_results]:
             if storage is not None:
                 self._held.add(storage)
                 self._handed[self.storages[storage].bytes].append(storage)
 
-    def _backward(self, graph: Graph) -> None:
-        saved = self.saved.pop(_number(graph), None)
-        if saved is None:
+    def _backward(self, place: int, graph: Graph) -> None:
+        if not self.saved[_number(graph)]:
             raise DataError(f"graph {graph.label} has no forward graph")
+        saved = self.saved[_number(graph)].pop()
         places: dict[str, int] = {}
         for (name, operand), storage in zip(_saved_inputs(graph), saved, strict=True):
             places[name] = self._new(operand) if storage is None else storage
@@ -94,13 +133,19 @@ class _Conversion:
             else:  # autograd makes them: ones of the loss, zeros of what it does not depend on
                 places[name] = self._new(operand)
                 self._append("aten.full.default", "backward", [], [(operand, places[name])])
-        for name, storage in self._results(graph):
-            places[name] = storage
+        if place not in self._returned:
+            self._returned[place] = list(self._results(graph))
+        gradients = self._returned[place]
+        for name, storage in gradients:
+            places[name] = storage if self.is_first else self._storage(self.storages[storage].bytes)
         self._launches(graph, "backward", places)
+        if not self.is_first:
+            self._accumulate(graph, [(storage, places[name]) for name, storage in gradients])
+        returned = {name for name, _ in gradients}
         for name in graph.outputs:
-            storage = places.get(name)
-            if storage is not None and self.storages[storage].kind == "activation":
-                self._handed[self.storages[storage].bytes].append(storage)
+            result = places.get(name)
+            if result is not None and name not in returned and self.storages[result].kind == "activation":
+                self._handed[self.storages[result].bytes].append(result)
 
     def _results(self, graph: Graph) -> Iterator[tuple[str, int]]:
         """The gradients that a backward graph returns, by buffer, as storages of the eager stream."""
@@ -108,6 +153,29 @@ class _Conversion:
         for name in dict.fromkeys(graph.outputs):
             if name in sizes and self._gradients[sizes[name]]:
                 yield name, self._gradients[sizes[name]].popleft()
+
+    def _accumulate(self, graph: Graph, pairs: Sequence[tuple[int, int]]) -> None:
+        """Adds what a graph returned to the gradients: of pairs the second to the first. Those of the layer that stands
+        for several follow one another."""
+        times = max((stretch.times for stretch in self.stretches.get(graph.label, ())), default=None)
+        first, stop = len(self.ops), len(self.ops)
+        for gradient, more in sorted(pairs, key=lambda pair: self.storages[pair[0]].layer != MIDDLE):
+            operand = self._operand_of(gradient)
+            self._append(
+                "aten.add_.Tensor", "backward", [(operand, gradient), (operand, more)], [], '[{"t":0},{"t":1}]', (0,)
+            )
+            self.freed.append(more)
+            if self.storages[gradient].layer == MIDDLE:
+                stop = len(self.ops)
+        if times is not None and stop > first:
+            self.repeated.append((first, stop, times))
+
+    def _operand_of(self, storage: int) -> Operand:
+        """A storage of the eager stream as a tensor: the largest that it holds."""
+        if not self._operands:
+            for tensor in sorted(self.eager.tensors, key=lambda tensor: tensor.operand.numel):
+                self._operands[tensor.storage] = tensor.operand
+        return self._operands[storage]
 
     def _launches(self, graph: Graph, phase: str, places: dict[str, int]) -> None:
         """Appends a graph's launches. `places`: storages by buffer, to which the graph's own are added."""
@@ -117,7 +185,7 @@ class _Conversion:
             if buffer.died is not None:
                 dying[buffer.died].append(buffer.name)
         first = len(self.ops)  # a launch is an op
-        if stretch := self.stretches.get(graph.label):
+        for stretch in self.stretches.get(graph.label, ()):
             self.repeated.append((first + stretch.start, first + stretch.stop, stretch.times))
         for number, launch in enumerate(graph.launches):
             self._drop(dying[number], places)
@@ -127,6 +195,7 @@ class _Conversion:
                     places[touch.buffer] = self._storage(size)
             self._launch(launch, phase, places)
         self._drop(dying[len(graph.launches)], places)
+        self.called.append((graph.label, first, len(self.ops) - 1))
 
     def _drop(self, names: Sequence[str], places: dict[str, int]) -> None:
         found = (places[name] for name in names if name in places)
@@ -154,11 +223,12 @@ class _Conversion:
         operands: Sequence[tuple[Operand, int]],
         results: Sequence[tuple[Operand, int]],
         args: str = "[]",
+        written: tuple[int, ...] = (),
     ) -> None:
         inputs, outputs = (
             tuple(self._tensor(operand, storage) for operand, storage in tensors) for tensors in (operands, results)
         )
-        self.ops.append(Op(name, phase, inputs, outputs, args=args, freed=tuple(dict.fromkeys(self.freed))))
+        self.ops.append(Op(name, phase, inputs, outputs, written, args, freed=tuple(dict.fromkeys(self.freed))))
         self.freed.clear()
 
     # --- tensors and storages

@@ -33,11 +33,14 @@ def module_stream(
     sizes: Mapping[str, int] | None = None,
     gpu: Mapping[str, Any] | None = None,
 ) -> Stream:
-    """Returns the op stream of one step of `source` on `device`, "cuda" or "cpu". `source` and `gpu` are as
+    """Returns the op stream of one step of `source` on `device`, as `Traced` names it. `source` and `gpu` are as
     `trace_module` takes them.
 
-    A factory chooses its own batch and sequence length, except for the `sizes` given. Raises UsageError.
+    A factory chooses its own batch and sequence length, except for the `sizes` given. Raises UsageError, for a step
+    that is compiled also where `source` is not the name of a factory.
     """
+    if run.mode != "eager":
+        return _compiled(source, run, device, loss_fn=loss_fn, sizes=sizes or {}, gpu=gpu)
     from flopcast.roofline.stream.tracer.trace import trace_module
 
     stream = trace_module(
@@ -47,6 +50,22 @@ def module_stream(
     if stream.meta["batch"] < 1 or stream.meta["seq"] < 1:
         raise UsageError(f"{stream.meta['module']}: the batch is empty: valid is one sample at least")
     return stream
+
+
+def _compiled(
+    source: Any, run: Run, device: str, *, loss_fn: Callable[[Any], torch.Tensor] | None, sizes: Mapping[str, int],
+    gpu: Mapping[str, Any] | None,
+) -> Stream:  # fmt: skip
+    from flopcast.roofline.stream.library.compiled import as_eager, compiled_module_now
+
+    if not isinstance(source, str) or loss_fn is not None:
+        raise UsageError(
+            f"mode {run.mode!r} of an object: a step is compiled in a process of its own, which makes the module anew; "
+            "give the name of a factory, 'package.module:factory' or 'path/file.py:factory'"
+        )
+    traced = run.traced_on(device)
+    eager = partial(module_stream, source, replace(run, mode="eager"), as_eager(traced).device, sizes=sizes, gpu=gpu)
+    return compiled_module_now(source, traced, sizes, eager)
 
 
 FEW = 3  # batches that are traced each: deriving more takes two traces, and one to check
@@ -83,7 +102,8 @@ class Module:
         return found if isinstance(found, int) else None
 
     def stream(self, run: Run, device: str, gpu: Mapping[str, Any] | None = None) -> Stream:
-        """Returns the op stream of a step on "cuda" or "cpu" at the factory's own batch. Raises UsageError.
+        """Returns the op stream of a step on a device, as `Traced` names it, at the factory's own batch. Raises
+        UsageError.
 
         `gpu`: the device of the profile where the step is for one GPU alone."""
         if gpu is None:
@@ -96,7 +116,7 @@ class Module:
         """Returns the op stream at a batch, derived from two traced ones where possible; for many batches of a module.
 
         Raises UsageError, also where the factory takes no batch or makes another one."""
-        if batch in (1, *BATCHES):
+        if batch in (1, *BATCHES) or run.mode != "eager":
             return self._trace_batch(run, device, batch)
         low, high = (self._trace_batch(run, device, size) for size in BATCHES)
         with suppress(NotDerivable):
@@ -108,7 +128,7 @@ class Module:
         the largest is what is traced of it: a module may do something else from some batch on."""
         largest = max(batches)
         traced = partial(self._trace_batch, run, device)
-        if len(set(batches)) <= FEW or self.at_batch(run, device, largest) != traced(largest):
+        if len(set(batches)) <= FEW or run.mode != "eager" or self.at_batch(run, device, largest) != traced(largest):
             return traced
         return partial(self.at_batch, run, device)
 
@@ -127,7 +147,10 @@ class Module:
         return stream
 
     def _trace(self, run: Run, device: str, sizes: Mapping[str, int]) -> Stream:
-        key = (device, run.precision, run.optimizer, run.accumulate, run.checkpoint, run.clip, *sorted(sizes.items()))
+        key = (
+            device, run.mode, run.precision, run.optimizer, run.accumulate, run.checkpoint, run.clip,
+            *sorted(sizes.items()),
+        )  # fmt: skip
         if key not in self._traced:
             self._traced[key] = module_stream(
                 self.source, run, device, batch=self.batch, loss_fn=self.loss_fn, sizes=sizes

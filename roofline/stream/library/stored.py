@@ -20,8 +20,11 @@ from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 # Increased when the tracer gives another stream for the same model: streams cached before are then traced again.
 TRACER = 3
 
+# As TRACER, of the streams of compiled steps.
+READER = 1
+
 # Run options that are left out of the key at these values.
-_DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0}
+_DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0, "mode": "eager"}
 # Fields of a config.json that do not change what is launched.
 _IRRELEVANT = {
     "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "bos_token_id",
@@ -46,6 +49,8 @@ def stream_key(config: Config, traced: Traced) -> str:
         if set(kept.get("layer_types") or ()) == {"full_attention"}:
             del kept["layer_types"]
     run = {name: value for name, value in asdict(traced).items() if value != _DEFAULTS.get(name)}
+    if traced.mode != "eager":
+        run["reader"] = READER
     return hashlib.sha256(canonical_json([kept, run]).encode()).hexdigest()[:20]
 
 

@@ -7,7 +7,8 @@ A stream is the first of these that is available:
   number follow (`ops/to_depth`, `ops/to_micro_batches`);
 - where the caller varies the batch or the width, one that follows from traces made for all of them (`ops/to_batch`,
   `ops/to_width`);
-- one traced now (`trace_now`), in a process of its own (`trace_process`), or side by side ahead of time (`prefetch`).
+- one traced now (`trace_now`), in a process of its own (`trace_process`), or side by side ahead of time (`prefetch`);
+- that of a compiled step, made of what torch's compiler generates for it (`compiled`).
 
 Only tracing imports torch. Streams of a user's modules are traced whenever they are asked for (`modules`).
 """
@@ -18,7 +19,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 from flopcast.errors import FlopcastError, UsageError
@@ -56,11 +57,11 @@ def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trac
         with suppress(NotDerivable):
             return to_micro_batches(few, traced.accumulate)
     base = folded(config)
-    found = _find_or_trace(base, traced, trace)
+    found = _find_or_trace(base, traced, trace, is_folded=is_folded(config))
     if found.depth == FOLDED_DEPTH and is_folded(config):
         return to_depth(found, depth)
     # the layers differ from one another although the config does not say so: they cannot be folded
-    return found if base == config else _find_or_trace(config, traced, trace)
+    return found if base == config else _find_or_trace(config, traced, trace, is_folded=False)
 
 
 def is_at_hand(config: Config, traced: Traced, *, vary: Vary | None = None) -> bool:
@@ -75,6 +76,8 @@ def sources_of(config: Config, traced: Traced, vary: Vary) -> list[tuple[Config,
     """Lists the stored streams from which this one and others that differ in `vary` are derived; none where it has to
     be traced itself."""
     as_stored = as_traced(traced)
+    if traced.mode != "eager":  # what inductor generates changes with the sizes
+        return []
     if vary == "batch":
         batches = BATCHES if traced.batch not in (1, *BATCHES) else ()
         return [(folded(config), replace(as_stored, batch=batch)) for batch in batches]
@@ -117,21 +120,27 @@ def as_traced(traced: Traced) -> Traced:
     return replace(traced, accumulate=min(traced.accumulate, TRACED))
 
 
-def _find_or_trace(config: Config, traced: Traced, trace: Trace | None) -> Stream:
+def _find_or_trace(config: Config, traced: Traced, trace: Trace | None, *, is_folded: bool) -> Stream:
     found = find_stored(config, traced)
     if found is None:
-        found = (trace or trace_now)(config, traced)
+        if traced.mode == "eager":
+            found = (trace or trace_now)(config, traced)
+        else:
+            from flopcast.roofline.stream.library.compiled import as_eager, compiled_now
+
+            eager = partial(get_stream, config, as_eager(traced), trace=trace)
+            found = compiled_now(config, traced, eager, is_folded=is_folded)
         store(found, config, traced)
     return found
 
 
 def trace_now(config: Config, traced: Traced) -> Stream:
-    """Traces, importing torch and transformers. Raises UsageError when transformers refuses the config."""
+    """Traces an eager step, importing torch and transformers. Raises UsageError for what transformers refuses."""
     with no_garbage_collection():
         from flopcast.roofline.stream.tracer.trace import trace
 
         try:
-            return trace(config, **asdict(traced))
+            return trace(config, **{name: value for name, value in asdict(traced).items() if name != "mode"})
         except FlopcastError:
             raise
         except Exception as fault:  # transformers, its config classes and torch each raise their own errors

@@ -9,18 +9,16 @@ takes 0.5 to 0.9 s once torch is loaded. It also imports torch while the command
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
-from flopcast.child import PARENT, end_with_parent
-from flopcast.errors import INTERRUPTED, DataError, UsageError
+from flopcast import child
+from flopcast.errors import DataError, UsageError
 from flopcast.roofline.stream.library.streams import Trace, is_at_hand, trace_now
 from flopcast.roofline.stream.model.models import Config, check_config
 from flopcast.roofline.stream.model.run import Traced
@@ -71,37 +69,20 @@ def _started() -> subprocess.Popen[str] | None:
     """Starts a process that imports torch while it waits; None where torch is loaded here or none can start."""
     if "torch" in sys.modules or not sys.executable:
         return None
-    # it imports from where this process does, and nothing else from the current folder
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), PARENT: str(os.getpid())}
-    command = [sys.executable, "-P", "-m", __name__]
     with suppress(OSError):
-        return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return child.start(__name__)
     return None
 
 
 def main() -> None:
-    """Answers one request and ends the process, at the latest when the one that asks ends."""
-    end_with_parent()
-    gc.disable()
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what libraries print goes to stderr: stdout holds the answer alone
-    try:
-        answer = _answer()
-        with os.fdopen(answers, "w") as file:
-            json.dump(answer, file)
-    except KeyboardInterrupt:
-        os._exit(INTERRUPTED)
-    except Exception:  # the process that asked then traces and reports the error
-        os._exit(1)
-    sys.stderr.flush()
-    os._exit(0)
+    child.answer(_answer)  # an error: the process that asked then traces, and reports it
 
 
-def _answer() -> dict[str, Any]:
+def _answer(read: Callable[[], Any]) -> dict[str, Any]:
     from flopcast.roofline.stream.tracer.import_stubs import stubbed_imports
 
     with stubbed_imports():
-        request = json.load(sys.stdin)
+        request = read()
         config, traced = request["config"], Traced(**request["traced"])
         with suppress(UsageError):  # due to the config or to a stub: a trace without stubs tells which
             return {"stream": streams.to_json(trace_now(config, traced))}

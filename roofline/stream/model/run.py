@@ -1,4 +1,4 @@
-"""How a step is run: batch, precision, optimizer, backends. `Traced` is the part that a trace depends on."""
+"""How a step is run: batch, precision, optimizer, mode, backends. `Traced` is the part that a trace depends on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp3
 # Far above anything trained, and low enough that tensor sizes fit into 64 bits.
 MOST = {"batch": 2**20, "seq": 2**24, "accumulate": 1024}
 MOST_TOKENS = 2**30  # per micro-batch
-MODES = ("eager", "compile")
+MODES = ("eager", "compile", "compile-graphs")
+# Other values of torch.compile's `mode` and `backend`, and why they are not modelled.
+_ANY_BACKEND = "; of torch.compile only its own backend, inductor, is modelled, since what it generates can be read"
+_TUNED = "; max-autotune chooses kernels by timing them while it compiles, which takes the GPU itself"
+_WHY_NOT = {
+    "max-autotune": _TUNED, "max-autotune-no-cudagraphs": _TUNED,
+    "default": "; torch's mode 'default' is --mode compile", "reduce-overhead": "; torch's 'reduce-overhead' is "
+    "--mode compile-graphs",
+}  # fmt: skip
 PRECISIONS = tuple(PEAK_OF)
 OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
 MATMULS = ("torch", "triton", "best")
@@ -26,7 +34,11 @@ FUSED = ("none", "triton")  # values of `predict --fused`
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """The settings that determine the op stream, besides the config."""
+    """The settings that determine the op stream, besides the config.
+
+    `device`: "cuda" or "cpu"; of a compiled step with what decides its kernels, compute capability and number of SMs:
+    "cuda 9.0 132".
+    """
 
     batch: int = 4
     seq: int = 256
@@ -37,6 +49,7 @@ class Traced:
     checkpoint: str = "none"
     fused: str = "none"
     clip: float = 0.0
+    mode: str = "eager"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,21 +94,50 @@ class Run:
         for name, choices in valid.items():
             value = getattr(self, name)
             if value not in choices:
-                raise UsageError(f"{name} {value!r}: valid are {', '.join(choices)}")
+                why = _WHY_NOT.get(value, _ANY_BACKEND) if name == "mode" else ""
+                raise UsageError(f"{name} {value!r}: valid are {', '.join(choices)}{why}")
         if not 0 <= self.clip < inf:
             raise UsageError(f"clip is {self.clip:g}: valid is a norm above 0, or 0 for no clipping")
-        for name, value, modelled in (
-            ("mode", self.mode, "eager"),
-            ("matmul", "best" if self.matmul == "best" else "", ""),
-            ("attention", "best" if self.attention == "best" else "", ""),
+        for name in ("matmul", "attention"):
+            if getattr(self, name) == "best":
+                raise UsageError(f"{name} 'best' is not modelled yet: use a named backend")
+        if self.mode != "eager":
+            self._check_compiled()
+
+    def _check_compiled(self) -> None:
+        for name, choice, why in (
+            ("fused", "none", "compiled code fuses these operations itself, and leaves custom ones as they are"),
+            ("matmul", "torch", "compiled code calls cuBLAS for its products"),
+            ("attention", "sdpa", "compiled code calls what torch picked while it compiled"),
         ):
-            if value != modelled:
-                raise UsageError(f"{name} {value!r} is not modelled yet: use {modelled or 'a named backend'}")
+            if (value := getattr(self, name)) != choice:
+                raise UsageError(f"{name} {value!r} with mode {self.mode!r}: {why}; leave one of the two out")
+
+    def device_of(self, device: Mapping[str, Any]) -> str:
+        """Returns what decides the op stream of what a profile says of its device, as `Traced.device`."""
+        return str(device["type"]) if self.mode == "eager" else chip_of(device)
 
     def traced_on(self, device: str) -> Traced:
-        """Returns the settings of the run that determine the op stream on `device`, "cuda" or "cpu"."""
+        """Returns the settings of the run that determine the op stream on `device`, which `device_of` or `chip_of`
+        makes. Raises UsageError for a compiled step on a device that is no GPU."""
+        if self.mode == "eager":
+            device = device.partition(" ")[0]
+        elif " " not in device:
+            raise UsageError(
+                f"mode {self.mode!r} on {device!r}: compiled steps are modelled on GPUs whose compute capability and "
+                "number of SMs are known; use --mode eager"
+            )
         shared = {name: value for name, value in vars(self).items() if name in Traced.__dataclass_fields__}
         return Traced(**shared, device=device)
+
+
+def chip_of(device: Mapping[str, Any]) -> str:
+    """Returns the kind of a profile's device, of a GPU with its compute capability and number of SMs, where they are
+    known: "cuda 9.0 132"."""
+    kind, capability, sm_count = (device.get(name) for name in ("type", "capability", "sm_count"))
+    if kind != "cuda" or not capability or not sm_count:
+        return str(kind)
+    return f"{kind} {capability[0]}.{capability[1]} {sm_count}"
 
 
 def check_step(config: Config, traced: Traced) -> None:

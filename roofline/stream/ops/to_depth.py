@@ -5,6 +5,9 @@ A step of a model with identical layers is traced at depth 3; `to_depth` derives
     pre, forward layer 0, 1, 2, loss, backward layer 2, 1, 0, post, optimizer
              the middle layer is repeated ^ and its storages renamed; in each of several micro-batches likewise
 
+A compiled step repeats nothing here: its middle layer's launches stand once, and `meta["repeated"]` says how often they
+run. Only the optimizer, which is not compiled, gets the parameters of all layers.
+
 Storages carry the layer they belong to ("home"), so that a reference from one layer to the next stays a
 reference from one layer to the next after renaming; reuse distances and lifetimes stay right.
 """
@@ -74,8 +77,13 @@ class _Unfolding:
         ]
         ops = [self._copy(op, layer) for _, op, layer in placed]
         repeated = int(self.source.meta["layer_params"]) * (self.depth - FOLDED_DEPTH)
+        meta = self.source.meta
+        if "repeated" in meta:
+            more = self.depth - FOLDED_DEPTH
+            meta = {**meta, "repeated": [(start, stop, times + more) for start, stop, times in meta["repeated"]]}
         return replace(
             self.source,
+            meta=meta,
             ops=tuple(ops),
             tensors=tuple(self.tensors),
             storages=tuple(self.storages),

@@ -37,15 +37,22 @@ def to_micro_batches(stream: Stream, count: int) -> Stream:
 def times_run(stream: Stream) -> list[int]:
     """Counts how often each op runs per step: once, except for those of a micro-batch or of a compiled layer that
     stands for several."""
-    times = [1] * len(stream.ops)
-    for start, stop, count in stream.meta.get("repeated", ()):
-        times[start:stop] = [count] * (stop - start)
+    times = layers_run(stream)
     alike = int(stream.meta.get(_META, 1))
     if alike > 1:
         blocks = _micro_batches(stream)
         if len(blocks) == TRACED:
             block = blocks[_REPEATED]
-            times[block] = [alike] * (block.stop - block.start)
+            times[block] = [alike * count for count in times[block]]
+    return times
+
+
+def layers_run(stream: Stream) -> list[int]:
+    """Counts how often each op runs per micro-batch: once, except for those of a compiled layer that stands for
+    several."""
+    times = [1] * len(stream.ops)
+    for start, stop, count in stream.meta.get("repeated", ()):
+        times[start:stop] = [count] * (stop - start)
     return times
 
 

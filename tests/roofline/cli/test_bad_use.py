@@ -146,7 +146,13 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "unknown precision": (f"predict --gpu {H200} --width 512 --precision fp8", ("'fp8'", "autocast-bf16, bf16")),
     "unknown optimizer": (f"predict --gpu {H200} --width 512 --optimizer lion", ("'lion'", "adamw, adamw-fused")),
     "unknown mode": (f"predict --gpu {H200} --width 512 --mode quick", ("'quick'", "eager, compile")),
-    "compile": (f"predict --gpu {H200} --width 512 --mode compile", ("'compile'", "not modelled yet", "eager")),
+    "a compiler that times": (f"predict --gpu {H200} --width 512 --mode max-autotune", ("'max-autotune'", "timing")),
+    "another compiler": (f"predict --gpu {H200} --width 512 --mode cudagraphs", ("'cudagraphs'", "inductor")),
+    "fused kernels compiled": (
+        f"predict --gpu {H200} --width 512 --mode compile --fused triton", ("fused", "'triton'", "fuses")),
+    "compiled on the processor": ("predict --gpu cpu --width 512 --mode compile", ("'compile'", "'cpu'", "eager")),
+    "the largest batch compiled": (
+        f"predict --gpu {H200} --width 512 --mode compile --largest-batch", ("compiled", "--batch")),
     "no micro-batch": (f"predict --gpu {H200} --width 512 --accumulate 0", ("accumulate is 0", "at least 1")),
     "unknown checkpointing": (f"predict --gpu {H200} --width 512 --checkpoint half", ("'half'", "none, full")),
     "no such module": (f"predict --gpu {H200} --module no_such:f", ("'no_such:f'", "No module named", "PYTHONPATH")),

@@ -1,19 +1,19 @@
-"""Asks a process of its own for a compiled step's code, and waits for it within a time limit.
+"""Asks processes of their own for compiled steps' code, and waits for them within a time limit.
 
-What the process does to torch (`fake_gpu`, `fake_cuda`) and what inductor remembers there ends with it.
+What a process does to torch (`fake_gpu`, `fake_cuda`) and what inductor remembers there ends with it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from flopcast.child import PARENT
+from flopcast import child
 from flopcast.errors import UsageError
 from flopcast.progress import progress
 from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked, Break, OutputCode
@@ -28,36 +28,58 @@ def output_code(asked: Asked, *, max_seconds: float = MAX_SECONDS) -> OutputCode
 
     Raises UsageError: an unknown mode, no Triton, a step that torch cannot compile (why), or the time limit.
     """
+    with compiling(asked, max_seconds=max_seconds) as result:
+        return result()
+
+
+@contextmanager
+def compiling(asked: Asked, *, max_seconds: float = MAX_SECONDS) -> Iterator[Callable[[], OutputCode]]:
+    """As `output_code`, in the background: yields a function that waits for the code. The process ends here."""
     if asked.mode not in MODES:
         raise UsageError(f"mode {asked.mode!r}: valid are {', '.join(MODES)}")
-    # it imports from where this process does, and its caches are its own
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), PARENT: str(os.getpid())}
     with (
         tempfile.TemporaryDirectory(prefix="flopcast-compiled-") as folder,
-        progress("compiling for the GPU"),
         open(Path(folder) / "stderr", "w+", encoding="utf-8", errors="replace") as errors,
     ):
-        # it uses no GPU that is there, and compiles even where eager steps are wanted
-        environment |= {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder, "CUDA_VISIBLE_DEVICES": "",
-                        "TORCHDYNAMO_DISABLE": "0", "TORCH_COMPILE_DISABLE": "0"}  # fmt: skip
+        # its caches are its own, it uses no GPU that is there, and compiles even where eager steps are wanted
+        environment = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder, "CUDA_VISIBLE_DEVICES": "",
+                       "TORCHDYNAMO_DISABLE": "0", "TORCH_COMPILE_DISABLE": "0"}  # fmt: skip
         try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", _PROCESS], env=environment, text=True, timeout=max_seconds,
-                input=json.dumps(asdict(asked)), stdout=subprocess.PIPE, stderr=errors,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as fault:
-            raise UsageError(
-                f"the step is not compiled after {max_seconds:g} s: fewer layers take less time"
-            ) from fault
-        errors.seek(0)
-        told = errors.read().strip().splitlines()
-    if done.returncode != 0:
-        raise UsageError(f"the step cannot be compiled here: {told[-1] if told else f'exit {done.returncode}'}")
-    answer = json.loads(done.stdout)
-    if "refused" in answer:
-        raise UsageError(answer["refused"])
+            process = child.start(_PROCESS, environment, errors)
+        except OSError as fault:
+            raise UsageError(f"no process can be started to compile in: {fault}") from fault
+        assert process.stdin is not None
+        json.dump(asdict(asked), process.stdin)  # less than a pipe holds: the process works from here on
+        process.stdin.close()
+        process.stdin = None
+
+        def result() -> OutputCode:
+            with progress("compiling for the GPU"):
+                try:
+                    answer, _ = process.communicate(timeout=max_seconds)
+                except subprocess.TimeoutExpired as fault:
+                    raise UsageError(
+                        f"the step is not compiled after {max_seconds:g} s: fewer layers take less time"
+                    ) from fault
+            errors.seek(0)
+            return _read(answer, process.returncode, errors.read())
+
+        try:
+            yield result
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def _read(answer: str, code: int, told: str) -> OutputCode:
+    if code != 0:
+        lines = told.strip().splitlines()
+        raise UsageError(f"the step cannot be compiled here: {lines[-1] if lines else f'exit {code}'}")
+    found = json.loads(answer)
+    if "refused" in found:
+        raise UsageError(found["refused"])
     return OutputCode(
-        graphs=tuple(answer["graphs"]), calls=tuple(answer["calls"]), captured=answer["captured"],
-        breaks=tuple(Break(**found) for found in answer["breaks"]), waits=tuple(answer["waits"]),
-        torch=answer["torch"], triton=answer["triton"],
+        graphs=tuple(found["graphs"]), calls=tuple(found["calls"]), captured=found["captured"],
+        breaks=tuple(Break(**one) for one in found["breaks"]), waits=tuple(found["waits"]),
+        torch=found["torch"], triton=found["triton"],
     )  # fmt: skip

@@ -180,7 +180,7 @@ def test_rows_that_cannot_be_done_stay_in_place_and_cost_the_others_nothing() ->
         {"width": "512", "heads": "6", "kv_heads": "4"},
         {"width": "512"},
         {"width": "512", csv_files.EXTRA: "4, true"},
-        {"width": "512", "mode": "compile"},
+        {"width": "512", "mode": "max-autotune"},
         {"config": "qwen9"},
         {"width": "8"},
         {"width": "512", "precision": "fp8"},
@@ -189,7 +189,7 @@ def test_rows_that_cannot_be_done_stay_in_place_and_cost_the_others_nothing() ->
     found = step_sweep.sweep(rows, [H200], lambda gpu: None, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (7, 7)
     assert [bool(row.get("step_seconds")) for row in found] == [False, True, *[False] * 5]
-    said = ("kv_heads 4", None, "beyond the last column: 4, true", "not modelled yet", "qwen9", "0 layers", "'fp8'")
+    said = ("kv_heads 4", None, "beyond the last column: 4, true", "takes the GPU itself", "qwen9", "0 layers", "'fp8'")
     for row, part in zip(found, said, strict=True):
         assert part is None if row["reason"] is None else part is not None and part in row["reason"]
 

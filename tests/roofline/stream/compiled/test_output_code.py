@@ -11,6 +11,7 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -28,6 +29,7 @@ from flopcast.roofline.stream.compiled.kernel_source import (
     read_kernel,
 )
 from flopcast.roofline.stream.compiled.launches import Graph, Kind, storage_bytes
+from flopcast.roofline.stream.compiled.layers import alike
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.compiled.profiled import join
 
@@ -75,6 +77,21 @@ def test_the_mlps_launches_are_the_kernels_profiled(mode: str) -> None:
     told = [name.split("<")[0] for name, _ in joined.outside]
     copies = ["Memcpy DtoD (Device -> Device)"] * 2 if mode == "compile-graphs" else []
     assert told == [*copies, "void at::native::vectorized_elementwise_kernel"]  # the loss's own gradient, 1
+
+
+def test_graphs_that_are_captured_launch_the_same() -> None:
+    """Two layers of Qwen3-0.6B for mode "reduce-overhead", by torch 2.11 without a GPU: parts of the graph in functions
+    of their own, which the caller hands what it has, and the rest as recorded without capture."""
+    text = gzip.decompress((Path(__file__).parent / "captured.code.gz").read_bytes()).decode()
+    for captured, graph in zip(read_output_code(text), graphs_of("qwen3-0.6b-l2-4x256"), strict=True):
+        assert captured.captured == ((0, len(graph.launches)),)
+        assert [alike(launch) for launch in captured.launches] == [alike(launch) for launch in graph.launches]
+        assert Counter(b.bytes for b in captured.buffers) == Counter(b.bytes for b in graph.buffers)
+        kept = [Counter(b.bytes for b in one.buffers if b.died is None) for one in (captured, graph)]
+        assert kept[0] == kept[1]
+        assert (captured.label, len(captured.inputs), len(captured.outputs)) == (
+            graph.label, len(graph.inputs), len(graph.outputs),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from flopcast import child
 from flopcast.child import PARENT
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe import training_step
@@ -102,11 +103,11 @@ def test_a_trace_ends_with_the_command_that_asked_for_it(monkeypatch: pytest.Mon
         raise EOFError(os.environ.pop(PARENT))
 
     started = trace_process._started
-    monkeypatch.setattr(trace_process, "sys", SimpleNamespace(modules={}, executable=sys.executable, path=sys.path))
+    monkeypatch.setattr(trace_process, "sys", SimpleNamespace(modules={}, executable=sys.executable))
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "Popen", lambda command, env, **_: env[PARENT])
         monkeypatch.setenv(PARENT, str(started()))
-    monkeypatch.setattr(trace_process, "end_with_parent", told)
+    monkeypatch.setattr(child, "end_with_parent", told)
     with pytest.raises(EOFError, match=f"^{os.getpid()}$"):
         trace_process.main()
 

@@ -1,0 +1,125 @@
+"""The streams of compiled steps as they are asked for, of code that inductor generated on an H200."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.roofline.gpu.catalogue.datasheets import load_specs
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.stream.library import compiled
+from flopcast.roofline.stream.library.stored import shipped_path, stream_key
+from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
+from flopcast.roofline.stream.model.models import depth_of, load_config, with_depth
+from flopcast.roofline.stream.model.run import Run, Traced, chip_of
+from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.to_micro_batches import times_run
+from flopcast.roofline.stream.tracer.compiler.asked import Asked, Break, OutputCode
+
+CONFIG = load_config("qwen3-0.6b")
+RUN = Run(batch=8, seq=1024, optimizer="adamw-fused", mode="compile")
+RECORDED = {2: "qwen3-0.6b-l2", 3: "qwen3-0.6b-l3", 28: "qwen3-0.6b-8x1024"}
+LAUNCHES = 1641 + 2  # recorded, and gradients of the loss, 1, and of the logits, which nothing else uses, 0
+H200 = "cuda 9.0 132"
+
+
+@pytest.fixture
+def compilers(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Asked]:
+    """Answers with recorded code; the list of what was asked."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[Asked] = []
+
+    @contextmanager
+    def compiling(one: Asked) -> Iterator[Callable[[], OutputCode]]:
+        asked.append(one)
+        case = RECORDED[depth_of(one.config or {})]
+        text = gzip.decompress((root / f"reports/nvidia-h200/compiled-steps/{case}.code.gz").read_bytes()).decode()
+        found = Break(reason="print", where="net.py:3, in forward: print(x)")
+        yield lambda: OutputCode(
+            graphs=tuple(part for part in text.split("# ---- graph ") if part), calls=(0, 1), captured=1,
+            breaks=(found,), waits=(found.where,), torch="2.11.0+cu130", triton="3.6.0",
+        )  # fmt: skip
+
+    monkeypatch.setattr(compiled, "compiling", compiling)
+    return asked
+
+
+@pytest.fixture(autouse=True)
+def text_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded text is marked already."""
+    monkeypatch.setattr(
+        OutputCode, "text", property(lambda code: "\n".join(f"# ---- graph {part}" for part in code.graphs))
+    )
+
+
+def launches(stream: Stream) -> int:
+    of_graphs = [times for op, times in zip(stream.ops, times_run(stream), strict=True) if op.phase != "optimizer"]
+    return sum(of_graphs)
+
+
+def test_two_depths_are_compiled_for_the_gpu_and_any_other_follows(compilers: list[Asked]) -> None:
+    traced = RUN.traced_on(H200)
+    assert not is_at_hand(CONFIG, traced)
+    stream = get_stream(CONFIG, traced)
+    assert [depth_of(one.config or {}) for one in compilers] == [2, 3]
+    assert {(one.batch, one.seq, one.mode) for one in compilers} == {(8, 1024, "compile")}
+    assert compilers[0].gpu == {"capability": [9, 0], "sm_count": 132}
+    assert (stream.depth, stream.n_params) == (28, get_stream(CONFIG, compiled.as_eager(traced)).n_params)
+    assert launches(stream) == LAUNCHES
+    assert launches(get_stream(with_depth(CONFIG, 64), traced)) == LAUNCHES + 36 * 58
+    assert is_at_hand(with_depth(CONFIG, 7), traced)
+    assert len(compilers) == 2
+    told = stream.meta
+    assert (told["mode"], told["torch"], told["triton"]) == ("compile", "2.11.0", "3.6.0")
+    assert told["breaks"][0]["where"] == told["waits"][0] == "net.py:3, in forward: print(x)"
+    ((_, first, last), (label, start, stop)) = told["graphs"]
+    assert (first, last, label, stream.ops[stop + 1].phase) == (0, start - 3, "0_backward", "optimizer")
+
+
+@pytest.mark.parametrize("count", [2, 4, 6])
+def test_micro_batches_run_the_graphs_again_and_add_their_gradients(compilers: list[Asked], count: int) -> None:
+    one = get_stream(CONFIG, RUN.traced_on(H200))
+    stream = get_stream(CONFIG, replace(RUN, accumulate=count).traced_on(H200))
+    names = Counter[str]()
+    for op, times in zip(stream.ops, times_run(stream), strict=True):
+        names[op.name] += times * (op.phase != "optimizer")
+    tensors = 2 + 11 * 28  # parameters: embeddings, the last norm, and of each layer
+    assert names["aten.add_.Tensor"] == (count - 1) * tensors
+    assert names["aten.div.Tensor"] == 2 * count
+    assert launches(stream) == count * (launches(one) + 2) + (count - 1) * tensors
+    profile = find_profile("nvidia-h200")
+    peaks = [PricedStep(each, RUN, profile).peak_bytes for each in (one, stream)]
+    assert peaks[0] < peaks[1] <= peaks[0] + 4 * one.n_params  # gradients stay, another's are made
+
+
+def test_layers_that_are_not_alike_are_compiled_whole(compilers: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECORDED, 2, "gpt2-l2")
+    stream = get_stream(CONFIG, RUN.traced_on(H200))
+    assert [depth_of(one.config or {}) for one in compilers] == [2, 3, 28]
+    assert (stream.depth, launches(stream), stream.meta["repeated"]) == (28, LAUNCHES, [])
+    get_stream(CONFIG, RUN.traced_on(H200))
+    assert len(compilers) == 3
+
+
+def test_eager_streams_keep_their_names_and_compiled_ones_have_a_chip() -> None:
+    assert shipped_path(stream_key(with_depth(CONFIG, 3), Traced())).is_file()
+    chips = {
+        name: chip_of({"type": "cuda", "capability": spec.capability, "sm_count": spec.sm_count})
+        for name, spec in load_specs().items()
+    }
+    assert chips["nvidia-h100-sxm"] == chips["nvidia-h200"] == H200
+    assert chips["nvidia-a100-40gb-sxm"] == chips["nvidia-a100-80gb-pcie"] == "cuda 8.0 108"
+    keys = {stream_key(CONFIG, replace(RUN, mode=mode).traced_on(chip)) for mode in ("compile", "compile-graphs")
+            for chip in chips.values()}  # fmt: skip
+    assert len(keys) == 2 * len(set(chips.values()))
+    assert replace(RUN, mode="eager").traced_on(H200) == replace(RUN, mode="eager").traced_on("cuda")
+    with pytest.raises(UsageError, match="on 'cpu': compiled steps are modelled on GPUs"):
+        RUN.traced_on("cpu")
