@@ -45,9 +45,9 @@ class GeneratedLaw:
     `ramp_bytes` half; `step` of a load after others, `chain` of one by what was loaded, `reduction` of a wait for other
     threads, `turn` of a row after another. Shares of the datasheet's bandwidth: `read`, `written`; of its L2:
     `resident`. Per clock and SM: `cached` bytes from the L2. Clocks of an SM: of an instruction (`arithmetic`), a sine
-    (`trigonometric`), four bytes loaded or stored (`request`), one element whose neighbours lie elsewhere besides
-    (`gather`). `tail`: what the last rows cost, of the time of as many rows as there are SMs. `overlap`: exponent of
-    the smooth maximum."""
+    (`trigonometric`), a load or store, whatever its width (`access`), four bytes of it (`request`), one element whose
+    neighbours lie elsewhere besides (`gather`). `tail`: what the last rows cost, of the time of as many rows as there
+    are SMs. `overlap`: exponent of the smooth maximum."""
 
     floor: NonNegative
     load: NonNegative
@@ -63,6 +63,7 @@ class GeneratedLaw:
     resident: Positive
     arithmetic: NonNegative
     trigonometric: NonNegative
+    access: NonNegative
     request: NonNegative
     gather: NonNegative
     tail: NonNegative
@@ -102,6 +103,7 @@ def parts(kernel: GeneratedKernel, rates: Rates, law: GeneratedLaw) -> Parts:
     issued = (
         law.arithmetic * work.arithmetic
         + law.trigonometric * work.trigonometric
+        + law.access * work.accesses
         + law.request * work.requested / WORD
         + law.gather * work.gathered
     )

@@ -19,15 +19,16 @@ from flopcast.roofline.stream.compiled.launches import Work
 
 BYTES_OF_REGISTER = 4
 VECTOR_BYTES = 16  # that a thread loads or stores at most at a time
-ADDRESSING = 4  # instructions of one such access: an address of 64 bits and its condition
 LONG = 64  # neighbours, more than any vector has
 LINE_BYTES = 32  # of what an access to memory moves at least
 # Instructions of a thread and results of the special function unit, counted by hand from how libdevice computes these
 # functions, without branches that ordinary arguments do not take: right within a few instructions.
+# Ten rounds of two products of 32 by 32 bits, at a quarter of the rate, and two xors of three numbers each.
+PHILOX = 10 * (2 * 4 + 2)
 COSTS = {
     "exp": (8, 1), "exp2": (2, 1), "expm1": (20, 1), "log": (4, 1), "log2": (2, 1), "log1p": (20, 1),
     "rsqrt": (2, 1), "sqrt": (6, 1), "sqrt_rn": (8, 1), "erf": (25, 1), "tanh": (16, 2), "sigmoid": (15, 2),
-    "welford_reduce": (11, 1), "pow": (40, 2), "div_rn": (8, 1), "rand": (60, 0), "randn": (80, 4),
+    "welford_reduce": (11, 1), "pow": (40, 2), "div_rn": (8, 1), "rand": (PHILOX, 0), "randn": (PHILOX + 20, 4),
     "online_softmax_combine": (28, 2),
 }  # fmt: skip
 DIVISION = (5, 1)
@@ -76,6 +77,7 @@ class _Counter:
         self.kernel = kernel
         self.sizes = dict(sizes)
         self.work = Work()
+        self.computed: dict[str, _Known] = {}  # expressions of the statements at hand, each of which is computed once
         self.reductions = 0  # among the threads of a program, in the statements at hand
         fastest = self._fastest(frozenset(sizes))
         self.known = {
@@ -94,6 +96,7 @@ class _Counter:
 
     def statements(self, body: Iterable[ast.stmt], turns: float) -> None:
         deepest, reductions, self.reductions = 0, self.reductions, 0
+        computed, self.computed = self.computed, {}
         for statement in body:
             if isinstance(statement, (ast.For, ast.While)):
                 self.statements(statement.body, self._turns(statement))
@@ -104,7 +107,7 @@ class _Counter:
         self.work = self.work.plus(
             steps=min(deepest, 1) * turns, chained=max(deepest - 1, 0) * turns, reductions=(self.reductions > 0) * turns
         )
-        self.reductions = reductions
+        self.reductions, self.computed = reductions, computed
 
     def _turns(self, loop: ast.For | ast.While) -> float:
         text = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
@@ -146,7 +149,16 @@ class _Counter:
         self.work = self.work.plus(**{name: count * amount for name, amount in per_element.items() if amount})
 
     def _value(self, node: ast.expr, is_address: bool = False) -> _Known:
-        """What an expression depends on; its work is counted on the way, that of addresses apart."""
+        """What an expression depends on; its work is counted on the way, that of addresses apart, and once if the same
+        stands in several places, as a compiler finds it."""
+        if not isinstance(node, (ast.BinOp, ast.Compare, ast.BoolOp)):
+            return self._new_value(node, is_address)
+        key = ast.dump(node)
+        if key not in self.computed:
+            self.computed[key] = self._new_value(node, is_address)
+        return self.computed[key]
+
+    def _new_value(self, node: ast.expr, is_address: bool) -> _Known:
         match node:
             case ast.Constant(value=value):
                 return _Known(strides={}, run=LONG, multiple=_power(value) if isinstance(value, int) else 1)
@@ -248,9 +260,10 @@ class _Counter:
             return _Known(axes, depth)
         share = HALF if method == "load" and self._is_conditional(node) else 1.0
         is_gathered = self._is_gathered(axes, where.strides, size)
-        at_once = 1 if is_gathered else min(where.run, where.multiple, max(VECTOR_BYTES // size, 1))
+        most = min(max(VECTOR_BYTES // size, 1), self._together(node, method, axes))
+        at_once = 1 if is_gathered else min(where.run, where.multiple, most)
         cast = 1.0 if size != BYTES_OF_REGISTER else 0.0
-        self._add(axes, arithmetic=share * (cast + ADDRESSING / at_once))
+        self._add(axes, arithmetic=share * cast, accesses=share / at_once)
         count = self._count(axes) * share
         self.work = self.work.plus(
             requested=count * max(size, BYTES_OF_REGISTER / at_once), gathered=count if is_gathered else 0.0
@@ -264,6 +277,14 @@ class _Counter:
         if strides is None or any(0 < abs(stride) * size < LINE_BYTES for stride in strides.values()):
             return False
         return any(abs(strides.get(axis, 0.0)) * size >= LINE_BYTES for axis in self._fastest(axes))
+
+    def _together(self, node: ast.Call, method: str, axes: Axes) -> int:
+        """How many neighbours share their condition, that the index is within the kernel's: where the number of indices
+        is odd each has its own, and is loaded alone."""
+        given = node.args[1 + (method != "load") :][:1]
+        masks = {part.id for mask in given for part in ast.walk(mask) if isinstance(part, ast.Name)}
+        ends = (axis for axis in self._fastest(axes) if masks & {f"{axis}mask", f"{axis}_mask"})
+        return min((_power(self.sizes[axis]) for axis in ends), default=LONG)
 
     @staticmethod
     def _is_conditional(load: ast.Call) -> bool:

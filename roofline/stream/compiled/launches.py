@@ -50,8 +50,8 @@ class Work:
     """What one launch of a generated kernel does besides moving bytes (`instructions.py`).
 
     Of all threads together: `arithmetic` instructions; `special`, results of the special function unit;
-    `trigonometric`, sines and cosines; `requested`, bytes of loads and stores, those that a cache serves too;
-    `gathered`, elements loaded or stored whose neighbours lie in other lines of memory.
+    `trigonometric`, sines and cosines; `accesses`, loads and stores, each of a vector; `requested`, their bytes, those
+    that a cache serves too; `gathered`, elements loaded or stored whose neighbours lie in other lines of memory.
 
     Of one thread: `steps`, loads that it does one after another, of which `chained` more need what others have loaded;
     `reductions`, how often it waits for the other threads of its program; `turns`, the rows that it takes one after
@@ -61,6 +61,7 @@ class Work:
     arithmetic: NonNegative = 0.0
     special: NonNegative = 0.0
     trigonometric: NonNegative = 0.0
+    accesses: NonNegative = 0.0
     requested: NonNegative = 0.0
     gathered: NonNegative = 0.0
     steps: NonNegative = 0.0

@@ -35,7 +35,7 @@ def test_a_law_is_found_again_in_the_times_that_it_gives_though_one_is_wrong() -
 def test_the_table_says_what_was_fitted_and_what_was_held_out() -> None:
     known, held = row(2**20, 0.0), replace(row(2**22, 0.0, factor=1 / 1.1), case="another")
     shown = generated.report([replace(known, case=generated.FIT[0]), held], fitted(), RATES)
-    assert "1 kernels of 4 steps fitted, 1 of 1 held out" in shown
+    assert "1 kernels of 6 steps fitted, 1 of 1 held out" in shown
     assert "| another | 1 | 0.00 | +10.0% | 10.0% | 10.0% |" in shown
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flopcast.roofline.stream.compiled.instructions import ADDRESSING, SHUFFLES, WARP, work_of
+from flopcast.roofline.stream.compiled.instructions import SHUFFLES, WARP, work_of
 from flopcast.roofline.stream.compiled.kernel_source import read_kernel
 from flopcast.roofline.stream.compiled.launches import Work
 
@@ -35,7 +35,7 @@ def pointwise(value: str, load: str = "in_ptr0 + (x0)", dtype: str = "fp32") -> 
 
 def test_a_copy_loads_and_stores_four_floats_at_a_time() -> None:
     found = pointwise("tmp0")
-    assert found == Work(arithmetic=1024 * 2 * ADDRESSING / 4, requested=1024 * 8, steps=1)
+    assert found == Work(accesses=1024 * 2 / 4, requested=1024 * 8, steps=1)
 
 
 def test_functions_cost_what_they_compute() -> None:
@@ -65,7 +65,30 @@ def test_rows_of_an_odd_length_are_loaded_one_by_one() -> None:
         work(body.format(columns=columns), "reduction", dtype="bf16", x=8, r0_=4096) for columns in (50256, 50257)
     )
     assert odd.requested == 2 * even.requested
-    assert odd.arithmetic > even.arithmetic
+    assert odd.accesses == 8 * even.accesses
+
+
+def test_where_rows_end_at_an_odd_place_each_element_has_its_own_condition() -> None:
+    """Inductor pads rows of 50,257 so that they begin at 16 bytes; they still end within a vector."""
+    body = "x0 = xindex\nr0_1 = r0_index\ntmp0 = tl.load(in_ptr0 + (r0_1 + 50264*x0), {mask})"
+    whole, ends, even = (
+        work(body.format(mask=mask), "reduction", dtype="bf16", x=8, r0_=columns)
+        for mask, columns in (("None", 50257), ("r0_mask", 50257), ("r0_mask", 50264))
+    )
+    assert ends.accesses == 8 * whole.accesses
+    assert even.accesses == whole.accesses
+
+
+def test_what_stands_in_several_places_is_computed_once() -> None:
+    index = "((x0 // 3) * 5 + x0 % 7)"
+    body = f"x0 = xindex\ntmp0 = tl.load(in_ptr0 + ({index}), None)\ntmp1 = tl.load(in_ptr0 + (1 + {index}), None)"
+    once, twice = work("\n".join(body.splitlines()[:2]), x=1024), work(body, x=1024)
+    assert twice.arithmetic == once.arithmetic > 0
+    assert twice.accesses == 2 * once.accesses
+    # in another turn of a loop it is computed anew
+    loops = "for r0_offset in tl.range(0, r0_numel, R0_BLOCK):\n    tmp0 = r0_index * 3 + r0_index // 7\n"
+    one, two = (work(loops * count, "reduction", x=1, r0_=4096).arithmetic for count in (1, 2))
+    assert two == 2 * one
 
 
 def test_a_row_s_scale_is_computed_by_the_threads_of_the_row() -> None:
