@@ -20,8 +20,8 @@ from flopcast.roofline.stream.ops.op_stream import Stream, load, save
 # Increased when the tracer gives another stream for the same model: streams cached before are then traced again.
 TRACER = 3
 
-# As TRACER, of the streams of compiled steps.
-READER = 1
+# As TRACER, of the streams of compiled steps; also when what is counted of a generated kernel changes.
+READER = 2
 
 # Run options that are left out of the key at these values.
 _DEFAULTS = {"accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0, "mode": "eager"}
