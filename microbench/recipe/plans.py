@@ -62,6 +62,10 @@ class StepPlan:
     checkpoint: str = "none"
     fused: str = "none"
     clip: float = 0.0
+    finetune: str = "full"
+    lora_rank: int = 16
+    lora_targets: str = "all-linear"
+    base_dtype: str = "auto"
     module: str = ""
     group: str = "ladder"
 
@@ -74,6 +78,9 @@ class StepPlan:
         run += "" if self.checkpoint == "none" else f"/checkpoint-{self.checkpoint}"
         run += "" if self.fused == "none" else f"/fused-{self.fused}"
         run += f"/clip{self.clip:g}" if self.clip else ""
+        run += "" if self.finetune == "full" else f"/{self.finetune}"
+        run += f"{self.lora_rank}-{self.lora_targets}" if self.finetune == "lora" else ""
+        run += "" if self.base_dtype == "auto" else f"/base-{self.base_dtype}"
         if self.module:
             return f"step/{self.name}/{self.module}/{run}"
         c = self.config

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from flopcast.microbench.recipe.finetune import LORA_RANK, LORA_TARGETS, fine_tuned
 from flopcast.microbench.recipe.optimizers import make_optimizers
 
 PRECISIONS = ("autocast-bf16", "bf16", "tf32", "fp32")
@@ -116,12 +117,17 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def build_model(
-    config: Mapping[str, Any], attention: str = "sdpa", precision: str = "autocast-bf16", checkpoint: str = "none"
+    config: Mapping[str, Any],
+    attention: str = "sdpa",
+    precision: str = "autocast-bf16",
+    checkpoint: str = "none",
+    base_dtype: str = "auto",
 ) -> torch.nn.Module:
     """A causal language model from the fields of a transformers config.json, on the default device.
 
-    Weights are fp32, except with precision "bf16". A built model is not cast, because fake tensors cannot be cast and
-    tables that transformers keeps in fp32 (rotary frequencies) would be cast too.
+    Weights are of `base_dtype`, "bf16" or "fp32"; "auto" is fp32, except with precision "bf16". A built model is not
+    cast, because fake tensors cannot be cast and tables that transformers keeps in fp32 (rotary frequencies) would be
+    cast too.
     Raises ValueError when transformers does not know the `model_type` or refuses a field.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -134,7 +140,7 @@ def build_model(
     model: torch.nn.Module = AutoModelForCausalLM.from_config(
         transformers_config,
         attn_implementation=attention,
-        dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
+        dtype=torch.bfloat16 if "bf16" in (precision, base_dtype) else torch.float32,
     )
     model.train()
     set_checkpointing(model, checkpoint)
@@ -192,6 +198,10 @@ def build(
     checkpoint: str = "none",
     fused: str = "none",
     clip: float = 0.0,
+    finetune: str = "full",
+    lora_rank: int = LORA_RANK,
+    lora_targets: str = LORA_TARGETS,
+    base_dtype: str = "auto",
     seed: int = 0,
 ) -> TrainingStep:
     """Builds a step ready to run on `device`: weights are drawn there, tokens are from torch.randint, and every
@@ -206,7 +216,8 @@ def build(
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     with torch.device(device):
-        model = build_model(config, attention, precision, checkpoint)
+        model = build_model(config, attention, precision, checkpoint, base_dtype)
+        model = fine_tuned(model, finetune, lora_rank, lora_targets)
     use_fused(model, fused)
     vocabulary = int(config["vocab_size"])
     input_ids = torch.randint(0, vocabulary, (batch, seq), device=device)

@@ -120,6 +120,10 @@ class Plan(TypedDict, total=False):
     checkpoint: str
     fused: str
     clip: NonNegative
+    finetune: str
+    lora_rank: Size
+    lora_targets: str
+    base_dtype: str
     module: str
     group: str
 

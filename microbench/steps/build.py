@@ -29,8 +29,10 @@ def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingSt
         return training_step.build_module(module, batch, device, loss_fn=loss_fn[0] if loss_fn else None, **run)
     attention = attention_implementation(plan.attention)
     return training_step.build(
-        plan.config, device, batch=plan.batch, seq=plan.seq, attention=attention, fused=plan.fused, **run
-    )
+        plan.config, device, batch=plan.batch, seq=plan.seq, attention=attention, fused=plan.fused,
+        finetune=plan.finetune, lora_rank=plan.lora_rank, lora_targets=plan.lora_targets, base_dtype=plan.base_dtype,
+        **run,
+    )  # fmt: skip
 
 
 def _factory(name: str) -> Callable[..., Any]:

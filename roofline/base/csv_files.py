@@ -220,11 +220,12 @@ def parse_cell(name: str, text: str, kind: type) -> Any:
         if text.lower() not in ("true", "false"):
             raise UsageError(f"{name} is {text!r}: valid are true and false")
         return text.lower() == "true"
-    if kind is int:
+    if kind in (int, float):
         try:
-            return int(text.removesuffix(".0"))
+            return float(text) if kind is float else int(text.removesuffix(".0"))
         except ValueError:
-            raise UsageError(f"{name} is {text!r}: valid is an integer") from None
+            what = "a number" if kind is float else "an integer"
+            raise UsageError(f"{name} is {text!r}: valid is {what}") from None
     return text
 
 

@@ -31,6 +31,7 @@ from flopcast.roofline.cli.shared import stopped
 from flopcast.roofline.cli.shared.characters import never_fail_to_encode
 from flopcast.roofline.cli.shared.groups import expanded
 from flopcast.roofline.cli.step.explain import explain
+from flopcast.roofline.cli.step.finetune import finetune
 from flopcast.roofline.cli.step.predict import predict
 from flopcast.roofline.cli.step.sweep import sweep
 from flopcast.roofline.cli.step.validate import validate
@@ -94,7 +95,8 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 # In the order of `flopcast --help`: what a GPU does, what a step costs, what to choose.
 for command in (
-    gpus, bench, fit, roofline, kernels, compare, report, predict, explain, sweep, validate, widths, cost, prices, plan,
+    gpus, bench, fit, roofline, kernels, compare, report, predict, explain, sweep, finetune, validate, widths, cost,
+    prices, plan,
 ):  # fmt: skip
     app.command()(expanded(command))
 app.command("import")(import_table)

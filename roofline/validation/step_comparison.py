@@ -59,7 +59,7 @@ METHODS = ("roofline", "six_n", "torch")
 # The settings of a plan that have a column each.
 _SETTINGS = (
     "batch", "seq", "precision", "optimizer", "matmul", "attention", "accumulate", "checkpoint", "fused", "clip",
-    "module",
+    "finetune", "lora_rank", "lora_targets", "base_dtype", "module",
 )  # fmt: skip
 
 
@@ -124,7 +124,8 @@ class StepComparison:
         words = {
             "optimizer": plan.optimizer.removeprefix("adamw-"), "matmul": plan.matmul, "attention": plan.attention,
             "precision": plan.precision, "checkpoint": "checkpoint", "accumulate": f"accumulate {plan.accumulate}",
-            "fused": f"fused {plan.fused}", "clip": f"clip {plan.clip:g}",
+            "fused": f"fused {plan.fused}", "clip": f"clip {plan.clip:g}", "finetune": plan.finetune,
+            "lora_rank": f"rank {plan.lora_rank}", "lora_targets": plan.lora_targets, "base_dtype": plan.base_dtype,
         }  # fmt: skip
         unusual = [text for name, text in words.items() if getattr(plan, name) != getattr(usual, name)]
         size = f"{plan.batch}" if plan.module else f"{plan.batch}x{plan.seq}"

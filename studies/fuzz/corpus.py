@@ -173,7 +173,7 @@ def make(folder: Path) -> None:
     config = json.loads(FILES["config.json"])
     traced = Run(batch=1, seq=16).traced_on("cuda")
     get_stream(config, traced)  # into the cache
-    shutil.copy(cached_path(stream_key(folded(config), traced)), folder / "stream.json.gz")
+    shutil.copy(cached_path(stream_key(folded(config, traced), traced)), folder / "stream.json.gz")
 
 
 def _some(source: Path, kinds: tuple[str, ...], most: int = ROWS) -> list[dict[str, Any]]:

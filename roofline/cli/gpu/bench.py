@@ -44,7 +44,20 @@ def bench(
     run: Annotated[
         RunOptions,
         Only(
-            "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "matmul", "attention", "fused", "clip"
+            "batch",
+            "seq",
+            "accumulate",
+            "checkpoint",
+            "precision",
+            "optimizer",
+            "matmul",
+            "attention",
+            "fused",
+            "clip",
+            "finetune",
+            "lora_rank",
+            "lora_targets",
+            "base_dtype",
         ),
     ],
     skip_host: Annotated[bool, Option("--skip-host", hidden=True)] = False,

@@ -13,7 +13,7 @@ from typer import Context, Option
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared import completion
 from flopcast.roofline.cli.shared.completion import one_of, several_of
-from flopcast.roofline.stream.model.run import FUSED, MODES, OPTIMIZERS, PRECISIONS, Run
+from flopcast.roofline.stream.model.run import BASE_DTYPES, FUSED, MODES, OPTIMIZERS, PRECISIONS, Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.stream.model.models import Config
@@ -129,6 +129,24 @@ class RunOptions:
     clip: Annotated[
         float, Option(help="Norm to which the gradients are clipped before the optimizer steps; 0 for none.")
     ] = Run.clip
+    finetune: Annotated[
+        str,
+        Option(
+            help="What is trained: full (all), last=N (the last N layers) or lora (adapters, by peft).",
+            autocompletion=one_of(("full", "lora", "last=")),
+        ),
+    ] = Run.finetune
+    lora_rank: Annotated[int, Option(help="Rank of LoRA's adapters.")] = Run.lora_rank
+    lora_targets: Annotated[
+        str, Option(help="What has adapters: all-linear, or names of linear layers, as q_proj,v_proj.")
+    ] = Run.lora_targets
+    base_dtype: Annotated[
+        str,
+        Option(
+            help="Dtype of the weights: bf16 or fp32. auto: bf16 under LoRA's adapters, else as --precision says.",
+            autocompletion=one_of(BASE_DTYPES),
+        ),
+    ] = Run.base_dtype
     mode: Annotated[
         str,
         Option(

@@ -43,6 +43,12 @@ def module_stream(
         return _compiled(source, run, device, loss_fn=loss_fn, sizes=sizes or {}, gpu=gpu)
     from flopcast.roofline.stream.tracer.trace import trace_module
 
+    for name in ("finetune", "base_dtype"):
+        if (value := getattr(run, name)) != getattr(Run, name):
+            raise UsageError(
+                f"{name} {value} of a module: its factory makes the model, in its dtype and with what it freezes or "
+                f"adapts; leave {name} out, or name a config"
+            )
     stream = trace_module(
         source, batch, loss_fn=loss_fn, sizes=sizes, precision=run.precision, optimizer=run.optimizer,
         device=device, accumulate=run.accumulate, checkpoint=run.checkpoint, clip=run.clip, gpu=gpu,

@@ -45,7 +45,7 @@ def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
     traces: dict[str, tuple[Config, Traced]] = {}
     for config, traced in missing:
         found = sources_of(config, traced, "batch") if _model(config, traced) in varied else []
-        needed = {_key(*source): source for source in found or [(folded(config), as_traced(traced))]}
+        needed = {_key(*source): source for source in found or [(folded(config, traced), as_traced(traced))]}
         sources[_key(config, traced)] = list(needed)
         traces |= {key: source for key, source in needed.items() if not is_at_hand(*source)}
     with ExitStack() as stack:
@@ -80,7 +80,7 @@ def trace_into_cache(config: Config, traced: Traced) -> None:
 
 def _key(config: Config, traced: Traced) -> str:
     """Returns the key shared by all depths and numbers of micro-batches that one trace serves."""
-    return canonical_json([folded(config), asdict(as_traced(traced))])
+    return canonical_json([folded(config, traced), asdict(as_traced(traced))])
 
 
 def _model(config: Config, traced: Traced) -> str:

@@ -51,14 +51,14 @@ def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trac
     if vary is not None and sources_of(config, traced, vary) and not is_at_hand(config, traced):
         with suppress(NotDerivable, UsageError):  # raised by the trace of a source, not of the step that was asked for
             found = _follow(config, traced, vary)
-            return to_depth(found, depth) if is_folded(config) else found
+            return to_depth(found, depth) if is_folded(config, traced) else found
     if traced.accumulate > TRACED:
         few = get_stream(config, as_traced(traced), trace=trace)
         with suppress(NotDerivable):
             return to_micro_batches(few, traced.accumulate)
-    base = folded(config)
-    found = _find_or_trace(base, traced, trace, is_folded=is_folded(config))
-    if found.depth == FOLDED_DEPTH and is_folded(config):
+    base = folded(config, traced)
+    found = _find_or_trace(base, traced, trace, is_folded=is_folded(config, traced))
+    if found.depth == FOLDED_DEPTH and is_folded(config, traced):
         return to_depth(found, depth)
     # the layers differ from one another although the config does not say so: they cannot be folded
     return found if base == config else _find_or_trace(config, traced, trace, is_folded=False)
@@ -66,7 +66,7 @@ def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trac
 
 def is_at_hand(config: Config, traced: Traced, *, vary: Vary | None = None) -> bool:
     """Whether `get_stream` answers without a trace."""
-    if is_stored(folded(config), as_traced(traced)) or is_stored(config, as_traced(traced)):
+    if is_stored(folded(config, traced), as_traced(traced)) or is_stored(config, as_traced(traced)):
         return True
     sources = sources_of(config, traced, vary) if vary is not None else []
     return bool(sources) and all(is_stored(*source) for source in sources)
@@ -80,7 +80,7 @@ def sources_of(config: Config, traced: Traced, vary: Vary) -> list[tuple[Config,
         return []
     if vary == "batch":
         batches = BATCHES if traced.batch not in (1, *BATCHES) else ()
-        return [(folded(config), replace(as_stored, batch=batch)) for batch in batches]
+        return [(folded(config, traced), replace(as_stored, batch=batch)) for batch in batches]
     with suppress(NotDerivable):
         return [(reference_of(config, traced), as_stored)]
     return []
@@ -89,7 +89,7 @@ def sources_of(config: Config, traced: Traced, vary: Vary) -> list[tuple[Config,
 def _follow(config: Config, traced: Traced, vary: Vary) -> Stream:
     """Derives the stream from its sources, at their depth. Raises NotDerivable, and UsageError as `get_stream` does."""
     if vary == "batch":
-        return _at_batch(canonical_json(folded(config)), traced)
+        return _at_batch(canonical_json(folded(config, traced)), traced)
     return to_width(_source(canonical_json(reference_of(config, traced)), traced), config)
 
 
@@ -104,15 +104,16 @@ def _source(config: str, traced: Traced) -> Stream:
     return get_stream(json.loads(config), traced)
 
 
-def folded(config: Config) -> Config:
+def folded(config: Config, traced: Traced) -> Config:
     """Returns the config at the depth at which its stream is stored."""
-    return with_depth(config, FOLDED_DEPTH) if is_folded(config) else dict(config)
+    return with_depth(config, FOLDED_DEPTH) if is_folded(config, traced) else dict(config)
 
 
-def is_folded(config: Config) -> bool:
+def is_folded(config: Config, traced: Traced) -> bool:
     """Whether the model's stream is stored at FOLDED_DEPTH. Not for a single layer, which is first and last at once,
-    nor for layers of several types, which are not one layer repeated."""
-    return depth_of(config) >= 2 and len(set(config.get("layer_types") or ())) <= 1
+    nor for layers of several types or of which some are frozen, which are not one layer repeated."""
+    is_alike = len(set(config.get("layer_types") or ())) <= 1 and not traced.finetune.startswith("last=")
+    return depth_of(config) >= 2 and is_alike
 
 
 def as_traced(traced: Traced) -> Traced:

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from flopcast.errors import UsageError
-from flopcast.roofline.stream.model.models import Config, check_config
+from flopcast.roofline.stream.model.models import MOST_LAYERS, Config, check_config
 
 # The dtype whose peak rate a step is compared with.
 PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp32"}
@@ -29,6 +29,9 @@ PRECISIONS = tuple(PEAK_OF)
 OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
 MATMULS = ("torch", "triton", "best")
 ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
+FINETUNES = ("full", "lora")  # and last=N
+BASE_DTYPES = ("auto", "fp32", "bf16")
+MOST_RANK = 65536
 FUSED = ("none", "triton")  # values of `predict --fused`
 
 
@@ -50,6 +53,10 @@ class Traced:
     fused: str = "none"
     clip: float = 0.0
     mode: str = "eager"
+    finetune: str = "full"
+    lora_rank: int = 16
+    lora_targets: str = "all-linear"
+    base_dtype: str = "auto"  # that of the precision: bf16 with precision bf16, else fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +65,8 @@ class Run:
 
     `batch` sequences of `seq` tokens are a micro-batch, `accumulate` micro-batches a step. A step's `flops_counted` is
     the FLOPs of the model over all micro-batches, without what `checkpoint` "full" recomputes (which the breakdown
-    includes). `clip`: the norm to which the gradients are clipped; 0 for none.
+    includes). `clip`: the norm to which the gradients are clipped; 0 for none. `finetune`: what is trained,
+    full, lora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the precision's.
     """
 
     batch: int = 4
@@ -72,6 +80,10 @@ class Run:
     attention: str = "sdpa"
     fused: str = "none"
     clip: float = 0.0
+    finetune: str = "full"
+    lora_rank: int = 16
+    lora_targets: str = "all-linear"
+    base_dtype: str = "auto"
 
     @property
     def tokens(self) -> int:
@@ -98,6 +110,7 @@ class Run:
                 raise UsageError(f"{name} {value!r}: valid are {', '.join(choices)}{why}")
         if not 0 <= self.clip < inf:
             raise UsageError(f"clip is {self.clip:g}: valid is a norm above 0, or 0 for no clipping")
+        self._check_finetune()
         for name in ("matmul", "attention"):
             if getattr(self, name) == "best":
                 raise UsageError(f"{name} 'best' is not modelled yet: use a named backend")
@@ -109,6 +122,8 @@ class Run:
             ("fused", "none", "compiled code fuses these operations itself, and leaves custom ones as they are"),
             ("matmul", "torch", "compiled code calls cuBLAS for its products"),
             ("attention", "sdpa", "compiled code calls what torch picked while it compiled"),
+            ("finetune", "full", "compiled steps that train a part of a model are not modelled yet"),
+            ("base_dtype", "auto", "compiled steps on weights of another dtype are not modelled yet"),
         ):
             if (value := getattr(self, name)) != choice:
                 raise UsageError(f"{name} {value!r} with mode {self.mode!r}: {why}; leave one of the two out")
@@ -116,6 +131,36 @@ class Run:
     def device_of(self, device: Mapping[str, Any]) -> str:
         """Returns what decides the op stream of what a profile says of its device, as `Traced.device`."""
         return str(device["type"]) if self.mode == "eager" else chip_of(device)
+
+    def _check_finetune(self) -> None:
+        """Raises UsageError for what is not valid of fine-tuning."""
+        count = self.finetune.removeprefix("last=")
+        is_last = self.finetune.startswith("last=") and count.isdecimal() and 1 <= int(count) <= MOST_LAYERS
+        if self.finetune == "qlora":
+            raise UsageError(
+                "finetune 'qlora' is not modelled yet: no profile holds the kernels of bitsandbytes that unpack its "
+                "4-bit base; valid are full, lora and last=N. Use lora: QLoRA's weights take a quarter of its bf16 ones"
+            )
+        if self.finetune not in FINETUNES and not is_last:
+            raise UsageError(f"finetune {self.finetune!r}: valid are full, lora and last=N, N layers from 1 on")
+        if self.base_dtype not in BASE_DTYPES:
+            raise UsageError(f"base_dtype {self.base_dtype!r}: valid are {', '.join(BASE_DTYPES)}")
+        if self.base_dtype == "fp32" and self.precision == "bf16":
+            raise UsageError("base_dtype 'fp32' with precision 'bf16', which keeps weights in bf16: leave one out")
+        if not 1 <= self.lora_rank <= MOST_RANK:
+            raise UsageError(f"lora_rank is {self.lora_rank}: valid is an integer of at least 1, at most {MOST_RANK}")
+        for name in ("lora_rank", "lora_targets"):
+            if self.finetune != "lora" and getattr(self, name) != getattr(Run, name):
+                raise UsageError(f"{name} {getattr(self, name)} with finetune {self.finetune}: it is of finetune lora")
+        if not all(part.strip() for part in self.lora_targets.split(",")):
+            raise UsageError(
+                f"lora_targets {self.lora_targets!r}: valid are all-linear, or names of linear layers with commas "
+                "between, such as q_proj,v_proj"
+            )
+        if self.finetune == "lora" and self.fused != "none":
+            raise UsageError(
+                f"fused {self.fused!r} with finetune lora: the fused kernels know no adapters; leave one out"
+            )
 
     def traced_on(self, device: str) -> Traced:
         """Returns the settings of the run that determine the op stream on `device`, which `device_of` or `chip_of`
@@ -128,7 +173,10 @@ class Run:
                 "number of SMs are known; use --mode eager"
             )
         shared = {name: value for name, value in vars(self).items() if name in Traced.__dataclass_fields__}
-        return Traced(**shared, device=device)
+        usual = "bf16" if self.precision == "bf16" else "fp32"
+        base = "bf16" if (self.base_dtype, self.finetune, self.precision) == ("auto", "lora", "autocast-bf16") else ""
+        base = base or self.base_dtype
+        return Traced(**{**shared, "base_dtype": "auto" if base == usual else base}, device=device)
 
 
 def chip_of(device: Mapping[str, Any]) -> str:

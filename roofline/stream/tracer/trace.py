@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from flopcast.errors import FlopcastError, UsageError
+from flopcast.microbench.recipe.finetune import LORA_RANK, LORA_TARGETS, fine_tuned
 from flopcast.microbench.recipe.optimizers import make_optimizers
 from flopcast.microbench.recipe.training_step import (
     FunctionStep,
@@ -133,6 +134,10 @@ def trace(
     checkpoint: str = "none",
     fused: str = "none",
     clip: float = 0.0,
+    finetune: str = "full",
+    lora_rank: int = LORA_RANK,
+    lora_targets: str = LORA_TARGETS,
+    base_dtype: str = "auto",
 ) -> Stream:
     """Traces one step of a transformers causal language model on fake tensors and returns its op stream.
 
@@ -146,9 +151,14 @@ def trace(
         meta["fused"] = fused
     if clip:
         meta["clip"] = clip
+    if finetune != "full":
+        meta["finetune"] = finetune
+    if base_dtype != "auto":
+        meta["base_dtype"] = base_dtype
     for is_short in (True, False) if _is_steady_at_once(config) else (False,):
         with _fake(device) as record:
-            model = build_model(config, precision=precision, checkpoint=checkpoint)
+            model = build_model(config, precision=precision, checkpoint=checkpoint, base_dtype=base_dtype)
+            model = fine_tuned(model, finetune, lora_rank, lora_targets)
             use_fused(model, fused)
             input_ids = torch.zeros((batch, seq), dtype=torch.int64)
             optimizers = make_optimizers(model, optimizer, foreach=True if device == "cuda" else None)

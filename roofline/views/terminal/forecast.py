@@ -46,6 +46,10 @@ def run_words(run: Run, unit: str = "tokens") -> str:
         "attention by": (run.attention, "sdpa"),
         "fused by": (run.fused, "none"),
         "clipped to": (run.clip, 0.0),
+        "training": (run.finetune, "full"),
+        "rank": (run.lora_rank if run.finetune == "lora" else 0, 0),
+        "adapters on": (run.lora_targets, "all-linear"),
+        "weights in": (run.base_dtype, "auto"),
     }
     words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
     # a step function's precision is the dtype of its products

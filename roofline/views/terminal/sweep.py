@@ -9,7 +9,7 @@ from flopcast.roofline.base.units import NONE, gigabytes, ms, short_name, three_
 from flopcast.roofline.views.terminal.console import print_table, warn
 
 INPUTS = ("name", "config", "width", "depth", "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer",
-          "matmul", "attention", "fused", "clip")  # fmt: skip
+          "matmul", "attention", "fused", "clip", "finetune", "lora_rank", "lora_targets", "base_dtype")  # fmt: skip
 
 
 def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -190,6 +190,7 @@ def test_rows_say_what_was_run() -> None:
     assert row["plan"] == {
         "name": "tiny", "config": TINY, "batch": 2, "seq": 16, "precision": "autocast-bf16", "optimizer": "adamw",
         "attention": "sdpa", "matmul": "torch", "accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0,
+        "finetune": "full", "lora_rank": 16, "lora_targets": "all-linear", "base_dtype": "auto",
         "module": "", "group": "ladder",
     }  # fmt: skip
     keys = {
@@ -200,6 +201,8 @@ def test_rows_say_what_was_run() -> None:
             replace(PLAN, matmul="triton"), replace(PLAN, attention="sdpa-flash"), replace(PLAN, accumulate=2),
             replace(PLAN, checkpoint="full"), replace(PLAN, config={}, module="a.module:factory"),
             replace(PLAN, fused="triton"), replace(PLAN, clip=1.0),
+            replace(PLAN, finetune="last=1"), replace(PLAN, finetune="lora"), replace(PLAN, base_dtype="bf16"),
+            replace(PLAN, finetune="lora", lora_rank=4),
         )
     }  # fmt: skip
-    assert len(keys) == 13
+    assert len(keys) == 17

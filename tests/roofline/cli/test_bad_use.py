@@ -195,6 +195,18 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "cost under one layer": ("cost --widths 8,512", ("0 layers", "width 8")),
     "cost by an unknown law": ("cost --depth-law deep", ("'deep'", "printed, ln, qwen3")),
     "cost with a bad optimizer": ("cost --widths 512 --optimizer lion", ("'lion'", "adamw-fused")),
+    "an unknown way to tune": (
+        f"predict --gpu {H200} --width 512 --finetune prefix", ("'prefix'", "full, lora and last=N"),
+    ),
+    "qlora": (f"predict --gpu {H200} --width 512 --finetune qlora", ("not modelled yet", "bitsandbytes", "lora")),
+    "no last layers": (f"predict --gpu {H200} --width 512 --finetune last=0", ("'last=0'", "from 1 on")),
+    "a rank without adapters": (f"predict --gpu {H200} --width 512 --lora-rank 8", ("lora_rank 8", "finetune full")),
+    "a base of eight bits": (f"predict --gpu {H200} --width 512 --base-dtype int8", ("'int8'", "auto, fp32, bf16")),
+    "a module that is tuned": (
+        f"predict --gpu {H200} --module flopcast.microbench.zoo:mlp --finetune lora", ("finetune lora", "factory"),
+    ),
+    "no ways": (f"finetune --gpu {H200} --config qwen3-0.6b --ways ,", ("full, last=N, lora",)),
+    "only a way that is refused": (f"finetune --gpu {H200} --config qwen3-0.6b --ways qlora", ("not modelled yet",)),
     "a negative clip": (f"predict --gpu {H200} --width 512 --clip -1", ("clip is -1", "0 for no clipping")),
     "clip not a number": (f"predict --gpu {H200} --width 512 --clip nan", ("clip is nan",)),
     "no bitsandbytes": (

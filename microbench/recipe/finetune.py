@@ -1,0 +1,65 @@
+"""Says what of a model is trained: everything, its last layers, or low-rank adapters on a frozen base (peft)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from flopcast.errors import UsageError
+
+LORA_RANK = 16
+LORA_TARGETS = "all-linear"
+
+
+def fine_tuned(
+    model: torch.nn.Module, finetune: str = "full", lora_rank: int = LORA_RANK, lora_targets: str = LORA_TARGETS
+) -> torch.nn.Module:
+    """Returns a transformers model with what `finetune` does not train frozen.
+
+    - "full": all is trained;
+    - "last=N": the last N layers alone, without embedding, final norm and output layer;
+    - "lora": peft's adapters of `lora_rank` on the modules named `lora_targets` (with commas between; "all-linear":
+      every linear layer but the output), as `peft.get_peft_model` adds them.
+
+    Raises UsageError where the model has fewer layers, or peft is missing or refuses the model.
+    """
+    if finetune == "full":
+        return model
+    if finetune == "lora":
+        return _with_adapters(model, lora_rank, lora_targets)
+    count = int(finetune.removeprefix("last="))
+    layers = _layers(model)
+    if count > len(layers):
+        raise UsageError(f"finetune {finetune}: the model has {len(layers)} layers; valid is last=1 to that")
+    model.requires_grad_(False)
+    for layer in layers[-count:]:
+        layer.requires_grad_(True)
+    return model
+
+
+def _layers(model: torch.nn.Module) -> torch.nn.ModuleList:
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    if not stacks:
+        raise UsageError(f"finetune last=N: {type(model).__name__} has no list of layers; valid are full and lora")
+    return max(stacks, key=len)
+
+
+def _with_adapters(model: torch.nn.Module, rank: int, targets: str) -> torch.nn.Module:
+    try:
+        peft: Any = importlib.import_module("peft")
+    except ImportError as fault:
+        raise UsageError(
+            f"finetune lora needs peft ({fault}): `pip install peft`; without it valid are full and last=N"
+        ) from fault
+    modules = targets if targets == LORA_TARGETS else targets.split(",")
+    adapters = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=modules, task_type="CAUSAL_LM")
+    try:
+        return peft.get_peft_model(model, adapters)  # type: ignore[no-any-return]
+    except ValueError as fault:  # no module of these names
+        text = " ".join(str(fault).split())[:200]
+        raise UsageError(
+            f"lora_targets {targets!r}: peft says: {text}; valid are {LORA_TARGETS}, or names of the model's linear "
+            "layers with commas between, such as q_proj,v_proj"
+        ) from fault
