@@ -129,14 +129,46 @@ def test_python_shown_runs() -> None:
 
 
 def test_examples_are_well_formed() -> None:
-    """bash takes the scripts, YAML the task, and both call commands that exist."""
-    assert {path.name for path in EXAMPLES} == {"Dockerfile", "slurm-array.sh", "skypilot.yaml"}
-    if shutil.which("bash"):
-        subprocess.run(["bash", "-n", ROOT / "docs" / "examples" / "slurm-array.sh"], check=True)
-    task = yaml.safe_load((ROOT / "docs" / "examples" / "skypilot.yaml").read_text(encoding="utf-8"))
-    assert set(task) == {"name", "workdir", "resources", "setup", "run"}
-    assert "bench" in task["run"]
-    assert "fit" in task["run"]
+    """bash takes the scripts, YAML the tasks, and all call commands that exist."""
+    scripts, tasks = {"slurm-array.sh", "slurm-links.sh"}, {"skypilot.yaml", "skypilot-links.yaml"}
+    assert {path.name for path in EXAMPLES} == {"Dockerfile", *scripts, *tasks}
+    for name in scripts if shutil.which("bash") else ():
+        subprocess.run(["bash", "-n", ROOT / "docs" / "examples" / name], check=True)
+    for name in tasks:
+        task = yaml.safe_load((ROOT / "docs" / "examples" / name).read_text(encoding="utf-8"))
+        assert set(task) - {"num_nodes"} == {"name", "workdir", "resources", "setup", "run"}
+        assert "flopcast bench --suite" in task["run"]
+
+
+def _fakes(folder: Path, *names: str) -> None:
+    """Commands that print what they are called with; scontrol names two hosts."""
+    for name in names:
+        fake = folder / name
+        fake.parent.mkdir(parents=True, exist_ok=True)
+        says = "printf 'node0\\nnode1\\n'" if fake.name == "scontrol" else 'echo "$MASTER_ADDR" "$@"'
+        fake.write_text(f"#!/bin/sh\n{says}\n")
+        fake.chmod(0o755)
+
+
+def test_processes_of_several_hosts_are_told_where_the_first_one_is(tmp_path: Path) -> None:
+    if not shutil.which("bash"):
+        pytest.skip("no bash")
+    _fakes(tmp_path, "srun", "scontrol", ".venv/bin/torchrun")
+    suite = ["bench", "--suite", "collectives", "--out", "links"]
+    slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "node[0-1]", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    script = str(ROOT / "docs" / "examples" / "slurm-links.sh")
+    done = subprocess.run(["bash", script], env=slurm, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["node0", ".venv/bin/flopcast", *suite]
+    sky = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_NODE_RANK": "1",
+           "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "PATH": "/usr/bin:/bin"}  # fmt: skip
+    task = yaml.safe_load((ROOT / "docs" / "examples" / "skypilot-links.yaml").read_text(encoding="utf-8"))
+    done = subprocess.run(
+        ["bash", "-c", task["run"]], env=sky, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    words = done.stdout.split()
+    assert words[words.index("--master-addr") + 1] == "10.0.0.1"
+    assert words[words.index("--node-rank") + 1] == "1"
+    assert words[-6:] == ["flopcast", *suite]
 
 
 def test_an_array_task_writes_its_own_folder(tmp_path: Path) -> None:

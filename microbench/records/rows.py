@@ -157,7 +157,61 @@ class StepEstimateRow(Row, total=False):
     plan: Required[Annotated[dict[str, Any], Plan]]
 
 
+class GroupRow(Row, total=False):
+    """What every row of a group of GPUs tells of it. `settings`: the environment's variables that NCCL obeys."""
+
+    gpus: Required[Size]
+    nodes: Required[Size]
+    nccl: str  # NCCL's version; "" for gloo
+    nvls: bool  # whether NCCL was free to let NVSwitch add up
+    settings: dict[str, str]
+
+
+class CollectiveRow(GroupRow, total=False):
+    """A collective among a group, key collective/<kind>/<dtype>/<gpus>x<nodes>/<bytes>; `seconds` and `value` are those
+    of the slowest of them, samples those of the first."""
+
+    bytes: Required[Size]  # the whole, as nccl-tests counts it
+    fastest_seconds: NonNegative
+    calls_per_sample: Size
+
+
+class RegimeRow(GroupRow, total=False):
+    """What NCCL logged of the collective, key regime/... as that of its time. `channels`: blocks of its kernel."""
+
+    bytes: Required[Size]
+    algorithm: str  # as NCCL spells it: "RING"; "" where it logs none, as for sends
+    protocol: str
+    channels: Count
+
+
+class LaunchCostRow(GroupRow, total=False):
+    """Host seconds per collective of 1 KiB that is launched from Python (`value`) and of one node of a replayed CUDA
+    graph, key launch_cost/<kind>/<gpus>x<nodes>."""
+
+    captured_seconds: NonNegative | None
+
+
+class BesideRow(GroupRow, total=False):
+    """A kernel beside a long collective on another stream, key beside/<work>/<kind>/<gpus>x<nodes>: `value` its seconds
+    there."""
+
+    alone_seconds: Required[NonNegative]
+    collective_alone_seconds: Required[NonNegative]
+    collective_beside_seconds: Required[NonNegative]
+    collective_bytes: Size
+
+
+class CopyRow(GroupRow, total=False):
+    """A copy between host and device while `gpus` do it at once, key copy/<direction>/<memory>/<gpus>x<nodes>/<bytes>:
+    `value` the slowest's seconds."""
+
+    bytes: Required[Size]
+
+
 KINDS: dict[str, type[Row]] = {
+    "collective": CollectiveRow, "regime": RegimeRow, "launch_cost": LaunchCostRow, "beside": BesideRow,
+    "copy": CopyRow,
     "scalar": ScalarRow, "host": HostRow, "host_op": OperatorRow,
     "step": StepRow, "step_kernels": StepKernelsRow, "step_estimate": StepEstimateRow,
 }  # fmt: skip
@@ -185,7 +239,8 @@ def kind_of(row: Row) -> type[Row]:
 # What a row of status "ok" has to hold beyond the fields that every row has.
 _MEASURED: dict[type[Row], tuple[str, ...]] = {
     StepRow: ("value", "host_seconds"), StepKernelsRow: ("device_seconds", "n_kernels", "ops"),
-    ScalarRow: ("value",), HostRow: ("value",),
+    ScalarRow: ("value",), HostRow: ("value",), CollectiveRow: ("value",), LaunchCostRow: ("value",),
+    BesideRow: ("value",), CopyRow: ("value",),
 }  # fmt: skip
 
 

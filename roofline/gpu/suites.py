@@ -21,6 +21,7 @@ from flopcast.microbench.records.row_shapes import Shape as FileShape
 from flopcast.roofline.base.shipped import DATA
 
 HOST = "host"  # only what launches cost: a suite without cases
+COLLECTIVES = "collectives"  # what joins a host's GPUs: by all of them together
 FUSED = "fused"  # only the fused kernels, from steps traced with them
 ATTENTION = "attention"  # only Triton's attention (`studies/suites`): random shapes, not traced
 OF_TRITON = (FUSED, ATTENTION)

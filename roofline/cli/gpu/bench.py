@@ -25,7 +25,8 @@ def bench(
         str | None,
         Option(
             help="Suite: quick (a minute; the default), standard (six minutes), full (twenty), fused or attention "
-            "(Triton's fused kernels or its attention alone, a minute each), or host (what launches cost)."
+            "(Triton's fused kernels or its attention alone, a minute each), host (what launches cost), or collectives "
+            "(what joins the GPUs: all of them together, two to four minutes)."
         ),
     ] = None,
     device: Device = None,
@@ -69,8 +70,10 @@ def bench(
     """
     from flopcast.child import end_with_parent
     from flopcast.roofline.cli.gpu import all_gpus as gpu_all_gpus
+    from flopcast.roofline.cli.gpu.collectives import bench_collectives
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.cli.shared.stopped import resumable
+    from flopcast.roofline.gpu.suites import COLLECTIVES
     from flopcast.roofline.step.measured_model import model_options
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.fit import print_spread
@@ -82,6 +85,14 @@ def bench(
         )
     if step is not None and suite is not None:
         raise UsageError(f"--suite and a model are two sweeps: run one, then the other, into --out {out}")
+    if suite == COLLECTIVES:
+        if step is not None or backend is not None or all_gpus:
+            raise UsageError(
+                f"--suite {COLLECTIVES} takes all GPUs together, and no cases: leave out "
+                f"{'--all-gpus' if all_gpus else '--backend' if backend else 'the model'}"
+            )
+        bench_collectives(out, device, budget, ("oom", "error") if retry else (), as_json)
+        return
     if all_gpus:
         if device is not None:
             raise UsageError(f"--device {device} with --all-gpus: one GPU or all of them")
@@ -113,9 +124,9 @@ def bench(
 
 
 def _check_bench(suite: str | None, budget: float | None, backend: str | None = None) -> None:
-    from flopcast.roofline.gpu.suites import HOST, SUITES, check_suite
+    from flopcast.roofline.gpu.suites import COLLECTIVES, HOST, SUITES, check_suite
 
-    check_suite(suite or "quick", (*SUITES, HOST))
+    check_suite(suite or "quick", (*SUITES, HOST, COLLECTIVES))
     if backend is not None and backend not in BACKENDS:
         raise UsageError(f"--backend {backend!r}: valid are {', '.join(BACKENDS)}")
     if backend is not None and suite == HOST:

@@ -1,4 +1,4 @@
-"""`flopcast fit`: turns a folder of measurements into a profile."""
+"""`flopcast fit`: turns a folder of measurements into a profile, or into a link's."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ def fit(
     from flopcast.roofline.views.terminal.gpus import print_host
 
     check_writable(out)
+    if _fit_links(folder, out, repeat, as_json):
+        return
     with progress("reading"):
         found = cards.read_folder(folder)
     if fitted.is_host_only(found):
@@ -77,6 +79,33 @@ def fit(
         if host_file is not None:
             say(f"wrote {host_file}: this host, for --host")
         say(f"wrote {path}; use it as --gpu {path}, or as --gpu {profile.gpu} unless that ships")
+
+
+def _fit_links(folder: Path, out: Path | None, repeat: Path | None, as_json: bool) -> bool:
+    """Whether the folder holds collectives, of which the link's profile is made."""
+    from flopcast.errors import UsageError
+    from flopcast.microbench.records import records
+    from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.gpu.links import fit as links
+    from flopcast.roofline.gpu.links.overview import overview
+    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.links import print_links
+
+    if not records.file_in(folder).is_file() or not links.is_links(records.read(folder).rows):
+        return False
+    if repeat is not None:
+        raise UsageError(f"--repeat {repeat} of collectives: fit each folder and compare what `gpus --links` says")
+    profile = links.fit_links(folder)
+    path = out or folder / "link.json"
+    links.save(profile, path)
+    shown = overview(profile)
+    if as_json:
+        emit({"link_file": str(path), "points": len(profile.points), **shown.to_json()})
+        return True
+    print_links([shown])
+    or_by_name = f", or as {profile.name}" if profile.backend == "nccl" else ""
+    say(f"{len(profile.points)} collectives; wrote {path}; use it as link {path}{or_by_name}")
+    return True
 
 
 def _one_blas_thread() -> None:

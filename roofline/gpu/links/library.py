@@ -4,7 +4,7 @@ a GPU. An `Interconnect` answers how long collectives take on it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def find_interconnect(name: str, network: str | None = None, *, nvls: bool = Tru
     joined_by = None if network is None else find_link(network, network=True)
     profile = _profile(name)
     if profile is not None:
-        return Interconnect(_link_of(profile), profile, joined_by, nvls)
+        return replace(interconnect_of(profile), network=joined_by, nvls=nvls)
     if name in links():
         return Interconnect(find_link(name), None, joined_by, nvls)
     try:
@@ -102,6 +102,12 @@ def find_interconnect(name: str, network: str | None = None, *, nvls: bool = Tru
     return find_interconnect(own.name if own else usual.name if usual else "", network, nvls=nvls)
 
 
+def interconnect_of(profile: LinkProfile) -> Interconnect:
+    """A measured link, with the datasheet's that the law needs for what was not measured: PCI Express where none is
+    known."""
+    return Interconnect(find_link(profile.link or "pcie4"), profile)
+
+
 def measured_links() -> dict[str, Path]:
     """The links that were measured, name -> file: shipped first, then this user's own."""
     return {path.stem: path for folder in (user_links(), SHIPPED) for path in sorted(folder.glob("*.json"))}
@@ -109,8 +115,10 @@ def measured_links() -> dict[str, Path]:
 
 def known_links() -> list[Interconnect]:
     """All that a name finds, measured ones first; networks apart (`catalogue.links`)."""
-    measured = [Interconnect(_link_of(profile), profile) for profile in _measured()]
-    return [*measured, *(Interconnect(link) for link in links().values() if link.kind != "network")]
+    return [
+        *map(interconnect_of, _measured()),
+        *(Interconnect(link) for link in links().values() if link.kind != "network"),
+    ]
 
 
 def _measured() -> Iterator[LinkProfile]:
@@ -123,8 +131,3 @@ def _profile(name: str) -> LinkProfile | None:
     if path.suffix == ".json" or path.is_file():
         return LinkProfile.load(path)
     return None
-
-
-def _link_of(profile: LinkProfile) -> Link:
-    """The datasheet's link of a profile, which the law needs for what was not measured; PCI Express where unknown."""
-    return find_link(profile.link or "pcie4")

@@ -9,7 +9,8 @@ from typing import Any
 from flopcast.roofline.gpu.links.catalogue import find_link, links
 from flopcast.roofline.gpu.links.choice import Kind, wire
 from flopcast.roofline.gpu.links.fitted import CollectiveTime
-from flopcast.roofline.gpu.links.library import Interconnect, known_links
+from flopcast.roofline.gpu.links.library import Interconnect, interconnect_of, known_links
+from flopcast.roofline.gpu.links.profile import LinkProfile
 
 KIND: Kind = "all_reduce"
 GPUS = (2, 4, 8)
@@ -41,12 +42,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class LinkOverview:
-    """A link and its cells. `kind`: of a measured one, the kind of its datasheet's link."""
+    """A link and its cells. `kind` and `bytes_per_second`: of a measured one, those of its datasheet's link, None where
+    that is not known."""
 
     name: str
-    kind: str
+    kind: str | None
     basis: str
-    bytes_per_second: float
+    bytes_per_second: float | None
     gpus: tuple[str, ...]
     source: str
     cells: Sequence[Cell]
@@ -64,12 +66,18 @@ def overviews() -> list[LinkOverview]:
     return [*inside, *between]
 
 
-def _overview(found: Interconnect, nodes: bool) -> LinkOverview:
+def overview(profile: LinkProfile) -> LinkOverview:
+    """A link that was measured, by the numbers of GPUs that were."""
+    return _overview(interconnect_of(profile), nodes=False, gpus=profile.measured_gpus())
+
+
+def _overview(found: Interconnect, nodes: bool, gpus: Sequence[int] = GPUS) -> LinkOverview:
     link = found.network if nodes and found.network is not None else found.link
-    cells = [Cell(gpus, size, found.time(KIND, size, gpus, gpus if nodes else 1)) for size in SIZES for gpus in GPUS]
+    cells = [Cell(n, size, found.time(KIND, size, n, n if nodes else 1)) for size in SIZES for n in gpus]
     shown = LinkOverview(link.name, link.kind, found.basis, link.bytes_per_second, link.gpus, link.source, cells)
     profile = found.profile
     if profile is None:
         return shown
     measured = f"{profile.gpu}, NCCL {profile.nccl}, NVLS {'on' if profile.nvls else 'off'}, {profile.date}"
-    return replace(shown, name=profile.name, gpus=(profile.gpu,), source=measured)
+    shown = replace(shown, name=profile.name, gpus=(profile.gpu,), source=measured)
+    return shown if profile.link else replace(shown, kind=None, bytes_per_second=None)

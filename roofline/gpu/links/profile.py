@@ -33,12 +33,14 @@ def _is_regime(text: str) -> bool:
 
 
 class Point(NamedTuple):
-    """A collective that was measured: its whole bytes, median seconds on the GPUs, the deviation of their logarithm
-    between samples, the regime as NCCL logged it ("" where it did not), and its channels (0: not known)."""
+    """A collective that was measured, among `gpus` on `nodes` hosts: its whole bytes, median seconds on the GPUs, the
+    deviation of their logarithm between samples, the regime as NCCL logged it ("" where it did not), and its channels
+    (0: not known)."""
 
     kind: Kind
     dtype: str
     gpus: Size
+    nodes: Size
     bytes: Size
     seconds: Seconds
     sigma: Deviation
@@ -101,29 +103,31 @@ class LinkProfile:
     stack: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def _curves(self) -> dict[tuple[str, str, int], list[Point]]:
-        curves: dict[tuple[str, str, int], list[Point]] = {}
+    def _curves(self) -> dict[tuple[str, str, int, int], list[Point]]:
+        curves: dict[tuple[str, str, int, int], list[Point]] = {}
         for point in sorted(self.points, key=lambda point: point.bytes):
-            curves.setdefault((point.kind, point.dtype, point.gpus), []).append(point)
+            curves.setdefault((point.kind, point.dtype, point.gpus, point.nodes), []).append(point)
         return curves
 
     def measured_gpus(self) -> list[int]:
-        """The numbers of GPUs that were measured."""
-        return sorted({point.gpus for point in self.points})
+        """The numbers of a host's GPUs that were measured."""
+        return sorted({point.gpus for point in self.points if point.nodes == 1})
 
     def time(self, asked: Collective, dtype: str = "bf16") -> CollectiveTime:
-        """The time of a collective within this host, or by the law where neither its kind nor hosts beyond one were
-        measured."""
-        if asked.group.nodes > 1:
-            return projected(asked)
-        curve = self._curve(asked.kind, dtype, asked.group.gpus)
-        return self._from_others(asked, dtype) if curve is None else self._on(curve, asked)
+        """The time of a collective: as measured where the number of GPUs and hosts was, else by the law, within a host
+        bent to what was measured there."""
+        group = asked.group
+        curve = self._curve(asked.kind, dtype, group.gpus, group.nodes)
+        if curve is not None:
+            return self._on(curve, asked)
+        return projected(asked) if group.nodes > 1 or not self.measured_gpus() else self._from_others(asked, dtype)
 
-    def _curve(self, kind: str, dtype: str, gpus: int) -> list[Point] | None:
+    def _curve(self, kind: str, dtype: str, gpus: int, nodes: int = 1) -> list[Point] | None:
         """The measured curve; of another dtype where this one's is missing, since a byte is a byte to the link."""
-        if (kind, dtype, gpus) in self._curves:
-            return self._curves[kind, dtype, gpus]
-        return next((curve for (k, _, n), curve in self._curves.items() if (k, n) == (kind, gpus)), None)
+        if (kind, dtype, gpus, nodes) in self._curves:
+            return self._curves[kind, dtype, gpus, nodes]
+        alike = (curve for (k, _, *where), curve in self._curves.items() if (k, where) == (kind, [gpus, nodes]))
+        return next(alike, None)
 
     def _on(self, curve: Sequence[Point], asked: Collective) -> CollectiveTime:
         above = next((i for i, point in enumerate(curve) if point.bytes >= asked.bytes), len(curve))
@@ -156,7 +160,7 @@ class LinkProfile:
         """The law, times how far it is off for what was measured: the same kind with the next number of GPUs, else the
         all-reduce or any other."""
         by_law = projected(asked)
-        kinds = sorted({kind for kind, _, _ in self._curves}, key=lambda kind: (kind != asked.kind, kind))
+        kinds = sorted({kind for kind, *_ in self._curves}, key=lambda kind: (kind != asked.kind, kind))
         gpus = min(self.measured_gpus(), key=lambda n: (abs(log(n / asked.group.gpus)), n))
         for kind in kinds:
             curve = self._curve(kind, dtype, gpus)

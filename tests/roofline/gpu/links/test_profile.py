@@ -25,7 +25,7 @@ def _profile(times: float = 1.1, gpus: tuple[int, ...] = (2,)) -> LinkProfile:
         for n in gpus:
             for power in range(10, 31, 2):
                 found = LAW.time(kind, 2**power, n)
-                points.append(Point(kind, "bf16", n, 2**power, found.seconds * times, 0.01, str(found.regime), 8))
+                points.append(Point(kind, "bf16", n, 1, 2**power, found.seconds * times, 0.01, str(found.regime), 8))
     return LinkProfile(
         name="my-host", gpu="nvidia-h200", link="nvlink4", backend="nccl", nccl="2.28.9", nvls=False, points=points,
         host=(HostCost("all_reduce", 2, 2e-5, 1e-6),), date="2026-11-23",

@@ -1,0 +1,82 @@
+"""Starts a process per GPU by torch's own launcher, and waits for them.
+
+python -m flopcast.microbench.collectives.launch ARGUMENTS     torch.distributed.run that ends with its parent
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypedDict
+
+from flopcast.child import PARENT, end_with_parent
+from flopcast.errors import RunError, UsageError
+from flopcast.microbench.collectives.worker import STAGES, Task, as_text, run
+
+WORKER = "flopcast.microbench.collectives.worker"
+THREADS = "OMP_NUM_THREADS"
+
+
+class Fault(TypedDict):
+    """What the first process says of its end."""
+
+    message: str
+    exit_code: int
+
+
+def run_here(task: Task, processes: int) -> None:
+    """Measures on this host, stage by stage, in so many processes each. Raises what the first of them raised, and
+    RunError where one ended badly; finished rows are kept."""
+    stages = [stage for stage in STAGES if stage == "times" or task.backend == "nccl"]
+    for stage in stages:
+        with TemporaryDirectory(prefix="flopcast-") as folder:
+            fault = Path(folder) / "fault.json"
+            one = replace(task, stages=[stage], fault=str(fault))
+            command = [sys.executable, "-m", __spec__.name, *arguments(processes), as_text(one)]
+            ended = subprocess.run(command, stdin=subprocess.DEVNULL, env=_environment(processes), check=False)
+            if ended.returncode:
+                raise _raised(fault, ended.returncode, task.out)
+
+
+def run_as_member(task: Task) -> None:
+    """Measures as one of the processes that the user's launcher started: both stages in one, since NCCL reads only once
+    what it is to log."""
+    run(task)
+
+
+def arguments(processes: int) -> list[str]:
+    """Of torch.distributed.run, before the task's."""
+    return ["--standalone", f"--nproc-per-node={processes}", "-m", WORKER]
+
+
+def _environment(processes: int) -> Mapping[str, str]:
+    threads = str(max(1, (os.cpu_count() or 1) // processes))
+    return {THREADS: threads, **os.environ, PARENT: str(os.getpid())}
+
+
+def _raised(fault: Path, code: int, out: str) -> Exception:
+    if fault.is_file():
+        told: Fault = json.loads(fault.read_text(encoding="utf-8"))
+        return (UsageError if told["exit_code"] == 2 else RunError)(told["message"])
+    return RunError(
+        f"a process that measured collectives ended badly (exit code {code}; its last words are above). All finished "
+        f"rows are in {out}; run the same command again, it continues there"
+    )
+
+
+def main(given: Sequence[str]) -> None:
+    end_with_parent()
+    from torch.distributed import run as launcher
+
+    start: Any = launcher.main
+    start(list(given))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
