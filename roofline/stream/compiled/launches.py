@@ -129,7 +129,8 @@ class Buffer:
 class Graph:
     """A compiled graph: inputs by name, launches in order, buffers by birth, and the buffers of what it returns, in
     order; what is no buffer, None or a number, stays as the text has it. `captured`: its launches, from a number to
-    before another, that are each captured as a CUDA graph and replayed."""
+    before another, that are each captured as a CUDA graph and replayed. `returned`: as which tensors `outputs` are
+    returned, None for what is no buffer."""
 
     label: str  # "0_forward", as the text has it
     inputs: tuple[tuple[str, Operand], ...]
@@ -137,6 +138,7 @@ class Graph:
     buffers: tuple[Buffer, ...]
     outputs: tuple[str, ...]
     captured: tuple[tuple[int, int], ...] = ()
+    returned: tuple[Operand | None, ...] = ()
 
     @property
     def is_backward(self) -> bool:

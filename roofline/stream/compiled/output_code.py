@@ -178,6 +178,7 @@ class _Reader:
         self.known: dict[tuple[object, ...], tuple[dict[str, tuple[int, int]], Work]] = {}
         self.returned: dict[int, dict[int, Operand]] = {}  # by library call: what it returned, by place
         self.outputs: tuple[str, ...] = ()
+        self.results: tuple[Operand | None, ...] = ()
         self.last_line = 0
 
     # --- statements
@@ -210,7 +211,7 @@ class _Reader:
             case ast.Expr(value=ast.Call() as call):
                 self._call(call, node)
             case ast.Return(value=value):
-                self._return(value)
+                self._return(value, node)
             case ast.Pass() | ast.Expr(value=ast.Constant()):
                 pass
             case _:
@@ -398,7 +399,7 @@ class _Reader:
             if not value.storage.names:
                 value.storage.died = len(self.launches)
 
-    def _return(self, value: ast.expr | None) -> None:
+    def _return(self, value: ast.expr | None, node: ast.stmt) -> None:
         returned = value.elts if isinstance(value, ast.Tuple) else [] if value is None else [value]
         used = [
             next((n.id for n in ast.walk(item) if isinstance(n, ast.Name) and n.id in self.values), None)
@@ -406,6 +407,14 @@ class _Reader:
         ]
         self.outputs = tuple(
             ast.unparse(item) if name is None else self.values[name].storage.name
+            for item, name in zip(returned, used, strict=True)
+        )
+        self.results = tuple(
+            None
+            if name is None
+            else self.values[name].tensor
+            if isinstance(item, ast.Name)
+            else self._view(item, node).tensor
             for item, name in zip(returned, used, strict=True)
         )
         for name in list(self.values):
@@ -420,7 +429,7 @@ class _Reader:
             if storage.bytes
         )
         inputs = tuple((name, self.input_tensors[name]) for name in self.inputs if name in self.input_tensors)
-        return Graph(label, inputs, launches, buffers, self.outputs, tuple(self.captured))
+        return Graph(label, inputs, launches, buffers, self.outputs, tuple(self.captured), self.results)
 
     # --- expressions
 

@@ -136,9 +136,16 @@ class _Conversion:
         if place not in self._returned:
             self._returned[place] = list(self._results(graph))
         gradients = self._returned[place]
+        cloned = self._cloned(graph, gradients) if self.is_first else []
+        own = {storage for _, storage, _ in cloned}
         for name, storage in gradients:
-            places[name] = storage if self.is_first else self._storage(self.storages[storage].bytes)
+            is_taken = self.is_first and storage not in own
+            places[name] = storage if is_taken else self._storage(self.storages[storage].bytes)
         self._launches(graph, "backward", places)
+        for name, storage, returned_as in cloned:
+            made = (returned_as, places[name])
+            self._append("aten.clone.default", "backward", [made], [(self._operand_of(storage), storage)], '[{"t":0}]')
+            self.freed.append(places[name])
         if not self.is_first:
             self._accumulate(graph, [(storage, places[name]) for name, storage in gradients])
         returned = {name for name, _ in gradients}
@@ -153,6 +160,16 @@ class _Conversion:
         for name in dict.fromkeys(graph.outputs):
             if name in sizes and self._gradients[sizes[name]]:
                 yield name, self._gradients[sizes[name]].popleft()
+
+    def _cloned(self, graph: Graph, gradients: Sequence[tuple[str, int]]) -> list[tuple[str, int, Operand]]:
+        """The gradients that autograd copies, and as what they are returned: those whose elements lie in another order
+        than the parameter's, as of convolutions that run channels last."""
+        made = {name: tensor for name, tensor in zip(graph.outputs, graph.returned, strict=False) if tensor is not None}
+        return [
+            (name, storage, made[name])
+            for name, storage in gradients
+            if name in made and not _lies_as(made[name], self._operand_of(storage))
+        ]
 
     def _accumulate(self, graph: Graph, pairs: Sequence[tuple[int, int]]) -> None:
         """Adds what a graph returned to the gradients: of pairs the second to the first. Those of the layer that stands
@@ -268,6 +285,15 @@ def _by_bytes(stream: Stream, kinds: Sequence[str]) -> dict[int, deque[int]]:
         if storage.kind in kinds:
             found[storage.bytes].append(index)
     return found
+
+
+def _lies_as(tensor: Operand, other: Operand) -> bool:
+    """Whether elements lie in the same order. What is not of one shape was matched by bytes alone, to another of its
+    kind: a parameter's elements lie in rows."""
+    if tensor.shape != other.shape:
+        return tensor.is_contiguous
+    strides = zip(tensor.shape, tensor.stride, other.stride, strict=True)
+    return all(one == another for size, one, another in strides if size != 1)
 
 
 def _bytes(count: int) -> Operand:

@@ -153,3 +153,14 @@ def test_three_layers_of_which_one_runs_26_times_are_a_model_of_28() -> None:
     assert folded.timeline.device_seconds == pytest.approx(full.timeline.device_seconds, rel=1e-6)
     assert folded.device_sigma == pytest.approx(full.device_sigma, rel=0.02)
     assert folded.timeline.step_seconds() == pytest.approx(full.timeline.step_seconds(), rel=1e-6)
+
+
+def test_gradients_of_convolutions_that_run_channels_last_are_copied() -> None:
+    """The first convolution's and those of 3 x 3 of a ResNet-50: a window of one element lies either way."""
+    compiled, _ = streams("resnet50")
+    cloned = [op for op in compiled.ops if op.name == "aten.clone.default" and op.phase == "backward"]
+    shapes = [compiled.tensors[op.inputs[0]].operand.shape for op in cloned]
+    assert len(shapes) == 17
+    assert all(len(shape) == 4 and shape[2] > 1 for shape in shapes)
+    one = found("resnet50")
+    assert one.forecast["elementwise"] == pytest.approx(one.measured["elementwise"], rel=0.05)
