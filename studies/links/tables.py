@@ -3,6 +3,7 @@
     collectives_one_host.csv.gz        nccl-tests of ai-dynamo/aiconfigurator: A100 SXM, L40S, RTX PRO 6000, B300
     collectives_h200_a100_8gpu.csv.gz  stas00/ml-engineering: eight H200s, eight A100s, several hosts
     collectives_a100_nodes.csv.gz      microsoft/vidur: A100s within a host and across hosts
+    collectives_scaling_nodes.csv.gz   aliyun/SimAI: shares of the line rate by hosts and bytes
 
 The tables themselves do not ship: what is fitted to them does, and figures of how far it is off.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ KINDS: dict[str, Kind] = {
     "alltoall": "all_to_all", "send_recv": "send_recv",
 }  # fmt: skip
 LINKS = {"a100_sxm": "nvlink3", "b300_sxm": "nvlink5", "l40s": "pcie4", "rtx_pro_6000_server": "pcie5"}
+SIMAI_KINDS: dict[str, tuple[Kind, ...]] = {"nic": ("all_gather", "all_reduce"), "ata": ("all_to_all",)}
 SUMS_OF_BYTES = "int8"  # dtypes that no training sums: their rows are counted apart
 
 
@@ -39,8 +42,8 @@ class Row:
 
 
 def rows_of(folder: Path) -> list[Row]:
-    """All rows of one host, and those of several whose network is told."""
-    return [*_one_host(folder), *_ml_engineering(folder), *_vidur(folder)]
+    """All rows of one host, and those of several whose network is told or that do not depend on it."""
+    return [*_one_host(folder), *_ml_engineering(folder), *_vidur(folder), *_simai(folder)]
 
 
 def _read(path: Path) -> Iterator[dict[str, str]]:
@@ -83,3 +86,19 @@ def _vidur(folder: Path) -> Iterator[Row]:
         name = "a100, third host" if row["system"] == "a100_dgx" else "a100, a pair"
         asked = Collective(KINDS[row["collective"]], int(row["bytes"]), group)
         yield Row(name, asked, float(row["median_ms"]) / 1e3, is_launched=True)
+
+
+def _simai(folder: Path) -> Iterator[Row]:
+    """Shares of the line rate are taken as those of hosts of eight H100s with 400 Gbit/s each; the network's as those
+    of a ring, which an all-gather is, and of an all-reduce."""
+    network = find_link("ib-400", network=True)
+    for row in _read(folder / "collectives_scaling_nodes.csv.gz"):
+        hosts = re.match(r"(\d+)Node-(\d+)GPU", row["setting"])
+        if hosts is None:
+            continue
+        for kind in SIMAI_KINDS.get(row["table"], ()):
+            nodes, gpus = int(hosts[1]), int(hosts[2])
+            asked = Collective(kind, int(row["bytes"]), Group(gpus, find_link("nvlink4"), nodes, network))
+            line = network.bytes_per_second * (1 if kind == "all_to_all" else gpus // nodes)
+            rate = float(row["fraction_of_line_rate"]) * line
+            yield Row(f"SimAI, as {kind}", asked, wire(kind, gpus) * asked.bytes / rate)

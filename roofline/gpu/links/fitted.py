@@ -19,6 +19,7 @@ from flopcast.roofline.gpu.links.choice import Regime
 from flopcast.roofline.gpu.links.law import Collective, Terms, blocks, key_of, line_seconds, seconds
 
 FILE = DATA / "collectives.json"
+FEW_HOSTS = 8  # beyond them latencies that no table of this size tells decide up to 1 GiB
 LARGE = 1024 * 1024  # bytes from which the link bounds a collective, and below which its latency does
 
 
@@ -51,8 +52,8 @@ def _is_whole(terms: Mapping[str, Terms]) -> bool:
     return {f"{kind} {one}/{protocol}" for kind in kinds for one in algorithms for protocol in protocols} <= set(terms)
 
 
-CLASSES = ("network large", "network small", "nvlink large", "nvlink small", "pcie large", "pcie small",
-           "pcie crowded large", "pcie crowded small", "broadcast")  # fmt: skip
+_WHERE = ("network", "network many", "nvlink", "pcie", "pcie crowded")
+CLASSES = (*(f"{where} {size}" for where in _WHERE for size in ("large", "small")), "broadcast")
 
 
 def _has_all_classes(sigma: Mapping[str, float]) -> bool:
@@ -79,14 +80,16 @@ class Fitted:
 
 
 def class_of(asked: Collective) -> str:
-    """Which deviation is a collective's: of several hosts, over NVLink, over PCI Express between two GPUs or more, by
-    size; a broadcast's, of which no table has any."""
+    """Which deviation is a collective's: of several hosts or of many, over NVLink, over PCI Express between two GPUs
+    or more, by size; a broadcast's, of which no table has any."""
     group = asked.group
     if asked.kind == "broadcast" and group.nodes == 1 and group.link.kind == "nvlink":
         return "broadcast"
-    where = "network" if group.nodes > 1 else group.link.kind
-    crowded = " crowded" if where == "pcie" and group.gpus > 2 else ""
-    return f"{where}{crowded} {'large' if asked.bytes >= LARGE else 'small'}"
+    if group.nodes > 1:
+        where = "network many" if group.nodes > FEW_HOSTS else "network"
+    else:
+        where = "pcie crowded" if group.link.kind == "pcie" and group.gpus > 2 else group.link.kind
+    return f"{where} {'large' if asked.bytes >= LARGE else 'small'}"
 
 
 @cache

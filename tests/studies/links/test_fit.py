@@ -51,13 +51,23 @@ def tables(tmp_path: Path) -> Path:
     nodes += [f"a100_dgx,send_recv,2,2,{size},{_seconds('send_recv', size, pair) * 1e3}" for size in SIZES]
     nodes.append("a100_dgx,send_recv,2,1,2048,0.024")
     _write(tmp_path / "collectives_a100_nodes.csv.gz", nodes)
+    shares = ["table,bytes,setting,fraction_of_line_rate"]
+    shares += [
+        f"{table},{2**30},{hosts}(NIC),0.9"
+        for table in ("nic", "ata", "nvlink")
+        for hosts in ("4Node-32GPU", "16Node-128GPU")
+    ]
+    _write(tmp_path / "collectives_scaling_nodes.csv.gz", [*shares, f"nic,{2**30},1 Node(NVLinkx),0.77"])
     return tmp_path
 
 
 def test_rows_of_a_network_that_is_not_told_are_left_out(tables: Path) -> None:
     rows = rows_of(tables)
-    assert {row.asked.group.nodes for row in rows} == {1}
-    assert len(rows) == len(SIZES) * (4 * 3 * 2 + 1 + 1)
+    several = [row for row in rows if row.asked.group.nodes > 1]
+    assert {row.machine for row in several} == {"SimAI, as all_gather", "SimAI, as all_reduce", "SimAI, as all_to_all"}
+    assert len(rows) - len(several) == len(SIZES) * (4 * 3 * 2 + 1 + 1)
+    for row in several:
+        assert 2**30 / 400e9 < row.seconds < 2**30 / 40e9
 
 
 def test_a_fit_finds_the_law_that_made_the_tables(
