@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from flopcast.microbench.hosts.host import run_host
 from flopcast.microbench.hosts.operators import run_operators
-from flopcast.microbench.hosts.processes import run_processes
-from flopcast.microbench.recipe import training_step
+from flopcast.microbench.hosts.processes import count_for, run_processes
+from flopcast.microbench.recipe.compiling import Builders, host_builders
 from flopcast.microbench.recipe.plans import HostPlan
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.records.rows import HOST_SCALARS
@@ -54,24 +52,22 @@ def run_bench(
     summaries: dict[str, Summary] = {}
     with Recorder(folder, describe(device)) as recorder:
         for plan in hosts:  # first, because launches may cost more once CUDA's profiler was used
+            builders, counts = host_builders(plan, device)
 
-            def build(config: dict[str, Any], plan: HostPlan = plan) -> training_step.TrainingStep:
-                return training_step.build(config, device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)
-
-            def train_once(plan: HostPlan = plan) -> None:
-                if device.type == "cuda":
-                    build(plan.configs[min(plan.configs)], plan).run()
+            def train_once(plan: HostPlan = plan, builders: Builders = builders) -> None:
+                if device.type == "cuda" and plan.mode == "eager":
+                    builders[min(builders)]().run()
 
             if not calibrate:
                 train_once()
                 continue
             if host_only and device.type == "cuda":
                 summaries[f"host {plan.model}"] = run_processes(
-                    plan, recorder=recorder, device=str(device), suite=suite, retry=retry
+                    plan, recorder=recorder, device=str(device), suite=suite, retry=retry, count=count_for(plan)
                 )
                 continue
             host = summaries[f"host {plan.model}"] = run_host(
-                {depth: partial(build, config) for depth, config in plan.configs.items()},
+                builders,
                 model=plan.model,
                 recorder=recorder,
                 device=device,
@@ -79,6 +75,7 @@ def run_bench(
                 rounds=plan.rounds,
                 steps_per_round=plan.steps_per_round,
                 retry=retry,
+                counts=counts,
             )
             if not host.measured:  # done before, by another process
                 train_once()

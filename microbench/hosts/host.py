@@ -18,13 +18,13 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, HostRow, merged, rounded
+from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, HostRow, Row, merged, rounded
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_or_error
 from flopcast.microbench.timing.allocator import settle_allocator
 from flopcast.microbench.timing.timer import synchronise
@@ -42,6 +42,26 @@ class Step(Protocol):
     def forward(self) -> Any: ...
     def backward(self, loss: Any) -> None: ...
     def optimizer_step(self) -> None: ...
+
+
+class Rows(Protocol):
+    """Where rows are kept, and which are there already (`records.recorder.Recorder`)."""
+
+    def is_done(self, key: str, *, retry: Collection[str] = ()) -> bool: ...
+    def append(self, row: Row) -> None: ...
+
+
+class Kept:
+    """Stands for a folder that holds nothing yet: keeps the rows for whoever made it."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def is_done(self, key: str, *, retry: Collection[str] = ()) -> bool:
+        return False
+
+    def append(self, row: Row) -> None:
+        self.rows.append(row)
 
 
 def host_key(model: str, depth: int, phase: str) -> str:
@@ -62,17 +82,19 @@ def run_host(
     builders: Mapping[int, Callable[[], Step]],
     *,
     model: str,
-    recorder: Recorder,
+    recorder: Rows,
     device: torch.device,
     suite: str,
     rounds: int = 5,
     steps_per_round: int = 4,
     warm_up_steps: int = 2,
     retry: Collection[str] = (),
+    counts: Mapping[int, Mapping[str, Mapping[str, float]]] = MappingProxyType({}),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Summary:
     """Measures and records the host seconds of each phase at each depth of `builders` (depth -> function that builds
-    the step).
+    the step). `counts`: numbers of ops by kind, by depth and phase, where the rows shall have them, complete once the
+    steps are built.
 
     `model` names the family and whatever else changes what is launched ("qwen3-adamw-fused"). The models of all depths
     are in memory at once, since each round runs all of them, so widths must be tiny. Depths are skipped only when all
@@ -111,7 +133,9 @@ def run_host(
                 host_key(model, depth, phase), [sample[phase] for sample in samples[depth]], suite=suite
             )
             # the first sample of each round follows a pause and is slower
-            row = merged(HostRow, fields, failed.get(depth, {}), {"rounds": rounds})
+            own = counts.get(depth, {}).get(phase)
+            counted: Fields = {} if own is None else {"counts": dict(own)}
+            row = merged(HostRow, fields, failed.get(depth, {}), {"rounds": rounds}, counted)
             recorder.append(row)
             statuses[row["status"]] += 1
     return Summary(statuses, seconds=watch.seconds)

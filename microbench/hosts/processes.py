@@ -17,8 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from functools import partial
-from typing import Any, Required
+from typing import Required
 
 from flopcast.bounds import NonNegative
 from flopcast.child import PARENT, end_with_parent
@@ -27,11 +26,11 @@ from flopcast.errors import DataError
 from flopcast.json_files import parse_json
 from flopcast.microbench.recipe.plans import HostPlan, of_process
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.records.rows import Readings, Row
+from flopcast.microbench.records.rows import Readings
 from flopcast.microbench.sweep.work import Stopwatch, Summary
 from flopcast.progress import progress
 
-COUNT = 4
+COUNT, COUNT_COMPILED = 4, 2  # a process that compiles its models takes three times as long
 COMMAND = (sys.executable, "-m", "flopcast.microbench.hosts.processes")
 ROUNDS = 2  # per process: their samples agree within 10% where processes do not
 
@@ -68,6 +67,11 @@ def run_processes(
     return Summary(statuses, skipped=count - len(todo), seconds=watch.seconds, warnings=warnings)
 
 
+def count_for(plan: HostPlan) -> int:
+    """The number of processes that measure the plan's models."""
+    return COUNT if plan.mode == "eager" else COUNT_COMPILED
+
+
 def _start(command: Sequence[str], task: str) -> subprocess.Popen[str]:
     environment = {**os.environ, PARENT: str(os.getpid())}
     return subprocess.Popen(
@@ -91,27 +95,14 @@ def _rows(out: str) -> list[_Measured]:
         return []
 
 
-class _Kept:
-    """Stands for a folder that holds nothing yet: keeps the rows that are to be printed."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def is_done(self, key: str, **_options: Any) -> bool:
-        return False
-
-    def append(self, row: Row) -> None:
-        self.rows.append(row)
-
-
 def main(task: str) -> None:
     """One process: loads what it needs, waits for its turn, measures, prints its rows."""
     end_with_parent()
     import torch
     import transformers  # noqa: F401  (loaded before the turn)
 
-    from flopcast.microbench.hosts.host import run_host
-    from flopcast.microbench.recipe import training_step
+    from flopcast.microbench.hosts.host import Kept, run_host
+    from flopcast.microbench.recipe.compiling import host_builders
 
     asked = json.loads(task)
     configs = {int(depth): config for depth, config in asked["plan"].pop("configs").items()}
@@ -119,11 +110,11 @@ def main(task: str) -> None:
     if sys.stdin.readline() != "go\n":
         return
     device = torch.device(asked["device"])
-    build = partial(training_step.build, device=device, batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer)
-    kept: Any = _Kept()
+    builders, counts = host_builders(plan, device)
+    kept = Kept()
     run_host(
-        {depth: partial(build, config) for depth, config in plan.configs.items()}, model=plan.model, recorder=kept,
-        device=device, suite=asked["suite"], rounds=min(plan.rounds, ROUNDS), steps_per_round=plan.steps_per_round,
+        builders, model=plan.model, recorder=kept, device=device, suite=asked["suite"],
+        rounds=min(plan.rounds, ROUNDS), steps_per_round=plan.steps_per_round, counts=counts,
     )  # fmt: skip
     print(json.dumps(kept.rows))
 

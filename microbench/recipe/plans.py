@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PHASES = ("forward", "backward", "optimizer")
+TORCH_MODES = {"compile": None, "compile-graphs": "reduce-overhead"}  # the `mode` of torch.compile
+_MODE = re.compile(r"-(compile(?:-graphs)?)/(?:process\d+/)?depth\d+/")
 _PROCESS = re.compile(r"/process(\d+)(?=/depth)")
 
 
@@ -23,9 +25,16 @@ def without_process(key: str) -> tuple[str, int | None]:
     return (key, None) if found is None else (_PROCESS.sub("", key), int(found[1]))
 
 
+def mode_of(key: str) -> str:
+    """The mode of the tiny model that a row of the host calibration is of."""
+    found = _MODE.search(key)
+    return found[1] if found else "eager"
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostPlan:
-    """Models whose host cost is measured: `configs` by depth, of widths so small that the device keeps up."""
+    """Models whose host cost is measured: `configs` by depth, of widths so small that the device keeps up. `model`
+    names the family and what else changes what is launched, such as `mode`."""
 
     model: str
     configs: dict[int, dict[str, Any]]
@@ -34,6 +43,7 @@ class HostPlan:
     optimizer: str = "adamw"
     rounds: int = 5
     steps_per_round: int = 4
+    mode: str = "eager"
 
     def row_key(self, depth: int, phase: str) -> str:
         """Key of the measurement row of one phase at one depth."""
@@ -68,6 +78,7 @@ class StepPlan:
     base_dtype: str = "auto"
     module: str = ""
     group: str = "ladder"
+    mode: str = "eager"
 
     @property
     def key(self) -> str:
@@ -77,6 +88,7 @@ class StepPlan:
         run += "" if self.accumulate == 1 else f"/accumulate{self.accumulate}"
         run += "" if self.checkpoint == "none" else f"/checkpoint-{self.checkpoint}"
         run += "" if self.fused == "none" else f"/fused-{self.fused}"
+        run += "" if self.mode == "eager" else f"/{self.mode}"
         run += f"/clip{self.clip:g}" if self.clip else ""
         run += "" if self.finetune == "full" else f"/{self.finetune}"
         run += f"{self.lora_rank}-{self.lora_targets}" if self.finetune == "lora" else ""

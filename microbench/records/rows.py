@@ -126,6 +126,7 @@ class Plan(TypedDict, total=False):
     base_dtype: str
     module: str
     group: str
+    mode: str
 
 
 class StepRow(Row, total=False):
@@ -140,6 +141,9 @@ class StepRow(Row, total=False):
     host_samples_before: Count  # samples of the tiny models taken before this step in its session
 
 
+KERNEL = "kernel::"  # before the name of a kernel that no ATen call launched
+
+
 class StepKernelsRow(Row, total=False):
     """The same step under the profiler, key step_kernels/<plan>."""
 
@@ -147,7 +151,7 @@ class StepKernelsRow(Row, total=False):
     device_seconds: NonNegative  # median over profiled steps of the summed kernel durations
     n_kernels: Count
     n_params: Count
-    ops: OpSeconds  # launching ATen call -> [seconds, kernels]
+    ops: OpSeconds  # launching ATen call, or KERNEL and the kernel's name -> [seconds, kernels]
     products: Sequence[Sequence[Any]]  # in older rows only: each matrix product of the step
 
 

@@ -9,12 +9,20 @@ from typing import Any
 import torch
 
 from flopcast.microbench.recipe import training_step
+from flopcast.microbench.recipe.compiling import compile_model
 from flopcast.microbench.recipe.patches import attention_implementation
 from flopcast.microbench.recipe.plans import StepPlan
 
 
 def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingStep:
-    """Builds the plan's step on `device`. Raises what `training_step.build`, `build_module` and the factory raise."""
+    """Builds the plan's step on `device`, its model compiled in the plan's mode when it first runs. Raises what
+    `training_step.build`, `build_module` and the factory raise."""
+    step = _eager(plan, device)
+    compile_model(step, plan.mode)
+    return step
+
+
+def _eager(plan: StepPlan, device: torch.device) -> training_step.TrainingStep:
     run: dict[str, Any] = {
         "precision": plan.precision,
         "optimizer": plan.optimizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import statistics
 import time
 import uuid
@@ -15,13 +16,14 @@ from operator import attrgetter
 import torch
 
 from flopcast.gc_pause import no_garbage_collection
-from flopcast.microbench.hosts.host import host_fields, host_phases, steady_seconds
+from flopcast.microbench.hosts.host import Kept, host_fields, host_phases, run_host, steady_seconds
 from flopcast.microbench.hosts.operators import operator_rows
 from flopcast.microbench.recipe import training_step
+from flopcast.microbench.recipe.compiling import forget, host_builders
 from flopcast.microbench.recipe.patches import patched
 from flopcast.microbench.recipe.plans import PHASES, HostPlan, StepPlan
 from flopcast.microbench.records.recorder import Recorder
-from flopcast.microbench.records.rows import EMPTY_FIELDS, Fields, Row, merged
+from flopcast.microbench.records.rows import EMPTY_FIELDS, KERNEL, Fields, Row, merged
 from flopcast.microbench.steps.build import build_plan
 from flopcast.microbench.steps.measure import Kernel, StepKernels, StepTiming, profile_step, time_step
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_or_error, work_through
@@ -32,6 +34,11 @@ Measure = Callable[[training_step.TrainingStep], Fields]
 PlanMeasure = Callable[[StepPlan], Fields]
 PlanKey = Callable[[StepPlan], str]
 _TIMES, _KERNELS, _ESTIMATES = attrgetter("key"), attrgetter("kernels_key"), attrgetter("estimate_key")
+
+_CALL = re.compile(r"\w+::\w+$")  # an operator, not a range of autograd's engine or of compiled code
+
+COMPILED_ROUNDS = 3  # of compiled tiny models, before the steps
+LONGEST_NAME = 100  # characters of it that are kept
 
 TIMES_AND_KERNELS = ("times", "kernels")
 PARTS = (*TIMES_AND_KERNELS, "estimates")  # what can be measured of a step, in this order
@@ -46,6 +53,7 @@ def run_steps(
     steps_per_round: int = 5,
     suite: str = "validate",
     host: HostPlan | None = None,
+    compiled: Sequence[HostPlan] = (),
     parts: Collection[str] = TIMES_AND_KERNELS,
     budget_seconds: float | None = None,
     retry: Collection[str] = (),
@@ -56,7 +64,8 @@ def run_steps(
 
     With `host`, its tiny models are run between the steps, so that the host's speed at that time is known: it differs
     by 10 to 40% from one process to the next, and also drifts. Their rows are those of `run_host`; a step's row
-    says in which run (`session`) and after how many of their samples (`host_samples_before`) it was timed.
+    says in which run (`session`) and after how many of their samples (`host_samples_before`) it was timed. The models
+    of `compiled` are measured once, before the steps.
 
     Two passes, because launches cost more in a process that has used CUDA's profiler (`profile_step`). A step that
     does not fit gets a row of status "oom", any other fault one of status "error", and the other steps continue. A run
@@ -65,7 +74,7 @@ def run_steps(
     settle_allocator(device)
     run = _Run(list(plans), device, recorder, suite, retry, Stopwatch(budget_seconds, clock))
     if "times" in parts:
-        run.times(host, rounds, steps_per_round)
+        run.times(host, compiled, rounds, steps_per_round)
     if "kernels" in parts:
         run.kernels()
     if "estimates" in parts:
@@ -86,8 +95,10 @@ class _Run:
         self.statuses = Counter[str]()
         self.skipped = self.remaining = 0
 
-    def times(self, host: HostPlan | None, rounds: int, steps_per_round: int) -> None:
+    def times(self, host: HostPlan | None, compiled: Sequence[HostPlan], rounds: int, steps_per_round: int) -> None:
         todo = self._left_of(self.plans, _TIMES)
+        for plan in compiled if todo else ():
+            self._compiled_host(plan)
         calibration = HostCalibration(host, self.device) if host is not None and todo else None
         if calibration is not None and self.device.type == "cuda" and any(plan.has_triton for plan in todo):
             self._append(operator_rows(self.device), suite=self.suite)
@@ -110,6 +121,17 @@ class _Run:
             if calibration.n_samples:
                 calibration.sample()
             self._append(calibration.rows(self.suite))
+
+    def _compiled_host(self, plan: HostPlan) -> None:
+        """Measures the host cost of compiled tiny models; a failure gets rows that say so, and the steps are run."""
+        builders, counts = host_builders(plan, self.device)
+        kept = Kept()
+        run_host(
+            builders, model=plan.model, recorder=kept, device=self.device, suite=self.suite, counts=counts,
+            rounds=COMPILED_ROUNDS, steps_per_round=plan.steps_per_round,
+        )  # fmt: skip
+        forget(plan.mode)
+        self._append(kept.rows)
 
     def kernels(self) -> None:
         ran = [plan for plan in self.plans if self.recorder.status(plan.key) == "ok"]
@@ -205,6 +227,7 @@ def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> Fiel
         return {**empty, "status": oom_or_error(error), "reason": first_line(error)}
     finally:
         del step
+        forget(plan.mode)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -231,7 +254,8 @@ def timing_fields(timing: StepTiming, held_bytes: int = 0) -> Fields:
 
 
 def kernel_fields(found: StepKernels) -> Fields:
-    """A step's kernels as the fields of a row. `ops`: device seconds and number of kernels per launching ATen call."""
+    """A step's kernels as the fields of a row. `ops`: device seconds and number of kernels per launching ATen call, or
+    per kernel's name where a replayed CUDA graph or generated code launched it."""
     device_seconds = statistics.median(found.device_seconds)
     return {
         "value": device_seconds,
@@ -245,10 +269,11 @@ def kernel_fields(found: StepKernels) -> Fields:
 
 
 def by_op(kernels: Iterable[Kernel]) -> dict[str, list[float]]:
-    """{ATen call: [seconds, number of kernels]} of one step."""
+    """{ATen call, or KERNEL and the kernel's name: [seconds, number of kernels]} of one step."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for kernel in kernels:
-        entry = totals[kernel.op]
+        is_called = _CALL.match(kernel.op) and not kernel.name.startswith("triton_")
+        entry = totals[kernel.op if is_called else f"{KERNEL}{kernel.name[:LONGEST_NAME]}"]
         entry[0] += kernel.seconds
         entry[1] += 1
     return dict(totals)

@@ -18,12 +18,13 @@ from flopcast.decode import show
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
 from flopcast.microbench.recipe.plans import StepPlan
-from flopcast.microbench.records.rows import Row, StepEstimateRow, StepKernelsRow, StepRow, is_busy, select
+from flopcast.microbench.records.rows import KERNEL, Row, StepEstimateRow, StepKernelsRow, StepRow, is_busy, select
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.step.simulation import is_synchronous
+from flopcast.roofline.stream.compiled.profiled import class_of_kernel
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.classes import GROUPS, op_class
 from flopcast.roofline.stream.model.run import Run, run_from
@@ -357,10 +358,11 @@ def _forecast_classes(found: Forecast) -> dict[str, float]:
 
 
 def _classes(ops: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Sums [seconds, kernels] by launching call to seconds by group of classes."""
+    """Sums [seconds, kernels] by launching call, or by kernel, to seconds by group of classes."""
     by_class: dict[str, float] = defaultdict(float)
     for op, (seconds, _count) in ops.items():
-        by_class[op_class(op)] += seconds
+        name = op.removeprefix(KERNEL)
+        by_class[op_class(op) if name == op else class_of_kernel(name)] += seconds
     return _grouped(by_class)
 
 

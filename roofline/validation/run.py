@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.suites import check_suite
+from flopcast.roofline.stream.model.run import MODES
 
 if TYPE_CHECKING:
     from flopcast.microbench.records.machine import Device
@@ -16,29 +17,34 @@ ESTIMATES = ("estimates",)  # of `microbench.steps.run.PARTS`
 
 def run_validation_steps(
     device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None,
-    parts: tuple[str, ...] | None = None,
+    parts: tuple[str, ...] | None = None, mode: str = "eager",
 ) -> str:  # fmt: skip
     """Runs the validation ladder's real steps, or `parts` of them, that `out` lacks; returns a line on what was done.
 
-    The default parts are times and kernels, and on a GPU torch's estimates too. Raises UsageError for estimates on a
-    CPU.
+    The default parts are times and kernels, and on a GPU torch's estimates of eager steps too. Raises UsageError for
+    estimates on a CPU, and for compiled steps there.
     """
     check_suite(suite)
+    check_mode(mode)
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
     from flopcast.microbench.records.recorder import Recorder
     from flopcast.microbench.steps.run import PARTS as ALL_PARTS
     from flopcast.microbench.steps.run import TIMES_AND_KERNELS, run_steps
     from flopcast.microbench.timing.device import describe, pick_device
-    from flopcast.roofline.gpu.fit.host_calibration import host_plan
+    from flopcast.roofline.gpu.fit.host_calibration import compiled_host_plans, host_plan
     from flopcast.roofline.validation.step_plans import validation_plans
 
     chosen = pick_device(device)
     if parts == ESTIMATES and chosen.type != "cuda":
         raise UsageError(f"--only-estimates on {chosen.type}: torch's RuntimeEstimator reads a CUDA GPU's figures")
+    if mode != "eager" and chosen.type != "cuda":
+        raise UsageError(
+            f"--mode {mode} on {chosen.type}: compiled steps are forecast and run on CUDA GPUs; leave it out"
+        )
     rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
     with Recorder(out, describe(chosen)) as recorder:
-        plans = validation_plans(chosen.type, suite)
+        plans = validation_plans(chosen.type, suite, mode)
         return str(
             run_steps(
                 plans,
@@ -47,11 +53,18 @@ def run_validation_steps(
                 rounds=rounds,
                 steps_per_round=steps,
                 host=None if chosen.type == "cpu" else host_plan(chosen.type),
-                parts=parts or (TIMES_AND_KERNELS if chosen.type == "cpu" else ALL_PARTS),
+                parts=parts or (ALL_PARTS if chosen.type == "cuda" and mode == "eager" else TIMES_AND_KERNELS),
+                compiled=[plan for plan in compiled_host_plans() if plan.mode == mode],
                 budget_seconds=budget,
                 retry=retry,
             )
         )
+
+
+def check_mode(mode: str) -> None:
+    """Raises UsageError for a mode that no step runs in."""
+    if mode not in MODES:
+        raise UsageError(f"--mode {mode!r}: valid are {', '.join(MODES)}")
 
 
 def machine_here(device: str | None) -> Device:

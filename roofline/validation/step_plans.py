@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 
 # Groups of plain Qwen3 steps, which the forecast is made for. Tables list the other groups separately.
 QWEN3_GROUPS = ("ladder", "ln ladder", "off the ladder", "published configs", "large batch", "cpu")
-OPTIONS, PATCHED, FAMILIES = "options", "patched", "other families"
+OPTIONS, PATCHED, FAMILIES, COMPILED = "options", "patched", "other families", "compiled"
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
 
 _ZOO = "flopcast.microbench.zoo:"
@@ -41,9 +42,12 @@ def factories() -> frozenset[str]:
     return frozenset(_ZOO + function.name for function in found if not function.name.startswith("_"))
 
 
-def validation_plans(device_type: str, name: str = "standard") -> list[StepPlan]:
+def validation_plans(device_type: str, name: str = "standard", mode: str = "eager") -> list[StepPlan]:
     """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all, "fused"
-    for those patched with the fused kernels."""
+    for those patched with the fused kernels. Of `mode` "compile" or "compile-graphs": compiled steps."""
+    if mode != "eager":
+        found = [replace(plan, mode=mode, group=COMPILED) for plan in _compiled()]
+        return found[:3] if name == "quick" else found
     if device_type == "cpu":
         return [
             StepPlan(
@@ -157,6 +161,38 @@ def _families() -> list[StepPlan]:
         _shipped("qwen3-moe", batch=8, seq=1024, optimizer="adamw-fused", group=FAMILIES),
         *(_module(factory, batch=batch) for factory, batch in _FACTORIES.items()),
     ]
+
+
+def _compiled() -> list[StepPlan]:
+    """Steps that are run compiled, from 4 x 128 to 8 x 2048 tokens: widths of the ladder and off it, heads of 64 and
+    128, vocabularies of 32,000 and 151,936, and other families. Quick to compile first; no law was fitted to one."""
+    fused = "adamw-fused"
+    off = {1152: make_config(width=1152, depth=4), 1664: make_config(width=1664, depth=4),
+           3584: make_config(width=3584, depth=2)}  # fmt: skip
+    narrow = make_config(width=640, depth=6, heads=10, kv_heads=5, head_dim=64)
+    small = make_config(width=1536, depth=4, heads=24, kv_heads=8, head_dim=64, vocab=32_000)
+    wide = make_config(width=2048, depth=3, vocab=32_000)
+    models: list[tuple[str, dict[str, Any], list[tuple[int, int, str]]]] = [
+        ("w1024-d5", make_config(width=1024, depth=5), [(4, 128, "adamw"), (4, 256, fused), (8, 2048, fused)]),
+        ("w640-d6-h64", narrow, [(4, 128, fused), (8, 1024, fused)]),
+        ("w1152-d4", off[1152], [(4, 256, fused), (8, 1024, fused)]),
+        ("w1536-d4-h64-v32000", small, [(4, 256, fused), (8, 2048, fused)]),
+        ("w2048-d3-v32000", wide, [(4, 128, fused), (8, 1024, fused)]),
+        ("w1664-d4", off[1664], [(4, 512, fused), (8, 2048, fused)]),
+        ("w3584-d2", off[3584], [(4, 256, fused), (4, 1024, fused)]),
+        ("gpt2", load_config("gpt2"), [(4, 256, fused), (8, 1024, fused)]),
+        ("llama-3.2-1b", load_config("llama-3.2-1b"), [(4, 128, fused), (8, 1024, fused)]),
+        ("qwen3-0.6b", load_config("qwen3-0.6b"), [(4, 256, fused), (8, 1024, fused)]),
+        ("qwen3-1.7b", load_config("qwen3-1.7b"), [(4, 256, fused)]),
+        ("qwen3-moe", load_config("qwen3-moe"), [(8, 512, fused)]),
+    ]
+    plans = [
+        StepPlan(name=name, config=config, batch=batch, seq=seq, optimizer=optimizer)
+        for name, config, runs in models
+        for batch, seq, optimizer in runs
+    ]
+    modules = [_module(factory, batch=batch, optimizer=fused) for factory, batch in _FACTORIES.items()]
+    return [*plans[:15], *modules, *plans[15:]]
 
 
 def _ladder(width: int, *, law: str = "printed", **options: Any) -> StepPlan:

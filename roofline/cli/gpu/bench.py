@@ -175,9 +175,12 @@ def run_bench(
             out, own, measured_model.step_cases(own, machine["device"], machine["stack"])
         )
     cases = (Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in listed)
+    plans = [host_calibration.host_plan(chosen.type)]
+    if host_only and chosen.type == "cuda":
+        plans += host_calibration.compiled_host_plans()
     found = engine.run_bench(
-        chosen, out, suite=name, policy=policy, cases=cases,
-        hosts=[host_calibration.host_plan(chosen.type)], budget_seconds=budget, retry=retry, host_only=host_only,
+        chosen, out, suite=name, policy=policy, cases=cases, hosts=plans, budget_seconds=budget, retry=retry,
+        host_only=host_only,
         calibrate=not skip_host and not of_triton and backend is None,
         operators=not skip_host and backend is None and (host_only or suite in (suites.FUSED, "full")),
     )  # fmt: skip

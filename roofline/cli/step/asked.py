@@ -44,6 +44,16 @@ class AskedStep:
         stream = self.module.stream(self.run, device, gpu)
         return stream, run_of_stream(stream, self.run)
 
+    def stream_of(self, run: Run, device: Mapping[str, Any], *, trace: bool) -> Stream | None:
+        """Returns the op stream of the same model run otherwise, on what a profile says of its device. None where it is
+        not at hand, unless `trace`: then it is traced or compiled. Raises UsageError as `traced` does."""
+        if self.module is not None:
+            return self.module.stream(run, run.device_of(device), device) if trace else None
+        from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
+
+        config, traced = self.config or {}, run.traced_on(run.device_of(device))
+        return get_stream(config, traced) if trace or is_at_hand(config, traced) else None
+
     @property
     def model(self) -> Config | Module:
         return self.module or self.config or {}

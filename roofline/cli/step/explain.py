@@ -30,7 +30,7 @@ def explain(
     from flopcast.roofline.gpu.library import profile_cache
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step.priced_step import PricedStep
-    from flopcast.roofline.step.questions import alternatives
+    from flopcast.roofline.step.questions import alternatives, modes
     from flopcast.roofline.step.questions.explain import explain_step
     from flopcast.roofline.stream.library.streams import is_at_hand
     from flopcast.roofline.views.terminal.explain import print_explanation
@@ -47,8 +47,12 @@ def explain(
         step = PricedStep(stream, ran, profile, feeding, priced)
         found = explain_step(step)
         would_help = alternatives.advise(step, config=asked.config, trace=trace)
+        in_modes = modes.modes_of(step, lambda run: asked.stream_of(run, profile.device, trace=what_if))
     profile_cache.keep(profile)
     if as_json:
-        emit({**found.to_json(), "alternatives": [a.to_json() for a in would_help]})
+        emit({
+            **found.to_json(), "alternatives": [a.to_json() for a in would_help],
+            "modes": in_modes and in_modes.to_json(),
+        })  # fmt: skip
     else:
-        print_explanation(found, would_help, ran)
+        print_explanation(found, would_help, ran, in_modes)

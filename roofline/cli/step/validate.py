@@ -12,7 +12,9 @@ from typer import Option
 
 from flopcast.errors import UsageError
 from flopcast.progress import progress
+from flopcast.roofline.cli.shared.completion import one_of
 from flopcast.roofline.cli.shared.options import AsJson, Budget, Device, Retry, Suite, refuse_unused
+from flopcast.roofline.stream.model.run import MODES, Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.gpu.profile.profile import Profile
@@ -28,6 +30,9 @@ def validate(
     ] = None,
     retry: Retry = False,
     budget: Budget = None,
+    mode: Annotated[
+        str, Option(help="How the steps run: eager, compile or compile-graphs.", autocompletion=one_of(MODES))
+    ] = Run.mode,
     steps_from: Annotated[
         Path | None, Option(help="Folder of steps that ran already, in place of running them.")
     ] = None,
@@ -52,7 +57,7 @@ def validate(
     from flopcast.roofline.gpu.library.profiles import find_profile
     from flopcast.roofline.gpu.suites import check_suite
     from flopcast.roofline.validation import comparable
-    from flopcast.roofline.validation.run import ESTIMATES, machine_here, machine_of, run_validation_steps
+    from flopcast.roofline.validation.run import ESTIMATES, check_mode, machine_here, machine_of, run_validation_steps
     from flopcast.roofline.validation.step_comparison import write_csv
     from flopcast.roofline.validation.summary import compare_methods, summaries
     from flopcast.roofline.views.terminal import console
@@ -61,7 +66,13 @@ def validate(
     if steps_from is not None:
         refuse_unused(
             "with --steps-from: those steps have run",
-            {"device": device, "suite": suite, "retry": retry, "budget": budget},
+            {
+                "device": device,
+                "suite": suite,
+                "retry": retry,
+                "budget": budget,
+                "mode": mode if mode != Run.mode else None,
+            },
         )
     if run_only or only_estimates:
         refuse_unused(
@@ -70,6 +81,9 @@ def validate(
         )
     suite = suite or "quick"
     check_suite(suite)
+    check_mode(mode)
+    if only_estimates and mode != Run.mode:
+        raise UsageError(f"--only-estimates with --mode {mode}: torch's RuntimeEstimator knows eager steps alone")
     folder = steps_from or out or Path("out/validate")
     retried = ("oom", "error") if retry else ()
     if only_estimates and run_only:
@@ -80,7 +94,7 @@ def validate(
             raise UsageError(f"{flag} with folders to compare: it compares nothing; give --out alone")
         parts = ESTIMATES if only_estimates else None
         with resumable(folder):
-            done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, parts=parts)
+            done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, parts=parts, mode=mode)
         console.say(f"steps: {done}" if run_only else f"estimates: {done}")
         given = f"--steps-from {folder}" if run_only else f"--steps-from STEPS --estimates-from {folder}"
         console.say(f"`flopcast validate {given}` compares them, here or elsewhere")
@@ -97,7 +111,7 @@ def validate(
 
             comparable.check_stack(describe_stack(), profile)
         with resumable(folder):
-            done = run_validation_steps(device, suite, folder, retry=retried, budget=budget)
+            done = run_validation_steps(device, suite, folder, retry=retried, budget=budget, mode=mode)
         console.say(f"steps: {done}")
     rows = compare_folder(folder, profile, any_stack=any_stack, estimates=estimates_from)
     if not rows:

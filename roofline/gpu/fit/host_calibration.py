@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import hypot
 from statistics import median
 
-from flopcast.microbench.recipe.plans import PHASES, HostPlan
+from flopcast.microbench.recipe.plans import PHASES, TORCH_MODES, HostPlan
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
 from flopcast.roofline.gpu.profile.host import PROCESS_SPREAD, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -27,6 +27,13 @@ def host_plan(device_type: str) -> HostPlan:
         return HostPlan(model="qwen3-adamw", configs=configs, batch=CPU_BATCH, seq=CPU_SEQ, rounds=2, steps_per_round=2)
     configs = {depth: make_config(width=256, depth=depth) for depth in (2, 6, 12)}
     return HostPlan(model="qwen3-adamw", configs=configs, batch=4, seq=256)
+
+
+def compiled_host_plans() -> list[HostPlan]:
+    """The models that calibrate a GPU's host for compiled steps: two depths in each mode. Their rows carry what their
+    graphs launch, so that no fit has to compile them."""
+    configs = {depth: make_config(width=256, depth=depth) for depth in (2, 6)}
+    return [HostPlan(model=f"qwen3-adamw-{mode}", configs=configs, batch=4, seq=256, mode=mode) for mode in TORCH_MODES]
 
 
 def plan_streams(plan: HostPlan, device_type: str) -> dict[int, Stream]:

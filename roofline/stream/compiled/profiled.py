@@ -18,6 +18,7 @@ _FILL = re.compile(r"^Mem(set|cpy)\b")
 _PRODUCT = re.compile(r"nvjet|gemm|gemv|cutlass|cublas|xmma|\bdot_kernel|reduce_1Block")
 _PARTS = re.compile(r"splitKreduce")  # sums what several programs multiplied
 _ATTENTION = re.compile(r"cudnn|flash|fmha|sdpa|attention", re.IGNORECASE)
+_FUSED_ATTENTION = re.compile(r"sdpa|flash|fmha|attention|cudnn::fusion", re.IGNORECASE)
 _RELAYOUT = re.compile(r"nchwToNhwc|AddPadding")  # before a convolution
 _CONVOLUTION = re.compile(r"xmma|cutlass|nvjet|wgrad|dgrad|fprop|convolve|conv2d")
 _OPTIMIZER = re.compile(r"multi_tensor_apply_kernel|FusedOptimizer|foreach", re.IGNORECASE)
@@ -72,6 +73,21 @@ def join(graphs: Sequence[Graph], kernels: Sequence[tuple[str, float]]) -> Joine
     outside += kernels[place:]
     optimizer = tuple(kernel for kernel in outside if _OPTIMIZER.search(kernel[0]))
     return Joined(tuple(launches), optimizer, tuple(kernel for kernel in outside if kernel not in optimizer))
+
+
+def class_of_kernel(name: str) -> str:
+    """The operation class of a kernel by its name alone, where nothing says which call launched it."""
+    if _is_generated(name):
+        return "generated"
+    if _OPTIMIZER.search(name):
+        return "optimizer"
+    if _FUSED_ATTENTION.search(name):
+        return "attention"
+    if _RELAYOUT.search(name):
+        return "conv"
+    if _PRODUCT.search(name):
+        return "gemm"
+    return "reduction" if "reduce_kernel" in name else "fill" if _FILL.match(name) else "pointwise"
 
 
 def run_order(graphs: Sequence[Graph], kernels: Sequence[tuple[str, float]]) -> tuple[Graph, ...]:

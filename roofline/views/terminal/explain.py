@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import NONE, byte_size, gigabytes, ms, percent, share
+from flopcast.roofline.base.units import NONE, byte_size, gigabytes, ms, percent, share, three_digits
 from flopcast.roofline.views.terminal.console import console, print_table, say, warn
 from flopcast.roofline.views.terminal.forecast import step_words
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flopcast.roofline.step.forecast import Forecast
     from flopcast.roofline.step.questions.alternatives import Advice
     from flopcast.roofline.step.questions.explain import Explanation
+    from flopcast.roofline.step.questions.modes import Modes, ModeStep
     from flopcast.roofline.stream.model.run import Run
 
 MODULES_SHOWN = 16
@@ -21,7 +22,7 @@ NAME_SHOWN = 50  # characters of a module's path that are shown
 BOUNDS = {"matrix": "matrix units", "memory": "memory", "launch": "launch floor"}
 
 
-def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) -> None:
+def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run, modes: Modes | None = None) -> None:
     """Prints tables on stdout and the forecast's warnings on stderr."""
     from flopcast.roofline.step.questions.explain import COUNTED
 
@@ -37,6 +38,8 @@ def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run) ->
         ]
         columns = ("", "calls", "costs, ms", "of the step")
         print_table("Synchronisations: the host waits for the device", columns, waits)
+    if modes is not None:
+        _print_modes(modes, step)
     _print_advice(advice, step.unit)
     warn(step.warnings)
 
@@ -101,6 +104,51 @@ def _end_of(module: str) -> str:
 
 def _some(seconds: float) -> str:
     return ms(seconds) if seconds else NONE
+
+
+def _print_modes(modes: Modes, step: Forecast) -> None:
+    known = [one for one in modes.steps if one.step_seconds is not None]
+    if len(known) > 1:
+        rows = [[name, *(words(one) for one in known)] for name, words in _mode_lines(known, step.unit)]
+        print_table("The step in each mode", ("", *(one.mode for one in known)), rows)
+    for one in modes.steps:
+        if one.step_seconds is None:
+            say(f"not forecast: mode {one.mode} ({one.reason})")
+    if modes.interruptions:
+        interrupted = [
+            [one.kind, f"{one.where}\n{one.reason}", *_ms_and_share(one.step_seconds, step), one.remedy]
+            for one in modes.interruptions
+        ]
+        columns = ("", "where, why", "costs, ms", "of the step", "remedy")
+        print_table("What interrupts the compiled code", columns, interrupted)
+    if modes.zeros_bytes:
+        console().print(
+            f"Of the compiled step {ms(modes.zeros_seconds)} ms fill and read {byte_size(modes.zeros_bytes)} of zeros: "
+            "gradients of results that the loss does not need, such as logits; a forward that returns the loss alone "
+            "makes none."
+        )
+
+
+def _mode_lines(known: Sequence[ModeStep], unit: str) -> list[tuple[str, Callable[[ModeStep], str]]]:
+    """The lines of the table of modes: a name, and what it says of a mode."""
+    first = known[0]
+    lines: list[tuple[str, Callable[[ModeStep], str]]] = [
+        ("step, ms", lambda one: ms(one.step_seconds or 0.0)),
+        ("- 90%", lambda one: f"{ms(one.step_seconds_low or 0.0)} to {ms(one.step_seconds_high or 0.0)}"),
+        (f"- of {first.mode}'s", lambda one: share((one.step_seconds or 0.0) / (first.step_seconds or 1.0))),
+        ("device, ms", lambda one: ms(one.device_seconds or 0.0)),
+        ("host, ms", lambda one: ms(one.host_seconds or 0.0)),
+        ("device waits for the host", lambda one: share((one.waiting_seconds or 0.0) / (one.step_seconds or 1.0))),
+        ("kernels", lambda one: f"{one.kernels or 0:,}"),
+        ("launches by the host", lambda one: f"{one.launches or 0:,}"),
+        ("moved", lambda one: byte_size(one.bytes or 0)),
+        ("peak memory", lambda one: gigabytes(one.peak_bytes or 0) + ("" if one.fits else ", does not fit")),
+    ]
+    if any(one.usd_per_million is not None for one in known):
+        lines.append(
+            (f"$ per million {unit}", lambda one: NONE if (usd := one.usd_per_million) is None else three_digits(usd))
+        )
+    return lines
 
 
 def _print_advice(advice: Sequence[Advice], unit: str) -> None:

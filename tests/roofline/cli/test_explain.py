@@ -71,6 +71,7 @@ def test_explain_is_one_document_that_predict_gives_too(flopcast: Run) -> None:
         "modules",
         "synchronisations",
         "alternatives",
+        "modes",
     }
     assert found["forecast"] == json.loads(flopcast("predict", *STEP[1:], "--json")[1])
     assert json.loads(flopcast("predict", *STEP[1:], "--explain", "--json")[1]) == found

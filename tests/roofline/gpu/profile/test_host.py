@@ -12,9 +12,9 @@ import pytest
 
 from flopcast.decode import decode
 from flopcast.errors import DataError, UsageError
-from flopcast.roofline.gpu.fit.host import fit_host, host_name, layer_costs, warm_value
+from flopcast.roofline.gpu.fit.host import UNEXPLAINED, fit_host, host_name, layer_costs, warm_value
 from flopcast.roofline.gpu.library import profiles
-from flopcast.roofline.gpu.profile.host import HostCosts, combine, host_files, host_in, machines_of
+from flopcast.roofline.gpu.profile.host import HostCosts, combine, default_host, host_files, host_in, machines_of
 from flopcast.roofline.views.terminal.gpus import layer_rows, print_hosts
 
 DEPTHS = (2, 6, 12)
@@ -94,6 +94,37 @@ def test_layers_are_shown_in_ms_with_their_spread(host: HostCosts) -> None:
     cells = {row[0]: row[1:] for row in layer_rows(host)}
     assert cells["forward"][:3] == ["0.900", "0.882 to 0.918", "2-6: 0.900, 6-12: 0.900"]
     assert cells["step"][0] == "2.400"
+
+
+# --- compiled
+
+
+def compiled_rows(mode: str, process: int, scale: float = 1.0) -> list[dict[str, Any]]:
+    """Two depths of a compiled tiny model: 10 us per launch, 1 ms per forward graph and 2 per backward graph."""
+    found = []
+    for depth in (2, 6):
+        for phase, launches, entry in (("forward", 30, 1e-3), ("backward", 50, 2e-3)):
+            own = samples(scale * (entry + 10e-6 * launches * depth), 1.0, (0.98, 1.0, 1.02))
+            counts = {"launch": float(launches * depth), "graph": 1.0}
+            found.append({"key": f"host/qwen3-adamw-{mode}/process{process}/depth{depth}/{phase}", "status": "ok",
+                          "samples": own, "n": len(own), "value": sorted(own)[len(own) // 2], "counts": counts,
+                          "rounds": 3})  # fmt: skip
+    return found
+
+
+def test_compiled_tiny_models_calibrate_their_mode_and_no_other(host: HostCosts) -> None:
+    def eager(process: int) -> list[dict[str, Any]]:
+        return [{**row, "key": row["key"].replace("/depth", f"/process{process}/depth")} for row in rows()]
+
+    measured = [*eager(0), *eager(1), *compiled_rows("compile", 0), *compiled_rows("compile", 1, scale=1.2)]
+    found = fit_host(measured, {}, {}, {"cpu": host.cpu}, [])
+    assert found is not None
+    assert found.forward == pytest.approx(host.forward)
+    assert list(found.compiled) == ["compile"]
+    costs = found.graph_costs("compile")
+    assert (costs.launch, costs.forward, costs.backward) == pytest.approx((11e-6, 1.1e-3, 2.2e-3))
+    assert costs.sigma > UNEXPLAINED["compile"]  # other models' launches cost otherwise
+    assert found.graph_costs("compile-graphs").sigma > default_host().graph_costs("compile-graphs").sigma
 
 
 @pytest.mark.parametrize(
