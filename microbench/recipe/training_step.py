@@ -180,6 +180,20 @@ def use_fused(model: torch.nn.Module, fused: str) -> None:
         patch(model)
 
 
+def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:
+    """Finds the stack of identical layers: the longest ModuleList of one class with equal parameter shapes."""
+
+    def signature(layer: torch.nn.Module) -> tuple[Any, ...]:
+        return (type(layer), *((name, tuple(p.shape)) for name, p in layer.named_parameters()))
+
+    stacks = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList) and len({signature(layer) for layer in module}) == 1
+    ]
+    return max(stacks, key=len, default=None)
+
+
 def causal_lm_batch(input_ids: torch.Tensor) -> dict[str, Any]:
     """The batch that a causal language model is trained on: the ids are also the labels."""
     return {"input_ids": input_ids, "labels": input_ids, "use_cache": False}

@@ -25,7 +25,7 @@ FRAGMENTATION = 0.04
 # (aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and later, else 8 MiB and 128 KiB).
 _HOPPER_WORKSPACE, _WORKSPACE, _HANDLES = 32 * 1024**2, 8320 * 1024, 2
 
-_EXISTING = ("parameter", "state", "buffer", "input")
+_EXISTING = ("parameter", "state", "buffer", "bucket", "input")
 
 
 def rounded(size: int) -> int:

@@ -24,6 +24,8 @@ from flopcast.kernels.shapes import DTYPE_BYTES, Call, Dtype, Operand
 SCHEMA = 1
 PHASES = ("forward", "backward", "optimizer")
 FOLDED_DEPTH = 3  # first, middle and last layer: they differ in their neighbours
+# In steps on several GPUs the second layer differs too: FSDP frees what one layer gathered two layers later.
+FOLDED_PARALLEL = 4
 
 
 Of = TypeVar("Of")  # what a function of a stream returns
@@ -44,7 +46,8 @@ class TensorRef(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, or host (in host memory)."""
+    """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, bucket (of gradients, which
+    DistributedDataParallel holds all the time), or host (in host memory)."""
 
     bytes: Count
     kind: str
@@ -58,6 +61,8 @@ class Op(NamedTuple):
     `kind`: launch (runs on the device), view (outputs are views of the inputs, nothing runs), host (works on
     tensors in host memory), sync (copies a value to the host, which waits for it). `freed`: storages released
     since the previous op. `is_recomputed`: it repeats in the backward what the forward did (activation checkpointing).
+    `lane`: the CUDA stream that it runs on, 0 the one that computes; a lane runs its ops in order. `waits`: ops of
+    other lanes, by index, that have to finish before it starts. Steps of one GPU have one lane.
     """
 
     name: str
@@ -71,7 +76,9 @@ class Op(NamedTuple):
     module: str = ""
     kind: Annotated[str, Literal["launch", "view", "host", "sync"]] = "launch"
     freed: tuple[Count, ...] = ()
-    is_recomputed: Annotated[bool, Literal[1]] = False  # in a file a list that ends with 1
+    is_recomputed: Annotated[bool, Literal[0, 1]] = False  # in a file 1; the fields from here on may lack there
+    lane: Count = 0
+    waits: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ def once_per_stream(function: Callable[[Stream], Of]) -> Callable[[Stream], Of]:
 
 
 def to_json(stream: Stream) -> dict[str, Any]:
-    """Returns the stream as compact JSON: ops are lists, which end with a 1 where they are recomputed."""
+    """Returns the stream as compact JSON: ops are lists, without the last fields where these have their defaults."""
     return {
         "schema": SCHEMA,
         "n_params": stream.n_params,
@@ -133,10 +140,16 @@ def to_json(stream: Stream) -> dict[str, Any]:
         ],
         "ops": [
             [op.name, op.phase, list(op.inputs), list(op.outputs), list(op.written), op.args, op.kwargs,
-             op.layer, op.module, op.kind, list(op.freed), *[1] * op.is_recomputed]
+             op.layer, op.module, op.kind, list(op.freed), *_last_fields(op)]
             for op in stream.ops
         ],
     }  # fmt: skip
+
+
+def _last_fields(op: Op) -> list[Any]:
+    if op.lane or op.waits:
+        return [int(op.is_recomputed), op.lane, list(op.waits)]
+    return [1] * op.is_recomputed
 
 
 class Meta(TypedDict, total=False):
@@ -188,6 +201,8 @@ def _refers_to_its_own(record: _Record) -> bool:
         if len(tensor.shape) != len(tensor.stride):
             raise ValueError(f"tensor {place} has {len(tensor.shape)} sizes and {len(tensor.stride)} strides")
     for place, op in enumerate(ops):
+        if op.waits and max(op.waits) >= place:
+            raise ValueError(f"op {place} waits for one that does not come before it")
         if op.written and max(op.written) >= len(op.inputs):
             raise ValueError(f"op {place} writes what it does not take")
     widest: dict[int, int] = {}  # bytes of an element, by storage

@@ -1,9 +1,10 @@
-"""Derives the stream of any depth from one of three layers.
+"""Derives the stream of any depth from one of three layers, or of four for a step on several GPUs.
 
 A step of a model with identical layers is traced at depth 3; `to_depth` derives the stream of any depth from it:
 
     pre, forward layer 0, 1, 2, loss, backward layer 2, 1, 0, post, optimizer
-             the middle layer is repeated ^ and its storages renamed; in each of several micro-batches likewise
+             the middle layer is repeated ^ and its storages renamed; in each of several micro-batches likewise.
+             Of four layers it is the third.
 
 A compiled step repeats nothing here: its middle layer's launches stand once, and `meta["repeated"]` says how often they
 run. Only the optimizer, which is not compiled, gets the parameters of all layers.
@@ -15,6 +16,7 @@ reference from one layer to the next after renaming; reuse distances and lifetim
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -22,18 +24,28 @@ from itertools import groupby
 from typing import Any
 
 from flopcast.kernels.shapes import Operand
-from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, NotDerivable, Op, Storage, Stream, TensorRef, packet
+from flopcast.roofline.stream.ops.op_stream import (
+    FOLDED_DEPTH,
+    FOLDED_PARALLEL,
+    NotDerivable,
+    Op,
+    Storage,
+    Stream,
+    TensorRef,
+    packet,
+)
 
 
 def to_depth(stream: Stream, depth: int) -> Stream:
     """Returns the stream of the same model with `depth` layers.
 
-    Needs a stream traced at FOLDED_DEPTH and `depth` >= 2; a stream already at `depth` is returned as it is.
-    Raises NotDerivable for others.
+    Needs a stream traced at FOLDED_DEPTH, or FOLDED_PARALLEL where it is one rank's, and `depth` at most one less; a
+    stream already at `depth` is returned as it is. Raises NotDerivable for others.
     """
     if stream.depth == depth:
         return stream
-    if stream.depth != FOLDED_DEPTH or depth < 2:
+    folded = FOLDED_PARALLEL if "parallel" in stream.meta else FOLDED_DEPTH
+    if stream.depth != folded or depth < folded - 1:
         raise NotDerivable(f"cannot unfold a stream of depth {stream.depth} to {depth}: trace it at that depth")
     return _Unfolding(stream, depth).run()
 
@@ -43,6 +55,8 @@ class _Unfolding:
 
     def __init__(self, stream: Stream, depth: int) -> None:
         self.source, self.depth = stream, depth
+        self.folded = stream.depth or 0
+        self.middle = self.folded - 2  # the layer that is repeated
         self._tensors, self._storages = stream.tensors, stream.storages
         self.tensors: list[TensorRef] = []
         self.storages: list[Storage] = []
@@ -76,10 +90,12 @@ class _Unfolding:
             for number, op, layer in self._sequence(list(run), phase == "backward")
         ]
         ops = [self._copy(op, layer) for _, op, layer in placed]
-        repeated = int(self.source.meta["layer_params"]) * (self.depth - FOLDED_DEPTH)
+        if any(op.waits for op in self.source.ops):
+            ops = self._with_waits(ops, placed)
+        more = self.depth - self.folded
+        repeated = int(self.source.meta["layer_params"]) * more
         meta = self.source.meta
         if "repeated" in meta:
-            more = self.depth - FOLDED_DEPTH
             meta = {**meta, "repeated": [(start, stop, times + more) for start, stop, times in meta["repeated"]]}
         return replace(
             self.source,
@@ -94,53 +110,84 @@ class _Unfolding:
 
     def _sequence(self, ops: list[tuple[int, Op]], is_reversed: bool) -> Iterator[tuple[int, Op, int | None]]:
         """Yields (number, op, the layer it stands for), with each run of the middle layer's ops repeated in order."""
-        layers = range(self.depth - 2, 0, -1) if is_reversed else range(1, self.depth - 1)
-        for is_middle, run in groupby(ops, key=lambda each: each[1].layer == 1):
+        layers = range(self.middle, self.depth - 1)[:: -1 if is_reversed else 1]
+        for is_middle, run in groupby(ops, key=lambda each: each[1].layer == self.middle):
             block = list(run)
             if is_middle:
                 yield from ((number, op, layer) for layer in layers for number, op in block)
             else:
                 yield from ((number, op, op.layer and self._shifted(op.layer)) for number, op in block)
 
+    def _with_waits(self, ops: list[Op], placed: Sequence[tuple[int, Op, int | None]]) -> list[Op]:
+        """Returns the unfolded ops with what they wait for: of the layer that is as far away as in the folded stream,
+        the op that does the same there."""
+        index = {(number, layer): place for place, (number, _, layer) in enumerate(placed)}
+        roles = _op_roles(self.source)
+        numbers = {
+            (role, op.layer): number for number, (role, op) in enumerate(zip(roles, self.source.ops, strict=True))
+        }
+        last = self.depth - 1
+
+        def found(wait: int, op: Op, layer: int | None) -> int:
+            home = self.source.ops[wait].layer
+            at = self._place(home, None if op.layer is None or layer is None else layer - op.layer)
+            folded = None if at is None else self.folded - 1 if at == last else min(at, self.middle)
+            try:
+                return index[wait if folded == home else numbers[roles[wait], folded], at]
+            except KeyError:
+                raise NotDerivable(f"op {wait} of layer {home} has no like in layer {at}") from None
+
+        return [
+            made._replace(waits=tuple(sorted(found(wait, op, layer) for wait in op.waits))) if op.waits else made
+            for made, (_, op, layer) in zip(ops, placed, strict=True)
+        ]
+
+    def _place(self, home: int | None, by: int | None) -> int | None:
+        """Returns the layer that a layer of the folded stream is for an op that was moved `by` layers; None: an op
+        outside the stack, which refers to the first or the last layer."""
+        if home is None:
+            return None
+        return self._shifted(home) if by is None else min(max(home + by, 0), self.depth - 1)
+
     def _shifted(self, layer: int) -> int:
-        """Returns the unfolded number of a layer: all but the first are counted from the end."""
-        return layer if layer == 0 else self.depth - FOLDED_DEPTH + layer
+        """Returns the unfolded number of a layer: from the middle one on they are counted from the end."""
+        return layer if layer < self.middle else self.depth - self.folded + layer
 
     def _copy(self, op: Op, layer: int | None) -> Op:
         if _is_multi_tensor(op):
             return self._copy_multi_tensor(op)
         tensors, storages = self._placed(op, layer)
-        name, phase, inputs, outputs, written, args, kwargs, home, module, kind, freed, again = op
+        name, phase, inputs, outputs, written, args, kwargs, home, module, kind, freed, again, lane, _ = op
         if freed:
             # before the first layer, an optimizer also frees what an op on all layers left
             is_of_all = layer is None or (layer == 0 and phase == "optimizer")
             freed = self._freed(op) if is_of_all else tuple([storages[s] for s in freed])
         inputs, outputs = tuple([tensors[i] for i in inputs]), tuple([tensors[i] for i in outputs])
         module = _rename(module, home, layer)
-        return Op(name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed, again)
+        return Op(name, phase, inputs, outputs, written, args, kwargs, layer, module, kind, freed, again, lane)
 
     def _freed(self, op: Op) -> tuple[int, ...]:
-        """Lists the storages freed before an op outside the layers: of every layer, as autocast's cast weights are."""
-        return tuple(self._storage(s, at) for s in op.freed for at in self._layers_of(self.source.storages[s].layer))
+        """Lists the storages freed before an op outside the layers: of every layer, as autocast's cast weights are; of
+        the layer next to the last alone, what only that one of the folded stream has freed here."""
+        storages = self.source.storages
+        freed = {(self._roles[s], storages[s].layer) for s in op.freed}
+
+        def layers_of(s: int) -> list[int | None]:
+            home = storages[s].layer
+            is_alone = home == self.middle > 1 and (self._roles[s], home - 1) not in freed
+            return [self._shifted(self.middle)] if is_alone else self._layers_of(home)
+
+        return tuple(self._storage(s, at) for s in op.freed for at in layers_of(s))
 
     def _placed(self, op: Op, layer: int | None) -> tuple[_Placed, _Placed]:
         """Maps the tensors and storages of the folded stream to those of the unfolded one, for `op` in `layer`."""
         by = None if op.layer is None or layer is None else layer - op.layer
         known = self._places.get(by)
         if known is None:
-            last = self.depth - 1
-
-            def place(home: int | None) -> int | None:
-                if home is None:
-                    return None
-                if by is None:  # an op outside the stack refers to the first or the last layer
-                    return self._shifted(home)
-                return min(max(home + by, 0), last)
-
             storages = self.source.storages
             known = self._places[by] = (
-                _Placed(lambda tensor: self._tensor(tensor, place(self._homes[tensor]))),
-                _Placed(lambda storage: self._storage(storage, place(storages[storage].layer))),
+                _Placed(lambda tensor: self._tensor(tensor, self._place(self._homes[tensor], by))),
+                _Placed(lambda storage: self._storage(storage, self._place(storages[storage].layer, by))),
             )
         return known
 
@@ -198,7 +245,7 @@ class _Unfolding:
         """Lists the layers that a storage of the folded stream stands for in an op over all parameters."""
         if home is None:
             return [None]
-        return list(range(1, self.depth - 1)) if home == 1 else [self._shifted(home)]
+        return list(range(self.middle, self.depth - 1)) if home == self.middle else [self._shifted(home)]
 
     def _expand(self, tensors: Sequence[int]) -> list[int]:
         """Lists the tensors of all layers, layer by layer, as `model.parameters()` does."""
@@ -250,6 +297,18 @@ class _Placed(dict[int, int]):
 def _is_multi_tensor(op: Op) -> bool:
     """Whether an op works on lists of all parameters, as the optimizer's calls do."""
     return op.phase == "optimizer" and '"ts"' in op.args
+
+
+def _op_roles(stream: Stream) -> list[tuple[int, int]]:
+    """Returns the role of each op in its layer, equal for corresponding ops of different layers: (n-th run of one
+    phase, n-th op of the layer in it)."""
+    roles: list[tuple[int, int]] = []
+    for run, (_, ops) in enumerate(groupby(stream.ops, key=lambda op: op.phase)):
+        counts: Counter[int | None] = Counter()
+        for op in ops:
+            roles.append((run, counts[op.layer]))
+            counts[op.layer] += 1
+    return roles
 
 
 def _storage_roles(stream: Stream) -> list[Any]:

@@ -33,6 +33,7 @@ from flopcast.roofline.stream.tracer.cuda_operators import RESULTS, RULES
 from flopcast.roofline.stream.tracer.gpu_machine import check_index, cuda_device
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 from flopcast.roofline.stream.tracer.known_values import learn
+from flopcast.roofline.stream.tracer.lanes import wraps
 from flopcast.roofline.stream.tracer.recorder import flatten
 from flopcast.roofline.stream.tracer.unmodelled import check_call
 from flopcast.roofline.stream.tracer.user_code import users_line
@@ -257,6 +258,8 @@ class FakeValues(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if wraps(types):
+            return NotImplemented
         if time.process_time() > self.ends:
             raise RuntimeError(
                 f"one step is not traced after {MAX_SECONDS:g} s of processor time; fewer layers take less"

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from flopcast.microbench.recipe.training_step import find_layers
+
 
 class ModuleStack:
     """Tracks which module is running, and which module made each autograd node.
@@ -87,17 +89,3 @@ def forward_hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Ite
     # a handle removes its hook at the end of the context
     with hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave, always_call=True):
         yield
-
-
-def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Finds the stack of identical layers: the longest ModuleList of one class with equal parameter shapes."""
-
-    def signature(layer: torch.nn.Module) -> tuple[Any, ...]:
-        return (type(layer), *((name, tuple(p.shape)) for name, p in layer.named_parameters()))
-
-    stacks = [
-        module
-        for module in model.modules()
-        if isinstance(module, torch.nn.ModuleList) and len({signature(layer) for layer in module}) == 1
-    ]
-    return max(stacks, key=len, default=None)

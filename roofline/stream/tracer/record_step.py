@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from flopcast.gc_pause import no_garbage_collection, older_kept
 from flopcast.roofline.stream.ops.op_stream import Op, Stream
 from flopcast.roofline.stream.tracer.import_stubs import replaced
+from flopcast.roofline.stream.tracer.lanes import Lanes
 from flopcast.roofline.stream.tracer.module_stack import ModuleStack, forward_hooks
 from flopcast.roofline.stream.tracer.recorder import Recorder, flatten
 
@@ -91,6 +92,8 @@ def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[
                 recorder.recomputations = outer
                 if depth == 0:
                     ended()
+                    if recorder.lanes is not None:  # DistributedDataParallel's reducer waits for what it asked for
+                        recorder.lanes.wait_for_collectives()
                     recorder.phase = after or before
 
         return run
@@ -130,12 +133,13 @@ def record_step(
     *,
     is_host: Callable[[torch.Tensor], bool] | None = None,
     first: Callable[[], Any] | None = None,
+    lanes: Lanes | None = None,
 ) -> Stream:
     """Returns the op stream of one steady step; a first step is run to create optimizer state, or `first` in its place.
 
     `step` has `run()` and `device_type`: a `TrainingStep`, or a `FunctionStep` around a function, whose models and
     optimizers are those that its first run used. `is_host` is for `Recorder`: by default a tensor on the CPU is in
-    host memory where the device is another.
+    host memory where the device is another. `lanes`: follows the CUDA streams of a step on several of them.
     """
     parts = Parts(batch=getattr(step, "batch", None))
     with older_kept():
@@ -156,7 +160,7 @@ def record_step(
             return bool(device_type != "cpu" and tensor.device.type == "cpu")
 
     modules = ModuleStack(parts.models)
-    recorder = Recorder(modules, is_host)
+    recorder = Recorder(modules, is_host, lanes)
     parameters = parts.named_parameters()
     homes = {parameter: modules.layer_of(name) for parameter, name in parameters.items()}
     _register(recorder, parts, homes)
@@ -171,6 +175,7 @@ def record_step(
     with (
         no_garbage_collection(),  # a collection during the step would free storages at a random op
         recorder,
+        recorder.watching_sizes(),
         _phases(recorder, register_gradients) as begin,
         modules.watching(begin),
     ):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, TensorRef
+from flopcast.roofline.stream.tracer.lanes import Lanes, group_of, is_launch, wraps
 from flopcast.roofline.stream.tracer.module_stack import ModuleStack
 from flopcast.roofline.stream.tracer.unmodelled import check_call, check_layout, check_tensor
 
@@ -40,14 +42,20 @@ _IGNORED = ("profiler.", "prim.", "aten.is_same_size", "aten.sym_", "aten.lift_f
 class Recorder(TorchDispatchMode):
     """Appends every ATen call to `ops`; works on real and on fake tensors.
 
-    `is_host`: whether a tensor is in host memory rather than on the device.
+    `is_host`: whether a tensor is in host memory rather than on the device. `lanes`: says on which CUDA stream a call
+    runs; without it all run on one.
     """
 
     supports_higher_order_operators = True  # they are called like any other, and refused
 
-    def __init__(self, modules: ModuleStack, is_host: Callable[[torch.Tensor], bool] = lambda tensor: False) -> None:
+    def __init__(
+        self,
+        modules: ModuleStack,
+        is_host: Callable[[torch.Tensor], bool] = lambda tensor: False,
+        lanes: Lanes | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.modules, self.is_host = modules, is_host
+        self.modules, self.is_host, self.lanes = modules, is_host, lanes
         self.phase = "forward"
         self.recomputations = 0  # forwards that the backward is repeating now, one within another
         self.ops: list[Op] = []
@@ -57,9 +65,12 @@ class Recorder(TorchDispatchMode):
         self._storage_ids: dict[int, int] = {}  # number by StorageImpl address, while the storage exists
         self._live: list[tuple[StorageWeakRef, int, int, int]] = []  # weak reference, its handle, address and number
         self._where: tuple[str, int | None] = ("", None)
+        self._given_back: list[int] = []  # storages whose memory was given back although they exist
+        self._refilled: set[int] = set()  # addresses of storages that got memory during the step
 
     def register(self, tensor: torch.Tensor, kind: str, layer: int | None) -> None:
         """Registers a tensor of a known role: one that exists before the step, or a gradient."""
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor what this rank has
         check_layout(tensor, f"a {kind}")
         index = self._storage(tensor, kind, layer)
         self.storages[index] = self.storages[index]._replace(kind=kind, layer=layer)
@@ -78,8 +89,33 @@ class Recorder(TorchDispatchMode):
             self._live.append((reference, reference.cdata, address, known))
         return known
 
+    @contextlib.contextmanager
+    def watching_sizes(self) -> Iterator[None]:
+        """Within the context storages that are resized, as FSDP's of gathered parameters are, become others: their
+        memory is given back, and what they hold later is made when it is first used."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            known = self._storage_ids.pop(storage._cdata, None)
+            if known is not None:
+                self._given_back.append(known)
+                self._live = [entry for entry in self._live if entry[3] != known]
+            if size:
+                self._refilled.add(storage._cdata)
+            return resize(storage, size)
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            del torch.UntypedStorage.resize_  # it inherits its own
+
     def _sweep(self) -> tuple[int, ...]:
         """Returns the storages that were released since the last call."""
+        given_back, self._given_back = tuple(self._given_back), []
+        return given_back + self._expired()
+
+    def _expired(self) -> tuple[int, ...]:
         # about two hundred per call; `StorageWeakRef.expired` makes three calls for each, an eighth of a trace's time
         expired = torch.UntypedStorage._expired
         freed = [entry for entry in self._live if expired(entry[1])]
@@ -94,6 +130,8 @@ class Recorder(TorchDispatchMode):
     def _tensor(self, tensor: torch.Tensor, layer: int | None, function: Any, kind: str = "activation") -> int:
         check_tensor(tensor, function, _DTYPES)
         operand = Operand(tuple(tensor.shape), tuple(tensor.stride()), _DTYPES[tensor.dtype])
+        if kind == "input" and tensor.untyped_storage()._cdata in self._refilled:
+            kind = "activation"
         kind = "host" if self.is_host(tensor) else kind
         ref = TensorRef(operand, self._storage(tensor, kind, None if kind == "input" else layer))
         known = self._tensor_ids.get(ref)
@@ -105,6 +143,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if wraps(types):
+            return NotImplemented
         kwargs = kwargs or {}
         name = str(func)
         if name.startswith(_IGNORED) or (name == "aten.empty.memory_format" and 0 in args[0]):
@@ -118,7 +158,7 @@ class Recorder(TorchDispatchMode):
         schema_arguments = func._schema.arguments
         is_multi_tensor = name.startswith(("aten._foreach", "aten._fused_adam"))
 
-        def encode(value: Any, is_written: bool) -> Any:
+        def encode(value: Any, is_written: bool, argument: str = "") -> Any:
             if isinstance(value, torch.Tensor):
                 position = seen.setdefault(id(value), len(inputs))
                 if is_written:
@@ -137,12 +177,16 @@ class Recorder(TorchDispatchMode):
                 if is_multi_tensor and value and all(item == value[0] for item in value):
                     return {"rs": [_encode_scalar(value[0]), len(value)]}
                 return [encode(item, is_written) for item in value]
+            if (group := group_of(value, argument)) is not None:
+                return {"g": list(group)}
             return _encode_scalar(value)
 
         def is_mutated(argument: Any) -> bool:
             return argument.alias_info is not None and argument.alias_info.is_write
 
-        encoded_args = [encode(value, is_mutated(schema_arguments[i])) for i, value in enumerate(args)]
+        encoded_args = [
+            encode(value, is_mutated(schema_arguments[i]), schema_arguments[i].name) for i, value in enumerate(args)
+        ]
         mutated = {argument.name: is_mutated(argument) for argument in schema_arguments}
         encoded_kwargs = {
             key: encode(value, mutated.get(key, False))
@@ -169,8 +213,18 @@ class Recorder(TorchDispatchMode):
             kind = "host"
         elif name in _SYNCS or (is_host and self._reads_back(new, input_storages)):
             kind = "sync"
-        elif bool(new) and not written and all(self.tensors[o].storage in input_storages for o in new):
+        elif (
+            bool(new)
+            and not is_launch(func)
+            and not written
+            and all(self.tensors[o].storage in input_storages for o in new)
+        ):
             kind = "view"
+        lane = 0
+        waits: tuple[int, ...] = ()
+        if self.lanes is not None:
+            storages = input_storages | {self.tensors[o].storage for o in outputs}
+            lane, waits = self.lanes.placed(len(self.ops), func, args, kind, storages)
         self.ops.append(
             Op(
                 name=name,
@@ -185,6 +239,8 @@ class Recorder(TorchDispatchMode):
                 kind=kind,
                 freed=freed,
                 is_recomputed=self.recomputations > 0,
+                lane=lane,
+                waits=waits,
             )
         )
         return result

@@ -47,6 +47,7 @@ from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
 from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, HostTensors, as_on_cuda, untraced
 from flopcast.roofline.stream.tracer.gpu_machine import Gpu, machine_with
+from flopcast.roofline.stream.tracer.lanes import Lanes
 from flopcast.roofline.stream.tracer.loaders import loading_apart
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.recorder import flatten
@@ -57,7 +58,7 @@ __all__ = ["load_factory", "record_step", "sizes_of", "trace", "trace_module"]
 
 
 @dataclass(frozen=True)
-class _Recording:
+class Recording:
     """Records a step on fake tensors; `hosts`: the tensors in host memory (None: not distinguished).
 
     `watch_compiler` is called once a factory has run, which may have loaded the compiler."""
@@ -66,9 +67,11 @@ class _Recording:
     watch_compiler: Callable[[], None]
     hosts: HostTensors | None = None
 
-    def __call__(self, step: Any, meta: Mapping[str, Any], first: Callable[[], Any] | None = None) -> Stream:
+    def __call__(
+        self, step: Any, meta: Mapping[str, Any], first: Callable[[], Any] | None = None, lanes: Lanes | None = None
+    ) -> Stream:
         is_host = self.hosts.__contains__ if self.hosts is not None else lambda tensor: False
-        return record_step(step, meta, is_host=is_host, first=first)
+        return record_step(step, meta, is_host=is_host, first=first, lanes=lanes)
 
 
 class _FakeMode(FakeTensorMode):
@@ -84,7 +87,7 @@ class _FakeMode(FakeTensorMode):
 
 
 @contextlib.contextmanager
-def _fake(device: str, gpu: Gpu | None = None) -> Iterator[_Recording]:
+def faking(device: str, gpu: Gpu | None = None) -> Iterator[Recording]:
     """Makes tensors fake, behaving as those of `device` ("cuda" or "cpu"); yields the function that records a step.
 
     `gpu`: what Python code sees of the GPU."""
@@ -103,10 +106,10 @@ def _fake(device: str, gpu: Gpu | None = None) -> Iterator[_Recording]:
         # and about the hooks by which the tracer follows modules
         warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
         if device == "cpu":
-            yield _Recording(values, watch_compiler)
+            yield Recording(values, watch_compiler)
         else:
             with machine_with(gpu, values.note, values.hosts.add), as_on_cuda(values) as hosts:
-                yield _Recording(values, watch_compiler, hosts)
+                yield Recording(values, watch_compiler, hosts)
 
 
 @contextlib.contextmanager
@@ -156,7 +159,7 @@ def trace(
     if base_dtype != "auto":
         meta["base_dtype"] = base_dtype
     for is_short in (True, False) if _is_steady_at_once(config) else (False,):
-        with _fake(device) as record:
+        with faking(device) as record:
             model = build_model(config, precision=precision, checkpoint=checkpoint, base_dtype=base_dtype)
             model = fine_tuned(model, finetune, lora_rank, lora_targets)
             use_fused(model, fused)
@@ -253,7 +256,7 @@ def _trace_module(
     """Does what `trace_module` does, with `micro_batches` in place of the number in `options`."""
     name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
     function = load_factory(source) if isinstance(source, str) else source
-    with _fake(device, gpu) as record, _lent_fakes(function), _explained(name, record.values):
+    with faking(device, gpu) as record, _lent_fakes(function), _explained(name, record.values):
         made: Any = (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes, name)
         record.watch_compiler()
         if not isinstance(made, tuple):

@@ -81,6 +81,19 @@ class NotModelled(UsageError):
         super().__init__(str(self.finding))
 
 
+_modelled: set[Topic] = set()  # what is not refused now
+
+
+@contextlib.contextmanager
+def modelled(topic: Topic) -> Iterator[None]:
+    """Within the context the topic is not refused: the trace is one that models it."""
+    _modelled.add(topic)
+    try:
+        yield
+    finally:
+        _modelled.discard(topic)
+
+
 # Classes of modules by their full names, which a module's class or one of its bases may have.
 _MODULES = {
     "torch.nn.parallel.data_parallel.DataParallel": (Topic.SEVERAL_GPUS, "DataParallel"),
@@ -141,10 +154,12 @@ def refusing() -> Iterator[Callable[[], None]]:
         stack.enter_context(replaced(torch, "compile", compile_and_watch))
         watch_compiler()
         for owner, name, topic in _ENTRIES:
+            if topic in _modelled:
+                continue
             label = name if not name.startswith("__") else f"torch.cuda.{owner.__name__}"
             label = owner.__name__ if topic is Topic.SEVERAL_GPUS else label
             stack.enter_context(replaced(owner, name, _refused(topic, label)))
-        if torch.distributed.is_available():
+        if torch.distributed.is_available() and Topic.SEVERAL_GPUS not in _modelled:
             for owner in (torch.distributed, torch.distributed.distributed_c10d, torch.distributed.device_mesh):
                 for name in _SEVERAL_PROCESSES:
                     if hasattr(owner, name):
@@ -211,7 +226,7 @@ def _check_module(module: torch.nn.Module, _args: Any) -> None:
     if kind not in _known:
         names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
         _known[kind] = next((_MODULES[name] for name in names if name in _MODULES), None)
-    if (found := _known[kind]) is not None:
+    if (found := _known[kind]) is not None and found[0] not in _modelled:
         inner = getattr(module, "original_name", None) or type(getattr(module, "module", module)).__name__
         raise NotModelled(found[0], f"{found[1]} of {inner}")
     _check_library(module)
@@ -233,7 +248,7 @@ def check_call(function: Any) -> None:
         raise NotModelled(Topic.LIBRARY, f"{function.namespace}'s {function._opname}")
     if function.namespace in ("quantized", "quantized_decomposed") or function._opname.startswith("quantize_per_"):
         raise NotModelled(Topic.QUANTIZED, str(function))
-    if function.namespace in ("c10d", "_c10d_functional"):
+    if function.namespace in ("c10d", "_c10d_functional") and Topic.SEVERAL_GPUS not in _modelled:
         raise NotModelled(Topic.SEVERAL_GPUS, str(function))
 
 

@@ -1,0 +1,133 @@
+"""Builds one rank's training step of a model laid out over several GPUs, on the process group that exists, real or
+fake.
+
+- ddp: DistributedDataParallel with gradients as views of its buckets (25 MiB, the first 1 MiB: torch's defaults),
+  autocast as on one GPU. Of several micro-batches only the last one reduces gradients (`no_sync`).
+- zero1: the same, with ZeroRedundancyOptimizer around the optimizer.
+- fsdp: `fully_shard` on every layer and on the root, parameters in bf16 and gradients reduced in fp32
+  (MixedPrecisionPolicy), no autocast. Every micro-batch reduces its gradients, as torch does by itself.
+- zero2: the same with `reshard_after_forward` off. hsdp: the same on a mesh of replicas and shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from flopcast.errors import UsageError
+from flopcast.microbench.recipe.layout import Layout
+from flopcast.microbench.recipe.optimizers import make_optimizers
+from flopcast.microbench.recipe.training_step import TrainingStep, build_model, causal_lm_batch, find_layers
+
+BUILT = ("ddp", "zero1", "zero2", "fsdp", "hsdp")  # kinds that are built
+
+
+@dataclass
+class ParallelStep(TrainingStep):
+    """One rank's step."""
+
+    is_fully_sharded: bool = False
+
+    def warm_up(self) -> None:
+        """Runs two steps: DistributedDataParallel lays out its buckets when the second begins."""
+        self.run()
+        self.run()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """None where the parameters are gathered in bf16."""
+        return nullcontext() if self.is_fully_sharded else super().autocast()
+
+    def _without_reducing(self) -> AbstractContextManager[Any]:
+        model: Any = self.model
+        found: AbstractContextManager[Any] = model.no_sync()
+        return found
+
+    def run_phases(self) -> torch.Tensor:
+        self.zero_grad()
+        for number in range(self.accumulate):
+            is_last = number == self.accumulate - 1
+            with nullcontext() if is_last or self.is_fully_sharded else self._without_reducing():
+                loss = self.forward()
+                self.backward(loss)
+        self.optimizer_step()
+        return loss
+
+
+def mesh_of(layout: Layout, device: str) -> DeviceMesh:
+    """The mesh of all ranks, with a dimension for each part of the layout, outermost first. Needs the process group of
+    all of them. Raises UsageError for a layout that is not built yet."""
+    others = [name for name in ("tp", "pp", "ep", "cp") if getattr(layout, name) > 1]
+    if others or layout.kind not in BUILT:
+        raise UsageError(f"parallel {layout}: valid are {', '.join(f'{kind}=N' for kind in BUILT)}")
+    dims = {"replicas": layout.replicas} if layout.kind == "hsdp" else {}
+    dims |= {"shards": layout.shards} if layout.kind else {}
+    dims |= {"tp": layout.tp} if layout.tp > 1 else {}
+    return DeviceMesh(device, torch.arange(layout.world).view(*dims.values()), mesh_dim_names=tuple(dims))
+
+
+def build_parallel(
+    config: Mapping[str, Any],
+    layout: Layout,
+    mesh: DeviceMesh,
+    device: str,
+    *,
+    batch: int = 4,
+    seq: int = 256,
+    precision: str = "autocast-bf16",
+    optimizer: str = "adamw",
+    accumulate: int = 1,
+    checkpoint: str = "none",
+    foreach: bool | None = None,
+    bucket_mib: float | None = None,
+) -> ParallelStep:
+    """Builds the step of this rank on `device`, on which new tensors are made ("cuda" or "cpu"). `batch` is this
+    rank's, `bucket_mib` the size of DistributedDataParallel's buckets in place of torch's."""
+    with torch.device(device):
+        model = build_model(config, precision=precision, checkpoint=checkpoint)
+        input_ids = torch.randint(0, int(config["vocab_size"]), (batch, seq))
+    if layout.is_fully_sharded:
+        _shard(model, layout, mesh, precision)
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib)
+    return ParallelStep(
+        model, _optimizers(model, layout, optimizer, foreach), causal_lm_batch(input_ids), precision, device,
+        accumulate=accumulate, is_fully_sharded=layout.is_fully_sharded,
+    )  # fmt: skip
+
+
+def _shard(model: torch.nn.Module, layout: Layout, mesh: DeviceMesh, precision: str) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy()
+    if precision == "autocast-bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    layers = find_layers(model)
+    # torch's default, None, frees the layers' parameters and keeps the root's, which its backward needs at once
+    frees = False if layout.kind == "zero2" else None
+    for part in (*(layers or ()), model):
+        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=frees)
+
+
+def _optimizers(
+    model: torch.nn.Module, layout: Layout, optimizer: str, foreach: bool | None
+) -> tuple[torch.optim.Optimizer, ...]:
+    made = make_optimizers(model, optimizer, foreach)
+    if layout.kind != "zero1":
+        return made
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return tuple(_divided(one, ZeroRedundancyOptimizer) for one in made)
+
+
+def _divided(optimizer: torch.optim.Optimizer, divide: Callable[..., Any]) -> torch.optim.Optimizer:
+    """The same optimizer with its parameters divided among the ranks."""
+    (group,) = optimizer.param_groups
+    options = {name: group[name] for name in signature(type(optimizer)).parameters if name in optimizer.defaults}
+    found: torch.optim.Optimizer = divide(group["params"], type(optimizer), **options)
+    return found

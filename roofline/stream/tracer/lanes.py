@@ -1,0 +1,116 @@
+"""Follows the CUDA streams of a step on several GPUs: on which lane each call runs, and what it waits for.
+
+A lane is a CUDA stream, numbered in the order of first use; 0 is the one that computes. Events order calls of different
+lanes. They are not kept: a call `waits` for the last calls that an event it waits for stands behind.
+
+NCCL runs a collective that is asked for asynchronously on a stream of its own, one per process group, after what the
+current stream holds at that moment; a synchronous one runs on the current stream (torch 2.7 and later).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+# torch's operators that are more than ATen: collectives as c10d knows them, as DTensor asks for them, FSDP's copies.
+COLLECTIVES, FUNCTIONAL, COPIES = "c10d", "_c10d_functional", "fsdp"
+_NO_WORK = ("_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default")
+
+
+def wraps(types: Iterable[type]) -> bool:
+    """Whether tensors stand for parts of others, as DTensors do: they make calls of their own on this rank's part."""
+    return any(kind.__module__.startswith("torch.distributed.") for kind in types)
+
+
+def is_launch(func: Any) -> bool:
+    """Whether a call that returns its operands runs on the device all the same."""
+    return func.namespace in (COLLECTIVES, FUNCTIONAL, COPIES) and str(func) not in _NO_WORK
+
+
+def group_of(value: Any, argument: str = "") -> tuple[int, int] | None:
+    """(ranks, distance between two of them) of a process group, given as the dispatcher does or by its name; None for
+    another value."""
+    is_boxed = type(value) is torch.ScriptObject and str(value._type()).endswith(".ProcessGroup")
+    if not is_boxed and not (argument == "group_name" and isinstance(value, str)):
+        return None
+    import torch.distributed as dist
+
+    of_name: Any = vars(dist.distributed_c10d)["_resolve_process_group"]  # which it does not say that it exports
+    group = dist.ProcessGroup.unbox(value) if is_boxed else of_name(value)
+    ranks = dist.get_process_group_ranks(group)
+    return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
+
+
+class Lanes:
+    """What is known of each lane while a step is recorded. A lane is known by any key: a stream, or a process group."""
+
+    def __init__(self, current: Callable[[], Any]) -> None:
+        """`current` returns the stream that is current; the first that is numbered computes."""
+        self._current = current
+        self._numbers: dict[Any, int] = {}
+        self._last: dict[int, int] = {}  # the last call of each lane
+        self._ahead: dict[int, dict[int, int]] = {}  # by lane: the calls that its next one waits for, by their lanes
+        self._seen: dict[int, dict[int, int]] = {}  # by lane: the last call of each other lane that it has waited for
+        self._owed: dict[int, tuple[int, int]] = {}  # by storage: the lane and the call of a collective on it
+
+    def number(self, key: Any) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    @property
+    def current(self) -> int:
+        return self.number(self._current())
+
+    def state(self, lane: int) -> dict[int, int]:
+        """What an event stands behind that is recorded on a lane now: a call of each lane."""
+        found = dict(self._ahead.get(lane, {}))
+        if lane in self._last:
+            found[lane] = self._last[lane]
+        return found
+
+    def wait(self, lane: int, state: dict[int, int]) -> None:
+        """Lets a lane's next call wait for an event of that state."""
+        ahead = self._ahead.setdefault(lane, {})
+        for other, call in state.items():
+            if other != lane and call > max(ahead.get(other, -1), self._seen.get(lane, {}).get(other, -1)):
+                ahead[other] = call
+
+    def wait_for_collectives(self) -> None:
+        """Lets the current lane wait for all asynchronous collectives so far."""
+        for lane, call in self._owed.values():
+            self.wait(self.current, {lane: call})
+        self._owed.clear()
+
+    def placed(
+        self, number: int, func: Any, args: tuple[Any, ...], kind: str, storages: Iterable[int]
+    ) -> tuple[int, tuple[int, ...]]:
+        """The lane of the call of this number, and the calls that it waits for. `storages`: those it touches; whoever
+        asked for a collective on them has waited for it."""
+        storages = set(storages)
+        lane = self.current
+        for storage in self._owed.keys() & storages:
+            other, call = self._owed.pop(storage)
+            self.wait(lane, {other: call})
+        if kind in ("view", "host"):
+            return lane, ()
+        if is_asynchronous(func, args):
+            group = next(found for value in args if (found := group_of(value, "group_name")) is not None)
+            now, lane = self.state(lane), self.number(("nccl", group))
+            self.wait(lane, now)
+            self._owed |= dict.fromkeys(storages, (lane, number))
+        ahead = self._ahead.pop(lane, {})
+        self._seen.setdefault(lane, {}).update(ahead)
+        self._last[lane] = number
+        return lane, tuple(sorted(ahead.values()))
+
+
+def is_asynchronous(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call is a collective on NCCL's own stream."""
+    if func.namespace == FUNCTIONAL:
+        return str(func) not in _NO_WORK
+    if func.namespace != COLLECTIVES:
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    place = names.index("async_op") if "async_op" in names else len(args)
+    return place >= len(args) or bool(args[place])  # the schema's default is true

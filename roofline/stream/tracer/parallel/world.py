@@ -1,0 +1,163 @@
+"""A process group of ranks that are not there, and CUDA streams whose order is followed though nothing runs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+
+from flopcast.roofline.stream.tracer.import_stubs import replaced
+from flopcast.roofline.stream.tracer.lanes import Lanes
+
+
+@contextlib.contextmanager
+def fake_world(size: int, rank: int) -> Iterator[None]:
+    """Within the context this process is one rank of a process group of torch's backend "fake"."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None:  # a new group clears the compiler's table, which is to be of torch as it is
+        rules.get_torch_obj_rule_map()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+# Methods of a mesh that compute with tensors of ranks, by torch's version; fake tensors have no values.
+_OF_MESHES = ("__init__", "_concatenate", "_unflatten", "_flatten", "_compute_coordinates_from_mesh")
+
+
+@contextlib.contextmanager
+def real_meshes() -> Iterator[None]:
+    """Within the context meshes compute on real tensors where others are fake."""
+
+    def real(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily():
+                return function(*args, **kwargs)
+
+        return run
+
+    with contextlib.ExitStack() as stack:
+        for name in _OF_MESHES:
+            method = DeviceMesh.__dict__.get(name)
+            if isinstance(method, (staticmethod, classmethod)):
+                stack.enter_context(replaced(DeviceMesh, name, type(method)(real(method.__func__))))
+            elif method is not None:
+                stack.enter_context(replaced(DeviceMesh, name, real(method)))
+        yield
+
+
+class _Event:
+    """A CUDA event, which knows the calls that it stands behind."""
+
+    lanes: Lanes
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._state: dict[int, int] = {}
+
+    def record(self, stream: Any = None) -> _Event:
+        lane = self.lanes.number(stream) if stream is not None else self.lanes.current
+        self._state = self.lanes.state(lane)
+        return self
+
+    def wait(self, stream: Any = None) -> None:
+        self.lanes.wait(self.lanes.number(stream) if stream is not None else self.lanes.current, self._state)
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, _end: _Event) -> float:
+        return 1.0
+
+
+class _Stream:
+    """A CUDA stream: a lane."""
+
+    lanes: Lanes
+    event: type[_Event]
+    device, device_index = torch.device("cuda", 0), 0
+    cuda_stream = stream_id = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, other: _Stream) -> None:
+        self.lanes.wait(self.lanes.number(self), self.lanes.state(self.lanes.number(other)))
+
+    def wait_event(self, event: _Event) -> None:
+        event.wait(self)
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        return (event or self.event()).record(self)
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def synchronize(self) -> None: ...
+
+
+@contextlib.contextmanager
+def followed_streams() -> Iterator[Lanes]:
+    """Within the context CUDA streams and events are followed; yields their lanes. Inside `gpu_machine.machine_with`,
+    whose one stream it replaces."""
+    current: list[Any] = []
+    lanes = Lanes(lambda: current[-1])
+    event: Any = type("Event", (_Event,), {"lanes": lanes})
+    stream: Any = type("Stream", (_Stream,), {"lanes": lanes, "event": event})
+    main = stream()
+    current.append(main)
+    lanes.number(main)
+
+    @contextlib.contextmanager
+    def within(chosen: Any = None) -> Iterator[None]:
+        current.append(chosen or current[-1])
+        try:
+            yield
+        finally:
+            current.pop()
+
+    answers: dict[str, Any] = {
+        "Stream": stream, "Event": event, "stream": within, "current_stream": lambda *_: current[-1],
+        "default_stream": lambda *_: main,
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for owner in (torch.cuda, torch.accelerator):
+            for name, answer in answers.items():
+                if hasattr(owner, name):
+                    stack.enter_context(replaced(owner, name, answer))
+        yield lanes
+
+
+@contextlib.contextmanager
+def real_streams() -> Iterator[Lanes]:
+    """As `followed_streams`, of the CUDA streams and events of a real GPU, which go on working."""
+    record, wait = torch.cuda.Event.record, torch.cuda.Event.wait
+    lanes = Lanes(lambda: torch.cuda.current_stream().cuda_stream)
+    lanes.number(torch.cuda.default_stream().cuda_stream)
+
+    def lane_of(stream: Any) -> int:
+        return lanes.current if stream is None else lanes.number(stream.cuda_stream)
+
+    def recorded(event: Any, stream: Any = None) -> Any:
+        event.flopcast_state = lanes.state(lane_of(stream))
+        return record(event, stream)
+
+    def waited(event: Any, stream: Any = None) -> Any:
+        lanes.wait(lane_of(stream), getattr(event, "flopcast_state", {}))
+        return wait(event, stream)
+
+    with replaced(torch.cuda.Event, "record", recorded), replaced(torch.cuda.Event, "wait", waited):
+        yield lanes

@@ -1,0 +1,1 @@
+"""Steps on several GPUs, recorded for real and compared with what is traced."""

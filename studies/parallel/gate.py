@@ -1,0 +1,91 @@
+"""Compares what ranks of real steps launched (`studies.parallel.record`) with what is traced for them.
+
+    python -m studies.parallel.gate OUT [--only ddp,fsdp]
+
+Every recorded rank is traced on the device that it ran on, and compared operation by operation: name, phase, layer,
+operands, CUDA stream, what it waits for; and collective by collective. On GPUs attention goes by one name, whichever
+backend ran it. Says for each rank how many operations differ and the first that do; exits with 1 where any does.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import zip_longest
+from pathlib import Path
+
+from flopcast.microbench.recipe.layout import Layout
+from flopcast.roofline.step.memory import peak_bytes
+from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.ops import op_stream as streams
+from flopcast.roofline.stream.ops.collectives import collectives
+from flopcast.roofline.stream.ops.op_stream import Stream
+from studies.command import parser_of
+
+SHOWN = 5
+_OF_GLOO = ["c10d._reduce_scatter_base_.default", "aten.split.Tensor", "aten.copy_.default"]
+_RUN = ("batch", "seq", "precision", "optimizer", "accumulate", "checkpoint", "device")
+
+
+def retraced(recorded: Stream) -> Stream:
+    """The trace of the rank that was recorded."""
+    from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
+
+    meta = recorded.meta
+    layout = Layout.parse(meta["parallel"]["layout"])
+    return trace_rank(meta["config"], Traced(**{name: meta[name] for name in _RUN}), layout, meta["parallel"]["rank"])
+
+
+def lines(stream: Stream) -> list[str]:
+    """An op a line: what it is, where it runs, and what it waits for. Without what gloo adds to a reduce-scatter: it
+    sums all, splits, and copies a part."""
+    found = []
+    is_gloo = stream.meta["device"] == "cpu"
+    before = ["", ""]
+    for op in stream.ops:
+        before = [*before[-2:], op.name]
+        if is_gloo and (before[1:] == _OF_GLOO[:2] or before == _OF_GLOO):
+            continue
+        inputs, outputs = ([stream.tensors[i].operand.key for i in places] for places in (op.inputs, op.outputs))
+        name, waits = op.name, ",".join(map(str, op.waits))
+        if "attention" in name:  # q, k and v, with the gradient before them in the backward
+            is_backward = "backward" in name
+            name, inputs, outputs = f"attention{'_backward' * is_backward}", inputs[: 4 if is_backward else 3], []
+        operands = f"{','.join(inputs)}>{','.join(outputs)}"
+        found.append(f"{op.phase} {op.layer} {op.kind} {name} {operands} lane {op.lane} waits {waits}")
+    return found
+
+
+def differences(recorded: Stream, traced: Stream) -> list[str]:
+    """Where two streams of a rank differ, a line each."""
+    pairs = zip_longest(lines(recorded), lines(traced), fillvalue="nothing")
+    found = [f"op {i}: recorded {a} | traced {b}" for i, (a, b) in enumerate(pairs) if a != b]
+    both = zip_longest(*([sent._replace(op=0) for sent in collectives(stream)] for stream in (recorded, traced)))
+    return found + [f"collective {i}: recorded {a} | traced {b}" for i, (a, b) in enumerate(both) if a != b]
+
+
+def main() -> None:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    failed = 0
+    for path in sorted(options.out.glob("*.rank*.json.gz")):
+        if options.only and path.name.partition(".")[0] not in options.only.split(","):
+            continue
+        recorded = streams.load(path)
+        traced = retraced(recorded)
+        found = differences(recorded, traced)
+        failed += bool(found)
+        sent = collectives(recorded)
+        print(f"{path.name}: {len(recorded.ops)} ops, {len(sent)} collectives of {sum(c.bytes for c in sent):,} bytes; "
+              f"{len(found)} differences", flush=True)  # fmt: skip
+        if "peak_bytes" in recorded.meta:
+            print(f"  peak {recorded.meta['peak_bytes']:,} bytes, of the stream {peak_bytes(traced):,} without "
+                  "workspaces")  # fmt: skip
+        for line in found[:SHOWN]:
+            print(f"  {line}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
