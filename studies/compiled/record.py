@@ -173,7 +173,7 @@ def _gpu_alone(device: str) -> Iterator[None]:
             _held.clear()
 
 
-def _first_run(step: Any, device: str) -> float:
+def first_run(step: Any, device: str) -> float:
     """Compiles and runs the step, each of its graphs with the GPU for itself. Returns seconds."""
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -199,7 +199,7 @@ def _kernels(case: Case, out: Path, device: str) -> None:
     found: list[str] = []
     GraphLowering.save_output_code = staticmethod(found.append)
     step = _build(case, "compile", device)
-    compiling = _first_run(step, device)
+    compiling = first_run(step, device)
     if not found:
         raise SystemExit(f"no code was generated: delete {os.environ.get('TORCHINDUCTOR_CACHE_DIR', 'inductor cache')}")
     text = "\n".join(f"# ---- graph {number}\n{code}" for number, code in enumerate(found))
@@ -233,7 +233,7 @@ def _times(case: Case, out: Path, device: str) -> None:
     for mode in MODES:
         torch._dynamo.reset()
         step = _build(case, mode, device)
-        compiling = _first_run(step, device)
+        compiling = first_run(step, device)
         with _gpu_alone(device):
             timing = measure.time_step(step, warm_up=4)
         _keep(case, out, {mode: asdict(timing) | {"compile_seconds": compiling}}, {})
