@@ -36,8 +36,7 @@ from flopcast.roofline.stream.compiled.to_stream import to_stream
 from studies.command import parser_of
 from studies.compiled.generated import rounded
 from studies.compiled.record import CASES, Case
-from studies.compiled.recorded import graphs_of, joined
-from studies.compiled.steps import eager_stream, run_of
+from studies.compiled.recorded import eager_stream, graphs_of, joined, run_of
 from studies.markdown import table
 
 GPU = "nvidia-h200"

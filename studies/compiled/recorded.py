@@ -1,4 +1,5 @@
-"""Reads the compiled steps that `record.py` recorded: the code of their graphs, and the kernels that they ran."""
+"""Reads the compiled steps that `record.py` recorded: the code of their graphs, the kernels that they ran, and the
+same steps' eager streams."""
 
 from __future__ import annotations
 
@@ -10,6 +11,12 @@ from typing import Any
 from flopcast.roofline.stream.compiled.launches import Graph
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.compiled.profiled import Joined, join
+from flopcast.roofline.stream.library.modules import module_stream
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.model.models import load_config, with_depth
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.op_stream import Stream
+from studies.compiled.record import Case
 
 FOLDER = Path("reports/nvidia-h200/compiled-steps")
 CODE, RECORD = ".code.gz", ".json.gz"
@@ -33,3 +40,16 @@ def joined(folder: Path, case: str) -> Joined:
     """The launches of a case with their times, and the kernels of no launch."""
     kernels = [(str(name), float(seconds)) for name, seconds in record_of(folder, case)["kernels"]["compile"]]
     return join(graphs_of(folder, case), kernels)
+
+
+def run_of(case: Case) -> Run:
+    return Run(batch=case.batch, seq=case.seq if case.config else 1, optimizer=case.optimizer)
+
+
+def eager_stream(case: Case) -> Stream:
+    """The stream of the same step without compilation, whose optimizer and parameters the compiled step shares."""
+    run = run_of(case)
+    if not case.config:
+        return module_stream(case.module, run, "cuda", sizes={"batch": case.batch})
+    config = load_config(case.config)
+    return get_stream(config if case.layers is None else with_depth(config, case.layers), run.traced_on("cuda"))

@@ -16,8 +16,8 @@ from flopcast.roofline.stream.compiled.to_stream import to_stream
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from studies.compiled.record import CASES
-from studies.compiled.recorded import FOLDER, graphs_of
-from studies.compiled.steps import Compared, compared, eager_stream, run_of
+from studies.compiled.recorded import FOLDER, eager_stream, graphs_of, run_of
+from studies.compiled.steps import Compared, compared
 
 BY_NAME = {case.name: case for case in CASES}
 NAMES = ("mlp", "qwen3-0.6b-l2", "llama-3.2-1b-l2")
@@ -162,5 +162,3 @@ def test_gradients_of_convolutions_that_run_channels_last_are_copied() -> None:
     shapes = [compiled.tensors[op.inputs[0]].operand.shape for op in cloned]
     assert len(shapes) == 17
     assert all(len(shape) == 4 and shape[2] > 1 for shape in shapes)
-    one = found("resnet50")
-    assert one.forecast["elementwise"] == pytest.approx(one.measured["elementwise"], rel=0.05)
