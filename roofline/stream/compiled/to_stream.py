@@ -24,20 +24,23 @@ _BYTES = "uint8"
 
 
 def to_stream(
-    graphs: Sequence[Graph], eager: Stream, stretches: Mapping[str, Sequence[Stretch]] | None = None
-) -> Stream:
+    graphs: Sequence[Graph], eager: Stream, stretches: Mapping[str, Sequence[Stretch]] | None = None,
+    waited_after: Sequence[int] = (),
+) -> Stream:  # fmt: skip
     """The stream of a step whose model was compiled into `graphs`, given in the order in which a step calls them, one
     as often as it is called. `eager`: the same step's eager stream, with as many micro-batches. `stretches`: by a
-    graph's label, its launches that stand for those of several layers (`layers.Layered.stretches`).
+    graph's label, its launches that stand for those of several layers (`layers.Layered.stretches`). `waited_after`: of
+    each read of a value from the GPU between graphs, how many of `graphs` were called before it.
 
     Its meta has `mode`, `repeated` (`ops.op_stream.Meta`) and `graphs`: of each call of a graph its label and the
     numbers of its first and its last op. Raises DataError where a backward graph has no forward of its number."""
-    return _Conversion(eager, stretches or {}).run(graphs)
+    return _Conversion(eager, stretches or {}, waited_after).run(graphs)
 
 
 class _Conversion:
-    def __init__(self, eager: Stream, stretches: Mapping[str, Sequence[Stretch]]) -> None:
+    def __init__(self, eager: Stream, stretches: Mapping[str, Sequence[Stretch]], waited_after: Sequence[int]) -> None:
         self.eager = eager
+        self.waited_after = waited_after
         self.stretches = stretches
         self.micro_batches = int(eager.meta.get("accumulate", 1))
         self.is_first = True  # of the micro-batches
@@ -73,9 +76,12 @@ class _Conversion:
 
     def _micro_batch(self, graphs: Sequence[Graph]) -> None:
         backward = {_number(graph): graph for graph in graphs if graph.is_backward}
+        n_forward = sum(not graph.is_backward for graph in graphs)
         for place, graph in enumerate(graphs):
             if not graph.is_backward:
+                self._wait("forward", place)
                 self._forward(place, graph, backward.get(_number(graph)))
+        self._wait("forward", n_forward)
         if self.micro_batches > 1:
             self._divide("forward")
         # the caller keeps the loss alone
@@ -87,8 +93,19 @@ class _Conversion:
             self._divide("backward")
         for place, graph in enumerate(graphs):
             if graph.is_backward:
+                if place > n_forward:  # those between forward and backward are the forward's
+                    self._wait("backward", place)
                 self._backward(place, graph)
         self._handed.clear()
+
+    def _wait(self, phase: str, calls: int) -> None:
+        """The reads of values from the GPU after so many calls of graphs, for each of which the host waits."""
+        for _ in range(self.waited_after.count(calls)):
+            number = Operand((), (), "bool")
+            value = self._new(number)
+            self._append("aten._local_scalar_dense.default", phase, [(number, value)], [])
+            self.ops[-1] = self.ops[-1]._replace(kind="sync")
+            self.freed.append(value)
 
     def _divide(self, phase: str) -> None:
         """The loss, or its gradient, by the number of micro-batches."""

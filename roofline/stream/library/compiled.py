@@ -72,7 +72,7 @@ def stream_of(codes: Sequence[OutputCode], eager: Stream, mode: str) -> Stream:
             stretches = {one.graph.label: one.stretches(FOLDED_DEPTH) for one in fold(shallow, deep, SHALLOW)}
             depth = eager.depth
     code = codes[-1]
-    found = to_stream([graphs[-1][number] for number in code.calls], eager, stretches)
+    found = to_stream([graphs[-1][number] for number in code.calls], eager, stretches, code.waited_after)
     meta = {
         **found.meta, "mode": mode, "breaks": [asdict(one) for one in code.breaks], "waits": list(code.waits),
         "torch": code.torch.partition("+")[0], "triton": code.triton,

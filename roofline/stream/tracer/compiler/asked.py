@@ -45,7 +45,8 @@ class OutputCode:
     first step: forwards as they are called, backwards as autograd reaches them. `calls`: the numbers of the graphs that
     a step calls, in order; layers that are compiled apart may share one. `captured`: how many graphs dynamo captured,
     one more than the graph breaks that lie on the way. `breaks`: all that were found. `waits`: lines outside of the
-    graphs that read a value back from the GPU, for which the host waits; such values are taken to be 1 and true."""
+    graphs that read a value back from the GPU, for which the host waits; such values are taken to be 1 and true.
+    `waited_after`: of each such wait, how many of `calls` came before it."""
 
     graphs: tuple[str, ...]
     calls: tuple[int, ...]
@@ -54,6 +55,7 @@ class OutputCode:
     waits: tuple[str, ...]
     torch: str
     triton: str
+    waited_after: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:

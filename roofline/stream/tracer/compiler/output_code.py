@@ -38,10 +38,10 @@ def compiled(asked: Asked) -> OutputCode:
 
     from flopcast.roofline.stream.tracer.compiler.inductor import keep_code
 
-    kept, waits = keep_code(card), list[str]()
+    kept, waits = keep_code(card), list[tuple[str, int]]()
     # autograd's engine runs in this thread, where fake tensors have their mode
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.autograd.set_multithreading_enabled(False):
-        read_ones(mode, waits.append)
+        read_ones(mode, lambda line: waits.append((line, len(kept.calls))))
         try:
             step = _built(asked)
             torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
@@ -55,7 +55,8 @@ def compiled(asked: Asked) -> OutputCode:
         raise UsageError(f"torch compiles nothing of the step; {_ADVICE}")
     return OutputCode(
         graphs=tuple(kept.graphs), calls=tuple(kept.calls), captured=int(dynamo.counters["stats"]["unique_graphs"]),
-        breaks=tuple(_breaks(dynamo.graph_break_reasons)), waits=tuple(dict.fromkeys(waits)), torch=torch.__version__,
+        breaks=tuple(_breaks(dynamo.graph_break_reasons)), waits=tuple(dict.fromkeys(line for line, _ in waits)),
+        waited_after=tuple(calls for _, calls in waits), torch=torch.__version__,
         triton=triton.__version__,
     )  # fmt: skip
 

@@ -162,3 +162,17 @@ def test_gradients_of_convolutions_that_run_channels_last_are_copied() -> None:
     shapes = [compiled.tensors[op.inputs[0]].operand.shape for op in cloned]
     assert len(shapes) == 17
     assert all(len(shape) == 4 and shape[2] > 1 for shape in shapes)
+
+
+def test_a_wait_between_graphs_stops_the_host_where_it_stands() -> None:
+    """A value is read after the forward: the host cannot enqueue the backward beside it, and the step is longer."""
+    name = "mlp"
+    waiting = to_stream(graphs_of(FOLDER, name), eager_stream(BY_NAME[name]), waited_after=(1,))
+    (place,) = (i for i, op in enumerate(waiting.ops) if op.kind == "sync")
+    (_, _, last), (_, first, _) = waiting.meta["graphs"]
+    assert last < place < first
+    free, stopped = (
+        PricedStep(stream, run_of(BY_NAME[name]), find_profile("nvidia-h200")).interval.value
+        for stream in (streams(name)[0], waiting)
+    )
+    assert stopped > 1.05 * free

@@ -98,6 +98,7 @@ def test_choices_are_those_of_the_gpu_asked_for(users: Path) -> None:
     assert len(code.graphs) == 4
     assert code.calls == (0, 1, 2, 3)
     assert any(f"{users}:15" in found.where and "x.mean().item()" in found.where for found in code.breaks)
+    assert code.waited_after == (1,)  # between the two forward graphs
     assert len(code.waits) == 1
     assert "net.py:15, in forward" in code.waits[0]
 
