@@ -10,16 +10,23 @@ from typing import Any
 from flopcast.errors import DataError, RunError, UsageError
 from flopcast.microbench.records import records
 from flopcast.roofline.gpu.fit import cards
+from flopcast.roofline.gpu.links.fit import is_links
 from flopcast.roofline.gpu.suites import HOST
 from flopcast.roofline.views.terminal import console
 
 
-def check_out(out: Path, *, all_gpus: bool) -> None:
-    """Raises UsageError where a folder of one GPU's measurements is to take those of several, or the reverse."""
-    if all_gpus and records.file_in(out).is_file():
+def check_out(out: Path, *, all_gpus: bool = False, collectives: bool = False) -> None:
+    """Raises UsageError where a folder of one GPU's measurements is to take those of several, or the reverse; and where
+    one of kernels is to take collectives, or the reverse: each is fitted to a profile of its own kind."""
+    path = records.file_in(out)
+    if all_gpus and path.is_file():
         raise UsageError(f"{out} holds measurements of one GPU: give another --out for --all-gpus")
     if not all_gpus and cards.card_folders(out):
         raise UsageError(f"{out} holds measurements of several GPUs: go on with --all-gpus, or give another --out")
+    rows = records.read(path).rows if path.is_file() else []
+    if rows and is_links(rows) is not collectives:
+        what = "collectives" if is_links(rows) else "kernels or hosts"
+        raise UsageError(f"{out} holds measurements of {what}: give another --out")
 
 
 def bench_all_gpus(out: Path, suite: str | None, arguments: Sequence[str]) -> dict[str, Any]:

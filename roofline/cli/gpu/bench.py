@@ -151,7 +151,7 @@ def run_bench(
     from flopcast.roofline.step import measured_model
 
     chosen = pick_device(device)
-    gpu_all_gpus.check_out(out, all_gpus=False)
+    gpu_all_gpus.check_out(out)
     host_only = suite == suites.HOST
     of_triton = suite in suites.OF_TRITON and model is None
     if of_triton and chosen.type != "cuda":

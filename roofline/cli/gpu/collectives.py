@@ -33,7 +33,7 @@ def bench_collectives(out: Path, device: str | None, budget: float | None, retry
         raise UsageError(f"--device {device} with --suite {COLLECTIVES}: valid are cuda, all GPUs of the host, and cpu")
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
-    check_out(out, all_gpus=False)
+    check_out(out, collectives=True)
     is_member = session.is_member(os.environ)
     on_gpus = device == "cuda" or (device is None and pick_device().type == "cuda")
     sizes, backend = (cases.SIZES, "nccl") if on_gpus else (ON_PROCESSORS, "gloo")

@@ -51,7 +51,7 @@ class Interconnect:
     @cached_property
     def _nccl(self) -> tuple[int, ...]:
         text = "" if self.profile is None else self.profile.nccl
-        found = tuple(int(part) for part in text.split(".") if part.isdigit())
+        found = tuple(int(part[:6]) for part in text.split(".") if part.isdecimal())
         return found or NCCL
 
     def asked(self, kind: Kind, whole: float, gpus: int, nodes: int = 1) -> Collective:

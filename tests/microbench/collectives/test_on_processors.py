@@ -79,6 +79,19 @@ def test_the_folder_is_fitted_to_a_link(folder: Path, tmp_path: Path) -> None:
         CliRunner().invoke(app, ["fit", str(folder), "--repeat", str(folder)], catch_exceptions=False)
 
 
+def test_a_folder_of_collectives_takes_no_kernels_and_the_reverse(folder: Path) -> None:
+    with pytest.raises(UsageError, match="measurements of collectives"):
+        CliRunner().invoke(app, ["bench", "--device", "cpu", "--out", str(folder)], catch_exceptions=False)
+    other = folder.parent / "kernels"
+    other.mkdir()
+    first = (folder / records.MEASUREMENTS).read_text().splitlines()[0]
+    key = records.read(folder).rows[0]["key"]
+    (other / records.MEASUREMENTS).write_text(first.replace(key, "scalar/launch") + "\n")
+    command = ["bench", "--suite", "collectives", "--device", "cpu", "--out", str(other)]
+    with pytest.raises(UsageError, match="measurements of kernels"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [("--device cuda:1", "cuda, all GPUs"), ("--all-gpus", "--all-gpus"), ("--backend torch", "--backend"),
