@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Context, Option
 
-from flopcast.errors import UsageError
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.groups import Only
 from flopcast.roofline.cli.shared.options import (
@@ -70,11 +69,6 @@ def cost(
     from flopcast.roofline.views.terminal.console import say
     from flopcast.roofline.views.terminal.cost import print_cost
 
-    if run.mode == "compile":
-        raise UsageError(
-            "mode 'compile' is not modelled yet: use eager, whose table of other hosts also gives the bound with no "
-            "host at all (what CUDA graphs of these kernels would reach; fused kernels may go beyond it)"
-        )
     asked = run.to_run()
     models: Sequence[Config | Module] = ladder_of(widths, depth_law)
     if model.module is not None:

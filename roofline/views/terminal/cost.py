@@ -150,9 +150,7 @@ def _print_scenarios(curves: Sequence[CostCurve], scenarios: Sequence[Scenario])
         [_case(factor, batch, base), *(cells.get(size, nowhere) for size in sizes)]
         for (factor, batch), cells in by_case.items()
     ]
-    caption = (
-        "* not separable. No host: the bound with CUDA graphs of these kernels; compiled steps are not modelled yet"
-    )
+    caption = "* not separable. No host: the bound with CUDA graphs of these kernels; --mode forecasts compiled steps"
     print_table("Best GPU if things were otherwise", ("", *map(count, sizes)), rows, caption, ruled=False)
 
 

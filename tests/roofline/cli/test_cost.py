@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flopcast.roofline.cli.shared import options
+from flopcast.roofline.stream.compiled.output_code import read_output_code
+from flopcast.roofline.stream.compiled.to_stream import to_stream
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.model.models import load_config, with_depth
+from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.stream.ops.op_stream import Stream
 
 H200 = "nvidia-h200"
 Command = Callable[..., Any]
@@ -97,15 +104,33 @@ def test_cost_says_what_another_host_would_change(flopcast: Command) -> None:
     at = {row["host_factor"]: row["flops_per_usd"] for row in found["what_if"] if row["n_params"] < 1e8}
     assert at[2.0] <= at[1.0] <= at[0.5] <= at[0.0]
     out = " ".join(flopcast(*COST).out.split())
-    for part in ("no host", "host at 2 x its cost", "compiled steps are not modelled yet", "Break-even price ratio"):
+    for part in ("no host", "host at 2 x its cost", "--mode forecasts compiled steps", "Break-even price ratio"):
         assert part in out
 
 
-def test_compiled_steps_are_refused_and_the_bound_is_named(flopcast: Command) -> None:
-    found = flopcast(*COST, "--mode", "compile")
-    assert (found.code, found.out) == (2, "")
-    assert "not modelled yet" in found.err
-    assert "no host" in found.err
+def test_curves_of_compiled_steps_are_by_their_own_streams(
+    flopcast: Command, monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    """Of the mode that was asked for; here every width is a recorded compiled step, of two layers of Qwen3-0.6B."""
+    run = Run(batch=4, seq=256)
+    eager = get_stream(with_depth(load_config("qwen3-0.6b"), 2), run.traced_on("cuda"))
+    recorded = root / "reports" / "nvidia-h200" / "compiled-steps" / "qwen3-0.6b-l2-4x256.code.gz"
+    compiled = to_stream(read_output_code(gzip.decompress(recorded.read_bytes()).decode()), eager)
+    asked = []
+
+    def stream_of(config: object, traced: Traced, **_: object) -> Stream:
+        asked.append((traced.mode, traced.device))
+        return eager if traced.mode == "eager" else compiled
+
+    monkeypatch.setattr("flopcast.roofline.dollars.curves.get_stream", stream_of)
+    steps = {
+        mode: flopcast("cost", "--gpus", H200, "--widths", "1024", "--mode", mode, "--json").document["points"]
+        for mode in ("eager", "compile")
+    }
+    assert asked == [("eager", "cuda"), ("compile", "cuda 9.0 132")]
+    (eager_point,), (point,) = steps["eager"], steps["compile"]
+    assert point["step_seconds"] < eager_point["step_seconds"]
+    assert point["flops_per_usd"] > eager_point["flops_per_usd"]
 
 
 def test_a_model_too_large_for_one_gpu_leaves_a_gap_there(flopcast: Command) -> None:
