@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -12,6 +12,8 @@ from flopcast.roofline.base.tables import as_html, as_text
 from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, short_name, three_digits, yes_no
 from flopcast.roofline.gpu.catalogue.prices import Price, unranked
 from flopcast.roofline.stream.model.models import CPU_VOCABULARY, VOCABULARY, make_config, n_params
+
+_OF_INFERENCE = ("phase", "context", "memory", "turning_batch")  # fields that only its records have
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class Forecast:
     highest clock. `device_seconds` are at full clock, as a profiler reads them with pauses between the steps.
     `flops_hardware` and `hfu` (hardware FLOPs utilisation) count what checkpointing recomputes and the optimizer's
     products, `flops_counted` and `mfu` do not. `host_machines`: how many machines the host's costs are the mean of; 1
-    is a machine that was measured by itself."""
+    is a machine that was measured by itself. Of inference: `phase` "prefill" or "decode" with `context` tokens a
+    sequence, `memory` the peak by part, and `turning_batch` the batch from which a decode's roofline is bound by the
+    matrix units, None where none is."""
 
     gpu: str
     profile_basis: str
@@ -79,6 +83,10 @@ class Forecast:
     power_seconds: float = 0.0
     clock_share: float = 1.0
     host_machines: int = 1
+    phase: str = "train"
+    context: int = 0
+    memory: Mapping[str, int] = field(default_factory=dict)
+    turning_batch: float | None = None
 
     @property
     def advice(self) -> str | None:
@@ -115,6 +123,10 @@ class Forecast:
         record["advice"] = self.advice
         record["warnings"] = list(self.warnings)
         record["stack"] = dict(self.stack)
+        record["memory"] = dict(self.memory)
+        if self.phase == "train":
+            for name in _OF_INFERENCE:
+                del record[name]
         record["basis_shares"] = dict(self.basis_shares)
         return record
 

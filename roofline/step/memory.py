@@ -25,7 +25,7 @@ FRAGMENTATION = 0.04
 # (aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and later, else 8 MiB and 128 KiB).
 _HOPPER_WORKSPACE, _WORKSPACE, _HANDLES = 32 * 1024**2, 8320 * 1024, 2
 
-_EXISTING = ("parameter", "state", "buffer", "bucket", "input")
+_EXISTING = ("parameter", "state", "buffer", "bucket", "input", "cache")
 
 
 def rounded(size: int) -> int:
@@ -116,6 +116,13 @@ class _Stretches:
             more = (times - 1) * (kept + made)
         self._left, self._left_gradients = total + more, gradients
         return more
+
+
+def cache_bytes(stream: Stream) -> int:
+    """Returns the bytes of the keys and values that a call of inference leaves; 0 for other steps."""
+    freed = {storage for op in stream.ops for storage in op.freed}
+    kinds = ("cache", "new cache")
+    return sum(rounded(s.bytes) for i, s in enumerate(stream.storages) if s.kind in kinds and i not in freed)
 
 
 def _summed_in_place(stream: Stream, op: Op, following: Op | None) -> tuple[int, ...]:

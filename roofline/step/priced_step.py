@@ -27,6 +27,7 @@ from flopcast.roofline.gpu.profile.unlike_bytes import rule_of
 from flopcast.roofline.step import memory
 from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, device_times, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
+from flopcast.roofline.step.inference import memory_parts, turning_batch
 from flopcast.roofline.step.simulation import Timeline, is_synchronous
 from flopcast.roofline.step.uncertainty import Interval, Moves, device_log_sigma, device_moves, is_rough, step_interval
 from flopcast.roofline.stream.compiled.versions import version_note
@@ -197,6 +198,16 @@ class PricedStep:
             "(`flopcast bench --suite host` there measures it)",
         )
 
+    def _of_inference(self) -> Mapping[str, Any]:
+        """The fields that only a call of inference has."""
+        if self.run.phase == "train":
+            return {}
+        turning = None
+        if self.run.phase == "decode":
+            turning = turning_batch(self.stream, self.flops, PEAK_OF[self.run.precision], self.profile)
+        parts = memory_parts(self.stream, self.peak_bytes)
+        return {"phase": self.run.phase, "context": self.run.context, "memory": parts, "turning_batch": turning}
+
     def forecast(self) -> Forecast:
         """Returns the step's forecast. Raises UsageError where the part has no rate for the run's precision."""
         stream, run, profile, timeline = self.stream, self.run, self.profile, self.timeline
@@ -237,10 +248,11 @@ class PricedStep:
             price=self.price,
             unit=stream.meta.get("unit", "tokens"),
             precision=run.precision,
-            optimizer=run.optimizer,
+            optimizer=run.optimizer if run.phase == "train" else "",
             power_watts=power.watts,
             power_seconds=power.seconds,
             clock_share=power.clock_share,
+            **self._of_inference(),
             stack={
                 "profile": dict(profile.stack),
                 "stream": {name: stream.meta.get(name) for name in ("torch", "transformers")},

@@ -13,7 +13,7 @@ from typer import Context, Option
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared import completion
 from flopcast.roofline.cli.shared.completion import one_of, several_of
-from flopcast.roofline.stream.model.run import BASE_DTYPES, FUSED, MODES, OPTIMIZERS, PRECISIONS, Run
+from flopcast.roofline.stream.model.run import BASE_DTYPES, FUSED, MODES, OPTIMIZERS, PHASES, PRECISIONS, Run
 
 if TYPE_CHECKING:
     from flopcast.roofline.stream.model.models import Config
@@ -147,6 +147,17 @@ class RunOptions:
             autocompletion=one_of(BASE_DTYPES),
         ),
     ] = Run.base_dtype
+    phase: Annotated[
+        str,
+        Option(
+            help="What a step is: train, or one call of inference with --context: prefill or decode, in bf16 where no "
+            "--precision is given. No serving: no queue, no batching of requests.",
+            autocompletion=one_of(PHASES),
+        ),
+    ] = Run.phase
+    context: Annotated[
+        int, Option(help="Tokens per sequence of a call of inference: the prompt, or what the cache holds.")
+    ] = Run.context
     mode: Annotated[
         str,
         Option(

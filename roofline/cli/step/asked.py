@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from typer import Context
@@ -62,6 +62,8 @@ class AskedStep:
 def asked_step(context: Context, model: ModelOptions, run: RunOptions) -> AskedStep:
     """Returns the step that the options describe. Raises UsageError, also where an option conflicts with --module."""
     if model.module is None:
+        if run.phase != "train" and "precision" not in given(context, run):
+            run = replace(run, precision="bf16")  # as models are loaded for inference
         return AskedStep(config=model.to_config(), run=run.to_run())
     check_module_options(context, model, run)
     from flopcast.roofline.stream.library.modules import Module

@@ -12,7 +12,7 @@ from flopcast.roofline.cli.step.asked import asked_step
 
 
 def explain(
-    context: Context,
+    typed: Context,
     gpu: Gpu,
     *,
     model: ModelOptions,
@@ -35,7 +35,7 @@ def explain(
     from flopcast.roofline.stream.library.streams import is_at_hand
     from flopcast.roofline.views.terminal.explain import print_explanation
 
-    asked = asked_step(context, model, run)
+    asked = asked_step(typed, model, run)
     profile = find_profile(gpu)
     priced = price_of(profile, price)
     feeding = find_host(host)

@@ -30,7 +30,7 @@ from flopcast.roofline.cli.step.explain import explain as explain_step
 
 
 def predict(
-    context: Context,
+    typed: Context,
     gpu: OneGpu = None,
     *,
     gpus: SeveralGpus = None,
@@ -54,21 +54,21 @@ def predict(
     """Forecasts one training step: time, memory, FLOPs and dollars, each with what it rests on."""
     if gpus is not None:
         refuse_unused("with --gpus: it is of one GPU", {"gpu": gpu, "explain": explain})
-        _predict_several(context, gpus, sort, model, run, host, price, largest_batch=largest_batch, as_json=as_json)
+        _predict_several(typed, gpus, sort, model, run, host, price, largest_batch=largest_batch, as_json=as_json)
         return
     refuse_unused("without --gpus: it orders several", {"sort": None if sort == "asked" else sort})
     gpu = check_one(gpu)
     if explain:
         if largest_batch:
             raise UsageError("--largest-batch with --explain: ask for one of the two")
-        explain_step(context, gpu, model=model, run=run, host=host, price=price, as_json=as_json)
+        explain_step(typed, gpu, model=model, run=run, host=host, price=price, as_json=as_json)
         return
     from flopcast.roofline.gpu.library import profile_cache
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step.priced_step import PricedStep
     from flopcast.roofline.stream.library.trace_process import tracing_apart
 
-    step = asked_step(context, model, run)
+    step = asked_step(typed, model, run)
     largest: int | None = None
     with ExitStack() as stack:
         trace = None
@@ -97,7 +97,7 @@ def predict(
 
 
 def _predict_several(
-    context: Context,
+    typed: Context,
     gpus: str,
     sort: str,
     model: ModelOptions,
@@ -116,7 +116,7 @@ def _predict_several(
 
     if sort not in ORDERS:
         raise UsageError(f"--sort is {sort!r}: valid are {', '.join(ORDERS)}")
-    step = asked_step(context, model, run)
+    step = asked_step(typed, model, run)
     asked = [one.shared_by([step.run]) for one in asked_gpus(None, gpus)]
     price_of = prices_of(asked, price)
     with progress("forecasting") as shown, forecasting(asked, find_host(host), price_of) as forecast_on:

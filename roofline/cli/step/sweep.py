@@ -32,7 +32,7 @@ MOST_BATCHES = 1000
 
 
 def sweep(
-    context: Context,
+    typed: Context,
     gpu: OneGpu = None,
     *,
     gpus: SeveralGpus = None,
@@ -61,8 +61,8 @@ def sweep(
     from flopcast.roofline.stream.model import models
 
     if model.module is not None:
-        check_module_options(context, model, run)
-    fixed = {name: _cell(value) for name, value in given(context, model, run).items() if name != "module"}
+        check_module_options(typed, model, run)
+    fixed = {name: _cell(value) for name, value in given(typed, model, run).items() if name != "module"}
     columns, rows = list[str](), [dict[str, str]()]
     if source is not None:
         columns, rows = csv_files.read_rows(source)

@@ -130,6 +130,7 @@ _BY_NAMES = {
     "igamma igammac lgamma digamma polygamma special_zeta special_i0e special_i1 special_i1e erfinv": Rule(
         _passes(1, 10), "special functions, which compute for longer than they read"
     ),
+    "decode": Rule(_passes(1, 6, 2), "attention of one token, which few or many blocks may share out"),
     "_cdist_forward _cdist_backward _pdist_forward _pdist_backward _trilinear": Rule(
         _passes(1, 300, 4), "sums over pairs, which do not show in their operands' sizes"
     ),

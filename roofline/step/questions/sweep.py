@@ -28,7 +28,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 
 RUN_COLUMNS = {"batch": int, "seq": int, "accumulate": int, "checkpoint": str, "precision": str, "optimizer": str,
                "mode": str, "matmul": str, "attention": str, "fused": str, "clip": float, "finetune": str,
-               "lora_rank": int, "lora_targets": str, "base_dtype": str}  # fmt: skip
+               "lora_rank": int, "lora_targets": str, "base_dtype": str, "phase": str, "context": int}  # fmt: skip
 SWEEP_OUT = (
     "gpu", "profile_basis", "mode", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high",
     "device_seconds", "device_seconds_low", "device_seconds_high", "host_seconds", "host", "bound",
@@ -116,6 +116,8 @@ def _asked(row: Row, module: Module | None) -> Asked:
     check_length(row)
     options = {n: parse_cell(n, row[n], kinds[n]) for n in kinds if row.get(n)}
     run = Run(**{name: options[name] for name in RUN_COLUMNS if name in options})
+    if run.phase != "train" and "precision" not in options:
+        run = replace(run, precision="bf16")  # as `predict` takes it
     run.check()
     if module is not None:
         return Asked(None, run, {name: options[name] for name in ("batch", "seq") if name in options})

@@ -43,6 +43,11 @@ def module_stream(
         return _compiled(source, run, device, loss_fn=loss_fn, sizes=sizes or {}, gpu=gpu)
     from flopcast.roofline.stream.tracer.trace import trace_module
 
+    if run.phase != "train":
+        raise UsageError(
+            f"phase {run.phase} of a module: give a function that calls it without a backward, and leave phase out; or "
+            "name a config"
+        )
     for name in ("finetune", "base_dtype"):
         if (value := getattr(run, name)) != getattr(Run, name):
             raise UsageError(

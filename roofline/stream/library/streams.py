@@ -111,9 +111,10 @@ def folded(config: Config, traced: Traced) -> Config:
 
 def is_folded(config: Config, traced: Traced) -> bool:
     """Whether the model's stream is stored at FOLDED_DEPTH. Not for a single layer, which is first and last at once,
-    nor for layers of several types or of which some are frozen, which are not one layer repeated."""
+    nor for layers of several types or of which some are frozen, which are not one layer repeated. Nor for inference:
+    what a layer takes lives until the next but one, of which three layers show no example."""
     is_alike = len(set(config.get("layer_types") or ())) <= 1 and not traced.finetune.startswith("last=")
-    return depth_of(config) >= 2 and is_alike
+    return depth_of(config) >= 2 and is_alike and traced.phase == "train"
 
 
 def as_traced(traced: Traced) -> Traced:

@@ -56,6 +56,10 @@ def count_parameters(stream: Stream, tokens: int) -> Parameters:
     frozen = parameters - written if written else set()
     banks = {ref.storage for ref in stream.tensors if len(ref.operand.shape) == 3} & parameters
     n_params = stream.n_params
+    is_inference = all(op.phase == "forward" for op in stream.ops) and not stream.meta.get("forward_only")
+    if is_inference:  # two for what a token passes
+        active = n_params - sum(use.numel - use.active(tokens) for use in _uses(stream, banks).values())
+        return Parameters(0, active, 2 * active * tokens)
     if not frozen and not banks:
         return Parameters(n_params, n_params, 6 * n_params * tokens)
     uses = _uses(stream, frozen | banks)

@@ -29,6 +29,7 @@ PRECISIONS = tuple(PEAK_OF)
 OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
 MATMULS = ("torch", "triton", "best")
 ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
+PHASES = ("train", "prefill", "decode")
 FINETUNES = ("full", "lora")  # and last=N
 BASE_DTYPES = ("auto", "fp32", "bf16")
 MOST_RANK = 65536
@@ -57,6 +58,8 @@ class Traced:
     lora_rank: int = 16
     lora_targets: str = "all-linear"
     base_dtype: str = "auto"  # that of the precision: bf16 with precision bf16, else fp32
+    phase: str = "train"
+    context: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,7 @@ class Run:
     the FLOPs of the model over all micro-batches, without what `checkpoint` "full" recomputes (which the breakdown
     includes). `clip`: the norm to which the gradients are clipped; 0 for none. `finetune`: what is trained,
     full, lora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the precision's.
+    `phase` "prefill" or "decode": a step is one call of inference with `context` tokens a sequence; `seq` is not used.
     """
 
     batch: int = 4
@@ -84,11 +88,18 @@ class Run:
     lora_rank: int = 16
     lora_targets: str = "all-linear"
     base_dtype: str = "auto"
+    phase: str = "train"
+    context: int = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens per step."""
-        return self.batch * self.seq * self.accumulate
+        """Tokens per step; of inference those that a call takes."""
+        return self.batch * self.tokens_each * self.accumulate
+
+    @property
+    def tokens_each(self) -> int:
+        """Tokens that a sequence has in a step: of a decode one, of a prefill the context."""
+        return {"train": self.seq, "prefill": self.context, "decode": 1}[self.phase]
 
     def check(self) -> None:
         """Raises UsageError for what is invalid or not modelled yet."""
@@ -111,6 +122,7 @@ class Run:
         if not 0 <= self.clip < inf:
             raise UsageError(f"clip is {self.clip:g}: valid is a norm above 0, or 0 for no clipping")
         self._check_finetune()
+        self._check_phase()
         for name in ("matmul", "attention"):
             if getattr(self, name) == "best":
                 raise UsageError(f"{name} 'best' is not modelled yet: use a named backend")
@@ -122,6 +134,7 @@ class Run:
             ("fused", "none", "compiled code fuses these operations itself, and leaves custom ones as they are"),
             ("matmul", "torch", "compiled code calls cuBLAS for its products"),
             ("attention", "sdpa", "compiled code calls what torch picked while it compiled"),
+            ("phase", "train", "compiled calls of inference are not modelled yet"),
             ("finetune", "full", "compiled steps that train a part of a model are not modelled yet"),
             ("base_dtype", "auto", "compiled steps on weights of another dtype are not modelled yet"),
         ):
@@ -131,6 +144,27 @@ class Run:
     def device_of(self, device: Mapping[str, Any]) -> str:
         """Returns what decides the op stream of what a profile says of its device, as `Traced.device`."""
         return str(device["type"]) if self.mode == "eager" else chip_of(device)
+
+    def _check_phase(self) -> None:
+        """Raises UsageError for what is not valid of inference."""
+        if self.phase not in PHASES:
+            raise UsageError(f"phase {self.phase!r}: valid are {', '.join(PHASES)}")
+        if self.phase == "train":
+            if self.context:
+                raise UsageError(f"context {self.context} without a phase: give --phase prefill or decode with it")
+            return
+        if not 1 <= self.context <= MOST["seq"]:
+            raise UsageError(
+                f"context is {self.context}: phase {self.phase} needs --context, the tokens of a sequence, from 1 to "
+                f"{MOST['seq']}"
+            )
+        if self.batch * self.context > MOST_TOKENS:
+            raise UsageError(
+                f"batch x context is {self.batch} x {self.context} tokens: valid are {MOST_TOKENS} at most"
+            )
+        for name in ("accumulate", "checkpoint", "optimizer", "fused", "clip", "finetune"):
+            if (value := getattr(self, name)) != getattr(Run, name):
+                raise UsageError(f"{name} {value} with phase {self.phase}, which trains nothing: leave {name} out")
 
     def _check_finetune(self) -> None:
         """Raises UsageError for what is not valid of fine-tuning."""
@@ -176,6 +210,7 @@ class Run:
         usual = "bf16" if self.precision == "bf16" else "fp32"
         base = "bf16" if (self.base_dtype, self.finetune, self.precision) == ("auto", "lora", "autocast-bf16") else ""
         base = base or self.base_dtype
+        shared["seq"] = self.tokens_each
         return Traced(**{**shared, "base_dtype": "auto" if base == usual else base}, device=device)
 
 
@@ -197,8 +232,9 @@ def check_step(config: Config, traced: Traced) -> None:
             "(model_type 'qwen3'); leave --fused out for other models"
         )
     positions = config.get("n_positions")
-    if isinstance(positions, int) and traced.seq > positions:
-        raise UsageError(f"seq is {traced.seq}: this model has {positions} positions (n_positions), use at most that")
+    seq = max(traced.seq, traced.context + (traced.phase == "decode"))
+    if isinstance(positions, int) and seq > positions:
+        raise UsageError(f"seq is {seq}: this model has {positions} positions (n_positions), use at most that")
 
 
 def run_from(options: Mapping[str, Any]) -> Run:

@@ -47,7 +47,8 @@ class TensorRef(NamedTuple):
 
 class Storage(NamedTuple):
     """A block of memory. `kind`: parameter, gradient, state, input, buffer, activation, bucket (of gradients, which
-    DistributedDataParallel holds all the time), or host (in host memory)."""
+    DistributedDataParallel holds all the time), or host (in host memory); of inference also cache (keys and values
+    from before the call) and new cache (those that it leaves in blocks of its own)."""
 
     bytes: Count
     kind: str

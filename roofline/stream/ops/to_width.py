@@ -66,6 +66,8 @@ def reference_of(config: Config, traced: Traced) -> Config:
         raise NotDerivable("an optimizer that transposes what is higher than wide")
     if (traced.finetune, traced.base_dtype) != ("full", "auto"):
         raise NotDerivable("weights of several dtypes, or some that are not trained")
+    if traced.phase != "train":
+        raise NotDerivable("a context that is a size like others")
     if depth_of(config) < 1 or len(set(config.get("layer_types") or ())) > 1:
         raise NotDerivable("layers that do not fold")
     depth = FOLDED_DEPTH if depth_of(config) > 1 else 1  # a single layer is first and last at once

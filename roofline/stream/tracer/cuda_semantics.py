@@ -294,7 +294,8 @@ def untraced() -> Iterator[None]:
 
     transformers takes fake tensors for a compiler's and then does not use causal SDPA; torch's `Module.to` swaps them,
     which fails where a weak reference to them exists; its truncated normal redraws until all numbers are in range; its
-    multi-tensor kernels take some types of tensors alone.
+    multi-tensor kernels take some types of tensors alone. Inference mode, in which calls come to the dispatcher whole,
+    becomes no_grad, which launches the same kernels.
     """
     import transformers.utils.import_utils as utils
 
@@ -303,11 +304,22 @@ def untraced() -> Iterator[None]:
         replaced(utils, "is_fake_tensor", lambda x: False),
         replaced(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_args, **_kwargs: tensor),
         replaced(torch.nn.Module, "_apply", _apply_to_fakes(WeakIdKeyDictionary())),
+        replaced(torch.inference_mode, "__enter__", _begin_inference),
+        replaced(torch.inference_mode, "__exit__", _end_inference),
     ):
         for types in _TYPES:
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
         yield
+
+
+def _begin_inference(context: Any) -> None:
+    context.prev = torch.is_grad_enabled()
+    torch.set_grad_enabled(context.prev and not context.mode)
+
+
+def _end_inference(context: Any, *_fault: Any) -> None:
+    torch.set_grad_enabled(context.prev)
 
 
 def _apply_to_fakes(moved: WeakIdKeyDictionary) -> Callable[..., Any]:

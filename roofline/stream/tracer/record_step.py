@@ -152,6 +152,8 @@ def record_step(
             meta = {**(meta or {}), "optimizer": " and ".join(names)}
         if hasattr(step, "zero_grad"):
             step.zero_grad()
+        if hasattr(step, "refill"):
+            step.refill()
         gc.collect()
     if is_host is None:
         device_type = step.device_type
@@ -164,6 +166,8 @@ def record_step(
     parameters = parts.named_parameters()
     homes = {parameter: modules.layer_of(name) for parameter, name in parameters.items()}
     _register(recorder, parts, homes)
+
+    _register_cache(recorder, step)
 
     def register_gradients() -> None:
         for parameter, layer in homes.items():
@@ -180,6 +184,7 @@ def record_step(
         modules.watching(begin),
     ):
         run()
+    _register_cache(recorder, step, "new cache")
     layer_params = sum(p.numel() for p in modules.layers[0].parameters()) if modules.layers is not None else 0
     return Stream(
         ops=_place_optimizer(recorder.ops, recorder),
@@ -212,6 +217,13 @@ def _register(recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int
                 if isinstance(value, torch.Tensor):
                     kind = "host" if recorder.is_host(value) else "state"
                     recorder.register(value, kind, homes.get(owner))
+
+
+def _register_cache(recorder: Recorder, step: Any, kind: str = "cache") -> None:
+    """Registers what the cache of a call of inference holds now and no storage is known for, or a temporary is."""
+    for tensor, layer in getattr(step, "cached", ()):
+        if recorder.kind_of(tensor) == "activation":
+            recorder.register(tensor, kind, layer)
 
 
 def _place_optimizer(ops: list[Op], recorder: Recorder) -> tuple[Op, ...]:

@@ -75,6 +75,9 @@ class Recorder(TorchDispatchMode):
         index = self._storage(tensor, kind, layer)
         self.storages[index] = self.storages[index]._replace(kind=kind, layer=layer)
 
+    def kind_of(self, tensor: torch.Tensor) -> str:
+        return self.storages[self._storage(tensor)].kind
+
     def set_kind_of(self, storage: int, kind: str) -> None:
         self.storages[storage] = self.storages[storage]._replace(kind=kind)
 

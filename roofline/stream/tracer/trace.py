@@ -32,6 +32,7 @@ from torch._subclasses.fake_tensor import (
 
 from flopcast.errors import FlopcastError, UsageError
 from flopcast.microbench.recipe.finetune import LORA_RANK, LORA_TARGETS, fine_tuned
+from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.optimizers import make_optimizers
 from flopcast.microbench.recipe.training_step import (
     FunctionStep,
@@ -141,8 +142,11 @@ def trace(
     lora_rank: int = LORA_RANK,
     lora_targets: str = LORA_TARGETS,
     base_dtype: str = "auto",
+    phase: str = "train",
+    context: int = 0,
 ) -> Stream:
-    """Traces one step of a transformers causal language model on fake tensors and returns its op stream.
+    """Traces one step of a transformers causal language model on fake tensors and returns its op stream: of training,
+    or of inference one call with `context` tokens a sequence (`microbench.recipe.inference`).
 
     `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. `fused` "triton": the
     model is patched to run on the fused kernels (`kernels.patch_qwen3`). Raises ValueError when transformers refuses
@@ -158,6 +162,14 @@ def trace(
         meta["finetune"] = finetune
     if base_dtype != "auto":
         meta["base_dtype"] = base_dtype
+    if phase != "train":
+        meta |= {"phase": phase, "context": context, "optimizer": ""}
+        with _fake(device) as record:
+            model = build_model(config, precision=precision, base_dtype=base_dtype).eval()
+            return record(
+                InferenceStep(model, torch.zeros((batch, seq), dtype=torch.int64), precision, device, phase, context),
+                meta,
+            )
     for is_short in (True, False) if _is_steady_at_once(config) else (False,):
         with faking(device) as record:
             model = build_model(config, precision=precision, checkpoint=checkpoint, base_dtype=base_dtype)
@@ -286,10 +298,10 @@ def _trace_module(
             f"{name} cannot be forecast: {', '.join(strangers)} runs on processors alone, and what CUDA runs in its "
             "place is not known; use layers of torch's that do without it"
         )
-    if not any(op.phase == "backward" for op in stream.ops):
+    if not any(op.kind == "launch" for op in stream.ops):
         raise UsageError(
-            f"{name}: no backward ran: valid is a factory that returns (module, batch) or a step function, or a "
-            "function that calls loss.backward() itself"
+            f"{name}: nothing ran on the device: valid is a factory that returns (module, batch) or a step function, "
+            "or a function that runs a step or calls a module itself"
         )
     return stream
 

@@ -52,6 +52,9 @@ def run_words(run: Run, unit: str = "tokens") -> str:
         "weights in": (run.base_dtype, "auto"),
     }
     words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
+    if run.phase != "train":
+        each = f"{run.context} tokens" if run.phase == "prefill" else f"a token after {run.context}"
+        return ", ".join([f"{run.phase} of {run.batch} x {each}", run.precision, run.mode, *words])
     # a step function's precision is the dtype of its products
     precision = f"products in {run.precision}" if unit == "steps" and run.precision else run.precision
     how = [precision, run.optimizer, run.mode, *words]
@@ -94,8 +97,9 @@ def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) 
         ["device time by basis", ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s)],
         ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {host_words(found)}"],
         [f"{found.unit} per second", three_digits(found.tokens_per_second)],
+        *_inference_rows(found),
         *_flops_rows(found, run),
-        ["peak memory, allocated", gigabytes(found.peak_bytes)],
+        ["peak memory, allocated", gigabytes(found.peak_bytes) + _memory_words(found)],
         [
             "memory needed",
             f"{gigabytes(found.needed_bytes)} with {gigabytes(CONTEXT_BYTES)} of context and {FRAGMENTATION:.0%} for "
@@ -104,6 +108,8 @@ def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) 
     ]
     if largest_batch is not None:
         words = batch_words(largest_batch, run.seq, found.unit) if largest_batch else f"{NONE} (not even one fits)"
+        if largest_batch and run.phase != "train":
+            words = f"{largest_batch:,} sequences"
         rows.append(["largest micro-batch that fits", words])
     rows += _cost_rows(found, run)
     print_table(step_words(found, run), ("", ""), rows)
@@ -145,10 +151,30 @@ def _cost_rows(found: Forecast, run: Run) -> list[list[str]]:
     ]
 
 
+def _memory_words(found: Forecast) -> str:
+    parts = ", ".join(f"{gigabytes(size)} {name}" for name, size in found.memory.items())
+    return f": {parts}" if parts else ""
+
+
+def _inference_rows(found: Forecast) -> list[list[str]]:
+    """What the time of a call of inference is called, and where a decode turns."""
+    if found.phase == "prefill":
+        return [["time to first token", f"{ms(found.step_seconds)} ms, without a queue and sampling"]]
+    if found.phase == "train":
+        return []
+    turns = "none: each sequence's cache takes longer to read than its FLOPs"
+    if found.turning_batch is not None:
+        turns = f"from {found.turning_batch:,.0f} on"
+    return [
+        ["time per token", f"{ms(found.step_seconds)} ms, without sampling"],
+        ["matrix-bound batch, by roofline", turns],
+    ]
+
+
 def _flops_rows(found: Forecast, run: Run) -> list[list[str]]:
     """Rows of FLOPs and MFU; 6N is given for tokens only, since an image costs more than 6 FLOPs per parameter."""
     peak = rate(found.peak_flops_per_second, "FLOP/s", 1)
-    again = []
+    again, rule = [], "6N" if found.phase == "train" else "2N"
     if found.flops_hardware > found.flops_counted:
         what = "recomputation" if run.checkpoint != "none" or run.optimizer != "muon" else "the optimizer's"
         again = [[f"with {what} (HFU)", f"{found.flops_hardware:.4g}, {utilisation(found.hfu)} of {peak}"]]
@@ -156,7 +182,7 @@ def _flops_rows(found: Forecast, run: Run) -> list[list[str]]:
         rows = [["FLOPs counted", f"{found.flops_counted:.4g}"], ["MFU counted", f"{utilisation(found.mfu)} of {peak}"]]
     else:
         rows = [
-            ["FLOPs counted, 6N", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],
-            ["MFU counted, 6N", f"{utilisation(found.mfu)}, {utilisation(found.mfu_6n)} of {peak}"],
+            [f"FLOPs counted, {rule}", f"{found.flops_counted:.4g}, {found.flops_6n:.4g}"],
+            [f"MFU counted, {rule}", f"{utilisation(found.mfu)}, {utilisation(found.mfu_6n)} of {peak}"],
         ]
     return rows + again

@@ -207,6 +207,20 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     ),
     "no ways": (f"finetune --gpu {H200} --config qwen3-0.6b --ways ,", ("full, last=N, lora",)),
     "only a way that is refused": (f"finetune --gpu {H200} --config qwen3-0.6b --ways qlora", ("not modelled yet",)),
+    "an unknown phase": (f"predict --gpu {H200} --width 512 --phase serve", ("'serve'", "train, prefill, decode")),
+    "a phase without a context": (f"predict --gpu {H200} --width 512 --phase decode", ("context is 0", "--context")),
+    "a context without a phase": (f"predict --gpu {H200} --width 512 --context 9", ("context 9 without a phase",)),
+    "an optimizer of a decode": (
+        f"predict --gpu {H200} --width 512 --phase decode --context 9 --optimizer sgd",
+        ("optimizer sgd", "trains nothing"),
+    ),
+    "a compiled decode": (
+        f"predict --gpu {H200} --width 512 --phase decode --context 9 --mode compile", ("decode", "not modelled yet"),
+    ),
+    "a phase of a module": (
+        f"predict --gpu {H200} --module flopcast.microbench.zoo:mlp --phase prefill --context 9",
+        ("phase prefill of a module", "without a backward"),
+    ),
     "a negative clip": (f"predict --gpu {H200} --width 512 --clip -1", ("clip is -1", "0 for no clipping")),
     "clip not a number": (f"predict --gpu {H200} --width 512 --clip nan", ("clip is nan",)),
     "no bitsandbytes": (

@@ -295,7 +295,7 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("broken", r"KeyError: 'no such thing'"),
         ("mismatch", r"aten.addmm|shapes cannot be multiplied|size mismatch"),
         ("frozen", r"no parameters that require a gradient"),
-        ("nothing", r"no backward ran"),
+        ("nothing", r"nothing ran on the device"),
         ("picks", r"aten.nonzero.default returns depends on values.*some_factories.py:\d+, in forward: .*torch.where"),
         ("waits", r"a loop waits for a value"),
         ("absent", r"absent does not exist in some_factories; functions there: .*picks"),

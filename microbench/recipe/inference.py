@@ -1,0 +1,81 @@
+"""Builds and runs one call of inference of a real model: a prompt at once (prefill), or one more token (decode).
+
+The model's own call with transformers' own cache of keys and values: no sampling, no batching of requests, no queue.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+PHASES = ("prefill", "decode")
+
+
+@dataclass
+class InferenceStep:
+    """A causal language model and `batch` sequences of `context` tokens. `run()` is one call without a backward: of
+    "prefill" the whole context into an empty cache, of "decode" one token more each, into a cache that holds it.
+
+    As `generate` does, a prefill computes the logits of the last token alone. `refill()` comes before each run: a run
+    leaves its cache changed.
+    """
+
+    model: torch.nn.Module
+    input_ids: torch.Tensor
+    precision: str
+    device_type: str  # "cpu" or "cuda"
+    phase: str
+    context: int
+    optimizers: tuple[()] = ()
+    cache: Any = field(default=None, repr=False)
+
+    @property
+    def batch(self) -> torch.Tensor:
+        return self.input_ids
+
+    @property
+    def cached(self) -> list[tuple[torch.Tensor, int]]:
+        """The tensors that the cache holds now, each with its layer."""
+        return [
+            (tensor, index)
+            for index, layer in enumerate(self.cache.layers if self.cache is not None else ())
+            for tensor in (layer.keys, layer.values)
+            if tensor is not None
+        ]
+
+    def refill(self) -> None:
+        """Makes the cache as it is before a call: empty, or with the keys and values of the context."""
+        from transformers import DynamicCache
+
+        config: Any = self.model.config
+        self.cache = DynamicCache(config=config)
+        if self.phase == "prefill":
+            return
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        dtype = next(self.model.parameters()).dtype
+        if self.precision == "autocast-bf16":
+            dtype = torch.bfloat16
+        shape = (self.input_ids.shape[0], heads, self.context, head_dim)
+        for index in range(config.num_hidden_layers):
+            keys, values = (torch.zeros(shape, dtype=dtype, device=self.input_ids.device) for _ in range(2))
+            self.cache.update(keys, values, index)
+            layer = self.cache.layers[index]  # without the copies that `update` makes
+            layer.keys, layer.values = keys, values
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "autocast-bf16":
+            return torch.autocast(self.device_type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def run(self) -> torch.Tensor:
+        """Runs one call and returns the logits of the last token."""
+        if self.cache is None:
+            self.refill()
+        with torch.no_grad(), self.autocast():
+            output = self.model(input_ids=self.input_ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        logits: torch.Tensor = output.logits
+        return logits

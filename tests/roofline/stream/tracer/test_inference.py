@@ -1,0 +1,137 @@
+"""Calls of inference: what is traced is what runs, with the cache of keys and values that transformers itself keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import flopcast
+from flopcast.microbench.recipe.inference import InferenceStep
+from flopcast.microbench.recipe.training_step import build_model
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.inference import memory_parts, turning_batch
+from flopcast.roofline.step.memory import cache_bytes, peak_bytes
+from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.lowering.six_n import count_parameters
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.tracer.record_step import record_step
+from flopcast.roofline.stream.tracer.trace import trace, trace_module
+
+BATCH, CONTEXT = 3, 48
+
+
+def asked(phase: str, **run: Any) -> Run:
+    found = Run(**{"batch": BATCH, "context": CONTEXT, "precision": "bf16", "phase": phase, **run})
+    found.check()
+    return found
+
+
+def stream_of(config: dict[str, Any], phase: str, **run: Any) -> Stream:
+    return get_stream(config, asked(phase, **run).traced_on("cuda"))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_the_trace_is_what_this_processor_runs(phase: str, tiny: dict[str, Any], golden: ModuleType) -> None:
+    model = build_model(tiny, precision="bf16").eval()
+    ids = torch.randint(0, 512, (BATCH, CONTEXT if phase == "prefill" else 1))
+    real = record_step(InferenceStep(model, ids, "bf16", "cpu", phase, CONTEXT))
+    fake = trace(tiny, batch=BATCH, seq=ids.shape[1], precision="bf16", device="cpu", phase=phase, context=CONTEXT)
+    assert golden.ops_of(fake) == golden.ops_of(real)
+    assert cache_bytes(fake) == cache_bytes(real)
+    assert {op.phase for op in fake.ops} == {"forward"}
+
+
+def test_a_decode_after_a_prefill_says_what_the_whole_prompt_says(tiny: dict[str, Any]) -> None:
+    """The recipe's calls are the model's: the cache that a prefill leaves, and one token more."""
+    torch.manual_seed(0)
+    model = build_model(tiny, precision="fp32").eval()
+    ids = torch.randint(0, 512, (BATCH, CONTEXT + 1))
+    prefill = InferenceStep(model, ids[:, :-1], "fp32", "cpu", "prefill", CONTEXT)
+    prefill.run()
+    decode = InferenceStep(model, ids[:, -1:], "fp32", "cpu", "decode", CONTEXT, cache=prefill.cache)
+    whole = InferenceStep(model, ids, "fp32", "cpu", "prefill", CONTEXT + 1)
+    torch.testing.assert_close(decode.run(), whole.run(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_decode_attends_to_its_cache_and_leaves_one_token_more(tiny: dict[str, Any]) -> None:
+    found = stream_of(tiny, "decode")
+    layers, kv_heads, head_dim = 3, 2, 16
+    attention = [found.call(op) for op in found.ops if "attention" in op.name]
+    assert len(attention) == layers
+    assert {call.inputs[0].shape[2] for call in attention} == {1}
+    assert {call.inputs[1].shape for call in attention} == {(BATCH, kv_heads, CONTEXT + 1, head_dim)}
+    before = [s for s in found.storages if s.kind == "cache"]
+    assert {s.bytes for s in before} == {BATCH * kv_heads * CONTEXT * head_dim * 2}
+    after = 2 * layers * BATCH * kv_heads * (CONTEXT + 1) * head_dim * 2
+    assert after <= cache_bytes(found) <= after + 2 * layers * 512  # the allocator rounds
+    # a growing cache is copied: of one layer at a time both are held
+    used = peak_bytes(found)
+    assert found.parameter_bytes + after < used < found.parameter_bytes + 1.5 * after + 2**16
+
+
+def test_a_prefill_computes_the_logits_of_the_last_token(tiny: dict[str, Any]) -> None:
+    found = stream_of(tiny, "prefill")
+    last = [found.call(op) for op in found.ops if op.name == "aten.mm.default"][-1]
+    assert last.outputs[0].shape == (BATCH, 512)
+    assert cache_bytes(found) == 2 * 3 * BATCH * 2 * CONTEXT * 16 * 2
+    parts = memory_parts(found, peak_bytes(found))
+    assert parts["weights"] == found.parameter_bytes
+    assert sum(parts.values()) == peak_bytes(found)
+    assert min(parts.values()) > 0
+    assert count_parameters(found, 10).flops_6n == 2 * found.n_params * 10
+    assert count_parameters(found, 10).trained == 0
+
+
+def test_batches_of_a_decode_are_derived(tiny: dict[str, Any]) -> None:
+    run = asked("decode", batch=13).traced_on("cuda")
+    derived, traced = get_stream(tiny, run, vary="batch"), get_stream(tiny, run)
+    assert Counter(derived.call(op).key for op in derived.ops) == Counter(traced.call(op).key for op in traced.ops)
+    assert peak_bytes(derived) == peak_bytes(traced)
+
+
+def test_where_a_decode_turns_is_worked_out_by_hand(tiny: dict[str, Any], profile: Profile) -> None:
+    """copy 4e12 B/s, 9e14 FLOP/s: a short context turns where weights take as long as FLOPs less the caches do."""
+    found = stream_of(tiny, "decode", context=1)
+    step = PricedStep(found, asked("decode", context=1), profile)
+    products = {i for op in found.ops if op.name == "aten.mm.default" for i in op.inputs}
+    stored = {found.tensors[i].storage for i in products}
+    weights = sum(found.storages[s].bytes for s in stored if found.storages[s].kind == "parameter")
+    each = step.flops / BATCH / 9e14 - cache_bytes(found) / BATCH / 4e12
+    expected = weights / 4e12 / each if each > 0 else None
+    assert turning_batch(found, step.flops, "bf16", profile) == (expected and pytest.approx(expected))
+    # far into a context each sequence brings more to read than to compute
+    far = stream_of(tiny, "decode", context=4096)
+    assert turning_batch(far, PricedStep(far, asked("decode", context=4096), profile).flops, "bf16", profile) is None
+
+
+def test_attention_of_one_token_is_no_other_attention(tiny: dict[str, Any], profile: Profile) -> None:
+    """It is of no measured kind, known within a factor of what reading its cache takes."""
+    found = PricedStep(stream_of(tiny, "decode", context=2**16), asked("decode", context=2**16), profile)
+    (one, *_) = found.by_class["attention"]
+    assert one.work is not None
+    assert one.work.variant.tokens[0] == "decode"
+    read = one.work.bytes / 4e12
+    assert read < one.seconds < 6 * read
+    assert one.sigma > 0.4
+
+
+def test_a_function_without_a_backward_is_forecast() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 64))
+    batch = torch.zeros(32, 256)
+
+    def infer() -> None:
+        with torch.inference_mode():
+            net(batch)
+
+    found = trace_module(infer)
+    assert [op.name for op in found.ops if op.name == "aten.addmm.default"] == ["aten.addmm.default"] * 2
+    assert {op.phase for op in found.ops} == {"forward"}
+    forecast = flopcast.forecast(infer, gpu="nvidia-h200")
+    assert forecast.flops_counted == 2 * 32 * (256 * 512 + 512 * 64)
+    assert forecast.unit == "steps"
