@@ -164,7 +164,7 @@ def trace(
         meta["base_dtype"] = base_dtype
     if phase != "train":
         meta |= {"phase": phase, "context": context, "optimizer": ""}
-        with _fake(device) as record:
+        with faking(device) as record:
             model = build_model(config, precision=precision, base_dtype=base_dtype).eval()
             return record(
                 InferenceStep(model, torch.zeros((batch, seq), dtype=torch.int64), precision, device, phase, context),
