@@ -22,7 +22,7 @@ from flopcast.errors import FlopcastError
 from flopcast.microbench.collectives import nccl_log
 from flopcast.microbench.collectives.cases import SIZES, Members, cases, groups
 
-STAGES = ("choices", "times")  # a process whose NCCL logs its choices launches slower: it is another one
+STAGES = ("times", "choices")  # a process whose NCCL logs its choices launches slower: it is another one
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,16 @@ def _measure(session: Any, task: Task, log: nccl_log.LogReader) -> None:
     buffers = measure.Buffers(session, max(task.sizes))
     for some in members:  # before the first collective: who is no member only makes the group
         session.group(some)
-    if "choices" in task.stages and session.backend == "nccl":
-        measure.run_regimes(session, listed, buffers, log)
-    if "times" in task.stages:
+    if "times" in task.stages:  # what is wanted most comes first: a machine may be lent for minutes
         clock = Clock(session.device)
+        measure.run_collectives(session, listed, buffers, clock)
         if clock.timer is not None:  # a processor launches nothing, and has no streams
             measure.run_launch_costs(session, members, buffers, clock.timer)
             largest = max(members, key=lambda some: (some.nodes == 1, some.gpus))
-            beside.run_copies(session, [Members(1, 1), largest])
             beside.run_beside(session, largest, buffers, clock.timer)
-        measure.run_collectives(session, listed, buffers, clock)
+            beside.run_copies(session, [Members(1, 1), largest])
+    if "choices" in task.stages and session.backend == "nccl":
+        measure.run_regimes(session, listed, buffers, log)
     session.wait()
 
 
