@@ -51,6 +51,7 @@ def test_a_measured_size_is_as_measured(own_links: Path) -> None:
         assert time.blocks == 8
         assert time.high / time.low < exp(0.1)
     assert found.host_cost("all_gather", 4) == profile.host[0]
+    assert LAW.host_cost("all_gather", 4).python_seconds == library.UNMEASURED_LAUNCH
     assert known_links()[0].name == "my-host"
 
 
