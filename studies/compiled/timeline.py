@@ -1,0 +1,89 @@
+"""Compares recorded compiled steps, in both modes, with their forecasts: the step, its interval and the host.
+
+    python -m studies.compiled.timeline
+
+The launches are those of the recorded code, the host is the shipped one. Up to three other processes ran on the
+recorded host, so that steps which it bounds say little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.host_graphs import MODES
+from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.step.uncertainty import Interval
+from flopcast.roofline.stream.compiled.to_stream import to_stream
+from studies.command import parser_of
+from studies.compiled.host import SEVERAL_CALLS
+from studies.compiled.record import CASES
+from studies.compiled.recorded import FOLDER, eager_stream, graphs_of, record_of, run_of
+from studies.compiled.steps import GPU
+from studies.markdown import table
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A recorded step in one mode. `bound`: what bounds its forecast."""
+
+    name: str
+    mode: str
+    measured: float
+    forecast: Interval
+    bound: str
+    device: float
+    host: float
+    measured_host: float
+
+    @property
+    def error(self) -> float:
+        return self.forecast.value / self.measured - 1.0
+
+    @property
+    def is_within(self) -> bool:
+        return self.forecast.low <= self.measured <= self.forecast.high
+
+
+def main() -> None:
+    parser_of(__spec__, __doc__).parse_args()
+    found = list(timed_steps())
+    columns = ["step", "mode", "ms", "forecast", "90%", "error", "bound by", "device, ms", "host, ms", "host, forecast"]
+    print(table(columns, [row_of(one) for one in found]))
+    print(f"\n{sum(one.is_within for one in found)} of {len(found)} within their intervals")
+
+
+def row_of(one: Timed) -> list[str]:
+    milliseconds = [f"{seconds * 1e3:.2f}" for seconds in (one.measured, *one.forecast)]
+    return [
+        one.name, one.mode, *milliseconds[:2], " to ".join(milliseconds[2:]), f"{one.error:+.1%}", one.bound,
+        f"{one.device * 1e3:.2f}", f"{one.measured_host * 1e3:.2f}", f"{one.host * 1e3:.2f}",
+    ]  # fmt: skip
+
+
+def timed_steps(names: Collection[str] | None = None) -> Iterator[Timed]:
+    """The recorded steps that were timed, of `names` or all, beside their forecasts by the shipped profile and host."""
+    profile = find_profile(GPU)
+    for case in CASES:
+        if names is not None and case.name not in names:
+            continue
+        times = {m: t for m, t in record_of(FOLDER, case.name)["timed"].items() if "step_seconds" in t}
+        if not times or case.name in SEVERAL_CALLS:
+            continue
+        stream = to_stream(graphs_of(FOLDER, case.name), eager_stream(case))
+        for mode in MODES:
+            if mode not in times:
+                continue
+            step = PricedStep(
+                replace(stream, meta={**stream.meta, "mode": mode}), replace(run_of(case), mode=mode), profile
+            )
+            yield Timed(
+                case.name, mode, median(times[mode]["step_seconds"]), step.interval, step.bound,
+                step.timeline.device_seconds, step.timeline.host_seconds, median(times[mode]["host_seconds"]),
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
