@@ -7,6 +7,9 @@ fake.
 - fsdp: `fully_shard` on every layer and on the root, parameters in bf16 and gradients reduced in fp32
   (MixedPrecisionPolicy), no autocast. Every micro-batch reduces its gradients, as torch does by itself.
 - zero2: the same with `reshard_after_forward` off. hsdp: the same on a mesh of replicas and shards.
+- tp: transformers' own plan of the model's layers, by `parallelize_module`; norms of single heads work on this rank's
+  heads. What is in no layer (embedding, head, last norm) stays whole on every rank. Not
+  yet together with others.
 """
 
 from __future__ import annotations
@@ -45,14 +48,14 @@ class ParallelStep(TrainingStep):
 
     def _without_reducing(self) -> AbstractContextManager[Any]:
         model: Any = self.model
-        found: AbstractContextManager[Any] = model.no_sync()
+        found: AbstractContextManager[Any] = model.no_sync() if hasattr(model, "no_sync") else nullcontext()
         return found
 
     def run_phases(self) -> torch.Tensor:
         self.zero_grad()
         for number in range(self.accumulate):
             is_last = number == self.accumulate - 1
-            with nullcontext() if is_last or self.is_fully_sharded else self._without_reducing():
+            with nullcontext() if is_last else self._without_reducing():
                 loss = self.forward()
                 self.backward(loss)
         self.optimizer_step()
@@ -62,9 +65,9 @@ class ParallelStep(TrainingStep):
 def mesh_of(layout: Layout, device: str) -> DeviceMesh:
     """The mesh of all ranks, with a dimension for each part of the layout, outermost first. Needs the process group of
     all of them. Raises UsageError for a layout that is not built yet."""
-    others = [name for name in ("tp", "pp", "ep", "cp") if getattr(layout, name) > 1]
-    if others or layout.kind not in BUILT:
-        raise UsageError(f"parallel {layout}: valid are {', '.join(f'{kind}=N' for kind in BUILT)}")
+    others = [name for name in ("pp", "ep", "cp") if getattr(layout, name) > 1]
+    if others or (layout.kind in BUILT) == (layout.tp > 1):
+        raise UsageError(f"parallel {layout}: valid are {', '.join(f'{kind}=N' for kind in (*BUILT, 'tp'))}")
     dims = {"replicas": layout.replicas} if layout.kind == "hsdp" else {}
     dims |= {"shards": layout.shards} if layout.kind else {}
     dims |= {"tp": layout.tp} if layout.tp > 1 else {}
@@ -91,9 +94,11 @@ def build_parallel(
     with torch.device(device):
         model = build_model(config, precision=precision, checkpoint=checkpoint)
         input_ids = torch.randint(0, int(config["vocab_size"]), (batch, seq))
+    if layout.tp > 1:
+        _divide_layers(model, mesh["tp"])
     if layout.is_fully_sharded:
         _shard(model, layout, mesh, precision)
-    else:
+    elif layout.kind:
         model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib)
     return ParallelStep(
         model, _optimizers(model, layout, optimizer, foreach), causal_lm_batch(input_ids), precision, device,
@@ -118,11 +123,44 @@ def _optimizers(
     model: torch.nn.Module, layout: Layout, optimizer: str, foreach: bool | None
 ) -> tuple[torch.optim.Optimizer, ...]:
     made = make_optimizers(model, optimizer, foreach)
+    if layout.tp > 1:
+        for one in made:
+            _group_by_mesh(one)
     if layout.kind != "zero1":
         return made
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return tuple(_divided(one, ZeroRedundancyOptimizer) for one in made)
+
+
+def _group_by_mesh(optimizer: torch.optim.Optimizer) -> None:
+    """Gives parameters that are divided in different ways groups of their own: one call takes those of one mesh."""
+    groups = []
+    for group in optimizer.param_groups:
+        meshes = dict.fromkeys(getattr(parameter, "device_mesh", None) for parameter in group["params"])
+        for mesh in meshes:
+            alike = [p for p in group["params"] if getattr(p, "device_mesh", None) == mesh]
+            groups.append({**group, "params": alike})
+    optimizer.param_groups[:] = groups
+
+
+def _divide_layers(model: Any, mesh: DeviceMesh) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+    styles = {
+        "colwise": ColwiseParallel(), "rowwise": RowwiseParallel(),
+        "replicated_with_grad_allreduce": SequenceParallel(sequence_dim=2, use_local_output=True),
+    }  # fmt: skip
+    whole = model.config.base_model_tp_plan or {}
+    plan = {name: style for name, style in whole.items() if name.startswith("layers.")}
+    unknown = sorted({style for style in plan.values() if style not in styles})
+    if not plan or unknown:
+        found = f"has parts that are divided as {', '.join(unknown)}" if unknown else "has no plan in transformers"
+        raise UsageError(
+            f"tp of a {model.config.model_type}: it {found}; valid are models whose layers are divided by columns and "
+            "rows, such as qwen3 and llama"
+        )
+    parallelize_module(model.base_model, mesh, {name: styles[style] for name, style in plan.items()})
 
 
 def _divided(optimizer: torch.optim.Optimizer, divide: Callable[..., Any]) -> torch.optim.Optimizer:

@@ -37,4 +37,5 @@ CASES = (
     Case("zero2", "zero2={n}"),
     Case("zero1", "zero1={n}"),
     Case("hsdp", "hsdp={n}x1"),
+    Case("tp", "tp={n}"),
 )

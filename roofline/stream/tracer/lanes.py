@@ -24,9 +24,21 @@ def wraps(types: Iterable[type]) -> bool:
     return any(kind.__module__.startswith("torch.distributed.") for kind in types)
 
 
+def is_bookkeeping(func: Any) -> bool:
+    """Whether a call only says that a collective is to be waited for. Who uses what it wrote waits (`Lanes.placed`);
+    eager code makes these calls then, and code on fake tensors, taken for a compiler's, at once."""
+    return str(func) in _NO_WORK
+
+
+def own_part(tensor: Any) -> Any:
+    """What this rank has of a tensor that stands for more, and what a collective is writing where it stands for that;
+    others as they are."""
+    return getattr(tensor, "_local_tensor", getattr(tensor, "elem", tensor))
+
+
 def is_launch(func: Any) -> bool:
     """Whether a call that returns its operands runs on the device all the same."""
-    return func.namespace in (COLLECTIVES, FUNCTIONAL, COPIES) and str(func) not in _NO_WORK
+    return func.namespace in (COLLECTIVES, FUNCTIONAL, COPIES)
 
 
 def group_of(value: Any, argument: str = "") -> tuple[int, int] | None:
@@ -95,7 +107,8 @@ class Lanes:
         if kind in ("view", "host"):
             return lane, ()
         if is_asynchronous(func, args):
-            group = next(found for value in args if (found := group_of(value, "group_name")) is not None)
+            named = zip(args, func._schema.arguments, strict=False)
+            group = next(found for value, argument in named if (found := group_of(value, argument.name)) is not None)
             now, lane = self.state(lane), self.number(("nccl", group))
             self.wait(lane, now)
             self._owed |= dict.fromkeys(storages, (lane, number))
@@ -108,7 +121,7 @@ class Lanes:
 def is_asynchronous(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call is a collective on NCCL's own stream."""
     if func.namespace == FUNCTIONAL:
-        return str(func) not in _NO_WORK
+        return True
     if func.namespace != COLLECTIVES:
         return False
     names = [argument.name for argument in func._schema.arguments]

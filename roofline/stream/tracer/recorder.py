@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, TensorRef
-from flopcast.roofline.stream.tracer.lanes import Lanes, group_of, is_launch, wraps
+from flopcast.roofline.stream.tracer.lanes import Lanes, group_of, is_bookkeeping, is_launch, own_part, wraps
 from flopcast.roofline.stream.tracer.module_stack import ModuleStack
 from flopcast.roofline.stream.tracer.unmodelled import check_call, check_layout, check_tensor
 
@@ -66,11 +66,12 @@ class Recorder(TorchDispatchMode):
         self._live: list[tuple[StorageWeakRef, int, int, int]] = []  # weak reference, its handle, address and number
         self._where: tuple[str, int | None] = ("", None)
         self._given_back: list[int] = []  # storages whose memory was given back although they exist
+        self.is_paused = False  # calls are made, and not recorded
         self._refilled: set[int] = set()  # addresses of storages that got memory during the step
 
     def register(self, tensor: torch.Tensor, kind: str, layer: int | None) -> None:
         """Registers a tensor of a known role: one that exists before the step, or a gradient."""
-        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor what this rank has
+        tensor = own_part(tensor)
         check_layout(tensor, f"a {kind}")
         index = self._storage(tensor, kind, layer)
         self.storages[index] = self.storages[index]._replace(kind=kind, layer=layer)
@@ -152,6 +153,11 @@ class Recorder(TorchDispatchMode):
         name = str(func)
         if name.startswith(_IGNORED) or (name == "aten.empty.memory_format" and 0 in args[0]):
             return func(*args, **kwargs)
+        if self.is_paused:
+            return func(*args, **kwargs)
+        if is_bookkeeping(func):
+            result = func(*args, **kwargs)
+            return result if wraps((type(result),)) else args[0]  # a fake one is a copy
         check_call(func)
         freed = self._sweep()
         module, layer = self._place()
@@ -197,7 +203,7 @@ class Recorder(TorchDispatchMode):
             if key not in ("device", "pin_memory")
         }
         result = func(*args, **kwargs)
-        results = [t for t in flatten(result) if isinstance(t, torch.Tensor)]
+        results = [own_part(t) for t in flatten(result) if isinstance(t, torch.Tensor)]
         written_storages = {self.tensors[inputs[i]].storage for i in written}
         input_storages = {self.tensors[i].storage for i in inputs}
         outputs = [self._tensor(t, layer, func) for t in results]

@@ -13,7 +13,7 @@ from studies.parallel.gate import differences, retraced
 
 
 def test_two_real_processes_launch_what_is_traced(tmp_path: Path) -> None:
-    cases = ("ddp", "fsdp", "zero1", "hsdp")
+    cases = ("fsdp", "zero1", "hsdp", "tp")  # zero1 is DistributedDataParallel too
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "studies.parallel.record")
     subprocess.run(
         [sys.executable, *launcher, str(tmp_path), "--device", "cpu", "--only", ",".join(cases)],

@@ -12,9 +12,11 @@ from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.parallel.ddp import fake_reducers
-from flopcast.roofline.stream.tracer.parallel.world import fake_world, followed_streams, real_meshes
+from flopcast.roofline.stream.tracer.parallel.world import fake_world, followed_streams, real_meshes, unseen_shapes
 from flopcast.roofline.stream.tracer.trace import faking
 from flopcast.roofline.stream.tracer.unmodelled import Topic, modelled
+
+EACH = 2.0**-20  # MiB, one byte: a bucket of DistributedDataParallel's for each gradient
 
 
 def trace_rank(
@@ -22,7 +24,7 @@ def trace_rank(
 ) -> Stream:
     """Returns the op stream of one rank. `meta["parallel"]` says of which layout and rank.
 
-    `bucket_mib`: the size of DistributedDataParallel's buckets in place of torch's; at 0 every gradient has one, so
+    `bucket_mib`: the size of DistributedDataParallel's buckets in place of torch's; at EACH every gradient has one, so
     that layers are alike (`ops/to_buckets`)."""
     device = traced.device
     meta: dict[str, Any] = {
@@ -36,6 +38,7 @@ def trace_rank(
         stack.enter_context(modelled(Topic.SEVERAL_GPUS))
         record = stack.enter_context(faking(device))
         stack.enter_context(real_meshes())
+        stack.enter_context(unseen_shapes())
         stack.enter_context(fake_reducers())
         lanes = stack.enter_context(followed_streams()) if device == "cuda" else None
         step = build_parallel(

@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from flopcast.roofline.stream.tracer.import_stubs import replaced
 from flopcast.roofline.stream.tracer.lanes import Lanes
+from flopcast.roofline.stream.tracer.recorder import Recorder
 
 
 @contextlib.contextmanager
@@ -53,6 +56,37 @@ def real_meshes() -> Iterator[None]:
                 stack.enter_context(replaced(DeviceMesh, name, type(method)(real(method.__func__))))
             elif method is not None:
                 stack.enter_context(replaced(DeviceMesh, name, real(method)))
+        yield
+
+
+# Methods by which DTensor learns a result's shape, by torch's version: it makes the call on tensors of the whole size.
+_OF_SHAPES = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
+
+
+@contextlib.contextmanager
+def unseen_shapes() -> Iterator[None]:
+    """Within the context recorders do not record the calls by which DTensor learns shapes: they are no work of the
+    step."""
+
+    def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            recorders = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Recorder)]
+            before = [recorder.is_paused for recorder in recorders]
+            try:
+                for recorder in recorders:
+                    recorder.is_paused = True
+                return function(*args, **kwargs)
+            finally:
+                for recorder, was_paused in zip(recorders, before, strict=True):
+                    recorder.is_paused = was_paused
+
+        return run
+
+    with contextlib.ExitStack() as stack:
+        for name in _OF_SHAPES:
+            if name in vars(ShardingPropagator):
+                method = unseen(vars(ShardingPropagator)[name])
+                stack.enter_context(replaced(ShardingPropagator, name, method))
         yield
 
 

@@ -19,6 +19,7 @@ from flopcast.roofline.stream.ops.to_depth import to_depth
 
 RANKS = 8
 BF16, FP32 = 2, 4
+EACH = 2.0**-20  # as the tracer has it, which imports torch
 
 
 def config(depth: int) -> dict[str, object]:
@@ -75,7 +76,7 @@ def test_a_rank_holds_its_shard_of_parameters_gradients_and_states() -> None:
 
 
 def test_ddp_reduces_every_gradient_once_in_buckets() -> None:
-    stream = to_buckets(traced(f"ddp={RANKS}", bucket_mib=0.0))
+    stream = to_buckets(traced(f"ddp={RANKS}", bucket_mib=EACH))
     found = [size for size, _ in sent(stream, "all_reduce", "backward")]
     assert sum(found) == stream.n_params * FP32
     assert found[0] >= 2**20 > found[0] - 768 * 256 * FP32  # closed by the gradient that filled it
@@ -83,7 +84,7 @@ def test_ddp_reduces_every_gradient_once_in_buckets() -> None:
 
 
 def test_buckets_are_those_that_torch_makes() -> None:
-    own, joined = traced("ddp=2"), to_buckets(traced("ddp=2", bucket_mib=0.0))
+    own, joined = traced("ddp=2"), to_buckets(traced("ddp=2", bucket_mib=EACH))
     assert [c[:7] for c in collectives(own)] == [c[:7] for c in collectives(joined)]
     assert ops_of(own) == ops_of(joined)
 
@@ -100,7 +101,7 @@ def ops_of(stream: Stream) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize(
     ("layout", "bucket_mib", "finish"),
-    [("fsdp=8", None, lambda stream: stream), ("ddp=8", 0.0, to_buckets)],
+    [("fsdp=8", None, lambda stream: stream), ("ddp=8", EACH, to_buckets)],
 )  # fmt: skip
 def test_four_layers_stand_for_six(layout: str, bucket_mib: float | None, finish: Callable[[Stream], Stream]) -> None:
     unfolded = finish(to_depth(traced(layout, bucket_mib=bucket_mib), 6))
@@ -149,6 +150,29 @@ def test_a_rank_is_kept_in_a_file() -> None:
         from_json(record)
 
 
-def test_layouts_that_are_not_built_are_refused() -> None:
+@pytest.mark.parametrize("layout", ["ep=2", "pp=2", "cp=2", "tp=2,fsdp=4"])
+def test_layouts_that_are_not_built_are_refused(layout: str) -> None:
     with pytest.raises(UsageError, match="valid are ddp=N"):
-        traced("ep=2")
+        traced(layout)
+
+
+def test_tensor_parallel_reduces_activations_in_every_layer() -> None:
+    stream = traced("tp=2")
+    tokens, width, head_dim = 2 * 128, 256, 64
+    # forward: after o and down. Backward: before q, k, v, gate and up, each by itself. Norms of heads: q's and k's.
+    assert sent(stream, "all_reduce", "forward") == [(tokens * width * BF16, "bf16")] * 2 * FOLDED_PARALLEL
+    assert sent(stream, "all_reduce", "backward") == [(tokens * width * FP32, "fp32")] * 5 * FOLDED_PARALLEL
+    assert sent(stream, "all_reduce", "optimizer") == [(head_dim * FP32, "fp32")] * 2 * FOLDED_PARALLEL
+    assert all(c.lane != 0 for c in collectives(stream))
+
+
+def test_who_uses_a_reduced_activation_waits_for_it() -> None:
+    stream = traced("tp=2")
+    for sum_ in collectives(stream):
+        (made,) = {stream.tensors[i].storage for i in stream.ops[sum_.op].outputs}
+        user = next(
+            op for op in stream.ops[sum_.op + 1 :]
+            if op.kind == "launch" and made in {stream.tensors[i].storage for i in op.inputs}
+        )  # fmt: skip
+        assert user.lane == 0
+        assert any(wait >= sum_.op for wait in user.waits)
