@@ -152,9 +152,11 @@ def _scratch_bytes(stream: Stream, op: Op) -> int:
     return 0
 
 
-def workspace_bytes(capability: tuple[int, int] | None) -> int:
-    """Returns the bytes of cuBLAS's workspaces on a GPU of this compute capability; 0 for None (the CPU)."""
-    if capability is None:
+def workspace_bytes(capability: tuple[int, int] | None, *, is_captured: bool = False) -> int:
+    """Returns the bytes of cuBLAS's workspaces on a GPU of this compute capability; 0 for None (the CPU).
+
+    `is_captured`: whether all products run in captured CUDA graphs, whose workspaces torch gives back after capture."""
+    if capability is None or is_captured:
         return 0
     return _HANDLES * (_HOPPER_WORKSPACE if capability >= (9, 0) else _WORKSPACE)
 

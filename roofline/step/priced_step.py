@@ -154,7 +154,8 @@ class PricedStep:
 
     @cached_property
     def peak_bytes(self) -> int:
-        return memory.peak_bytes(self.stream, memory.workspace_bytes(self.profile.capability))
+        is_captured = self.stream.meta.get("mode") == "compile-graphs"
+        return memory.peak_bytes(self.stream, memory.workspace_bytes(self.profile.capability, is_captured=is_captured))
 
     @property
     def needed_bytes(self) -> int:

@@ -2,17 +2,20 @@
 
     python -m studies.shipped.streams
 
-The streams of the ladder and of the shipped configs let `predict` and `cost` answer without torch.
+The streams of the ladder and of the shipped configs let `predict` and `cost` answer without torch; those of compiled
+steps without a compiler.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.dollars.standard import MICRO_BATCHES, MODELS, SEQUENCES
+from flopcast.roofline.stream.library.compiled import compiled_now
 from flopcast.roofline.stream.library.stored import shipped_path, stream_key
-from flopcast.roofline.stream.library.streams import as_traced, trace_now
+from flopcast.roofline.stream.library.streams import as_traced, get_stream, trace_now
 from flopcast.roofline.stream.model.models import (
     LADDER_WIDTHS,
     Config,
@@ -48,6 +51,16 @@ def shipped_streams() -> list[tuple[Config, Traced]]:
     ]
 
 
+def compiled_configs() -> list[Config]:
+    """Configs whose compiled streams ship, for the H200 and H100: all but mixtures of experts, which run outside of the
+    compiled graphs."""
+    configs = [with_depth(load_config(name), FOLDED_DEPTH) for name in shipped_names()]
+    return [config for config in configs if not str(config["model_type"]).endswith("_moe")]
+
+
+HOPPER = "cuda 9.0 132"
+
+
 def main() -> None:
     """Writes data/streams."""
     parser_of(__spec__, __doc__).parse_args()
@@ -60,6 +73,12 @@ def main() -> None:
         width = config.get("hidden_size", config.get("n_embd"))
         size = path.stat().st_size / 1024
         print(f"stream {config['model_type']} {width} wide, {traced.batch} x {traced.seq}: {size:.0f} kB")
+    for config in compiled_configs():
+        eager = partial(get_stream, config, Traced())
+        compiled = Traced(device=HOPPER, mode="compile")
+        for mode, stream in compiled_now(config, compiled, eager, is_folded=True).items():
+            streams.save(stream, shipped_path(stream_key(config, replace(compiled, mode=mode))))
+        print(f"compiled streams {config['model_type']} {config.get('hidden_size', config.get('n_embd'))} wide")
 
 
 if __name__ == "__main__":

@@ -127,12 +127,15 @@ def _find_or_trace(config: Config, traced: Traced, trace: Trace | None, *, is_fo
     if found is None:
         if traced.mode == "eager":
             found = (trace or trace_now)(config, traced)
+            store(found, config, traced)
         else:
             from flopcast.roofline.stream.library.compiled import as_eager, compiled_now
 
             eager = partial(get_stream, config, as_eager(traced), trace=trace)
-            found = compiled_now(config, traced, eager, is_folded=is_folded)
-        store(found, config, traced)
+            made = compiled_now(config, traced, eager, is_folded=is_folded)
+            for mode, stream in made.items():
+                store(stream, config, replace(traced, mode=mode))
+            found = made[traced.mode]
     return found
 
 

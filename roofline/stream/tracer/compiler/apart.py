@@ -81,5 +81,6 @@ def _read(answer: str, code: int, told: str) -> OutputCode:
     return OutputCode(
         graphs=tuple(found["graphs"]), calls=tuple(found["calls"]), captured=found["captured"],
         breaks=tuple(Break(**one) for one in found["breaks"]), waits=tuple(found["waits"]),
-        torch=found["torch"], triton=found["triton"], waited_after=tuple(found["waited_after"]),
+        outside=found["outside"], torch=found["torch"], triton=found["triton"],
+        waited_after=tuple(found["waited_after"]),
     )  # fmt: skip

@@ -46,13 +46,15 @@ class OutputCode:
     a step calls, in order; layers that are compiled apart may share one. `captured`: how many graphs dynamo captured,
     one more than the graph breaks that lie on the way. `breaks`: all that were found. `waits`: lines outside of the
     graphs that read a value back from the GPU, for which the host waits; such values are taken to be 1 and true.
-    `waited_after`: of each such wait, how many of `calls` came before it."""
+    `waited_after`: of each such wait, how many of `calls` came before it.
+    `outside`: operators that run on the GPU outside of the graphs, by name, with their number."""
 
     graphs: tuple[str, ...]
     calls: tuple[int, ...]
     captured: int
     breaks: tuple[Break, ...]
     waits: tuple[str, ...]
+    outside: Mapping[str, int] = field(default_factory=dict)
     torch: str
     triton: str
     waited_after: tuple[int, ...] = ()

@@ -47,16 +47,25 @@ def be_cuda(attention: Callable[..., torch.Tensor]) -> None:
     _register({**RULES, "scaled_dot_product_attention": attention})
 
 
-def read_ones(mode: FakeTensorMode, waited: Callable[[str], None]) -> None:
-    """Makes `mode` read 1 and true from its tensors on the GPU, and tell the line that asked to `waited`. Compilers
-    have modes of their own, in which there is nothing to read."""
+def read_ones(mode: FakeTensorMode, waited: Callable[[str], None], ran: Callable[[Any, Any], None]) -> None:
+    """Makes `mode` read 1 and true from its tensors on the GPU, and tell the line that asked to `waited`; and tell the
+    other operators that it runs, with their arguments, to `ran`. Compilers have modes of their own, in which there is
+    nothing to read."""
     dispatch = FakeTensorMode.__torch_dispatch__
+    depth = 0  # of operators that run others
 
     def read(own: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and own is mode and args[0].is_cuda:
             waited(line_of(sys._getframe(1)))
             return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
-        return dispatch(own, func, types, args, kwargs)
+        nonlocal depth
+        if own is mode and not depth:
+            ran(func, (args, kwargs))
+        depth += 1
+        try:
+            return dispatch(own, func, types, args, kwargs)
+        finally:
+            depth -= 1
 
     FakeTensorMode.__torch_dispatch__ = read  # type: ignore[method-assign, assignment]
 

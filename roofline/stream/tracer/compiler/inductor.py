@@ -36,6 +36,7 @@ class Kept:
 
     graphs: list[str] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
+    is_running: bool = False  # whether a graph runs
 
 
 def keep_code(card: Card) -> Kept:
@@ -53,7 +54,11 @@ def keep_code(card: Card) -> Kept:
 
         def call(inputs: Any) -> list[Any]:
             kept.calls.append(number)
-            return make(inputs)
+            kept.is_running = True
+            try:
+                return make(inputs)
+            finally:
+                kept.is_running = False
 
         return SimpleNamespace(call=call, runner=None, __file__="")
 

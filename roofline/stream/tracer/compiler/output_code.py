@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
+from torch._guards import CompileContext, TracingContext
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
@@ -38,14 +41,21 @@ def compiled(asked: Asked) -> OutputCode:
 
     from flopcast.roofline.stream.tracer.compiler.inductor import keep_code
 
-    kept, waits = keep_code(card), list[tuple[str, int]]()
+    kept, waits, outside = keep_code(card), list[tuple[str, int]](), Counter[str]()
+
+    def ran(func: Any, given: Any) -> None:
+        if is_built and not kept.is_running and _runs_on_gpu(func, given):
+            outside[func.name().split(".")[0].replace("::", ".")] += 1
+
+    is_built = False
     # autograd's engine runs in this thread, where fake tensors have their mode
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.autograd.set_multithreading_enabled(False):
-        read_ones(mode, lambda line: waits.append((line, len(kept.calls))))
+        read_ones(mode, lambda line: waits.append((line, len(kept.calls))), ran)
         try:
             step = _built(asked)
             torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
             step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
+            is_built = True
             step.backward(step.forward())
         except UsageError:
             raise
@@ -56,9 +66,29 @@ def compiled(asked: Asked) -> OutputCode:
     return OutputCode(
         graphs=tuple(kept.graphs), calls=tuple(kept.calls), captured=int(dynamo.counters["stats"]["unique_graphs"]),
         breaks=tuple(_breaks(dynamo.graph_break_reasons)), waits=tuple(dict.fromkeys(line for line, _ in waits)),
-        waited_after=tuple(calls for _, calls in waits), torch=torch.__version__,
+        waited_after=tuple(calls for _, calls in waits), outside=dict(outside), torch=torch.__version__,
         triton=triton.__version__,
     )  # fmt: skip
+
+
+# Operators that run no kernel, besides views.
+_NOTHING = ("empty", "new_empty", "detach", "lift_fresh", "device", "_unsafe_view", "_reshape_alias", "resize_")
+
+
+def _runs_on_gpu(func: Any, given: Any) -> bool:
+    """Whether an operator runs a kernel on the GPU, and not for a compiler at work."""
+    if CompileContext.try_get() is not None or TracingContext.try_get() is not None:
+        return False
+    arguments = func._schema.arguments
+    is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in arguments)
+    if is_view or func._schema.name.split("::")[1].startswith(_NOTHING):
+        return False
+    args, kwargs = given
+    values = pytree.tree_leaves((args, kwargs or {}))
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return any(tensor.is_cuda for tensor in tensors) or any(
+        isinstance(value, torch.device) and value.type == "cuda" for value in values if not tensors
+    )
 
 
 _ADVICE = "make sure that torch.compile(model) runs where there is a GPU"

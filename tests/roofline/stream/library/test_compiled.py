@@ -70,12 +70,13 @@ def test_two_depths_are_compiled_for_the_gpu_and_any_other_follows(compilers: li
     assert not is_at_hand(CONFIG, traced)
     stream = get_stream(CONFIG, traced)
     assert [depth_of(one.config or {}) for one in compilers] == [2, 3]
-    assert {(one.batch, one.seq, one.mode) for one in compilers} == {(8, 1024, "compile")}
+    assert {(one.batch, one.seq, one.mode) for one in compilers} == {(8, 1024, "compile-graphs")}
     assert compilers[0].gpu == {"capability": [9, 0], "sm_count": 132}
     assert (stream.depth, stream.n_params) == (28, get_stream(CONFIG, compiled.as_eager(traced)).n_params)
     assert launches(stream) == LAUNCHES
     assert launches(get_stream(with_depth(CONFIG, 64), traced)) == LAUNCHES + 36 * 58
     assert is_at_hand(with_depth(CONFIG, 7), traced)
+    assert is_at_hand(CONFIG, replace(traced, mode="compile-graphs"))  # whose code is the same
     assert len(compilers) == 2
     told = stream.meta
     assert (told["mode"], told["torch"], told["triton"]) == ("compile", "2.11.0", "3.6.0")
@@ -123,3 +124,24 @@ def test_eager_streams_keep_their_names_and_compiled_ones_have_a_chip() -> None:
     assert replace(RUN, mode="eager").traced_on(H200) == replace(RUN, mode="eager").traced_on("cuda")
     with pytest.raises(UsageError, match="on 'cpu': compiled steps are modelled on GPUs"):
         RUN.traced_on("cpu")
+
+
+def test_work_outside_of_the_graphs_is_told_or_refused(compilers: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+    patched = compiled.compiling
+
+    def outside(**operators: int) -> None:
+        @contextmanager
+        def compiling(one: Asked) -> Iterator[Callable[[], OutputCode]]:
+            with patched(one) as result:
+                names = {f"aten.{name}": count for name, count in operators.items()}
+                yield lambda: replace(result(), outside=names)
+
+        monkeypatch.setattr(compiled, "compiling", compiling)
+
+    outside(mm=2, ones_like=1)
+    with pytest.raises(UsageError, match=r"aten.mm runs outside of the compiled graphs.*net.py:3"):
+        get_stream(CONFIG, RUN.traced_on(H200))
+    outside(mean=2, ones_like=1)
+    assert get_stream(CONFIG, RUN.traced_on(H200)).meta["notes"] == [
+        "outside of the compiled graphs, and not in the forecast: 2 aten.mean"
+    ]
