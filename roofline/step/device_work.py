@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import hypot
 from typing import Any
 
 from flopcast.kernels.shapes import Attention, Call, Gemm
@@ -32,6 +33,11 @@ L2_SHARE = 0.8
 # an H200: element-wise kernels keep all of it; products keep 0.4 and reductions 0.6, as they wait rather than stream
 # (with all of it, reductions of 4 to 16 MB came out 21% too fast, products 4%).
 HOT_GAIN = {"gemm": 0.4, "reduction": 0.6}
+
+# A call of inference multiplies few rows, for which libraries have kernels of their own (split sums, matrix times
+# vector): of an H200's 2,841 products in this layout four have 64 rows or fewer. The standard deviation added to their
+# log seconds is a judgement, as those of `gpu/profile/unmeasured.py`.
+FEW_ROWS, FEW_ROWS_SIGMA = 64, 0.35
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,8 @@ def device_work(
             is_faster = found.hot.seconds <= found.cold.seconds
             one = TimedOp(
                 phase=phase, kind=op.kind, host_seconds=host_seconds, work=work,
-                seconds=found.cold.seconds - share * found.gain, sigma=found.cold.sigma, launches=count,
+                seconds=found.cold.seconds - share * found.gain,
+                sigma=hypot(found.cold.sigma, few_rows_sigma(stream, work)), launches=count,
                 basis=found.cold.basis, hot_seconds=share * found.hot.seconds if is_faster else 0.0,
                 hot_basis=found.hot.basis if is_faster else "",
             )  # fmt: skip
@@ -224,6 +231,13 @@ def _triton_operator(work: Work, backend: str) -> str:
     if isinstance(shape, Attention):
         return "attention" if shape.direction == "fwd" else "attention_backward"
     return shape.op.split(".")[1] if work.op_class == "fused" else ""
+
+
+def few_rows_sigma(stream: Stream, work: Work) -> float:
+    """Returns what products of a call of inference with few rows add to the deviation of their log seconds."""
+    is_inference = stream.meta.get("phase", "train") != "train"
+    is_few = isinstance(work.shape, Gemm) and work.shape.m < FEW_ROWS
+    return FEW_ROWS_SIGMA if is_inference and is_few else 0.0
 
 
 @once_per_stream

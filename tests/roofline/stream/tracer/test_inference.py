@@ -121,6 +121,15 @@ def test_attention_of_one_token_is_no_other_attention(tiny: dict[str, Any], prof
     assert one.sigma > 0.4
 
 
+def test_products_of_few_rows_are_less_certain(tiny: dict[str, Any], profile: Profile) -> None:
+    few, many = (
+        {op.sigma for op in PricedStep(stream_of(tiny, "decode", batch=batch), asked("decode", batch=batch), profile)
+         .by_class["gemm"] if op.work is not None and op.work.shape.layout == "nt"}  # type: ignore[union-attr]
+        for batch in (3, 64)
+    )  # fmt: skip
+    assert min(few) > max(many)
+
+
 def test_a_function_without_a_backward_is_forecast() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 64))
     batch = torch.zeros(32, 256)
