@@ -121,7 +121,11 @@ def _breaks(found: Iterable[Any]) -> Iterable[Break]:
     known: dict[Break, None] = {}
     for one in found:
         place = one.user_stack[-1] if one.user_stack else None
-        where = f"{place.filename}:{place.lineno}, in {place.name}: {place.line}" if place else ""
+        where = (
+            f"{place.filename.rpartition('site-packages/')[2]}:{place.lineno}, in {place.name}: {place.line}"
+            if place
+            else ""
+        )
         known[Break(reason=one.reason.strip().split("\n")[0], where=where)] = None
     return known
 

@@ -74,6 +74,15 @@ def test_layers_that_are_not_alike_are_told() -> None:
         fold([graph("ab")], [graph("ab"), graph("c")], 2)
 
 
+def test_a_layer_more_draws_more_seeds() -> None:
+    """Of GPT-2's dropout: inductor draws those of all layers at once."""
+    seeds = [Launch(Kind.FALLBACK, "aten.randint", 0, 8 * count, args=f"[{count}]") for count in (5, 7)]
+    pairs = zip(("eabcabcz", "eabcabcabcz"), seeds, strict=True)
+    few, many = (replace(graph(names), launches=(one, *graph(names).launches)) for names, one in pairs)
+    (layered,) = fold([few], [many], 2)
+    assert len(layered.launches(12)) == 1 + 2 + 12 * 3
+
+
 def test_layers_that_overlap_repeat_where_they_stand() -> None:
     """Inductor may move the gradients of weights (w, v) of all layers behind those of activations."""
     (layered,) = fold([graph("eabcabcwvwvz")], [graph("eabcabcabcwvwvwvz")], 2)
