@@ -72,7 +72,11 @@ def kernel_of_call(call: Call) -> GeneratedKernel:
     name = call.op.removeprefix(f"{NAMESPACE}.").upper()
     if name not in Kind.__members__:
         raise DataError(f"op {call.op!r} is of no kind of generated kernel: the stream was written by another flopcast")
-    told = decode(_Arguments, json.loads(call.args), f"the arguments of {call.op}", hint="make the stream again")
+    try:
+        arguments = json.loads(call.args)
+    except ValueError:
+        arguments = None
+    told = decode(_Arguments, arguments, f"the arguments of {call.op}", hint="make the stream again")
     return GeneratedKernel(
         kind=Kind[name], bytes_read=call.read_bytes, bytes_written=call.write_bytes, numels=told.numels, hint=told.hint,
         work=told.work, ages=told.ages,

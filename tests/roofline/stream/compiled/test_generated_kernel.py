@@ -33,6 +33,7 @@ def test_a_kernel_is_read_back_from_its_op() -> None:
     [
         ("inductor.knitted", "{}", "no kind of generated kernel"),
         ("inductor.looped", "{}", "numels is missing"),
+        ("inductor.looped", "{", "arguments of inductor.looped"),
         ("inductor.looped", KERNEL.args.replace("12.5", "-1"), "work.arithmetic"),
     ],
 )
