@@ -69,6 +69,8 @@ def predict(
     from flopcast.roofline.stream.library.trace_process import tracing_apart
 
     step = asked_step(typed, model, run)
+    if gpu == "cpu":
+        step.run.traced_on("cpu")  # refuses what does not run there, whether or not it has a profile
     largest: int | None = None
     with ExitStack() as stack:
         trace = None
