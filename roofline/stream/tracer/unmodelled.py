@@ -32,8 +32,8 @@ class Topic(Enum):
     """What is not modelled; the value says so, and what to do for a forecast."""
 
     COMPILED = (
-        "only eager steps are modelled yet: leave torch.compile out, or set TORCHDYNAMO_DISABLE=1, for the eager "
-        "forecast"
+        "only eager steps are traced as they are: leave torch.compile out, or set TORCHDYNAMO_DISABLE=1, for the eager "
+        "forecast; for torch.compile of a factory's whole module leave it out and give --mode compile"
     )
     SCRIPTED = "only eager steps are modelled yet: leave TorchScript out, or set PYTORCH_JIT=0, for the eager forecast"
     CAPTURED = "CUDA graphs are not modelled yet: leave the capture out for the eager forecast"
