@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from flopcast.kernels.shapes import canonical_json
+from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records import records
 from flopcast.microbench.records.rows import OperationRow, StepEstimateRow, select
 from flopcast.roofline.base.units import short_name
@@ -198,14 +200,19 @@ def methods(evidence: Evidence) -> str:
 def with_benchmark(evidence: Evidence) -> list[StepComparison]:
     """The plain steps that torch's benchmark mode estimated, with its estimate in place of torch's cost model's."""
     rows = select(records.read(evidence.reports / BENCHMARK).rows, StepEstimateRow)
-    known = {canonical_json(row["plan"]): row.get("value") for row in rows if row["status"] == "ok"}
     found = []
     for row in evidence.plain:
-        value = known.get(canonical_json(vars(row.plan)))
+        value = next((one.get("value") for one in rows if one["status"] == "ok" and is_of(one["plan"], row.plan)), None)
         if value is not None:
             baselines = {**row.baselines, "torch": Part(row.step.measured, value)}
             found.append(replace(row, baselines=baselines))
     return found
+
+
+def is_of(recorded: Mapping[str, Any], plan: StepPlan) -> bool:
+    """Whether a record is of a plan; plans may have got options since, which the record does not name."""
+    fields = vars(plan)
+    return canonical_json(dict(recorded)) == canonical_json({name: fields.get(name) for name in recorded})
 
 
 def others(evidence: Evidence) -> str:

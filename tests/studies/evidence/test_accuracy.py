@@ -10,13 +10,14 @@ from typing import cast
 
 import pytest
 
+from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records import records
-from flopcast.microbench.records.rows import StepRow
+from flopcast.microbench.records.rows import StepEstimateRow, StepRow, select
 from flopcast.roofline.gpu.fit.cards import run_folders
 from flopcast.roofline.validation.compare_steps import plan_of
 from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.validation.step_plans import factories
-from studies.evidence.accuracy import BLOCK, FILES, TABLES, Evidence
+from studies.evidence.accuracy import BENCHMARK, BLOCK, FILES, TABLES, Evidence, is_of
 from studies.evidence.bounds import broken, broken_kernels, held_out_figures, in_suite, read_bounds, step_figures
 from studies.evidence.steps import MACHINES, compared
 
@@ -90,3 +91,12 @@ def test_a_worse_figure_is_told() -> None:
     ]
     assert broken({"steps": [2]}, {"steps": [3]}) == ["steps: [2] in this set, [3] bounded"]
     assert broken({}, {"device": [1.0]}) == ["device: bounded or found, not both"]
+
+
+def test_records_from_before_plans_had_an_option_are_found_again() -> None:
+    """torch's estimates name the options of their day; the plans of steps have more since."""
+    rows = select(records.read(Path(__file__).parents[3] / "reports" / BENCHMARK).rows, StepEstimateRow)
+    plan = StepPlan(**rows[0]["plan"])
+    assert is_of(rows[0]["plan"], plan)
+    assert not is_of(rows[1]["plan"], plan)
+    assert len(vars(plan)) > len(rows[0]["plan"])
