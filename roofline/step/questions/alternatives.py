@@ -120,7 +120,8 @@ def _candidates(step: PricedStep, config: Config | None, trace: bool) -> Iterato
         return stream
 
     is_cpu = profile.device.get("type") == "cpu"
-    if not is_cpu and step.host_costs.name != NO_HOST.name:
+    # a bound for eager steps; of compiled ones `modes` has the forecast with CUDA graphs
+    if not is_cpu and step.host_costs.name != NO_HOST.name and run.mode == "eager":
         yield _Candidate("no host", "--host none", run, own, "bound", NO_HOST)
     if run.optimizer == "adamw" and not is_cpu and (fused := with_fused_adamw(stream)) is not None:
         yield _Candidate(

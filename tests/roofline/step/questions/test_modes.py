@@ -14,6 +14,7 @@ from flopcast.errors import UsageError
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.host import default_host
 from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.step.questions.alternatives import advise
 from flopcast.roofline.step.questions.modes import modes_of, remedy_for
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.compiled.to_stream import to_stream
@@ -107,6 +108,12 @@ def test_a_break_costs_what_entering_its_graphs_does() -> None:
     assert (only.kind, only.where) == ("graph break", BREAK["where"])
     assert only.step_seconds == pytest.approx(costs.forward + costs.backward, rel=0.25)
     assert "torch.where" in only.remedy
+
+
+@pytest.mark.parametrize("mode", ["compile", "compile-graphs"])
+def test_compiled_steps_have_no_bound_of_what_compiling_saves(mode: str) -> None:
+    assert "no host" not in [one.name for one in advise(step_in(mode))]
+    assert "no host" in [one.name for one in advise(step_in("eager"))]
 
 
 def test_remedies_follow_the_reason() -> None:
