@@ -17,8 +17,8 @@ from math import sqrt
 from flopcast.bounds import NonNegative, Positive, Seconds
 from flopcast.roofline.gpu.links.choice import US, Group, Kind, Regime, bus_rate, choose, hops, steps, wire
 
-# The kernels' blocks: NCCL's channels, of which it takes fewer for small sizes. As it logs them on hosts of 8 GPUs
-# ("24 coll channels, 16 nvls channels, 32 p2p channels"); B200 and PCI Express by kinship.
+# The kernels' blocks: NCCL's channels, of which it takes fewer for small sizes. Hopper's 24 are what it logs on hosts
+# of 8 GPUs; the others are assumed by kinship until a host's own log (`bench --suite collectives`) says them.
 _CHANNELS = {"ampere": 24, "hopper": 24, "blackwell": 32}
 _PCIE_CHANNELS, _NVLS_CHANNELS, _P2P_CHANNELS = 4, 16, 32
 # Of a network's line rate, what the largest rings reach: 0.94 to 0.96 of aliyun/SimAI's tables, to 64 hosts.
