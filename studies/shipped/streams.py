@@ -24,7 +24,7 @@ from flopcast.roofline.stream.model.models import (
     shipped_names,
     with_depth,
 )
-from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.model.run import MODES, Traced
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
 from flopcast.roofline.stream.ops.to_batch import BATCHES
@@ -52,13 +52,19 @@ def shipped_streams() -> list[tuple[Config, Traced]]:
 
 
 def compiled_configs() -> list[Config]:
-    """Configs whose compiled streams ship, for the H200 and H100: all but mixtures of experts, which run outside of the
-    compiled graphs."""
+    """Configs whose compiled streams ship: all but mixtures of experts, which run outside of the compiled graphs."""
     configs = [with_depth(load_config(name), FOLDED_DEPTH) for name in shipped_names()]
     return [config for config in configs if not str(config["model_type"]).endswith("_moe")]
 
 
-HOPPER = "cuda 9.0 132"
+COMPILED = Traced(device="cuda 9.0 132", mode="compile")  # for the H200 and the H100
+
+
+def compiled_streams() -> list[tuple[Config, Traced]]:
+    """Those of compiled steps, in each of their modes."""
+    return [
+        (config, replace(COMPILED, mode=mode)) for config in compiled_configs() for mode in MODES if mode != "eager"
+    ]
 
 
 def main() -> None:
@@ -75,9 +81,8 @@ def main() -> None:
         print(f"stream {config['model_type']} {width} wide, {traced.batch} x {traced.seq}: {size:.0f} kB")
     for config in compiled_configs():
         eager = partial(get_stream, config, Traced())
-        compiled = Traced(device=HOPPER, mode="compile")
-        for mode, stream in compiled_now(config, compiled, eager, is_folded=True).items():
-            streams.save(stream, shipped_path(stream_key(config, replace(compiled, mode=mode))))
+        for mode, stream in compiled_now(config, COMPILED, eager, is_folded=True).items():
+            streams.save(stream, shipped_path(stream_key(config, replace(COMPILED, mode=mode))))
         print(f"compiled streams {config['model_type']} {config.get('hidden_size', config.get('n_embd'))} wide")
 
 

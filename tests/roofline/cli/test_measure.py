@@ -338,7 +338,7 @@ def profile(flopcast: Command, measured: Path) -> Path:
 
 @pytest.fixture
 def a_ladder_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_plans, "validation_plans", lambda device, suite: [TINY])
+    monkeypatch.setattr(step_plans, "validation_plans", lambda device, suite, mode: [TINY])
 
 
 def table_of(folder: Path) -> dict[str, dict[str, str]]:
@@ -349,7 +349,7 @@ def table_of(folder: Path) -> dict[str, dict[str, str]]:
 def test_real_steps_are_compared_and_what_cannot_run_keeps_its_row(
     flopcast: Command, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_plans, "validation_plans", lambda device, suite: [VAST, ODD, TINY])
+    monkeypatch.setattr(step_plans, "validation_plans", lambda device, suite, mode: [VAST, ODD, TINY])
     out = tmp_path / "steps"
     result = flopcast("validate", "--device", "cpu", "--gpu", profile, "--out", out, "--json")
     assert result.code == 0, result.err

@@ -29,7 +29,7 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.cuda_semantics import FakeValues, as_on_cuda
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.trace import trace, trace_module
-from studies.shipped.streams import shipped_streams
+from studies.shipped.streams import compiled_streams, shipped_streams
 
 Tracing = Callable[..., Stream]
 FAMILIES = (
@@ -170,7 +170,7 @@ def test_parameters_of_the_shipped_configs(traced: Tracing) -> None:
 def test_shipped_streams_are_what_the_tracer_gives() -> None:
     """With the versions that made them: after a change of the tracer run `python -m studies.shipped.streams`."""
     wanted = shipped_streams()
-    paths = {shipped_path(stream_key(config, traced)) for config, traced in wanted}
+    paths = {shipped_path(stream_key(config, traced)) for config, traced in (*wanted, *compiled_streams())}
     assert all(path.is_file() for path in paths)
     assert len(list(next(iter(paths)).parent.glob("*.json.gz"))) == len(paths)
     config, options = wanted[1]
