@@ -266,8 +266,9 @@ def component_table(rows: Sequence[StepComparison]) -> Table | None:
         shown = f"{RESIDUALS[group]} {label}"
         return Column(f"{group}_{key}", shown, show, lambda row: getattr(row.classes[group], what), **how)
 
-    columns = [_LABEL, *(column(group, "error", "error", "error", percent, is_error=True) for group in GROUPS)]
-    for group in GROUPS:
+    measured = [group for group in GROUPS if any(row.classes[group].measured for row in rows)]
+    columns = [_LABEL, *(column(group, "error", "error", "error", percent, is_error=True) for group in measured)]
+    for group in measured:
         columns += [
             column(group, "seconds", "measured, ms", "measured", ms_in_column, is_detail=True),
             column(group, "forecast", "forecast, ms", "forecast", ms_in_column, is_detail=True),
