@@ -10,7 +10,6 @@ within real steps: operands lie in the L2 or not as the step leaves them. `--wri
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -27,8 +26,8 @@ from flopcast.roofline.gpu.laws.generated import GeneratedLaw, Rates, seconds
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.library.generated import FILE, Fitted, rates_of
 from flopcast.roofline.stream.compiled.generated_kernel import GeneratedKernel, kernel_of_launch
-from studies.command import parser_of
 from studies.compiled.recorded import cases_of, joined
+from studies.fitting import fit_parser, hand_over
 from studies.markdown import table
 
 GPU = "nvidia-h200"
@@ -58,10 +57,7 @@ class Row:
 
 
 def main() -> None:
-    parser = parser_of(__spec__, __doc__)
-    parser.add_argument("folder", type=Path, help="folder of CASE.code.gz and CASE.json.gz")
-    parser.add_argument("--out", type=Path, help="file for the tables")
-    parser.add_argument("--write", action="store_true", help=f"replace {FILE.name}")
+    parser = fit_parser(__spec__, __doc__, "folder of CASE.code.gz and CASE.json.gz", FILE)
     options = parser.parse_args()
     cases = cases_of(options.folder)
     if missing := {*FIT, *UNLIKE} - set(cases):
@@ -74,11 +70,7 @@ def main() -> None:
     source = f"compiled steps {', '.join(FIT)}; deviations by {', '.join(UNLIKE)}"
     known = Fitted(gpu=GPU, law=law, sigma=sigma, sigmas=sigmas, source=source)
     shown = report(rows, known, rates)
-    print(shown)
-    if options.out:
-        options.out.write_text(shown + "\n")
-    if options.write:
-        FILE.write_text(json.dumps(rounded(asdict(known)), indent=1) + "\n")
+    hand_over(shown, known, FILE, options)
 
 
 def rows_of(folder: Path, case: str) -> list[Row]:
@@ -166,15 +158,6 @@ def _line(name: str, rows: Sequence[Row], known: Fitted, rates: Rates) -> list[s
     total = sum(predicted) / sum(measured) - 1.0
     shown = [f"{total:+.1%}", f"{median(errors):.1%}", f"{float(np.quantile(errors, 0.9)):.1%}"]
     return [name, str(len(rows)), f"{sum(measured) * 1e3:.2f}", *shown, f"{sum(inside) / len(inside):.0%}"]
-
-
-def rounded(value: object) -> object:
-    """To five digits: more are noise, and differ from machine to machine."""
-    if isinstance(value, dict):
-        return {name: rounded(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [rounded(one) for one in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ profile says, as warm as the step leaves its operands. `--write` replaces the sh
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -33,10 +32,9 @@ from flopcast.roofline.step.device_work import L2_SHARE, backend_of, describe_op
 from flopcast.roofline.stream.compiled.launches import Kind
 from flopcast.roofline.stream.compiled.profiled import TimedLaunch
 from flopcast.roofline.stream.compiled.to_stream import to_stream
-from studies.command import parser_of
-from studies.compiled.generated import rounded
 from studies.compiled.record import CASES, Case
 from studies.compiled.recorded import eager_stream, graphs_of, joined, run_of
+from studies.fitting import fit_parser, hand_over
 from studies.markdown import table
 
 GPU = "nvidia-h200"
@@ -59,10 +57,7 @@ class Row:
 
 
 def main() -> None:
-    parser = parser_of(__spec__, __doc__)
-    parser.add_argument("folder", type=Path, help="folder of CASE.code.gz and CASE.json.gz")
-    parser.add_argument("--out", type=Path, help="file for the tables")
-    parser.add_argument("--write", action="store_true", help=f"replace {FILE.name}")
+    parser = fit_parser(__spec__, __doc__, "folder of CASE.code.gz and CASE.json.gz", FILE)
     options = parser.parse_args()
     profile = find_profile(GPU)
     rates = rates_of_profile(profile)
@@ -73,15 +68,7 @@ def main() -> None:
     source = f"masks: {', '.join(FIT)}; dropout: {', '.join(DROPOUT)}; deviation by the other compiled steps"
     known = Fitted(gpu=GPU, law=law, sigma=float(np.quantile(errors, 0.9)) / Z_90, source=source)
     shown = report(rows, known, rates)
-    print(shown)
-    if options.out:
-        options.out.write_text(shown + "\n")
-    if options.write:
-        FILE.write_text(json.dumps(rounded(to_json(known)), indent=1) + "\n")
-
-
-def to_json(known: Fitted) -> dict[str, object]:
-    return {**asdict(known), "law": {**asdict(known.law), "fwd": list(known.law.fwd), "bwd": list(known.law.bwd)}}
+    hand_over(shown, known, FILE, options)
 
 
 def rows_of(folder: Path, case: Case, profile: Profile) -> list[Row]:

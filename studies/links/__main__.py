@@ -10,12 +10,10 @@ terms of the other alone. `--write` replaces the shipped terms and deviations.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -26,7 +24,7 @@ from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.links.choice import Regime
 from flopcast.roofline.gpu.links.fitted import FILE, LARGE, Fitted, class_of, projected
 from flopcast.roofline.gpu.links.law import Terms, key_of, seconds
-from studies.command import parser_of
+from studies.fitting import fit_parser, hand_over
 from studies.links.tables import SUMS_OF_BYTES, Row, rows_of
 from studies.markdown import table
 
@@ -46,10 +44,7 @@ UNJUDGED = Fitted(terms={}, sigma={}, source="")
 
 
 def main() -> None:
-    parser = parser_of(__spec__, __doc__)
-    parser.add_argument("folder", type=Path, help="folder of the published tables")
-    parser.add_argument("--out", type=Path, help="file for the tables of errors")
-    parser.add_argument("--write", action="store_true", help=f"replace {FILE.name}")
+    parser = fit_parser(__spec__, __doc__, "folder of the published tables", FILE)
     options = parser.parse_args()
     rows = rows_of(options.folder)
     without = {name: fitted_terms(rows, without=name) for names in FIT.values() if len(names) > 1 for name in names}
@@ -60,12 +55,7 @@ def main() -> None:
     sigma = {**found, **least, "network many small": found["network many large"], "broadcast": BROADCAST_SIGMA}
     known = Fitted(terms=terms, sigma=sigma, source="published nccl-tests of A100 SXM, B300, RTX PRO 6000 and H200")
     shown = report(rows, known, without)
-    print(shown)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(shown + "\n")
-    if options.write:
-        FILE.write_text(json.dumps(_rounded(asdict(known)), indent=1) + "\n")
+    hand_over(shown, known, FILE, options)
 
 
 def is_nvls(row: Row) -> bool:
@@ -193,13 +183,6 @@ def _errors(rows: Sequence[Row], by: Callable[[Row], Fitted]) -> list[str]:
     inside = sum(time.low <= real <= time.high for time, real in found)
     shown = [f"{value:.1%}" for value in (median(errors), float(np.quantile(errors, 0.9)), max(errors))]
     return [str(len(rows)), *shown, f"{inside / len(rows):.0%}"]
-
-
-def _rounded(value: object) -> object:
-    """To five digits: more are noise, and differ from machine to machine."""
-    if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
-    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 if __name__ == "__main__":
