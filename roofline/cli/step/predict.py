@@ -66,11 +66,14 @@ def predict(
     from flopcast.roofline.gpu.library import profile_cache
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step.priced_step import PricedStep
+    from flopcast.roofline.step.questions import largest_batch as search
     from flopcast.roofline.stream.library.trace_process import tracing_apart
 
     step = asked_step(typed, model, run)
     if gpu == "cpu":
         step.run.traced_on("cpu")  # refuses what does not run there, whether or not it has a profile
+    if largest_batch:
+        search.check_search(step.run)
     largest: int | None = None
     with ExitStack() as stack:
         trace = None
@@ -86,8 +89,6 @@ def predict(
             stream, asked = step.traced(step.run.device_of(profile.device), trace, profile.device)
             result = PricedStep(stream, asked, profile, feeding, priced).forecast()
         if largest_batch:
-            from flopcast.roofline.step.questions import largest_batch as search
-
             largest = search.largest_batch(step.model, step.run, profile)
     profile_cache.keep(profile)
     if as_json:
@@ -119,6 +120,8 @@ def _predict_several(
     if sort not in ORDERS:
         raise UsageError(f"--sort is {sort!r}: valid are {', '.join(ORDERS)}")
     step = asked_step(typed, model, run)
+    if largest_batch:
+        search.check_search(step.run)
     asked = [one.shared_by([step.run]) for one in asked_gpus(None, gpus)]
     price_of = prices_of(asked, price)
     with progress("forecasting") as shown, forecasting(asked, find_host(host), price_of) as forecast_on:

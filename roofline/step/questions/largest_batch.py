@@ -24,12 +24,7 @@ def largest_batch(model: Mapping[str, Any] | Module, run: Run, profile: Profile)
     as in `run`; 0 if not even one fits. `model`: a config or a user's module.
 
     Raises UsageError as `forecast` does, where more than `MOST` would fit, and for a factory that takes no batch."""
-    run.check()
-    if run.mode != "eager":
-        raise UsageError(
-            f"the largest batch with mode {run.mode!r}: every batch that the search tries would have to be compiled, "
-            "some minutes in all; give --batch"
-        )
+    check_search(run)
     if isinstance(model, Module):
         module, device = model, run.device_of(profile.device)
         seq = module.at_batch(run, device, BATCHES[0]).meta["seq"]
@@ -40,6 +35,16 @@ def largest_batch(model: Mapping[str, Any] | Module, run: Run, profile: Profile)
         return get_stream(config, traced_of(replace(run, batch=batch), profile), vary="batch")
 
     return _largest(stream_at, profile, run.seq)
+
+
+def check_search(run: Run) -> None:
+    """Raises UsageError where the largest batch of a run is not searched for: ask before its step is compiled."""
+    run.check()
+    if run.mode != "eager":
+        raise UsageError(
+            f"the largest batch with mode {run.mode!r}: every batch that the search tries would have to be compiled, "
+            "some minutes in all; give --batch"
+        )
 
 
 def _largest(stream_at: Callable[[int], Stream], profile: Profile, seq: int) -> int:
