@@ -7,7 +7,6 @@ sees, not the nominal capacity: reserved and ECC memory are subtracted.
 
 from __future__ import annotations
 
-import csv
 import difflib
 import re
 from collections.abc import Iterable
@@ -16,8 +15,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from flopcast.errors import DataError, UsageError
-from flopcast.roofline.base.shipped import DATA
+from flopcast.errors import UsageError
+from flopcast.roofline.base.shipped import DATA, parsed_rows
 
 SPECS_FILE = DATA / "gpus.csv"
 INLINE_ECC_SHARE = 15 / 16
@@ -74,16 +73,7 @@ class GpuSpec:
 
 @cache
 def _shipped() -> MappingProxyType[str, GpuSpec]:
-    specs: dict[str, GpuSpec] = {}
-    with SPECS_FILE.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            try:
-                spec = _parse(row)
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"{SPECS_FILE.name} line {reader.line_num}: {error!r}") from error
-            specs[spec.name] = spec
-    return MappingProxyType(specs)
+    return MappingProxyType({spec.name: spec for spec in parsed_rows(SPECS_FILE, _parse)})
 
 
 def _parse(row: dict[str, str]) -> GpuSpec:

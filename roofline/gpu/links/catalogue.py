@@ -6,14 +6,13 @@ adapter. `carried` is what of it NCCL counts on for data; where nothing says, th
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from flopcast.errors import DataError, UsageError
-from flopcast.roofline.base.shipped import DATA
+from flopcast.errors import UsageError
+from flopcast.roofline.base.shipped import DATA, parsed_rows
 
 LINKS_FILE = DATA / "links.csv"
 Medium = Literal["nvlink", "pcie", "network"]
@@ -37,16 +36,7 @@ class Link:
 @cache
 def links() -> MappingProxyType[str, Link]:
     """All links by name, in the file's order."""
-    found: dict[str, Link] = {}
-    with LINKS_FILE.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            try:
-                link = _parse(row)
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"{LINKS_FILE.name} line {reader.line_num}: {error!r}") from error
-            found[link.name] = link
-    return MappingProxyType(found)
+    return MappingProxyType({link.name: link for link in parsed_rows(LINKS_FILE, _parse)})
 
 
 def _parse(row: dict[str, str]) -> Link:
