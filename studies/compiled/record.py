@@ -161,7 +161,8 @@ def _gpu_alone(device: str) -> Iterator[None]:
     if _held.is_set():
         yield
         return
-    with open(Path(tempfile.gettempdir()) / "compiled-steps.lock", "w") as file:
+    of_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    with open(Path(tempfile.gettempdir()) / f"compiled-steps{of_gpu}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         _held.set()
         try:

@@ -1,0 +1,248 @@
+"""Measures real steps on the GPUs of a host, by which forecasts of parallel steps are judged.
+
+    torchrun --nproc-per-node 2 -m studies.parallel.steps OUT               all of them
+    ... --only ddp,tp                                                       steps whose layout is one of these kinds
+
+All steps are timed first, since a process that has used the profiler launches slower ever after; then each is built
+again and profiled. OUT gets NAME.rankN.json.gz per step and rank, of the fields of `Measured`, written anew as each
+stage ends; a step that is there whole is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import gzip
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from flopcast.errors import FlopcastError
+from flopcast.gc_pause import no_garbage_collection
+from flopcast.microbench.recipe.layout import Layout
+from flopcast.microbench.recipe.parallel_step import ParallelStep, build_parallel, mesh_of
+from flopcast.roofline.stream.model.models import Config, load_config, make_config
+from studies.command import parser_of
+from studies.parallel.record import group_of
+
+ROUNDS, STEPS_PER_ROUND = 4, 4
+PROFILED_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step; `layout` with {n} in place of the ranks. `batch` is a rank's."""
+
+    model: str
+    layout: str
+    batch: int
+    seq: int
+    optimizer: str = "adamw-fused"
+    accumulate: int = 1
+
+    @property
+    def name(self) -> str:
+        layout = self.layout.replace("={n}", "")
+        micro = f"-x{self.accumulate}" if self.accumulate > 1 else ""
+        return f"{self.model}-{layout}-{self.batch}x{self.seq}{micro}-{self.optimizer}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as the profiler saw it; times in seconds, `start` from the first one's of its step."""
+
+    name: str
+    stream: int
+    start: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One rank's step. `step_seconds`: wall time per step, of each round; `host_seconds`: the time to enqueue a step on
+    idle GPUs; `peak_bytes` and `reserved_bytes` as torch's allocator counts them, `used_bytes` what the driver says is
+    in use, with NCCL's own and every context's; `kernels`: of each profiled step."""
+
+    step: dict[str, Any]
+    config: Config
+    rank: int
+    ranks: int
+    gpu: str
+    torch: str
+    nccl: str
+    step_seconds: list[float]
+    host_seconds: list[float]
+    peak_bytes: int
+    reserved_bytes: int
+    used_bytes: int
+    kernels: list[list[Kernel]] = field(default_factory=list)
+
+
+MODELS: dict[str, Config] = {
+    "w640-d6": make_config(width=640, depth=6, heads=10, kv_heads=10, head_dim=64),
+    "w2048-d3-v32000": make_config(width=2048, depth=3, vocab=32_000),
+    "w3584-d2": make_config(width=3584, depth=2),
+    **{name: load_config(name) for name in ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "gpt2")},
+}
+
+STEPS = (
+    Step("qwen3-0.6b", "ddp={n}", 4, 1024),
+    Step("qwen3-0.6b", "fsdp={n}", 4, 1024),
+    Step("qwen3-0.6b", "tp={n}", 4, 1024),
+    Step("qwen3-0.6b", "zero1={n}", 4, 1024),
+    Step("qwen3-0.6b", "zero2={n}", 4, 1024),
+    Step("qwen3-0.6b", "ddp={n}", 4, 256),
+    Step("qwen3-0.6b", "fsdp={n}", 4, 256),
+    Step("w640-d6", "ddp={n}", 4, 256, "adamw"),
+    Step("w640-d6", "fsdp={n}", 8, 1024),
+    Step("w640-d6", "tp={n}", 8, 1024),
+    Step("w2048-d3-v32000", "ddp={n}", 8, 1024),
+    Step("w2048-d3-v32000", "fsdp={n}", 8, 1024, "adamw"),
+    Step("w3584-d2", "ddp={n}", 4, 512),
+    Step("w3584-d2", "zero2={n}", 4, 1024),
+    Step("w3584-d2", "tp={n}", 4, 1024),
+    Step("qwen3-0.6b", "ddp={n}", 2, 1024, accumulate=4),
+    Step("qwen3-0.6b", "fsdp={n}", 2, 1024, accumulate=4),
+    Step("gpt2", "ddp={n}", 8, 1024),
+    Step("gpt2", "fsdp={n}", 8, 1024),
+    Step("llama-3.2-1b", "ddp={n}", 4, 1024),
+    Step("llama-3.2-1b", "fsdp={n}", 4, 2048),
+    Step("llama-3.2-1b", "tp={n}", 4, 1024),
+    Step("qwen3-1.7b", "ddp={n}", 2, 1024),
+    Step("qwen3-1.7b", "fsdp={n}", 8, 1024),
+    Step("qwen3-1.7b", "zero1={n}", 4, 1024),
+    Step("qwen3-1.7b", "zero2={n}", 4, 2048),
+    Step("qwen3-1.7b", "tp={n}", 8, 1024),
+    Step("qwen3-4b", "fsdp={n}", 2, 1024),
+    Step("qwen3-4b", "tp={n}", 2, 2048),
+)
+
+
+def built(step: Step) -> ParallelStep:
+    layout = Layout.parse(step.layout.format(n=dist.get_world_size()))
+    torch.manual_seed(dist.get_rank() if layout.tp == 1 else 0)
+    made = build_parallel(
+        MODELS[step.model], layout, mesh_of(layout, "cuda"), "cuda", batch=step.batch, seq=step.seq,
+        optimizer=step.optimizer, accumulate=step.accumulate,
+    )  # fmt: skip
+    made.warm_up()
+    return made
+
+
+def timed(step: Step) -> Measured:
+    made = built(step)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()  # of a steady step: tensor parallel builds the whole model first
+    walls, hosts = [], []
+    made.run()
+    torch.cuda.synchronize()
+    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
+    gc.collect()
+    with no_garbage_collection():
+        for _ in range(ROUNDS):
+            _meet()
+            start = time.perf_counter()
+            for _ in range(STEPS_PER_ROUND):
+                made.run()
+            torch.cuda.synchronize()
+            walls.append((time.perf_counter() - start) / STEPS_PER_ROUND)
+            _meet()
+            start = time.perf_counter()
+            made.run()
+            hosts.append(time.perf_counter() - start)
+    free, whole = torch.cuda.mem_get_info()
+    return Measured(
+        step=asdict(step), config=MODELS[step.model], rank=dist.get_rank(), ranks=dist.get_world_size(),
+        gpu=torch.cuda.get_device_name(), torch=torch.__version__, nccl=".".join(map(str, torch.cuda.nccl.version())),
+        step_seconds=walls, host_seconds=hosts, peak_bytes=peak, reserved_bytes=reserved, used_bytes=whole - free,
+    )  # fmt: skip
+
+
+def profiled(step: Step) -> list[list[Kernel]]:
+    made = built(step)
+    found = []
+    for _ in range(PROFILED_STEPS):
+        _meet()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            made.run()
+            torch.cuda.synchronize()
+        results: Any = profiler.profiler.kineto_results
+        events = [e for e in results.events() if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0]
+        events.sort(key=lambda e: e.start_ns())
+        first = events[0].start_ns()
+        found.append([
+            Kernel(e.name(), e.device_resource_id(), (e.start_ns() - first) * 1e-9, e.duration_ns() * 1e-9)
+            for e in events
+        ])  # fmt: skip
+    return found
+
+
+def _meet() -> None:
+    """All ranks go on together, their GPUs idle."""
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda.synchronize()
+
+
+def save(measured: Measured, path: Path) -> None:
+    path.write_bytes(gzip.compress(json.dumps(asdict(measured)).encode(), mtime=0))
+
+
+def load(path: Path) -> Measured:
+    read = json.loads(gzip.decompress(path.read_bytes()))
+    kernels = [[Kernel(**kernel) for kernel in step] for step in read["kernels"]]
+    return Measured(**{**read, "kernels": kernels})
+
+
+def _attempt(step: Step, path: Path, stage: str) -> None:
+    known = load(path) if path.is_file() else None
+    if stage == "times" and known is None:
+        save(timed(step), path)
+    elif stage == "kernels" and known is not None and not known.kernels:
+        save(replace(known, kernels=profiled(step)), path)
+
+
+def run_all(out: Path, steps: list[Step]) -> int:
+    """Returns how many failed; a failure is told and ends no other step."""
+    failed = 0
+    for stage in ("times", "kernels"):
+        for step in steps:
+            start = time.perf_counter()
+            try:
+                _attempt(step, out / f"{step.name}.rank{dist.get_rank()}.json.gz", stage)
+                told = "done"
+            except (FlopcastError, RuntimeError, ValueError, NotImplementedError) as fault:
+                failed += 1
+                told = f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}"
+            gc.collect()
+            torch.cuda.empty_cache()
+            if dist.get_rank() == 0:
+                print(f"{step.name} {stage}: {told}, {time.perf_counter() - start:.1f} s", flush=True)
+    return failed
+
+
+def options_of(parser: argparse.ArgumentParser) -> tuple[Path, list[Step]]:
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", default="", help="kinds of layout, with commas between")
+    options = parser.parse_args()
+    wanted = options.only.split(",") if options.only else []
+    return options.out, [step for step in STEPS if not wanted or step.layout.partition("=")[0] in wanted]
+
+
+def main() -> None:
+    out, steps = options_of(parser_of(__spec__, __doc__))
+    out.mkdir(parents=True, exist_ok=True)
+    with group_of("cuda"):
+        failed = run_all(out, steps)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
