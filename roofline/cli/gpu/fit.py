@@ -103,7 +103,7 @@ def _fit_links(folder: Path, out: Path | None, repeat: Path | None, as_json: boo
         emit({"link_file": str(path), "points": len(profile.points), **shown.to_json()})
         return True
     print_links([shown])
-    or_by_name = f", or as {profile.name}" if profile.backend == "nccl" else ""
+    or_by_name = f", or as {profile.name} unless that ships" if profile.backend == "nccl" else ""
     say(f"{len(profile.points)} collectives; wrote {path}; use it as link {path}{or_by_name}")
     return True
 

@@ -26,8 +26,10 @@ from flopcast.microbench.records.rows import (
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.catalogue.device import gpu_name
 from flopcast.roofline.gpu.links.catalogue import link_of
+from flopcast.roofline.gpu.links.contention import Beside
+from flopcast.roofline.gpu.links.contention_fit import fit_contention
 from flopcast.roofline.gpu.links.library import user_links
-from flopcast.roofline.gpu.links.profile import Beside, Copy, HostCost, LinkProfile, Point
+from flopcast.roofline.gpu.links.profile import Copy, HostCost, LinkProfile, Point
 
 # NCCL's names of what the law knows; of NVLSTree, CollNet and PAT the channels alone are kept
 _ALGORITHMS = {"RING": "ring", "TREE": "tree", "NVLS": "nvls"}
@@ -60,6 +62,7 @@ def profile_of(rows: Sequence[Row], machine: Machine, folder: Path) -> LinkProfi
     gpu = gpu_name(machine["device"])
     link = link_of(gpu)
     first = timed[0]
+    beside = [_beside(row, regimes) for row in select(usable, BesideRow)]
     return LinkProfile(
         name=gpu,
         gpu=gpu,
@@ -72,7 +75,8 @@ def profile_of(rows: Sequence[Row], machine: Machine, folder: Path) -> LinkProfi
             HostCost(_part(row, 1), row["gpus"], _value(row), row.get("captured_seconds"))
             for row in select(usable, LaunchCostRow)
         ],
-        beside=[_beside(row, regimes) for row in select(usable, BesideRow)],
+        beside=beside,
+        contention=fit_contention(beside, machine["device"].get("sm_count", 0)),
         copies=[
             Copy(_part(row, 1), _part(row, 2) == "pinned", row["gpus"], row["bytes"], _value(row))
             for row in select(usable, CopyRow)
@@ -127,8 +131,7 @@ def _beside(row: BesideRow, regimes: dict[str, RegimeRow]) -> Beside:
     _, work, kind, members = row["key"].split("/")
     regime = regimes.get(f"{kind}/bf16/{members}/{row.get('collective_bytes')}")
     channels = 0 if regime is None else regime.get("channels", 0)
-    kind_: Any = kind
     return Beside(
-        work, kind_, row["gpus"], channels, row["alone_seconds"], _value(row), row["collective_alone_seconds"],
+        work, kind, row["gpus"], channels, row["alone_seconds"], _value(row), row["collective_alone_seconds"],
         row["collective_beside_seconds"],
     )  # fmt: skip

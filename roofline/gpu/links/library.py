@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
-from flopcast.errors import UsageError
+from flopcast.errors import DataError, UsageError
 from flopcast.files import cache_folder
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.catalogue.datasheets import gpu_meant, load_specs
 from flopcast.roofline.gpu.links.catalogue import Link, find_link, link_of, links
 from flopcast.roofline.gpu.links.choice import KINDS, NCCL, Group, Kind
+from flopcast.roofline.gpu.links.contention import Bound, Contended, Contention, contended
 from flopcast.roofline.gpu.links.fitted import CollectiveTime, projected
 from flopcast.roofline.gpu.links.law import Collective
 from flopcast.roofline.gpu.links.profile import HostCost, LinkProfile
@@ -23,6 +24,7 @@ MOST_BYTES = 2**50  # of one collective: beyond it nothing was ever measured
 # Seconds of host per collective launched from Python, where it was not measured: published times that do not change
 # from 32 to 512 KiB are the host's, 39 µs among eight H200s (torch 2.9), 45 to 60 µs among A100s (2024).
 UNMEASURED_LAUNCH = 40e-6
+ASSUMED_FROM = "nvidia-h200"  # whose contention stands for links of which none was measured
 NETWORK = "ib-400"  # what joins hosts where nothing is said
 
 
@@ -66,7 +68,8 @@ class Interconnect:
         if not 1 <= whole <= MOST_BYTES:
             raise UsageError(f"bytes is {whole}: valid is 1 to {MOST_BYTES}")
         network = (self.network or find_link(NETWORK, network=True)) if nodes > 1 else None
-        nvls = self.nvls and (self.profile is None or self.profile.nvls)
+        profile = self.profile  # which says nothing of NVLS among more GPUs than its host has
+        nvls = self.nvls and (profile is None or profile.nvls or (nodes == 1 and gpus not in profile.measured_gpus()))
         return Collective(kind, whole, Group(gpus, self.link, nodes, network, nvls, self._nccl))
 
     def time(self, kind: Kind, whole: float, gpus: int, nodes: int = 1, dtype: str = "bf16") -> CollectiveTime:
@@ -80,6 +83,28 @@ class Interconnect:
         costs = () if self.profile is None else self.profile.host
         unknown = HostCost(kind, gpus, UNMEASURED_LAUNCH, None)
         return min(costs, key=lambda cost: (cost.kind != kind, abs(cost.gpus - gpus)), default=unknown)
+
+    def contended(
+        self, bound: Bound, kind: Kind, whole: float, gpus: int, nodes: int = 1, dtype: str = "bf16", *,
+        kernel_seconds: float = 0.0, kernel_blocks: int = 0, multiprocessors: int | None = None,
+    ) -> Contended:  # fmt: skip
+        """What a kernel that takes `kernel_seconds` by itself, bound by matrix products (attention among them) or by
+        memory, and a collective lose to each other. `kernel_blocks`: a product's, where they are known;
+        `multiprocessors`: the GPU's, by default those of the GPU that was measured. A link of which nothing was
+        measured beside kernels has the parameters of the link that ships (`ASSUMED_FROM`)."""
+        own = None if self.profile is None else self.profile.contention
+        known = own or _assumed_contention()
+        held = self.time(kind, whole, gpus, nodes, dtype).blocks
+        return contended(known, bound, held, multiprocessors=multiprocessors or known.multiprocessors,
+                         kernel_seconds=kernel_seconds, kernel_blocks=kernel_blocks)  # fmt: skip
+
+
+@cache
+def _assumed_contention() -> Contention:
+    found = LinkProfile.load(SHIPPED / f"{ASSUMED_FROM}.json").contention
+    if found is None:
+        raise DataError(f"{SHIPPED / ASSUMED_FROM}.json holds no contention: the installation is damaged")
+    return found
 
 
 def find_interconnect(name: str, network: str | None = None, *, nvls: bool = True) -> Interconnect:
@@ -114,8 +139,10 @@ def interconnect_of(profile: LinkProfile) -> Interconnect:
 
 
 def measured_links() -> dict[str, Path]:
-    """The links that were measured, name -> file: shipped first, then this user's own."""
-    return {path.stem: path for folder in (user_links(), SHIPPED) for path in sorted(folder.glob("*.json"))}
+    """The links that were measured, name -> file: those that ship, then this user's own; a shipped one wins over the
+    user's of the same name."""
+    shipped, own = ({path.stem: path for path in sorted(folder.glob("*.json"))} for folder in (SHIPPED, user_links()))
+    return {**shipped, **{name: path for name, path in own.items() if name not in shipped}}
 
 
 def known_links() -> list[Interconnect]:

@@ -16,6 +16,7 @@ from flopcast import files
 from flopcast.bounds import Count, Deviation, NonNegative, Seconds, Size, Valid
 from flopcast.decode import load
 from flopcast.roofline.gpu.links.choice import Kind, Regime
+from flopcast.roofline.gpu.links.contention import Beside, Contention
 from flopcast.roofline.gpu.links.fitted import LARGE, CollectiveTime, class_of, fitted, projected
 from flopcast.roofline.gpu.links.law import Collective, blocks, seconds
 
@@ -58,20 +59,6 @@ class HostCost(NamedTuple):
     captured_seconds: NonNegative | None
 
 
-class Beside(NamedTuple):
-    """A kernel beside a long collective on another stream, and each by itself: seconds of `work` and of the
-    collective. `channels`: the blocks that NCCL's kernel held, 0 where it did not say."""
-
-    work: str
-    collective: Kind
-    gpus: Size
-    channels: Count
-    alone_seconds: Seconds
-    beside_seconds: Seconds
-    collective_alone_seconds: Seconds
-    collective_beside_seconds: Seconds
-
-
 class Copy(NamedTuple):
     """A copy between host and device, by one GPU while `gpus` of them do it at once."""
 
@@ -85,7 +72,8 @@ class Copy(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class LinkProfile:
     """What was measured of one host. `link`: the datasheet's link, "" for one that is not known. `nvls`: whether NCCL
-    was free to use it. `backend`: "nccl", or "gloo" for processors, which only tests take."""
+    was free to use it. `contention`: fitted to `beside`. `backend`: "nccl", or "gloo" for processors, which only tests
+    take."""
 
     schema: Annotated[int, range(1, SCHEMA + 1)] = SCHEMA
     kind: Annotated[str, Literal["link"]] = "link"
@@ -98,6 +86,7 @@ class LinkProfile:
     points: Annotated[Sequence[Point], Valid(bool, "one point at least")]
     host: Sequence[HostCost] = ()
     beside: Sequence[Beside] = ()
+    contention: Contention | None = None
     copies: Sequence[Copy] = ()
     date: str = ""
     stack: dict[str, Any] = field(default_factory=dict)
@@ -158,8 +147,10 @@ class LinkProfile:
 
     def _from_others(self, asked: Collective, dtype: str) -> CollectiveTime:
         """The law, times how far it is off for what was measured: the same kind with the next number of GPUs, else the
-        all-reduce or any other."""
+        all-reduce or any other. NVSwitch's sums are another machine than rings: of those, the law alone."""
         by_law = projected(asked)
+        if by_law.regime is not None and by_law.regime.algorithm == "nvls" and not self.nvls:
+            return by_law
         kinds = sorted({kind for kind, *_ in self._curves}, key=lambda kind: (kind != asked.kind, kind))
         gpus = min(self.measured_gpus(), key=lambda n: (abs(log(n / asked.group.gpus)), n))
         for kind in kinds:

@@ -14,13 +14,19 @@ def _row(**cells: str) -> dict[str, str]:
 
 
 def test_a_collective_runs_over_the_gpus_own_link_or_the_one_that_is_named() -> None:
-    own, named, far, gemm = kernels(
-        [_row(), _row(link="pcie4"), _row(nodes="8", network="ethernet-25"), {"m": "64", "n": "64", "k": "64"}],
+    own, pair, named, far, gemm = kernels(
+        [
+            _row(),
+            _row(num_gpus="2"),
+            _row(link="pcie4"),
+            _row(nodes="8", network="ethernet-25"),
+            {"m": "64", "n": "64", "k": "64"},
+        ],
         find_profile("nvidia-h200"),
     )
     assert own["seconds"] == flopcast.collective("all_reduce", 2**20, 8, "H200").seconds
     assert own["seconds_low"] < own["seconds"] < own["seconds_high"]
-    assert own["basis"] == "projected"
+    assert (own["basis"], pair["basis"]) == ("extrapolated", "measured")  # two H200s were measured
     assert named["seconds"] == flopcast.collective("all_reduce", 2**20, 8, "pcie4").seconds
     assert far["seconds"] > own["seconds"]
     assert gemm["seconds"] > 0
