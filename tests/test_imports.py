@@ -38,7 +38,7 @@ PLAIN = (
     {"flopcast.kernels.shapes"}
     | {f"flopcast.kernels.{name}" for name in ("attention_config", "matmul_configs", "matmul_table", "row_tiles")}
     | {f"flopcast.microbench.records.{name}" for name in ("kernel_sources", "machine", "records", "row_shapes", "rows")}
-    | {"flopcast.microbench.recipe.plans"}
+    | {"flopcast.microbench.recipe.plans", "flopcast.microbench.recipe.layout"}
 )
 SHARED = {
     "flopcast", "flopcast.bounds", "flopcast.child", "flopcast.decode", "flopcast.errors", "flopcast.files",

@@ -28,6 +28,7 @@ DATA_KINDS = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
 SCHEDULES = ("1f1b", "gpipe")
 PARTS = (*DATA_KINDS, "tp", "pp", "ep", "cp")
 MOST_RANKS = 2**20
+_BUILT = "ddp=N, zero1=N, zero2=N, fsdp=N, hsdp=RxS and tp=N"
 _EXAMPLES = "ddp=8, zero1=8, zero2=8, fsdp=8, hsdp=2x4, tp=2, pp=2, pp=2:gpipe, ep=8, cp=2, or several: tp=2,fsdp=4"
 
 
@@ -58,6 +59,13 @@ class Layout:
     @property
     def is_fully_sharded(self) -> bool:
         return self.kind in ("zero2", "fsdp", "hsdp")
+
+    def check_built(self) -> None:
+        """Raises UsageError for parts whose steps are not built yet, alone or together."""
+        others = [name for name in ("pp", "ep", "cp") if getattr(self, name) > 1]
+        if others or (self.kind and self.tp > 1):
+            what = " and ".join(others) or f"tp beside {self.kind}"
+            raise UsageError(f"parallel {self}: {what} is not modelled yet; valid are {_BUILT}")
 
     @property
     def distinct_ranks(self) -> tuple[int, ...]:

@@ -28,8 +28,6 @@ from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.optimizers import make_optimizers
 from flopcast.microbench.recipe.training_step import TrainingStep, build_model, causal_lm_batch, find_layers
 
-BUILT = ("ddp", "zero1", "zero2", "fsdp", "hsdp")  # kinds that are built
-
 
 @dataclass
 class ParallelStep(TrainingStep):
@@ -65,9 +63,7 @@ class ParallelStep(TrainingStep):
 def mesh_of(layout: Layout, device: str) -> DeviceMesh:
     """The mesh of all ranks, with a dimension for each part of the layout, outermost first. Needs the process group of
     all of them. Raises UsageError for a layout that is not built yet."""
-    others = [name for name in ("pp", "ep", "cp") if getattr(layout, name) > 1]
-    if others or (layout.kind in BUILT) == (layout.tp > 1):
-        raise UsageError(f"parallel {layout}: valid are {', '.join(f'{kind}=N' for kind in (*BUILT, 'tp'))}")
+    layout.check_built()
     dims = {"replicas": layout.replicas} if layout.kind == "hsdp" else {}
     dims |= {"shards": layout.shards} if layout.kind else {}
     dims |= {"tp": layout.tp} if layout.tp > 1 else {}

@@ -13,7 +13,6 @@ import sys
 from itertools import zip_longest
 from pathlib import Path
 
-from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
@@ -31,8 +30,8 @@ def retraced(recorded: Stream) -> Stream:
     from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
 
     meta = recorded.meta
-    layout = Layout.parse(meta["parallel"]["layout"])
-    return trace_rank(meta["config"], Traced(**{name: meta[name] for name in _RUN}), layout, meta["parallel"]["rank"])
+    layout, rank = meta["parallel"]["layout"], meta["parallel"]["rank"]
+    return trace_rank(meta["config"], Traced(**{name: meta[name] for name in _RUN}, parallel=layout, rank=rank))
 
 
 def lines(stream: Stream) -> list[str]:

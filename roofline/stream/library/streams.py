@@ -10,6 +10,9 @@ A stream is the first of these that is available:
 - one traced now (`trace_now`), in a process of its own (`trace_process`), or side by side ahead of time (`prefetch`);
 - that of a compiled step, made of what torch's compiler generates for it (`compiled`).
 
+Of a step on several GPUs it is one rank's; that of DistributedDataParallel is stored with a bucket for each gradient
+(`ops/to_buckets`).
+
 Only tracing imports torch. Streams of a user's modules are traced whenever they are asked for (`modules`).
 """
 
@@ -27,9 +30,10 @@ from flopcast.gc_pause import no_garbage_collection
 from flopcast.kernels.shapes import canonical_json
 from flopcast.roofline.stream.library.stored import find_stored, is_stored, store
 from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
-from flopcast.roofline.stream.model.run import Traced, check_step
-from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, NotDerivable, Stream
+from flopcast.roofline.stream.model.run import ONE_GPU, Traced, check_step
+from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, FOLDED_PARALLEL, NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
+from flopcast.roofline.stream.ops.to_buckets import BUCKET_EACH, to_buckets
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.ops.to_micro_batches import TRACED, to_micro_batches
 from flopcast.roofline.stream.ops.to_width import reference_of, to_width
@@ -50,18 +54,27 @@ def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trac
     depth = depth_of(config)
     if vary is not None and sources_of(config, traced, vary) and not is_at_hand(config, traced):
         with suppress(NotDerivable, UsageError):  # raised by the trace of a source, not of the step that was asked for
-            found = _follow(config, traced, vary)
-            return to_depth(found, depth) if is_folded(config, traced) else found
-    if traced.accumulate > TRACED:
+            return _finished(_follow(config, traced, vary), traced, depth)
+    if traced.accumulate > TRACED and traced.parallel == ONE_GPU:
         few = get_stream(config, as_traced(traced), trace=trace)
         with suppress(NotDerivable):
             return to_micro_batches(few, traced.accumulate)
     base = folded(config, traced)
     found = _find_or_trace(base, traced, trace, is_folded=is_folded(config, traced))
-    if found.depth == FOLDED_DEPTH and is_folded(config, traced):
-        return to_depth(found, depth)
+    if is_folded(config, traced) and found.depth == folded_depth(traced):
+        with suppress(NotDerivable):
+            return _finished(found, traced, depth)
     # the layers differ from one another although the config does not say so: they cannot be folded
-    return found if base == config else _find_or_trace(config, traced, trace, is_folded=False)
+    if base != config:
+        found = _find_or_trace(config, traced, trace, is_folded=False)
+    return _finished(found, traced, found.depth)
+
+
+def _finished(stream: Stream, traced: Traced, depth: int | None) -> Stream:
+    """Returns a stored stream at a depth, and of DistributedDataParallel with its gradients in torch's buckets. Raises
+    NotDerivable."""
+    found = stream if depth is None else to_depth(stream, depth)
+    return to_buckets(found) if has_bucket_each(traced) else found
 
 
 def is_at_hand(config: Config, traced: Traced, *, vary: Vary | None = None) -> bool:
@@ -77,6 +90,8 @@ def sources_of(config: Config, traced: Traced, vary: Vary) -> list[tuple[Config,
     be traced itself."""
     as_stored = as_traced(traced)
     if traced.mode != "eager":  # what inductor generates changes with the sizes
+        return []
+    if vary == "width" and traced.parallel != ONE_GPU:
         return []
     if vary == "batch":
         batches = BATCHES if traced.batch not in (1, *BATCHES) else ()
@@ -106,19 +121,34 @@ def _source(config: str, traced: Traced) -> Stream:
 
 def folded(config: Config, traced: Traced) -> Config:
     """Returns the config at the depth at which its stream is stored."""
-    return with_depth(config, FOLDED_DEPTH) if is_folded(config, traced) else dict(config)
+    return with_depth(config, folded_depth(traced)) if is_folded(config, traced) else dict(config)
+
+
+def folded_depth(traced: Traced) -> int:
+    """Returns the depth at which models of alike layers are traced."""
+    return FOLDED_DEPTH if traced.parallel == ONE_GPU else FOLDED_PARALLEL
+
+
+def has_bucket_each(traced: Traced) -> bool:
+    """Whether the stream is stored with a bucket for each gradient: torch's own cross layers. ZeRO-1 divides the
+    parameters of all layers among the ranks, so that its layers are not alike anyway."""
+    return traced.layout.kind == "ddp"
 
 
 def is_folded(config: Config, traced: Traced) -> bool:
-    """Whether the model's stream is stored at FOLDED_DEPTH. Not for a single layer, which is first and last at once,
-    nor for layers of several types or of which some are frozen, which are not one layer repeated. Nor for inference:
-    what a layer takes lives until the next but one, of which three layers show no example."""
+    """Whether the model's stream is stored at `folded_depth`. Not for a single layer, which is first and last at
+    once, nor for layers of several types or of which some are frozen, which are not one layer repeated. Nor for
+    inference: what a layer takes lives until the next but one, of which three layers show no example. Nor for ZeRO-1,
+    which divides the parameters of all layers among the ranks."""
     is_alike = len(set(config.get("layer_types") or ())) <= 1 and not traced.finetune.startswith("last=")
-    return depth_of(config) >= 2 and is_alike and traced.phase == "train"
+    is_alike &= traced.layout.kind != "zero1"
+    return depth_of(config) >= folded_depth(traced) - 1 and is_alike and traced.phase == "train"
 
 
 def as_traced(traced: Traced) -> Traced:
     """Returns `traced` with the number of micro-batches that is traced for it."""
+    if traced.parallel != ONE_GPU:  # the last one alone reduces gradients, or gives back what was gathered
+        return traced
     return replace(traced, accumulate=min(traced.accumulate, TRACED))
 
 
@@ -145,7 +175,12 @@ def trace_now(config: Config, traced: Traced) -> Stream:
         from flopcast.roofline.stream.tracer.trace import trace
 
         try:
-            return trace(config, **{name: value for name, value in asdict(traced).items() if name != "mode"})
+            if traced.parallel != ONE_GPU:
+                from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
+
+                return trace_rank(config, traced, BUCKET_EACH if has_bucket_each(traced) else None)
+            left_out = ("mode", "parallel", "rank")
+            return trace(config, **{name: value for name, value in asdict(traced).items() if name not in left_out})
         except FlopcastError:
             raise
         except Exception as fault:  # transformers, its config classes and torch each raise their own errors

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flopcast.errors import UsageError
-from flopcast.roofline.stream.model.models import MOST_LAYERS, Config, check_config
+from flopcast.roofline.stream.model.models import MOST_LAYERS, Config, check_config, depth_of
+
+if TYPE_CHECKING:
+    from flopcast.microbench.recipe.layout import Layout
 
 # The dtype whose peak rate a step is compared with.
 PEAK_OF = {"autocast-bf16": "bf16", "bf16": "bf16", "tf32": "tf32", "fp32": "fp32"}
@@ -26,6 +29,8 @@ _WHY_NOT = {
     "--mode compile-graphs",
 }  # fmt: skip
 PRECISIONS = tuple(PEAK_OF)
+ONE_GPU = "none"  # in place of a layout over several
+PARALLEL_OPTIMIZERS = ("adamw", "adamw-fused", "sgd", "sgd-momentum")
 OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
 MATMULS = ("torch", "triton", "best")
 ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton", "best")
@@ -41,7 +46,7 @@ class Traced:
     """The settings that determine the op stream, besides the config.
 
     `device`: "cuda" or "cpu"; of a compiled step with what decides its kernels, compute capability and number of SMs:
-    "cuda 9.0 132".
+    "cuda 9.0 132". `parallel` and `rank`: of several GPUs which, laid out how, as `Layout` writes it.
     """
 
     batch: int = 4
@@ -60,6 +65,12 @@ class Traced:
     base_dtype: str = "auto"  # that of the precision: bf16 with precision bf16, else fp32
     phase: str = "train"
     context: int = 0
+    parallel: str = ONE_GPU
+    rank: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.parallel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +82,8 @@ class Run:
     includes). `clip`: the norm to which the gradients are clipped; 0 for none. `finetune`: what is trained,
     full, lora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the precision's.
     `phase` "prefill" or "decode": a step is one call of inference with `context` tokens a sequence; `seq` is not used.
+    `parallel`: how the step is laid out over several GPUs, as `Layout.parse` reads it; `batch` is a data-parallel
+    rank's.
     """
 
     batch: int = 4
@@ -90,11 +103,21 @@ class Run:
     base_dtype: str = "auto"
     phase: str = "train"
     context: int = 0
+    parallel: str = ONE_GPU
 
     @property
     def tokens(self) -> int:
-        """Tokens per step; of inference those that a call takes."""
-        return self.batch * self.tokens_each * self.accumulate
+        """Tokens per step, of all ranks; of inference those that a call takes."""
+        return self.batch * self.tokens_each * self.accumulate * self.layout.data
+
+    @property
+    def layout(self) -> Layout:
+        """Raises UsageError where `parallel` is none."""
+        return layout_of(self.parallel)
+
+    @property
+    def is_parallel(self) -> bool:
+        return self.parallel != ONE_GPU
 
     @property
     def tokens_each(self) -> int:
@@ -128,6 +151,8 @@ class Run:
                 raise UsageError(f"{name} 'best' is not modelled yet: use a named backend")
         if self.mode != "eager":
             self._check_compiled()
+        if self.is_parallel:
+            self._check_parallel()
 
     def _check_compiled(self) -> None:
         for name, choice, why in (
@@ -140,6 +165,21 @@ class Run:
         ):
             if (value := getattr(self, name)) != choice:
                 raise UsageError(f"{name} {value!r} with mode {self.mode!r}: {why}; leave one of the two out")
+
+    def _check_parallel(self) -> None:
+        """Raises UsageError for what is not valid or not modelled of several GPUs."""
+        self.layout.check_built()
+        if self.optimizer not in PARALLEL_OPTIMIZERS:
+            raise UsageError(
+                f"optimizer {self.optimizer!r} with parallel {self.parallel}: not modelled yet on several GPUs; valid "
+                f"are {', '.join(PARALLEL_OPTIMIZERS)}"
+            )
+        for name in ("mode", "phase", "finetune", "base_dtype", "fused", "clip"):
+            if (value := getattr(self, name)) != getattr(Run, name):
+                raise UsageError(
+                    f"{name} {value} with parallel {self.parallel}: not modelled yet on several GPUs; leave one of the "
+                    "two out"
+                )
 
     def device_of(self, device: Mapping[str, Any]) -> str:
         """Returns what decides the op stream of what a profile says of its device, as `Traced.device`."""
@@ -206,12 +246,23 @@ class Run:
                 f"mode {self.mode!r} on {device!r}: compiled steps are modelled on GPUs whose compute capability and "
                 "number of SMs are known; use --mode eager"
             )
+        if self.is_parallel and device == "cpu":
+            raise UsageError(f"parallel {self.parallel} on processors: steps on several GPUs alone are modelled")
         shared = {name: value for name, value in vars(self).items() if name in Traced.__dataclass_fields__}
         usual = "bf16" if self.precision == "bf16" else "fp32"
         base = "bf16" if (self.base_dtype, self.finetune, self.precision) == ("auto", "lora", "autocast-bf16") else ""
         base = base or self.base_dtype
         shared["seq"] = self.tokens_each
-        return Traced(**{**shared, "base_dtype": "auto" if base == usual else base}, device=device)
+        shared["base_dtype"] = "auto" if base == usual else base
+        shared["parallel"] = str(self.layout) if self.is_parallel else ONE_GPU
+        return Traced(**shared, device=device)
+
+
+def layout_of(parallel: str) -> Layout:
+    """Reads `Run.parallel`. Raises UsageError."""
+    from flopcast.microbench.recipe.layout import Layout  # which `flopcast --help` does without
+
+    return Layout() if parallel == ONE_GPU else Layout.parse(parallel)
 
 
 def chip_of(device: Mapping[str, Any]) -> str:
@@ -231,10 +282,22 @@ def check_step(config: Config, traced: Traced) -> None:
             f"fused {traced.fused!r} of a {config.get('model_type')}: the fused kernels are patched into Qwen3 alone "
             "(model_type 'qwen3'); leave --fused out for other models"
         )
+    if traced.parallel != ONE_GPU:
+        traced.layout.check(seq=traced.seq, accumulate=traced.accumulate, **_divided_sizes(config))
     positions = config.get("n_positions")
     seq = max(traced.seq, traced.context + (traced.phase == "decode"))
     if isinstance(positions, int) and seq > positions:
         raise UsageError(f"seq is {seq}: this model has {positions} positions (n_positions), use at most that")
+
+
+def _divided_sizes(config: Config) -> dict[str, int]:
+    """Returns the sizes that a layout divides, as `Layout.check` names them; those that the config gives."""
+    fields = {
+        "heads": ("num_attention_heads", "n_head"), "kv_heads": ("num_key_value_heads",), "ffn": ("intermediate_size",),
+        "experts": ("num_experts", "num_local_experts"),
+    }  # fmt: skip
+    found = {name: next((config[key] for key in keys if config.get(key)), 0) for name, keys in fields.items()}
+    return {"layers": depth_of(config), **found}
 
 
 def run_from(options: Mapping[str, Any]) -> Run:

@@ -14,6 +14,7 @@ from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Op, Storage, Stream, TensorRef
 
 FIRST_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+BUCKET_EACH = 2.0**-20  # MiB, one byte: a bucket of DistributedDataParallel's for each gradient
 _ALL_REDUCE, _VIEW = "c10d.allreduce_.default", "aten.as_strided.default"
 
 

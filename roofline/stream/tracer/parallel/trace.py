@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.parallel_step import build_parallel, mesh_of
 from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Traced
@@ -16,17 +15,13 @@ from flopcast.roofline.stream.tracer.parallel.world import fake_world, followed_
 from flopcast.roofline.stream.tracer.trace import faking
 from flopcast.roofline.stream.tracer.unmodelled import Topic, modelled
 
-EACH = 2.0**-20  # MiB, one byte: a bucket of DistributedDataParallel's for each gradient
 
-
-def trace_rank(
-    config: Config, traced: Traced, layout: Layout, rank: int = 0, bucket_mib: float | None = None
-) -> Stream:
+def trace_rank(config: Config, traced: Traced, bucket_mib: float | None = None) -> Stream:
     """Returns the op stream of one rank. `meta["parallel"]` says of which layout and rank.
 
-    `bucket_mib`: the size of DistributedDataParallel's buckets in place of torch's; at EACH every gradient has one, so
-    that layers are alike (`ops/to_buckets`)."""
-    device = traced.device
+    `bucket_mib`: the size of DistributedDataParallel's buckets in place of torch's; at BUCKET_EACH every gradient has
+    one, so that layers are alike (`ops/to_buckets`)."""
+    device, layout, rank = traced.device, traced.layout, traced.rank
     meta: dict[str, Any] = {
         "config": dict(config), "batch": traced.batch, "seq": traced.seq, "precision": traced.precision,
         "optimizer": traced.optimizer, "accumulate": traced.accumulate, "checkpoint": traced.checkpoint,

@@ -8,18 +8,17 @@ from functools import cache
 import pytest
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.stream.model.models import make_config, n_params
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.collectives import collectives
 from flopcast.roofline.stream.ops.op_stream import FOLDED_PARALLEL, Stream, from_json, to_json
+from flopcast.roofline.stream.ops.to_buckets import BUCKET_EACH as EACH
 from flopcast.roofline.stream.ops.to_buckets import to_buckets
 from flopcast.roofline.stream.ops.to_depth import to_depth
 
 RANKS = 8
 BF16, FP32 = 2, 4
-EACH = 2.0**-20  # as the tracer has it, which imports torch
 
 
 def config(depth: int) -> dict[str, object]:
@@ -30,8 +29,8 @@ def config(depth: int) -> dict[str, object]:
 def traced(layout: str, depth: int = FOLDED_PARALLEL, bucket_mib: float | None = None) -> Stream:
     from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
 
-    run = Traced(batch=2, seq=128, optimizer="adamw-fused")
-    return trace_rank(config(depth), run, Layout.parse(layout), bucket_mib=bucket_mib)
+    run = Traced(batch=2, seq=128, optimizer="adamw-fused", parallel=layout)
+    return trace_rank(config(depth), run, bucket_mib)
 
 
 def sent(stream: Stream, kind: str, phase: str) -> list[tuple[int, str]]:

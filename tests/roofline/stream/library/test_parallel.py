@@ -1,0 +1,105 @@
+"""Streams of steps on several GPUs come from the same place as others: traced once, for any depth, and cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.files import cache_folder
+from flopcast.roofline.stream.library import streams
+from flopcast.roofline.stream.library.stored import shipped_path, stream_key
+from flopcast.roofline.stream.library.streams import get_stream, trace_now
+from flopcast.roofline.stream.model.models import load_config, make_config, n_params, with_depth
+from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.stream.ops.collectives import collectives
+from flopcast.roofline.stream.ops.op_stream import Stream
+
+CONFIG = make_config(width=256, depth=6, heads=4, kv_heads=2, head_dim=64, vocab=1024)
+
+
+def run(parallel: str, **options: Any) -> Run:
+    return Run(**{"batch": 2, "seq": 64, "optimizer": "adamw-fused", "parallel": parallel, **options})
+
+
+def asked(parallel: str, **options: Any) -> Traced:
+    made = run(parallel, **options)
+    made.check()
+    return made.traced_on("cuda")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+def calls(stream: Stream) -> list[tuple[Any, ...]]:
+    return [
+        (op.name, op.phase, op.layer, op.kind, op.lane, op.waits,
+         *(stream.tensors[i].operand for i in (*op.inputs, *op.outputs) if "as_strided" not in op.name))
+        for op in stream.ops
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["hsdp=2x2", "tp=2"])  # and in test_trace_rank.py fsdp and ddp
+def test_a_rank_at_any_depth_is_that_of_a_whole_trace(layout: str) -> None:
+    stream = get_stream(CONFIG, asked(layout))
+    assert stream.depth == 6
+    assert stream.n_params == n_params(CONFIG)
+    assert collectives(stream)
+    assert calls(stream) == calls(trace_now(CONFIG, asked(layout)))
+
+
+@pytest.mark.parametrize("layout", ["ddp=2", "fsdp=2"])
+def test_a_rank_is_traced_once(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = get_stream(CONFIG, asked(layout))
+    assert any(cache_folder("streams").rglob("*.json.gz"))
+
+    def no_tracing(*_: Any) -> Any:
+        raise AssertionError("traced again")
+
+    monkeypatch.setattr(streams, "trace_now", no_tracing)
+    assert get_stream(CONFIG, asked(layout)) == first
+    assert get_stream(with_depth(CONFIG, 9), asked(layout)).depth == 9
+    with pytest.raises(AssertionError, match="traced again"):
+        get_stream(CONFIG, asked(layout.replace("=2", "=4")))
+
+
+def test_the_batch_of_a_rank_is_varied() -> None:
+    varied = asked("fsdp=2", batch=7)
+    assert calls(get_stream(CONFIG, varied, vary="batch")) == calls(trace_now(CONFIG, varied))
+
+
+def test_steps_of_one_gpu_keep_their_keys() -> None:
+    folded = streams.folded(load_config("qwen3-0.6b"), Traced())
+    assert shipped_path(stream_key(folded, Traced())).is_file()
+
+
+def refused(function: Callable[[], Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        function()
+
+
+def test_what_cannot_be_is_refused_with_what_can() -> None:
+    refused(run("fsdp").check, "'fsdp' is no part of a layout; valid are ddp=8")
+    refused(run("pp=2").check, "pp is not modelled yet; valid are ddp=N, zero1=N")
+    refused(run("tp=2,fsdp=4").check, "tp beside fsdp is not modelled yet")
+    refused(run("ddp=2", mode="compile").check, "mode compile with parallel ddp=2: not modelled yet")
+    refused(run("ddp=2", clip=1.0).check, "clip 1.0 with parallel")
+    refused(run("ddp=2", optimizer="muon").check, "optimizer 'muon' with parallel ddp=2.*valid are adamw")
+    refused(lambda: run("ddp=2").traced_on("cpu"), "parallel ddp=2 on processors")
+    refused(lambda: get_stream(CONFIG, asked("tp=3")), "tp=3 does not divide heads 4 .* valid are 1, 2")
+
+
+def test_tokens_are_those_of_all_data_parallel_ranks() -> None:
+    assert run("fsdp=8").tokens == 8 * 2 * 64
+    assert run("hsdp=2x4").tokens == 8 * 2 * 64
+    assert run("tp=2").tokens == 2 * 64
