@@ -30,6 +30,7 @@ from flopcast.kernels.attention_config import Tile as Tile
 from flopcast.kernels.attention_config import config_for as config_for
 from flopcast.kernels.attention_sdpa import SDPA_BACKENDS, Outputs, prepare_sdpa
 from flopcast.kernels.attention_sdpa import sdpa_choice as sdpa_choice
+from flopcast.kernels.operators import operator
 from flopcast.kernels.references import (
     BackendUnavailable,
     attention_math,
@@ -171,12 +172,12 @@ def backward(
 # --- Registration: torch.compile, fake tensors, autograd and FLOP counting see two opaque operators ---
 
 
-@torch.library.custom_op("flopcast::triton_attention_forward", mutates_args=())
+@operator("flopcast::triton_attention_forward")
 def attention_forward_op(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     return forward(q, k, v, causal, scale)
 
 
-@torch.library.custom_op("flopcast::triton_attention_backward", mutates_args=())
+@operator("flopcast::triton_attention_backward")
 def attention_backward_op(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,32 +231,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     o: Tensor = attention_forward_op(q, k, v, causal, scale)[0]
     return o
-
-
-def _transformers_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """As transformers calls it: query [B, H, S, D], key, value [B, KV, S, D] -> ([B, S, H, D], None)."""
-    if attention_mask is not None or dropout or kwargs.get("sliding_window") or kwargs.get("position_bias") is not None:
-        raise NotImplementedError(
-            "flopcast_triton is causal or full attention: no mask, dropout, sliding window or bias"
-        )
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return attention(query, key, value, causal, scaling).transpose(1, 2).contiguous(), None
-
-
-def register_with_transformers() -> str:
-    """Makes `attn_implementation="flopcast_triton"` available to transformers' models; returns that name.
-
-    Masks are made as for sdpa, that is, none at all for causal batches without padding.
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register("flopcast_triton", _transformers_attention)
-    AttentionMaskInterface.register("flopcast_triton", sdpa_mask)
-    return "flopcast_triton"
 
 
 # --- Benchmark interface ---

@@ -29,6 +29,7 @@ from flopcast.kernels.cross_entropy_launch import backward as backward
 from flopcast.kernels.cross_entropy_launch import forward as forward
 from flopcast.kernels.cross_entropy_launch import linear_loss_and_gradients
 from flopcast.kernels.cross_entropy_launch import loss_and_gradient as loss_and_gradient
+from flopcast.kernels.operators import operator
 from flopcast.kernels.references import require_known, torch_dtype, worst
 from flopcast.kernels.rowwise import BACKENDS, Outputs, autocast_dtype, compiled_function, load_triton, multiprocessors
 from flopcast.kernels.shapes import CrossEntropy
@@ -39,28 +40,28 @@ CHUNK_ROWS = 4096  # of linear_cross_entropy: 1.2 GB of bf16 logits over a vocab
 # --- Registration ---
 
 
-@torch.library.custom_op("flopcast::cross_entropy", mutates_args=())
+@operator("flopcast::cross_entropy")
 def cross_entropy_op(
     logits: Tensor, target: Tensor, ignore_index: int, reduction: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     return forward(logits, target, ignore_index, reduction)
 
 
-@torch.library.custom_op("flopcast::cross_entropy_backward", mutates_args=())
+@operator("flopcast::cross_entropy_backward")
 def cross_entropy_backward_op(
     dloss: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, ignore_index: int
 ) -> Tensor:
     return backward(dloss, logits, target, lse, count, ignore_index)
 
 
-@torch.library.custom_op("flopcast::cross_entropy_with_gradient", mutates_args=())
+@operator("flopcast::cross_entropy_with_gradient")
 def cross_entropy_with_gradient_op(
     logits: Tensor, target: Tensor, ignore_index: int, reduction: str
 ) -> tuple[Tensor, Tensor]:
     return loss_and_gradient(logits, target, ignore_index, reduction)
 
 
-@torch.library.custom_op("flopcast::linear_cross_entropy", mutates_args=())
+@operator("flopcast::linear_cross_entropy")
 def linear_cross_entropy_op(
     hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str, chunk_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:

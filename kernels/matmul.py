@@ -27,6 +27,7 @@ from torch.utils.flop_counter import register_flop_formula
 from flopcast.kernels import matmul_table
 from flopcast.kernels.matmul_configs import GLUON, MatmulConfig, tiles_for
 from flopcast.kernels.matmul_configs import shared_memory_limit as shared_memory_limit  # for other kernels
+from flopcast.kernels.operators import operator
 from flopcast.kernels.references import (
     BackendUnavailable,
     higher_precision,
@@ -159,7 +160,7 @@ def _device_facts(device: torch.device) -> tuple[int, tuple[int, int], str]:
 # --- Registration: torch.compile, fake tensors, autograd and FLOP counting see one operation
 
 
-@torch.library.custom_op("flopcast::triton_matmul", mutates_args=())
+@operator("flopcast::triton_matmul")
 def matmul_op(a: Tensor, b: Tensor, layout: str, tf32: bool) -> Tensor:
     return matmul_triton(a, b, layout, tf32=tf32)
 
@@ -169,8 +170,9 @@ def _(a: Tensor, b: Tensor, layout: str, tf32: bool) -> Tensor:
     return a.new_empty(_sizes(a, b, layout)[:2])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    a, b, ctx.layout, ctx.tf32 = inputs
+def save_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keeps what `gradients_by` needs of an operator's arguments: a, b, layout and one more."""
+    a, b, ctx.layout, ctx.option = inputs
     ctx.save_for_backward(a, b)
 
 
@@ -183,21 +185,28 @@ _GRADIENTS = {
 }
 
 
-def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-    a, b = ctx.saved_tensors
-    found: list[Tensor | None] = []
-    for needed, other, (layout, g_first) in zip(ctx.needs_input_grad[:2], (b, a), _GRADIENTS[ctx.layout], strict=True):
-        pair = (g, other) if g_first else (other, g)
-        found.append(matmul_op(*pair, layout, ctx.tf32) if needed else None)
-    return found[0], found[1], None, None
+def gradients_by(product: Callable[..., Any]) -> Callable[..., tuple[Tensor | None, ...]]:
+    """The backward of an operator product(a, b, layout, option), by the same operator."""
+
+    def gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        found: list[Tensor | None] = []
+        for needed, other, (layout, g_first) in zip(
+            ctx.needs_input_grad[:2], (b, a), _GRADIENTS[ctx.layout], strict=True
+        ):
+            pair = (g, other) if g_first else (other, g)
+            found.append(product(*pair, layout, ctx.option) if needed else None)
+        return found[0], found[1], None, None
+
+    return gradients
 
 
-matmul_op.register_autograd(_gradients, setup_context=_save)
+matmul_op.register_autograd(gradients_by(matmul_op), setup_context=save_operands)
 
 
 @register_flop_formula(torch.ops.flopcast.triton_matmul)
-def _flops(
-    a_shape: Sequence[int], b_shape: Sequence[int], layout: str, tf32: bool, out_shape: Any = None, **_: Any
+def product_flops(
+    a_shape: Sequence[int], b_shape: Sequence[int], layout: str, option: Any, out_shape: Any = None, **_: Any
 ) -> int:
     m, k = a_shape if layout[0] == "n" else reversed(a_shape)
     return 2 * m * k * (b_shape[1] if layout[1] == "n" else b_shape[0])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flopcast.kernels.matmul import shared_memory_limit
+from flopcast.kernels.operators import operator
 from flopcast.kernels.references import BackendUnavailable, require_known, standard_normal, worst
 from flopcast.kernels.row_tiles import blocks_of
 from flopcast.kernels.rowwise import (
@@ -177,19 +178,19 @@ def _outputs(
     return y, total, x.new_empty((rows,), dtype=torch.float32)
 
 
-@torch.library.custom_op("flopcast::rms_norm", mutates_args=())
+@operator("flopcast::rms_norm")
 def rms_norm_op(x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     y, _, rstd = forward(x, weight, eps, None, out_dtype)
     return y, rstd
 
 
-@torch.library.custom_op("flopcast::rms_norm_backward", mutates_args=())
+@operator("flopcast::rms_norm_backward")
 def rms_norm_backward_op(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     dx, _, dweight = backward(dy, x, weight, rstd)
     return dx, dweight
 
 
-@torch.library.custom_op("flopcast::add_rms_norm", mutates_args=())
+@operator("flopcast::add_rms_norm")
 def add_rms_norm_op(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,7 +199,7 @@ def add_rms_norm_op(
     return y, total, rstd
 
 
-@torch.library.custom_op("flopcast::add_rms_norm_backward", mutates_args=())
+@operator("flopcast::add_rms_norm_backward")
 def add_rms_norm_backward_op(
     dy: Tensor, dtotal: Tensor, total: Tensor, weight: Tensor, rstd: Tensor, second_dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor]:

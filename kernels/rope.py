@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flopcast.kernels.operators import operator
 from flopcast.kernels.references import BackendUnavailable, require_known, standard_normal, worst
 from flopcast.kernels.rowwise import (
     BACKENDS,
@@ -135,7 +136,7 @@ def _outputs(q: Tensor, k: Tensor, weight: Tensor, cos: Tensor, out_dtype: torch
     return q.new_empty(q.shape, dtype=out_dtype), k.new_empty(k.shape, dtype=out_dtype)
 
 
-@torch.library.custom_op("flopcast::rope_qk_norm", mutates_args=())
+@operator("flopcast::rope_qk_norm")
 def rope_qk_norm_op(
     q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float,
     out_dtype: torch.dtype | None,
@@ -144,7 +145,7 @@ def rope_qk_norm_op(
     return q_out, k_out
 
 
-@torch.library.custom_op("flopcast::rope_qk_norm_backward", mutates_args=())
+@operator("flopcast::rope_qk_norm_backward")
 def rope_qk_norm_backward_op(
     dq_out: Tensor, dk_out: Tensor, q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor,
     sin: Tensor, eps: float,

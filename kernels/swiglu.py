@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flopcast.kernels.operators import operator
 from flopcast.kernels.references import require_known, standard_normal, worst
 from flopcast.kernels.rowwise import BACKENDS, Outputs, load_triton, one_direction, widened
 from flopcast.kernels.shapes import SwiGlu
@@ -74,12 +75,12 @@ def backward(dout: Tensor, gate: Tensor, up: Tensor, *, config: BlockConfig | No
 # --- Registration ---
 
 
-@torch.library.custom_op("flopcast::swiglu", mutates_args=())
+@operator("flopcast::swiglu")
 def swiglu_op(gate: Tensor, up: Tensor) -> Tensor:
     return forward(gate, up)
 
 
-@torch.library.custom_op("flopcast::swiglu_backward", mutates_args=())
+@operator("flopcast::swiglu_backward")
 def swiglu_backward_op(dout: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     return backward(dout, gate, up)
 

@@ -17,6 +17,7 @@ of k: results are the same from run to run. Or, with many parts, a second kernel
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -248,6 +249,19 @@ _of_stream: dict[tuple[int, int], Tensor] = {}
 _of_graphs: dict[int, tuple[Tensor, int]] = {}
 
 
+def _lasting_zeros(device: torch.device, count: int) -> Tensor:
+    """int32 zeros to keep. Allocated by another thread: what the thread that warms up or records a CUDA graph allocates
+    comes from the graph's memory, which torch gives out again (`mode="reduce-overhead"` warms up so)."""
+
+    def make() -> Tensor:
+        zeros = torch.zeros(count, dtype=torch.int32, device=device)
+        torch.cuda.synchronize(device)
+        return zeros
+
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(make).result()
+
+
 def _counters(device: torch.device, count: int) -> Tensor:
     """int32 zeros for `count` tiles, used by no other call that may run at the same time."""
     if device.type != "cuda" or count > COUNTERS:
@@ -262,12 +276,10 @@ def _counters(device: torch.device, count: int) -> Tensor:
         _of_graphs[index] = (ring, start + room)
         return ring[start : start + count]
     if index not in _of_graphs:
-        ring = torch.zeros(CAPTURED_COUNTERS, dtype=torch.int32, device=device)
-        torch.cuda.synchronize(device)
-        _of_graphs[index] = (ring, 0)
+        _of_graphs[index] = (_lasting_zeros(torch.device("cuda", index), CAPTURED_COUNTERS), 0)
     key = (index, torch.cuda.current_stream(device).cuda_stream)
     if key not in _of_stream:
-        _of_stream[key] = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+        _of_stream[key] = _lasting_zeros(torch.device("cuda", index), COUNTERS)
     return _of_stream[key]
 
 

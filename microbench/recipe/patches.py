@@ -29,7 +29,7 @@ def attention_implementation(attention: str) -> str:
     if attention not in ATTENTIONS:
         raise ValueError(f"attention {attention!r}: valid are {', '.join(ATTENTIONS)}")
     if attention == "triton":
-        from flopcast.kernels.attention import register_with_transformers
+        from flopcast.kernels.attention_transformers import register_with_transformers
 
         return register_with_transformers()
     return "sdpa"

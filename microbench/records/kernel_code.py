@@ -1,8 +1,8 @@
 """Collects the code and the tables that decide what an operator compiles and launches, read as syntax, not imported.
 
-`parts` begins at the registered operators (`torch.library.custom_op`), follows the names they use from definition to
-definition through the modules of a folder, and includes the JSON tables whose file name pattern ("matmul_*.json")
-occurs in one of them. The texts that it returns do not depend on
+`parts` begins at the registered operators (`torch.library.custom_op`, `operators.operator`), follows the names they use
+from definition to definition through the modules of a folder, and includes the JSON tables whose file name pattern
+("matmul_*.json") occurs in one of them. The texts that it returns do not depend on
 
 - files' names, places and order, imports and their aliases;
 - layout, comments, docstrings, and annotations other than those that Triton reads;
@@ -118,7 +118,9 @@ def _imported(alias: ast.alias) -> tuple[str, str]:
 def _registered_as(function: ast.FunctionDef) -> Iterator[str]:
     for decorator in function.decorator_list:
         match decorator:
-            case ast.Call(func=ast.Attribute(attr="custom_op"), args=[ast.Constant(value=str(name)), *_]):
+            case ast.Call(
+                func=ast.Attribute(attr="custom_op") | ast.Name(id="operator"), args=[ast.Constant(value=str(name)), *_]
+            ):
                 yield name.partition("::")[2]
 
 

@@ -139,7 +139,7 @@ def test_writes_where_it_is_told() -> None:
 
 def test_the_operation_is_registered_in_full() -> None:
     a, b = (torch.randn(12, 10).requires_grad_(), torch.randn(8, 10).requires_grad_())
-    torch.library.opcheck(matmul_op, (a, b, "nt", False))
+    torch.library.opcheck(matmul_op.overload, (a, b, "nt", False))
     for layout in LAYOUTS:
         x = a if layout[0] == "n" else a.mT.contiguous().detach().requires_grad_()
         y = b if layout[1] == "t" else b.mT.contiguous().detach().requires_grad_()

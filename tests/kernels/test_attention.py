@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flopcast.kernels import attention as A
 from flopcast.kernels import attention_sdpa
+from flopcast.kernels.attention_transformers import register_with_transformers
 from flopcast.kernels.references import BackendUnavailable, attention_math
 from flopcast.kernels.shapes import Attention
 
@@ -296,7 +297,7 @@ class TestOnDevice:
         )  # fmt: skip
         tokens = torch.randint(0, 512, (2, 200), device="cuda")
         losses = []
-        for implementation in ("sdpa", A.register_with_transformers()):
+        for implementation in ("sdpa", register_with_transformers()):
             torch.manual_seed(0)
             model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
             model = model.cuda()

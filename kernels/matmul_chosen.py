@@ -1,0 +1,67 @@
+"""A differentiable product that runs, at each call, on the backend that a function names for its shape.
+
+    name = remember(lambda shape: "triton" if shape.m >= 1024 else "torch")
+    c = chosen_matmul(a, b, "nt", name)          # its two products in the backward are chosen likewise
+
+The choice is made inside one operator, by the sizes of its operands, so that a graph that torch.compile made holds for
+every shape and every GPU. Each shape is asked about once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from flopcast.kernels.matmul import _sizes as sizes_of
+from flopcast.kernels.matmul import gradients_by, matmul_torch, matmul_triton, product_flops, save_operands
+from flopcast.kernels.operators import operator
+from flopcast.kernels.references import require_known
+from flopcast.kernels.shapes import Gemm
+
+BACKENDS = ("torch", "triton")
+Choice = Callable[[Gemm], str]
+_CHOICES: dict[str, Choice] = {name: lambda shape, name=name: name for name in BACKENDS}  # type: ignore[misc]
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def remember(choice: Choice) -> str:
+    """The name by which graphs refer to a choice; the same one for the same function."""
+    name = next((name for name, known in _CHOICES.items() if known is choice), f"choice{len(_CHOICES)}")
+    _CHOICES[name] = choice
+    return name
+
+
+@lru_cache(maxsize=4096)
+def _backend(name: str, m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> str:
+    if not min(m, n, k) or dtype not in _DTYPES:
+        return "torch"
+    backend = _CHOICES[name](Gemm(m=m, n=n, k=k, dtype=_DTYPES[dtype], layout=layout))
+    require_known("matmul backend", backend, BACKENDS)
+    return backend
+
+
+@operator("flopcast::chosen_matmul")
+def chosen_matmul_op(a: Tensor, b: Tensor, layout: str, choice: str) -> Tensor:
+    if _backend(choice, *sizes_of(a, b, layout), a.dtype, layout) == "triton":
+        return matmul_triton(a, b, layout)
+    return matmul_torch(a, b, layout)
+
+
+@chosen_matmul_op.register_fake
+def _(a: Tensor, b: Tensor, layout: str, choice: str) -> Tensor:
+    return a.new_empty(sizes_of(a, b, layout)[:2])
+
+
+chosen_matmul_op.register_autograd(gradients_by(chosen_matmul_op), setup_context=save_operands)
+register_flop_formula(torch.ops.flopcast.chosen_matmul)(product_flops)
+
+
+def chosen_matmul(a: Tensor, b: Tensor, layout: str, choice: str) -> Tensor:
+    """The product of 2-D operands of one dtype as stored, on the backend that a choice says, by the
+    name from `remember`, "torch" or "triton". Raises ValueError on operands that do not fit together."""
+    out: Tensor = chosen_matmul_op(a, b, layout, choice)
+    return out

@@ -1,0 +1,153 @@
+"""A Qwen3 on all kernels by one call, in Triton's interpreter, on the CPU; test_patch.py runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flopcast.kernels import patch as P
+from flopcast.kernels.attention_transformers import is_causal_mask, transformers_attention
+from flopcast.kernels.shapes import Gemm
+
+transformers = pytest.importorskip("transformers")
+
+OURS = {"rms_norm", "rope_qk_norm", "triton_attention_forward", "add_rms_norm", "swiglu", "cross_entropy"}
+TOKENS = torch.randint(0, 96, (2, 11), generator=torch.Generator().manual_seed(1))
+
+
+def qwen3(**changes: Any) -> Any:
+    fields = {
+        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, **changes,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(transformers.Qwen3Config(**fields))
+
+
+def loss_and_gradients(model: Any, call: Any = None, **batch: Any) -> list[Tensor]:
+    model.zero_grad()
+    loss = (model if call is None else call)(input_ids=TOKENS, labels=TOKENS, use_cache=False, **batch).loss
+    loss.backward()
+    return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
+
+
+def agree(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, atol=2e-6), (one - other).abs().max()
+
+
+def first_layout(shape: Gemm) -> str:
+    return "triton" if shape.layout == "nn" else "torch"
+
+
+@pytest.mark.parametrize("matmul", ["torch", first_layout])
+def test_one_call_serves_eager_and_compiled_steps(matmul: Any) -> None:
+    """fullgraph=True fails at any break; the graphs hold our operators, and torch's attention and mask nowhere."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        from torch._dynamo.backends.debugging import aot_eager
+
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    model = qwen3()
+    plain = loss_and_gradients(model)
+    P.patch(model, matmul=matmul)
+    agree(loss_and_gradients(model), plain)
+    agree(loss_and_gradients(model, torch.compile(model, fullgraph=True, backend=backend)), plain)
+    called = [str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+    ours = {name.split(".")[1] for name in called if name.startswith("flopcast.")}
+    assert ours == OURS | ({"chosen_matmul"} if matmul is first_layout else set())
+    assert not any("scaled_dot_product" in name or "tril" in name for name in called)
+    assert sum("linear" in name for name in called) == (8 if matmul == "torch" else 0)
+
+
+def test_a_batch_with_padding_is_right_and_unpatch_restores() -> None:
+    model, padding = qwen3(), torch.ones(2, 11, dtype=torch.long)
+    padding[0, :3] = 0
+    plain, padded = loss_and_gradients(model), loss_and_gradients(model, attention_mask=padding)
+    packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
+    packs = loss_and_gradients(model, position_ids=packed)
+    before = model.config._attn_implementation
+    with P.patched(model):
+        P.patch(model)  # twice is once
+        agree(loss_and_gradients(model, attention_mask=padding), padded)
+        agree(loss_and_gradients(model, position_ids=packed), packs)
+        assert model.config._attn_implementation != before
+    assert model.config._attn_implementation == before
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    for one, other in zip(loss_and_gradients(model), plain, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_generation_reads_its_cache() -> None:
+    model = qwen3().eval()
+    plain = model.generate(TOKENS[:1], max_new_tokens=3, do_sample=False, pad_token_id=0)
+    with P.patched(model):
+        assert torch.equal(model.generate(TOKENS[:1], max_new_tokens=3, do_sample=False, pad_token_id=0), plain)
+
+
+class TestMasks:
+    SEEN = torch.ones(7, 7, dtype=torch.bool).tril()
+
+    @pytest.mark.parametrize("batch", [(), (1, 1), (3, 1), (2, 4)])
+    def test_the_causal_one_is_known_however_it_is_said(self, batch: tuple[int, ...]) -> None:
+        seen = self.SEEN.expand(*batch, 7, 7)
+        assert is_causal_mask(seen, 7, 7)
+        for lowest in (-torch.inf, torch.finfo(torch.float16).min):
+            additive = torch.zeros(*batch, 7, 7, dtype=torch.float16).masked_fill(~seen, lowest)
+            assert is_causal_mask(additive, 7, 7)
+
+    def test_no_other_is_taken_for_it(self) -> None:
+        padded, far, biased = (
+            self.SEEN.clone(),
+            self.SEEN.clone(),
+            torch.zeros(7, 7).masked_fill(~self.SEEN, -torch.inf),
+        )
+        padded[:, 0] = False
+        far[0, 6] = True
+        biased[3, 1] = -0.5
+        mild = torch.zeros(7, 7).masked_fill(~self.SEEN, -10.0)
+        for mask in (padded, far, biased, mild, torch.ones(7, 7, dtype=torch.bool), self.SEEN[1:]):
+            assert not is_causal_mask(mask, mask.shape[0], 7)
+
+    def test_a_mask_that_changes_is_looked_at_again(self) -> None:
+        mask = self.SEEN.clone()
+        assert is_causal_mask(mask, 7, 7)
+        mask[0, 6] = True
+        assert not is_causal_mask(mask, 7, 7)
+
+    def test_a_causal_mask_is_not_used_and_another_is_sdpas(self) -> None:
+        q, k, v = (torch.randn(1, heads, 7, 16) for heads in (4, 2, 2))
+        module = torch.nn.Module()
+        module.num_key_value_groups = 2  # type: ignore[assignment]
+        causal, _ = transformers_attention(module, q, k, v, None)
+        told, _ = transformers_attention(module, q, k, v, self.SEEN[None, None])
+        assert torch.equal(causal, told)
+        window = self.SEEN & ~self.SEEN.tril(-3)
+        out, _ = transformers_attention(module, q, k, v, window[None, None])
+        want = torch.nn.functional.scaled_dot_product_attention(q, k, v, window[None, None], enable_gqa=True)
+        assert torch.allclose(out, want.transpose(1, 2), atol=1e-6)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    q = torch.ones(1, 2, 4, 16)
+    for refused in ({"dropout": 0.1}, {"sliding_window": 3}, {"position_bias": q}):
+        with pytest.raises(NotImplementedError, match="use attn_implementation 'sdpa'"):
+            transformers_attention(None, q, q, q, None, **refused)
+    with pytest.raises(NotImplementedError, match="head_dim 24"):
+        P.patch(qwen3(head_dim=24))
+    with pytest.raises(NotImplementedError, match="no dropout"):
+        P.patch(qwen3(attention_dropout=0.1))
+    with pytest.raises(ValueError, match="known are torch, triton"):
+        P.patch(qwen3(), matmul="cutlass")
+    with pytest.raises(ValueError, match="no Qwen3 layers"):
+        P.patch(torch.nn.Linear(2, 2))
+    model = qwen3()
+    P.patch(model, matmul=lambda shape: "fastest")
+    with pytest.raises(ValueError, match="unknown matmul backend 'fastest'"):
+        model(TOKENS)
