@@ -3,38 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
 
 import numpy as np
 
-from flopcast.roofline.gpu.links.contention import Beside, Bound, Contention, Share, bound_of
+from flopcast.roofline.gpu.laws.smooth import Array
+from flopcast.roofline.gpu.links.contention import BOUNDS, NOT_WAVES, Beside, Contention, bound_of, contended
+
+TILE = (128, 256)  # of the suite's products, as cuBLAS 12 and 13 choose on a Hopper
 
 
 def fit_contention(rows: Sequence[Beside], multiprocessors: int) -> Contention | None:
-    """The parameters by the rows whose blocks are known; None without two rows of each class. How long a collective
-    waits is read off the kernels that matrix products bound, since what memory bounds slows collectives by more than
-    any wait: the rest is theirs."""
-    classes: dict[Bound, list[Beside]] = {"matrix": [], "memory": []}
-    for row in rows:
-        if 0 < row.channels < multiprocessors:
-            classes[bound_of(row.work)].append(row)
-    matrix, memory = classes["matrix"], classes["memory"]
-    if len(matrix) < 2 or len(memory) < 2:
+    """The parameters by the rows whose blocks are known; None where a bound has none. How long a collective waits is
+    read off the kernels that products and attention are, since what memory bounds slows collectives by more than any
+    wait: the rest is theirs."""
+    known = [row for row in rows if 0 < row.channels < multiprocessors]
+    of: dict[str, list[Beside]] = {bound: [row for row in known if bound_of(row.work) == bound] for bound in BOUNDS}
+    if not all(of.values()):
         return None
-    waited = _waited(matrix)
-    return Contention(
-        multiprocessors, max(row.channels for row in (*matrix, *memory)), waited,
-        _share(matrix, multiprocessors, waited), _share(memory, multiprocessors, waited),
-    )  # fmt: skip
+    nothing: dict[str, float] = dict.fromkeys(BOUNDS, 0.0)
+    waited = _waited([*of["matrix"], *of["attention"]])
+    tail = max(0.0, float(np.median([_tail(row, multiprocessors) for row in of["matrix"]])))
+    lost: dict[str, float] = {
+        bound: max(0.0, _lost(of[bound], multiprocessors)) for bound in BOUNDS if bound != "matrix"
+    }
+    slowed: dict[str, float] = {bound: max(0.0, _slowed(of[bound], waited)) for bound in BOUNDS}
+    found = Contention(multiprocessors, tail, waited, lost, slowed, nothing, nothing)
+    off = {bound: np.log([foretold(found, row) for row in some]) for bound, some in of.items()}
+    took = {
+        bound: np.log([(row.beside_seconds, row.collective_beside_seconds) for row in some])
+        for bound, some in of.items()
+    }
+    sigmas = {bound: np.sqrt(np.mean((off[bound] - took[bound]) ** 2, axis=0)) for bound in of}
+    of_kernel, of_collective = ({bound: float(two[i]) for bound, two in sigmas.items()} for i in (0, 1))
+    return replace(found, sigma=of_kernel, collective_sigma=of_collective)
 
 
-def _share(rows: Sequence[Beside], multiprocessors: int, waited: float) -> Share:
-    part = np.array([row.channels / (multiprocessors - row.channels) for row in rows])
-    factors = np.array([row.beside_seconds / row.alone_seconds for row in rows])
-    lost = max(0.0, float(np.median((factors - 1) / part)))
+def foretold(known: Contention, row: Beside) -> tuple[float, float]:
+    """Seconds of a row's kernel and of its collective beside each other, by the law."""
+    bound = bound_of(row.work)
+    found = contended(known, bound, row.channels, multiprocessors=known.multiprocessors, seconds=row.alone_seconds,
+                      blocks=_blocks(row.work))  # fmt: skip
+    return row.alone_seconds * found.kernel, row.collective_alone_seconds * found.collective + found.delay
+
+
+def _blocks(work: str) -> int:
+    """Of a product's name: "product-4096x4096x4096"."""
+    kind, _, sizes = work.partition("-")
+    if kind != "product":
+        return 0
+    m, n, _ = map(int, sizes.split("x"))
+    return ceil(m / TILE[0]) * ceil(n / TILE[1])
+
+
+def _tail(row: Beside, multiprocessors: int) -> float:
+    """Waves beside the collective, less the blocks over the multiprocessors that are left."""
+    blocks = _blocks(row.work)
+    a_wave = (row.alone_seconds - NOT_WAVES) / ceil(blocks / multiprocessors)
+    return (row.beside_seconds - NOT_WAVES) / a_wave - blocks / (multiprocessors - row.channels)
+
+
+def _lost(rows: Sequence[Beside], multiprocessors: int) -> float:
+    more = [row.beside_seconds / row.alone_seconds - 1 for row in rows]
+    parts = [row.channels / (multiprocessors - row.channels) for row in rows]
+    return float(np.median(np.array(more) / np.array(parts)))
+
+
+def _slowed(rows: Sequence[Beside], waited: float) -> float:
     alone, took, kernel = _seconds(rows)
-    slowed = max(0.0, float(np.median((took - waited * kernel) / alone - 1)))
-    found = (1 + slowed) * alone + waited * kernel
-    return Share(lost, slowed, _deviation(factors / (1 + lost * part)), _deviation(took / found))
+    return float(np.median((took - waited * kernel) / alone - 1))
 
 
 def _waited(rows: Sequence[Beside]) -> float:
@@ -47,12 +85,8 @@ def _waited(rows: Sequence[Beside]) -> float:
     return float(found.x[1])
 
 
-def _seconds(rows: Sequence[Beside]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _seconds(rows: Sequence[Beside]) -> tuple[Array, Array, Array]:
     """Seconds of the collectives alone and beside, and of the kernels alone."""
     fields = [(row.collective_alone_seconds, row.collective_beside_seconds, row.alone_seconds) for row in rows]
     alone, took, kernel = np.array(fields).T
     return alone, took, kernel
-
-
-def _deviation(ratios: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.log(ratios) ** 2)))

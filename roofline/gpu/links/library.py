@@ -88,15 +88,15 @@ class Interconnect:
         self, bound: Bound, kind: Kind, whole: float, gpus: int, nodes: int = 1, dtype: str = "bf16", *,
         kernel_seconds: float = 0.0, kernel_blocks: int = 0, multiprocessors: int | None = None,
     ) -> Contended:  # fmt: skip
-        """What a kernel that takes `kernel_seconds` by itself, bound by matrix products (attention among them) or by
-        memory, and a collective lose to each other. `kernel_blocks`: a product's, where they are known;
+        """What a kernel that takes `kernel_seconds` by itself and a collective lose to each other. `bound`: a matrix
+        product, of `kernel_blocks` (`Profile.blocks` says how many), attention, or what memory bounds.
         `multiprocessors`: the GPU's, by default those of the GPU that was measured. A link of which nothing was
         measured beside kernels has the parameters of the link that ships (`ASSUMED_FROM`)."""
         own = None if self.profile is None else self.profile.contention
         known = own or _assumed_contention()
         held = self.time(kind, whole, gpus, nodes, dtype).blocks
         return contended(known, bound, held, multiprocessors=multiprocessors or known.multiprocessors,
-                         kernel_seconds=kernel_seconds, kernel_blocks=kernel_blocks)  # fmt: skip
+                         seconds=kernel_seconds, blocks=kernel_blocks)  # fmt: skip
 
 
 @cache

@@ -25,6 +25,7 @@ from flopcast.json_files import read_json
 from flopcast.microbench.records.machine import Device
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.gpu.laws import gemm
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.passes import DEFAULT_CLOCK_MHZ, DEFAULT_SM_COUNT, Rates
 from flopcast.roofline.gpu.profile.provenance import Provenance
@@ -95,6 +96,16 @@ class Profile:
         if count is None:
             return default
         return max(round(count), default) if work.op_class == "optimizer" else round(count)
+
+    def blocks(self, work: WorkLike, backend: str = "torch") -> int:
+        """Thread blocks of a matrix product, of which each has a multiprocessor to itself; 0 for other work, and where
+        no name of a kernel told."""
+        surface = self.surfaces.get(SurfaceKey(backend, work.op_class, work.variant, "cold"))
+        if surface is None or len(surface.features[0]) != len(work.features):
+            return 0
+        if surface.kind != "gemm" or not isinstance(surface.variant, GemmVariant):
+            return 0
+        return round(float(gemm.blocks(surface.variant, surface.params, np.array([work.features], float))[0]))
 
     # --- time of device work
 
