@@ -10,9 +10,11 @@ backend ran it. Says for each rank how many operations differ and the first that
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
+from flopcast.kernels.shapes import Operand
 from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops import op_stream as streams
@@ -44,7 +46,7 @@ def lines(stream: Stream) -> list[str]:
         before = [*before[-2:], op.name]
         if is_gloo and (before[1:] == _OF_GLOO[:2] or before == _OF_GLOO):
             continue
-        inputs, outputs = ([stream.tensors[i].operand.key for i in places] for places in (op.inputs, op.outputs))
+        inputs, outputs = ([_key(stream.tensors[i].operand) for i in places] for places in (op.inputs, op.outputs))
         name, waits = op.name, ",".join(map(str, op.waits))
         if "attention" in name:  # q, k and v, with the gradient before them in the backward
             is_backward = "backward" in name
@@ -52,6 +54,12 @@ def lines(stream: Stream) -> list[str]:
         operands = f"{','.join(inputs)}>{','.join(outputs)}"
         found.append(f"{op.phase} {op.layer} {op.kind} {name} {operands} lane {op.lane} waits {waits}")
     return found
+
+
+def _key(operand: Operand) -> str:
+    """Without the strides of dimensions of size 1, which mean nothing and differ by attention's backend."""
+    stride = tuple(0 if size == 1 else step for size, step in zip(operand.shape, operand.stride, strict=True))
+    return replace(operand, stride=stride).key
 
 
 def differences(recorded: Stream, traced: Stream) -> list[str]:

@@ -57,7 +57,9 @@ class CastWeights:
         return known[1]
 
 
-def _kernel(function: Any, policy: str, weights: CastWeights, device_type: str) -> Callable[..., Any]:
+def _kernel(
+    function: Any, policy: str, weights: CastWeights, device_type: str, *, is_in_order: bool
+) -> Callable[..., Any]:
     """Makes a wrapper that casts as `policy` says and calls `function`. With "none" nothing is cast, and the operators
     that `function` is composed of are dispatched as usual."""
     if policy == "none":
@@ -72,7 +74,7 @@ def _kernel(function: Any, policy: str, weights: CastWeights, device_type: str) 
                 return function(*args, **kwargs)
             dtype = torch.get_autocast_dtype(device_type)
             cast = (lambda t: weights.cast(t, dtype)) if policy == "low" else _to_fp32
-            if device_type == "cuda":  # the last operand first, as C++ casts them: it numbers a compiler's tensors
+            if is_in_order:
                 args = tuple([_map_tensors(arg, cast) for arg in reversed(args)][::-1])
             return function(*_map_tensors(args, cast), **{k: _map_tensors(v, cast) for k, v in kwargs.items()})
 
@@ -136,9 +138,15 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def kernels_for(weights: CastWeights, device_type: str = "cpu") -> Iterator[tuple[str, Callable[..., Any]]]:
+def kernels_for(
+    weights: CastWeights, device_type: str = "cpu", *, is_in_order: bool
+) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yields (operator, wrapper that casts as on CUDA) for each operator that CUDA's autocast or that of `device_type`
-    casts; the wrapper is for the latter's dispatch key."""
+    casts; the wrapper is for the latter's dispatch key.
+
+    `is_in_order`: the last operand is cast first, as C++ does (its compilers evaluate arguments from the last on). It
+    numbers a compiler's tensors, and decides in which order autograd adds gradients up."""
     on_cuda = _registered("AutocastCUDA")
     for name in sorted(on_cuda | _registered(f"Autocast{device_type.upper()}")):
-        yield name, _kernel(_operator(name), _policy(name, on_cuda), weights, device_type)
+        policy = _policy(name, on_cuda)
+        yield name, _kernel(_operator(name), policy, weights, device_type, is_in_order=is_in_order)

@@ -347,10 +347,11 @@ def _apply_to_fakes(moved: WeakIdKeyDictionary) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
+def as_on_cuda(values: FakeValues, *, casts_in_order: bool = False) -> Iterator[HostTensors]:
     """Makes fake CPU tensors behave as CUDA tensors within the context; yields the tensors that are in host memory.
 
-    Autocast for "cuda" works, through the CPU's. Not thread-safe: torch's dispatcher is changed.
+    Autocast for "cuda" works, through the CPU's; `casts_in_order`: `kernels_for`'s `is_in_order`. Not thread-safe:
+    torch's dispatcher is changed.
     """
     hosts = values.hosts
     weights = CastWeights()
@@ -379,7 +380,7 @@ def as_on_cuda(values: FakeValues) -> Iterator[HostTensors]:
         return own if values.is_inside or own.type != "cpu" or tensor in hosts else _CUDA
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_cuda_rules(weights))
+        stack.enter_context(_cuda_rules(weights, is_in_order=casts_in_order))
         for owner, name, value in (
             (torch, "clear_autocast_cache", clear_cache),
             (torch, "is_autocast_enabled", lambda device_type="cpu": is_enabled(_cpu_for(device_type))),
@@ -408,12 +409,12 @@ def _cpu_for(device_type: str) -> str:
 
 
 @contextlib.contextmanager
-def _cuda_rules(weights: CastWeights) -> Iterator[None]:
+def _cuda_rules(weights: CastWeights, *, is_in_order: bool) -> Iterator[None]:
     """Registers CUDA's autocast in place of the CPU's, and CUDA's rules for composite operators."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
-        for name, kernel in kernels_for(weights):
+        for name, kernel in kernels_for(weights, is_in_order=is_in_order):
             library.impl(name, kernel, "AutocastCPU")
         for name, rule in RULES.items():
             library.impl(name, rule, "AutogradCPU")

@@ -88,10 +88,11 @@ class _FakeMode(FakeTensorMode):
 
 
 @contextlib.contextmanager
-def faking(device: str, gpu: Gpu | None = None) -> Iterator[Recording]:
+def faking(device: str, gpu: Gpu | None = None, *, casts_in_order: bool = False) -> Iterator[Recording]:
     """Makes tensors fake, behaving as those of `device` ("cuda" or "cpu"); yields the function that records a step.
 
-    `gpu`: what Python code sees of the GPU."""
+    `gpu`: what Python code sees of the GPU. `casts_in_order`: autocast casts the operands of a call in CUDA's order;
+    streams of one GPU, stored since before that was known, have the first operand's cast first."""
     values = FakeValues()
     with (
         _settings_kept(),
@@ -109,7 +110,10 @@ def faking(device: str, gpu: Gpu | None = None) -> Iterator[Recording]:
         if device == "cpu":
             yield Recording(values, watch_compiler)
         else:
-            with machine_with(gpu, values.note, values.hosts.add), as_on_cuda(values) as hosts:
+            with (
+                machine_with(gpu, values.note, values.hosts.add),
+                as_on_cuda(values, casts_in_order=casts_in_order) as hosts,
+            ):
                 yield Recording(values, watch_compiler, hosts)
 
 

@@ -171,7 +171,7 @@ def _register(rules: Mapping[str, Callable[..., Any]]) -> None:
     _library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
-        for name, kernel in kernels_for(CastWeights(), "cuda"):
+        for name, kernel in kernels_for(CastWeights(), "cuda", is_in_order=True):
             _library.impl(name, _left_alone(kernel), "AutocastCUDA")
         for name, rule in rules.items():
             _library.impl(name, _left_alone(rule), "AutogradCUDA")
