@@ -7,8 +7,8 @@ second micro-batch on, autograd adds what a backward graph returns to the gradie
 
 Where graphs are captured as CUDA graphs, they read fixed memory, as torch/_inductor/cudagraph_trees.py has it: what is
 neither a parameter or buffer nor made by another captured graph is copied, at every replay, to where the capture found
-it. So is a gradient that autograd makes, as the zeros for logits that only the loss read. (Recorded steps on an H200:
-these raise the peak of Qwen3-0.6B at 4 x 256 and of Llama-3.2-1B by just their bytes.)
+it, in memory that the graph takes again once it has read the copy. So is a gradient that autograd makes, as the zeros
+for logits that only the loss read, which autograd holds until the graph is done (input_buffer.cpp), captured or not.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class _Conversion:
         # what graphs return to the code between them, which hands it to the next graph: results, then their gradients
         self._handed: dict[int, deque[int]] = defaultdict(deque)
         self._held: set[int] = set()  # results that the code between graphs holds while the forward runs
-        self._copies: dict[tuple[int, str], int] = {}  # of inputs, by the place of a call
         self._operands: dict[int, Operand] = {}
 
     def run(self, graphs: Sequence[Graph]) -> Stream:
@@ -132,7 +131,7 @@ class _Conversion:
                     self._taken[key] = self._take(self._existing, operand)
                 places[name] = self._taken[key]
                 if graph.captured and self.storages[places[name]].kind == "input":
-                    places[name] = self._copied(key, "forward", operand, places[name])
+                    places[name] = self._copied("forward", operand, places[name])
         self._launches(graph, "forward", places)
         outputs = [places.get(name) for name in graph.outputs]
         n_results = len(outputs) - (len(_saved_inputs(backward)) if backward is not None else 0)
@@ -142,12 +141,9 @@ class _Conversion:
                 self._held.add(storage)
                 self._handed[self.storages[storage].bytes].append(storage)
 
-    def _copied(self, key: tuple[int, str], phase: str, operand: Operand, source: int) -> int:
+    def _copied(self, phase: str, operand: Operand, source: int) -> int:
         """Copies an input to where a captured graph reads it; the storage there."""
-        if key not in self._copies:
-            self.storages.append(Storage(storage_bytes(operand), "buffer"))
-            self._copies[key] = len(self.storages) - 1
-        target = self._copies[key]
+        target = self._new(operand)
         tensors = [(operand, target), (operand, source)]
         self._append("aten.copy_.default", phase, tensors, [], '[{"t":0},{"t":1}]', (0,))
         return target
@@ -157,7 +153,7 @@ class _Conversion:
             raise DataError(f"graph {graph.label} has no forward graph")
         saved = self.saved[_number(graph)].pop()
         places: dict[str, int] = {}
-        copied: list[int] = []  # which autograd holds until the graph is done
+        made_by_autograd: list[int] = []  # which holds them until the graph is done
         for (name, operand), storage in zip(_saved_inputs(graph), saved, strict=True):
             places[name] = self._new(operand) if storage is None else storage
         for name, operand in graph.inputs:
@@ -169,9 +165,10 @@ class _Conversion:
             else:  # autograd makes them: ones of the loss, zeros of what it does not depend on
                 places[name] = self._new(operand)
                 self._append("aten.full.default", "backward", [], [(operand, places[name])])
+                made_by_autograd.append(places[name])
                 if graph.captured:
-                    copied.append(places[name])
-                    places[name] = self._copied((place, name), "backward", operand, places[name])
+                    places[name] = self._copied("backward", operand, places[name])
+        self._held.update(made_by_autograd)
         if place not in self._returned:
             self._returned[place] = list(self._results(graph))
         gradients = self._returned[place]
@@ -185,7 +182,8 @@ class _Conversion:
             made = (returned_as, places[name])
             self._append("aten.clone.default", "backward", [made], [(self._operand_of(storage), storage)], '[{"t":0}]')
             self.freed.append(places[name])
-        self.freed += copied
+        self._held.difference_update(made_by_autograd)
+        self.freed += made_by_autograd
         if not self.is_first:
             self._accumulate(graph, [(storage, places[name]) for name, storage in gradients])
         returned = {name for name, _ in gradients}

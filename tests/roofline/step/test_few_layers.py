@@ -1,0 +1,25 @@
+"""Models of fewer layers than their compiled streams were made of."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.step.priced_step import forecast
+from flopcast.roofline.stream.model.models import load_config, with_depth
+from flopcast.roofline.stream.model.run import Run
+
+
+@pytest.mark.parametrize("mode", ["compile", "compile-graphs"])
+def test_two_compiled_layers_have_no_layer_between(mode: str) -> None:
+    run = Run(optimizer="adamw-fused", mode=mode)
+    found = [
+        forecast(with_depth(load_config("qwen3-0.6b"), depth), run, find_profile("nvidia-h200")) for depth in (2, 3, 4)
+    ]
+    for name in ("device_seconds", "host_seconds", "kernels", "peak_bytes", "flops_counted"):
+        two, three, four = (getattr(one, name) for one in found)
+        assert 0 < two < three < four, name
+        assert three - two == pytest.approx(four - three, rel=0.15), name
+    assert all(less.step_seconds < more.step_seconds for less, more in pairwise(found))
