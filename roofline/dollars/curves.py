@@ -27,6 +27,7 @@ from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
 from flopcast.roofline.step.uncertainty import spreads
+from flopcast.roofline.stream.library.ahead import compile_ahead
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.library.streams import Vary, get_stream
 from flopcast.roofline.stream.lowering.classes import group_of
@@ -54,10 +55,20 @@ def cost_curves(
 
     `host` feeds all GPUs; without it each is fed by its profile's host, and `hosts` "same" says that these are one
     machine. `what_if` also forecasts the steps on other hosts (`HOST_FACTORS`). `vary` is passed to `get_stream`.
+    Compiled steps that are not at hand are compiled first, several side by side, as `progress` tells.
     Raises UsageError for invalid models, and for "same" where the profiles' hosts are not one.
     """
     feeding = feeding_hosts(profiles, host, hosts)
     points: list[list[StepPoint]] = [[] for _ in profiles]
+    if run.mode != "eager":
+        steps = [
+            (model, traced_of(run, profile))
+            for model in models
+            if not isinstance(model, Module)
+            for profile in profiles
+        ]
+        compile_ahead(steps, progress)
+        vary = vary or "width"  # of the eager steps whose optimizer and storages the compiled ones have
     total = len(profiles) * len(models)
     done = 0
     for model in models:
@@ -121,7 +132,7 @@ def step_point(
         )
         for cause, sigma in class_sigmas(step).items():
             shared[cause] = (-slope[0] * Z_90 * sigma, slope[1] * Z_90 * sigma)
-    host_sigma = step.host_costs.sigma
+    host_sigma = step.host_sigma
     if shares_host and host_sigma:
         shared[HOST] = (moved(host_factor=exp(-Z_90 * host_sigma)), moved(host_factor=exp(Z_90 * host_sigma)))
     others = {}

@@ -47,7 +47,11 @@ def predict(
     price: PriceOptions,
     explain: Annotated[bool, Option("--explain", help="Print what `flopcast explain` prints.")] = False,
     largest_batch: Annotated[
-        bool, Option("--largest-batch", help="Find the largest micro-batch that fits, too. Takes seconds.")
+        bool,
+        Option(
+            "--largest-batch",
+            help="Find the largest micro-batch that fits, too. Takes seconds, of compiled steps minutes.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -72,8 +76,6 @@ def predict(
     step = asked_step(typed, model, run)
     if gpu == "cpu":
         step.run.traced_on("cpu")  # refuses what does not run there, whether or not it has a profile
-    if largest_batch:
-        search.check_search(step.run)
     largest: int | None = None
     with ExitStack() as stack:
         trace = None
@@ -120,8 +122,6 @@ def _predict_several(
     if sort not in ORDERS:
         raise UsageError(f"--sort is {sort!r}: valid are {', '.join(ORDERS)}")
     step = asked_step(typed, model, run)
-    if largest_batch:
-        search.check_search(step.run)
     asked = [one.shared_by([step.run]) for one in asked_gpus(None, gpus)]
     price_of = prices_of(asked, price)
     with progress("forecasting") as shown, forecasting(asked, find_host(host), price_of) as forecast_on:

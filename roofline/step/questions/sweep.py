@@ -78,7 +78,7 @@ def sweep(
     devices = sorted({gpu.device for gpu in gpus})
     with (
         forecasting(gpus, host, price_of) as forecast_on,
-        _streams(list(asked.values()), module, devices) as stream_of,
+        _streams(list(asked.values()), module, devices, progress) as stream_of,
         no_garbage_collection(),
     ):
         at_once = CHUNK if len(gpus) >= MANY_GPUS else 1
@@ -128,7 +128,7 @@ def _asked(row: Row, module: Module | None) -> Asked:
 
 @contextmanager
 def _streams(
-    asked: Sequence[Asked], module: Module | None, devices: Sequence[str]
+    asked: Sequence[Asked], module: Module | None, devices: Sequence[str], progress: Callable[[int, int], None]
 ) -> Iterator[Callable[[Asked, str], Stream]]:
     """Yields a function that returns the stream of a row on a device; it raises UsageError."""
     if module is not None:
@@ -138,7 +138,7 @@ def _streams(
     for one in asked:
         with suppress(UsageError):  # raised again when the row's turn comes
             wanted += [(one.config or {}, one.run.traced_on(device)) for device in devices]
-    with prefetched(wanted) as stream_of:
+    with prefetched(wanted, progress) as stream_of:
         yield lambda one, device: stream_of(one.config or {}, one.run.traced_on(device))
 
 

@@ -7,18 +7,20 @@ what the deeper one launches more is a layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
+from functools import cache
 
 from flopcast.errors import DataError, UsageError
+from flopcast.roofline.stream.compiled.launches import Graph
 from flopcast.roofline.stream.compiled.layers import Stretch, fold
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.compiled.to_stream import to_stream
+from flopcast.roofline.stream.library.code import Codes, Layers, compiled_once, keep_layers, kept_code, layers_of
 from flopcast.roofline.stream.lowering.classes import PRODUCTS, op_class
-from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
+from flopcast.roofline.stream.model.models import Config, with_depth
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream
-from flopcast.roofline.stream.tracer.compiler.apart import compiling
 from flopcast.roofline.stream.tracer.compiler.asked import MODES, Asked, OutputCode
 
 SHALLOW = FOLDED_DEPTH - 1
@@ -34,13 +36,24 @@ def compiled_now(config: Config, traced: Traced, eager: Callable[[], Stream], *,
     makes its eager stream, meanwhile. `is_folded`: whether `config` stands for models of any depth; the stream of
     layers that turn out not to be alike has no depth. Raises UsageError for what torch cannot compile, DataError for
     generated code that cannot be read."""
-    depths = (SHALLOW, FOLDED_DEPTH) if is_folded else (depth_of(config),)
-    return _compiled([replace(asked_of(traced), config=with_depth(config, depth)) for depth in depths], eager)
+    return _compiled(replace(asked_of(traced), config=config), eager, is_folded=is_folded)
 
 
-def compiled_module_now(source: str, traced: Traced, sizes: Mapping[str, int], eager: Callable[[], Stream]) -> Stream:
-    """As `compiled_now`, of a module's factory ("package.module:factory"), whole."""
-    return _compiled([replace(asked_of(traced), module=source, sizes=sizes)], eager)[traced.mode]
+def compiled_module_now(
+    source: str, traced: Traced, sizes: Mapping[str, int], eager: Callable[[], Stream], known: Codes | None = None
+) -> Stream:
+    """As `compiled_now`, of a module's factory ("package.module:factory"), whole. `known`: what the caller keeps of the
+    same source."""
+    return _compiled(replace(asked_of(traced), module=source, sizes=sizes), eager, known=known)[traced.mode]
+
+
+def depths_of(asked: Asked) -> list[Asked]:
+    """A config's step at the depths of which any other is made: SHALLOW and FOLDED_DEPTH, or FOLDED_DEPTH alone where
+    its code is kept and where the layers lie in it is known."""
+    shallow, deep = (replace(asked, config=with_depth(asked.config or {}, n)) for n in (SHALLOW, FOLDED_DEPTH))
+    code = kept_code(deep)
+    is_known = code is not None and layers_of(read_output_code(code.text)) is not None
+    return [deep] if is_known else [shallow, deep]
 
 
 def asked_of(traced: Traced) -> Asked:
@@ -53,35 +66,54 @@ def asked_of(traced: Traced) -> Asked:
     )  # fmt: skip
 
 
-def _compiled(asked: Sequence[Asked], eager: Callable[[], Stream]) -> dict[str, Stream]:
+def _compiled(
+    asked: Asked, eager: Callable[[], Stream], *, is_folded: bool = False, known: Codes | None = None
+) -> dict[str, Stream]:
     """The code for capture is also that without, where no graph is cut into parts for it."""
-    with ExitStack() as stack:
-        waiting = [stack.enter_context(compiling(replace(one, mode="compile-graphs"))) for one in asked]
-        step = eager()
-        codes = [result() for result in waiting]
-    mode = asked[0].mode
-    is_shared = all(graph.captured in ((), ((0, len(graph.launches)),)) for graph in read_output_code(codes[-1].text))
-    if mode == "compile" and not is_shared:
+    step = cache(eager)
+
+    def codes_in(mode: str) -> list[OutputCode]:
+        one = replace(asked, mode=mode)
         with ExitStack() as stack:
-            waiting = [stack.enter_context(compiling(one)) for one in asked]
-            codes = [result() for result in waiting]
-    return {one: stream_of(codes, step, one) for one in (MODES if is_shared else (mode,))}
+            waiting = [
+                stack.enter_context(compiled_once(each, known)) for each in (depths_of(one) if is_folded else [one])
+            ]
+            step()
+            return [result() for result in waiting]
+
+    codes = codes_in("compile-graphs")
+    is_shared = all(graph.captured in ((), ((0, len(graph.launches)),)) for graph in read_output_code(codes[-1].text))
+    if asked.mode == "compile" and not is_shared:
+        codes = codes_in(asked.mode)
+    return {
+        mode: stream_of(codes, step(), mode, is_folded=is_folded) for mode in (MODES if is_shared else (asked.mode,))
+    }
 
 
-def stream_of(codes: Sequence[OutputCode], eager: Stream, mode: str) -> Stream:
-    """The stream of a step in `mode` from its code, or from those of SHALLOW and FOLDED_DEPTH layers."""
-    graphs = [read_output_code(code.text) for code in codes]
-    stretches: dict[str, Sequence[Stretch]] = {}
-    depth = eager.depth
-    if len(codes) > 1:
-        try:
-            folded = fold(graphs[0], graphs[1], SHALLOW)
-            stretches = {one.graph.label: one.stretches(FOLDED_DEPTH) for one in folded}
-        except DataError:  # layers that are not alike
-            depth = None
+def find_layers(shallow: OutputCode, deep: Sequence[Graph]) -> Layers | None:
+    """Where a layer lies in the graphs of FOLDED_DEPTH layers, by those of SHALLOW ones; None where layers are not
+    alike."""
+    with suppress(DataError):
+        found = {one.graph.label: one.layer for one in fold(read_output_code(shallow.text), deep, SHALLOW)}
+        keep_layers(deep, found)
+        return found
+    return None
+
+
+def stream_of(codes: Sequence[OutputCode], eager: Stream, mode: str, *, is_folded: bool = False) -> Stream:
+    """The stream of a step in `mode` from its code, of any depth (`is_folded`) from those of `depths_of`."""
     code = codes[-1]
+    graphs = read_output_code(code.text)
+    layers = None
+    if is_folded:
+        layers = layers_of(graphs) if len(codes) == 1 else find_layers(codes[0], graphs)
+    stretches = {
+        label: [Stretch(start, stop, FOLDED_DEPTH - SHALLOW) for start, stop in layer]
+        for label, layer in (layers or {}).items()
+    }
+    depth = None if is_folded and layers is None else eager.depth
     _check(code)
-    called = [graphs[-1][number] for number in code.calls]
+    called = [graphs[number] for number in code.calls]
     if mode == "compile":
         called = [replace(graph, captured=()) for graph in called]
     found = to_stream(called, eager, stretches, code.waited_after)

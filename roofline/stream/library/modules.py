@@ -22,6 +22,8 @@ from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
 if TYPE_CHECKING:
     import torch
 
+    from flopcast.roofline.stream.library.code import Codes
+
 
 def module_stream(
     source: Any,
@@ -32,15 +34,17 @@ def module_stream(
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     sizes: Mapping[str, int] | None = None,
     gpu: Mapping[str, Any] | None = None,
+    codes: Codes | None = None,
 ) -> Stream:
     """Returns the op stream of one step of `source` on `device`, as `Traced` names it. `source` and `gpu` are as
     `trace_module` takes them.
 
-    A factory chooses its own batch and sequence length, except for the `sizes` given. Raises UsageError, for a step
+    A factory chooses its own batch and sequence length, except for the `sizes` given. `codes`: what the caller
+    keeps of the same source's compiled steps. Raises UsageError, for a step
     that is compiled also where `source` is not the name of a factory.
     """
     if run.mode != "eager":
-        return _compiled(source, run, device, loss_fn=loss_fn, sizes=sizes or {}, gpu=gpu)
+        return _compiled(source, run, device, loss_fn=loss_fn, sizes=sizes or {}, gpu=gpu, codes=codes)
     from flopcast.roofline.stream.tracer.trace import trace_module
 
     if run.phase != "train":
@@ -65,7 +69,7 @@ def module_stream(
 
 def _compiled(
     source: Any, run: Run, device: str, *, loss_fn: Callable[[Any], torch.Tensor] | None, sizes: Mapping[str, int],
-    gpu: Mapping[str, Any] | None,
+    gpu: Mapping[str, Any] | None, codes: Codes | None,
 ) -> Stream:  # fmt: skip
     from flopcast.roofline.stream.library.compiled import as_eager, compiled_module_now
 
@@ -76,7 +80,7 @@ def _compiled(
         )
     traced = run.traced_on(device)
     eager = partial(module_stream, source, replace(run, mode="eager"), as_eager(traced).device, sizes=sizes, gpu=gpu)
-    return compiled_module_now(source, traced, sizes, eager)
+    return compiled_module_now(source, traced, sizes, eager, known=codes)
 
 
 FEW = 3  # batches that are traced each: deriving more takes two traces, and one to check
@@ -92,6 +96,7 @@ class Module:
     loss_fn: Callable[[Any], torch.Tensor] | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     _traced: dict[tuple[Any, ...], Stream] = field(default_factory=dict, repr=False)
+    _codes: Codes = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -120,8 +125,9 @@ class Module:
         if gpu is None:
             return self._trace(run, device, self.sizes)
         return module_stream(
-            self.source, run, device, batch=self.batch, loss_fn=self.loss_fn, sizes=self.sizes, gpu=gpu
-        )
+            self.source, run, device, batch=self.batch, loss_fn=self.loss_fn, sizes=self.sizes, gpu=gpu,
+            codes=self._codes,
+        )  # fmt: skip
 
     def at_batch(self, run: Run, device: str, batch: int) -> Stream:
         """Returns the op stream at a batch, derived from two traced ones where possible; for many batches of a module.
@@ -164,8 +170,9 @@ class Module:
         )  # fmt: skip
         if key not in self._traced:
             self._traced[key] = module_stream(
-                self.source, run, device, batch=self.batch, loss_fn=self.loss_fn, sizes=sizes
-            )
+                self.source, run, device, batch=self.batch, loss_fn=self.loss_fn, sizes=sizes,
+                codes=self._codes,
+            )  # fmt: skip
         return self._traced[key]
 
 

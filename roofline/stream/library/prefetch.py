@@ -1,6 +1,7 @@
 """Provides the streams of many steps: missing ones are traced in parallel, into the cache, while others are used.
 
-A trace takes one second of one core, after five seconds for importing torch and transformers.
+A trace takes one second of one core, after five seconds for importing torch and transformers. Compiled steps are
+compiled first (`ahead`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,18 @@ StreamOf = Callable[[Config, Traced], Stream]
 
 
 @contextmanager
-def prefetched(wanted: Sequence[tuple[Config, Traced]]) -> Iterator[StreamOf]:
+def prefetched(
+    wanted: Sequence[tuple[Config, Traced]], progress: Callable[[int, int], None] = lambda done, total: None
+) -> Iterator[StreamOf]:
     """Yields a function like `get_stream` for the streams that are `wanted`; it waits for those that are being traced.
 
     For a model wanted at LEAST_BATCHES batches or more, two batches are traced and the others derived from them.
+    `progress`: of the compilations, which come first.
     """
+    if any(traced.mode != "eager" for _, traced in wanted):
+        from flopcast.roofline.stream.library.ahead import compile_ahead
+
+        compile_ahead(wanted, progress)
     missing = [(config, traced) for config, traced in wanted if not is_at_hand(config, traced)]
     batches: dict[str, set[int]] = defaultdict(set)
     for config, traced in missing:

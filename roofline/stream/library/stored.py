@@ -41,6 +41,15 @@ _QWEN3_DEFAULTS = {"attention_dropout": 0.0, "use_sliding_window": False, "slidi
 
 def stream_key(config: Config, traced: Traced) -> str:
     """Returns a hash of what the stream depends on, except versions; equal for configs that launch the same kernels."""
+    kept = relevant(config)
+    run = {name: value for name, value in asdict(traced).items() if value != _DEFAULTS.get(name)}
+    if traced.mode != "eager":
+        run["reader"] = READER
+    return hashlib.sha256(canonical_json([kept, run]).encode()).hexdigest()[:20]
+
+
+def relevant(config: Config) -> Config:
+    """Returns the fields of a config that say what is launched."""
     kept = {
         name: value
         for name, value in config.items()
@@ -50,10 +59,7 @@ def stream_key(config: Config, traced: Traced) -> str:
         kept = {k: v for k, v in kept.items() if k not in _QWEN3_DEFAULTS or v != _QWEN3_DEFAULTS[k]}
         if set(kept.get("layer_types") or ()) == {"full_attention"}:
             del kept["layer_types"]
-    run = {name: value for name, value in asdict(traced).items() if value != _DEFAULTS.get(name)}
-    if traced.mode != "eager":
-        run["reader"] = READER
-    return hashlib.sha256(canonical_json([kept, run]).encode()).hexdigest()[:20]
+    return kept
 
 
 def shipped_path(key: str) -> Path:
@@ -64,14 +70,18 @@ def shipped_path(key: str) -> Path:
 def cached_path(key: str) -> Path:
     """Returns the path at which this user's cache has the stream of a key, if it has one, for the versions of the
     tracer and the libraries in use."""
-    return cache_folder("streams") / _versions() / f"{key}.json.gz"
+    return cache_folder("streams") / f"tracer{TRACER}-{versions('torch', 'transformers')}" / f"{key}.json.gz"
 
 
 @cache  # looking up a version reads files, which takes 5 ms, for every row of a sweep
-def _versions() -> str:
-    return f"tracer{TRACER}-" + "-".join(
-        f"{name}{metadata.version(name)}" for name in ("torch", "transformers")
-    ).replace("+", "_")
+def versions(*packages: str) -> str:
+    """Names the installed versions of packages, as part of a path: "torch2.11.0_cu130-triton3.6.0". One that is not
+    installed has none."""
+    found = []
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{name}{metadata.version(name)}")
+    return "-".join(found).replace("+", "_")
 
 
 def is_stored(config: Config, traced: Traced) -> bool:

@@ -56,17 +56,17 @@ def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trac
         with suppress(NotDerivable, UsageError):  # raised by the trace of a source, not of the step that was asked for
             return _finished(_follow(config, traced, vary), traced, depth)
     if traced.accumulate > TRACED and traced.parallel == ONE_GPU:
-        few = get_stream(config, as_traced(traced), trace=trace)
+        few = get_stream(config, as_traced(traced), vary=vary, trace=trace)
         with suppress(NotDerivable):
             return to_micro_batches(few, traced.accumulate)
     base = folded(config, traced)
-    found = _find_or_trace(base, traced, trace, is_folded=is_folded(config, traced))
+    found = _find_or_trace(base, traced, trace, is_folded=is_folded(config, traced), vary=vary)
     if is_folded(config, traced) and found.depth == folded_depth(traced):
         with suppress(NotDerivable):
             return _finished(found, traced, depth)
     # the layers differ from one another although the config does not say so: they cannot be folded
     if base != config:
-        found = _find_or_trace(config, traced, trace, is_folded=False)
+        found = _find_or_trace(config, traced, trace, is_folded=False, vary=vary)
     return _finished(found, traced, found.depth)
 
 
@@ -152,7 +152,9 @@ def as_traced(traced: Traced) -> Traced:
     return replace(traced, accumulate=min(traced.accumulate, TRACED))
 
 
-def _find_or_trace(config: Config, traced: Traced, trace: Trace | None, *, is_folded: bool) -> Stream:
+def _find_or_trace(
+    config: Config, traced: Traced, trace: Trace | None, *, is_folded: bool, vary: Vary | None
+) -> Stream:
     found = find_stored(config, traced)
     if found is None:
         if traced.mode == "eager":
@@ -161,7 +163,7 @@ def _find_or_trace(config: Config, traced: Traced, trace: Trace | None, *, is_fo
         else:
             from flopcast.roofline.stream.library.compiled import as_eager, compiled_now
 
-            eager = partial(get_stream, config, as_eager(traced), trace=trace)
+            eager = partial(get_stream, config, as_eager(traced), vary=vary, trace=trace)
             made = compiled_now(config, traced, eager, is_folded=is_folded)
             for mode, stream in made.items():
                 store(stream, config, replace(traced, mode=mode))

@@ -151,8 +151,6 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "fused kernels compiled": (
         f"predict --gpu {H200} --width 512 --mode compile --fused triton", ("fused", "'triton'", "fuses")),
     "compiled on the processor": ("predict --gpu cpu --width 512 --mode compile", ("'compile'", "'cpu'", "eager")),
-    "the largest batch compiled": (
-        f"predict --gpu {H200} --width 512 --mode compile --largest-batch", ("compiled", "--batch")),
     "no micro-batch": (f"predict --gpu {H200} --width 512 --accumulate 0", ("accumulate is 0", "at least 1")),
     "unknown checkpointing": (f"predict --gpu {H200} --width 512 --checkpoint half", ("'half'", "none, full")),
     "no such module": (f"predict --gpu {H200} --module no_such:f", ("'no_such:f'", "No module named", "PYTHONPATH")),

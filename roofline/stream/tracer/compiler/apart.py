@@ -41,11 +41,8 @@ def compiling(asked: Asked, *, max_seconds: float = MAX_SECONDS) -> Iterator[Cal
         tempfile.TemporaryDirectory(prefix="flopcast-compiled-") as folder,
         open(Path(folder) / "stderr", "w+", encoding="utf-8", errors="replace") as errors,
     ):
-        # its caches are its own, it uses no GPU that is there, and compiles even where eager steps are wanted
-        environment = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder, "CUDA_VISIBLE_DEVICES": "",
-                       "TORCHDYNAMO_DISABLE": "0", "TORCH_COMPILE_DISABLE": "0"}  # fmt: skip
         try:
-            process = child.start(_PROCESS, environment, errors)
+            process = child.start(_PROCESS, environment(folder), errors)
         except OSError as fault:
             raise UsageError(f"no process can be started to compile in: {fault}") from fault
         assert process.stdin is not None
@@ -69,6 +66,13 @@ def compiling(asked: Asked, *, max_seconds: float = MAX_SECONDS) -> Iterator[Cal
         finally:
             process.kill()
             process.communicate()
+
+
+def environment(folder: str) -> dict[str, str]:
+    """That of a process which compiles: its caches are its own, it uses no GPU that is there, and compiles even where
+    eager steps are wanted."""
+    return {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder, "CUDA_VISIBLE_DEVICES": "",
+            "TORCHDYNAMO_DISABLE": "0", "TORCH_COMPILE_DISABLE": "0"}  # fmt: skip
 
 
 def _read(answer: str, code: int, told: str) -> OutputCode:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,20 +48,31 @@ def be_cuda(attention: Callable[..., torch.Tensor]) -> None:
     _register({**RULES, "scaled_dot_product_attention": attention})
 
 
-def read_ones(mode: FakeTensorMode, waited: Callable[[str], None], ran: Callable[[Any, Any], None]) -> None:
-    """Makes `mode` read 1 and true from its tensors on the GPU, and tell the line that asked to `waited`; and tell the
-    other operators that it runs, with their arguments, to `ran`. Compilers have modes of their own, in which there is
-    nothing to read."""
+@dataclass
+class Watched:
+    """Whom to tell of the operators that a step runs outside of its graphs: one mode's, at a time."""
+
+    mode: FakeTensorMode | None = None
+    waited: Callable[[str], None] = lambda line: None
+    ran: Callable[[Any, Any], None] = lambda func, given: None
+
+
+def read_ones() -> Watched:
+    """Makes the mode that is watched read 1 and true from its tensors on the GPU, and tell the line that asked to
+    `waited`; and tell the other operators that it runs, with their arguments, to `ran`. Compilers have modes of their
+    own, in which there is nothing to read."""
     dispatch = FakeTensorMode.__torch_dispatch__
+    watched = Watched()
     depth = 0  # of operators that run others
 
     def read(own: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and own is mode and args[0].is_cuda:
-            waited(line_of(sys._getframe(1)))
-            return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
         nonlocal depth
-        if own is mode and not depth:
-            ran(func, (args, kwargs))
+        if own is watched.mode:
+            if func is torch.ops.aten._local_scalar_dense.default and args[0].is_cuda:
+                watched.waited(line_of(sys._getframe(1)))
+                return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
+            if not depth:
+                watched.ran(func, (args, kwargs))
         depth += 1
         try:
             return dispatch(own, func, types, args, kwargs)
@@ -68,6 +80,7 @@ def read_ones(mode: FakeTensorMode, waited: Callable[[str], None], ran: Callable
             depth -= 1
 
     FakeTensorMode.__torch_dispatch__ = read  # type: ignore[method-assign, assignment]
+    return watched
 
 
 def _hide_device_from_autograd() -> None:

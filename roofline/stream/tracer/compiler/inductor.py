@@ -38,6 +38,11 @@ class Kept:
     calls: list[int] = field(default_factory=list)
     is_running: bool = False  # whether a graph runs
 
+    def forget(self) -> None:
+        """Begins anew, for another step."""
+        self.graphs.clear()
+        self.calls.clear()
+
 
 def keep_code(card: Card) -> Kept:
     """Makes inductor generate for a GPU and keep what it generates; graphs run by making their results alone."""

@@ -1,6 +1,6 @@
-"""Builds a step on fake CUDA tensors, compiles and runs it once, and keeps what inductor generates.
+"""Builds steps on fake CUDA tensors, compiles and runs each once, and keeps what inductor generates.
 
-For a process of its own (`apart`), since it changes torch for good.
+For a process of its own (`apart`, `side_by_side`), since it changes torch for good.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import Any
 
 import torch
@@ -25,50 +26,72 @@ from flopcast.roofline.stream.tracer.compiler.fake_gpu import Card, tell_of
 _FIRST_LINE = 300  # characters of an error that are told
 
 
-def compiled(asked: Asked) -> OutputCode:
-    """Returns what inductor generates for a step. Raises UsageError for a step that torch cannot build or compile."""
-    try:
-        import triton
-    except ImportError as fault:
-        raise UsageError("compiled steps need Triton, which generates their kernels: pip install triton") from fault
-    card = Card.of(asked.gpu)
-    tell_of(card)
-    be_cuda(rule_for(card.gpu.capability, asked.cudnn))
-    warnings.filterwarnings("ignore")  # torch's about its own code and about hardware that is not there
-    # these import dynamo and inductor, which have to find the GPU
-    from torch._dynamo import utils as dynamo
-    from torch._subclasses.fake_tensor import FakeTensorMode
+class Compiler:
+    """torch's compiler, made to generate for a GPU that need not be there: steps one after the other, all for that GPU.
 
-    from flopcast.roofline.stream.tracer.compiler.inductor import keep_code
+    Raises UsageError where Triton is missing."""
 
-    kept, waits, outside = keep_code(card), list[tuple[str, int]](), Counter[str]()
-
-    def ran(func: Any, given: Any) -> None:
-        if is_built and not kept.is_running and _runs_on_gpu(func, given):
-            outside[func.name().split(".")[0].replace("::", ".")] += 1
-
-    is_built = False
-    # autograd's engine runs in this thread, where fake tensors have their mode
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.autograd.set_multithreading_enabled(False):
-        read_ones(mode, lambda line: waits.append((line, len(kept.calls))), ran)
+    def __init__(self, gpu: Mapping[str, Any], cudnn: int) -> None:
         try:
-            step = _built(asked)
-            torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
-            step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
-            is_built = True
-            step.backward(step.forward())
-        except UsageError:
-            raise
-        except Exception as fault:
-            raise UsageError(f"torch cannot compile the step: {_told(fault)}; {_ADVICE}") from fault
-    if not kept.graphs:
-        raise UsageError(f"torch compiles nothing of the step; {_ADVICE}")
-    return OutputCode(
-        graphs=tuple(kept.graphs), calls=tuple(kept.calls), captured=int(dynamo.counters["stats"]["unique_graphs"]),
-        breaks=tuple(_breaks(dynamo.graph_break_reasons)), waits=tuple(dict.fromkeys(line for line, _ in waits)),
-        waited_after=tuple(calls for _, calls in waits), outside=dict(outside), torch=torch.__version__,
-        triton=triton.__version__,
-    )  # fmt: skip
+            import triton
+        except ImportError as fault:
+            raise UsageError("compiled steps need Triton, which generates their kernels: pip install triton") from fault
+        card = Card.of(gpu)
+        tell_of(card)
+        be_cuda(rule_for(card.gpu.capability, cudnn))
+        warnings.filterwarnings("ignore")  # torch's about its own code and about hardware that is not there
+        # this imports inductor, which has to find the GPU
+        from flopcast.roofline.stream.tracer.compiler.inductor import keep_code
+
+        self.kept, self.watched, self.triton = keep_code(card), read_ones(), str(triton.__version__)
+
+    def code(self, asked: Asked) -> OutputCode:
+        """Returns what inductor generates for a step. Raises UsageError for one that torch cannot build or compile."""
+        # these import dynamo, as above
+        from torch._dynamo import utils as dynamo
+        from torch._functorch import aot_autograd
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        kept, watched = self.kept, self.watched
+        waits, outside = list[tuple[str, int]](), Counter[str]()
+        kept.forget()
+        torch._dynamo.reset()
+        dynamo.counters.clear()
+        dynamo.graph_break_reasons.clear()
+        aot_autograd.AOT_COUNTER = count()  # numbers the graphs
+
+        def ran(func: Any, given: Any) -> None:
+            if is_built and not kept.is_running and _runs_on_gpu(func, given):
+                outside[func.name().split(".")[0].replace("::", ".")] += 1
+
+        is_built = False
+        # autograd's engine runs in this thread, where fake tensors have their mode
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.autograd.set_multithreading_enabled(False):
+            watched.mode, watched.ran = mode, ran
+            watched.waited = lambda line: waits.append((line, len(kept.calls)))
+            try:
+                step = _built(asked)
+                torch.backends.cuda.matmul.allow_tf32 = asked.precision == "tf32"
+                step.model = torch.compile(step.model, mode=MODES[asked.mode])  # type: ignore[assignment]
+                is_built = True
+                step.backward(step.forward())
+            except UsageError:
+                raise
+            except Exception as fault:
+                raise UsageError(f"torch cannot compile the step: {_told(fault)}; {_ADVICE}") from fault
+        if not kept.graphs:
+            raise UsageError(f"torch compiles nothing of the step; {_ADVICE}")
+        return OutputCode(
+            graphs=tuple(kept.graphs), calls=tuple(kept.calls), captured=int(dynamo.counters["stats"]["unique_graphs"]),
+            breaks=tuple(_breaks(dynamo.graph_break_reasons)), waits=tuple(dict.fromkeys(line for line, _ in waits)),
+            waited_after=tuple(calls for _, calls in waits), outside=dict(outside), torch=torch.__version__,
+            triton=self.triton,
+        )  # fmt: skip
+
+
+def compiled(asked: Asked) -> OutputCode:
+    """As `Compiler.code`, of one step."""
+    return Compiler(asked.gpu, asked.cudnn).code(asked)
 
 
 # Operators that run no kernel, besides views.

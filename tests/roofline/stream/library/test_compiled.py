@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from flopcast.errors import UsageError
 from flopcast.roofline.gpu.catalogue.datasheets import load_specs
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.stream.library import compiled
+from flopcast.roofline.stream.library import code, compiled
 from flopcast.roofline.stream.library.stored import shipped_path, stream_key
 from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
 from flopcast.roofline.stream.model.models import depth_of, load_config, shipped_names, with_depth
@@ -48,7 +49,7 @@ def compilers(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> li
             breaks=(found,), waits=(found.where,), torch="2.11.0+cu130", triton="3.6.0",
         )  # fmt: skip
 
-    monkeypatch.setattr(compiled, "compiling", compiling)
+    monkeypatch.setattr(code, "compiling", compiling)
     return asked
 
 
@@ -101,6 +102,22 @@ def test_micro_batches_run_the_graphs_again_and_add_their_gradients(compilers: l
     assert peaks[0] < peaks[1] <= peaks[0] + 4 * one.n_params  # gradients stay, another's are made
 
 
+def test_what_does_not_change_the_code_shares_a_compile(compilers: list[Asked]) -> None:
+    streams = {
+        run: get_stream(CONFIG, run.traced_on(H200))
+        for run in (RUN, replace(RUN, optimizer="adamw"), replace(RUN, clip=1.0), replace(RUN, accumulate=2))
+    }
+    assert len(compilers) == 2
+    assert len({len(stream.ops) for stream in streams.values()}) == 4
+    get_stream(CONFIG, replace(RUN, seq=512).traced_on(H200))
+    assert len(compilers) == 4
+    for path in (tmp_code := Path(os.environ["XDG_CACHE_HOME"])).rglob("compiled/*/*.gz"):
+        path.write_bytes(path.read_bytes()[:1000])  # torn
+    assert any(tmp_code.rglob("compiled/*/*.gz"))
+    get_stream(CONFIG, replace(RUN, optimizer="sgd").traced_on(H200))
+    assert len(compilers) == 6
+
+
 def test_layers_that_are_not_alike_are_compiled_whole(compilers: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECORDED, 2, "gpt2-l2")
     stream = get_stream(CONFIG, RUN.traced_on(H200))
@@ -140,17 +157,21 @@ def test_eager_streams_keep_their_names_and_compiled_ones_have_a_chip() -> None:
         RUN.traced_on("cpu")
 
 
-def test_work_outside_of_the_graphs_is_told_or_refused(compilers: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
-    patched = compiled.compiling
+def test_work_outside_of_the_graphs_is_told_or_refused(
+    compilers: list[Asked], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    patched = code.compiling
 
     def outside(**operators: int) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "-".join(operators)))  # what was compiled is kept
+
         @contextmanager
         def compiling(one: Asked) -> Iterator[Callable[[], OutputCode]]:
             with patched(one) as result:
                 names = {f"aten.{name}": count for name, count in operators.items()}
                 yield lambda: replace(result(), outside=names)
 
-        monkeypatch.setattr(compiled, "compiling", compiling)
+        monkeypatch.setattr(code, "compiling", compiling)
 
     outside(mm=2, ones_like=1)
     with pytest.raises(UsageError, match=r"aten.mm runs outside of the compiled graphs.*net.py:3"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from flopcast.roofline.stream.compiled.launches import GENERATED, Kind
 from flopcast.roofline.stream.compiled.output_code import read_output_code
 from flopcast.roofline.stream.tracer.compiler.apart import output_code
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
+from flopcast.roofline.stream.tracer.compiler.side_by_side import compilers
 
 pytest.importorskip("triton")
 
@@ -63,6 +65,19 @@ def test_a_step_is_compiled_for_the_gpu(qwen3: OutputCode) -> None:
     assert all(sum(count[kind] for kind in GENERATED) > 20 for count in kinds)
     assert "aten._scaled_dot_product_cudnn_attention.default" in qwen3.text
     assert "multi_processor_count=132, cc=90" in qwen3.text
+
+
+def test_a_process_that_compiles_several_gives_the_code_of_each(qwen3: OutputCode) -> None:
+    """Nothing of a step is left for the next one."""
+    asked = Asked(config=QWEN3, batch=4, seq=256)
+    other = replace(asked, config={**QWEN3, "hidden_size": 192, "num_hidden_layers": 1}, mode="compile-graphs")
+    with compilers({}, asked.cudnn, 1) as submit:
+        refused, first, found = [submit(one) for one in (replace(asked, module="no:such", config=None), other, asked)]
+        with pytest.raises(UsageError, match="'no:such'"):
+            refused.result()
+        assert read_output_code(found.result().text) == read_output_code(qwen3.text)
+        assert replace(found.result(), graphs=()) == replace(qwen3, graphs=())
+        assert len(first.result().text) < len(qwen3.text)
 
 
 def test_products_have_operands_in_bf16_on_the_gpu(qwen3: OutputCode) -> None:
