@@ -43,7 +43,9 @@ class Simulation:
         if steps < 2:
             raise ValueError("a steady step is the difference of two: steps must be at least 2")
         self._steps, self._queue_depth = steps, queue_depth
-        runs = (op for op in ops if op.count)  # two compiled layers run the one that stands for those between not at all
+        runs = (
+            op for op in ops if op.count
+        )  # two compiled layers run the one that stands for those between not at all
         self._parts = [_part(list(run)) for _, run in groupby(runs, lambda op: (op.replay, op.replay or op.count))]
         self._most = max((count for _, count in self._parts), default=1)
         self._prepared: dict[int, tuple[list[tuple[list[_Entry], int]], list[int]]] = {}
