@@ -5,7 +5,8 @@
     collectives_a100_nodes.csv.gz      microsoft/vidur: A100s within a host and across hosts
     collectives_scaling_nodes.csv.gz   aliyun/SimAI: shares of the line rate by hosts and bytes
 
-The tables themselves do not ship: what is fitted to them does, and figures of how far it is off.
+The tables themselves do not ship: what is fitted to them does, and figures of how far it is off. Beside them stand the
+links that were measured here, whose profiles ship (`measured_rows`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from flopcast.roofline.gpu.links.catalogue import find_link
 from flopcast.roofline.gpu.links.choice import Group, Kind, wire
 from flopcast.roofline.gpu.links.law import Collective
+from flopcast.roofline.gpu.links.library import SHIPPED
+from flopcast.roofline.gpu.links.profile import LinkProfile
 
 KINDS: dict[str, Kind] = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
@@ -27,23 +31,38 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 LINKS = {"a100_sxm": "nvlink3", "b300_sxm": "nvlink5", "l40s": "pcie4", "rtx_pro_6000_server": "pcie5"}
 SIMAI_KINDS: dict[str, tuple[Kind, ...]] = {"nic": ("all_gather", "all_reduce"), "ata": ("all_to_all",)}
+Timed = Literal["tests", "python", "graph"]
 SUMS_OF_BYTES = "int8"  # dtypes that no training sums: their rows are counted apart
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published time. `machine` names the host or hosts that it is of."""
+    """A time. `machine` names the host or hosts that it is of. `timed`: by nccl-tests; from Python, which below 1 MiB
+    is the host's time; or by replaying a CUDA graph."""
 
     machine: str
     asked: Collective
     seconds: float
     dtype: str = ""
-    is_launched: bool = False  # timed from Python: below 1 MiB that is the host's time
+    timed: Timed = "tests"
 
 
 def rows_of(folder: Path) -> list[Row]:
     """All rows of one host, and those of several whose network is told or that do not depend on it."""
     return [*_one_host(folder), *_ml_engineering(folder), *_vidur(folder), *_simai(folder)]
+
+
+def measured_rows() -> list[Row]:
+    """All rows of the links that ship as they were measured, of each as "GPU, measured"."""
+    rows = []
+    for path in sorted(SHIPPED.glob("*.json")):
+        profile = LinkProfile.load(path)
+        link, version = find_link(profile.link), tuple(map(int, profile.nccl.split(".")))
+        for point in profile.points:
+            group = Group(point.gpus, link, nvls=profile.nvls, nccl=version)
+            asked = Collective(point.kind, point.bytes, group)
+            rows.append(Row(f"{profile.gpu}, measured", asked, point.seconds, point.dtype, "graph"))
+    return rows
 
 
 def _read(path: Path) -> Iterator[dict[str, str]]:
@@ -74,7 +93,7 @@ def _ml_engineering(folder: Path) -> Iterator[Row]:
         asked = Collective(KINDS[row["collective"]], int(row["bytes"]), group)
         rate = float(row["busbw_gbs"]) * 1e9 / wire(asked.kind, gpus)
         name = "h200, 4 hosts" if nodes > 1 else "a100, second host" if "A100" in row["system"] else "h200"
-        yield Row(name, asked, asked.bytes / rate, is_launched=True)
+        yield Row(name, asked, asked.bytes / rate, timed="python")
 
 
 def _vidur(folder: Path) -> Iterator[Row]:
@@ -85,7 +104,7 @@ def _vidur(folder: Path) -> Iterator[Row]:
         group = Group(gpus, find_link("nvlink3"), nvls=False, nccl=(2, 18))
         name = "a100, third host" if row["system"] == "a100_dgx" else "a100, a pair"
         asked = Collective(KINDS[row["collective"]], int(row["bytes"]), group)
-        yield Row(name, asked, float(row["median_ms"]) / 1e3, is_launched=True)
+        yield Row(name, asked, float(row["median_ms"]) / 1e3, timed="python")
 
 
 def _simai(folder: Path) -> Iterator[Row]:

@@ -38,6 +38,15 @@ def test_eight_h200s_go_over_to_nvls_from_2_mib_and_four_do_not() -> None:
     assert choose("all_gather", 256 * MIB, Group(8, H200)).algorithm == "ring"
 
 
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "broadcast", "all_reduce"])
+def test_two_h200s_go_over_to_simple_where_nccl_logged_it(kind: Kind) -> None:
+    """At the powers of two that NCCL 2.28.9 logged; LL and Simple are modelled alike there."""
+    after = {"all_gather": 4 * MIB, "reduce_scatter": 4 * MIB}.get(kind, 2 * MIB)
+    pair = Group(2, H200, nvls=False)
+    assert choose(kind, after // 2, pair) == Regime("ring", "LL")
+    assert choose(kind, after, pair) == Regime("ring", "Simple")
+
+
 def test_no_ll128_over_pci_express_and_trees_between_many_hosts() -> None:
     pcie = Group(4, find_link("pcie4"))
     assert {choose("all_reduce", 2**power, pcie).protocol for power in range(10, 31)} == {"LL", "Simple"}

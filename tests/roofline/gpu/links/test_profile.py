@@ -49,7 +49,7 @@ def test_a_measured_size_is_as_measured(own_links: Path) -> None:
         assert time.basis == "measured"
         assert time.seconds == pytest.approx(1.1 * LAW.time("all_reduce", 4 * MIB, 2).seconds, rel=1e-12)
         assert time.blocks == 8
-        assert time.high / time.low < exp(0.1)
+        assert time.high / time.low < exp(0.13)
     assert found.host_cost("all_gather", 4) == profile.host[0]
     assert LAW.host_cost("all_gather", 4).python_seconds == library.UNMEASURED_LAUNCH
     assert [link.name for link in known_links()][:2] == ["nvidia-h200", "my-host"]
@@ -73,11 +73,11 @@ def test_between_sizes_the_regime_counts(power: int) -> None:
 def test_beyond_what_was_measured_the_law_carries_on() -> None:
     measured = library.Interconnect(LAW.link, _profile(), nvls=False)
     for kind in KINDS:
-        for whole, gpus in ((2**34, 2), (100, 2), (64 * MIB, 4), (64 * MIB, 8)):
+        for whole, gpus, kept in ((2**34, 2, 1.0), (100, 2, 1.0), (64 * MIB, 4, 0.5), (64 * MIB, 8, 0.25)):
             time = measured.time(kind, whole, gpus)
             by_law = library.Interconnect(LAW.link, nvls=False).time(kind, whole, gpus)
             assert time.basis == "extrapolated"
-            assert time.seconds == pytest.approx(1.1 * by_law.seconds, rel=0.15)
+            assert time.seconds == pytest.approx(1.1**kept * by_law.seconds, rel=0.04)
     assert measured.time("all_reduce", MIB, 16, nodes=2).basis == "projected"
     assert measured.time("all_reduce", 4 * MIB, 2, dtype="fp32").basis == "measured"
 

@@ -1,0 +1,67 @@
+"""How far the shipped links are off where they were not fitted: sizes and a dtype that a run left out, and collectives
+of real steps of the same host and NCCL."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from flopcast.roofline.gpu.links.fit import fit_links
+from flopcast.roofline.gpu.links.library import SHIPPED, find_interconnect, interconnect_of
+from flopcast.roofline.gpu.links.profile import LinkProfile, Point
+
+RESULTS = Path(__file__).resolve().parents[4] / "reports" / "nvidia-h200" / "links"
+MIB = 1024 * 1024
+H200 = LinkProfile.load(SHIPPED / "nvidia-h200.json")
+Wanted = Callable[[Point], bool]
+
+
+def test_what_ships_is_fitted_to_the_rows_of_the_report() -> None:
+    assert fit_links(RESULTS) == H200
+    assert len(H200.points) == 252
+    assert H200.contention is not None
+
+
+def _errors(kept: Sequence[Point], left_out: Sequence[Point]) -> list[float]:
+    link = interconnect_of(replace(H200, points=kept))
+    times = [link.time(point.kind, point.bytes, 2, dtype=point.dtype) for point in left_out]
+    return [abs(time.seconds / point.seconds - 1) for time, point in zip(times, left_out, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("is_left_out", "most", "worst"),
+    [
+        (lambda point: point.bytes.bit_length() % 2 == 0, 0.015, 0.10),
+        (lambda point: point.bytes.bit_length() % 2 == 1 and 1024 < point.bytes < 1024 * MIB, 0.025, 0.10),
+        (lambda point: point.dtype == "fp32", 0.005, 0.05),
+    ],
+)
+def test_half_of_a_run_tells_the_other_half(is_left_out: Wanted, most: float, worst: float) -> None:
+    kept = [point for point in H200.points if not is_left_out(point)]
+    errors = _errors(kept, [point for point in H200.points if is_left_out(point) and point.bytes >= MIB])
+    assert median(errors) < most
+    assert max(errors) < worst
+    small = _errors(kept, [point for point in H200.points if is_left_out(point) and point.bytes < MIB])
+    assert median(small) < 0.03
+    assert max(small) < 0.08
+
+
+def test_collectives_of_real_steps_take_as_long() -> None:
+    """As `python -m studies.links.in_steps` found them: 1,600 all-reduces of tensor parallel steps, and the all-gathers
+    and reduce-scatters of FSDP's layers, which gather in place and so save a copy."""
+    link = find_interconnect("nvidia-h200")
+    with (RESULTS / "in_steps.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    times = [link.time(row["kind"], int(row["bytes"]), 2, dtype=row["dtype"]) for row in rows]  # type: ignore[arg-type]
+    errors = [abs(time.seconds / float(row["seconds"]) - 1) for time, row in zip(times, rows, strict=True)]
+    assert len(errors) >= 20
+    assert median(errors) < 0.03
+    assert max(errors) < 0.10
+    reduced = [error for error, row in zip(errors, rows, strict=True) if row["kind"] == "all_reduce"]
+    assert median(reduced) < 0.01
+    assert max(reduced) < 0.05
