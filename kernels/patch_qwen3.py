@@ -58,33 +58,36 @@ def _layer_forward(
     return out
 
 
-def _attention_forward(
-    self: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None,
-    past_key_values: Any = None, **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """As Qwen3Attention.forward, with norms and rotation in one kernel on the projections' own layout."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    from transformers.models.qwen3 import modeling_qwen3
+def _attention_by(functions: Any, eager: Callable[..., Any]) -> Callable[..., Any]:
+    """As Qwen3Attention.forward, with norms and rotation in one kernel on the projections' own layout.
 
-    tokens = hidden_states.shape[:-1]
-    query, key, value = (
-        projection(hidden_states).view(*tokens, -1, self.head_dim)
-        for projection in (self.q_proj, self.k_proj, self.v_proj)
-    )
-    query, key = rope_qk_norm(
-        query, key, self.q_norm.weight, self.k_norm.weight, *position_embeddings, self.q_norm.variance_epsilon
-    )
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, self.layer_idx)
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-        self.config._attn_implementation, modeling_qwen3.eager_attention_forward
-    )
-    out, weights = attend(
-        self, query, key, value, attention_mask, dropout=self.attention_dropout if self.training else 0.0,
-        scaling=self.scaling, sliding_window=self.sliding_window, **kwargs,
-    )  # fmt: skip
-    return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
+    `functions`: transformers' table of attention functions, `eager`: its eager one. An import in the forward would break
+    the graph of torch 2.11's compiler.
+    """
+
+    def forward(
+        self: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None,
+        past_key_values: Any = None, **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        tokens = hidden_states.shape[:-1]
+        query, key, value = (
+            projection(hidden_states).view(*tokens, -1, self.head_dim)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = rope_qk_norm(
+            query, key, self.q_norm.weight, self.k_norm.weight, *position_embeddings, self.q_norm.variance_epsilon
+        )
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attend = functions.get_interface(self.config._attn_implementation, eager)
+        out, weights = attend(
+            self, query, key, value, attention_mask, dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling, sliding_window=self.sliding_window, **kwargs,
+        )  # fmt: skip
+        return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
+
+    return forward
 
 
 def causal_loss(
@@ -107,6 +110,7 @@ def patch(model: nn.Module) -> None:
 
     Raises ValueError on a model without Qwen3 layers, NotImplementedError on another activation than silu.
     """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
     if hasattr(model, _UNDO):
@@ -115,7 +119,7 @@ def patch(model: nn.Module) -> None:
         qwen3.Qwen3RMSNorm: _norm_forward,
         qwen3.Qwen3MLP: _mlp_forward,
         qwen3.Qwen3DecoderLayer: _layer_forward,
-        qwen3.Qwen3Attention: _attention_forward,
+        qwen3.Qwen3Attention: _attention_by(ALL_ATTENTION_FUNCTIONS, qwen3.eager_attention_forward),
     }
     found = [module for module in model.modules() if type(module) in forwards]
     if not found:
