@@ -36,7 +36,8 @@ def remember(choice: Choice) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _backend(name: str, m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> str:
+def backend_of(name: str, m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> str:
+    """The backend of a product as stored, by the choice of this name. Raises ValueError where the choice names none."""
     if not min(m, n, k) or dtype not in _DTYPES:
         return "torch"
     backend = _CHOICES[name](Gemm(m=m, n=n, k=k, dtype=_DTYPES[dtype], layout=layout))
@@ -46,7 +47,7 @@ def _backend(name: str, m: int, n: int, k: int, dtype: torch.dtype, layout: str)
 
 @operator("flopcast::chosen_matmul")
 def chosen_matmul_op(a: Tensor, b: Tensor, layout: str, choice: str) -> Tensor:
-    if _backend(choice, *sizes_of(a, b, layout), a.dtype, layout) == "triton":
+    if backend_of(choice, *sizes_of(a, b, layout), a.dtype, layout) == "triton":
         return matmul_triton(a, b, layout)
     return matmul_torch(a, b, layout)
 

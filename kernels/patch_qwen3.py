@@ -61,8 +61,8 @@ def _layer_forward(
 def _attention_by(functions: Any, eager: Callable[..., Any]) -> Callable[..., Any]:
     """As Qwen3Attention.forward, with norms and rotation in one kernel on the projections' own layout.
 
-    `functions`: transformers' table of attention functions, `eager`: its eager one. An import in the forward would break
-    the graph of torch 2.11's compiler.
+    `functions`: transformers' table of attention functions, `eager`: its eager one. An import in the forward would
+    break the graph of torch 2.11's compiler.
     """
 
     def forward(

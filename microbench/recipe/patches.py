@@ -9,14 +9,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flopcast.kernels.matmul import matmul_triton
+from flopcast.kernels.matmul_chosen import BACKENDS as MATMULS
+from flopcast.kernels.matmul_chosen import Choice, backend_of, remember
 
-MATMULS = ("torch", "triton")
 ATTENTIONS = ("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")
 _SDPA = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
 
@@ -36,33 +38,36 @@ def attention_implementation(attention: str) -> str:
 
 
 @contextmanager
-def patched(matmul: str = "torch", attention: str = "sdpa", device_type: str = "cuda") -> Iterator[None]:
+def patched(matmul: str | Choice = "torch", attention: str = "sdpa", device_type: str = "cuda") -> Iterator[None]:
     """Runs the body of the `with` statement on these kernels, in every thread of the process; then restores the former
     ones.
 
+    `matmul` may be a function that names the backend of each product (the profile's: `gpu.library.fastest`).
     `attention` "triton" needs a model built with `attention_implementation`. Raises ValueError for unknown names.
     """
-    if matmul not in MATMULS:
-        raise ValueError(f"matmul {matmul!r}: valid are {', '.join(MATMULS)}")
+    if isinstance(matmul, str) and matmul not in MATMULS:
+        raise ValueError(f"matmul {matmul!r}: valid are {', '.join(MATMULS)}, or a function of a product's shape")
     attention_implementation(attention)
     with ExitStack() as stack:
         if attention in _SDPA:
             stack.enter_context(sdpa_kernel([_SDPA[attention]]))
-        if matmul == "triton":
+        if matmul != "torch":
+            choice = matmul if isinstance(matmul, str) else remember(matmul)
             library = torch.library.Library("aten", "IMPL")
             stack.callback(library._destroy)
             with warnings.catch_warnings():  # torch warns that a kernel is overridden, as intended
                 warnings.simplefilter("ignore", UserWarning)
-                library.impl("mm", _triton_mm, device_type.upper())
+                library.impl("mm", partial(_mm, choice), device_type.upper())
         yield
 
 
-def _triton_mm(a: Tensor, b: Tensor) -> Tensor:
-    """Runs aten::mm on the Triton kernel for 16-bit operands, and on the library's for others (rotary tables in
+def _mm(choice: str, a: Tensor, b: Tensor) -> Tensor:
+    """Runs aten::mm on the backend of the choice for 16-bit operands, and on the library's for others (rotary tables in
     fp32)."""
-    if a.dtype not in (torch.bfloat16, torch.float16):
-        return torch.mm(a, b, out=a.new_empty((a.shape[0], b.shape[1])))  # `mm.out` is not overridden
     layout = ("n" if _is_row_major(a) else "t") + ("n" if _is_row_major(b) else "t")
+    is_for_triton = a.dtype in (torch.bfloat16, torch.float16)
+    if not is_for_triton or backend_of(choice, a.shape[0], b.shape[1], a.shape[1], a.dtype, layout) == "torch":
+        return torch.mm(a, b, out=a.new_empty((a.shape[0], b.shape[1])))  # `mm.out` is not overridden
     return matmul_triton(a if layout[0] == "n" else a.mT, b if layout[1] == "n" else b.mT, layout)
 
 

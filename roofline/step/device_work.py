@@ -13,6 +13,7 @@ from typing import Any
 
 from flopcast.kernels.shapes import Attention, Call, Gemm
 from flopcast.roofline.gpu.library.attention_mask import plain, with_mask
+from flopcast.roofline.gpu.library.fastest import BEST, fastest
 from flopcast.roofline.gpu.library.generated import generated_seconds
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
@@ -80,17 +81,24 @@ class TimedOp:
 
 
 def backend_of(work: Work, run: Run, sdpa: str) -> str:
-    """Returns the backend that runs the work; `sdpa` is the attention backend that torch itself picks on the device."""
+    """Returns the backend that runs the work; `sdpa` is the attention backend that torch itself picks on the device.
+    "best" is none yet: `backends_of` decides."""
     if work.op_class == "gemm":
         shape = work.shape  # `microbench.recipe.patches` gives Triton's kernel products of two matrices of 16 bits
         is_for_triton = isinstance(shape, Gemm) and shape.batch == 1 and shape.dtype in ("bf16", "fp16")
         return run.matmul if is_for_triton else "torch"
     if work.op_class == "attention":
-        if run.attention != "sdpa":
-            return run.attention
         is_masked = isinstance(work.shape, Attention) and work.shape.mask
+        if run.attention != "sdpa" and not (is_masked and run.attention == BEST):
+            return run.attention
         return "sdpa-efficient" if is_masked and sdpa == "sdpa-flash" else sdpa  # flash takes no mask
     return work.backend if work.op_class == "fused" else "torch"
+
+
+def backends_of(works: Mapping[int, Work], run: Run, profile: Profile) -> dict[int, str]:
+    """Returns the backend of each work, by its id: that of `backend_of` and, where that is "best", the fastest."""
+    named = {key: backend_of(work, run, profile.default_attention) for key, work in works.items()}
+    return named | fastest({key: works[key] for key, backend in named.items() if backend == BEST}, profile)
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ def device_times(stream: Stream, run: Run, profile: Profile) -> DeviceTimes:
     works = describe_ops(stream)
     hot_shares = l2_shares(stream, [work is not None for work in works], L2_SHARE * profile.l2_bytes)
     distinct = {id(work): work for work in works if work is not None}
-    backends = {key: backend_of(work, run, profile.default_attention) for key, work in distinct.items()}
+    backends = backends_of(distinct, run, profile)
     return DeviceTimes(works, hot_shares, backends, _kernel_times(distinct, backends, profile))
 
 
@@ -173,7 +181,7 @@ def estimate_together(streams: Iterable[Stream], run: Run, profile: Profile) -> 
     """Estimates the kernels of all streams in one go, for `device_work` of each: twenty batches of a model take a third
     of the time."""
     works = {id(work): work for stream in streams for work in describe_ops(stream) if work is not None}
-    backends = {key: backend_of(work, run, profile.default_attention) for key, work in works.items()}
+    backends = backends_of(works, run, profile)
     _kernel_times(works, backends, profile)
 
 

@@ -3,9 +3,9 @@
     python -m studies.kernels.launch_cost OUT [--rounds 40] [--calls 10]          on a GPU, about 20 seconds
 
 Operands are tiny, so that the device is never what is waited for: `calls` calls are enqueued and timed by the host's
-clock, then the device is waited for, outside of the time. Ours and torch's take turns within one run, and the median of
-all rounds counts. Forwards are made with gradients on; a backward is `torch.autograd.grad` of one forward's results, the
-engine's own cost included in both. Writes OUT/launch_cost.csv: microseconds per call and their ratio.
+clock, then the device is waited for, outside of the time. Ours and torch's take turns within one run, and the median
+of all rounds counts. Forwards are made with gradients on; a backward is `torch.autograd.grad` of one forward's results,
+the engine's own cost included in both. Writes OUT/launch_cost.csv: microseconds per call and their ratio.
 
 Rotary embedding with per-head norms has no operation of torch's own: the row beside it is transformers' composition.
 """
@@ -71,8 +71,8 @@ def pairs(device: str, dtype: torch.dtype) -> Iterator[Pair]:
     heads = (normal(1, 16, 4, 64), normal(1, 16, 2, 64), normal(64), normal(64))
     yield Pair(
         "rope_qk_norm",
-        lambda *given: rope.rope_qk_norm(*given, *tables),
-        lambda *given: rope.rope_qk_norm_torch(*given, *tables),
+        lambda q, k, of_q, of_k: rope.rope_qk_norm(q, k, of_q, of_k, *tables),
+        lambda q, k, of_q, of_k: rope.rope_qk_norm_torch(q, k, of_q, of_k, *tables),
         heads,
     )
     target = torch.randint(0, 512, (8,), device=device)
@@ -169,8 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             writer.writerow(asdict(found))
             file.flush()
             print(
-                f"{found.operation:24} {found.direction:9} ours {found.ours_us:7.1f} us  torch {found.torch_us:7.1f} us  "
-                f"{found.ratio:5.2f}",
+                f"{found.operation:24} {found.direction:9} ours {found.ours_us:7.1f} us  torch {found.torch_us:7.1f} us"
+                f"  {found.ratio:5.2f}",
                 flush=True,
             )
     return 0

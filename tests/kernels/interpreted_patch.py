@@ -91,6 +91,26 @@ def test_generation_reads_its_cache() -> None:
         assert torch.equal(model.generate(TOKENS[:1], max_new_tokens=3, do_sample=False, pad_token_id=0), plain)
 
 
+def test_the_profile_of_a_gpu_chooses_the_products() -> None:
+    """fp32 ones are the library's by any profile; what is asked is the function that forecasts ask."""
+    import flopcast
+    from flopcast.errors import UsageError
+    from flopcast.kernels.matmul_chosen import backend_of
+    from flopcast.roofline.gpu.library.fastest import product_choice
+    from flopcast.roofline.gpu.library.profiles import find_profile
+
+    model = qwen3()
+    plain = loss_and_gradients(model)
+    with pytest.raises(UsageError, match="0 x 0: give both"):
+        flopcast.patch(model, "nvidia-h200", attention="best")
+    flopcast.patch(model, "nvidia-h200")
+    agree(loss_and_gradients(model), plain)
+    choose, name = product_choice(find_profile("nvidia-h200")), model.lm_head._flopcast_products
+    for size in (1024, 1536, 4096, 12288):
+        want = choose(Gemm(m=8192, n=size, k=1024, layout="nn"))
+        assert backend_of(name, 8192, size, 1024, torch.bfloat16, "nn") == want
+
+
 class TestMasks:
     SEEN = torch.ones(7, 7, dtype=torch.bool).tril()
 

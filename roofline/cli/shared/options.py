@@ -13,7 +13,17 @@ from typer import Context, Option
 from flopcast.errors import UsageError
 from flopcast.roofline.cli.shared import completion
 from flopcast.roofline.cli.shared.completion import one_of, several_of
-from flopcast.roofline.stream.model.run import BASE_DTYPES, FUSED, MODES, OPTIMIZERS, PHASES, PRECISIONS, Run
+from flopcast.roofline.stream.model.run import (
+    ATTENTIONS,
+    BASE_DTYPES,
+    FUSED,
+    MATMULS,
+    MODES,
+    OPTIMIZERS,
+    PHASES,
+    PRECISIONS,
+    Run,
+)
 
 if TYPE_CHECKING:
     from flopcast.roofline.stream.model.models import Config
@@ -168,15 +178,16 @@ class RunOptions:
     matmul: Annotated[
         str,
         Option(
-            help="Backend of matrix products: torch or triton. best is not modelled yet.",
-            autocompletion=one_of(("torch", "triton")),
+            help="Backend of matrix products: torch, triton, or best, for each the faster of both by the profile.",
+            autocompletion=one_of(MATMULS),
         ),
     ] = Run.matmul
     attention: Annotated[
         str,
         Option(
-            help="Backend of attention: sdpa (torch's pick), sdpa-flash, sdpa-cudnn, triton. best is not modelled yet.",
-            autocompletion=one_of(("sdpa", "sdpa-flash", "sdpa-cudnn", "triton")),
+            help="Backend of attention: sdpa (torch's pick), sdpa-flash, sdpa-cudnn, triton, or best, the fastest"
+            " by the profile.",
+            autocompletion=one_of(ATTENTIONS),
         ),
     ] = Run.attention
     fused: Annotated[

@@ -146,9 +146,6 @@ class Run:
             raise UsageError(f"clip is {self.clip:g}: valid is a norm above 0, or 0 for no clipping")
         self._check_finetune()
         self._check_phase()
-        for name in ("matmul", "attention"):
-            if getattr(self, name) == "best":
-                raise UsageError(f"{name} 'best' is not modelled yet: use a named backend")
         if self.mode != "eager":
             self._check_compiled()
         if self.is_parallel:

@@ -48,6 +48,11 @@ assert calls == ["nt", "tn", "nn"] or sorted(calls) == ["nn", "nt", "tn"], calls
 assert torch.allclose(out, plain, atol=2e-3), (out - plain).abs().max()
 assert torch.allclose(layer.weight.grad, gradient, atol=5e-2)
 assert layer(x).shape == out.shape and len(calls) == 3
+calls.clear()
+with patches.patched(lambda shape: "triton" if shape.layout == "nn" else "torch", device_type="cpu"):
+    chosen = layer(x)
+    chosen.float().square().sum().backward()
+assert calls == ["nn"] and torch.equal(chosen, plain), calls
 """
 
 

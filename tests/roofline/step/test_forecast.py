@@ -165,8 +165,6 @@ def test_another_host(tiny: dict[str, Any], profile: Profile) -> None:
         ({"mode": "fast"}, "valid are eager, compile"),
         ({"checkpoint": "half"}, "valid are none, full"),
         ({"accumulate": 0}, "accumulate is 0"),
-        ({"matmul": "best"}, "not modelled yet"),
-        ({"attention": "best"}, "not modelled yet"),
         ({"matmul": "cutlass"}, "valid are torch, triton, best"),
         ({"attention": "flash"}, "valid are sdpa, sdpa-flash"),
     ],
