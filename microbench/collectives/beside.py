@@ -33,8 +33,8 @@ COPY_BYTES = (1024**2, 16 * 1024**2, 256 * 1024**2)
 
 
 def works(device: torch.device, sm_count: int) -> dict[str, Callable[[], Call]]:
-    """Makers of the kernels to run beside, by name: products of many waves and of one (`sm_count` tiles of 128 x 256),
-    attention, and what memory bounds."""
+    """Makers of the kernels to run beside, by name: products of many waves and of one to three (`sm_count` tiles of 128
+    x 256 each), attention, and what memory bounds."""
 
     def product(m: int, n: int, k: int) -> Callable[[], Call]:
         def make() -> Call:
@@ -59,10 +59,9 @@ def works(device: torch.device, sm_count: int) -> dict[str, Callable[[], Call]]:
         out = torch.empty_like(a)
         return lambda: torch.add(a, a, out=out)
 
-    found: dict[str, Callable[[], Call]] = {
-        f"product-{m}x{n}x{k}": product(m, n, k)
-        for m, n, k in ((4096, 4096, 4096), (8192, 8192, 1024), (128 * sm_count, 256, 4096))
-    }
+    wave = 128 * sm_count
+    sizes = ((4096, 4096, 4096), (8192, 8192, 1024), *((wave, 256 * waves, 4096) for waves in (1, 2, 3)))
+    found: dict[str, Callable[[], Call]] = {f"product-{m}x{n}x{k}": product(m, n, k) for m, n, k in sizes}
     return {**found, "attention-4x16x2048x128": attention, "copy-256MiB": copy, "add-fp32-256MiB": add}
 
 
