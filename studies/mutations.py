@@ -52,7 +52,7 @@ MUTATIONS = (
     Mutation("products gain all that L2 can give", f"{STEP}/device_work.py", '"gemm": 0.4', '"gemm": 1.0'),
     Mutation("reductions gain nothing from L2", f"{STEP}/device_work.py", '"reduction": 0.6', '"reduction": 0.0'),
     Mutation(
-        "the gap between kernels doubled", f"{STEP}/simulation.py",
+        "the gap between kernels doubled", f"{STEP}/timeline.py",
         'return self.profile.ceiling("kernel_gap", GAP_SECONDS)',
         'return 2 * self.profile.ceiling("kernel_gap", GAP_SECONDS)',
     ),

@@ -24,6 +24,7 @@ from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_call
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
 from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.collectives import Collective
 from flopcast.roofline.stream.ops.op_stream import Stream, once_per_stream
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
 
@@ -48,7 +49,9 @@ class TimedOp:
 
     Seconds and launches are totals over the `count` times that the step runs it (identical micro-batches, one after
     the other); `work` is that of one run. `sigma`: standard deviation of the log seconds. `replay`: which replay of a
-    captured CUDA graph it is part of, counted from 1; 0 where it is launched by itself.
+    captured CUDA graph it is part of, counted from 1; 0 where it is launched by itself. `lane`: the CUDA stream that it
+    runs on; `waits`: operations before it, by their number, that have to end first; `collective`: what it sends, of
+    which `work` says nothing (`communication`).
     """
 
     phase: str
@@ -63,6 +66,9 @@ class TimedOp:
     hot_basis: str = ""
     count: int = 1
     replay: int = 0
+    lane: int = 0
+    waits: tuple[int, ...] = ()
+    collective: Collective | None = None
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:

@@ -25,10 +25,12 @@ from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.unlike_bytes import rule_of
 from flopcast.roofline.step import memory
+from flopcast.roofline.step.communication import Fabric, on_lanes
 from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, device_times, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.inference import memory_parts, turning_batch
-from flopcast.roofline.step.simulation import Timeline, is_synchronous
+from flopcast.roofline.step.simulation import is_synchronous
+from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.step.uncertainty import Interval, Moves, device_log_sigma, device_moves, is_rough, step_interval
 from flopcast.roofline.stream.compiled.versions import version_note
 from flopcast.roofline.stream.library.streams import Trace, get_stream
@@ -51,6 +53,7 @@ class PricedStep:
     profile: Profile
     host: HostCosts | None = None
     price: Price | None = None
+    fabric: Fabric | None = None
 
     @cached_property
     def host_costs(self) -> HostCosts:
@@ -65,7 +68,8 @@ class PricedStep:
     @cached_property
     def ops(self) -> list[TimedOp]:
         """The stream's operations, in order, with their device and host seconds."""
-        return device_work(self.stream, self.run, self.profile, self.host_costs, self.device_times)
+        ops = device_work(self.stream, self.run, self.profile, self.host_costs, self.device_times)
+        return ops if self.fabric is None else on_lanes(self.stream, ops, self.fabric, self.host_costs)
 
     @cached_property
     def device_times(self) -> DeviceTimes:
@@ -90,7 +94,7 @@ class PricedStep:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return Timeline(self.ops, self.profile)
+        return Timeline(self.ops, self.profile, self.fabric)
 
     @cached_property
     def device_sigma(self) -> float:

@@ -1,19 +1,17 @@
-"""Simulates a step on host and device: the host enqueues op by op, and the device drains the queue in order.
+"""Simulates a step on host and device: the host enqueues op by op, and the device drains its queues in order.
 
-`Simulation` is given gaps, queue depth and speeds; `Timeline` takes them from a part's profile and adds the time that
-the part's power limit costs.
+A queue is a lane, a CUDA stream: lane 0 computes, and a step on several GPUs has others for what it sends. Ranks that
+run the same step come to a collective together, so that one rank's simulation is all ranks'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import TimedOp
-from flopcast.roofline.step.power_limit import Draw, draw_of
 
 # From the host's launch call to the kernel's start on an idle device; a step of a thousand launches shows it
 # only where the host waits (a synchronisation).
@@ -25,16 +23,34 @@ LAUNCH_LATENCY_SECONDS = 4e-6
 # 0.3 (`python -m studies.compiled.host`).
 NODE_GAP = 0.2
 
-# (host seconds, kernel seconds, gaps within, launches, sync) of an op that launches kernels or makes the host wait; the
-# host seconds include those of the ops before it that do neither. All nodes of a replayed CUDA graph are one launch.
-_Entry = tuple[float, float, float, int, bool]
+
+class Ran(NamedTuple):
+    """Seconds of a steady step, and of the host until it has enqueued one for an idle device, its waits included."""
+
+    step: float
+    enqueued: float
+
+
+class Span(NamedTuple):
+    """When an op, by its number, ran on the device."""
+
+    op: int
+    start: float
+    end: float
+
+
+# (host seconds, kernel seconds, gaps within, launches, sync, number of the op, lane, numbers of the ops that it waits
+# for, whether it is a collective) of an op that launches kernels or makes the host wait; the host seconds include those
+# of the ops before it that do neither. All nodes of a replayed CUDA graph are one launch.
+_Entry = tuple[float, float, float, int, bool, int, int, tuple[int, ...], bool]
 
 
 class Simulation:
     """A simulation of a step on host and device, prepared once and run with several speeds.
 
-    The host enqueues op by op; the device runs kernels in order with a gap between them; at most `queue_depth` launches
-    are outstanding; a sync stops the host until the device has drained its queue. Operations that repeat
+    The host enqueues op by op; each lane runs its kernels in order with a gap between them, and each kernel after those
+    of other lanes that it waits for; at most `queue_depth` launches are outstanding; a sync stops the host until lane 0
+    has drained its queue. Other lanes begin a step when lane 0 has ended the one before. Operations that repeat
     (`TimedOp.count`) are simulated until a repetition shifts all times by the same amount; all later repetitions then
     do the same and are skipped.
     """
@@ -43,10 +59,11 @@ class Simulation:
         if steps < 2:
             raise ValueError("a steady step is the difference of two: steps must be at least 2")
         self._steps, self._queue_depth = steps, queue_depth
-        runs = (
-            op for op in ops if op.count
-        )  # two compiled layers run the one that stands for those between not at all
-        self._parts = [_part(list(run)) for _, run in groupby(runs, lambda op: (op.replay, op.replay or op.count))]
+        # two compiled layers run the one that stands for those between not at all
+        runs = ((number, op) for number, op in enumerate(ops) if op.count)
+        alike = groupby(runs, lambda one: (one[1].replay, one[1].replay or one[1].count))
+        self._parts = [_part(list(run)) for _, run in alike]
+        self._lanes = 1 + max((op.lane for op in ops), default=0)
         self._most = max((count for _, count in self._parts), default=1)
         self._prepared: dict[int, tuple[list[tuple[list[_Entry], int]], list[int]]] = {}
 
@@ -80,37 +97,71 @@ class Simulation:
         return waits
 
     def run(
-        self, *, gap_seconds: float, sync_seconds: float, host_factor: float = 1.0, device_factor: float = 1.0
-    ) -> float:
-        """Returns the seconds of one steady step when steps follow each other without waiting."""
+        self,
+        *,
+        gap_seconds: float,
+        sync_seconds: float,
+        host_factor: float = 1.0,
+        device_factor: float = 1.0,
+        link_factor: float = 1.0,
+        spans: list[Span] | None = None,
+    ) -> Ran:
+        """Returns the seconds of one steady step when steps follow each other without waiting, and those in which the
+        host enqueues the first. Kernels take `device_factor` times their seconds, collectives `link_factor` times.
+        `spans` gets those of the last step."""
         most = min(self._most, _LEAST_RUNS)
-        while (found := self._run(most, gap_seconds, sync_seconds, host_factor, device_factor)) is None:
+        speeds = gap_seconds, sync_seconds, host_factor, device_factor, link_factor
+        while (found := self._run(most, *speeds, spans)) is None:
             most = min(self._most, 2 * most)
         return found
 
     def _run(
-        self, most: int, gap_seconds: float, sync_seconds: float, host_factor: float, device_factor: float
-    ) -> float | None:
+        self,
+        most: int,
+        gap_seconds: float,
+        sync_seconds: float,
+        host_factor: float,
+        device_factor: float,
+        link_factor: float,
+        spans: list[Span] | None,
+    ) -> Ran | None:
         """As `run`, with at most `most` repetitions simulated; None where they have not become steady by then."""
-        host = device = 0.0
+        host = 0.0
+        lanes = [0.0] * self._lanes  # when each is free
+        ended: dict[int, float] = {}  # when each op of a step on several lanes last ended, by its number
+        follows = self._lanes > 1
         finish: list[float] = []
         finished = finish.append
-        ends = []
+        ends: list[float] = []
+        enqueued = 0.0
         runs, all_waits = self._prepare(most)
         waits = iter(all_waits)
         latest = -1  # the last entry that the host waited for
         before = (0.0, 0.0)
-        for _ in range(self._steps):
+        for step in range(self._steps):
+            lanes[1:] = [max(lanes[0], free) for free in lanes[1:]]
+            is_shown = spans is not None and step == self._steps - 1
             for entries, more_times in runs:
                 if more_times:
-                    before = host, device
-                for (own, seconds, more, launches_, is_sync), wait in zip(entries, waits, strict=False):
+                    before = host, lanes[0]
+                for (own, seconds, more, launches_, is_sync, number, lane, others, is_sent), wait in zip(
+                    entries, waits, strict=False
+                ):
                     host += own * host_factor
+                    device = lanes[lane]
                     if launches_:
                         start = host + LAUNCH_LATENCY_SECONDS
                         if start < device + gap_seconds:
                             start = device + gap_seconds
-                        device = start + seconds * device_factor + gap_seconds * more
+                        for other in others:
+                            if start < ended.get(other, 0.0):
+                                start = ended[other]
+                        device = start + seconds * (link_factor if is_sent else device_factor) + gap_seconds * more
+                        lanes[lane] = device
+                        if follows:
+                            ended[number] = device
+                        if is_shown and spans is not None:
+                            spans.append(Span(number, start, device))
                     finished(device)
                     if wait >= 0:
                         latest = wait
@@ -119,7 +170,7 @@ class Simulation:
                     if is_sync:
                         host = (device if device > host else host) + sync_seconds
                 if more_times:
-                    moved = device - before[1]
+                    moved = lanes[0] - before[1]
                     first = max(latest, 0)  # nothing before it will be waited for
                     earlier = first - len(entries)
                     if earlier < len(finish) - most * len(entries):
@@ -128,36 +179,44 @@ class Simulation:
                     if not _agree([moved, host - before[0], *(now - then for now, then in pairs)]):
                         return None
                     skipped = moved * more_times
-                    host, device = host + skipped, device + skipped
+                    host += skipped
+                    lanes = [free + skipped for free in lanes]
+                    ended |= {
+                        number: ended[number] + skipped for _, _, _, _, _, number, *_ in entries if number in ended
+                    }
                     finish[first:] = [seconds + skipped for seconds in finish[first:]]
-            ends.append(max(host, device))
-        return ends[-1] - ends[-2]
+            ends.append(max(host, *lanes))
+            enqueued = enqueued or host
+        return Ran(ends[-1] - ends[-2], enqueued)
 
 
 _LEAST_RUNS = 4
 
 
-def _part(ops: Sequence[TimedOp]) -> tuple[list[_Entry], int]:
+def _part(numbered: Sequence[tuple[int, TimedOp]]) -> tuple[list[_Entry], int]:
     """Returns the entries of one repetition of ops that follow each other, and how often they are repeated."""
+    ops = [op for _, op in numbered]
     count = min(op.count for op in ops)  # layers that stand for several run more often than the graph that holds them
     if not ops[0].replay:
-        return _entries(ops, count), count
+        return _entries(numbered, count), count
     host, seconds, nodes = (sum(getattr(op, name) for op in ops) for name in ("host_seconds", "seconds", "launches"))
-    return [(host / count, seconds / count, NODE_GAP * max(nodes / count - 1, 0.0), 1, False)], count
+    gaps = NODE_GAP * max(nodes / count - 1, 0.0)
+    return [(host / count, seconds / count, gaps, 1, False, numbered[0][0], 0, (), False)], count
 
 
-def _entries(ops: Iterable[TimedOp], count: int) -> list[_Entry]:
+def _entries(numbered: Iterable[tuple[int, TimedOp]], count: int) -> list[_Entry]:
     """Returns the entries of one of the operations' `count` repetitions; the host seconds of an operation that neither
     launches nor waits are added to the next one that does."""
     entries: list[_Entry] = []
     host = 0.0
-    for op in ops:
+    for number, op in numbered:
         host += op.host_seconds / count
         if op.launches or op.kind == "sync":
             launched = op.launches // count
-            entries.append((host, op.seconds / count, max(launched - 1, 0), launched, op.kind == "sync"))
+            where = number, op.lane, op.waits, op.collective is not None
+            entries.append((host, op.seconds / count, max(launched - 1, 0), launched, op.kind == "sync", *where))
             host = 0.0
-    entries.append((host, 0.0, 0, 0, False))
+    entries.append((host, 0.0, 0, 0, False, -1, 0, (), False))
     return entries
 
 
@@ -165,58 +224,6 @@ def _agree(values: Sequence[float]) -> bool:
     return max(values) - min(values) <= 1e-9 * max(values)
 
 
-# Defaults for a profile without these measurements: values of the one H200 measured (torch 2.11).
-GAP_SECONDS, QUEUE_DEPTH, SYNC_SECONDS = 1e-6, 1024, 2e-5
-
-
 def is_synchronous(profile: Profile) -> bool:
     """Returns whether an operation is complete when its call returns, as on the CPU as a device."""
     return bool(profile.device.get("type") == "cpu")
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """The operations of a step, in order, on the part that `profile` describes."""
-
-    ops: Sequence[TimedOp]
-    profile: Profile
-
-    @cached_property
-    def host_seconds(self) -> float:
-        """The host's seconds to enqueue one step, without waiting."""
-        return sum(op.host_seconds for op in self.ops)
-
-    @cached_property
-    def device_seconds(self) -> float:
-        """The kernels' summed time at full clock."""
-        return sum(op.seconds for op in self.ops)
-
-    @cached_property
-    def draw(self) -> Draw:
-        return draw_of(self.ops, self.profile)
-
-    @property
-    def gap_seconds(self) -> float:
-        return self.profile.ceiling("kernel_gap", GAP_SECONDS)
-
-    @cached_property
-    def _simulation(self) -> Simulation:
-        return Simulation(self.ops, round(self.profile.ceiling("queue_depth", QUEUE_DEPTH)))
-
-    def step_seconds(
-        self,
-        *,
-        host_factor: float = 1.0,
-        device_factor: float = 1.0,
-        gap_factor: float = 1.0,
-        power_factor: float = 1.0,
-    ) -> float:
-        """Returns the seconds of one of many back-to-back steps, with the host's, the kernels' and the gaps' times
-        multiplied by their factors, and with work that takes `power_factor` times the energy."""
-        if is_synchronous(self.profile):
-            return self.host_seconds * host_factor + self.device_seconds * device_factor
-        at_full_clock = self._simulation.run(
-            gap_seconds=self.gap_seconds * gap_factor, sync_seconds=self.profile.ceiling("sync", SYNC_SECONDS),
-            host_factor=host_factor, device_factor=device_factor,
-        )  # fmt: skip
-        return at_full_clock + self.draw.times(power_factor).added_seconds(at_full_clock)

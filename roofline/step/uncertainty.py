@@ -47,7 +47,8 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.unmeasured import OTHER_CACHE
 from flopcast.roofline.step import power_limit
 from flopcast.roofline.step.device_work import TimedOp
-from flopcast.roofline.step.simulation import Timeline, is_synchronous
+from flopcast.roofline.step.simulation import is_synchronous
+from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.stream.lowering.classes import group_of
 
 FILE = DATA / "intervals.json"

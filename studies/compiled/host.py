@@ -19,7 +19,7 @@ from typing import Any
 
 from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, default_host
 from flopcast.roofline.gpu.profile.host_graphs import MODES, Calls, GraphCosts, fit_graph_costs
-from flopcast.roofline.step.simulation import QUEUE_DEPTH
+from flopcast.roofline.step.timeline import QUEUE_DEPTH
 from flopcast.roofline.stream.compiled.launches import Graph
 from studies.command import parser_of
 from studies.compiled.record import CASES

@@ -21,7 +21,8 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.step.simulation import Timeline, is_synchronous
+from flopcast.roofline.step.simulation import is_synchronous
+from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.stream.lowering.classes import PRODUCTS
 from flopcast.roofline.stream.lowering.describe import Work
 from flopcast.roofline.stream.ops.op_stream import PHASES, Stream, packet

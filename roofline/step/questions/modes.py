@@ -13,7 +13,8 @@ from typing import Any
 from flopcast.errors import FlopcastError
 from flopcast.roofline.step.forecast import usd_per_million
 from flopcast.roofline.step.priced_step import PricedStep
-from flopcast.roofline.step.simulation import Timeline, is_synchronous
+from flopcast.roofline.step.simulation import is_synchronous
+from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.stream.model.run import MODES, Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 

@@ -26,6 +26,11 @@ _KINDS = {
 }  # fmt: skip
 
 
+def is_collective(name: str) -> bool:
+    """Whether an operator, without its overload, is one of these."""
+    return name in _KINDS
+
+
 class Collective(NamedTuple):
     """`op`: its place in the stream. `bytes`: as NCCL's tests count them. `ranks` of a group stand `stride` apart.
     `dtype`: of what is sent. `lane`: the CUDA stream."""

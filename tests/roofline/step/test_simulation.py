@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.device_work import TimedOp
-from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, NODE_GAP, Simulation, Timeline
+from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, NODE_GAP, Simulation
+from flopcast.roofline.step.timeline import Timeline
 
 GAP, SYNC = 1e-6, 1e-5
 PROCESSOR = replace(find_profile("nvidia-h200"), device={"type": "cpu"})
@@ -22,7 +23,7 @@ def item(host: float, device: float = 0.0, launches: int | None = None, kind: st
 
 
 def step_of(items: list[TimedOp], *, queue_depth: int = 1024, steps: int = 3, **seconds: float) -> float:
-    return Simulation(items, queue_depth, steps).run(**{"gap_seconds": GAP, "sync_seconds": SYNC, **seconds})
+    return Simulation(items, queue_depth, steps).run(**{"gap_seconds": GAP, "sync_seconds": SYNC, **seconds}).step
 
 
 microseconds = st.integers(1, 200).map(lambda n: n * 1e-6)
@@ -143,3 +144,58 @@ def test_a_layer_that_stands_for_several_is_replayed_with_its_graph() -> None:
     whole = in_graph([item(1e-6, 1e-5), *layer * 10, item(1e-6, 1e-5)])
     several = [replace(i, count=10, host_seconds=1e-5, seconds=2e-4, launches=10) for i in layer]
     assert step_of(in_graph([item(1e-6, 1e-5), *several, item(1e-6, 1e-5)])) == pytest.approx(step_of(whole))
+
+
+# --- several lanes
+
+
+def on_lane(lane: int, host: float, device: float, *waits: int) -> TimedOp:
+    return replace(item(host, device), lane=lane, waits=waits)
+
+
+@given(any_steps, st.integers(1, 3))
+def test_a_lane_that_nobody_waits_for_costs_nothing(items: list[TimedOp], lane: int) -> None:
+    """A short kernel beside each of the others: only the host's share of it is paid."""
+    beside = [one for kernel in items for one in (kernel, on_lane(lane, 0.0, 1e-9))]
+    assert step_of(beside) == pytest.approx(step_of(items), rel=1e-6, abs=2 * LAUNCH_LATENCY_SECONDS)
+
+
+def test_a_kernel_starts_when_those_that_it_waits_for_have_ended() -> None:
+    """Two lanes of 1 ms each side by side, and one after the other where the second waits for the first."""
+    beside = [item(1e-6, 1e-3), on_lane(1, 1e-6, 1e-3)]
+    in_turn = [item(1e-6, 1e-3), on_lane(1, 1e-6, 1e-3, 0), replace(item(1e-6, 1e-6), waits=(1,))]
+    assert step_of(beside) == pytest.approx(1e-3, rel=0.02)
+    assert step_of(in_turn) == pytest.approx(2e-3, rel=0.02)
+
+
+def test_a_step_begins_on_other_lanes_when_lane_0_has_ended_the_one_before() -> None:
+    """What is sent first is what the step before has written."""
+    sent = [on_lane(1, 1e-6, 1e-3), replace(item(1e-6, 1e-3), waits=(0,))]
+    assert step_of(sent) == pytest.approx(2e-3, rel=0.02)
+
+
+def test_a_sync_waits_for_the_lane_that_it_is_on() -> None:
+    sync = item(1e-6, 1e-6, kind="sync")
+    assert step_of([on_lane(1, 1e-6, 5e-3), sync, item(1e-3)]) == pytest.approx(5e-3, rel=0.02)
+    assert step_of([item(1e-6, 5e-3), sync, item(1e-3)]) == pytest.approx(6e-3, rel=0.02)
+
+
+@given(st.lists(kernels, min_size=2, max_size=20), st.integers(2, 30))
+def test_micro_batches_that_wait_within_themselves_repeat(items: list[TimedOp], count: int) -> None:
+    """Each sends what its kernels made, and goes on when that is there; folded, it is one that counts for all."""
+    last = len(items) - 1
+    part = [*items, on_lane(1, 1e-6, 5e-5, last), replace(item(1e-6, 1e-6), waits=(last + 1,))]
+    whole = [replace(op, waits=tuple(n + i * len(part) for n in op.waits)) for i in range(count) for op in part]
+    several = [
+        replace(op, count=count, host_seconds=op.host_seconds * count, seconds=op.seconds * count,
+                launches=op.launches * count)
+        for op in part
+    ]  # fmt: skip
+    assert step_of(several) == pytest.approx(step_of(whole), rel=1e-6)
+
+
+def test_the_host_is_known_by_itself() -> None:
+    items = [*(item(1e-5, 1e-3) for _ in range(10))]
+    ran = Simulation(items, 1024).run(gap_seconds=GAP, sync_seconds=SYNC)
+    assert ran.step == pytest.approx(10e-3, rel=0.01)
+    assert ran.enqueued == pytest.approx(1e-4)

@@ -17,7 +17,7 @@ from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step import uncertainty
 from flopcast.roofline.step.device_work import TimedOp, device_work
-from flopcast.roofline.step.simulation import Timeline
+from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.step.uncertainty import (
     Moves,
     Spreads,

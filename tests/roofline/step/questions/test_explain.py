@@ -24,7 +24,7 @@ from flopcast.roofline.step.questions.explain import (
     explain_step,
     layers_together,
 )
-from flopcast.roofline.step.simulation import Timeline
+from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import load_config, make_config, with_depth
 from flopcast.roofline.stream.model.run import Run, Traced

@@ -74,8 +74,8 @@ def test_what_runs_several_times_is_simulated_as_if_written_out(
         for item in block
     ]
     speeds = {"gap_seconds": 1e-6, "sync_seconds": 1e-5, "host_factor": host_factor}
-    want = Simulation([*before, *block * count, *after], queue_depth).run(**speeds)
-    assert Simulation([*before, *several, *after], queue_depth).run(**speeds) == pytest.approx(
+    want = Simulation([*before, *block * count, *after], queue_depth).run(**speeds).step
+    assert Simulation([*before, *several, *after], queue_depth).run(**speeds).step == pytest.approx(
         want, rel=1e-9, abs=1e-15
     )
 

@@ -1,0 +1,140 @@
+"""What the ranks of a step on several GPUs send each other: how long it takes on their link, on which CUDA stream it
+runs, what waits for it, and what it and the kernels beside it lose to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import cast
+
+from flopcast.microbench.recipe.layout import Layout
+from flopcast.roofline.gpu.links.choice import Kind
+from flopcast.roofline.gpu.links.contention import Bound, Contended
+from flopcast.roofline.gpu.links.fitted import CollectiveTime
+from flopcast.roofline.gpu.links.library import Interconnect
+from flopcast.roofline.gpu.profile.host import HostCosts
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.device_work import TimedOp
+from flopcast.roofline.step.simulation import Span
+from flopcast.roofline.stream.ops.collectives import Collective, collectives
+from flopcast.roofline.stream.ops.op_stream import Stream
+
+# What Python does around a call, as so many calls of the same host in a forward: FSDP's hooks, views and bookkeeping
+# around each of its all-gathers and reduce-scatters, and DTensor's dispatch of each call of a module that tensor
+# parallel divides, by the names that transformers gives these. `python -m studies.parallel.host` has them from steps of
+# three small models.
+SHARDED_CALLS, DIVIDED_CALLS = 36.0, 2.6
+_SHARDED, _DIVIDED = ("all_gather", "reduce_scatter"), ("_proj", "_norm")
+
+# Of its time a kernel loses at most so much to collectives, however many run beside it.
+MOST_LOST = 0.75
+
+
+def _kind(sent: Collective) -> Kind:
+    return cast(Kind, sent.kind)
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What joins a step's ranks: the link, and how many of them a host holds."""
+
+    link: Interconnect
+    per_host: int
+
+    def hosts(self, sent: Collective) -> int:
+        """The hosts over which the ranks of a collective lie."""
+        return min(ceil(((sent.ranks - 1) * sent.stride + 1) / self.per_host), sent.ranks)
+
+    def time(self, sent: Collective) -> CollectiveTime:
+        return self.link.time(_kind(sent), sent.bytes, sent.ranks, self.hosts(sent), sent.dtype)
+
+    def beside(self, op: TimedOp, sent: Collective, profile: Profile) -> Contended:
+        """What a kernel and a collective lose to each other."""
+        work = op.work
+        bound: Bound = "memory"
+        if work is not None and work.op_class in ("gemm", "attention"):
+            bound = "matrix" if work.op_class == "gemm" else "attention"
+        return self.link.contended(
+            bound, _kind(sent), sent.bytes, sent.ranks, self.hosts(sent), sent.dtype,
+            kernel_seconds=op.seconds / max(op.launches, 1), multiprocessors=profile.device.get("sm_count"),
+            kernel_blocks=profile.blocks(work) if work is not None and bound == "matrix" else 0,
+        )  # fmt: skip
+
+
+def on_lanes(stream: Stream, timed: Sequence[TimedOp], fabric: Fabric, host: HostCosts) -> list[TimedOp]:
+    """Returns the operations of a rank on the CUDA streams that they run on, each with the launches that it waits for,
+    and those that send with their time on the link and what asking for them costs the host."""
+    found = list(timed)
+    layout = Layout.parse(stream.meta["parallel"]["layout"])
+    call = host.seconds("forward", "launch")
+    sent = {one.op: one for one in collectives(stream)}
+    times: dict[Collective, CollectiveTime] = {}
+    latest: dict[int, int] = {}  # by lane: its last launch
+    behind: dict[int, int] = {}  # by an op that launches nothing: the last launch of its lane before it
+    owed: dict[int, set[int]] = {}  # by lane: what its next launch waits for
+    for number, op in enumerate(stream.ops):
+        one = timed[number]
+        if number in sent:
+            what = sent[number]._replace(op=0, lane=0)
+            time = times.get(what) or times.setdefault(what, fabric.time(what))
+            asked = fabric.link.host_cost(_kind(what), what.ranks).python_seconds if call else 0.0
+            if layout.is_fully_sharded and what.kind in _SHARDED:
+                asked += SHARDED_CALLS * call
+            one = replace(
+                one, work=None, seconds=time.seconds, sigma=time.sigma, launches=1, basis=time.basis, hot_seconds=0.0,
+                hot_basis="", host_seconds=asked, collective=what,
+            )  # fmt: skip
+        elif layout.tp > 1 and op.phase != "optimizer" and op.module.endswith(_DIVIDED):
+            one = replace(one, host_seconds=one.host_seconds + DIVIDED_CALLS * call)
+        for other in op.waits:
+            launch = behind.get(other, other)
+            if launch >= 0:
+                owed.setdefault(op.lane, set()).add(launch)
+        if not one.launches:
+            behind[number] = latest.get(op.lane, -1)
+            found[number] = one
+            continue
+        latest[op.lane] = number
+        waits = tuple(sorted(owed.pop(op.lane, ())))
+        found[number] = replace(one, lane=op.lane, waits=waits) if op.lane or waits else one
+    return found
+
+
+Beside = Callable[[TimedOp, Collective], Contended]
+
+
+def slowed(ops: Sequence[TimedOp], spans: Sequence[Span], of_link: Beside) -> list[TimedOp]:
+    """Returns the operations with the seconds that they take beside each other, if they ran when `spans` say. `ops` are
+    as if each ran by itself; `of_link` tells what a kernel and a collective lose to each other.
+
+    Of the time that both run, one whose factor is f loses the share 1 - 1 / f: a kernel and a collective by the law of
+    the link, two kernels half of it each, since either alone fills the GPU."""
+    lost: dict[int, float] = {}  # seconds in which nothing is done, by op
+    took: dict[int, float] = {}
+    late: dict[int, float] = {}
+    running: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        one = ops[span.op]
+        took[span.op] = took.get(span.op, 0.0) + span.end - span.start
+        running = [other for other in running if other.end > span.start]
+        for other in running:
+            both = min(span.end, other.end) - span.start
+            beside = ops[other.op]
+            factors = [2.0, 2.0]
+            kernel, sent = (one, beside) if one.collective is None else (beside, one)
+            if kernel.collective is not None:
+                factors = [1.0, 1.0]
+            elif sent.collective is not None:
+                found = of_link(kernel, sent.collective)
+                factors = [found.kernel, found.collective] if kernel is one else [found.collective, found.kernel]
+                if sent is one:  # its blocks find no room until the kernel's have begun
+                    late[span.op] = late.get(span.op, 0.0) + found.delay
+            for number, factor in zip((span.op, other.op), factors, strict=True):
+                lost[number] = lost.get(number, 0.0) + both * (1 - 1 / factor)
+        running.append(span)
+    changed = list(ops)
+    for number, seconds in lost.items():
+        share = min(seconds / took[number], MOST_LOST)
+        changed[number] = replace(ops[number], seconds=ops[number].seconds / (1 - share) + late.get(number, 0.0))
+    return changed

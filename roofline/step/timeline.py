@@ -1,0 +1,147 @@
+"""The timeline of a step on the part that a profile describes: `simulation` with that part's gaps, queue and waits, the
+time that kernels and collectives lose to each other, and the time that the part's power limit costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from flopcast.roofline.gpu.links.contention import Contended
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.communication import Fabric, slowed
+from flopcast.roofline.step.device_work import TimedOp
+from flopcast.roofline.step.power_limit import Draw, draw_of
+from flopcast.roofline.step.simulation import Ran, Simulation, Span, is_synchronous
+from flopcast.roofline.stream.ops.collectives import Collective
+
+# Defaults for a profile without these measurements: values of the one H200 measured (torch 2.11).
+GAP_SECONDS, QUEUE_DEPTH, SYNC_SECONDS = 1e-6, 1024, 2e-5
+
+
+# Turns in which kernels and collectives find the times that they take beside each other, and the part of the step that
+# one may then still change.
+_MOST_TURNS, _SETTLED = 8, 1e-3
+
+
+class Shares(NamedTuple):
+    """Of a step on several GPUs: seconds in which collectives run, those of them in which no kernel does, and by how
+    many seconds kernels take longer because of collectives beside them."""
+
+    communication: float
+    exposed: float
+    contention: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The operations of a step, in order, on the part that `profile` describes; of a rank of several with what joins
+    them."""
+
+    ops: Sequence[TimedOp]
+    profile: Profile
+    fabric: Fabric | None = None
+
+    @cached_property
+    def host_seconds(self) -> float:
+        """The host's seconds to enqueue one step, without waiting."""
+        return sum(op.host_seconds for op in self.ops)
+
+    @cached_property
+    def device_seconds(self) -> float:
+        """The kernels' summed time at full clock, without collectives, as if each ran by itself."""
+        return sum(op.seconds for op in self.ops if op.collective is None)
+
+    @cached_property
+    def draw(self) -> Draw:
+        return draw_of(self.ops, self.profile)
+
+    @property
+    def gap_seconds(self) -> float:
+        return self.profile.ceiling("kernel_gap", GAP_SECONDS)
+
+    def _simulated(self, ops: Sequence[TimedOp]) -> Simulation:
+        return Simulation(ops, round(self.profile.ceiling("queue_depth", QUEUE_DEPTH)))
+
+    def _run(
+        self, simulation: Simulation, gap_factor: float = 1.0, spans: list[Span] | None = None, **factors: float
+    ) -> Ran:
+        gap, sync = self.gap_seconds * gap_factor, self.profile.ceiling("sync", SYNC_SECONDS)
+        return simulation.run(gap_seconds=gap, sync_seconds=sync, spans=spans, **factors)
+
+    @cached_property
+    def _settled(self) -> tuple[Simulation, Sequence[TimedOp], tuple[Span, ...]]:
+        """The simulation in which kernels and collectives that run beside each other take as long as they then do, its
+        operations, and when each ran in the last step.
+
+        How long they take depends on what runs beside them, and that on how long they take: simulated in turn until
+        the step changes no more. Then they keep these times, whatever the speeds."""
+        ops, step = self.ops, 0.0
+        spans: list[Span] = []
+        simulation = self._simulated(ops)
+        for _ in range(_MOST_TURNS if self.fabric is not None else 0):
+            before, step = step, self._run(simulation, spans=(spans := [])).step
+            if self.fabric is None or abs(step - before) <= _SETTLED * step:
+                break
+            ops = slowed(self.ops, spans, self._beside)
+            simulation = self._simulated(ops)
+        return simulation, ops, tuple(spans)
+
+    def _beside(self, op: TimedOp, sent: Collective) -> Contended:
+        key = id(op), id(sent)  # both live as long as this timeline
+        if key not in self._known_beside and self.fabric is not None:
+            self._known_beside[key] = self.fabric.beside(op, sent, self.profile)
+        return self._known_beside[key]
+
+    @cached_property
+    def _known_beside(self) -> dict[tuple[int, int], Contended]:
+        return {}
+
+    @cached_property
+    def shares(self) -> Shares:
+        """How a step's time is shared between kernels and collectives."""
+        _, ops, spans = self._settled
+        kernels = _union(span for span in spans if ops[span.op].collective is None)
+        sent = _union(span for span in spans if ops[span.op].collective is not None)
+        both = _length(kernels) + _length(sent) - _length(_union([*kernels, *sent]))
+        slower = sum(op.seconds for op in ops if op.collective is None) - self.device_seconds
+        return Shares(_length(sent), _length(sent) - both, slower)
+
+    @cached_property
+    def enqueue_seconds(self) -> float:
+        """The host's seconds until it has enqueued a step for an idle device, with what it waits for."""
+        return self.host_seconds if is_synchronous(self.profile) else self._run(self._settled[0]).enqueued
+
+    def step_seconds(
+        self,
+        *,
+        host_factor: float = 1.0,
+        device_factor: float = 1.0,
+        link_factor: float = 1.0,
+        gap_factor: float = 1.0,
+        power_factor: float = 1.0,
+    ) -> float:
+        """Returns the seconds of one of many back-to-back steps, with the host's, the kernels' and the gaps' times
+        multiplied by their factors, and with work that takes `power_factor` times the energy."""
+        if is_synchronous(self.profile):
+            return self.host_seconds * host_factor + self.device_seconds * device_factor
+        at_full_clock = self._run(
+            self._settled[0], gap_factor, host_factor=host_factor, device_factor=device_factor, link_factor=link_factor
+        ).step
+        return at_full_clock + self.draw.times(power_factor).added_seconds(at_full_clock)
+
+
+def _union(spans: Iterable[Span]) -> list[Span]:
+    """Returns the time that spans cover, as spans that do not touch."""
+    found: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if found and span.start <= found[-1].end:
+            found[-1] = found[-1]._replace(end=max(found[-1].end, span.end))
+        else:
+            found.append(span)
+    return found
+
+
+def _length(spans: Iterable[Span]) -> float:
+    return sum(span.end - span.start for span in spans)
