@@ -35,6 +35,8 @@ from flopcast.roofline.validation.host_of_run import hosts_of_runs
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from flopcast.roofline.validation.step_plans import INTERVALS, factories
 
+FindStream = Callable[[StepPlan, Run, Profile], Stream]
+
 ESTIMATES = "estimates"  # folder inside a folder of steps, of torch's estimates that were made separately
 
 
@@ -53,7 +55,7 @@ def compare(
     did not run, or cannot be forecast, keeps its row with a reason. `stack` holds the versions that the steps ran with
     (None: not checked). Raises UsageError if they do not match those of the profile and the streams.
     """
-    return _compared(_jobs(measured, profile, stack), progress)
+    return _compared(_jobs(measured, profile, stack), progress, None)
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,16 @@ def _jobs(measured: Iterable[Row], profile: Profile, stack: Mapping[str, Any] | 
     return jobs
 
 
-def _compared(jobs: Sequence[_Job], progress: Callable[[int, int], None]) -> list[StepComparison]:
+def _compared(
+    jobs: Sequence[_Job], progress: Callable[[int, int], None], find_stream: FindStream | None
+) -> list[StepComparison]:
     """In the order of the jobs; steps of one op stream are worked on together, whatever machine ran them."""
     together: dict[str, list[int]] = defaultdict(list)
     for index, job in enumerate(jobs):
         together[job.traced].append(index)
     found: dict[int, StepComparison] = {}
     for indices in together.values():
-        forecasts = _Forecasts()
+        forecasts = _Forecasts(find_stream or stream_of)
         for index in indices:
             found[index] = _compare(jobs[index], forecasts)
             progress(len(found), len(jobs))
@@ -153,9 +157,10 @@ def compare_folders(
     any_stack: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
     warn: Callable[[Iterable[str]], None] = lambda warnings: None,
+    find_stream: FindStream | None = None,
 ) -> list[list[StepComparison]]:
     """Compares as `compare_runs` does several folders, each with its profile: a step that several machines ran, or that
-    several profiles forecast, is traced once. Returns the rows of each folder."""
+    several profiles forecast, is traced once, or taken from `find_stream`. Returns the rows of each folder."""
     from flopcast.microbench.records import records
 
     jobs: list[_Job] = []
@@ -168,7 +173,7 @@ def compare_folders(
             found = _jobs(read_steps(run, estimates, warn), one.profile, stack)
             jobs += [job for job in found if one.is_wanted(job.plan)]
         ends.append(len(jobs))
-    rows = _compared(jobs, progress)
+    rows = _compared(jobs, progress, find_stream)
     return [rows[start:end] for start, end in pairwise([0, *ends])]
 
 
@@ -241,7 +246,8 @@ def _measured(row: StepRow, kernels: StepKernelsRow | None) -> _Measured:
 class _Forecasts:
     """Keeps the op streams and forecasts of one step for the same step on another machine or with other kernels."""
 
-    def __init__(self) -> None:
+    def __init__(self, find_stream: FindStream) -> None:
+        self._find_stream = find_stream
         self._streams: dict[str, Stream] = {}
         self._rooflines: dict[tuple[str, int], float | None] = {}
         self._priced: dict[tuple[str, Run, int], PricedStep] = {}
@@ -249,7 +255,7 @@ class _Forecasts:
     def stream(self, plan: StepPlan, run: Run, profile: Profile) -> Stream:
         key = self._key(plan, run, profile)
         if key not in self._streams:
-            self._streams[key] = stream_of(plan, run, profile)
+            self._streams[key] = self._find_stream(plan, run, profile)
         return self._streams[key]
 
     def priced(self, plan: StepPlan, run: Run, profile: Profile) -> PricedStep:

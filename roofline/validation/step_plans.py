@@ -25,7 +25,10 @@ CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 # Groups of plain Qwen3 steps, which the forecast is made for. Tables list the other groups separately.
 QWEN3_GROUPS = ("ladder", "ln ladder", "off the ladder", "published configs", "large batch", "cpu")
 OPTIONS, PATCHED, FAMILIES, COMPILED = "options", "patched", "other families", "compiled"
+FINE_TUNE = "fine-tune"
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
+
+SUITES = ("quick", "standard", "fused", FINE_TUNE)
 
 _ZOO = "flopcast.microbench.zoo:"
 _FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
@@ -43,8 +46,9 @@ def factories() -> frozenset[str]:
 
 
 def validation_plans(device_type: str, name: str = "standard", mode: str = "eager") -> list[StepPlan]:
-    """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all, "fused"
-    for those patched with the fused kernels. Of `mode` "compile" or "compile-graphs": compiled steps."""
+    """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all but those
+    of the last two, "fused" for those patched with the fused kernels, "fine-tune" for adapters, frozen layers, clipping
+    and optimizers other than AdamW. Of `mode` "compile" or "compile-graphs": compiled steps."""
     if mode != "eager":
         found = [replace(plan, mode=mode, group=COMPILED) for plan in _compiled()]
         return found[:3] if name == "quick" else found
@@ -60,6 +64,8 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
         return [_ladder(256), _ladder(1024), _large(1024)]
     if name == "fused":
         return _fused()
+    if name == FINE_TUNE:
+        return _fine_tuned()
     return [*_qwen3(), *_intervals(), *_options(), *_patched(), *_fused(), *_families()]
 
 
@@ -149,6 +155,29 @@ def _fused() -> list[StepPlan]:
         _shipped("qwen3-0.6b", **{"optimizer": "adamw-fused", **options}),
         _shipped("qwen3-0.6b", batch=8, seq=1024, optimizer="adamw-fused", **options),
         _large(1024, matmul="triton", attention="triton", **options),
+    ]
+
+
+def _fine_tuned() -> list[StepPlan]:
+    """Steps that train a part of a model, or with another optimizer; of sizes at which the device bounds most."""
+    group = {"group": FINE_TUNE}
+    middle, small = {"batch": 4, "seq": 1024, **group}, {"batch": 8, "seq": 1024, **group}
+    fused = "adamw-fused"
+    return [
+        _shipped("qwen3-0.6b", optimizer="sgd", **middle),
+        _shipped("qwen3-0.6b", optimizer="sgd-momentum", clip=1.0, **middle),
+        _shipped("qwen3-0.6b", optimizer=fused, clip=1.0, **small),
+        _shipped("qwen3-0.6b", optimizer=fused, finetune="lora", **small),
+        _shipped("qwen3-0.6b", optimizer=fused, finetune="last=4", **small),
+        _shipped("qwen3-0.6b", optimizer="muon", **middle),
+        _shipped("qwen3-0.6b", optimizer="adafactor-foreach", **middle),
+        _shipped("qwen3-0.6b", optimizer=fused, finetune="lora", checkpoint="full", **small),
+        _shipped("llama-3.2-1b", optimizer=fused, finetune="lora", lora_rank=64, **middle),
+        _shipped("llama-3.2-1b", optimizer="adamw", clip=1.0, **middle),
+        _shipped("gpt2", optimizer=fused, finetune="last=2", **small),
+        _shipped("qwen3-1.7b", optimizer=fused, finetune="lora", lora_targets="q_proj,v_proj", **middle),
+        _shipped("qwen3-1.7b", optimizer="adafactor", clip=1.0, **middle),
+        _shipped("qwen3-4b", optimizer=fused, finetune="lora", **{**middle, "batch": 2}),
     ]
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from flopcast.roofline.validation.baselines import calibrated
 from flopcast.roofline.validation.step_comparison import METHODS, Part, StepComparison
-from flopcast.roofline.validation.step_plans import FAMILIES, OPTIONS, PATCHED
+from flopcast.roofline.validation.step_plans import FAMILIES, FINE_TUNE, OPTIONS, PATCHED
 
 # Groups of steps other than plain Qwen3, which the forecast is made for: each is summed up separately.
-GROUP_LABELS = {OPTIONS: "options", PATCHED: "patched with other kernels", FAMILIES: "other families"}
+GROUP_LABELS = {OPTIONS: "options", PATCHED: "patched with other kernels", FAMILIES: "other families",
+                FINE_TUNE: "fine-tuning and other optimizers"}  # fmt: skip
 METHOD_LABELS = {
     "step": "this forecast",
     "roofline": "roofline, datasheet peaks",

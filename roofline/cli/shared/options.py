@@ -55,8 +55,9 @@ Device = Annotated[str | None, Option(help="Device: cuda, cuda:N or cpu. Default
 Suite = Annotated[
     str | None,
     Option(
-        help="Suite: quick (a minute; the default), standard, or fused (steps patched with the fused kernels).",
-        autocompletion=one_of(("quick", "standard", "fused")),
+        help="Suite: quick (a minute; the default), standard, fused (steps patched with the fused kernels), or "
+        "fine-tune (adapters, frozen layers, clipping, optimizers other than AdamW).",
+        autocompletion=one_of(("quick", "standard", "fused", "fine-tune")),
     ),
 ]
 Out = Annotated[Path, Option(help="Folder to write to. What it already holds is not done again.")]

@@ -59,6 +59,7 @@ def validate(
     from flopcast.roofline.validation import comparable
     from flopcast.roofline.validation.run import ESTIMATES, check_mode, machine_here, machine_of, run_validation_steps
     from flopcast.roofline.validation.step_comparison import write_csv
+    from flopcast.roofline.validation.step_plans import SUITES
     from flopcast.roofline.validation.summary import compare_methods, summaries
     from flopcast.roofline.views.terminal import console
     from flopcast.roofline.views.terminal.validation import print_validation
@@ -80,7 +81,7 @@ def validate(
             {"gpu": gpu, "any_stack": any_stack, "any_gpu": any_gpu},
         )
     suite = suite or "quick"
-    check_suite(suite)
+    check_suite(suite, SUITES)
     check_mode(mode)
     if only_estimates and mode != Run.mode:
         raise UsageError(f"--only-estimates with --mode {mode}: torch's RuntimeEstimator knows eager steps alone")

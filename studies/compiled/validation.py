@@ -1,0 +1,176 @@
+"""The committed compiled steps beside their forecasts: the table, by mode and by what bounds a step.
+
+    python -m studies.compiled.validation                     writes FOLDER's README.md and validation.csv of each mode
+    python -m studies.compiled.validation --print             prints the table instead
+    python -m studies.compiled.validation --streams           makes the streams again, as `flopcast predict` does
+
+FOLDER holds what `python -m studies.compiled.validate` measured on one host of two H200s: `compile` and
+`compile-graphs`, the steps; `host`, the host by itself. Compiling them anew takes half an hour and torch 2.11, the
+version that measured; so their op streams, made without a GPU, lie beside them in `streams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops import op_stream as streams
+from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, stream_of
+from flopcast.roofline.validation.step_comparison import Part, StepComparison, write_csv
+from flopcast.roofline.validation.summary import Errors, errors_of
+from studies.command import parser_of
+from studies.compiled.record import CASES
+from studies.compiled.validate import MODES
+from studies.markdown import table
+
+FOLDER = Path("reports/nvidia-h200/compiled-validation")
+GPU = "nvidia-h200"
+PARTS = ("device", "gemm", "attention", "generated", "optimizer", "step", "peak")
+# Whose kernels laws were fitted to, on another card: judged apart.
+SEEN = {(case.config, case.batch, case.seq) for case in CASES if case.config and case.layers is None}
+# Three steps gave the least ratio of steps in a row to their phases (`gpu.fit.host.LEAST_STEADY_COMPILED`).
+FITTED_HOST = {("w1024-d5", 4, 128), ("w1024-d5", 4, 256), ("w640-d6-h64", 4, 128)}
+
+TOLD = """# Compiled steps on an H200 beside their forecasts
+
+`python -m studies.compiled.validation`, from steps that `python -m studies.compiled.validate` ran on a host of two
+H200s (torch 2.11, one GPU and one process for each mode, side by side). Forecasts are those of the shipped profile; of
+step times, "host in the run" takes the host's costs from tiny models that ran between the steps. Errors are forecast
+over measured, less one. Steps with a star were recorded on another card before, and laws were fitted to some of their
+kernels: they count in no summary but their own.
+
+## By mode and by what bounds the step
+"""
+
+
+def main() -> None:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("--print", action="store_true", dest="printed")
+    parser.add_argument("--streams", action="store_true")
+    options = parser.parse_args()
+    found = compared(FOLDER, made_streams if options.streams else kept_stream)
+    text = report(found)
+    if options.printed:
+        print(text)
+        return
+    (FOLDER / "README.md").write_text(text)
+    for mode, rows in found.items():
+        write_csv(rows, FOLDER / mode / "validation.csv")
+
+
+def compared(folder: Path, find: Callable[[StepPlan, Run, Profile], streams.Stream]) -> dict[str, list[StepComparison]]:
+    """The steps of each mode with their forecasts."""
+    profile = find_profile(GPU)
+    folders = [StepsFolder(folder / mode, profile) for mode in MODES]
+    return dict(zip(MODES, compare_folders(folders, find_stream=find), strict=True))
+
+
+def kept_stream(plan: StepPlan, run: Run, profile: Profile) -> streams.Stream:
+    """The stream that lies beside the measurements; that of a step which cannot be forecast is asked for anew, and says
+    why."""
+    path = path_of(plan)
+    return streams.load(path) if path.is_file() else stream_of(plan, run, profile)
+
+
+def made_streams(plan: StepPlan, run: Run, profile: Profile) -> streams.Stream:
+    made = stream_of(plan, run, profile)
+    path_of(plan).parent.mkdir(exist_ok=True)
+    streams.save(made, path_of(plan))
+    return made
+
+
+def path_of(plan: StepPlan) -> Path:
+    return FOLDER / "streams" / f"{plan.name}-{plan.batch}x{plan.seq}-{plan.mode}.json.gz"
+
+
+def is_seen(row: StepComparison) -> bool:
+    return (row.plan.name, row.plan.batch, row.plan.seq) in SEEN
+
+
+def report(found: dict[str, list[StepComparison]]) -> str:
+    rows = [row for one in found.values() for row in one]
+    done = [row for row in rows if row.step.error is not None]
+    head = ["steps", "quantity", "number", "median", "worst", "median, signed"]
+    lines = [TOLD, table(head, list(_summary(found))), "", _coverage(done), "", *_left_out(rows), "## Step by step", ""]
+    for mode, some in found.items():
+        head = ["step", "bound", "device, ms", *PARTS[:5], "step, ms", "shipped host", "host in the run", "in",
+                "peak, GB", "error", "generated kernels"]  # fmt: skip
+        lines += [f"### {mode}", "", table(head, [_row(row) for row in some if row.step.error is not None]), ""]
+    return "\n".join(lines)
+
+
+def _summary(found: dict[str, list[StepComparison]]) -> Sequence[list[str]]:
+    lines = []
+    for mode, rows in found.items():
+        own = [row for row in rows if not is_seen(row)]
+        by_bound = {
+            "device-bound": [row for row in own if not row.is_host_bound],
+            "host-bound": [row for row in own if row.is_host_bound],
+        }
+        lines += [_errors(mode, name, [row.parts[name] for row in own]) for name in PARTS if name != "step"]
+        for bound, some in by_bound.items():
+            lines.append(_errors(f"{mode}, {bound}", "step, shipped host", [row.profile_host_step for row in some]))
+            lines.append(_errors(f"{mode}, {bound}", "step, host in the run", [row.step for row in some]))
+        held = [
+            row for row in by_bound["host-bound"] if (row.plan.name, row.plan.batch, row.plan.seq) not in FITTED_HOST
+        ]
+        if len(held) < len(by_bound["host-bound"]) and mode == "compile":
+            lines.append(_errors(f"{mode}, host-bound, without {len(FITTED_HOST)} that gave a constant of the host",
+                                 "step, host in the run", [row.step for row in held]))  # fmt: skip
+    seen = [row for rows in found.values() for row in rows if is_seen(row)]
+    lines += [
+        _errors("recorded on another card before", name, [row.parts[name] for row in seen])
+        for name in ("device", "peak")
+    ]
+    return lines
+
+
+def _errors(steps: str, name: str, parts: Sequence[Part]) -> list[str]:
+    found: Errors = errors_of(parts)
+    told = ["-"] * 3 if found.n == 0 else [f"{value:.1%}" for value in (found.median, found.worst)]
+    return [steps, name, str(found.n), *(told if found.n == 0 else [*told, f"{found.signed:+.1%}"])]
+
+
+def _coverage(done: Sequence[StepComparison]) -> str:
+    own = [row for row in done if not is_seen(row)]
+    words = []
+    for name, parts in (
+        ("device times", [row.device for row in own]),
+        ("step times with the shipped host", [row.profile_host_step for row in own]),
+        ("step times with the host in the run", [row.step for row in own]),
+    ):
+        inside = [part for part in parts if part.is_within is not None]
+        width = median(part.interval_width or 0.0 for part in inside)
+        words.append(
+            f"{sum(bool(part.is_within) for part in inside)} of {len(inside)} {name} (median width {width:.0%})"
+        )
+    return "Inside their intervals of 90%: " + ", ".join(words) + "."
+
+
+def _left_out(rows: Sequence[StepComparison]) -> list[str]:
+    reasons = {row.label: row.reason for row in rows if row.step.error is None}
+    return [*(f"- {label}: not forecast. {reason}" for label, reason in reasons.items()), *([""] if reasons else [])]
+
+
+def _row(row: StepComparison) -> list[str]:
+    def error(part: Part) -> str:
+        return "-" if part.error is None else f"{part.error:+.1%}"
+
+    device = "-" if row.device.measured is None else f"{row.device.measured * 1e3:.2f}"
+    peak = "-" if row.peak.measured is None else f"{row.peak.measured / 1e9:.2f}"
+    step = f"{(row.step.measured or 0.0) * 1e3:.2f}"
+    within = "-" if row.step.is_within is None else "yes" if row.profile_host_step.is_within else "no"
+    kernels = "-" if row.kernels.measured is None else f"{row.kernels.forecast:.0f} of {row.kernels.measured:.0f}"
+    name = replace(row, plan=replace(row.plan, mode="eager")).label + (" *" if is_seen(row) else "")
+    return [name, row.bound or "-", device, *(error(row.parts[part]) for part in PARTS[:5]), step,
+            error(row.profile_host_step), error(row.step), within, peak, error(row.peak), kernels]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
