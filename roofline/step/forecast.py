@@ -12,8 +12,10 @@ from flopcast.roofline.base.tables import as_html, as_text
 from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, short_name, three_digits, yes_no
 from flopcast.roofline.gpu.catalogue.prices import Price, unranked
 from flopcast.roofline.stream.model.models import CPU_VOCABULARY, VOCABULARY, make_config, n_params
+from flopcast.roofline.stream.model.run import ONE_GPU
 
-_OF_INFERENCE = ("phase", "context", "memory", "turning_batch")  # fields that only its records have
+_OF_INFERENCE = ("phase", "context", "turning_batch")  # fields that only its records have
+_OF_PARALLEL = ("parallel", "num_gpus")
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Forecast:
     `flops_hardware` and `hfu` (hardware FLOPs utilisation) count what checkpointing recomputes and the optimizer's
     products, `flops_counted` and `mfu` do not. `host_machines`: how many machines the host's costs are the mean of; 1
     is a machine that was measured by itself. Of inference: `phase` "prefill" or "decode" with `context` tokens a
-    sequence, `memory` the peak by part, and `turning_batch` the batch from which a decode's roofline is bound by the
-    matrix units, None where none is."""
+    sequence, and `turning_batch` the batch from which a decode's roofline is bound by the matrix units, None where none
+    is. `memory`: the peak by part, of inference and of several GPUs. Of `num_gpus` laid out as `parallel` says seconds,
+    kernels, breakdown and memory are one GPU's, the slowest and the fullest; tokens, FLOPs and dollars all GPUs'."""
 
     gpu: str
     profile_basis: str
@@ -87,6 +90,8 @@ class Forecast:
     context: int = 0
     memory: Mapping[str, int] = field(default_factory=dict)
     turning_batch: float | None = None
+    parallel: str = ONE_GPU
+    num_gpus: int = 1
 
     @property
     def advice(self) -> str | None:
@@ -103,7 +108,7 @@ class Forecast:
         """None without a price, and for a step that does not fit: what cannot run costs nothing."""
         if self.price is None or not self.fits:
             return None
-        return self.price.usd_per_hour / 3600 * self.step_seconds
+        return self.price.usd_per_hour * self.num_gpus / 3600 * self.step_seconds
 
     @property
     def flops_per_usd(self) -> float | None:
@@ -124,9 +129,10 @@ class Forecast:
         record["warnings"] = list(self.warnings)
         record["stack"] = dict(self.stack)
         record["memory"] = dict(self.memory)
-        if self.phase == "train":
-            for name in _OF_INFERENCE:
-                del record[name]
+        left_out = [*(_OF_INFERENCE if self.phase == "train" else ()), *(_OF_PARALLEL if self.num_gpus == 1 else ())]
+        left_out += [] if self.memory else ["memory"]
+        for name in left_out:
+            del record[name]
         record["basis_shares"] = dict(self.basis_shares)
         return record
 

@@ -7,9 +7,11 @@ workspaces of the libraries, which no ATen call shows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from flopcast.kernels.shapes import Attention
+from flopcast.microbench.recipe.layout import Layout
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream
 from flopcast.roofline.stream.ops.to_micro_batches import layers_run
@@ -25,7 +27,24 @@ FRAGMENTATION = 0.04
 # (aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and later, else 8 MiB and 128 KiB).
 _HOPPER_WORKSPACE, _WORKSPACE, _HANDLES = 32 * 1024**2, 8320 * 1024, 2
 
+# What a rank of several GPUs holds outside of torch's allocator beyond CONTEXT_BYTES, most of it NCCL's: two H200s held
+# 1,613 MiB in all from the first collective on, and 124 to 386 MiB more where tensor parallel had divided parameters,
+# which the first rank sends to the others (NCCL 2.28.9, NVLS off; `python -m studies.parallel.memory`). Groups of more
+# ranks were not measured.
+NCCL_BYTES = 1013 * 1024**2
+NCCL_SENDING_BYTES = 386 * 1024**2
+
+# torch's watchdog of collectives looks so often which are done, and until then holds what they reduced
+# (ProcessGroupNCCL.cpp, kWatchdogThreadSleepMillis).
+WATCHDOG_SECONDS = 0.1
+
 _EXISTING = ("parameter", "state", "buffer", "bucket", "input", "cache")
+PARTS = ("weights", "gradients", "optimizer", "activations", "communication", "libraries")
+_PART_OF = {
+    "parameter": "weights", "gradient": "gradients", "bucket": "gradients", "state": "optimizer", "cache": "cache",
+    "new cache": "cache",
+}  # fmt: skip
+_SENDING = ("c10d.", "fsdp.")  # operators that send, or copy what is sent
 
 
 def rounded(size: int) -> int:
@@ -37,17 +56,59 @@ def peak_bytes(stream: Stream, workspace: int = 0) -> int:
 
     Storages on the host do not count. Gradients live from the backward to the next step's zero_grad.
     """
-    return _peak_of_storages(stream) + workspace
+    return _peak_of_storages(stream)[0] + workspace
+
+
+def peak_parts(stream: Stream, workspace: int = 0) -> Mapping[str, int]:
+    """Returns what `peak_bytes` is made of where it is reached, in bytes by PARTS.
+
+    Activations are all that is no other part: what the forward leaves for the backward, temporaries, inputs, cast
+    weights. Communication: what ranks gathered, and what waits to be sent, but for the buckets of
+    DistributedDataParallel, which are its gradients. Libraries: `workspace`."""
+    peak, place = _peak_of_storages(stream)
+    _, live = next(islice(_live_bytes(stream), place, None))
+    sent = {
+        stream.tensors[i].storage
+        for op in stream.ops
+        if op.name.startswith(_SENDING)
+        for i in (*op.inputs, *op.outputs)
+    }
+    found = dict.fromkeys(PARTS, 0)
+    for i in live:
+        storage = stream.storages[i]
+        rest = "communication" if i in sent else "activations"
+        part = _PART_OF.get(storage.kind, rest)
+        found[part] = found.get(part, 0) + rounded(storage.bytes)
+    found["libraries"] = workspace
+    found["activations"] += peak + workspace - sum(found.values())  # scratch of kernels, layers that are repeated
+    return found
+
+
+def first_bucket_bytes(stream: Stream) -> int:
+    """Returns the bytes of DistributedDataParallel's buckets of the first step, which the second lays out anew: they
+    are held until the watchdog of collectives has seen the first ones done."""
+    return sum(rounded(s.bytes) for s in stream.storages if s.kind == "bucket")
 
 
 @once_per_stream
-def _peak_of_storages(stream: Stream) -> int:
+def _peak_of_storages(stream: Stream) -> tuple[int, int]:
+    """Returns the largest of `_live_bytes` and its place."""
+    peak = at = 0
+    for place, (total, _) in enumerate(_live_bytes(stream)):
+        if total > peak:
+            peak, at = total, place
+    return peak, at
+
+
+def _live_bytes(stream: Stream) -> Iterator[tuple[int, set[int]]]:
+    """Yields what is live before the step, while each op runs, and between layers that are repeated: bytes in all, with
+    scratch, and storages."""
     sizes = [rounded(s.bytes) for s in stream.storages]
     live = {i for i, s in enumerate(stream.storages) if s.kind in _EXISTING}
     on_host = {i for i, s in enumerate(stream.storages) if s.kind == "host"}
     storages = [ref.storage for ref in stream.tensors]
     total = sum(sizes[i] for i in live)
-    peak = total
+    yield total, live
     counts = layers_run(stream)  # a micro-batch that stands for several leaves nothing behind
     stretches = _Stretches(stream, counts)
     live |= stretches.gradients_of_others
@@ -62,16 +123,15 @@ def _peak_of_storages(stream: Stream) -> int:
         if number in stretches.bounds:
             gradients = sum(sizes[i] for i in stretches.gradients & live)
             total += stretches.pass_bound(number, total, gradients)
-            peak = max(peak, total)
+            yield total, live
         for index in op.inputs + op.outputs:
             storage = storages[index]
             if storage not in live and storage not in reused and storage not in on_host:
                 live.add(storage)
                 total += sizes[storage]
         scratch = _scratch_bytes(stream, op) if "attention" in op.name else 0
-        if counts[number] and total + scratch > peak:
-            peak = total + scratch
-    return peak
+        if counts[number]:
+            yield total + scratch, live
 
 
 class _Stretches:
@@ -161,7 +221,14 @@ def workspace_bytes(capability: tuple[int, int] | None, *, is_captured: bool = F
     return _HANDLES * (_HOPPER_WORKSPACE if capability >= (9, 0) else _WORKSPACE)
 
 
-def needed_bytes(peak: int) -> int:
-    """Returns the memory, in bytes, that a GPU must have for the step to run: the peak, the context, and a reserve for
-    fragmentation."""
-    return round(peak * (1 + FRAGMENTATION)) + CONTEXT_BYTES
+def nccl_bytes(layout: Layout) -> int:
+    """Returns the bytes that communication takes on a rank outside of torch's allocator."""
+    if layout.world == 1:
+        return 0
+    return NCCL_BYTES + (NCCL_SENDING_BYTES if layout.tp > 1 else 0)
+
+
+def needed_bytes(peak: int, layout: Layout) -> int:
+    """Returns the memory, in bytes, that a GPU must have for the step to run: the peak, the context, what communication
+    takes outside of it, and a reserve for fragmentation."""
+    return round(peak * (1 + FRAGMENTATION)) + CONTEXT_BYTES + nccl_bytes(layout)

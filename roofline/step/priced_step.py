@@ -139,31 +139,57 @@ class PricedStep:
     @cached_property
     def flops(self) -> int:
         """The model's FLOPs by MFU's convention: what checkpointing recomputes, and products of the optimizer, as
-        Muon's, take time but count as no work."""
-        return sum(
-            timed.flops
+        Muon's, take time but count as no work. Of several GPUs those of all, once: what tensor parallel does not
+        divide, all that is in no layer, each of its ranks does."""
+        layout = self.run.layout
+        return layout.data * sum(
+            timed.flops * (1 if op.layer is None else layout.tp)
             for op, timed in zip(self.stream.ops, self.ops, strict=True)
             if not op.is_recomputed and op.phase != "optimizer"
         )
 
     @cached_property
     def hardware_flops(self) -> int:
-        """All FLOPs that the device does, by HFU's convention: with what is recomputed and the optimizer's."""
-        return sum(timed.flops for timed in self.ops)
+        """All FLOPs that the device does, or all devices do, by HFU's convention: with what is recomputed and the
+        optimizer's."""
+        return self.run.layout.world * sum(timed.flops for timed in self.ops)
 
     @cached_property
     def parameters(self) -> Parameters:
         """The parameters that are trained and that a token passes, and the FLOPs that 6N makes of them."""
+        if self.run.is_parallel:  # a rank holds or multiplies a part of them
+            n_params = self.stream.n_params
+            return Parameters(n_params, n_params, 6 * n_params * self.run.tokens)
         return count_parameters(self.stream, self.run.tokens)
 
     @cached_property
     def peak_bytes(self) -> int:
+        """Of several GPUs those of the fullest one."""
+        return memory.peak_bytes(self.stream, self._workspace_bytes) + self._first_bucket_bytes
+
+    @property
+    def _workspace_bytes(self) -> int:
         is_captured = self.stream.meta.get("mode") == "compile-graphs"
-        return memory.peak_bytes(self.stream, memory.workspace_bytes(self.profile.capability, is_captured=is_captured))
+        return memory.workspace_bytes(self.profile.capability, is_captured=is_captured)
+
+    @cached_property
+    def _first_bucket_bytes(self) -> int:
+        """Of DistributedDataParallel: what is held beyond the steady step's by steps so quick that torch's watchdog has
+        not looked in between."""
+        buckets = memory.first_bucket_bytes(self.stream)
+        return buckets if buckets and self.timeline.step_seconds() < memory.WATCHDOG_SECONDS else 0
+
+    @cached_property
+    def memory_parts(self) -> Mapping[str, int]:
+        """The peak by part."""
+        if self.run.phase != "train":
+            return memory_parts(self.stream, self.peak_bytes)
+        found = memory.peak_parts(self.stream, self._workspace_bytes)
+        return {**found, "communication": found["communication"] + self._first_bucket_bytes}
 
     @property
     def needed_bytes(self) -> int:
-        return memory.needed_bytes(self.peak_bytes)
+        return memory.needed_bytes(self.peak_bytes, self.run.layout)
 
     @property
     def fits(self) -> bool:
@@ -210,8 +236,16 @@ class PricedStep:
         turning = None
         if self.run.phase == "decode":
             turning = turning_batch(self.stream, self.flops, PEAK_OF[self.run.precision], self.profile)
-        parts = memory_parts(self.stream, self.peak_bytes)
-        return {"phase": self.run.phase, "context": self.run.context, "memory": parts, "turning_batch": turning}
+        return {
+            "phase": self.run.phase, "context": self.run.context, "memory": self.memory_parts,
+            "turning_batch": turning,
+        }  # fmt: skip
+
+    def _of_several(self) -> Mapping[str, Any]:
+        """The fields that only a step on several GPUs has."""
+        if not self.run.is_parallel:
+            return {}
+        return {"parallel": str(self.run.layout), "num_gpus": self.run.layout.world, "memory": self.memory_parts}
 
     def forecast(self) -> Forecast:
         """Returns the step's forecast. Raises UsageError where the part has no rate for the run's precision."""
@@ -219,6 +253,7 @@ class PricedStep:
         step, low, high = self.interval
         power = timeline.draw.power(step)
         peak = peak_for(profile, run.precision)
+        whole = peak * run.layout.world
         return Forecast(
             gpu=profile.gpu,
             profile_basis=profile.basis,
@@ -240,10 +275,10 @@ class PricedStep:
             tokens_per_second=run.tokens / step,
             flops_counted=self.flops,
             flops_6n=self.parameters.flops_6n,
-            mfu=self.flops / step / peak,
-            mfu_6n=self.parameters.flops_6n / step / peak,
+            mfu=self.flops / step / whole,
+            mfu_6n=self.parameters.flops_6n / step / whole,
             flops_hardware=self.hardware_flops,
-            hfu=self.hardware_flops / step / peak,
+            hfu=self.hardware_flops / step / whole,
             peak_flops_per_second=peak,
             peak_bytes=self.peak_bytes,
             needed_bytes=self.needed_bytes,
@@ -258,6 +293,7 @@ class PricedStep:
             power_seconds=power.seconds,
             clock_share=power.clock_share,
             **self._of_inference(),
+            **self._of_several(),
             stack={
                 "profile": dict(profile.stack),
                 "stream": {name: stream.meta.get(name) for name in ("torch", "transformers")},

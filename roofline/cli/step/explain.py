@@ -47,7 +47,9 @@ def explain(
         step = PricedStep(stream, ran, profile, feeding, priced)
         found = explain_step(step)
         would_help = alternatives.advise(step, config=asked.config, trace=trace)
-        in_modes = modes.modes_of(step, lambda run: asked.stream_of(run, profile.device, trace=what_if))
+        in_modes = None
+        if not ran.is_parallel:  # which are eager
+            in_modes = modes.modes_of(step, lambda run: asked.stream_of(run, profile.device, trace=what_if))
     profile_cache.keep(profile)
     if as_json:
         emit({

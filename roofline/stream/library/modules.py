@@ -52,6 +52,11 @@ def module_stream(
             f"phase {run.phase} of a module: give a function that calls it without a backward, and leave phase out; or "
             "name a config"
         )
+    if run.is_parallel:
+        raise UsageError(
+            f"parallel {run.parallel} of a module: layouts over several GPUs are modelled of a --config or a --width "
+            "alone; name one of these"
+        )
     for name in ("finetune", "base_dtype"):
         if (value := getattr(run, name)) != getattr(Run, name):
             raise UsageError(

@@ -130,9 +130,8 @@ def folded_depth(traced: Traced) -> int:
 
 
 def has_bucket_each(traced: Traced) -> bool:
-    """Whether the stream is stored with a bucket for each gradient: torch's own cross layers. ZeRO-1 divides the
-    parameters of all layers among the ranks, so that its layers are not alike anyway."""
-    return traced.layout.kind == "ddp"
+    """Whether the stream is stored with a bucket for each gradient: torch's own cross layers."""
+    return traced.layout.kind in ("ddp", "zero1")
 
 
 def is_folded(config: Config, traced: Traced) -> bool:

@@ -83,7 +83,7 @@ class Run:
     full, lora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the precision's.
     `phase` "prefill" or "decode": a step is one call of inference with `context` tokens a sequence; `seq` is not used.
     `parallel`: how the step is laid out over several GPUs, as `Layout.parse` reads it; `batch` is a data-parallel
-    rank's.
+    rank's. They are evenly on `nodes` hosts; `link` joins those of a host, by default the GPU's usual one.
     """
 
     batch: int = 4
@@ -104,6 +104,8 @@ class Run:
     phase: str = "train"
     context: int = 0
     parallel: str = ONE_GPU
+    nodes: int = 1
+    link: str = "auto"
 
     @property
     def tokens(self) -> int:
@@ -148,8 +150,7 @@ class Run:
         self._check_phase()
         if self.mode != "eager":
             self._check_compiled()
-        if self.is_parallel:
-            self._check_parallel()
+        self._check_parallel()
 
     def _check_compiled(self) -> None:
         for name, choice, why in (
@@ -165,7 +166,19 @@ class Run:
 
     def _check_parallel(self) -> None:
         """Raises UsageError for what is not valid or not modelled of several GPUs."""
+        if not self.is_parallel:
+            for name in ("nodes", "link"):
+                if (value := getattr(self, name)) != getattr(Run, name):
+                    raise UsageError(f"{name} {value} of a step on one GPU: give --parallel with it, or leave it out")
+            return
         self.layout.check_built()
+        world = self.layout.world
+        if not 1 <= self.nodes <= world or world % self.nodes:
+            valid = [nodes for nodes in range(1, min(world, 4096) + 1) if world % nodes == 0]
+            raise UsageError(
+                f"nodes is {self.nodes}: it does not divide the {world} GPUs of parallel {self.parallel}; valid are "
+                f"{', '.join(map(str, valid))}"
+            )
         if self.optimizer not in PARALLEL_OPTIMIZERS:
             raise UsageError(
                 f"optimizer {self.optimizer!r} with parallel {self.parallel}: not modelled yet on several GPUs; valid "

@@ -212,7 +212,8 @@ def _register(recorder: Recorder, parts: Parts, homes: Mapping[torch.Tensor, int
         if isinstance(tensor, torch.Tensor):
             recorder.register(tensor, "input", None)
     for optimizer in parts.optimizers:
-        for owner, state in optimizer.state.items():
+        own = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer's, of this rank's parameters
+        for owner, state in own.state.items():
             for value in state.values():
                 if isinstance(value, torch.Tensor):
                     kind = "host" if recorder.is_host(value) else "state"

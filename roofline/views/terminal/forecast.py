@@ -50,6 +50,9 @@ def run_words(run: Run, unit: str = "tokens") -> str:
         "rank": (run.lora_rank if run.finetune == "lora" else 0, 0),
         "adapters on": (run.lora_targets, "all-linear"),
         "weights in": (run.base_dtype, "auto"),
+        "over": (run.parallel, "none"),
+        "on hosts:": (run.nodes, 1),
+        "linked by": (run.link, "auto"),
     }
     words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
     if run.phase != "train":

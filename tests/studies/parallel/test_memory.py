@@ -1,0 +1,43 @@
+"""The memory of measured parallel steps: the forecast of each rank, on steps of every kind that are traced quickly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from studies.parallel.measured import FILE, read, write
+from studies.parallel.memory import MIB, Compared, compared
+from studies.parallel.steps import STEPS, Step
+
+MEASURED = read()
+QUICK = [step for step in STEPS if step.model in ("w640-d6", "w2048-d3-v32000", "w3584-d2")]
+
+
+def test_the_table_of_measured_steps_is_whole() -> None:
+    assert list(MEASURED) == list(STEPS)
+    assert all([rank.rank for rank in ranks] == [0, 1] for ranks in MEASURED.values())
+    assert FILE.read_text().count("\n") == 1 + 2 * len(STEPS)
+
+
+def test_it_is_written_as_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    write([rank for ranks in MEASURED.values() for rank in ranks], path)
+    assert path.read_bytes() == FILE.read_bytes()
+
+
+@pytest.mark.parametrize("step", [s for s in QUICK if s.batch != 8 or s.model != "w640-d6"], ids=lambda step: step.name)
+def test_the_fullest_rank_is_foretold(step: Step) -> None:
+    found: Compared = compared(step, MEASURED[step])
+    assert found.error == pytest.approx(0.0, abs=0.002)
+    assert min(map(abs, found.steady_errors)) < 0.002
+    assert all(1600 * MIB <= outside <= 2000 * MIB for outside in found.outside)
+    assert 0 <= found.outside_forecast / max(found.outside) - 1 + 0.2 < 0.25
+    held = found.parts
+    if "ddp" in step.layout:
+        assert found.first_buckets == held["gradients"]
+        assert held["optimizer"] == pytest.approx(2 * held["weights"], rel=1e-3)
+    else:
+        assert not found.first_buckets
+    if "zero2" in step.layout:
+        assert held["communication"] > held["weights"] / 2  # layers gathered in bf16: all of a shard of half in fp32
