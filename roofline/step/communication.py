@@ -51,14 +51,16 @@ class Fabric:
 
     def beside(self, op: TimedOp, sent: Collective, profile: Profile) -> Contended:
         """What a kernel and a collective lose to each other."""
-        work = op.work
+        work, launches = op.work, max(op.launches, 1)
         bound: Bound = "memory"
         if work is not None and work.op_class in ("gemm", "attention"):
             bound = "matrix" if work.op_class == "gemm" else "attention"
         return self.link.contended(
             bound, _kind(sent), sent.bytes, sent.ranks, self.hosts(sent), sent.dtype,
-            kernel_seconds=op.seconds / max(op.launches, 1), multiprocessors=profile.device.get("sm_count"),
+            kernel_seconds=op.seconds / launches, multiprocessors=profile.device.get("sm_count"),
             kernel_blocks=profile.blocks(work) if work is not None and bound == "matrix" else 0,
+            kernel_bytes=op.bytes / launches * (1 - op.hot_seconds / op.seconds) if op.seconds else None,
+            bandwidth=profile.ceiling("hbm_copy", 0.0) or None,
         )  # fmt: skip
 
 

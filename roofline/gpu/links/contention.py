@@ -5,7 +5,8 @@ A collective's kernel holds a multiprocessor per channel, `held` of them, until 
     a product          takes min(2 waves, blocks / left + `tail`) waves in place of ceil(blocks / multiprocessors)
     any other kernel   takes 1 + `lost` x held / left times as long
     the collective     takes 1 + `slowed` times as long, and begins later by `waited` x the seconds of the kernel that
-                       runs when it is launched
+                       runs when it is launched. Beside what memory bounds, at u of the memory's `bandwidth`, that is
+                       `slowed` of products up to u = `calm`, and from there in proportion up to its own at u = 1
 
 Products have a block per multiprocessor, and libraries choose tiles to fill the last wave: so one that took a wave
 takes two. What is left is filled less evenly, which `tail` counts, in waves. A kernel that loses just the
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Literal, NamedTuple, get_args
 
-from flopcast.bounds import Count, Deviation, NonNegative, Seconds, Size, Valid
+from flopcast.bounds import Count, Deviation, NonNegative, Positive, Seconds, Size, Valid
 
 Bound = Literal["matrix", "attention", "memory"]
 BOUNDS: tuple[Bound, ...] = get_args(Bound)
@@ -50,10 +51,13 @@ def _of_each_bound(found: Mapping[str, float]) -> bool:
 
 @dataclass(frozen=True)
 class Contention:
-    """The law's parameters, as the module says, of a GPU of so many multiprocessors; `slowed`, and the deviations of
+    """The law's parameters, as the module says, of a GPU of so many multiprocessors and bytes/s of
+    memory; `slowed`, and the deviations of
     log seconds of kernels and of collectives from the rows that they were fitted to, by what bounds the kernel."""
 
     multiprocessors: Annotated[int, Valid(lambda n: n > 1, "2 or more")]
+    bandwidth: Positive
+    calm: Annotated[float, Valid(lambda share: 0 <= share < 1, "a share below 1")]
     tail: NonNegative
     waited: NonNegative
     lost: Annotated[Mapping[str, NonNegative], Valid(lambda found: set(found) == {"attention", "memory"}, "of both")]
@@ -73,10 +77,12 @@ class Contended(NamedTuple):
 
 
 def contended(
-    known: Contention, bound: Bound, held: int, *, multiprocessors: int, seconds: float = 0.0, blocks: int = 0
-) -> Contended:
+    known: Contention, bound: Bound, held: int, *, multiprocessors: int, seconds: float = 0.0, blocks: int = 0,
+    memory_share: float = 1.0,
+) -> Contended:  # fmt: skip
     """A kernel that takes so many seconds by itself (0: not known) beside a collective that holds `held`
-    multiprocessors. `blocks`: a product's; where they are not known (0), those of one wave."""
+    multiprocessors. `blocks`: a product's; where they are not known (0), those of one wave. `memory_share`: the part
+    of the memory's bandwidth that a kernel reaches which memory bounds."""
     held = min(held, multiprocessors - 1)
     left = multiprocessors - held
     if bound == "matrix":
@@ -84,7 +90,11 @@ def contended(
         kernel = 1 + part * (wave_factor(known.tail, blocks or multiprocessors, multiprocessors, left) - 1)
     else:
         kernel = 1 + known.lost[bound] * held / left
-    return Contended(kernel, 1 + known.slowed[bound], known.waited * seconds, held)
+    slowed = known.slowed[bound]
+    if bound == "memory":
+        beyond = min(1.0, max(0.0, memory_share - known.calm) / (1 - known.calm))
+        slowed = known.slowed["matrix"] + beyond * (slowed - known.slowed["matrix"])
+    return Contended(kernel, 1 + slowed, known.waited * seconds, held)
 
 
 def wave_factor(tail: float, blocks: int, multiprocessors: int, left: int) -> float:

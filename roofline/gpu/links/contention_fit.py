@@ -11,13 +11,14 @@ import numpy as np
 from flopcast.roofline.gpu.laws.smooth import Array
 from flopcast.roofline.gpu.links.contention import BOUNDS, NOT_WAVES, Beside, Contention, bound_of, contended
 
+MOST_CALM = 0.9
 TILE = (128, 256)  # of the suite's products, as cuBLAS 12 and 13 choose on a Hopper
 
 
 def fit_contention(rows: Sequence[Beside], multiprocessors: int) -> Contention | None:
     """The parameters by the rows whose blocks are known; None where a bound has none. How long a collective waits is
-    read off the kernels that products and attention are, since what memory bounds slows collectives by more than any
-    wait: the rest is theirs."""
+    read off products and attention, since what memory bounds slows collectives by more than any wait: the rest is
+    theirs. No product slows them more than another, whatever it reads: the one that reads fastest says what is calm."""
     known = [row for row in rows if 0 < row.channels < multiprocessors]
     of: dict[str, list[Beside]] = {bound: [row for row in known if bound_of(row.work) == bound] for bound in BOUNDS}
     if not all(of.values()):
@@ -29,7 +30,9 @@ def fit_contention(rows: Sequence[Beside], multiprocessors: int) -> Contention |
         bound: max(0.0, _lost(of[bound], multiprocessors)) for bound in BOUNDS if bound != "matrix"
     }
     slowed: dict[str, float] = {bound: max(0.0, _slowed(of[bound], waited)) for bound in BOUNDS}
-    found = Contention(multiprocessors, tail, waited, lost, slowed, nothing, nothing)
+    bandwidth = max(_bytes(row.work) / row.alone_seconds for row in of["memory"])
+    calm = min(max(_bytes(row.work) / row.alone_seconds / bandwidth for row in of["matrix"]), MOST_CALM)
+    found = Contention(multiprocessors, bandwidth, calm, tail, waited, lost, slowed, nothing, nothing)
     off = {bound: np.log([foretold(found, row) for row in some]) for bound, some in of.items()}
     took = {
         bound: np.log([(row.beside_seconds, row.collective_beside_seconds) for row in some])
@@ -55,6 +58,15 @@ def _blocks(work: str) -> int:
         return 0
     m, n, _ = map(int, sizes.split("x"))
     return ceil(m / TILE[0]) * ceil(n / TILE[1])
+
+
+def _bytes(work: str) -> float:
+    """What a product of bf16, or a kernel that memory bounds, reads and writes: "copy-256MiB" each once."""
+    kind, _, sizes = work.partition("-")
+    if kind == "product":
+        m, n, k = map(int, sizes.split("x"))
+        return 2.0 * (m * k + k * n + m * n)
+    return 2.0 * 1024**2 * float(sizes.rpartition("-")[2].removesuffix("MiB"))
 
 
 def _tail(row: Beside, multiprocessors: int) -> float:

@@ -86,17 +86,22 @@ class Interconnect:
 
     def contended(
         self, bound: Bound, kind: Kind, whole: float, gpus: int, nodes: int = 1, dtype: str = "bf16", *,
-        kernel_seconds: float = 0.0, kernel_blocks: int = 0, multiprocessors: int | None = None,
+        kernel_seconds: float = 0.0, kernel_blocks: int = 0, kernel_bytes: float | None = None,
+        multiprocessors: int | None = None, bandwidth: float | None = None,
     ) -> Contended:  # fmt: skip
         """What a kernel that takes `kernel_seconds` by itself and a collective lose to each other. `bound`: a matrix
-        product, of `kernel_blocks` (`Profile.blocks` says how many), attention, or what memory bounds.
-        `multiprocessors`: the GPU's, by default those of the GPU that was measured. A link of which nothing was
+        product, of `kernel_blocks` (`Profile.blocks` says how many), attention, or what memory bounds, of so many bytes
+        that memory (not L2) moves; where they are not known, as many as it can. `multiprocessors` and `bandwidth`,
+        its memory's bytes/s: the GPU's, by default those of the GPU that was measured. A link of which nothing was
         measured beside kernels has the parameters of the link that ships (`ASSUMED_FROM`)."""
         own = None if self.profile is None else self.profile.contention
         known = own or _assumed_contention()
         held = self.time(kind, whole, gpus, nodes, dtype).blocks
-        return contended(known, bound, held, multiprocessors=multiprocessors or known.multiprocessors,
-                         seconds=kernel_seconds, blocks=kernel_blocks)  # fmt: skip
+        full = kernel_seconds * (bandwidth or known.bandwidth)
+        return contended(
+            known, bound, held, multiprocessors=multiprocessors or known.multiprocessors, seconds=kernel_seconds,
+            blocks=kernel_blocks, memory_share=kernel_bytes / full if kernel_bytes is not None and full else 1.0,
+        )  # fmt: skip
 
 
 @cache
