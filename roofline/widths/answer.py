@@ -5,15 +5,18 @@ The report page and Python callers use `answer(...)` too; `to_json` and `csv_row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
 from flopcast.errors import UsageError
 from flopcast.gc_pause import no_garbage_collection
+from flopcast.roofline.base.units import percent
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.priced_step import traced_of
+from flopcast.roofline.stream.library.ahead import compile_ahead
 from flopcast.roofline.stream.model.models import Config, n_params
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import NotDerivable
@@ -22,8 +25,11 @@ from flopcast.roofline.widths.measured_rules import MeasuredRule, measured_rules
 from flopcast.roofline.widths.penalties import (
     ALIGNED,
     AXES,
+    COMPILED,
     HEADS,
     LAYOUTS,
+    PARTS,
+    REST,
     TOLERATED,
     Penalty,
     Point,
@@ -35,9 +41,10 @@ from flopcast.roofline.widths.penalties import (
     resized,
     rule_of,
     survey,
+    widths_near,
 )  # fmt: skip
 from flopcast.roofline.widths.shapes import MOST, Constraint, ranked, shapes_within, survey_shapes
-from flopcast.roofline.widths.verdict import Verdict, verdict
+from flopcast.roofline.widths.verdict import NAMES, Verdict, verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +103,31 @@ class Answer:
             )
         return words + "; larger batches (--batch), or --host none for the device alone, show what widths cost"
 
+    def padding_words(self) -> str | None:
+        """Says of a compiled step which products inductor pads and what that costs; None for an eager step."""
+        if self.run.mode == "eager":
+            return None
+        found = [one for points in self.points.values() for one in points if one.padded]
+        if not found:
+            return "inductor pads none of these sizes' products"
+        sizes = {axis: [one for one in points if one.padded] for axis, points in self.points.items()}
+        told = "; ".join(
+            f"{NAMES[axis]} {', '.join(f'{one.value:,}' for one in padded)}: {_most(padded)}"
+            for axis, padded in sizes.items()
+            if padded
+        )
+        words = f"inductor pads products to whole rows of 16 bytes where it finds them faster so ({told})"
+        values = {(one.axis, one.value) for one in found}
+        losing = [p for each in self.penalties.values() for p in each if (p.axis, p.value) in values]
+        if losing:
+            total = median(p.device for p in losing)
+            products, passes = (median(p.parts[part] for p in losing) for part in ("products", "passes"))
+            words += (
+                f". At the median these sizes lose {percent(total).lstrip('+')} of kernel time: {percent(products)} in "
+                f"products, {percent(passes)} in the passes that write padded operands and read them"
+            )
+        return words
+
     @property
     def idle_share(self) -> float:
         return max(0.0, 1.0 - self.center.device_seconds / self.center.step_seconds)
@@ -110,6 +142,7 @@ class Answer:
             "bound": self.center.bound,
             "host": {"is_bound": self.is_host_bound, "idle_share": self.idle_share, "says": self.host_words()},
             "verdict": self.verdict.to_json(),
+            **({} if self.run.mode == "eager" else {"padding": {"says": self.padding_words()}}),
             "tolerated": self.tolerated,
             "refused": {str(width): why for width, why in self.refused.items()},
             "rules": [
@@ -117,12 +150,17 @@ class Answer:
                 for rule in self.rules.values()
             ],
             "points": [_point_row(one) for found in self.points.values() for one in found],
-            "penalties": [asdict(one) for found in self.penalties.values() for one in found],
+            "penalties": [_penalty_json(one) for found in self.penalties.values() for one in found],
             "heads": [_point_row(one) for one in self.heads],
             "constraint": None if self.constraint is None else asdict(self.constraint),
             "shapes": [_point_row(one) for one in self.shapes],
             "measured_rules": [{**rule.to_json(), "says": rule.sentence} for rule in self.measured],
         }
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of `csv_rows`."""
+        return CSV_COLUMNS if self.run.mode == "eager" else (*CSV_COLUMNS, *COMPILED_COLUMNS)
 
     def csv_rows(self) -> list[dict[str, Any]]:
         """Returns one row per forecast, with a point's penalty in the same row."""
@@ -137,12 +175,40 @@ class Answer:
 
 
 CSV_COLUMNS = (
-    "axis", "value", "multiple", "width", "depth", "heads", "kv_heads", "head_dim", "ffn", "vocab", "n_params",
-    "step_seconds", "step_seconds_low", "step_seconds_high", "device_seconds", "device_seconds_low",
-    "device_seconds_high", "host_seconds", "bound", "flops_per_second", "seconds_per_parameter", "peak_bytes", "fits",
-    "extrapolated", *(f"{layout}_flops_per_second" for layout in LAYOUTS), "below", "above", "penalty_step",
-    "penalty_device", "penalty_device_low", "penalty_device_high", *(f"penalty_{layout}" for layout in LAYOUTS),
-)  # fmt: skip
+    "axis",
+    "value",
+    "multiple",
+    "width",
+    "depth",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn",
+    "vocab",
+    "n_params",
+    "step_seconds",
+    "step_seconds_low",
+    "step_seconds_high",
+    "device_seconds",
+    "device_seconds_low",
+    "device_seconds_high",
+    "host_seconds",
+    "bound",
+    "flops_per_second",
+    "seconds_per_parameter",
+    "peak_bytes",
+    "fits",
+    "extrapolated",
+    *(f"{layout}_flops_per_second" for layout in LAYOUTS),
+    "below",
+    "above",
+    "penalty_step",
+    "penalty_device",
+    "penalty_device_low",
+    "penalty_device_high",
+    *(f"penalty_{layout}" for layout in LAYOUTS),
+)
+COMPILED_COLUMNS = ("padded_products", "products", *(f"penalty_{part}" for part in (*PARTS.values(), REST)))
 
 
 def _point_row(one: Point) -> dict[str, Any]:
@@ -160,15 +226,43 @@ def _point_row(one: Point) -> dict[str, Any]:
         "seconds_per_parameter": one.seconds_per_parameter, "peak_bytes": one.peak_bytes, "fits": one.fits,
         "extrapolated": one.extrapolated,
         **{f"{layout}_flops_per_second": one.layout_rate(layout) for layout in LAYOUTS},
+        **({"padded_products": one.padded, "products": one.products} if one.products else {}),
     }  # fmt: skip
+
+
+def _most(padded: Sequence[Point]) -> str:
+    """Of how many products operands are padded."""
+    shares = sorted({(one.padded, one.products) for one in padded})
+    return " or ".join(f"{count} of {products}" for count, products in shares)
+
+
+def _penalty_json(one: Penalty) -> dict[str, Any]:
+    record = asdict(one)
+    if not one.parts:  # of an eager step
+        del record["parts"]
+    return record
 
 
 def _penalty_row(one: Penalty) -> dict[str, Any]:
     return {
         "below": one.below, "above": one.above, "penalty_step": one.step, "penalty_device": one.device,
         "penalty_device_low": one.device_low, "penalty_device_high": one.device_high,
-        **{f"penalty_{layout}": value for layout, value in one.layouts.items()},
+        **{f"penalty_{name}": value for name, value in (*one.layouts.items(), *one.parts.items())},
     }  # fmt: skip
+
+
+def _compile(configs: Iterable[Config], run: Run, profile: Profile, progress: Callable[[int, int], None]) -> None:
+    traced = traced_of(run, profile)
+    compile_ahead([(config, traced) for config in configs], progress)
+
+
+def check_forward(run: Run, forward: bool) -> None:
+    """Raises UsageError for the forward alone of a compiled step."""
+    if forward and run.mode != "eager":
+        raise UsageError(
+            f"--forward-only with mode {run.mode!r}: the compiled forward of a step saves what its backward needs, and "
+            "one without a backward is other code, which is not modelled yet; leave one of the two out"
+        )
 
 
 def with_all_sizes(config: Mapping[str, Any]) -> Config:
@@ -200,13 +294,22 @@ def answer(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Answer:
     """Forecasts models around `config` on each axis of `axes`, and, unless `with_shapes` is false, shapes within
-    `constraint` (default: the config's own parameters ± 2%). Raises UsageError as `forecast` does, and where no shape
-    meets a given constraint."""
+    `constraint` (default: the config's own parameters ± 2%). Of a compiled step nine sizes of an axis at most are
+    tried, and compiled first. Raises UsageError as `forecast` does, and where no shape meets a given constraint."""
     run.check()
+    check_forward(run, forward)
     model = with_all_sizes(config)
     asked = constraint or Constraint(n_params(model))
-    values = {axis: candidates(model, axis, span) for axis in axes if axis in AXES}
+    is_eager = run.mode == "eager"
+    values = {
+        axis: candidates(model, axis, span) if is_eager else widths_near(int(model[AXES[axis]]), COMPILED)
+        for axis in axes
+        if axis in AXES
+    }
     heads = head_shapes(model) if HEADS in axes else []
+    if not is_eager:
+        tried = (one for axis, found in values.items() for _, one in resized(model, axis, found))
+        _compile([model, *tried, *heads], run, profile, progress)
     total = 1 + sum(map(len, values.values())) + len(heads) + (MOST if with_shapes else 0)
     done = 0
 
@@ -236,8 +339,10 @@ def answer(
                 if constraint is not None:  # without one asked for, it is no error that no shape is found
                     raise
                 found = []
+            if not is_eager:
+                _compile(found, run, profile, progress)
             shapes = survey_shapes(found, run, profile, progress=advance, **settings)
-    measured = [rule for rule in measured_rules(profile) if rule.layout == "all"]
+    measured = [rule for rule in measured_rules(profile) if rule.layout == "all" and is_eager]  # not padded
     return Answer(
         gpu=profile.gpu, basis=profile.basis, run=run, forward=forward, center=center, points=points,
         penalties=penalties, rules=rules, heads=ranked(other_heads), shapes=shapes,

@@ -4,6 +4,7 @@ only the factory knows which of its sizes follow from it."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from flopcast.errors import UsageError
 from flopcast.gc_pause import no_garbage_collection
@@ -12,21 +13,20 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.model.models import MOST_SIZE
 from flopcast.roofline.stream.model.run import Run
-from flopcast.roofline.widths.answer import Answer
+from flopcast.roofline.widths.answer import Answer, check_forward
 from flopcast.roofline.widths.measured_rules import measured_rules
-from flopcast.roofline.widths.penalties import ALIGNED, TOLERATED, Point, penalties_of, point_of, rule_of
+from flopcast.roofline.widths.penalties import (
+    BESIDE,
+    COMPILED,
+    TOLERATED,
+    Point,
+    penalties_of,
+    point_of,
+    rule_of,
+    widths_near,
+)
 
 WIDTH = "width"  # the parameter of the factory, and the name of the axis
-# Beside the nearest multiple of 64: both sides of it for the classes between which the multiple to keep is decided (a
-# size just above it begins a tile that it hardly uses), one for the others.
-BESIDE = (-1, 1, -2, 4, -8, 8, 16, -32)
-
-
-def widths_near(own: int) -> list[int]:
-    """Returns twelve sizes at most: the own one, the nearest three multiples of 64, and sizes between for each largest
-    power of two up to 32 that divides them."""
-    center = max(2 * ALIGNED, round(own / ALIGNED) * ALIGNED)
-    return sorted({own, *(center + step for step in (-ALIGNED, 0, ALIGNED, *BESIDE))})
 
 
 def answer_of_module(
@@ -45,16 +45,20 @@ def answer_of_module(
 
     Raises UsageError for a factory without a width, and where `around` itself or all that compares is refused."""
     run.check()
+    check_forward(run, forward)
     own = _own_width(module, around)
-    device = profile.device["type"]
-    values = widths_near(own)
+    device = run.device_of(profile.device)
+    is_eager = run.mode == "eager"
+    values = widths_near(own, BESIDE if is_eager else COMPILED)
     points: dict[int, Point] = {}
     refused: dict[int, str] = {}
     asked = run
     with no_garbage_collection():
         for done, value in enumerate([own, *(value for value in values if value != own)]):
             try:
-                stream = module.resized(width=value).stream(run, device)
+                sized = module.resized(width=value)
+                stream = sized.stream(run, device)
+                eager = None if is_eager else sized.stream(replace(run, mode="eager"), profile.device["type"])
             except UsageError as fault:
                 if value == own:
                     raise UsageError(f"at width {own}{' with --forward-only' * forward}: {fault}") from fault
@@ -63,7 +67,9 @@ def answer_of_module(
                 traced = run_of_stream(stream, run)
                 asked = traced if value == own else asked
                 config = {"module": module.name, WIDTH: value, "unit": stream.meta["unit"]}
-                points[value] = point_of(WIDTH, value, config, stream, traced, profile, host=host, forward=forward)
+                points[value] = point_of(
+                    WIDTH, value, config, stream, traced, profile, host=host, forward=forward, eager=eager
+                )
             progress(done + 1, len(values))
     found = [points[value] for value in values if value in points]
     penalties = penalties_of(found)
@@ -77,7 +83,7 @@ def answer_of_module(
         gpu=profile.gpu, basis=profile.basis, run=asked, forward=forward, center=points[own],
         points={WIDTH: found}, penalties={WIDTH: penalties}, rules={WIDTH: rule_of(WIDTH, penalties, tolerated)},
         heads=[], shapes=[], constraint=None, tolerated=tolerated, refused=refused,
-        measured=[rule for rule in measured_rules(profile) if rule.layout == "all"],
+        measured=[rule for rule in measured_rules(profile) if rule.layout == "all" and is_eager],
     )  # fmt: skip
 
 

@@ -31,19 +31,29 @@ from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
+from flopcast.roofline.stream.library.compiled import as_eager
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config, check_config
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.forward_only import forward_only
 from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.widths.padding import padded_products
 
 AXES = {"hidden": "hidden_size", "ffn": "intermediate_size", "vocab": "vocab_size"}
 HEADS = "heads"  # heads x head_dim, which together are one width
 HEAD_DIMS = (64, 80, 96, 112, 128, 160, 192, 256)
+PARTS = {"gemm": "products", "generated": "passes"}  # of a compiled step, by operation class
+REST = "rest"
 LAYOUTS = {"nt": "forward", "nn": "gradient of the input", "tn": "gradient of the weights"}
 ALIGNED = 64  # rows of 128 bytes in bf16: times are interpolated between its multiples
 TOP_MULTIPLE = 256
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Beside the nearest multiple of 64: both sides of it for the classes between which the multiple to keep is decided (a
+# size just above it begins a tile that it hardly uses), one for the others.
+BESIDE = (-1, 1, -2, 4, -8, 8, 16, -32)
+# The same of compiled steps, each of which takes ten seconds: inductor pads products to multiples of 8, so that those
+# of 1, 2 and 4 are alike.
+COMPILED = (-1, -4, 8, 16, -32)
 TOLERATED = 0.01  # a negligible penalty: smaller than the error of a forecast penalty
 
 
@@ -51,7 +61,10 @@ TOLERATED = 0.01  # a negligible penalty: smaller than the error of a forecast p
 class Point:
     """One forecast width. `layout_seconds`, `layout_flops`: those of products, by layout; `extrapolated`: share of the
     device time in kernels of no measured kind; `errors`: by shape, the standard deviation of its seconds, from which
-    the error of a difference between two points is computed."""
+    the error of a difference between two points is computed.
+
+    Of a compiled step only, `parts`: device seconds of its matrix products, of the kernels that inductor generates and
+    of the rest; `padded`: of how many products inductor pads operands, and `products`, how many there are."""
 
     axis: str
     value: int
@@ -73,6 +86,9 @@ class Point:
     layout_seconds: Mapping[str, float]
     layout_flops: Mapping[str, int]
     errors: Mapping[Any, float] = field(repr=False)
+    parts: Mapping[str, float] = field(default_factory=dict)
+    padded: int = 0
+    products: int = 0
 
     @property
     def multiple(self) -> int:
@@ -100,6 +116,7 @@ class Penalty:
 
     `step`: loss of the whole step; `device`: of the kernels; `layouts`: of the products, by layout. Errors that the
     width shares with its neighbours cancel, so the interval covers only what differs: the errors of the shapes.
+    `parts`: what each of a compiled step's parts adds to `device`, of which they are the sum.
     """
 
     axis: str
@@ -112,6 +129,7 @@ class Penalty:
     device_low: float
     device_high: float
     layouts: Mapping[str, float]
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def hidden(self) -> float:
@@ -155,8 +173,10 @@ def point(
     forward: bool = False,
 ) -> Point:
     """Forecasts one config. Raises UsageError as `forecast` does."""
-    stream = get_stream(config, traced_of(run, profile), vary="width")
-    return point_of(axis, value, config, stream, run, profile, host=host, forward=forward)
+    traced = traced_of(run, profile)
+    stream = get_stream(config, traced, vary="width")
+    eager = None if run.mode == "eager" else get_stream(config, as_eager(traced), vary="width")
+    return point_of(axis, value, config, stream, run, profile, host=host, forward=forward, eager=eager)
 
 
 def point_of(
@@ -169,8 +189,10 @@ def point_of(
     *,
     host: HostCosts | None = None,
     forward: bool = False,
+    eager: Stream | None = None,
 ) -> Point:
-    """Forecasts a traced step. `forward`: only the forward, as inference runs it, instead of the whole step."""
+    """Forecasts a traced step. `forward`: only the forward, as inference runs it, instead of the whole step. `eager`:
+    the eager step where this one is compiled."""
     if forward:
         stream = forward_only(stream)
     step = PricedStep(stream, run, profile, host)
@@ -178,14 +200,17 @@ def point_of(
     seconds: dict[str, float] = defaultdict(float)
     flops: dict[str, int] = defaultdict(int)
     errors: dict[Any, float] = defaultdict(float)
+    parts = dict.fromkeys((*PARTS.values(), REST), 0.0)
     for op in step.ops:
         if op.work is None:
             continue
         shape = op.work.shape
         errors[op.work.alike] += op.seconds * op.sigma
+        parts[PARTS.get(op.work.op_class, REST)] += op.seconds
         if isinstance(shape, Gemm) and shape.batch == 1:
             seconds[shape.layout] += op.seconds
             flops[shape.layout] += op.work.flops
+    padded, products = (0, 0) if eager is None else padded_products(stream, eager)
     return Point(
         axis=axis, value=value, config=dict(config), n_params=found.n_params,
         step_seconds=found.step_seconds, step_seconds_low=found.step_seconds_low,
@@ -194,7 +219,8 @@ def point_of(
         host_seconds=found.host_seconds, bound=found.bound, flops=found.flops_counted,
         tokens=run.tokens, peak_bytes=found.peak_bytes, fits=found.fits,
         extrapolated=found.basis_shares["extrapolated"],
-        layout_seconds=dict(seconds), layout_flops=dict(flops), errors=dict(errors),
+        layout_seconds={} if eager else dict(seconds), layout_flops=dict(flops), errors=dict(errors),
+        parts=parts if eager else {}, padded=padded, products=products,
     )  # fmt: skip
 
 
@@ -218,6 +244,12 @@ def candidates(config: Mapping[str, Any], axis: str, span: int = 128) -> list[in
     lines = {end for value in (own, *beside) for end in neighbours(value, ALIGNED)}
     lines |= {end for value in aligned if (anchor := anchor_of(value)) for end in neighbours(value, anchor)}
     return sorted(value for value in {own, *aligned, *beside, *lines} if value >= 2)
+
+
+def widths_near(own: int, beside: Sequence[int] = BESIDE) -> list[int]:
+    """Returns twelve sizes at most: the own one, the nearest three multiples of 64, and sizes `beside` the nearest."""
+    center = max(2 * ALIGNED, round(own / ALIGNED) * ALIGNED)
+    return sorted({own, *(center + step for step in (-ALIGNED, 0, ALIGNED, *beside))})
 
 
 def head_shapes(config: Mapping[str, Any]) -> list[Config]:
@@ -322,6 +354,10 @@ def penalty(one: Point, below: Point, above: Point) -> Penalty:
         axis=one.axis, value=one.value, multiple=one.multiple, below=below.value, above=above.value,
         step=one.step_seconds / line(lambda p: p.step_seconds) - 1, device=ratio - 1,
         device_low=ratio * (1 - Z_90 * sigma) - 1, device_high=ratio * (1 + Z_90 * sigma) - 1, layouts=layouts,
+        parts={
+            part: (seconds - line(lambda p, name=part: p.parts.get(name, 0.0))) / expected  # type: ignore[misc]
+            for part, seconds in one.parts.items()
+        },
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from flopcast.roofline.cli.shared.options import (
 from flopcast.roofline.cli.step.asked import check_module_options
 
 AXIS, SPAN = "hidden,ffn,vocab,heads", 128
+COMPILED_AXIS = "hidden,ffn,vocab"  # each of the sizes has to be compiled
 
 
 def widths(
@@ -40,16 +41,29 @@ def widths(
     ],
     run: Annotated[
         RunOptions,
-        Only("batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "clip", "matmul", "attention"),
+        Only(
+            "batch", "seq", "accumulate", "checkpoint", "precision", "optimizer", "clip", "mode", "matmul", "attention"
+        ),
     ],
     host: Host = None,
-    axis: Annotated[str, Option(help="Axes, separated by commas: hidden, ffn, vocab, heads.")] = AXIS,
+    axis: Annotated[
+        str | None,
+        Option(
+            help="Axes, separated by commas: hidden, ffn, vocab, heads. Default: all, of compiled steps all but heads."
+        ),
+    ] = None,
     span: Annotated[int, Option(help="How far from a size its multiples of 64 are tried.")] = SPAN,
     constraint: Annotated[
         str | None,
         Option(help="Number of parameters of the shapes: 'params=600M±2%' (or +-2%). Default: the model's, 2%."),
     ] = None,
-    shapes: Annotated[bool, Option("--shapes/--no-shapes", help="Whether to try shapes of equal parameters.")] = True,
+    shapes: Annotated[
+        bool | None,
+        Option(
+            "--shapes/--no-shapes",
+            help="Whether to try shapes of equal parameters. Default: yes; of compiled steps with --constraint only.",
+        ),
+    ] = None,
     forward_only: Annotated[
         bool, Option("--forward-only", help="Forecast the forward pass alone, in bf16 where no --precision is given.")
     ] = False,
@@ -59,7 +73,11 @@ def widths(
     theme: Theme = None,
     as_json: AsJson = False,
 ) -> None:
-    """Says which multiple to keep each width to, what ignoring it costs, and the best shapes of equal parameters."""
+    """Says which multiple to keep each width to, what ignoring it costs, and the best shapes of equal parameters.
+
+    Of a compiled step (--mode) nine sizes of an axis at most are tried. Each is compiled once, some ten seconds of
+    processor time, side by side on all cores; what was compiled is kept.
+    """
     from flopcast.roofline.base.csv_files import check_writable, write_rows
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
@@ -72,11 +90,17 @@ def widths(
     from flopcast.roofline.widths.penalties import AXES, HEADS
     from flopcast.roofline.widths.shapes import parse_constraint
 
+    is_eager = run.mode == "eager"
+    if shapes is None:
+        shapes = is_eager or constraint is not None
     if model.module is not None:
         check_module_options(context, model, run)
-        config_only = {"axis": axis != AXIS and axis, "span": span != SPAN and span, "constraint": constraint,
-                       "no_shapes": not shapes, "figure": figure}  # fmt: skip
+        config_only = {"axis": axis, "span": span != SPAN and span, "constraint": constraint,
+                       "no_shapes": not shapes and is_eager, "figure": figure}  # fmt: skip
         refuse_unused("with --module: it is of a config's sizes, the factory has its `width`", config_only)
+    if not is_eager:
+        refuse_unused(f"with --mode {run.mode}, of which few sizes are tried", {"span": span != SPAN and span})
+    axis = axis if axis is not None else AXIS if is_eager else COMPILED_AXIS
     axes = tuple(dict.fromkeys(name.strip() for name in axis.split(",") if name.strip()))
     valid = (*AXES, HEADS)
     if not axes or set(axes) - set(valid):
@@ -118,7 +142,7 @@ def widths(
             module = Module(model.module).resized(**sizes)
             found = answer_of_module(module, asked, profile, around=around, **settings)
     if out is not None:
-        write_rows(out, answer.CSV_COLUMNS, found.csv_rows())
+        write_rows(out, found.columns, found.csv_rows())
         say(f"wrote {out}")
     if figure is not None:
         from flopcast.roofline.views.figures.colours import THEMES

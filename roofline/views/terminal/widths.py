@@ -27,11 +27,14 @@ def print_answer(found: Answer) -> None:
     what = "forward" if found.forward else "step"
     title = (
         f"{found.gpu} ({found.basis}): around {_named(center)}, {parameters(center.n_params)} parameters, "
-        f"{_batch(found)}{run.precision}{'' if found.forward else ', ' + run.optimizer}; {what} "
+        f"{_batch(found)}{run.precision}{'' if found.forward else ', ' + run.optimizer}"
+        f"{'' if run.mode == 'eager' else ', mode ' + run.mode}; {what} "
         f"{_ranged(center)} ms, bound by {center.bound}"
     )
     out.print(_wrapped(found.verdict.sentence))
     if (words := found.host_words()) is not None:
+        out.print(_wrapped(words[0].upper() + words[1:] + "."))
+    if (words := found.padding_words()) is not None:
         out.print(_wrapped(words[0].upper() + words[1:] + "."))
     if found.points:
         _print_rules(found, title, what)
@@ -48,7 +51,7 @@ def print_answer(found: Answer) -> None:
             say(f"{len(found.shapes) - SHAPES_SHOWN} slower shapes are in --json and --out")
     elif found.constraint is not None:
         say(f"no other shape of {found.constraint} lies near")
-    if found.points:
+    if found.points and found.run.mode == "eager":  # padding changes a compiled product's layout
         _print_layouts(found)
     if found.measured:
         _print_measured(found.measured)
@@ -96,21 +99,27 @@ def _print_rules(found: Answer, title: str, what: str) -> None:
 
 def _print_axiss(found: Answer, axis: str, what: str) -> None:
     penalties = {p.value: p for p in found.penalties[axis]}
+    is_eager = found.run.mode == "eager"
     rows = []
     for one in found.points[axis]:
         penalty = penalties.get(one.value)
-        cells = [
-            str(one.value), str(one.multiple), count(one.n_params), _ranged(one), f"{one.flops_per_second / 1e12:.1f}",
-            f"{one.seconds_per_parameter * 1e12:.1f}", gigabytes(one.peak_bytes),
-        ]  # fmt: skip
+        cells = [str(one.value), str(one.multiple), count(one.n_params), _ranged(one)]
+        if is_eager:
+            cells += [f"{one.flops_per_second / 1e12:.1f}", f"{one.seconds_per_parameter * 1e12:.1f}"]
+        cells.append(gigabytes(one.peak_bytes))
         if penalty is None:
             cells += [NONE] * 3
         else:
             low, high = 100 * penalty.device_low, 100 * penalty.device_high
             cells += [percent(penalty.step), percent(penalty.device), f"{low:+.1f} to {high:+.1f}"]
+        if not is_eager:
+            cells += [NONE if penalty is None else percent(penalty.parts[part]) for part in ("products", "passes")]
+            cells.append(f"{one.padded} of {one.products}" if one.padded else "none")
         rows.append(cells)
-    columns = (NAMES[axis], "of", "params", f"{what}, ms (90%)", "TFLOP/s", "ps/param", "memory", f"{what}\nloses",
-               "kernels\nlose", "90%")  # fmt: skip
+    rates = ("TFLOP/s", "ps/param") if is_eager else ()
+    padding = () if is_eager else ("in\nproducts", "in\npasses", "products\npadded")
+    columns = (NAMES[axis], "of", "params", f"{what}, ms (90%)", *rates, "memory", f"{what}\nloses", "kernels\nlose",
+               "90%", *padding)  # fmt: skip
     print_table("", columns, rows)
 
 
