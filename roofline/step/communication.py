@@ -25,6 +25,8 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 # parallel divides, by the names that transformers gives these. `python -m studies.parallel.host` has them from steps of
 # three small models.
 SHARDED_CALLS, DIVIDED_CALLS = 36.0, 2.6
+# How far the small models' steps lie from that: standard deviation of the log.
+CALLS_SIGMA = 0.3
 _SHARDED, _DIVIDED = ("all_gather", "reduce_scatter"), ("_proj", "_norm")
 
 # Of its time a kernel loses at most so much to collectives, however many run beside it.
@@ -64,11 +66,23 @@ class Fabric:
         )  # fmt: skip
 
 
+def calls_around(stream: Stream) -> dict[int, float]:
+    """Returns what Python does around operations of a rank, in calls of the host's, by the operation's number."""
+    layout = Layout.parse(stream.meta["parallel"]["layout"])
+    found = {}
+    if layout.is_fully_sharded:
+        found |= {sent.op: SHARDED_CALLS for sent in collectives(stream) if sent.kind in _SHARDED}
+    if layout.tp > 1:
+        inside = ((number, op) for number, op in enumerate(stream.ops) if op.phase != "optimizer")
+        found |= {number: DIVIDED_CALLS for number, op in inside if op.module.endswith(_DIVIDED)}
+    return found
+
+
 def on_lanes(stream: Stream, timed: Sequence[TimedOp], fabric: Fabric, host: HostCosts) -> list[TimedOp]:
     """Returns the operations of a rank on the CUDA streams that they run on, each with the launches that it waits for,
     and those that send with their time on the link and what asking for them costs the host."""
     found = list(timed)
-    layout = Layout.parse(stream.meta["parallel"]["layout"])
+    around = calls_around(stream)
     call = host.seconds("forward", "launch")
     sent = {one.op: one for one in collectives(stream)}
     times: dict[Collective, CollectiveTime] = {}
@@ -81,14 +95,12 @@ def on_lanes(stream: Stream, timed: Sequence[TimedOp], fabric: Fabric, host: Hos
             what = sent[number]._replace(op=0, lane=0)
             time = times.get(what) or times.setdefault(what, fabric.time(what))
             asked = fabric.link.host_cost(_kind(what), what.ranks).python_seconds if call else 0.0
-            if layout.is_fully_sharded and what.kind in _SHARDED:
-                asked += SHARDED_CALLS * call
             one = replace(
                 one, work=None, seconds=time.seconds, sigma=time.sigma, launches=1, basis=time.basis, hot_seconds=0.0,
                 hot_basis="", host_seconds=asked, collective=what,
             )  # fmt: skip
-        elif layout.tp > 1 and op.phase != "optimizer" and op.module.endswith(_DIVIDED):
-            one = replace(one, host_seconds=one.host_seconds + DIVIDED_CALLS * call)
+        if number in around:
+            one = replace(one, host_seconds=one.host_seconds + around[number] * call)
         for other in op.waits:
             launch = behind.get(other, other)
             if launch >= 0:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp
+from math import exp, hypot
 from typing import Any
 
 from flopcast.errors import UsageError
@@ -25,7 +25,7 @@ from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.unlike_bytes import rule_of
 from flopcast.roofline.step import memory
-from flopcast.roofline.step.communication import Fabric, on_lanes
+from flopcast.roofline.step.communication import CALLS_SIGMA, Fabric, calls_around, on_lanes
 from flopcast.roofline.step.device_work import DeviceTimes, TimedOp, device_times, device_work
 from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.inference import memory_parts, turning_batch
@@ -63,7 +63,12 @@ class PricedStep:
     def host_sigma(self) -> float:
         """The standard deviation of the log of the host's seconds."""
         host = self.host_costs
-        return host.graph_costs(self.stream.meta["mode"]).sigma if self.stream.meta.get("graphs") else host.sigma
+        if self.stream.meta.get("graphs"):
+            return host.graph_costs(self.stream.meta["mode"]).sigma
+        if self.fabric is None or not self.timeline.host_seconds:
+            return host.sigma
+        around = sum(calls_around(self.stream).values()) * host.seconds("forward", "launch")
+        return hypot(host.sigma, CALLS_SIGMA * around / self.timeline.host_seconds)
 
     @cached_property
     def ops(self) -> list[TimedOp]:

@@ -19,6 +19,7 @@ of one kernel:
   takes that of the wide ones, and the interval reaches equally far to either side;
 - the error of a device-bound step whose kernel times are right (`Spreads.beyond`): gaps that are neither a tiny
   kernel's nor a wide one's, or a host that falls behind for a while;
+- the link's collectives, by themselves and beside kernels, and what steps on several GPUs err beyond them;
 - the host: `HostCosts.sigma`, the spread from process to process, of compiled steps `GraphCosts.sigma`, or, for a host
   calibrated in the same run, how far its costs moved between samples (`validation.host_of_run.RunHost.sigma`) together
   with the further error of steps
@@ -57,6 +58,10 @@ FILE = DATA / "intervals.json"
 ROUGH = 0.6
 # Deviation of the log gap between nodes of a replayed graph: recorded steps had none to twice `simulation.NODE_GAP`.
 NODE_GAP_SIGMA = 0.5
+# Of collectives: the deviation of their log seconds beside kernels is 0.02 to 0.17, by what bounds those
+# (`gpu.links.contention`). Of device-bound steps on several GPUs beyond the error of their kernels: what five steps of
+# small models on two H200s had (`studies.parallel.timeline`).
+BESIDE_SIGMA, LANES_BEYOND = 0.1, 0.023
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +100,7 @@ def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | 
     """Returns the standard deviation of the log of the summed kernel time, but for what is known within a factor only
     (`is_rough`), whose error is no such deviation: `device_moves` has it."""
     known = spreads() if known is None else known
-    total = sum(op.seconds for op in ops)
+    total = sum(op.seconds for op in ops if op.collective is None)
     if not total:
         return 0.0
     numbers: dict[tuple[Any, float], int] = {}  # index of each (shape, sigma); a shape takes long to hash,
@@ -156,7 +161,7 @@ def is_rough(op: TimedOp) -> bool:
 def device_moves(ops: Sequence[TimedOp], profile: Profile, sigma: float) -> Moves:
     """Returns the ends of the summed kernel time, given its deviation without what is known within a factor only. Of
     that each class errs as one, and independently of others; its ends add to the sum, they do not multiply it."""
-    total = sum(op.seconds for op in ops)
+    total = sum(op.seconds for op in ops if op.collective is None)
     less: dict[str, float] = defaultdict(float)
     more: dict[str, float] = defaultdict(float)
     for op in ops:
@@ -214,6 +219,12 @@ def step_interval(timeline: Timeline, host_sigma: float, device: Moves) -> Inter
     if any(op.replay for op in timeline.ops):
         gap_sigma = NODE_GAP_SIGMA
     beyond = spreads().beyond
+    sent = [op for op in timeline.ops if op.collective is not None]
+    link_sigma = 0.0
+    if sent:  # on one link, and so with one error
+        beyond = hypot(beyond, LANES_BEYOND)
+        own = sum(op.seconds * op.sigma for op in sent) / sum(op.seconds for op in sent)
+        link_sigma = hypot(own, BESIDE_SIGMA)
 
     def moved(sign: int) -> float:
         far = device.up if sign > 0 else device.down
@@ -223,6 +234,7 @@ def step_interval(timeline: Timeline, host_sigma: float, device: Moves) -> Inter
             run(host_factor=exp(sign * Z_90 * host_sigma)),
             run(gap_factor=exp(sign * Z_90 * gap_sigma)),
             run(power_factor=exp(sign * Z_90 * power_limit.SIGMA)),
+            run(link_factor=exp(sign * Z_90 * link_sigma)) if sent else step,
         )
         return hypot(by_device, Z_90 * beyond * follows, *(log(part / step) for part in parts))
 
