@@ -69,7 +69,7 @@ class Fabric:
 def calls_around(stream: Stream) -> dict[int, float]:
     """Returns what Python does around operations of a rank, in calls of the host's, by the operation's number."""
     layout = Layout.parse(stream.meta["parallel"]["layout"])
-    found = {}
+    found: dict[int, float] = {}
     if layout.is_fully_sharded:
         found |= {sent.op: SHARDED_CALLS for sent in collectives(stream) if sent.kind in _SHARDED}
     if layout.tp > 1:
@@ -142,7 +142,7 @@ def slowed(ops: Sequence[TimedOp], spans: Sequence[Span], of_link: Beside) -> li
             elif sent.collective is not None:
                 found = of_link(kernel, sent.collective)
                 factors = [found.kernel, found.collective] if kernel is one else [found.collective, found.kernel]
-                if sent is one:  # its blocks find no room until the kernel's have begun
+                if sent is one and other.start < span.start:  # its blocks find no room until the kernel's have begun
                     late[span.op] = late.get(span.op, 0.0) + found.delay
             for number, factor in zip((span.op, other.op), factors, strict=True):
                 lost[number] = lost.get(number, 0.0) + both * (1 - 1 / factor)

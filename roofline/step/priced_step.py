@@ -21,6 +21,7 @@ from flopcast.gc_pause import no_garbage_collection
 from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.base.units import ms
 from flopcast.roofline.gpu.catalogue.prices import Price
+from flopcast.roofline.gpu.links.library import find_interconnect
 from flopcast.roofline.gpu.profile.host import NO_HOST, HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.unlike_bytes import rule_of
@@ -53,11 +54,18 @@ class PricedStep:
     profile: Profile
     host: HostCosts | None = None
     price: Price | None = None
-    fabric: Fabric | None = None
 
     @cached_property
     def host_costs(self) -> HostCosts:
         return self.host or self.profile.host or NO_HOST
+
+    @cached_property
+    def fabric(self) -> Fabric | None:
+        """What joins the ranks of a step on several GPUs. Raises UsageError where no link of the GPU is known."""
+        if not self.run.is_parallel:
+            return None
+        link = find_interconnect(self.profile.gpu if self.run.link == "auto" else self.run.link)
+        return Fabric(link, self.run.layout.world // self.run.nodes)
 
     @property
     def host_sigma(self) -> float:
@@ -225,7 +233,7 @@ class PricedStep:
         taken = self.stream.meta.get("notes", ())
         version = version_note(self.stream, str(self.profile.stack.get("torch") or ""))
         taken = (*taken, *filter(None, [version]))
-        found = (*taken, *_rough_kernels(self.ops), *_unmeasured_kernels(self.ops, self.profile))
+        found = (*taken, *_rough_kernels(self.ops), *_unmeasured_kernels(self.ops, self.profile), *self._of_the_link)
         if host.triton or host is NO_HOST or not {run.matmul, run.attention, run.fused} & {"triton", "best"}:
             return found
         return (
@@ -233,6 +241,24 @@ class PricedStep:
             f"host time is low: what Triton's operators cost {host.name} beyond torch's was not measured "
             "(`flopcast bench --suite host` there measures it)",
         )
+
+    @property
+    def _of_the_link(self) -> tuple[str, ...]:
+        """Says where the link, or what it does among so many GPUs, was not measured."""
+        if self.fabric is None:
+            return ()
+        link, profile = self.fabric.link, self.fabric.link.profile
+        if profile is None:
+            return (
+                f"link {link.name} is projected from its datasheet: `flopcast bench --suite collectives` measures it",
+            )
+        ranks = {op.collective.ranks for op in self.ops if op.collective is not None}
+        others = sorted(ranks - set(profile.measured_gpus()))
+        if not others and self.run.nodes == 1:
+            return ()
+        far = f"{' and '.join(map(str, others))} GPUs" if others else f"{self.run.nodes} hosts"
+        among = " and ".join(map(str, profile.measured_gpus()))
+        return (f"collectives among {far} are forecast by law: link {link.name} was measured among {among}",)
 
     def _of_inference(self) -> Mapping[str, Any]:
         """The fields that only a call of inference has."""
@@ -250,7 +276,12 @@ class PricedStep:
         """The fields that only a step on several GPUs has."""
         if not self.run.is_parallel:
             return {}
-        return {"parallel": str(self.run.layout), "num_gpus": self.run.layout.world, "memory": self.memory_parts}
+        shares = self.timeline.shares
+        return {
+            "parallel": str(self.run.layout), "num_gpus": self.run.layout.world, "memory": self.memory_parts,
+            "link": self.fabric.link.name if self.fabric else "", "communication_seconds": shares.communication,
+            "exposed_seconds": shares.exposed, "contention_seconds": shares.contention,
+        }  # fmt: skip
 
     def forecast(self) -> Forecast:
         """Returns the step's forecast. Raises UsageError where the part has no rate for the run's precision."""

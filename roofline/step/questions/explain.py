@@ -22,7 +22,6 @@ from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.simulation import is_synchronous
-from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.stream.lowering.classes import PRODUCTS
 from flopcast.roofline.stream.lowering.describe import Work
 from flopcast.roofline.stream.ops.op_stream import PHASES, Stream, packet
@@ -95,7 +94,8 @@ class Explanation:
 
     `gap_seconds` pass between kernels (one gap per kernel, at most what the step takes beyond its kernels), and
     `idle_seconds` is the rest of the time that the device waits for the host; these two and the forecast's
-    `device_seconds` and `power_seconds` add up to the step. `light_seconds`: the step at the speed of light, summed
+    `device_seconds`, `power_seconds`, `contention_seconds` and `exposed_seconds` add up to the step, but where the
+    collectives hide the host's waits. `light_seconds`: the step at the speed of light, summed
     over classes; `fused_seconds`: the same with everything but products, convolutions and attention as one class.
     """
 
@@ -118,6 +118,7 @@ class Explanation:
                 "seconds": found.step_seconds,
                 "device_seconds": found.device_seconds,
                 "power_seconds": found.power_seconds,
+                **_of_several(found),
                 "gap_seconds": self.gap_seconds,
                 "idle_seconds": self.idle_seconds,
                 "host_seconds": found.host_seconds,
@@ -137,6 +138,11 @@ class Explanation:
         }
 
 
+def _of_several(found: Forecast) -> dict[str, float]:
+    names = ("contention_seconds", "exposed_seconds", "communication_seconds") if found.num_gpus > 1 else ()
+    return {name: getattr(found, name) for name in names}
+
+
 def _renamed(record: dict[str, Any]) -> dict[str, Any]:
     return {"class": record.pop("op_class"), **record}
 
@@ -149,12 +155,12 @@ def explain_step(step: PricedStep) -> Explanation:
     """Forecasts a step and breaks its time down. Raises as `PricedStep.forecast` does."""
     found, timeline, profile = step.forecast(), step.timeline, step.profile
     classes = class_parts(step)
-    busy = found.device_seconds + found.power_seconds
+    busy = found.device_seconds + found.power_seconds + found.contention_seconds + found.exposed_seconds
     if is_synchronous(profile):
         gap, alone = 0.0, busy
     else:
         gap = min(found.kernels * timeline.gap_seconds, max(found.step_seconds - busy, 0.0))
-        alone = Timeline([replace(op, host_seconds=0.0) for op in step.ops], profile).step_seconds()
+        alone = replace(timeline, ops=[replace(op, host_seconds=0.0) for op in step.ops]).step_seconds()
     light = sum(part.light_seconds for part in classes)
     return Explanation(
         forecast=found,
@@ -354,6 +360,6 @@ def syncs_of(step: PricedStep) -> tuple[Sync, ...]:
         without = list(step.ops)
         for i in positions:  # enqueued, but not waited for
             without[i] = replace(without[i], kind="launch")
-        saved = step.interval.value - Timeline(without, step.profile).step_seconds()
+        saved = step.interval.value - replace(step.timeline, ops=without).step_seconds()
         found.append(Sync(name, module, phase, sum(step.ops[i].count for i in positions), max(saved, 0.0)))
     return tuple(sorted(found, key=lambda sync: -sync.step_seconds))

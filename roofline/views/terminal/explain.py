@@ -58,6 +58,10 @@ def _print_step(found: Explanation, run: Run) -> None:
     if step.power_seconds:
         slower = f"{step.power_watts:.0f} W: the clock falls to {step.clock_share:.0%} of the highest"
         parts.insert(1, ("- slower at the power limit", step.power_seconds, slower))
+    if step.num_gpus > 1:
+        sent = f"of {ms(step.communication_seconds)} ms of collectives over {step.link}"
+        parts.insert(1, ("- communication that no kernel hides", step.exposed_seconds, sent))
+        parts.insert(1, ("- slower beside collectives", step.contention_seconds, ""))
     rows = [[name, *_ms_and_share(seconds, step), words] for name, seconds, words in parts]
     rows.insert(-2, ["peak memory", "", "", gigabytes(step.peak_bytes) + ("" if step.fits else ", DOES NOT FIT")])
     ends = f"90%: {ms(step.step_seconds_low)} to {ms(step.step_seconds_high)}"

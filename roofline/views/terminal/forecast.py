@@ -97,6 +97,7 @@ def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) 
         ["step, 90% interval", step],
         ["bound by", found.bound],
         ["device (sum of kernels)", f"{ms(found.device_seconds)} ms, {found.kernels:,} kernels"],
+        *_communication_rows(found),
         ["device time by basis", ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s)],
         ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {host_words(found)}"],
         [f"{found.unit} per second", three_digits(found.tokens_per_second)],
@@ -157,6 +158,13 @@ def _cost_rows(found: Forecast, run: Run) -> list[list[str]]:
 def _memory_words(found: Forecast) -> str:
     parts = ", ".join(f"{gigabytes(size)} {name}" for name, size in found.memory.items())
     return f": {parts}" if parts else ""
+
+
+def _communication_rows(found: Forecast) -> list[list[str]]:
+    if found.num_gpus == 1:
+        return []
+    words = f"{ms(found.communication_seconds)} ms over {found.link}, {ms(found.exposed_seconds)} ms of it exposed"
+    return [["communication", f"{words}; kernels beside it take {ms(found.contention_seconds)} ms longer"]]
 
 
 def _inference_rows(found: Forecast) -> list[list[str]]:

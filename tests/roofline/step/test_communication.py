@@ -1,0 +1,111 @@
+"""Steps on several GPUs: what sending costs them, and what it and the kernels beside it lose to each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.links.library import find_interconnect
+from flopcast.roofline.gpu.profile.host import NO_HOST
+from flopcast.roofline.step.communication import Fabric, slowed
+from flopcast.roofline.step.device_work import TimedOp
+from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.step.simulation import Span
+from flopcast.roofline.stream.library.streams import get_stream, trace_now
+from flopcast.roofline.stream.model.models import make_config
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.collectives import Collective
+from flopcast.roofline.stream.ops.op_stream import Stream
+
+CONFIG = make_config(width=256, depth=2, heads=4, kv_heads=2, vocab=4096)
+LAYOUTS = ("ddp", "zero1", "zero2", "fsdp", "tp")
+SENT = Collective(0, "all_reduce", 2**26, 2, 1, "fp32", 1)
+
+
+@cache
+def traced(layout: str) -> Stream:
+    return get_stream(CONFIG, run_of(layout).traced_on("cuda"), trace=trace_now)
+
+
+def run_of(layout: str, link: str = "auto") -> Run:
+    return Run(batch=2, seq=128, optimizer="adamw-fused", parallel=f"{layout}=2", link=link)
+
+
+def priced(layout: str, link: str = "auto") -> PricedStep:
+    return PricedStep(traced(layout), run_of(layout, link), find_profile("nvidia-h200"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_is_told_apart(layout: str) -> None:
+    step = priced(layout)
+    found, shares = step.forecast(), step.timeline.shares
+    assert 0 < shares.exposed <= shares.communication <= found.step_seconds
+    assert found.step_seconds_low < found.step_seconds < found.step_seconds_high
+    assert found.link == "nvidia-h200"
+    assert found.num_gpus == 2
+    assert found.device_seconds == pytest.approx(sum(share.seconds for share in found.breakdown))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_slower_link_is_a_slower_step(layout: str) -> None:
+    """With no host in the way; the datasheet's link is said to be projected."""
+    fast, slow = (replace(priced(layout, link), host=NO_HOST) for link in ("auto", "pcie4"))
+    assert slow.timeline.step_seconds() > fast.timeline.step_seconds()
+    assert slow.timeline.shares.exposed > fast.timeline.shares.exposed
+    assert any("pcie4 is projected" in warning for warning in slow.warnings)
+
+
+def test_python_around_calls_is_the_hosts() -> None:
+    """FSDP's and DTensor's Python is most of what they cost a host that DistributedDataParallel's C++ does not."""
+    host = {layout: priced(layout).timeline.host_seconds for layout in LAYOUTS}
+    assert host["tp"] > 1.5 * host["ddp"]
+    assert host["fsdp"] > host["zero2"] > 1.1 * host["ddp"]
+
+
+def test_collectives_run_on_their_lanes_and_are_waited_for() -> None:
+    ops = priced("fsdp").ops
+    sent = [number for number, op in enumerate(ops) if op.collective is not None]
+    assert {ops[number].lane for number in sent} == {2, 3}  # gathers, and scatters
+    waited = {other for op in ops for other in op.waits}
+    assert set(sent) <= waited
+    assert all(ops[other].launches for other in waited)
+
+
+# --- beside each other
+
+
+def kernel(seconds: float, lane: int = 0) -> TimedOp:
+    return TimedOp("forward", "launch", 0.0, seconds=seconds, launches=1, lane=lane)
+
+
+def beside(ops: list[TimedOp], *when: tuple[float, float]) -> list[float]:
+    """Seconds of ops that ran so, by the shipped link and GPU."""
+    fabric, profile = Fabric(find_interconnect("nvidia-h200"), 2), find_profile("nvidia-h200")
+    spans = [Span(number, start, end) for number, (start, end) in enumerate(when)]
+    return [op.seconds for op in slowed(ops, spans, lambda op, sent: fabric.beside(op, sent, profile))]
+
+
+def test_what_runs_by_itself_keeps_its_time() -> None:
+    ops = [kernel(1e-3), replace(kernel(1e-3, 1), collective=SENT)]
+    assert beside(ops, (0, 1e-3), (1e-3, 2e-3)) == [1e-3, 1e-3]
+
+
+def test_a_kernel_and_a_collective_slow_each_other() -> None:
+    """Memory-bound kernels take 1.17 times as long beside an H200's all-reduce, which takes twice as long."""
+    ops = [kernel(1e-3), replace(kernel(1e-3, 1), collective=SENT)]
+    both, half = beside(ops, (0, 1e-3), (0, 1e-3)), beside(ops, (0, 1e-3), (0.5e-3, 1.5e-3))
+    assert both == [pytest.approx(1.17e-3, rel=0.02), pytest.approx(2e-3, rel=0.02)]
+    assert ops[0].seconds < half[0] < both[0]
+
+
+def test_two_kernels_share_the_gpu() -> None:
+    assert beside([kernel(1e-3), kernel(1e-3, 1)], (0, 2e-3), (0, 2e-3)) == [2e-3, 2e-3]
+
+
+def test_hosts_of_a_group() -> None:
+    fabric = Fabric(find_interconnect("nvidia-h200"), per_host=4)
+    inside, across, far = SENT._replace(ranks=4), SENT._replace(ranks=8), SENT._replace(ranks=2, stride=4)
+    assert [fabric.hosts(sent) for sent in (inside, across, far)] == [1, 2, 2]
