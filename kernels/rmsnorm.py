@@ -11,6 +11,7 @@ rounds to the same values).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from flopcast.kernels.shapes import RmsNorm
 EPS = 1e-6  # Qwen3's
 
 
+@lru_cache
 def config_for(
     n: int, direction: str = "fwd", operand_bytes: tuple[int, ...] = (2, 2, 2), part: tuple[int, int] = (9, 0),
     *, residual: bool = False,

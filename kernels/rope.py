@@ -12,6 +12,7 @@ half repeats the first, and the kernel reads the first alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ EPS = 1e-6
 THETA = 1e6  # Qwen3's
 
 
+@lru_cache
 def config_for(head_dim: int, direction: str = "fwd") -> RowConfig:
     """The default configuration for heads of `head_dim` elements in one direction ("fwd", "bwd").
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -42,6 +43,13 @@ class RowConfig:
     max_registers: int | None = None
 
 
+@lru_cache
+def _imported(name: str) -> tuple[Any, bool]:
+    """The module `triton_{name}`, and whether Triton's kernels run in its interpreter."""
+    module = importlib.import_module(f"flopcast.kernels.triton_{name}")
+    return module, importlib.import_module("flopcast.kernels.triton_common").interpreted()
+
+
 def load_triton(name: str, *tensors: Tensor) -> Any:
     """The module `triton_{name}` of this folder, after checking that its kernels run here on these tensors.
 
@@ -49,14 +57,13 @@ def load_triton(name: str, *tensors: Tensor) -> Any:
     fp16 and fp32; NotImplementedError on bf16 in the interpreter, which truncates where the device rounds.
     """
     try:
-        module = importlib.import_module(f"flopcast.kernels.triton_{name}")
-        common = importlib.import_module("flopcast.kernels.triton_common")
+        module, interpreted = _imported(name)
     except ImportError as error:
         raise BackendUnavailable(f"backend triton: {error}") from error
     for x in tensors:
         if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise BackendUnavailable(f"backend triton: {x.dtype} is not supported (bf16, fp16, fp32 are)")
-        if common.interpreted():
+        if interpreted:
             if x.dtype == torch.bfloat16:
                 raise NotImplementedError("bf16 is wrong in Triton's interpreter: use fp16 or fp32 there")
         elif not x.is_cuda:
@@ -66,6 +73,8 @@ def load_triton(name: str, *tensors: Tensor) -> Any:
     return module
 
 
+# Asking torch takes 2 us, at every call of a kernel.
+@lru_cache
 def multiprocessors(device: torch.device) -> int:
     """The number of the device's multiprocessors; 3 in the interpreter, so that its programs loop as on a GPU."""
     if device.type != "cuda":
@@ -73,6 +82,7 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@lru_cache
 def capability(device: torch.device) -> tuple[int, int]:
     """The compute capability (major, minor); in the interpreter that of an H200, (9, 0)."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class BlockConfig:
     num_warps: int
 
 
+@lru_cache
 def config_for(direction: str = "fwd") -> BlockConfig:
     """8 elements per thread: one 16-byte load of bf16 per operand in flight, by as many threads as fit."""
     return BlockConfig(2048, 8) if direction == "fwd" else BlockConfig(1024, 4)
