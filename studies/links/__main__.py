@@ -30,6 +30,7 @@ from flopcast.roofline.gpu.links.choice import Regime
 from flopcast.roofline.gpu.links.fitted import FILE, LARGE, CollectiveTime, Fitted, class_of, projected
 from flopcast.roofline.gpu.links.law import Terms, key_of, seconds
 from studies.fitting import fit_parser, hand_over
+from studies.links.figure import link_figure
 from studies.links.tables import SUMS_OF_BYTES, Row, measured_rows, rows_of
 from studies.markdown import table
 
@@ -68,6 +69,9 @@ def main() -> None:
     known = Fitted(terms=terms, sigma=sigma, source=f"published {tables}; two H200s measured here")
     shown = report(rows, known, without, launch)
     hand_over(shown, known, FILE, options)
+    figure = link_figure([row for row in rows if row.machine == MEASURED], replace(known, terms=without[MEASURED]))
+    if options.out and figure is not None:
+        (options.out.parent / "pair.png").write_bytes(figure.png)
 
 
 def is_nvls(row: Row) -> bool:
@@ -173,7 +177,8 @@ def report(rows: Sequence[Row], known: Fitted, without: Mapping[str, Mapping[str
         "Neither is dropped. SimAI's shares of the line rate are taken as those of hosts of eight H100s, 400 Gbit/s "
         "each: neither GPU nor collective is told. `python -m studies.links TABLES`."
     )
-    parts = ["# The law of collectives", "", told]
+    picture = f"![Bus bandwidth of {MEASURED}, and the law by terms of the others alone](pair.png)"
+    parts = ["# The law of collectives", "", told, "", picture]
     for size, is_wanted in (("From 1 MiB on", True), ("Below 1 MiB", False)):
         some = [row for row in rows if (row.asked.bytes >= LARGE) is is_wanted]
         fit = [row for row in some if is_fitted(row)]

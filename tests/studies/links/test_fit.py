@@ -86,3 +86,5 @@ def test_a_fit_finds_the_law_that_made_the_tables(
             )  # ten sizes, held to NCCL's figures
     assert known.sigma["nvlink large"] < 0.1
     assert "| a100_sxm | nvlink3 | 2 |" in report.read_text()
+    assert "| nvidia-h200, measured | nvlink4 | 2 |" in report.read_text()
+    assert report.with_name("pair.png").read_bytes().startswith(b"\x89PNG")
