@@ -15,8 +15,8 @@ from dataclasses import replace
 from flopcast.errors import FlopcastError
 from flopcast.roofline.stream.compiled.launches import Graph
 from flopcast.roofline.stream.compiled.output_code import read_output_code
-from flopcast.roofline.stream.library.code import code_key, keep_code, kept_code, layers_of, pattern_of
-from flopcast.roofline.stream.library.compiled import SHALLOW, asked_of, find_layers
+from flopcast.roofline.stream.library.code import code_key, is_kept, keep_code, kept_code, layers_of, pattern_of
+from flopcast.roofline.stream.library.compiled import SHALLOW, asked_of, depths_of, find_layers
 from flopcast.roofline.stream.library.streams import is_at_hand, is_folded
 from flopcast.roofline.stream.model.models import Config, depth_of, with_depth
 from flopcast.roofline.stream.model.run import Traced
@@ -45,6 +45,15 @@ def compile_ahead(wanted: Iterable[tuple[Config, Traced]], progress: Progress = 
         for more in _compile(models):
             done, total = done + 1, total + more
             progress(done, total)
+
+
+def has_code(config: Config, traced: Traced) -> bool:
+    """Whether `get_stream` answers without compiling."""
+    if traced.mode == "eager" or is_at_hand(config, traced):
+        return True
+    asked = replace(asked_of(traced), config=config, mode="compile-graphs")
+    depths = depths_of(asked) if is_folded(config, traced) else [asked]
+    return all(is_kept(one) for one in depths)
 
 
 def _compile(models: Sequence[Asked]) -> Iterator[int]:
