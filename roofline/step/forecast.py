@@ -15,7 +15,8 @@ from flopcast.roofline.stream.model.models import CPU_VOCABULARY, VOCABULARY, ma
 from flopcast.roofline.stream.model.run import ONE_GPU
 
 _OF_INFERENCE = ("phase", "context", "turning_batch")  # fields that only its records have
-_OF_PARALLEL = ("parallel", "num_gpus", "link", "communication_seconds", "exposed_seconds", "contention_seconds")
+_OF_PARALLEL = ("parallel", "num_gpus", "nodes", "link", "communication_seconds", "exposed_communication_seconds",
+                "contention_seconds")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Forecast:
     sequence, and `turning_batch` the batch from which a decode's roofline is bound by the matrix units, None where none
     is. `memory`: the peak by part, of inference and of several GPUs. Of `num_gpus` laid out as `parallel` says
     seconds, kernels, breakdown and memory are one GPU's, the slowest and the fullest; tokens, FLOPs and dollars all
-    GPUs'. Collectives over `link` run for `communication_seconds`, of which no kernel runs beside them for
-    `exposed_seconds`; those that do take `contention_seconds` longer for it."""
+    GPUs'. Collectives over `link`, among `nodes` hosts, run for `communication_seconds`, of which no kernel runs beside
+    them for `exposed_communication_seconds`; those that do take `contention_seconds` longer for it."""
 
     gpu: str
     profile_basis: str
@@ -94,9 +95,10 @@ class Forecast:
     turning_batch: float | None = None
     parallel: str = ONE_GPU
     num_gpus: int = 1
+    nodes: int = 1
     link: str = ""
     communication_seconds: float = 0.0
-    exposed_seconds: float = 0.0
+    exposed_communication_seconds: float = 0.0
     contention_seconds: float = 0.0
 
     @property

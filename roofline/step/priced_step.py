@@ -65,7 +65,7 @@ class PricedStep:
         if not self.run.is_parallel:
             return None
         link = find_interconnect(self.profile.gpu if self.run.link == "auto" else self.run.link)
-        return Fabric(link, self.run.layout.world // self.run.nodes)
+        return Fabric(link, self.run.layout.world // self.run.hosts)
 
     @property
     def host_sigma(self) -> float:
@@ -140,11 +140,15 @@ class PricedStep:
 
     @property
     def bound(self) -> str:
-        """ "host" where enqueuing takes longer than the kernels, else their larger part: "matrix" or "memory"."""
+        """ "host" where enqueuing takes longer than the kernels, with the communication that none hides, else their
+        largest part: "matrix", "memory" or "communication"."""
         device = self.timeline.device_seconds
-        if self.timeline.host_seconds > device and not is_synchronous(self.profile):
+        exposed = self.timeline.shares.exposed if self.fabric is not None else 0.0
+        if self.timeline.host_seconds > device + exposed and not is_synchronous(self.profile):
             return "host"
         matrix = sum(share.seconds for share in self.breakdown if share.op_class in PRODUCTS)
+        if exposed > max(matrix, device - matrix):
+            return "communication"
         return "matrix" if matrix > device / 2 else "memory"
 
     # --- FLOPs and bytes
@@ -274,13 +278,13 @@ class PricedStep:
 
     def _of_several(self) -> Mapping[str, Any]:
         """The fields that only a step on several GPUs has."""
-        if not self.run.is_parallel:
+        if self.fabric is None:
             return {}
         shares = self.timeline.shares
         return {
-            "parallel": str(self.run.layout), "num_gpus": self.run.layout.world, "memory": self.memory_parts,
-            "link": self.fabric.link.name if self.fabric else "", "communication_seconds": shares.communication,
-            "exposed_seconds": shares.exposed, "contention_seconds": shares.contention,
+            "parallel": str(self.run.layout), "num_gpus": self.run.layout.world, "nodes": self.run.hosts,
+            "memory": self.memory_parts, "link": self.fabric.link.name, "communication_seconds": shares.communication,
+            "exposed_communication_seconds": shares.exposed, "contention_seconds": shares.contention,
         }  # fmt: skip
 
     def forecast(self) -> Forecast:

@@ -26,6 +26,12 @@ def hosts() -> Iterable[str]:
     return [*host_files(), *host_files(user_hosts()), *gpus(), "none"]
 
 
+def links() -> Iterable[str]:
+    from flopcast.roofline.gpu.links import catalogue
+
+    return catalogue.links()
+
+
 def configs() -> Iterable[str]:
     from flopcast.roofline.stream.model.models import shipped_names
 

@@ -199,6 +199,26 @@ class RunOptions:
         ),
     ] = Run.fused
 
+    parallel: Annotated[
+        str,
+        Option(
+            help="Several GPUs: ddp=N, zero1=N, zero2=N, fsdp=N, hsdp=RxS (replicas of shards) or tp=N; --batch is "
+            "that of a data-parallel GPU. none: one GPU.",
+            autocompletion=one_of(("ddp=", "zero1=", "zero2=", "fsdp=", "hsdp=", "tp=")),
+        ),
+    ] = Run.parallel
+    nodes: Annotated[
+        int, Option(help="Hosts over which the GPUs of --parallel lie evenly; 0: as few as hold 8 each.")
+    ] = Run.nodes
+    link: Annotated[
+        str,
+        Option(
+            help="Link between the GPUs of a host: one of `flopcast gpus --links`, or a file of `flopcast fit`. auto: "
+            "the GPU's usual one.",
+            autocompletion=one_of(completion.links),
+        ),
+    ] = Run.link
+
     def to_run(self) -> Run:
         """Returns the run that the options describe. Raises UsageError for what is invalid or not modelled yet."""
         run = Run(**vars(self))

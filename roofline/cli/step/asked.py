@@ -64,7 +64,12 @@ def asked_step(context: Context, model: ModelOptions, run: RunOptions) -> AskedS
     if model.module is None:
         if run.phase != "train" and "precision" not in given(context, run):
             run = replace(run, precision="bf16")  # as models are loaded for inference
-        return AskedStep(config=model.to_config(), run=run.to_run())
+        asked = AskedStep(config=model.to_config(), run=run.to_run())
+        if run.link != RunOptions.link:
+            from flopcast.roofline.gpu.links.library import find_interconnect
+
+            find_interconnect(run.link)  # raises before anything is traced
+        return asked
     check_module_options(context, model, run)
     from flopcast.roofline.stream.library.modules import Module
 

@@ -91,7 +91,8 @@ def sweep(
         _show(found, as_json=as_json)
         return
     first = [*columns, *(["batch"] if batches else []), *fixed]
-    csv_files.write_rows(out, list(dict.fromkeys([*first, "depth", *step_sweep.SWEEP_OUT])), found)
+    last = step_sweep.PARALLEL_OUT if any(row.get("num_gpus") for row in found) else ()
+    csv_files.write_rows(out, list(dict.fromkeys([*first, "depth", *step_sweep.SWEEP_OUT, *last])), found)
     say_done([row.get("step_seconds") for row in found], ("steps", "forecast"), _words(asked, found), out, as_json)
 
 

@@ -19,6 +19,7 @@ from flopcast.roofline.base.csv_files import Row, check_length, parse_cell
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.step.forecast import Forecast
+from flopcast.roofline.step.memory import PARTS
 from flopcast.roofline.step.questions.many_gpus import MANY_GPUS, Gpu, Step, forecasting
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
 from flopcast.roofline.stream.library.prefetch import prefetched
@@ -28,7 +29,8 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 
 RUN_COLUMNS = {"batch": int, "seq": int, "accumulate": int, "checkpoint": str, "precision": str, "optimizer": str,
                "mode": str, "matmul": str, "attention": str, "fused": str, "clip": float, "finetune": str,
-               "lora_rank": int, "lora_targets": str, "base_dtype": str, "phase": str, "context": int}  # fmt: skip
+               "lora_rank": int, "lora_targets": str, "base_dtype": str, "phase": str, "context": int,
+               "parallel": str, "nodes": int, "link": str}  # fmt: skip
 SWEEP_OUT = (
     "gpu", "profile_basis", "mode", "n_params", "step_seconds", "step_seconds_low", "step_seconds_high",
     "device_seconds", "device_seconds_low", "device_seconds_high", "host_seconds", "host", "bound",
@@ -36,6 +38,9 @@ SWEEP_OUT = (
     "usd_per_step", "flops_per_usd", "price_usd_per_hour", "price_provider", "price_date",
     "price_age_days", "warnings", "reason",
 )  # fmt: skip
+# Further columns where steps on several GPUs are among the rows.
+_OF_PARALLEL = ("num_gpus", "communication_seconds", "exposed_communication_seconds", "contention_seconds")
+PARALLEL_OUT = (*_OF_PARALLEL, *(f"memory_{part}" for part in PARTS))
 CHUNK = 32  # steps that are held at once, of 10 MB each
 
 
@@ -172,9 +177,14 @@ def scalars(result: Forecast) -> dict[str, Any]:
     not be forecast."""
     record = result.to_json()
     price = {f"price_{name}": value for name, value in (record["price"] or {}).items()}
+    of_parallel = {}
+    if result.num_gpus > 1:
+        of_parallel = {name: record[name] for name in _OF_PARALLEL}
+        of_parallel |= {f"memory_{part}": size for part, size in result.memory.items()}
     return {
         **{name: record.get(name) for name in SWEEP_OUT},
         **price,
+        **of_parallel,
         "depth": result.depth,
         "unit": result.unit,
         "warnings": "; ".join(result.warnings) or None,

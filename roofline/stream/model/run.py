@@ -30,6 +30,7 @@ _WHY_NOT = {
 }  # fmt: skip
 PRECISIONS = tuple(PEAK_OF)
 ONE_GPU = "none"  # in place of a layout over several
+HOST_GPUS = 8  # of a host where nothing is said
 PARALLEL_OPTIMIZERS = ("adamw", "adamw-fused", "sgd", "sgd-momentum")
 OPTIMIZERS = ("adamw", "adamw-fused", "adamw8bit", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
 MATMULS = ("torch", "triton", "best")
@@ -83,7 +84,8 @@ class Run:
     full, lora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the precision's.
     `phase` "prefill" or "decode": a step is one call of inference with `context` tokens a sequence; `seq` is not used.
     `parallel`: how the step is laid out over several GPUs, as `Layout.parse` reads it; `batch` is a data-parallel
-    rank's. They are evenly on `nodes` hosts; `link` joins those of a host, by default the GPU's usual one.
+    rank's. They are evenly on `nodes` hosts, 0 for as few as hold HOST_GPUS each; `link` joins those of a host, by
+    default the GPU's usual one.
     """
 
     batch: int = 4
@@ -104,7 +106,7 @@ class Run:
     phase: str = "train"
     context: int = 0
     parallel: str = ONE_GPU
-    nodes: int = 1
+    nodes: int = 0
     link: str = "auto"
 
     @property
@@ -120,6 +122,11 @@ class Run:
     @property
     def is_parallel(self) -> bool:
         return self.parallel != ONE_GPU
+
+    @property
+    def hosts(self) -> int:
+        world = self.layout.world
+        return self.nodes or next(n for n in range(-(-world // HOST_GPUS), world + 1) if world % n == 0)
 
     @property
     def tokens_each(self) -> int:
@@ -173,7 +180,7 @@ class Run:
             return
         self.layout.check_built()
         world = self.layout.world
-        if not 1 <= self.nodes <= world or world % self.nodes:
+        if self.nodes and (not 1 <= self.nodes <= world or world % self.nodes):
             valid = [nodes for nodes in range(1, min(world, 4096) + 1) if world % nodes == 0]
             raise UsageError(
                 f"nodes is {self.nodes}: it does not divide the {world} GPUs of parallel {self.parallel}; valid are "

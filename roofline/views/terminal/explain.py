@@ -60,7 +60,7 @@ def _print_step(found: Explanation, run: Run) -> None:
         parts.insert(1, ("- slower at the power limit", step.power_seconds, slower))
     if step.num_gpus > 1:
         sent = f"of {ms(step.communication_seconds)} ms of collectives over {step.link}"
-        parts.insert(1, ("- communication that no kernel hides", step.exposed_seconds, sent))
+        parts.insert(1, ("- communication that no kernel hides", step.exposed_communication_seconds, sent))
         parts.insert(1, ("- slower beside collectives", step.contention_seconds, ""))
     rows = [[name, *_ms_and_share(seconds, step), words] for name, seconds, words in parts]
     rows.insert(-2, ["peak memory", "", "", gigabytes(step.peak_bytes) + ("" if step.fits else ", DOES NOT FIT")])

@@ -51,7 +51,7 @@ def run_words(run: Run, unit: str = "tokens") -> str:
         "adapters on": (run.lora_targets, "all-linear"),
         "weights in": (run.base_dtype, "auto"),
         "over": (run.parallel, "none"),
-        "on hosts:": (run.nodes, 1),
+        "on hosts:": (run.hosts, 1),
         "linked by": (run.link, "auto"),
     }
     words = [f"{name} {value}" for name, (value, default) in rest.items() if value != default]
@@ -86,8 +86,9 @@ def host_words(found: Forecast) -> str:
 def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) -> None:
     """Prints the step and its device time by class on stdout, the forecast's warnings on stderr. The first line is the
     forecast's advice, where it has one."""
-    from flopcast.roofline.step.memory import CONTEXT_BYTES, FRAGMENTATION
+    from flopcast.roofline.step.memory import CONTEXT_BYTES, FRAGMENTATION, nccl_bytes
 
+    outside = nccl_bytes(run.layout)
     if found.advice:
         console().print("\n".join(textwrap.wrap(escape(found.advice), 118)))
     step = f"{ms(found.step_seconds)} ms  ({ms(found.step_seconds_low)} to {ms(found.step_seconds_high)})"
@@ -97,8 +98,8 @@ def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) 
         ["step, 90% interval", step],
         ["bound by", found.bound],
         ["device (sum of kernels)", f"{ms(found.device_seconds)} ms, {found.kernels:,} kernels"],
-        *_communication_rows(found),
         ["device time by basis", ", ".join(f"{share(s)} {basis}" for basis, s in found.basis_shares.items() if s)],
+        *_communication_rows(found),
         ["host (to enqueue one step)", f"{ms(found.host_seconds)} ms on {host_words(found)}"],
         [f"{found.unit} per second", three_digits(found.tokens_per_second)],
         *_inference_rows(found),
@@ -106,8 +107,9 @@ def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) 
         ["peak memory, allocated", gigabytes(found.peak_bytes) + _memory_words(found)],
         [
             "memory needed",
-            f"{gigabytes(found.needed_bytes)} with {gigabytes(CONTEXT_BYTES)} of context and {FRAGMENTATION:.0%} for "
-            f"fragmentation: {'fits' if found.fits else 'DOES NOT FIT'}",
+            f"{gigabytes(found.needed_bytes)} with {gigabytes(CONTEXT_BYTES + outside)} of context"
+            f"{' and NCCL' * bool(outside)} and {FRAGMENTATION:.0%} for fragmentation: "
+            f"{'fits' if found.fits else 'DOES NOT FIT'}",
         ],
     ]
     if largest_batch is not None:
@@ -143,7 +145,7 @@ def _cost_rows(found: Forecast, run: Run) -> list[list[str]]:
     """Rows of price and cost; no dollars without a price, nor for a step that cannot run."""
     if found.price is None:
         return [] if found.gpu == "cpu" else [["price", f"{NONE} (give --price {found.gpu}=USD_PER_HOUR)"]]
-    price = ["price", found.price.label]
+    price = ["price", found.price.label + (f", of {found.num_gpus} GPUs each" if found.num_gpus > 1 else "")]
     usd, flops = found.usd_per_step, found.flops_per_usd
     if usd is None or flops is None:
         return [price, ["cost", f"{NONE} (does not fit)"]]
@@ -163,7 +165,8 @@ def _memory_words(found: Forecast) -> str:
 def _communication_rows(found: Forecast) -> list[list[str]]:
     if found.num_gpus == 1:
         return []
-    words = f"{ms(found.communication_seconds)} ms over {found.link}, {ms(found.exposed_seconds)} ms of it exposed"
+    exposed = ms(found.exposed_communication_seconds)
+    words = f"{ms(found.communication_seconds)} ms over {found.link}, {exposed} ms of it exposed"
     return [["communication", f"{words}; kernels beside it take {ms(found.contention_seconds)} ms longer"]]
 
 

@@ -1,0 +1,125 @@
+"""`--parallel`: a step on several GPUs by predict, explain and sweep, from the command line on."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = ("--width", "256", "--depth", "3", "--vocab", "1024", "--batch", "2", "--seq", "64")
+H200 = ("--gpu", "H200", "--optimizer", "adamw-fused")
+
+
+Flopcast = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+@pytest.fixture
+def predicted(flopcast: Flopcast) -> Callable[..., dict[str, Any]]:
+    def predict(*options: str) -> dict[str, Any]:
+        done = flopcast("predict", *H200, *SMALL, *options, "--json")
+        assert done.code == 0, done.err
+        found: dict[str, Any] = done.document
+        return found
+
+    return predict
+
+
+Predicted = Callable[..., dict[str, Any]]
+
+
+def test_a_step_on_several_gpus_is_forecast(predicted: Predicted) -> None:
+    alone, both = predicted(), predicted("--parallel", "fsdp=2")
+    assert (both["parallel"], both["num_gpus"], both["nodes"], both["link"]) == ("fsdp=2", 2, 1, "nvidia-h200")
+    assert "parallel" not in alone
+    assert "memory" not in alone
+    assert sum(both["memory"].values()) == both["peak_bytes"]
+    assert both["memory"]["weights"] == pytest.approx(4 * both["n_params"] / 2, rel=0.02)
+    assert both["memory"]["communication"] > 0
+    assert both["flops_counted"] == 2 * alone["flops_counted"]
+    assert both["n_params"] == both["n_params_trained"] == alone["n_params"]
+    assert both["tokens_per_second"] * both["step_seconds"] == pytest.approx(2 * 2 * 64)
+    assert 0 < both["exposed_communication_seconds"] <= both["communication_seconds"]
+    assert both["usd_per_step"] / both["step_seconds"] == pytest.approx(
+        2 * alone["usd_per_step"] / alone["step_seconds"]
+    )
+    assert both["step_seconds_low"] < both["step_seconds"] < both["step_seconds_high"]
+
+
+def test_a_model_divided_by_tensor_parallel_counts_its_flops_once(predicted: Predicted) -> None:
+    heads = ("--heads", "2", "--kv-heads", "2")
+    alone, divided = predicted(*heads), predicted(*heads, "--parallel", "tp=2")
+    assert divided["flops_counted"] == alone["flops_counted"]
+    assert divided["flops_hardware"] > divided["flops_counted"]  # the head is whole on both
+
+
+def test_a_slower_link_and_more_hosts_take_longer(predicted: Predicted) -> None:
+    usual = predicted("--parallel", "ddp=8")
+    slower = predicted("--parallel", "ddp=8", "--link", "pcie4")
+    apart = predicted("--parallel", "ddp=8", "--nodes", "8")
+    assert slower["link"] == "pcie4"
+    assert apart["nodes"] == 8
+    assert usual["communication_seconds"] < min(slower["communication_seconds"], apart["communication_seconds"])
+    assert usual["peak_bytes"] == slower["peak_bytes"]
+
+
+def test_it_is_explained_and_told(flopcast: Flopcast) -> None:
+    step = (*H200, *SMALL, "--parallel", "fsdp=2")
+    assert "communication that no kernel hides" in flopcast("explain", *step).out
+    parts = flopcast("explain", *step, "--json").document["step"]
+    names = ("device", "power", "gap", "idle", "contention", "exposed_communication")
+    assert sum(parts[f"{name}_seconds"] for name in names) == pytest.approx(parts["seconds"], rel=1e-6)
+    told = flopcast("predict", *step).out
+    assert "over fsdp=2" in told
+    assert "of 2 GPUs each" in told
+
+
+def test_a_table_of_layouts(flopcast: Flopcast, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    step = "256,3,1024,2,64,adamw-fused"
+    rows = [f"{step},{layout}" for layout in ("fsdp=2", "none", "zero=2")]
+    source.write_text("\n".join(["width,depth,vocab,batch,seq,optimizer,parallel", *rows]))
+    assert flopcast("sweep", "--gpu", "H200", "--from", source, "--out", out).code == 0
+    both, alone, wrong = csv.DictReader(out.open())
+    assert (both["num_gpus"], alone["num_gpus"]) == ("2", "")
+    assert int(both["memory_weights"]) < int(alone["peak_bytes"])
+    assert "'zero=2' is no part of a layout" in wrong["reason"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--parallel", "ddp"), "'ddp' is no part of a layout; valid are ddp=8"),
+        (("--parallel", "pp=2"), "pp is not modelled yet; valid are ddp=N"),
+        (("--parallel", "tp=3"), "tp=3 does not divide heads 2"),
+        (("--parallel", "ddp=2", "--mode", "compile"), "mode compile with parallel ddp=2: not modelled yet"),
+        (("--parallel", "ddp=8", "--nodes", "3"), "nodes is 3: it does not divide the 8 GPUs"),
+        (("--parallel", "ddp=2", "--link", "rope"), "unknown link 'rope': valid are"),
+        (("--nodes", "2"), "nodes 2 of a step on one GPU: give --parallel"),
+        (("--link", "pcie4"), "link pcie4 of a step on one GPU: give --parallel"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_exits_with_2(flopcast: Flopcast, options: tuple[str, ...], said: str) -> None:
+    done = flopcast("predict", *H200, *SMALL, *options)
+    assert done.code == 2
+    assert said in " ".join(done.err.split())
+
+
+def test_a_module_is_refused_and_so_is_the_processor(flopcast: Flopcast) -> None:
+    module = ("--module", "flopcast.microbench.zoo:mlp")
+    done = flopcast("predict", "--gpu", "H200", *module, "--parallel", "ddp=2")
+    assert (done.code, "name one of these" in done.err) == (2, True)
+    done = flopcast("predict", "--gpu", "cpu", *SMALL, "--parallel", "ddp=2")
+    assert (done.code, "on processors" in done.err) == (2, True)
