@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flopcast.kernels.gradient_norm import chunks_of, gradient_norm
 from flopcast.kernels.references import require_known, standard_normal, worst
 from flopcast.kernels.rowwise import BACKENDS, Outputs, load_triton
 from flopcast.kernels.shapes import AdamW as AdamWShape
@@ -62,15 +62,6 @@ class Table:
     config: AdamWConfig
 
 
-@lru_cache(maxsize=64)
-def _chunks(numels: tuple[int, ...], chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(tensor, chunk within it) of every program, each int32 [programs]."""
-    counts = torch.tensor([-(-numel // chunk) for numel in numels], dtype=torch.int64)
-    tensor = torch.repeat_interleave(torch.arange(len(numels)), counts)
-    index = torch.arange(tensor.numel()) - (counts.cumsum(0) - counts)[tensor]
-    return tensor.int().to(device), index.int().to(device)
-
-
 def make_table(
     params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     config: AdamWConfig = DEFAULT,
@@ -93,7 +84,7 @@ def make_table(
     if device.type == "cuda":
         table = table.pin_memory().to(device, non_blocking=True)
     aligned = all(pointer % 16 == 0 for row in rows for pointer in row[:4])
-    return Table(table, *_chunks(tuple(row[4] for row in rows), config.chunk, device), aligned, config)
+    return Table(table, *chunks_of(tuple(row[4] for row in rows), config.chunk, device), aligned, config)
 
 
 def scalars(step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> tuple[float, ...]:
@@ -126,9 +117,10 @@ def _table(
 def step_triton(
     params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float,
+    norm: Tensor | None = None, max_norm: float = 0.0,
 ) -> None:  # fmt: skip
     """Makes step number `step` (from 1) in place, in one launch. Raises ValueError as `make_table` does, and
-    BackendUnavailable where the kernel cannot run.
+    BackendUnavailable where the kernel cannot run. `norm`: of all gradients, which are clipped to `max_norm` by it.
 
     The scalars come from the host: a CUDA graph that holds this call repeats the step number it was captured with.
     """
@@ -137,7 +129,7 @@ def step_triton(
     module = load_triton("adamw", params[0])
     table = _table(params, grads, exp_avgs, exp_avg_sqs)
     if table.chunk_tensor.numel():
-        module.launch(table, scalars(step, lr, beta1, beta2, eps, weight_decay))
+        module.launch(table, scalars(step, lr, beta1, beta2, eps, weight_decay), norm, max_norm)
 
 
 @torch.library.custom_op("flopcast::adamw_", mutates_args=("params", "exp_avgs", "exp_avg_sqs"))
@@ -156,8 +148,30 @@ def _(
     return None
 
 
+@torch.library.custom_op("flopcast::adamw_clipped_", mutates_args=("params", "exp_avgs", "exp_avg_sqs"))
+def adamw_clipped_op(
+    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, norm: Tensor, max_norm: float,
+) -> None:  # fmt: skip
+    step_triton(
+        params, grads, exp_avgs, exp_avg_sqs, step, lr, beta1, beta2, eps, weight_decay, norm, max_norm
+    )  # fmt: skip
+
+
+@adamw_clipped_op.register_fake
+def _(
+    params: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, norm: Tensor, max_norm: float,
+) -> None:  # fmt: skip
+    return None
+
+
 class AdamW(torch.optim.Optimizer):
     """torch.optim.AdamW for contiguous fp32 parameters, by the Triton kernel: one launch per parameter group.
+
+    With `max_norm` above 0 every step clips as `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` before it would:
+    the norm of all gradients of all groups is made in one pass (`gradient_norm`; afterwards in `grad_norm`, on the
+    device) and its scale applied inside the step, so that the gradients themselves stay as they are.
 
     Its state dict is that of torch.optim.AdamW (step, exp_avg, exp_avg_sq), and each loads the other's. Raises
     ValueError on hyperparameters out of range.
@@ -165,13 +179,17 @@ class AdamW(torch.optim.Optimizer):
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 1e-2,
+        eps: float = 1e-8, weight_decay: float = 1e-2, max_norm: float = 0.0,
     ) -> None:  # fmt: skip
+        if not max_norm >= 0:
+            raise ValueError(f"max_norm must be above 0, or 0 for no clipping, got {max_norm}")
         if not (lr >= 0 and eps >= 0 and weight_decay >= 0 and all(0 <= beta < 1 for beta in betas)):
             raise ValueError(
                 "lr, eps and weight_decay must be at least 0 and betas in [0, 1), got "
                 f"lr {lr}, betas {betas}, eps {eps}, weight_decay {weight_decay}"
             )
+        self.max_norm = max_norm
+        self.grad_norm: Tensor | None = None
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
@@ -181,6 +199,12 @@ class AdamW(torch.optim.Optimizer):
             state["exp_avg"] = torch.zeros_like(param, memory_format=torch.contiguous_format)
             state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.contiguous_format)
         return state
+
+    def _norm(self) -> Tensor | None:
+        """The norm of all gradients; None where there are none."""
+        found = [param.grad.contiguous() for group in self.param_groups for param in group["params"]
+                 if param.grad is not None]  # fmt: skip
+        return gradient_norm(found) if found else None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -192,6 +216,8 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.max_norm:
+            self.grad_norm = self._norm()
         for group in self.param_groups:
             if group.get("amsgrad") or group.get("maximize"):  # from another optimizer's state dict
                 raise NotImplementedError("amsgrad and maximize are not built: use torch.optim.AdamW")
@@ -203,11 +229,15 @@ class AdamW(torch.optim.Optimizer):
                     by_step.setdefault(int(state["step"]), []).append(param)
             for count, params in by_step.items():
                 states = [self.state[param] for param in params]
-                adamw_op(
+                arguments = (
                     params, [param.grad.contiguous() for param in params if param.grad is not None],
                     [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states],
                     count, float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
                 )  # fmt: skip
+                if self.grad_norm is None:
+                    adamw_op(*arguments)
+                else:
+                    adamw_clipped_op(*arguments, self.grad_norm, self.max_norm)
         return loss
 
 

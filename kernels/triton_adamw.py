@@ -26,8 +26,8 @@ def _address(table_ptr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _update(
-    param, grad, first, second, at, numel, decay, beta1, rest1, beta2, rest2, step_size, root2, eps,
-    MASKED: tl.constexpr,
+    param, grad, first, second, at, numel, scale, decay, beta1, rest1, beta2, rest2, step_size, root2, eps,
+    SCALED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """torch's fused formula: p (1 - lr wd) - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)."""
     if MASKED:
@@ -41,6 +41,8 @@ def _update(
         p = tl.load(param + at)
         m = tl.load(first + at)
         v = tl.load(second + at)
+    if SCALED:
+        g = g * scale
     m = beta1 * m + rest1 * g
     v = beta2 * v + rest2 * g * g
     p = p * decay - step_size * m / (tl.sqrt(v) / root2 + eps)
@@ -57,9 +59,16 @@ def _update(
 
 @triton.jit
 def adamw_kernel(
-    table_ptr, chunk_tensor_ptr, chunk_index_ptr, decay, beta1, rest1, beta2, rest2, step_size, root2, eps,
-    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    table_ptr, chunk_tensor_ptr, chunk_index_ptr, norm_ptr, max_norm,
+    decay, beta1, rest1, beta2, rest2, step_size, root2, eps,
+    SCALED: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """SCALED: gradients are scaled as torch's clip_grad_norm_ does, by max_norm / (norm + 1e-6) where that is below 1;
+    a norm that is no number makes them none."""
+    scale = 1.0
+    if SCALED:
+        fits = max_norm / (tl.load(norm_ptr) + 1e-6)
+        scale = tl.where(fits >= 1.0, 1.0, fits)
     row = table_ptr + tl.load(chunk_tensor_ptr + tl.program_id(0)) * 5
     start = tl.load(chunk_index_ptr + tl.program_id(0)).to(tl.int64) * CHUNK
     numel = tl.load(row + 4)
@@ -72,21 +81,23 @@ def adamw_kernel(
         begin = start + offset
         if begin + BLOCK <= numel:
             _update(
-                param, grad, first, second, begin + within, numel, decay, beta1, rest1, beta2, rest2, step_size,
-                root2, eps, False,
+                param, grad, first, second, begin + within, numel, scale, decay, beta1, rest1, beta2, rest2, step_size,
+                root2, eps, SCALED, False,
             )  # fmt: skip
         elif begin < numel:
             _update(
-                param, grad, first, second, begin + within, numel, decay, beta1, rest1, beta2, rest2, step_size,
-                root2, eps, True,
+                param, grad, first, second, begin + within, numel, scale, decay, beta1, rest1, beta2, rest2, step_size,
+                root2, eps, SCALED, True,
             )  # fmt: skip
 
 
-def launch(table: Any, scalars: tuple[float, ...]) -> None:
-    """One step over a `flopcast.kernels.adamw.Table`; scalars in the kernel's order, decay to eps."""
+def launch(table: Any, scalars: tuple[float, ...], norm: Tensor | None = None, max_norm: float = 0.0) -> None:
+    """One step over a `flopcast.kernels.adamw.Table`; scalars in the kernel's order, decay to eps. With the `norm` of
+    all gradients, fp32 [1], these are clipped to `max_norm`."""
     pointers: Tensor = table.pointers
     with torch.cuda.device_of(pointers):
         adamw_kernel[(table.chunk_tensor.numel(),)](
-            pointers, table.chunk_tensor, table.chunk_index, *scalars, ALIGNED=table.aligned,
-            CHUNK=table.config.chunk, BLOCK=table.config.block, num_warps=table.config.num_warps,
+            pointers, table.chunk_tensor, table.chunk_index, pointers if norm is None else norm, max_norm, *scalars,
+            SCALED=norm is not None, ALIGNED=table.aligned, CHUNK=table.config.chunk, BLOCK=table.config.block,
+            num_warps=table.config.num_warps,
         )  # fmt: skip

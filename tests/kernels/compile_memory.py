@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 from flopcast.kernels import (
     adamw,
     cross_entropy,
+    gradient_norm,
     matmul,
     rmsnorm,
     rope,
@@ -33,6 +34,7 @@ from flopcast.kernels import (
     triton_common,
     triton_cross_entropy,
     triton_cross_entropy_split,
+    triton_gradient_norm,
     triton_rmsnorm,
     triton_rope,
     triton_swiglu,
@@ -127,8 +129,15 @@ def other_cases() -> Iterator[Case]:
     kernel, config = triton_adamw.adamw_kernel, adamw.DEFAULT
     types = dict.fromkeys(kernel.arg_names, "fp32")
     types |= {"table_ptr": "*i64", "chunk_tensor_ptr": "*i32", "chunk_index_ptr": "*i32"}
-    constants = {"ALIGNED": True, "CHUNK": config.chunk, "BLOCK": config.block}
-    yield "aligned", kernel, types, constants, {"num_warps": config.num_warps}
+    types["norm_ptr"] = "*fp32"
+    for scaled in (False, True):
+        constants = {"SCALED": scaled, "ALIGNED": True, "CHUNK": config.chunk, "BLOCK": config.block}
+        yield "clipped" if scaled else "aligned", kernel, types, constants, {"num_warps": config.num_warps}
+    kernel = triton_gradient_norm.squares_kernel
+    constants = {"ALIGNED": True, "CHUNK": gradient_norm.CHUNK, "BLOCK": gradient_norm.BLOCK}
+    yield "aligned", kernel, {**types, "partial_ptr": "*fp32"}, constants, {"num_warps": 8}
+    kernel = triton_gradient_norm.root_of_sum_kernel
+    yield "sums", kernel, pointers(kernel, "fp32"), {"BLOCK": triton_gradient_norm.SUM_BLOCK}, {"num_warps": 8}
     kernel = triton_common.column_sum_kernel
     yield "sums", kernel, pointers(kernel, "fp32"), {"BLOCK_P": 1024, "BLOCK_C": 16}, {"num_warps": 16}
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from flopcast.kernels import adamw, cross_entropy, patch_qwen3, rmsnorm, rope, swiglu
+from flopcast.kernels import adamw, cross_entropy, gradient_norm, patch_qwen3, rmsnorm, rope, swiglu
 from flopcast.kernels.rowwise import RowConfig, load_triton
 from flopcast.kernels.shapes import AdamW, CrossEntropy, Fused, RmsNorm, RopeQkNorm, SwiGlu
 
@@ -287,6 +287,44 @@ def test_adamw_is_torchs_through_state_dicts_and_missing_gradients() -> None:
         adamw.make_table(*[[torch.ones(4, 4).T]] * 4)
 
 
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_adamw_clips_as_torch_does_before_it(max_norm: float) -> None:
+    """Over two groups, with a parameter that has no gradient and one past a chunk's end; gradients stay as they are."""
+    torch.manual_seed(0)
+    start = [torch.randn(3, 5), torch.randn(40000), torch.randn(7)[1:], torch.randn(2)]
+    ours, torchs = ([x.clone().requires_grad_() for x in start] for _ in range(2))
+    groups: list[Any] = [[{"params": x[:2]}, {"params": x[2:], "lr": 1e-3}] for x in (ours, torchs)]
+    mine = adamw.AdamW(groups[0], lr=1e-2, max_norm=max_norm)
+    theirs = torch.optim.AdamW(groups[1], lr=1e-2, fused=True)
+    for _ in range(3):
+        for a, b in zip(ours[:3], torchs[:3], strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        kept = [x.grad.clone() for x in ours[:3] if x.grad is not None]
+        norm = torch.nn.utils.clip_grad_norm_(torchs, max_norm)
+        mine.step()
+        theirs.step()
+        assert mine.grad_norm is not None
+        assert torch.allclose(mine.grad_norm[0], norm, rtol=1e-6)
+        for a, b in zip(ours, torchs, strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=2e-6)
+        assert all(torch.equal(a.grad, b) for a, b in zip(ours[:3], kept, strict=True) if a.grad is not None)
+    ours[0].grad = torch.full((3, 5), torch.nan)
+    mine.step()
+    assert ours[1].isnan().all()  # as torch's: a norm that is no number leaves no parameter
+
+
+def test_a_norm_takes_what_it_can_read() -> None:
+    assert gradient_norm.gradient_norm([torch.full((2, 2), 2.0), torch.zeros(0)]).tolist() == [4.0]
+    for wrong in ([torch.ones(4, 4).T], [torch.ones(3).half()]):
+        with pytest.raises(ValueError, match="contiguous fp32"):
+            gradient_norm.make_table(wrong)
+    with pytest.raises(ValueError, match="at least one"):
+        gradient_norm.gradient_norm([])
+    with pytest.raises(ValueError, match="max_norm must be above 0"):
+        adamw.AdamW([torch.ones(1)], max_norm=-1.0)
+
+
 def test_the_operators_obey_torchs_rules() -> None:
     x, residual, weight, half = leaves((5, 16), (5, 16), (16,), (5, 16))
     target = torch.tensor([1, 2, 3, -100, 4])
@@ -294,7 +332,7 @@ def test_the_operators_obey_torchs_rules() -> None:
     q, k, q_weight, k_weight = leaves((1, 4, 2, 8), (1, 4, 1, 8), (8,), (8,))
     lists = [[torch.rand(3), torch.rand(5)] for _ in range(4)]
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    for operator, arguments in (
+    cases: tuple[tuple[Any, tuple[Any, ...]], ...] = (
         (rmsnorm.rms_norm_op, (x, weight, 1e-6, None)),
         (rmsnorm.add_rms_norm_op, (half.half().detach().requires_grad_(), residual, weight, 1e-6, torch.float16)),
         (rope.rope_qk_norm_op, (q, k, q_weight, k_weight, *tables, 1e-6, None)),
@@ -304,7 +342,10 @@ def test_the_operators_obey_torchs_rules() -> None:
         (cross_entropy.linear_cross_entropy_op, (x, residual, target, -100, "mean", 2)),
         (cross_entropy.scale_op, (torch.rand(9), torch.tensor(2.0))),
         (adamw.adamw_op, (*lists, 1, 1e-2, 0.9, 0.99, 1e-8, 0.1)),
-    ):
+        (adamw.adamw_clipped_op, (*lists, 1, 1e-2, 0.9, 0.99, 1e-8, 0.1, torch.ones(1), 0.5)),
+        (gradient_norm.gradient_norm_op, (lists[0],)),
+    )
+    for operator, arguments in cases:
         torch.library.opcheck(getattr(operator, "overload", operator), arguments, test_utils=checks)
 
 
