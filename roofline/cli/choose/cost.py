@@ -28,6 +28,7 @@ from flopcast.roofline.cli.shared.price_book import gpu_names, price_book
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.crossovers import Scenario
+    from flopcast.roofline.dollars.modes import ByMode
     from flopcast.roofline.dollars.points import CostCurve
     from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.stream.model.models import Config
@@ -51,6 +52,14 @@ def cost(
             help="Compare larger batches, too: 4 and 16 times. Takes seconds each where they are not at hand.",
         ),
     ] = False,
+    all_modes: Annotated[
+        bool,
+        Option(
+            "--all-modes",
+            help="Say for every mode who leads, and draw the curves side by side. Each width is compiled once per kind "
+            "of GPU, ten seconds of processor time, and kept.",
+        ),
+    ] = False,
     price: PriceOptions,
     kind: PriceKind = "on-demand",
     out: Annotated[Path | None, Option(help="Folder to write the tables (CSV) and the figure to.")] = None,
@@ -64,10 +73,11 @@ def cost(
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.dollars.crossovers import scenarios
     from flopcast.roofline.dollars.curves import SAME, cost_curves
+    from flopcast.roofline.dollars.modes import curves_by_mode
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
     from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.views.terminal.console import say
-    from flopcast.roofline.views.terminal.cost import print_cost
+    from flopcast.roofline.views.terminal.cost import print_cost, print_modes
 
     asked = run.to_run()
     models: Sequence[Config | Module] = ladder_of(widths, depth_law)
@@ -77,6 +87,7 @@ def cost(
         )
         refuse_unused("with --module: `flopcast sweep --batches` compares batches", {"what_if": what_if})
         sizes = {name: value for name, value in given(context, run).items() if name in ("batch", "seq")}
+        refuse_unused("with --module: give --mode, one after the other", {"all_modes": all_modes})
         models = _modules(Module(model.module).resized(**sizes), widths)
     profiles = find_profiles(gpu_names(gpus))
     book = price_book(price, [profile.gpu for profile in profiles], ranked=True, kind=kind)
@@ -92,14 +103,26 @@ def cost(
                 profiles, models, replace(asked, batch=asked.batch * factor), book, host=host, hosts=feeding.hosts,
                 vary="batch", progress=shown.update,
             )  # fmt: skip
+        by_mode: dict[str, Sequence[CostCurve]] = {}
+        if all_modes:
+            configs = [model for model in models if not isinstance(model, Module)]
+            by_mode = curves_by_mode(
+                profiles, configs, asked, book, known={asked.mode: curves}, host=host, hosts=feeding.hosts,
+                progress=shown.update,
+            )  # fmt: skip
     changed = scenarios(curves, larger, asked.batch)
     if out is not None:
-        for path in write_cost(curves, out, changed):
+        for path in write_cost(curves, out, changed, by_mode):
             say(f"wrote {path}")
     if as_json:
-        emit(documents.cost_document(curves, asked, hosts=feeding.hosts, host=feeding.host, scenarios=changed))
+        emit(
+            documents.cost_document(
+                curves, asked, hosts=feeding.hosts, host=feeding.host, scenarios=changed, by_mode=by_mode
+            )
+        )
     else:
         print_cost(curves, asked, changed, one_host=feeding.host is not None or feeding.hosts == SAME)
+        print_modes(by_mode)
 
 
 def _modules(module: Module, widths: str | None) -> list[Module]:
@@ -109,21 +132,29 @@ def _modules(module: Module, widths: str | None) -> list[Module]:
     return [module.resized(width=width) for width in sorted(set(whole_numbers("--widths", widths)))]
 
 
-def write_cost(curves: Sequence[CostCurve], folder: Path, changed: Sequence[Scenario] = ()) -> list[Path]:
-    """Writes cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `changed`) and cost.png
-    to `folder` and returns their paths. Raises UsageError when they cannot be written."""
+def write_cost(
+    curves: Sequence[CostCurve], folder: Path, changed: Sequence[Scenario] = (), by_mode: ByMode | None = None
+) -> list[Path]:
+    """Writes cost.csv, crossovers.csv, break_even.csv, best.csv, memory.csv, what_if.csv (of `changed`), modes.csv (of
+    `by_mode`), cost.png and modes.png to `folder` and returns their paths. Raises UsageError when they cannot be
+    written."""
     from flopcast.roofline.base.csv_files import write_rows
+    from flopcast.roofline.dollars.modes import leader_rows
     from flopcast.roofline.dollars.tables import cost_tables, scenario_rows
     from flopcast.roofline.views.figures.cost import cost_figure
     from flopcast.roofline.views.figures.file import save
+    from flopcast.roofline.views.figures.modes import modes_figure
 
     tables = cost_tables(curves)
     if changed:
         tables["what_if"] = scenario_rows(changed)
+    if by_mode:
+        tables["modes"] = leader_rows(by_mode)
     paths = [folder / f"{'cost' if name == 'points' else name}.csv" for name in tables]
     for path, rows in zip(paths, tables.values(), strict=True):
         write_rows(path, list(rows[0]) if rows else ["gpu"], rows)
-    figure, path = cost_figure(curves), folder / "cost.png"
-    if figure is not None:
-        save(figure, path, "folder with --out")
-    return [*paths, path]
+    for figure in (cost_figure(curves), modes_figure(by_mode or {})):
+        if figure is not None:
+            paths.append(folder / f"{figure.name}.png")
+            save(figure, paths[-1], "folder with --out")
+    return paths

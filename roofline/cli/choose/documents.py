@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from flopcast.roofline.dollars.crossovers import Scenario
+from flopcast.roofline.dollars.modes import ByMode, leader_rows
 from flopcast.roofline.dollars.plan import Largest, Plan, cheapest
 from flopcast.roofline.dollars.tables import cost_tables, scenario_rows
 
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
 
 
 def cost_document(
-    curves: Sequence[CostCurve], run: Run, *, hosts: str, host: str | None, scenarios: Sequence[Scenario]
+    curves: Sequence[CostCurve],
+    run: Run,
+    *,
+    hosts: str,
+    host: str | None,
+    scenarios: Sequence[Scenario],
+    by_mode: ByMode,
 ) -> dict[str, Any]:
     """Builds the document that `cost --json` prints."""
     return {
@@ -26,6 +33,7 @@ def cost_document(
         "host": host,
         **cost_tables(curves),
         "what_if": scenario_rows(scenarios),
+        **({"modes": leader_rows(by_mode)} if by_mode else {}),
     }
 
 

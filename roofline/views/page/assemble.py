@@ -53,14 +53,15 @@ def build_report(
     is_cpu = profile.device.get("type") == "cpu"
     # comparing steps needs torch, which other reports do not load
     extra, faults = extra_sections(profile, out, may_trace=steps is not None)
-    ladder_steps = anatomy(profile)
+    ladder_steps, eager = anatomy(profile), curves(profile)
     data = ReportData(
         profile=profile,
         fit=quality,
         measurements=measured,
         validation=rows,
         anatomy=ladder_steps,
-        curves=curves(profile),
+        curves=eager,
+        modes=modes(profile, eager),
         products=product_map(profile),
         batches=[] if is_cpu else batches(profile),
         batched_model=BATCHED,
@@ -118,6 +119,16 @@ def curves(profile: Profile) -> list[CostCurve]:
     book = load_prices()
     prices = {name: price for name in (*COMPARED, *own) if (price := latest(book, name)) is not None}
     return cost_curves([_other(name, profile) for name in prices], ladder(), Run(), prices)
+
+
+def modes(profile: Profile, eager: Sequence[CostCurve]) -> dict[str, Sequence[CostCurve]]:
+    """The curves of the same GPUs in every mode: of compiled steps those that `flopcast cost --all-modes`, or another
+    command, has compiled before."""
+    from flopcast.roofline.dollars.modes import curves_by_mode
+
+    prices = {curve.gpu: curve.price for curve in eager if curve.price is not None}
+    profiles = [_other(name, profile) for name in prices]
+    return curves_by_mode(profiles, ladder(), Run(), prices, known={"eager": eager}, at_hand=True)
 
 
 def _other(name: str, profile: Profile) -> Profile:

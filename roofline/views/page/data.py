@@ -10,6 +10,7 @@ from flopcast.roofline.validation.step_comparison import StepComparison
 from flopcast.roofline.views.figures.canvas import Figure, Row
 
 if TYPE_CHECKING:
+    from flopcast.roofline.dollars.modes import ByMode
     from flopcast.roofline.dollars.points import CostCurve
     from flopcast.roofline.dollars.standard import StandardGpu
     from flopcast.roofline.gpu.fit.quality import FitReport
@@ -48,7 +49,8 @@ class ReportData:
     anatomy: forecasts of a ladder, small to large; batches: those of `batched_model` over batches of sequences of
     `batched_seq` tokens, and the largest that fits. curves: those of the GPUs compared. hosts: those known, the
     profile's own first. extra: sections made elsewhere (`extra.py`). notes: paragraphs for the foot of the page.
-    standard: the standard models on this GPU.
+    standard: the standard models on this GPU. modes: curves of the same GPUs by mode, of the compiled ones where they
+    are at hand.
     """
 
     profile: Profile
@@ -67,3 +69,4 @@ class ReportData:
     hosts: Sequence[HostCosts] = ()
     extra: Sequence[Section] = ()
     standard: StandardGpu | None = None
+    modes: ByMode = field(default_factory=dict)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
-from flopcast.roofline.base.units import count, ms_in_column, three_in_column, yes_no
-from flopcast.roofline.dollars.crossovers import best_gpu, break_even_price_ratio, crossovers, sentence
+from flopcast.roofline.base.units import count, ms_in_column, short_name, three_in_column, yes_no
+from flopcast.roofline.dollars.crossovers import Best, best_gpu, break_even_price_ratio, crossovers, sentence
+from flopcast.roofline.dollars.modes import ByMode, leaders
 from flopcast.roofline.dollars.points import CostCurve
 from flopcast.roofline.dollars.tables import cost_rows
 from flopcast.roofline.views.page.table import Column, Table, prose, text
@@ -63,6 +65,35 @@ def leader_table(curves: Sequence[CostCurve]) -> Table | None:
     ]  # fmt: skip
     note = "At the prices above. A GPU whose interval reaches the leader's is named beside it."
     return Table("leaders", "Which GPU leads", note, columns, found)
+
+
+def mode_table(by_mode: ByMode) -> Table | None:
+    """Who leads at each size, a column a mode."""
+    if len(by_mode) < 2 or any(len(curves) < 2 for curves in by_mode.values()):
+        return None
+    rows: dict[float, dict[str, Best]] = {}
+    for one in leaders(by_mode):
+        rows.setdefault(one.best.n_params, {})[one.mode] = one.best
+    columns = [Column("n_params", "parameters", count, itemgetter(0))]
+    for mode in by_mode:
+        columns += [
+            text(mode, mode, partial(_leader_in, mode)),
+            Column(f"{mode}_flops_per_usd", "PFLOP/$", _peta, partial(_value_in, mode, "value")),
+            Column(f"{mode}_low", "low", _peta, partial(_value_in, mode, "low")),
+            Column(f"{mode}_high", "high", _peta, partial(_value_in, mode, "high")),
+        ]  # fmt: skip
+    note = "Most FLOPs per dollar where steps run in a mode; * not separable from another GPU at 90%."
+    return Table("modes", "Which GPU leads, by mode", note, columns, sorted(rows.items()))
+
+
+def _leader_in(mode: str, row: tuple[float, Mapping[str, Best]]) -> str | None:
+    best = row[1].get(mode)
+    return None if best is None else short_name(best.gpu) + ("" if best.separable else " *")
+
+
+def _value_in(mode: str, end: str, row: tuple[float, Mapping[str, Best]]) -> float | None:
+    best = row[1].get(mode)
+    return None if best is None else float(getattr(best.flops_per_usd, end))
 
 
 def _sizes(curves: Sequence[CostCurve]) -> list[float]:

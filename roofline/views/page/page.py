@@ -21,6 +21,7 @@ from flopcast.roofline.views.figures.capacity import capacity_figure, host_figur
 from flopcast.roofline.views.figures.cost import cost_figure
 from flopcast.roofline.views.figures.efficiency_map import map_figure
 from flopcast.roofline.views.figures.kernels import roofline_figure
+from flopcast.roofline.views.figures.modes import modes_figure
 from flopcast.roofline.views.page import dollars, tables
 from flopcast.roofline.views.page.data import ReportData, Section, section
 from flopcast.roofline.views.page.provenance import provenance, reproduce
@@ -108,9 +109,10 @@ def sections(data: ReportData) -> list[Section]:
         ),
         section(
             "dollars", "FLOPs per dollar",
-            [cost_figure(data.curves)],
-            [dollars.leader_table(data.curves), dollars.crossover_table(data.curves), dollars.cost_table(data.curves),
-             dollars.break_even_table(data.curves, profile.gpu), dollars.price_table(data.curves)],
+            [cost_figure(data.curves), modes_figure(data.modes)],
+            [dollars.leader_table(data.curves), dollars.mode_table(data.modes), dollars.crossover_table(data.curves),
+             dollars.cost_table(data.curves), dollars.break_even_table(data.curves, profile.gpu),
+             dollars.price_table(data.curves)],
         ),
         *data.extra,
         section(

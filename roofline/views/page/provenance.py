@@ -101,6 +101,7 @@ def reproduce(data: ReportData, figures: Sequence[Figure]) -> Iterator[tuple[str
         "host": "flopcast bench --suite host --out DIR && flopcast fit DIR",
         "agreement": validate,
         "residuals": validate,
+        "modes": f"flopcast cost --all-modes --gpus {','.join(curve.gpu for curve in data.curves)} --out COST",
         "cost": f"flopcast cost --gpus {','.join(curve.gpu for curve in data.curves)} --out COST",
     }
     for part in data.extra:

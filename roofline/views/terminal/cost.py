@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import NONE, count, parameters, short_name, three_digits
 from flopcast.roofline.dollars.crossovers import best_gpu, break_even_price_ratio, crossovers, price_ratio, sentence
+from flopcast.roofline.dollars.modes import ByMode, leaders
 from flopcast.roofline.dollars.points import ladder_sizes
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.views.terminal.console import console, print_table
@@ -55,6 +56,18 @@ def print_cost(curves: Sequence[CostCurve], run: Run, scenarios: Sequence[Scenar
     for curve in curves:
         if curve.unranked is not None:
             console().print(f"- not ranked: {curve.gpu}, {curve.unranked}")
+
+
+def print_modes(by_mode: ByMode) -> None:
+    """Prints who leads at each size of each mode; nothing without modes."""
+    rows: dict[float, dict[str, str]] = {}
+    for mode, best in leaders(by_mode):
+        mark = "" if best.separable else " *"
+        rows.setdefault(best.n_params, {})[mode] = f"{short_name(best.gpu)} {ranged(best.flops_per_usd, PETA)}{mark}"
+    if rows:
+        cells = [[count(size), *(found.get(mode, NONE) for mode in by_mode)] for size, found in sorted(rows.items())]
+        caption = "PFLOP per dollar with its 90% interval; * not separable from another GPU."
+        print_table("Who leads, by mode", ("parameters", *by_mode), cells, caption)
 
 
 def _print_curves(curves: Sequence[CostCurve], run: Run, one_host: bool) -> None:

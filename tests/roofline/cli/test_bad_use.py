@@ -150,6 +150,12 @@ BAD_USE: dict[str, tuple[str, Sequence[str]]] = {
     "another compiler": (f"predict --gpu {H200} --width 512 --mode cudagraphs", ("'cudagraphs'", "inductor")),
     "fused kernels compiled": (
         f"predict --gpu {H200} --width 512 --mode compile --fused triton", ("fused", "'triton'", "fuses")),
+    "all modes of a module": (
+        "cost --all-modes --module flopcast.microbench.zoo:mlp", ("--all-modes", "--module", "--mode")),
+    "the compiled forward alone": (
+        f"widths --gpu {H200} --around 512 --mode compile --forward-only", ("--forward-only", "'compile'")),
+    "how far of compiled widths": (
+        f"widths --gpu {H200} --around 512 --mode compile --span 192", ("--span 192", "compile", "leave it out")),
     "compiled on the processor": ("predict --gpu cpu --width 512 --mode compile", ("'compile'", "'cpu'", "eager")),
     "no micro-batch": (f"predict --gpu {H200} --width 512 --accumulate 0", ("accumulate is 0", "at least 1")),
     "unknown checkpointing": (f"predict --gpu {H200} --width 512 --checkpoint half", ("'half'", "none, full")),
