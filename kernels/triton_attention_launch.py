@@ -22,6 +22,7 @@ from flopcast.kernels import triton_attention_hopper as hopper
 from flopcast.kernels import triton_attention_hopper_dkdv as hopper_dkdv
 from flopcast.kernels import triton_attention_hopper_dq as hopper_dq
 from flopcast.kernels.attention_config import AttentionConfig, Tile
+from flopcast.kernels.sizes import cdiv
 
 VERSION: str = triton.__version__
 LOG2_E = 1.4426950408889634
@@ -78,7 +79,7 @@ def launch_forward(
     q, k, v = map(_readable, (q, k, v))
     batch, heads, seq, _ = q.shape
     pairs = batch * heads // (2 if tile.pack else 1)
-    blocks = triton.cdiv(seq, 64 if tile.pack else 128)
+    blocks = cdiv(seq, 64 if tile.pack else 128)
     group = heads // k.shape[1]
     section = section_of(pairs, max(1, group // 2) if tile.pack else group, seq, 4 * q.shape[3], tile)
     with torch.cuda.device_of(q):
@@ -93,7 +94,7 @@ def launch_forward(
 def _prepare(o: Tensor, do: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """(lse in base 2, delta), fp32 [batch * heads, seq padded to whole tiles]."""
     batch, heads, seq, dim = o.shape
-    padded, block = triton.cdiv(seq, 128) * 128, 64
+    padded, block = cdiv(seq, 128) * 128, 64
     lse2, delta = torch.empty((2, batch * heads, padded), dtype=torch.float32, device=o.device)
     hopper_dkdv.prepare_kernel[(batch * heads, padded // block)](
         o, do, lse, lse2, delta, *o.stride()[:3], *do.stride()[:3], heads, seq, padded,
@@ -120,7 +121,7 @@ def _launch_dkdv(
 ) -> None:  # fmt: skip
     kv_heads, seq = k.shape[1:3]
     pairs = k.shape[0] * kv_heads
-    tiles = pairs * triton.cdiv(seq, 128)
+    tiles = pairs * cdiv(seq, 128)
     group = q.shape[1] // kv_heads
     section = section_of(pairs, 1, group * seq, 4 * q.shape[3], tile)
     rows = [_matrix(x, tile.block_m) for x in (q, do)]
@@ -138,7 +139,7 @@ def _launch_dq(
     causal: bool, scale: float, tile: Tile,
 ) -> None:  # fmt: skip
     batch, heads, seq, _ = q.shape
-    pairs, blocks, group = batch * heads, triton.cdiv(seq, 128), heads // k.shape[1]
+    pairs, blocks, group = batch * heads, cdiv(seq, 128), heads // k.shape[1]
     section = section_of(pairs, group, seq, 4 * q.shape[3], tile)
     hopper_dq.dq_kernel[_grid(pairs * blocks, tile, q.device)](
         _matrix(q, 64), _matrix(do, 64), _matrix(k, tile.block_n), _matrix(v, tile.block_n), _matrix(dq, 64),

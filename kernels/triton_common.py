@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.sizes import cdiv, next_power_of_2
+
 
 @triton.jit
 def column_sum_kernel(partial_ptr, out_ptr, count, n, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
@@ -31,8 +33,8 @@ def column_sums(partial: Tensor, out: Tensor) -> None:
     """out[n] = partial[count, n].sum(0), deterministic: the second stage of a weight's gradient."""
     count, n = partial.shape
     # Many programs, and all loads of each at once: 64 rows at a time a sum over 660 took ten latencies of 1 us.
-    block, rows = 16, min(1024, max(64, triton.next_power_of_2(count)))
+    block, rows = 16, min(1024, max(64, next_power_of_2(count)))
     with torch.cuda.device_of(partial):
-        column_sum_kernel[(triton.cdiv(n, block),)](
+        column_sum_kernel[(cdiv(n, block),)](
             partial, out, count, n, BLOCK_P=rows, BLOCK_C=block, num_warps=16 if rows > 256 else 8
         )

@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.sizes import cdiv, next_power_of_2
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 VEC = tl.constexpr(8)
 
@@ -217,7 +219,7 @@ def scale_kernel(x_ptr, factor_ptr, numel, BLOCK: tl.constexpr):
 
 
 def _block(vocab: int, config: Any) -> int:
-    return int(min(config.block, max(8, triton.next_power_of_2(vocab))))
+    return int(min(config.block, max(8, next_power_of_2(vocab))))
 
 
 def count_targets(target: Tensor, ignore_index: int, slots: int = 0) -> tuple[Tensor, Tensor]:
@@ -226,7 +228,7 @@ def count_targets(target: Tensor, ignore_index: int, slots: int = 0) -> tuple[Te
     words = torch.empty((target.numel(), slots), dtype=torch.int64, device=target.device)
     block = 4096  # 8,192 targets by blocks of 1,024 took eight latencies of 1 us
     with torch.cuda.device_of(target):
-        count_kernel[(1 + triton.cdiv(words.numel(), block),)](
+        count_kernel[(1 + cdiv(words.numel(), block),)](
             target, count, words, target.numel(), words.numel(), ignore_index, BLOCK=block, num_warps=16
         )
     return count, words
@@ -256,7 +258,7 @@ def launch_backward(
     rows, vocab = logits.shape
     block = _block(vocab, config)
     with torch.cuda.device_of(logits):
-        backward_kernel[(rows * triton.cdiv(vocab, block),)](
+        backward_kernel[(rows * cdiv(vocab, block),)](
             dloss, logits, target, lse, count, out, logits.stride(0), out.stride(0), vocab, ignore_index,
             BLOCK=block, num_warps=config.num_warps,
         )  # fmt: skip

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.sizes import cdiv, next_power_of_2
 from flopcast.kernels.triton_cross_entropy import LOG2_E, VEC, _block, _offsets, _online, _times_log2e
 
 
@@ -113,12 +114,12 @@ def split_kernel(
 
 def parts(vocab: int, config: Any) -> int:
     """The number of programs of `launch_split` that share a row."""
-    return int(triton.cdiv(vocab, _block(vocab, config)))
+    return int(cdiv(vocab, _block(vocab, config)))
 
 
 def slots(vocab: int, config: Any) -> int:
     """The number of words per row that `launch_split` takes."""
-    return int(triton.next_power_of_2(parts(vocab, config)))
+    return int(next_power_of_2(parts(vocab, config)))
 
 
 def launch_split(

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.sizes import cdiv
 from flopcast.kernels.triton_matmul_tma import AHEAD, add_parts, after_the_kernel_before, tile_position
 
 
@@ -110,8 +111,8 @@ def launch(
     m, k = a_MK.shape
     n = b_KN.shape[1]
     c = torch.empty((m, n), dtype=a_MK.dtype, device=a_MK.device) if out is None else out
-    tiles = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n)
-    split = min(config.split, triton.cdiv(k, config.block_k))
+    tiles = cdiv(m, config.block_m) * cdiv(n, config.block_n)
+    split = min(config.split, cdiv(k, config.block_k))
     partial = c
     if split > 1:
         sizes = (tiles, split, config.block_m, config.block_n)

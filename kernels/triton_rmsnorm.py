@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.sizes import cdiv
 from flopcast.kernels.triton_ahead import launched_ahead
 from flopcast.kernels.triton_common import column_sums
 
@@ -151,7 +152,7 @@ def launch_forward(
     whole = n == blocks[0] and rows % config.rows == 0 and x.is_contiguous()
     ahead = launched_ahead(x.device)
     with torch.cuda.device_of(x):
-        rms_norm_forward_kernel[(triton.cdiv(rows, config.rows),)](
+        rms_norm_forward_kernel[(cdiv(rows, config.rows),)](
             x, x if residual is None else residual, weight, y, y if total is None else total, rstd, rows, n,
             x.stride(0), x.stride(0) if residual is None else residual.stride(0), eps,
             RESIDUAL=residual is not None, ROWS=config.rows, BLOCK=blocks[0], REST=blocks[1],

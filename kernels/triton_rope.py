@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.sizes import cdiv, next_power_of_2
 from flopcast.kernels.triton_ahead import launched_ahead
 
 
@@ -267,10 +268,10 @@ def _sizes(q: Tensor, k: Tensor, config: Any) -> tuple[int, int, int, dict[str, 
     batch, seq, heads, dim = q.shape
     tokens = batch * seq
     constants = {
-        "HEADS": heads, "KV_HEADS": k.shape[2], "D": dim, "HALF": triton.next_power_of_2(dim // 2),
+        "HEADS": heads, "KV_HEADS": k.shape[2], "D": dim, "HALF": next_power_of_2(dim // 2),
         "ROWS": config.rows,
     }  # fmt: skip
-    return (tokens, triton.cdiv(tokens * heads, config.rows), triton.cdiv(tokens * k.shape[2], config.rows), constants)
+    return (tokens, cdiv(tokens * heads, config.rows), cdiv(tokens * k.shape[2], config.rows), constants)
 
 
 def launch_forward(
@@ -316,7 +317,7 @@ def launch_backward(
         rows = tuple(x.view(torch.int32) for x in rows)
     ahead = launched_ahead(q.device)
     # Each program of the sum makes all its loads at once, and there are enough programs to keep these few: one latency.
-    block = min(4096, max(64, triton.next_power_of_2(programs)))
+    block = min(4096, max(64, next_power_of_2(programs)))
     with torch.cuda.device_of(q):
         rope_backward_kernel[(programs,)](
             *rows, q_weight, k_weight, cos, sin, dq, dk, partial, tokens, q.shape[1], q_tiles, k_tiles,
@@ -324,7 +325,7 @@ def launch_backward(
             FLAT=flat, PAIRED=paired, AHEAD=bool(ahead), num_warps=config.num_warps,
             maxnreg=config.max_registers, **ahead,
         )  # fmt: skip
-        share_sum_kernel[(triton.cdiv(dweights.numel(), 8),)](
+        share_sum_kernel[(cdiv(dweights.numel(), 8),)](
             partial, dweights, programs, dweights.numel(), BLOCK_P=block, BLOCK_C=8, AHEAD=bool(ahead),
             num_warps=32 if block > 2048 else 16 if block > 512 else 8, **ahead,
         )  # fmt: skip

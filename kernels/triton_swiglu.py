@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.sizes import cdiv
+
 
 @triton.jit
 def swiglu_forward_kernel(gate_ptr, up_ptr, out_ptr, numel, BLOCK: tl.constexpr):
@@ -37,7 +39,7 @@ def swiglu_backward_kernel(dout_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, numel
 def launch_forward(gate: Tensor, up: Tensor, out: Tensor, config: Any) -> None:
     numel = gate.numel()
     with torch.cuda.device_of(gate):
-        swiglu_forward_kernel[(triton.cdiv(numel, config.block),)](
+        swiglu_forward_kernel[(cdiv(numel, config.block),)](
             gate, up, out, numel, BLOCK=config.block, num_warps=config.num_warps
         )
 
@@ -45,6 +47,6 @@ def launch_forward(gate: Tensor, up: Tensor, out: Tensor, config: Any) -> None:
 def launch_backward(dout: Tensor, gate: Tensor, up: Tensor, dgate: Tensor, dup: Tensor, config: Any) -> None:
     numel = gate.numel()
     with torch.cuda.device_of(gate):
-        swiglu_backward_kernel[(triton.cdiv(numel, config.block),)](
+        swiglu_backward_kernel[(cdiv(numel, config.block),)](
             dout, gate, up, dgate, dup, numel, BLOCK=config.block, num_warps=config.num_warps
         )
