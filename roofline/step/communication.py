@@ -24,9 +24,9 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 # around each of its all-gathers and reduce-scatters, and DTensor's dispatch of each call of a module that tensor
 # parallel divides, by the names that transformers gives these. `python -m studies.parallel.host` has them from steps of
 # three small models.
-SHARDED_CALLS, DIVIDED_CALLS = 36.0, 2.6
+SHARDED_CALLS, DIVIDED_CALLS = 37.0, 2.7
 # How far the small models' steps lie from that: standard deviation of the log.
-CALLS_SIGMA = 0.3
+CALLS_SIGMA = 0.33
 _SHARDED, _DIVIDED = ("all_gather", "reduce_scatter"), ("_proj", "_norm")
 
 # Of its time a kernel loses at most so much to collectives, however many run beside it.
@@ -49,10 +49,14 @@ class Fabric:
         return min(ceil(((sent.ranks - 1) * sent.stride + 1) / self.per_host), sent.ranks)
 
     def time(self, sent: Collective) -> CollectiveTime:
+        if sent.ranks == 1:  # a layout of one GPU, or a group of one within a larger one: nothing is sent
+            return CollectiveTime(0.0, 0.0, "measured", None, 0, self.link.name)
         return self.link.time(_kind(sent), sent.bytes, sent.ranks, self.hosts(sent), sent.dtype)
 
     def beside(self, op: TimedOp, sent: Collective, profile: Profile) -> Contended:
         """What a kernel and a collective lose to each other."""
+        if sent.ranks == 1:
+            return Contended(1.0, 1.0, 0.0, 0)
         work, launches = op.work, max(op.launches, 1)
         bound: Bound = "memory"
         if work is not None and work.op_class in ("gemm", "attention"):
@@ -94,7 +98,7 @@ def on_lanes(stream: Stream, timed: Sequence[TimedOp], fabric: Fabric, host: Hos
         if number in sent:
             what = sent[number]._replace(op=0, lane=0)
             time = times.get(what) or times.setdefault(what, fabric.time(what))
-            asked = fabric.link.host_cost(_kind(what), what.ranks).python_seconds if call else 0.0
+            asked = fabric.link.host_cost(_kind(what), max(what.ranks, 2)).python_seconds if call else 0.0
             one = replace(
                 one, work=None, seconds=time.seconds, sigma=time.sigma, launches=1, basis=time.basis, hot_seconds=0.0,
                 hot_basis="", host_seconds=asked, collective=what,

@@ -256,7 +256,7 @@ class PricedStep:
             return (
                 f"link {link.name} is projected from its datasheet: `flopcast bench --suite collectives` measures it",
             )
-        ranks = {op.collective.ranks for op in self.ops if op.collective is not None}
+        ranks = {op.collective.ranks for op in self.ops if op.collective is not None and op.seconds}
         others = sorted(ranks - set(profile.measured_gpus()))
         if not others and self.run.nodes == 1:
             return ()

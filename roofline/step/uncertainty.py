@@ -219,7 +219,7 @@ def step_interval(timeline: Timeline, host_sigma: float, device: Moves) -> Inter
     if any(op.replay for op in timeline.ops):
         gap_sigma = NODE_GAP_SIGMA
     beyond = spreads().beyond
-    sent = [op for op in timeline.ops if op.collective is not None]
+    sent = [op for op in timeline.ops if op.collective is not None and op.seconds]
     link_sigma = 0.0
     if sent:  # on one link, and so with one error
         beyond = hypot(beyond, LANES_BEYOND)

@@ -1,0 +1,174 @@
+"""Compares the steps that two H200s ran with their forecasts: the step, its interval, and what it is made of.
+
+    python -m studies.parallel.timeline [--only w2048,w3584] [--out reports/parallel/timeline.md]
+
+Reads the committed measurements: steps.csv (`studies.parallel.measured`), kernels.csv (`studies.parallel.overlap`) and
+host.json, what `flopcast fit` made of the same machine's `bench --suite host` between the steps and others. Every step
+is traced, which takes minutes.
+
+Steps of models of stock shapes (named w*) are those that `studies.parallel.host` fits what Python spends around calls
+to, and whose device-bound ones give `uncertainty.LANES_BEYOND`; the others judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import mean, median
+
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.gpu.profile.host import HostCosts, default_host
+from flopcast.roofline.step.priced_step import PricedStep
+from flopcast.roofline.step.timeline import Shares
+from flopcast.roofline.step.uncertainty import Interval
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.ops.op_stream import Stream
+from studies.command import parser_of
+from studies.imports import ROOT
+from studies.markdown import table
+from studies.parallel import overlap
+from studies.parallel.measured import read
+from studies.parallel.overlap import Spent
+from studies.parallel.steps import MODELS, Measured, Step
+
+HOST = ROOT / "reports" / "parallel" / "host.json"
+GPU = "nvidia-h200"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step: seconds measured, over ranks and rounds the median, and forecast. `is_fitted`: whether a parameter was
+    fitted to it; `bound`: what bounds its forecast."""
+
+    step: Step
+    is_fitted: bool
+    measured: float
+    host_measured: float
+    spent: Sequence[Spent]
+    forecast: Interval
+    device: float
+    shares: Shares
+    sent: float
+    host: float
+    bound: str
+
+    @property
+    def error(self) -> float:
+        return self.forecast.value / self.measured - 1
+
+    @property
+    def is_within(self) -> bool:
+        return self.forecast.low <= self.measured <= self.forecast.high
+
+
+def run_of(step: Step, ranks: int = 2) -> Run:
+    return Run(
+        batch=step.batch, seq=step.seq, optimizer=step.optimizer, accumulate=step.accumulate,
+        parallel=step.layout.format(n=ranks),
+    )  # fmt: skip
+
+
+@cache
+def stream_of(step: Step) -> Stream:
+    return get_stream(MODELS[step.model], run_of(step).traced_on("cuda"))
+
+
+def run_host() -> HostCosts:
+    """The host as the same run calibrated it."""
+    return HostCosts.load(HOST)
+
+
+def is_fitted(step: Step) -> bool:
+    return step.model.startswith("w")
+
+
+def timed(step: Step, ranks: Sequence[Measured], host: HostCosts) -> Timed:
+    priced = PricedStep(stream_of(step), run_of(step), find_profile(GPU), host)
+    timeline = priced.timeline
+    return Timed(
+        step, is_fitted(step), median(median(rank.step_seconds) for rank in ranks),
+        mean(median(rank.host_seconds) for rank in ranks), [one for one in overlap.read() if one.step == step.name],
+        priced.interval, timeline.device_seconds, timeline.shares,
+        sum(op.seconds for op in priced.ops if op.collective is not None), timeline.enqueue_seconds, priced.bound,
+    )  # fmt: skip
+
+
+def timed_steps(host: HostCosts, only: Sequence[str] = ()) -> list[Timed]:
+    return [
+        timed(step, ranks, host)
+        for step, ranks in read().items()
+        if not only or any(step.name.startswith(name) for name in only)
+    ]
+
+
+def page(found: Iterable[tuple[str, Sequence[Timed]]]) -> str:
+    parts = ["# Parallel steps on two H200s beside their forecasts", "", _WORDS, ""]
+    for host, steps in found:
+        parts += [f"## {host}", "", table(_COLUMNS, [_row(one) for one in steps]), "", *_summary(steps), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+_WORDS = """`python -m studies.parallel.timeline`. Seconds in ms. Measured: the median of rounds and ranks; kernels as
+profiled, by themselves and beside collectives together, the least of four profiled steps; communication from when the
+last rank has come; exposed without waiting for the other rank, the least of both; host: until a step for idle GPUs is
+enqueued, what it waits for included. A profiler slows the host down, so that kernels of host-bound steps were measured
+in another order than those of the steps. Forecast: kernels by themselves + what collectives beside them add. Models
+named w* are those that what Python spends around calls was fitted to; they do not count below."""
+
+_COLUMNS = ["step", "ms", "forecast", "90%", "error", "bound", "kernels", "forecast", "communication", "forecast",
+            "exposed", "forecast", "host", "forecast"]  # fmt: skip
+
+
+def _row(one: Timed) -> list[str]:
+    ranks = one.spent
+    low, high = ((f"{end * 1e3:.1f}") for end in one.forecast[1:])
+    return [
+        one.step.name, f"{one.measured * 1e3:.1f}", f"{one.forecast.value * 1e3:.1f}",
+        f"{low} to {high}" + ("" if one.is_within else ", outside"), f"{one.error:+.1%}", one.bound,
+        _ms(rank.compute for rank in ranks), f"{one.device * 1e3:.1f} + {one.shares.contention * 1e3:.1f}",
+        _ms(rank.communication for rank in ranks), f"{one.sent * 1e3:.1f}",
+        _ms(max(rank.exposed - rank.waiting, 0.0) for rank in ranks), f"{one.shares.exposed * 1e3:.1f}",
+        f"{one.host_measured * 1e3:.1f}", f"{one.host * 1e3:.1f}",
+    ]  # fmt: skip
+
+
+def _ms(values: Iterable[float]) -> str:
+    return f"{min(values) * 1e3:.1f}"
+
+
+def _summary(steps: Sequence[Timed]) -> list[str]:
+    held = [one for one in steps if not one.is_fitted]
+    lines = []
+    for name, some in (
+        ("bound by the device", [one for one in held if one.bound != "host"]),
+        ("bound by the host", [one for one in held if one.bound == "host"]),
+    ):
+        if some:
+            errors = [abs(one.error) for one in some]
+            lines.append(
+                f"- {len(some)} steps {name}: error {median(errors):.1%} at the median, {max(errors):.1%} at most"
+            )
+    if held:
+        within = sum(one.is_within for one in held)
+        lines.append(f"- {within} of {len(held)} within their 90% intervals")
+    return lines
+
+
+def main() -> None:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    only = options.only.split(",") if options.only else []
+    hosts = (("Host calibrated in the same run", run_host()), ("Shipped host", default_host()))
+    text = page((name, timed_steps(host, only)) for name, host in hosts)
+    if options.out:
+        options.out.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Steps that two H200s ran are as long as forecast; the whole table is reports/parallel/timeline.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from studies.parallel import overlap
+from studies.parallel.measured import read
+from studies.parallel.steps import Kernel
+from studies.parallel.timeline import page, run_host, timed
+
+# The quickest to trace; the last is bound by the host.
+BOUNDS = {
+    "w3584-d2-ddp-4x512-adamw-fused": 0.03, "w3584-d2-zero2-4x1024-adamw-fused": 0.06,
+    "gpt2-ddp-8x1024-adamw-fused": 0.03, "gpt2-fsdp-8x1024-adamw-fused": 0.14,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_step_is_as_long_as_forecast(name: str) -> None:
+    step, ranks = next((step, ranks) for step, ranks in read().items() if step.name == name)
+    found = timed(step, ranks, run_host())
+    assert abs(found.error) < BOUNDS[name]
+    assert found.is_within
+    assert name in page([("host", [found])])
+
+
+def test_every_measured_step_has_its_kernels() -> None:
+    assert {one.step for one in overlap.read()} == {step.name for step in read()}
+
+
+def test_kernels_beside_a_collective_are_told_from_those_alone() -> None:
+    """The same two products, of which in one step the second ran beside an all-reduce and took twice as long."""
+
+    def step(beside: bool) -> list[Kernel]:
+        sent = [Kernel("ncclDevKernel_AllReduce", 17, 1.0, 2.0)] if beside else []
+        return [Kernel("nvjet_a", 7, 0.0, 1.0), Kernel("nvjet_b", 7, 1.0, 1.0 + beside), *sent]
+
+    assert overlap.slower([step(False), step(True)]) == {"matrix": 2.0}
