@@ -33,7 +33,8 @@ class Topic(Enum):
 
     COMPILED = (
         "only eager steps are traced as they are: leave torch.compile out, or set TORCHDYNAMO_DISABLE=1, for the eager "
-        "forecast; for torch.compile of a factory's whole module leave it out and give --mode compile"
+        "forecast; of compiled steps that of a whole module is modelled: let the factory return (module, batch) "
+        "uncompiled and give --mode compile or compile-graphs, which compiles it"
     )
     SCRIPTED = "only eager steps are modelled yet: leave TorchScript out, or set PYTORCH_JIT=0, for the eager forecast"
     CAPTURED = "CUDA graphs are not modelled yet: leave the capture out for the eager forecast"

@@ -6,11 +6,9 @@ A step takes such a process 6 to 10 s; in a process of its own, which imports to
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,8 @@ from flopcast.roofline.stream.tracer.compiler.apart import environment
 from flopcast.roofline.stream.tracer.compiler.asked import Asked, OutputCode
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from flopcast.roofline.stream.tracer.compiler.output_code import Compiler
 
 PROCESSES = 8  # of about 1 GB each
@@ -32,6 +32,9 @@ _compiler: Compiler | None = None  # of a process of the pool
 def compilers(gpu: Mapping[str, Any], cudnn: int, steps: int) -> Iterator[Callable[[Asked], Future[OutputCode]]]:
     """Yields a function that has a step for this GPU compiled; the future raises UsageError for one that torch cannot
     compile. `steps`: how many will be asked for, at least. Those that have not begun at the end are given up."""
+    import multiprocessing  # takes 15 ms together with the pool, which a cached forecast does not need
+    from concurrent.futures import ProcessPoolExecutor
+
     count = max(1, min(PROCESSES, os.cpu_count() or 1, steps))
     with tempfile.TemporaryDirectory(prefix="flopcast-compiled-") as folder:
         pool = ProcessPoolExecutor(
