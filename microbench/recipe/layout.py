@@ -61,7 +61,11 @@ class Layout:
         return self.kind in ("zero2", "fsdp", "hsdp")
 
     def check_built(self) -> None:
-        """Raises UsageError for parts whose steps are not built yet, alone or together."""
+        """Raises UsageError for parts whose steps are not built yet, alone or together, and for one GPU."""
+        if self.world == 1:
+            raise UsageError(f"parallel {self} is one GPU: valid are two and more; leave it out for one")
+        if self.kind == "hsdp" and self.replicas == 1:
+            raise UsageError(f"parallel {self} has one replica: give fsdp={self.shards}")
         others = [name for name in ("pp", "ep", "cp") if getattr(self, name) > 1]
         if others or (self.kind and self.tp > 1):
             what = " and ".join(others) or f"tp beside {self.kind}"
