@@ -123,3 +123,11 @@ class StepPlan:
 def _first(config: Mapping[str, Any], *names: str) -> Any:
     """The first of these fields that the config has: GPT-2 names its sizes differently."""
     return next((config[name] for name in names if name in config), None)
+
+
+def weights_dtype(base_dtype: str, finetune: str, precision: str) -> str:
+    """What `base_dtype` stands for, "bf16" or "fp32": "auto" is bf16 under adapters, which train beside weights that
+    need no more, and else as the precision has them."""
+    if base_dtype != "auto":
+        return base_dtype
+    return "bf16" if precision == "bf16" or (finetune, precision) == ("lora", "autocast-bf16") else "fp32"

@@ -11,7 +11,7 @@ import torch
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.compiling import compile_model
 from flopcast.microbench.recipe.patches import attention_implementation
-from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.recipe.plans import StepPlan, weights_dtype
 
 
 def build_plan(plan: StepPlan, device: torch.device) -> training_step.TrainingStep:
@@ -38,8 +38,8 @@ def _eager(plan: StepPlan, device: torch.device) -> training_step.TrainingStep:
     attention = attention_implementation(plan.attention)
     return training_step.build(
         plan.config, device, batch=plan.batch, seq=plan.seq, attention=attention, fused=plan.fused,
-        finetune=plan.finetune, lora_rank=plan.lora_rank, lora_targets=plan.lora_targets, base_dtype=plan.base_dtype,
-        **run,
+        finetune=plan.finetune, lora_rank=plan.lora_rank, lora_targets=plan.lora_targets,
+        base_dtype=weights_dtype(plan.base_dtype, plan.finetune, plan.precision), **run,
     )  # fmt: skip
 
 

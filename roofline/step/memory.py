@@ -160,7 +160,7 @@ class _Stretches:
         is_last = True
         for number in range(len(counts) - 1, -1, -1):
             is_last |= stream.ops[number].phase != "backward"
-            if is_last and stream.ops[number].phase == "backward" and counts[number] != 1:
+            if is_last and stream.ops[number].phase == "backward" and counts[number] > 1:
                 self._last.add(number + 1)
                 is_last = False
 
@@ -169,7 +169,7 @@ class _Stretches:
         `total`: what is live there, `gradients`: of it in gradients that are made before the optimizer."""
         times = self.counts[number]
         more = 0
-        if times != 1:
+        if times > 1:
             made = gradients - self._left_gradients
             kept = -self._kept if number in self._last else total - self._left - made
             self._kept += kept

@@ -59,9 +59,7 @@ class Simulation:
         if steps < 2:
             raise ValueError("a steady step is the difference of two: steps must be at least 2")
         self._steps, self._queue_depth = steps, queue_depth
-        # two compiled layers run the one that stands for those between not at all
-        runs = ((number, op) for number, op in enumerate(ops) if op.count)
-        alike = groupby(runs, lambda one: (one[1].replay, one[1].replay or one[1].count))
+        alike = groupby(enumerate(ops), lambda one: (one[1].replay, one[1].replay or one[1].count))
         self._parts = [_part(list(run)) for _, run in alike]
         self._lanes = 1 + max((op.lane for op in ops), default=0)
         self._most = max((count for _, count in self._parts), default=1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.suites import check_suite
 from flopcast.roofline.stream.model.run import MODES
+from flopcast.roofline.validation.step_plans import SUITES
 
 if TYPE_CHECKING:
     from flopcast.microbench.records.machine import Device
@@ -24,7 +25,7 @@ def run_validation_steps(
     The default parts are times and kernels, and on a GPU torch's estimates of eager steps too. Raises UsageError for
     estimates on a CPU, and for compiled steps there.
     """
-    check_suite(suite)
+    check_suite(suite, SUITES)
     check_mode(mode)
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")

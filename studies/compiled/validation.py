@@ -19,8 +19,11 @@ from statistics import median
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.model.models import depth_of, with_depth
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops import op_stream as streams
+from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
+from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, stream_of
 from flopcast.roofline.validation.step_comparison import Part, StepComparison, write_csv
 from flopcast.roofline.validation.summary import Errors, errors_of
@@ -75,14 +78,21 @@ def kept_stream(plan: StepPlan, run: Run, profile: Profile) -> streams.Stream:
     """The stream that lies beside the measurements; that of a step which cannot be forecast is asked for anew, and says
     why."""
     path = path_of(plan)
-    return streams.load(path) if path.is_file() else stream_of(plan, run, profile)
+    return _to_own_depth(streams.load(path), plan) if path.is_file() else stream_of(plan, run, profile)
 
 
 def made_streams(plan: StepPlan, run: Run, profile: Profile) -> streams.Stream:
-    made = stream_of(plan, run, profile)
+    deep = plan
+    if plan.config and depth_of(plan.config) < FOLDED_DEPTH:  # of which any depth is made
+        deep = replace(plan, config=with_depth(plan.config, FOLDED_DEPTH))
+    made = stream_of(deep, run, profile)
     path_of(plan).parent.mkdir(exist_ok=True)
     streams.save(made, path_of(plan))
-    return made
+    return _to_own_depth(made, plan)
+
+
+def _to_own_depth(stream: streams.Stream, plan: StepPlan) -> streams.Stream:
+    return to_depth(stream, depth_of(plan.config)) if plan.config and stream.depth is not None else stream
 
 
 def path_of(plan: StepPlan) -> Path:
@@ -100,7 +110,7 @@ def report(found: dict[str, list[StepComparison]]) -> str:
     lines = [TOLD, table(head, list(_summary(found))), "", _coverage(done), "", *_left_out(rows), "## Step by step", ""]
     for mode, some in found.items():
         head = ["step", "bound", "device, ms", *PARTS[:5], "step, ms", "shipped host", "host in the run", "in",
-                "peak, GB", "error", "generated kernels"]  # fmt: skip
+                "peak, GB", "error", "kernels"]  # fmt: skip
         lines += [f"### {mode}", "", table(head, [_row(row) for row in some if row.step.error is not None]), ""]
     return "\n".join(lines)
 

@@ -266,9 +266,10 @@ class Run:
         if self.is_parallel and device == "cpu":
             raise UsageError(f"parallel {self.parallel} on processors: steps on several GPUs alone are modelled")
         shared = {name: value for name, value in vars(self).items() if name in Traced.__dataclass_fields__}
-        usual = "bf16" if self.precision == "bf16" else "fp32"
-        base = "bf16" if (self.base_dtype, self.finetune, self.precision) == ("auto", "lora", "autocast-bf16") else ""
-        base = base or self.base_dtype
+        from flopcast.microbench.recipe.plans import weights_dtype  # which `flopcast --help` does without
+
+        usual = weights_dtype("auto", "full", self.precision)
+        base = weights_dtype(self.base_dtype, self.finetune, self.precision)
         shared["seq"] = self.tokens_each
         shared["base_dtype"] = "auto" if base == usual else base
         shared["parallel"] = str(self.layout) if self.is_parallel else ONE_GPU

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
@@ -89,14 +89,13 @@ class _Unfolding:
             for phase, run in groupby(enumerate(self.source.ops), key=lambda each: each[1].phase)  # micro-batches
             for number, op, layer in self._sequence(list(run), phase == "backward")
         ]
+        more = self.depth - self.folded
+        meta, idle = _repeated(self.source.meta, more)
+        placed = list(_without(idle, placed))
         ops = [self._copy(op, layer) for _, op, layer in placed]
         if any(op.waits for op in self.source.ops):
             ops = self._with_waits(ops, placed)
-        more = self.depth - self.folded
         repeated = int(self.source.meta["layer_params"]) * more
-        meta = self.source.meta
-        if "repeated" in meta:
-            meta = {**meta, "repeated": [(start, stop, times + more) for start, stop, times in meta["repeated"]]}
         return replace(
             self.source,
             meta=meta,
@@ -292,6 +291,36 @@ class _Placed(dict[int, int]):
     def __missing__(self, key: int) -> int:
         found = self[key] = self._make(key)
         return found
+
+
+def _without(
+    idle: Collection[int], placed: Iterable[tuple[int, Op, int | None]]
+) -> Iterator[tuple[int, Op, int | None]]:
+    """Yields the ops that are left; the next one frees what those left out would have."""
+    freed: tuple[int, ...] = ()
+    for number, op, layer in placed:
+        if number in idle:
+            freed += op.freed
+        elif freed:
+            yield number, op._replace(freed=tuple(dict.fromkeys((*freed, *op.freed)))), layer
+            freed = ()
+        else:
+            yield number, op, layer
+
+
+def _repeated(meta: dict[str, Any], more: int) -> tuple[dict[str, Any], frozenset[int]]:
+    """Returns the meta of a compiled step whose middle layer runs `more` times more, and the numbers of the ops that
+    then run no more: two layers have none in the middle. Numbers of ops in the meta count those that are left."""
+    if "repeated" not in meta:
+        return meta, frozenset()
+    idle = frozenset(i for start, stop, times in meta["repeated"] if times + more == 0 for i in range(start, stop))
+
+    def left(number: int) -> int:
+        return number - sum(i < number for i in idle)
+
+    runs = [(left(start), left(stop), times + more) for start, stop, times in meta["repeated"] if times + more]
+    graphs = [(label, left(first), left(last + 1) - 1) for label, first, last in meta["graphs"]]
+    return {**meta, "repeated": runs, "graphs": graphs}, idle
 
 
 def _is_multi_tensor(op: Op) -> bool:
