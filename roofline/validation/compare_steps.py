@@ -292,7 +292,7 @@ def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
     return get_stream(plan.config, traced_of(run, profile))
 
 
-def plan_of(row: StepRow) -> StepPlan:
+def plan_of(row: StepRow | StepKernelsRow) -> StepPlan:
     """The plan of a row of `run_steps`; settings that a row of an older version lacks take their defaults."""
     return StepPlan(**{name: value for name, value in row["plan"].items() if name in StepPlan.__dataclass_fields__})
 

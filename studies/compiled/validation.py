@@ -12,19 +12,22 @@ version that measured; so their op streams, made without a GPU, lie beside them 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
 from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.records import records
+from flopcast.microbench.records.rows import KERNEL, StepKernelsRow, select
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.stream.model.models import depth_of, with_depth
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, run_from
 from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
 from flopcast.roofline.stream.ops.to_depth import to_depth
-from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, stream_of
+from flopcast.roofline.stream.ops.to_micro_batches import times_run
+from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, plan_of, stream_of
 from flopcast.roofline.validation.step_comparison import Part, StepComparison, write_csv
 from flopcast.roofline.validation.summary import Errors, errors_of
 from studies.command import parser_of
@@ -34,6 +37,7 @@ from studies.markdown import table
 
 FOLDER = Path("reports/nvidia-h200/compiled-validation")
 GPU = "nvidia-h200"
+GENERATED, TRITON = "inductor.", f"{KERNEL}triton_"
 PARTS = ("device", "gemm", "attention", "generated", "optimizer", "step", "peak")
 # Whose kernels laws were fitted to, on another card: judged apart.
 SEEN = {(case.config, case.batch, case.seq) for case in CASES if case.config and case.layers is None}
@@ -99,6 +103,21 @@ def path_of(plan: StepPlan) -> Path:
     return FOLDER / "streams" / f"{plan.name}-{plan.batch}x{plan.seq}-{plan.mode}.json.gz"
 
 
+def launched(folder: Path, mode: str) -> dict[str, tuple[int, int]]:
+    """How many kernels that inductor generated each profiled step launches: by its stream, and as the profiler saw."""
+    profile, found = find_profile(GPU), {}
+    for row in select(records.read(folder / mode).rows, StepKernelsRow):
+        plan = plan_of(row)
+        if not path_of(plan).is_file():
+            continue
+        stream = kept_stream(plan, run_from(asdict(plan)), profile)
+        times = zip(stream.ops, times_run(stream), strict=True)
+        told = sum(count for op, count in times if op.name.startswith(GENERATED))
+        seen = sum(int(count) for name, (_, count) in (row["ops"] or {}).items() if name.startswith(TRITON))
+        found[f"{plan.name} {plan.batch}x{plan.seq} {mode}"] = told, seen
+    return found
+
+
 def is_seen(row: StepComparison) -> bool:
     return (row.plan.name, row.plan.batch, row.plan.seq) in SEEN
 
@@ -107,7 +126,8 @@ def report(found: dict[str, list[StepComparison]]) -> str:
     rows = [row for one in found.values() for row in one]
     done = [row for row in rows if row.step.error is not None]
     head = ["steps", "quantity", "number", "median", "worst", "median, signed"]
-    lines = [TOLD, table(head, list(_summary(found))), "", _coverage(done), "", *_left_out(rows), "## Step by step", ""]
+    lines = [TOLD, table(head, list(_summary(found))), "", _coverage(done), "", _launches(), "", *_left_out(rows),
+             "## Step by step", ""]  # fmt: skip
     for mode, some in found.items():
         head = ["step", "bound", "device, ms", *PARTS[:5], "step, ms", "shipped host", "host in the run", "in",
                 "peak, GB", "error", "kernels"]  # fmt: skip
@@ -161,6 +181,13 @@ def _coverage(done: Sequence[StepComparison]) -> str:
             f"{sum(bool(part.is_within) for part in inside)} of {len(inside)} {name} (median width {width:.0%})"
         )
     return "Inside their intervals of 90%: " + ", ".join(words) + "."
+
+
+def _launches() -> str:
+    found = {name: pair for mode in MODES for name, pair in launched(FOLDER, mode).items()}
+    others = [f"{name} {told} for {seen}" for name, (told, seen) in found.items() if told != seen]
+    words = f"Generated kernels: as many are launched as forecast in {len(found) - len(others)} of {len(found)} steps"
+    return f"{words}{': not in ' * bool(others)}{', '.join(others)}."
 
 
 def _left_out(rows: Sequence[StepComparison]) -> list[str]:

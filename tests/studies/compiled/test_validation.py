@@ -8,7 +8,7 @@ import pytest
 
 from flopcast.roofline.validation.step_comparison import Part, StepComparison
 from studies.compiled.validate import MODES
-from studies.compiled.validation import FOLDER, compared, is_seen, kept_stream, report
+from studies.compiled.validation import FOLDER, compared, is_seen, kept_stream, launched, report
 
 Steps = dict[str, list[StepComparison]]
 
@@ -58,6 +58,15 @@ def test_intervals_hold_what_was_measured(steps: Steps) -> None:
     rows = [row for mode in MODES for row in unseen(steps[mode])]
     for parts in ([row.profile_host_step for row in rows], [row.device for row in rows]):
         assert sum(bool(part.is_within) for part in parts) >= 0.9 * len(parts)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_as_many_generated_kernels_are_launched_as_were_seen(mode: str) -> None:
+    found = launched(FOLDER, mode)
+    assert len(found) == 25
+    off = {name: abs(told / seen - 1.0) for name, (told, seen) in found.items() if told != seen}
+    assert len(off) <= 1
+    assert max(off.values()) <= 0.04
 
 
 def test_the_page_is_what_the_measurements_give(steps: Steps) -> None:
