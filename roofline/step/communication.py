@@ -49,7 +49,7 @@ class Fabric:
         return min(ceil(((sent.ranks - 1) * sent.stride + 1) / self.per_host), sent.ranks)
 
     def time(self, sent: Collective) -> CollectiveTime:
-        if sent.ranks == 1:  # a layout of one GPU, or a group of one within a larger one: nothing is sent
+        if sent.ranks == 1:  # as the shards of hsdp=8x1: nothing is sent
             return CollectiveTime(0.0, 0.0, "measured", None, 0, self.link.name)
         return self.link.time(_kind(sent), sent.bytes, sent.ranks, self.hosts(sent), sent.dtype)
 

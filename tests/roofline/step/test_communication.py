@@ -107,10 +107,12 @@ def test_two_kernels_share_the_gpu() -> None:
 
 
 def test_a_group_of_one_sends_nothing() -> None:
-    run = replace(run_of("ddp"), parallel="ddp=1")
-    step = PricedStep(get_stream(CONFIG, run.traced_on("cuda"), trace=trace_now), run, find_profile("nvidia-h200"))
-    assert step.forecast().step_seconds > 0
-    assert step.timeline.shares.exposed < 1e-5
+    """As the shards of hsdp=8x1."""
+    fabric = Fabric(find_interconnect("nvidia-h200"), per_host=8)
+    assert fabric.time(SENT._replace(ranks=1)).seconds == 0.0
+    assert fabric.time(SENT).seconds > 0.0
+    beside = fabric.beside(kernel(1e-3), SENT._replace(ranks=1), find_profile("nvidia-h200"))
+    assert (beside.kernel, beside.collective) == (1.0, 1.0)
 
 
 def test_hosts_of_a_group() -> None:
