@@ -112,6 +112,9 @@ def model_options(options: Mapping[str, Any]) -> ModelOptions | None:
         return None
     if "module" in given and (both := {"config", "depth"} & given.keys()):
         raise UsageError(f"--module and --{min(both)}: a factory makes the whole model, leave one of the two out")
+    for name in ("matmul", "attention"):
+        if given.get(name) == "best":
+            raise UsageError(f"--{name} best picks by a profile, which measurements make: give the backend to measure")
     found = ModelOptions(given)
     found.run.check()
     return found

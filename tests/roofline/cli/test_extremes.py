@@ -63,7 +63,7 @@ def test_extremes_are_refused(flopcast: Command, case: str) -> None:
 def test_help_shows_what_is_to_be_typed(flopcast: Command) -> None:
     shown = " ".join(flopcast("predict", "--help").out.replace("│", " ").split())
     assert "package.module:factory" in shown  # `:factory:` would be drawn as a little factory
-    assert "torch or triton. best is not modelled yet" in shown
+    assert "torch, triton, or best, for each the faster of both by the profile" in shown
     assert "flopcast[prices]" in flopcast("prices", "--help").out.replace("\n", "")
 
 

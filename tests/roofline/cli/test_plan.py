@@ -96,7 +96,7 @@ def test_a_budget_alone_asks_for_the_largest_model(flopcast: Command) -> None:
 BAD = {
     "several GPUs": ("--width 512 --num-gpus 8", ("--num-gpus 8", "not modelled yet", "one GPU")),
     "no GPUs": ("--width 512 --num-gpus 0", ("--num-gpus is 0",)),
-    "compiled": ("--width 512 --mode compile", ("'compile'", "compiled", "--batch")),
+    "no mode": ("--width 512 --mode fast", ("'fast'", "compile-graphs")),
     "nothing asked": ("", ("--config", "--width", "--budget-usd")),
     "tokens that are none": ("--width 512 --tokens many", ("'many'", "10B")),
     "no tokens": ("--width 512 --tokens 0", ("--tokens is '0'",)),

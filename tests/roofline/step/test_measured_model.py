@@ -139,7 +139,7 @@ def test_options_ask_for_a_model() -> None:
         ({"module": "a:b", "depth": 2}, "--module and --depth"),
         ({"config": "qwen3-0.6b", "batch": 0}, "batch is 0"),
         ({"config": "qwen3-0.6b", "optimizer": "lion"}, "optimizer 'lion': valid are"),
-        ({"config": "qwen3-0.6b", "attention": "best"}, "not modelled yet"),
+        ({"config": "qwen3-0.6b", "attention": "best"}, "picks by a profile"),
     ],
 )
 def test_what_cannot_be_asked_for(options: dict[str, Any], message: str) -> None:
