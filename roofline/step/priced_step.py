@@ -258,9 +258,9 @@ class PricedStep:
             )
         ranks = {op.collective.ranks for op in self.ops if op.collective is not None and op.seconds}
         others = sorted(ranks - set(profile.measured_gpus()))
-        if not others and self.run.nodes == 1:
+        if not others and self.run.hosts == 1:
             return ()
-        far = f"{' and '.join(map(str, others))} GPUs" if others else f"{self.run.nodes} hosts"
+        far = f"{' and '.join(map(str, others))} GPUs" if others else f"{self.run.hosts} hosts"
         among = " and ".join(map(str, profile.measured_gpus()))
         return (f"collectives among {far} are forecast by law: link {link.name} was measured among {among}",)
 
