@@ -78,13 +78,15 @@ def test_models_that_launch_alike_are_compiled_at_one_depth(compiled: list[Asked
     seen: list[tuple[int, int]] = []
     wanted = vocabularies(151_936, 4096, 8192)
     compile_ahead(wanted, lambda done, total: seen.append((done, total)))
-    assert sorted(depth_of(one.config or {}) for one in compiled) == [2, 3, 3, 3]
-    assert seen[-1] == (4, 4)
+    depths = [depth_of(one.config or {}) for one in compiled]
+    assert depths.count(3) == 3
+    assert 1 <= depths.count(2) == len(compiled) - 3  # one, unless others are done before it
+    assert seen[-1] == (len(compiled), len(compiled))
     made = [get_stream(*one) for one in wanted]
-    assert len(compiled) == 4
+    assert len(compiled) == len(depths)
     assert {(stream.depth, len(stream.meta["repeated"])) for stream in made} == {(28, 2)}
     compile_ahead([(config, replace(traced, optimizer="sgd")) for config, traced in wanted])
-    assert len(compiled) == 4
+    assert len(compiled) == len(depths)
 
 
 def test_another_depth_than_that_of_like_launches_gives_the_same_stream(
@@ -94,7 +96,8 @@ def test_another_depth_than_that_of_like_launches_gives_the_same_stream(
     wanted = vocabularies(4096, 151_936)
     compile_ahead(wanted)
     found = get_stream(*wanted[1])
-    assert [depth_of(one.config or {}) for one in compiled if (one.config or {})["vocab_size"] == 151_936] == [3]
+    own = [depth_of(one.config or {}) for one in compiled if (one.config or {})["vocab_size"] == 151_936]
+    assert own in ([3], [3, 2])  # the second where the other model's layers were not found yet
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     assert get_stream(*wanted[1]) == found
     assert [depth_of(one.config or {}) for one in compiled[-2:]] == [2, 3]
