@@ -87,3 +87,14 @@ def traced() -> Tracing:
 def golden(load_module: Callable[[Path], ModuleType]) -> ModuleType:
     """tests/roofline/golden.py."""
     return load_module(Path(__file__).with_name("golden.py"))
+
+
+@pytest.fixture(scope="module")
+def _folder_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def cache_of_the_module(_folder_of_the_module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test of the module traces, the others find."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(_folder_of_the_module))

@@ -9,21 +9,13 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("cache_of_the_module")
+
 SMALL = ("--width", "256", "--depth", "3", "--vocab", "1024", "--batch", "2", "--seq", "64")
 H200 = ("--gpu", "H200", "--optimizer", "adamw-fused")
 
 
 Flopcast = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,8 @@ from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.collectives import collectives
 from flopcast.roofline.stream.ops.op_stream import Stream
 
+pytestmark = pytest.mark.usefixtures("cache_of_the_module")
+
 CONFIG = make_config(width=256, depth=6, heads=4, kv_heads=2, head_dim=64, vocab=1024)
 
 
@@ -29,16 +30,6 @@ def asked(parallel: str, **options: Any) -> Traced:
     made = run(parallel, **options)
     made.check()
     return made.traced_on("cuda")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
 def calls(stream: Stream) -> list[tuple[Any, ...]]:
