@@ -39,6 +39,7 @@ from flopcast.microbench.tuning.table import again, configurations, ratios, summ
 
 PROPOSALS = 24
 FINALISTS = 3
+Propose = Callable[[Gemm, int], Sequence[MatmulConfig]]  # of a shape and the count of multiprocessors
 
 
 class Tuner:
@@ -113,12 +114,15 @@ class Tuner:
 
 def tune_matmul(
     out: Path, budget: float, say: Say, shapes: Iterable[Gemm] | None = None, workers: int | None = None,
-    count: int = PROPOSALS, again_below: float = 0.0,
+    count: int = PROPOSALS, again_below: float = 0.0, propose: Propose | None = None, in_order: bool = False,
 ) -> Row:  # fmt: skip
     """Tunes as many shapes as the budget (seconds) allows, into `out`, and writes the table of all shapes on record.
 
     Shapes that the record in `out` holds are not tuned again, except those at less than `again_below` of cuBLAS's
     speed: they are tuned with their finalists and with configurations that the record lacks.
+
+    `propose` names the configurations to try at a shape, in place of the `count` first of `proposals`; `in_order`: the
+    shapes are taken as they come, not shuffled.
 
     Returns {"out", "table", "shapes", "tuned", "dropped", "seconds"}. Raises UsageError without a CUDA device that
     has tensor-memory copies.
@@ -150,6 +154,8 @@ def tune_matmul(
     wanted = {
         shape: again(proposals(shape, sms, capability, 200, new=True), tried[place])
         if (place := (shape.layout, shape.m, shape.n, shape.k)) in tried
+        else propose(shape, sms)
+        if propose
         else proposals(shape, sms, capability, count, new=True)
         for shape in todo
     }
@@ -163,8 +169,10 @@ def tune_matmul(
     status = {(row["kernel"], row["layout"]): row["status"] for row in rows(path)[begun:] if row["kind"] == "check"}
     say(f"compiled and checked after {time.monotonic() - started:.0f} s")
 
-    random.Random(0).shuffle(todo)
-    todo.sort(key=lambda shape: ratio.get((shape.layout, shape.m, shape.n, shape.k), 0.0) >= 1)  # those that lose first
+    if not in_order:
+        random.Random(0).shuffle(todo)
+        # those that lose first
+        todo.sort(key=lambda shape: ratio.get((shape.layout, shape.m, shape.n, shape.k), 0.0) >= 1)
     timer = CudaTimer(device, replace(QUICK, warm_up_seconds=0.5))
     tuner = Tuner(timer, path, say)
     tuned = 0

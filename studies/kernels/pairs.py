@@ -1,6 +1,7 @@
 """Each Triton kernel against its peers, in one run: matmul against cuBLAS, attention against SDPA's cuDNN and flash.
 
     python -m studies.kernels.pairs OUT [--only matmul,attention,memory] [--budget 150] [--table TABLE.json]
+    python -m studies.kernels.pairs OUT --only matmul --drawn 64,8 [--count 150] [--seed 7]      # random products
     python -m studies.kernels.pairs OUT --plot                    # a figure of OUT/kernels.csv, without a GPU
 
 Every kernel is checked against a higher-precision reference before it is timed; a wrong one is a row without a time.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -257,10 +259,11 @@ class Bench:
         return list(rows.values())
 
 
-def matmul_shapes() -> list[Any]:
-    from flopcast.microbench.tuning.shapes import grid
+def matmul_shapes(multiples: Sequence[int] = (), count: int = 0, seed: int = 0) -> list[Any]:
+    """The grid that is tuned; or `count` random shapes of each of these multiples."""
+    from flopcast.microbench.tuning.shapes import drawn, grid
 
-    return list(grid())
+    return [shape for x in multiples for shape in drawn(x, count, seed)] or list(grid())
 
 
 def attention_shapes() -> list[Any]:
@@ -277,13 +280,24 @@ def attention_shapes() -> list[Any]:
     ]  # fmt: skip
 
 
-def run_pairs(kind: str, bench: Bench, path: Path, deadline: float) -> bool:
+def compile_ahead(configs: Iterable[tuple[Any, str]], path: Path, deadline: float) -> None:
+    """Compiles and checks the kernels of (configuration, layout) in as many processes as half of the cores, so that no
+    pair waits for the compiler; a row for each is appended to a record."""
+    from flopcast.microbench.tuning.check import check_all, kernel_of
+
+    kernels = dict.fromkeys((kernel_of(config), layout) for config, layout in configs)
+    workers = max(1, (os.cpu_count() or 2) // 2 - 2)
+    check_all(list(kernels), path, workers, deadline, lambda text: print(text, file=sys.stderr, flush=True))
+
+
+def run_pairs(kind: str, bench: Bench, path: Path, deadline: float, shapes: Sequence[Any]) -> bool:
     """Whether all pairs of a kind are done; those that the file holds are not done again."""
     torch = bench.torch
-    shapes = matmul_shapes() if kind == "matmul" else attention_shapes()
     done = {row["key"] for row in read_rows(path) if row["status"] == "ok"}
     shapes = [shape for shape in shapes if shape.key not in done]
     random.Random(1).shuffle(shapes)
+    if kind == "matmul":
+        compile_ahead(((bench.matmul_config(x), x.layout) for x in shapes), path.with_name("checks.jsonl"), deadline)
     start = time.monotonic()
     with torch.cuda.stream(bench.timer.stream):
         bench.timer.warm_up()
@@ -356,6 +370,9 @@ def main() -> int:
     parser.add_argument("--only", default="matmul,attention", help="of matmul, attention, memory")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds")
     parser.add_argument("--table", type=Path, help="a matmul table in place of the shipped one")
+    parser.add_argument("--drawn", default="", help="multiples of which random products are drawn, e.g. 64,8")
+    parser.add_argument("--count", type=int, default=150, help="random products of each multiple")
+    parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--plot", action="store_true", help="draw OUT/kernels.png from OUT/kernels.csv and stop")
     arguments = parser.parse_args()
     wanted = [kind for kind in arguments.only.split(",") if kind]
@@ -373,9 +390,12 @@ def main() -> int:
         from flopcast.microbench.timing.device import describe, describe_stack
 
         bench = Bench(arguments.table)
+        multiples = [int(x) for x in arguments.drawn.split(",") if x]
+        drawn = matmul_shapes(multiples, arguments.count, arguments.seed)
+        shapes = {"matmul": drawn, "attention": attention_shapes()}
         for kind in wanted:
             if kind != "memory":
-                run_pairs(kind, bench, path, start + arguments.budget)
+                run_pairs(kind, bench, path, start + arguments.budget, shapes[kind])
         facts = {"device": describe(bench.device), "stack": describe_stack(), "seconds": time.monotonic() - start}
         (arguments.out / "kernels.json").write_text(json.dumps(facts, indent=1, default=str) + "\n", encoding="utf-8")
     if "memory" in wanted:

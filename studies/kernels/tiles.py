@@ -1,0 +1,87 @@
+"""Times many configurations of the Triton matmul at random shapes, beside cuBLAS: what the law of tiles is fitted to.
+
+    python -m studies.kernels.tiles OUT [--budget 380] [--seed 1] [--count 300] [--tried 28] [--workers 14]
+
+Two of three shapes are random (`microbench.tuning.shapes.drawn`, multiples of 64 and of 8 in turn), the third is of a
+published model's layer that the tuned table lacks. At each are tried what a call takes today, the configurations that
+the law finds fastest, of a tile one or two, and some that it does not, drawn at random. Checks, timings and their
+record are those of `flopcast tune-kernels`: OUT/matmul_tuning.jsonl, a line for each, appended as it is made. The same
+command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from flopcast.kernels.matmul_configs import MatmulConfig, splits_of, with_group
+from flopcast.kernels.matmul_law import RATES, seconds
+from flopcast.kernels.matmul_table import choose, find, from_key
+from flopcast.kernels.shapes import Gemm
+from flopcast.microbench.tuning.shapes import drawn, of_models
+from studies.command import parser_of
+
+HOPPER, DEVICE = (9, 0), "NVIDIA H200"
+RANDOM = 6  # of the configurations tried at a shape
+WITHIN = 1.7  # times the fastest's estimate
+GROUPS = (0.25, 4)  # other groups, of the fastest by estimate
+
+
+def tiles() -> list[MatmulConfig]:
+    """The tiles that have a rate, whole."""
+    made = []
+    for key in RATES:
+        kind, sizes, warps, last = key.split("/")
+        made.append(from_key(f"{kind}/{sizes}/{warps}/g8/k1/{last}"))
+    return made
+
+
+def tried(shape: Gemm, sm_count: int, count: int) -> list[MatmulConfig]:
+    """The configurations to time at a shape."""
+    options = []
+    for tile in tiles():
+        split = sorted(splits_of(tile, shape, sm_count), key=lambda config: seconds(config, shape, sm_count))
+        options += [(seconds(config, shape, sm_count), place, config) for place, config in enumerate(split[:3])]
+    options.sort(key=lambda option: option[:2])
+    by_law = [config for _, place, config in options if place < 1][: count - RANDOM - 6]
+    by_law += [config for _, place, config in options if place > 0][:4]
+    others = [config for cost, _, config in options if cost < WITHIN * options[0][0] and config not in by_law]
+    found = [with_group(config, shape, sm_count) for config in by_law]
+    found += [replace(found[0], group_m=group) for x in GROUPS if 1 <= (group := int(found[0].group_m * x)) <= 64]
+    generator = random.Random(shape.key)
+    found += [with_group(config, shape, sm_count) for config in generator.sample(others, min(RANDOM, len(others)))]
+    today = choose(shape, sm_count, HOPPER, tma=True, table=find(DEVICE, ""))
+    return list({config.key: config for config in (today, *found)}.values())
+
+
+def shapes(count: int, seed: int) -> list[Gemm]:
+    """`count` random shapes of each kind, and the models' among them, in turn."""
+    in_turn = zip_longest(drawn(64, count, seed), drawn(8, count, seed), of_models())
+    return [shape for shape in chain.from_iterable(in_turn) if shape is not None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--budget", type=float, default=380.0, help="seconds")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=300, help="random shapes of each kind")
+    parser.add_argument("--tried", type=int, default=28, help="configurations at a shape")
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile")
+    options = parser.parse_args(arguments)
+    from flopcast.microbench.tuning.tune import tune_matmul
+
+    tune_matmul(
+        options.out, options.budget, lambda text: print(text, file=sys.stderr, flush=True),
+        shapes(options.count, options.seed), options.workers, in_order=True,
+        propose=lambda shape, sm_count: tried(shape, sm_count, options.tried),
+    )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
