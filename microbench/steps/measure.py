@@ -60,13 +60,15 @@ def time_step(
     rounds: int = 5,
     steps_per_round: int = 5,
     warm_up: int = 3,
+    least_round_seconds: float = 0.0,
     read: Callable[[], Reading] | None = None,
 ) -> StepTiming:
     """Runs `step` for real, without a profiler.
 
     `step_seconds`: wall clock of `steps_per_round` steps in a row divided by their number, the device drained at both
-    ends; long steps are run fewer times per round (`LONG_ROUND_SECONDS`). `host_seconds`: time to enqueue one step on
-    an idle device (on the CPU: the whole step). The host blocks where the launch queue is full, so that for a
+    ends; long steps are run fewer times per round (`LONG_ROUND_SECONDS`), and short ones more often, until a round
+    takes `least_round_seconds`: draining the device lengthens each of few steps. `host_seconds`: time to enqueue one
+    step on an idle device (on the CPU: the whole step). The host blocks where the launch queue is full, so that for a
     device-bound step this exceeds the host's own work. Peak memory includes the first step. `read`: reads the device's
     telemetry in the step after the last round, which starts on an idle device and may miss a power limit.
     """
@@ -82,6 +84,7 @@ def time_step(
         last = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() if is_cuda else None
     steps_per_round = max(min(2, steps_per_round), min(steps_per_round, int(LONG_ROUND_SECONDS / max(last, 1e-9))))
+    steps_per_round = max(steps_per_round, int(least_round_seconds / max(last, 1e-9)))
     walls: list[float] = []
     hosts: list[float] = []
     phases: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}

@@ -51,6 +51,7 @@ def run_steps(
     recorder: Recorder,
     rounds: int = 5,
     steps_per_round: int = 5,
+    least_round_seconds: float = 0.0,
     suite: str = "validate",
     host: HostPlan | None = None,
     compiled: Sequence[HostPlan] = (),
@@ -74,7 +75,9 @@ def run_steps(
     settle_allocator(device)
     run = _Run(list(plans), device, recorder, suite, retry, Stopwatch(budget_seconds, clock))
     if "times" in parts:
-        run.times(host, compiled, rounds, steps_per_round)
+        run.times(host, compiled, partial(
+            time_step, rounds=rounds, steps_per_round=steps_per_round, least_round_seconds=least_round_seconds
+        ))  # fmt: skip
     if "kernels" in parts:
         run.kernels()
     if "estimates" in parts:
@@ -95,7 +98,7 @@ class _Run:
         self.statuses = Counter[str]()
         self.skipped = self.remaining = 0
 
-    def times(self, host: HostPlan | None, compiled: Sequence[HostPlan], rounds: int, steps_per_round: int) -> None:
+    def times(self, host: HostPlan | None, compiled: Sequence[HostPlan], time_it: Callable[..., StepTiming]) -> None:
         todo = self._left_of(self.plans, _TIMES)
         for plan in compiled if todo else ():
             self._compiled_host(plan)
@@ -107,7 +110,7 @@ class _Run:
             read = beside_others(read)
 
         def timed(step: training_step.TrainingStep) -> Fields:
-            timing = time_step(step, rounds=rounds, steps_per_round=steps_per_round, read=read)
+            timing = time_it(step, read=read)
             return timing_fields(timing, 0 if calibration is None else calibration.held_bytes())
 
         def times(plan: StepPlan) -> Fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,19 +12,22 @@ from flopcast.roofline.stream.model.run import MODES
 from flopcast.roofline.validation.step_plans import SUITES
 
 if TYPE_CHECKING:
+    from flopcast.microbench.recipe.plans import StepPlan
     from flopcast.microbench.records.machine import Device
 
 ESTIMATES = ("estimates",)  # of `microbench.steps.run.PARTS`
+# Of compiled steps, of which the host bounds many that take 8 ms: a round of five of those was 3 to 6% too long.
+COMPILED_ROUND_SECONDS = 0.2
 
 
 def run_validation_steps(
     device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None,
-    parts: tuple[str, ...] | None = None, mode: str = "eager",
+    parts: tuple[str, ...] | None = None, mode: str = "eager", names: Collection[str] = (),
 ) -> str:  # fmt: skip
     """Runs the validation ladder's real steps, or `parts` of them, that `out` lacks; returns a line on what was done.
 
-    The default parts are times and kernels, and on a GPU torch's estimates of eager steps too. Raises UsageError for
-    estimates on a CPU, and for compiled steps there.
+    `names`: of the steps to run, as in `named`. The default parts are times and kernels, and on a GPU torch's estimates
+    of eager steps too. Raises UsageError for estimates on a CPU, and for compiled steps there.
     """
     check_suite(suite, SUITES)
     check_mode(mode)
@@ -45,7 +49,7 @@ def run_validation_steps(
         )
     rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
     with Recorder(out, describe(chosen)) as recorder:
-        plans = validation_plans(chosen.type, suite, mode)
+        plans = named(validation_plans(chosen.type, suite, mode), names)
         return str(
             run_steps(
                 plans,
@@ -53,6 +57,7 @@ def run_validation_steps(
                 recorder=recorder,
                 rounds=rounds,
                 steps_per_round=steps,
+                least_round_seconds=0.0 if mode == "eager" else COMPILED_ROUND_SECONDS,
                 host=None if chosen.type == "cpu" else host_plan(chosen.type),
                 parts=parts or (ALL_PARTS if chosen.type == "cuda" and mode == "eager" else TIMES_AND_KERNELS),
                 compiled=[plan for plan in compiled_host_plans() if plan.mode == mode],
@@ -60,6 +65,18 @@ def run_validation_steps(
                 retry=retry,
             )
         )
+
+
+def named(plans: Sequence[StepPlan], names: Collection[str]) -> Sequence[StepPlan]:
+    """The plans of these names, in their order: "gpt2" for each of that name, "gpt2:4x256" for the one of that batch.
+    All of them where no name is given. Raises UsageError for one that no plan has."""
+    found = []
+    for name in names:
+        own = [plan for plan in plans if name in (plan.name, f"{plan.name}:{plan.batch}x{plan.seq}")]
+        if not own:
+            raise UsageError(f"no step is named {name!r}: valid are {', '.join(dict.fromkeys(p.name for p in plans))}")
+        found += own
+    return found if names else plans
 
 
 def check_mode(mode: str) -> None:

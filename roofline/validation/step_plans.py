@@ -51,7 +51,9 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
     and optimizers other than AdamW. Of `mode` "compile" or "compile-graphs": compiled steps."""
     if mode != "eager":
         found = [replace(plan, mode=mode, group=COMPILED) for plan in _compiled()]
-        return found[:3] if name == "quick" else found
+        if name == "quick":
+            return found[:3]
+        return [*found, *(replace(plan, mode=mode, group=INTERVALS) for plan in _compiled_intervals())]
     if device_type == "cpu":
         return [
             StepPlan(
@@ -194,13 +196,16 @@ def _families() -> list[StepPlan]:
 
 def _compiled() -> list[StepPlan]:
     """Steps that are run compiled, from 4 x 128 to 8 x 2048 tokens: widths of the ladder and off it, heads of 64 and
-    128, vocabularies of 32,000 and 151,936, and other families. Quick to compile first; no law was fitted to one."""
+    128, vocabularies of 32,000 and 151,936, and other families. Quick to compile first; no law was fitted to one. What
+    is added is added at the end, so that rows of before keep their places."""
     fused = "adamw-fused"
     off = {1152: make_config(width=1152, depth=4), 1664: make_config(width=1664, depth=4),
            3584: make_config(width=3584, depth=2)}  # fmt: skip
     narrow = make_config(width=640, depth=6, heads=10, kv_heads=5, head_dim=64)
     small = make_config(width=1536, depth=4, heads=24, kv_heads=8, head_dim=64, vocab=32_000)
     wide = make_config(width=2048, depth=3, vocab=32_000)
+    small_llama = load_config("llama-3.2-1b") | {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 6,
+                                                 "num_attention_heads": 24}  # fmt: skip
     models: list[tuple[str, dict[str, Any], list[tuple[int, int, str]]]] = [
         ("w1024-d5", make_config(width=1024, depth=5), [(4, 128, "adamw"), (4, 256, fused), (8, 2048, fused)]),
         ("w640-d6-h64", narrow, [(4, 128, fused), (8, 1024, fused)]),
@@ -214,6 +219,13 @@ def _compiled() -> list[StepPlan]:
         ("qwen3-0.6b", load_config("qwen3-0.6b"), [(4, 256, fused), (8, 1024, fused)]),
         ("qwen3-1.7b", load_config("qwen3-1.7b"), [(4, 256, fused)]),
         ("qwen3-moe", load_config("qwen3-moe"), [(8, 512, fused)]),
+        # widths that inductor pads, or need not, and the aligned one beside them; more near the host's border
+        ("w1023-d4", make_config(width=1023, depth=4, heads=8), [(4, 1024, fused)]),
+        ("w1032-d4", make_config(width=1032, depth=4, heads=8), [(4, 1024, fused)]),
+        ("w1024-d4", make_config(width=1024, depth=4, heads=8), [(4, 1024, fused)]),
+        ("llama-w1536-d6", small_llama, [(4, 128, fused)]),
+        ("gpt2-w1024-d6", _small_gpt2(1024, 6), [(4, 512, fused)]),
+        ("w896-d6-v50304", make_config(width=896, depth=6, vocab=50_304), [(2, 512, "adamw")]),
     ]
     plans = [
         StepPlan(name=name, config=config, batch=batch, seq=seq, optimizer=optimizer)
@@ -221,7 +233,36 @@ def _compiled() -> list[StepPlan]:
         for batch, seq, optimizer in runs
     ]
     modules = [_module(factory, batch=batch, optimizer=fused) for factory, batch in _FACTORIES.items()]
-    return [*plans[:15], *modules, *plans[15:]]
+    accumulated = StepPlan(name="w1280-d4", config=make_config(width=1280, depth=4), optimizer=fused, accumulate=4)
+    return [*plans[:15], *modules, *plans[15:], accumulated]
+
+
+def _compiled_intervals() -> list[StepPlan]:
+    """Compiled steps that set the width of the intervals of compiled ones, as `_intervals` of eager ones: of other
+    widths, depths and batches than the steps that forecasts are judged by."""
+    fused = "adamw-fused"
+    llama = load_config("llama-3.2-1b") | {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 4,
+                                           "num_attention_heads": 12, "num_key_value_heads": 4,
+                                           "vocab_size": 32_000}  # fmt: skip
+    models: list[tuple[str, dict[str, Any], int, int, str]] = [
+        ("w768-d2", make_config(width=768, depth=2), 4, 256, fused),
+        ("w448-d5", make_config(width=448, depth=5), 8, 512, fused),
+        ("llama-w768-d4-v32000", llama, 4, 256, fused),
+        ("gpt2-w512-d3", _small_gpt2(512, 3), 8, 128, "adamw"),
+        ("w1280-d3-h64-v50304", make_config(width=1280, depth=3, heads=20, kv_heads=4, head_dim=64, vocab=50_304),
+         2, 1024, fused),
+        ("w2560-d2-v32000", make_config(width=2560, depth=2, vocab=32_000), 4, 2048, fused),
+        ("w1984-d3", make_config(width=1984, depth=3), 2, 512, "adamw"),
+    ]  # fmt: skip
+    found = [
+        StepPlan(name=name, config=config, batch=batch, seq=seq, optimizer=optimizer)
+        for name, config, batch, seq, optimizer in models
+    ]
+    return [*found, _module("mlp", batch=1024, optimizer=fused)]
+
+
+def _small_gpt2(width: int, depth: int) -> dict[str, Any]:
+    return load_config("gpt2") | {"n_embd": width, "n_layer": depth, "n_head": width // 64}
 
 
 def _ladder(width: int, *, law: str = "printed", **options: Any) -> StepPlan:

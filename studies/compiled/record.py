@@ -174,8 +174,9 @@ def _gpu_alone(device: str) -> Iterator[None]:
             _held.clear()
 
 
-def first_run(step: Any, device: str) -> float:
-    """Compiles and runs the step, each of its graphs with the GPU for itself. Returns seconds."""
+@contextmanager
+def graphs_alone(device: str) -> Iterator[None]:
+    """Graphs that run meanwhile have the GPU for themselves."""
     from torch._inductor.output_code import CompiledFxGraph
 
     run_graph = CompiledFxGraph.__call__
@@ -185,9 +186,17 @@ def first_run(step: Any, device: str) -> float:
             return run_graph(self, inputs)
 
     CompiledFxGraph.__call__ = run_graph_alone  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CompiledFxGraph.__call__ = run_graph  # type: ignore[method-assign]
+
+
+def first_run(step: Any, device: str) -> float:
+    """Compiles and runs the step, each of its graphs with the GPU for itself. Returns seconds."""
     started = time.monotonic()
-    step.run()
-    CompiledFxGraph.__call__ = run_graph  # type: ignore[method-assign]
+    with graphs_alone(device):
+        step.run()
     return time.monotonic() - started
 
 

@@ -1,18 +1,20 @@
-"""One call on a GPU that measures what compiled forecasts are judged by: hosts, times and kernels of 26 compiled steps.
+"""One call on a GPU that measures what compiled forecasts are judged by: hosts, times and kernels of compiled steps.
 
     python -m studies.compiled.validate OUT --seconds 560            all of it, in this order
-    python -m studies.compiled.validate OUT --seconds 560 --skip host,warm
+    python -m studies.compiled.validate OUT --seconds 170 --skip host --only w768-d2,gpt2:4x256
     flopcast validate --gpu GPU --steps-from OUT/compile             compares them, anywhere
 
 1. host: `flopcast bench --suite host` into OUT/host, which measures compiled tiny models too.
-2. warm: compiles every step in both modes, several at once, into inductor's cache in the temporary folder. Whatever
-   runs on a GPU has it for itself, so that Triton's choices among configurations are those of an idle one.
-3. compile, compile-graphs: `flopcast validate --mode MODE --run-only` into OUT/MODE, from that cache.
+2. warm: compiles every step in both modes, and the tiny models that run before them, several at once, into inductor's
+   cache in the temporary folder. Whatever runs on a GPU has it for itself, so that Triton's choices among
+   configurations are those of an idle one.
+3. compile, compile-graphs: the steps as `flopcast validate --mode MODE --run-only` runs them, into OUT/MODE, from that
+   cache.
 
 On a host of several GPUs each mode has one of its own, and the two run side by side.
 
 Each stage takes up where an earlier call ended; rows are kept as they are measured. A stage that has less than
-LEAST_SECONDS left is not begun. It has not run on a GPU yet.
+LEAST_SECONDS left is not begun.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from threading import BoundedSemaphore
 
 from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.roofline.validation.run import named
 from flopcast.roofline.validation.step_plans import validation_plans
 from studies.command import parser_of
 
@@ -36,9 +40,28 @@ STAGES = ("host", "warm", *MODES)
 LEAST_SECONDS = 20.0
 CACHE = Path(tempfile.gettempdir()) / "compiled-validate"
 AT_ONCE = 8
-GIGABYTES = 120  # of a GPU, that steps take side by side; in units of UNIT
+GIGABYTES = 70  # of a GPU, that steps take side by side: one of 80 has room for them; in units of UNIT
 UNIT = 8
 COMPILE_THREADS = 4
+TINY = "tiny models"  # what calibrates the host of compiled steps, among the names of what is compiled
+CHILD = [sys.executable, "-m", "studies.compiled.validate"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of this command: where to, until when (`time.monotonic`), on which GPUs, and of which steps."""
+
+    out: Path
+    end: float
+    gpus: Sequence[str]
+    only: str
+
+    @property
+    def left(self) -> float:
+        return self.end - time.monotonic()
+
+    def plans(self, mode: str) -> Sequence[StepPlan]:
+        return plans_of(mode, self.only)
 
 
 def main() -> None:
@@ -46,32 +69,37 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder for the measurements")
     parser.add_argument("--seconds", type=float, default=1e9, help="end after so many seconds")
     parser.add_argument("--skip", default="", help=f"stages, with commas between: {', '.join(STAGES)}")
+    parser.add_argument("--only", default="", help='names of steps, with commas between: "gpt2" or "gpt2:4x256"')
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu tries the warming of a step")
-    parser.add_argument("--plan", type=int, help="what a child process compiles, by number")
-    parser.add_argument("--mode", choices=MODES, help="how")
+    parser.add_argument("--warm", help=f'what a child process compiles: a step\'s number, or "{TINY}"')
+    parser.add_argument("--mode", choices=MODES, help="how it compiles, or what it runs")
     given = parser.parse_args()
     if unknown := set(filter(None, given.skip.split(","))) - set(STAGES):
         parser.error(f"--skip {', '.join(sorted(unknown))}: valid are {', '.join(STAGES)}")
-    if given.plan is not None:
-        warm(plans_of(given.mode or MODES[0])[given.plan], given.device)
+    if given.mode and given.warm:
+        warm(given.warm, given.mode, given.only, given.device)
+        return
+    if given.mode:
+        run_mode(given.mode, given.out, given.only, given.seconds)
         return
     given.out.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + given.seconds
-    gpus = gpus_of_this_host()
+    call = Call(given.out, time.monotonic() + given.seconds, gpus_of_this_host(), given.only)
     stages = [stage for stage in STAGES if stage not in given.skip.split(",")]
     for stage in (stage for stage in stages if stage not in MODES):
-        _begin(stage, given.out, end, gpus)
+        _begin(stage, call)
     modes = [stage for stage in stages if stage in MODES]
-    with ThreadPoolExecutor(len(gpus)) as pool:
-        for done in [pool.submit(_begin, mode, given.out, end, gpus, modes) for mode in modes]:
+    with ThreadPoolExecutor(len(call.gpus)) as pool:
+        for done in [pool.submit(_begin, mode, call, modes) for mode in modes]:
             done.result()
 
 
 def gpus_of_this_host() -> list[str]:
-    """Their numbers; of a host without one, a single empty name."""
+    """The names of those that are seen, as CUDA_VISIBLE_DEVICES has them; of a host without one, a single empty one."""
     import torch
 
-    return [str(number) for number in range(torch.cuda.device_count())] or [""]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name for name in seen.split(",") if name] or [str(number) for number in range(torch.cuda.device_count())]
+    return names[: torch.cuda.device_count()] or [""]
 
 
 def gpu_of(mode: str, gpus: Sequence[str]) -> str:
@@ -79,36 +107,42 @@ def gpu_of(mode: str, gpus: Sequence[str]) -> str:
     return gpus[MODES.index(mode) % len(gpus)]
 
 
-def _begin(stage: str, out: Path, end: float, gpus: Sequence[str], modes: Sequence[str] = ()) -> None:
-    left = end - time.monotonic()
+def _begin(stage: str, call: Call, modes: Sequence[str] = ()) -> None:
+    left = call.left
     if left < LEAST_SECONDS:
         print(f"{stage}: not begun, {left:.0f} s left", flush=True)
     elif stage == "warm":
-        _warm_all(out, left, gpus)
+        _warm_all(call)
     else:
         # on one GPU, the first mode leaves the second its half
-        shared = len(gpus) == 1 and len(modes) == 2 and stage == modes[0]
-        gpu = gpu_of(stage, gpus) if stage in MODES else gpus[0]
-        _run(stage, command_of(stage, out, left / 2 if shared else left), left, gpu)
+        shared = len(call.gpus) == 1 and len(modes) == 2 and stage == modes[0]
+        gpu = gpu_of(stage, call.gpus) if stage in MODES else call.gpus[0]
+        _run(stage, command_of(stage, call.out, left / 2 if shared else left, call.only), left, gpu)
 
 
-def plans_of(mode: str) -> list[StepPlan]:
-    return validation_plans("cuda", "standard", mode)
+def plans_of(mode: str, only: str = "") -> Sequence[StepPlan]:
+    return named(validation_plans("cuda", "standard", mode), [name for name in only.split(",") if name])
 
 
-def command_of(stage: str, out: Path, seconds: float) -> list[str]:
-    """flopcast's command for a stage that is one."""
+def command_of(stage: str, out: Path, seconds: float, only: str = "") -> list[str]:
+    """The command of a stage that is one process."""
     if stage == "host":
-        return ["bench", "--suite", "host", "--out", str(out / "host")]
-    return ["validate", "--mode", stage, "--suite", "standard", "--run-only", "--out", str(out / stage), "--budget",
-            f"{max(seconds - LEAST_SECONDS, 1.0):.0f}"]  # fmt: skip
+        return [sys.executable, "-m", "flopcast", "bench", "--suite", "host", "--out", str(out / "host")]
+    return [*CHILD, str(out), "--mode", stage, "--only", only, "--seconds", f"{max(seconds - LEAST_SECONDS, 1.0):.0f}"]
 
 
-def _run(stage: str, arguments: list[str], seconds: float, gpu: str) -> None:
-    """A command of flopcast in a process of its own; its end, whatever it is, is told."""
+def run_mode(mode: str, out: Path, only: str, seconds: float) -> None:
+    from flopcast.roofline.validation.run import run_validation_steps
+
+    names = [name for name in only.split(",") if name]
+    print(run_validation_steps(None, "standard", out / mode, budget=seconds, mode=mode, names=names), flush=True)
+
+
+def _run(stage: str, command: list[str], seconds: float, gpu: str) -> None:
+    """A command in a process of its own; its end, whatever it is, is told."""
     started = time.monotonic()
     try:
-        done = subprocess.run([sys.executable, "-m", "flopcast", *arguments], env=_environment(gpu), timeout=seconds)
+        done = subprocess.run(command, env=_environment(gpu), timeout=seconds)
         told = "done" if done.returncode == 0 else f"exit {done.returncode}"
     except subprocess.TimeoutExpired:
         told = "out of time"
@@ -121,38 +155,40 @@ def _environment(gpu: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _warm_all(out: Path, seconds: float, gpus: Sequence[str]) -> None:
+def _warm_all(call: Call) -> None:
     """Compiles all steps in both modes, as many at once as a GPU holds; one that fails is told and ends no other."""
-    end = time.monotonic() + seconds
-    memory_of = {gpu: BoundedSemaphore(GIGABYTES // UNIT) for gpu in gpus}
-    admitted_by = {gpu: BoundedSemaphore(1) for gpu in gpus}  # one at a time takes memory: no two wait for each other's
+    memory_of = {gpu: BoundedSemaphore(GIGABYTES // UNIT) for gpu in call.gpus}
+    admitted_by = {gpu: BoundedSemaphore(1) for gpu in call.gpus}  # one at a time takes memory: none waits for another
 
-    def compile_one(job: tuple[str, int]) -> None:
-        mode, number = job
-        plan, gpu = plans_of(mode)[number], gpu_of(mode, gpus)
+    def compile_one(job: tuple[str, str, str, int]) -> None:
+        mode, what, label, gigabytes = job
+        gpu = gpu_of(mode, call.gpus)
         memory, admitted = memory_of[gpu], admitted_by[gpu]
-        units = min(-(-gigabytes_of(plan) // UNIT), GIGABYTES // UNIT)
+        units = min(-(-gigabytes // UNIT), GIGABYTES // UNIT)
         with admitted:
             for _ in range(units):
                 memory.acquire()
         started = time.monotonic()
         try:
-            left = end - started
-            if left < LEAST_SECONDS:
+            if call.left < LEAST_SECONDS:
                 return
-            child = [sys.executable, "-m", "studies.compiled.validate", str(out), "--plan", str(number), "--mode", mode]
-            done = subprocess.run(child, env=_environment(gpu), capture_output=True, text=True, timeout=left)
+            child = [*CHILD, str(call.out), "--warm", what, "--mode", mode, "--only", call.only]
+            done = subprocess.run(child, env=_environment(gpu), capture_output=True, text=True, timeout=call.left)
             told = "compiled" if done.returncode == 0 else f"failed: {done.stderr.strip()[-500:]}"
         except subprocess.TimeoutExpired:
             told = "out of time"
         finally:
             for _ in range(units):
                 memory.release()
-        print(f"{plan.name} {plan.batch}x{plan.seq} {mode}: {told}, {time.monotonic() - started:.0f} s", flush=True)
+        print(f"{label} {mode}: {told}, {time.monotonic() - started:.0f} s", flush=True)
 
-    jobs = [(mode, number) for number in range(len(plans_of(MODES[0]))) for mode in MODES]
-    with ThreadPoolExecutor(AT_ONCE * len(gpus)) as pool:
-        list(pool.map(compile_one, jobs))
+    jobs = [
+        (mode, str(number), f"{plan.name} {plan.batch}x{plan.seq}", gigabytes_of(plan))
+        for mode in MODES  # whose kernels are mostly the same, from the cache for the second one
+        for number, plan in enumerate(call.plans(mode))
+    ]
+    with ThreadPoolExecutor(AT_ONCE * len(call.gpus)) as pool:
+        list(pool.map(compile_one, [*((mode, TINY, TINY, UNIT) for mode in MODES), *jobs]))
 
 
 def gigabytes_of(plan: StepPlan) -> int:
@@ -169,15 +205,24 @@ def gigabytes_of(plan: StepPlan) -> int:
     return 3 + (16 * parameters + tokens * (12 * vocabulary + 60 * layers * width)) // 10**9
 
 
-def warm(plan: StepPlan, device: str) -> None:
-    """Compiles a step and runs it as often as it takes to capture its graphs."""
+def warm(what: str, mode: str, only: str, device: str) -> None:
+    """Compiles a step, or the tiny models, and runs it as often as it takes to capture its graphs."""
     import torch
 
-    from flopcast.microbench.recipe.compiling import FIRST_STEPS
+    from flopcast.microbench.recipe.compiling import FIRST_STEPS, host_builders
     from flopcast.microbench.steps.build import build_plan
-    from studies.compiled.record import first_run
+    from flopcast.roofline.gpu.fit.host_calibration import compiled_host_plans
+    from studies.compiled.record import first_run, graphs_alone
 
-    step = build_plan(plan, torch.device(device))
+    if what == TINY:
+        for plan in compiled_host_plans():
+            if plan.mode == mode:
+                builders, _ = host_builders(plan, device)
+                with graphs_alone(device):
+                    for build in builders.values():
+                        build()
+        return
+    step = build_plan(plans_of(mode, only)[int(what)], torch.device(device))
     first_run(step, device)
     for _ in range(FIRST_STEPS - 1):
         step.run()

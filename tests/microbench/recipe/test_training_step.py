@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -116,6 +116,35 @@ def test_a_step_is_timed_by_component() -> None:
     ):
         assert sum(parts) == pytest.approx(whole)
     assert timing.peak_bytes is None  # the processor's allocator does not count
+
+
+class Clocked:
+    """A step of 8 ms, by a clock of its own."""
+
+    device_type, accumulate = "cpu", 1
+
+    def __init__(self) -> None:
+        self.now, self.runs = 0.0, 0
+
+    def run(self) -> None:
+        self.now += 0.008
+        self.runs += 1
+
+    def zero_grad(self) -> None: ...
+    def forward(self) -> None: ...
+    def backward(self, loss: None) -> None: ...
+    def optimizer_step(self) -> None: ...
+
+
+@pytest.mark.parametrize(("least", "in_a_round"), [(0.0, 5), (0.03, 5), (0.2, 25)])
+def test_rounds_of_short_steps_are_as_long_as_asked_for(
+    monkeypatch: pytest.MonkeyPatch, least: float, in_a_round: int
+) -> None:
+    step = Clocked()
+    monkeypatch.setattr("flopcast.microbench.steps.measure.time.perf_counter", lambda: step.now)
+    timing = time_step(cast(training_step.TrainingStep, step), rounds=2, warm_up=1, least_round_seconds=least)
+    assert step.runs == 1 + 2 * in_a_round
+    assert timing.step_seconds == pytest.approx([0.008] * 2)
 
 
 def test_operators_of_a_step() -> None:

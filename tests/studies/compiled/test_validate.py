@@ -8,18 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from flopcast.roofline.validation.step_plans import COMPILED
+from flopcast.errors import UsageError
+from flopcast.roofline.validation.step_plans import COMPILED, INTERVALS
 from studies.compiled.record import CASES
 from studies.compiled.validate import MODES, STAGES, command_of, gigabytes_of, plans_of
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_steps_are_of_many_models_sizes_and_of_no_recorded_case(mode: str) -> None:
-    plans = plans_of(mode)
-    assert len({plan.key for plan in plans}) == len(plans) >= 25
+    every = plans_of(mode)
+    assert len({plan.key for plan in every}) == len(every)
+    assert {plan.mode for plan in every} == {mode}
+    assert {plan.group for plan in every} == {COMPILED, INTERVALS}
+    plans = [plan for plan in every if plan.group == COMPILED]
+    setting = [plan for plan in every if plan.group == INTERVALS]
+    assert len(setting) >= 8
+    assert not {(plan.name, plan.batch) for plan in setting} & {(plan.name, plan.batch) for plan in plans}
+    assert len(plans) >= 30
     assert len({plan.name for plan in plans}) >= 8
-    assert {plan.mode for plan in plans} == {mode}
-    assert {plan.group for plan in plans} == {COMPILED}
     tokens = [(plan.batch, plan.seq) for plan in plans]
     assert (4, 128) in tokens
     assert (8, 2048) in tokens
@@ -33,10 +39,17 @@ def test_steps_are_of_many_models_sizes_and_of_no_recorded_case(mode: str) -> No
 
 
 def test_each_stage_is_a_command_that_keeps_what_it_has(tmp_path: Path) -> None:
-    assert command_of("host", tmp_path, 100.0)[:3] == ["bench", "--suite", "host"]
-    found = command_of("compile-graphs", tmp_path, 100.0)
-    assert found[:3] == ["validate", "--mode", "compile-graphs"]
-    assert found[-2:] == ["--budget", "80"]
+    assert command_of("host", tmp_path, 100.0)[2:6] == ["flopcast", "bench", "--suite", "host"]
+    found = command_of("compile-graphs", tmp_path, 100.0, "gpt2:4x256")
+    assert found[-6:] == ["--mode", "compile-graphs", "--only", "gpt2:4x256", "--seconds", "80"]
+
+
+def test_steps_are_named_with_or_without_their_batch() -> None:
+    assert [(plan.name, plan.batch) for plan in plans_of("compile", "mlp:1024x1,gpt2")] == [
+        ("mlp", 1024), ("gpt2", 4), ("gpt2", 8),
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=r"no step is named 'gpt3'.*gpt2"):
+        plans_of("compile", "gpt3")
 
 
 def test_no_time_begins_no_stage(tmp_path: Path) -> None:
