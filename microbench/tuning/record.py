@@ -34,7 +34,8 @@ def _is_config(key: str) -> bool:
 
 
 class Timing(TypedDict):
-    """A configuration at a shape: `round` 0 its product, 1 a few readings, 2 those beside cuBLAS's."""
+    """A configuration at a shape: `round` 0 its product, 1 a few readings in turn with all others' and cuBLAS's
+    (`library_seconds`), 2 more of the fastest's and of cuBLAS's."""
 
     kind: Literal["time"]
     layout: Layout
@@ -45,6 +46,7 @@ class Timing(TypedDict):
     round: Literal[0, 1, 2]
     status: Literal["ok", "wrong", "error"]
     seconds: NotRequired[Seconds]
+    library_seconds: NotRequired[Seconds]
 
 
 def _is_timed(row: Timing) -> bool:

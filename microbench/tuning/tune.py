@@ -86,20 +86,23 @@ class Tuner:
         for config in sound:
             try:
                 found[config] = contender(self.timer, [bound(x, config) for x in sets], count)
-                read(self.timer, [found[config]], 3)
+                torch.cuda.synchronize(device)
             except Exception as error:
                 found.pop(config, None)
                 reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                 append(self.path, base | {"config": config.key, "round": 1, "status": "error", "reason": reason})
+        library = contender(self.timer, [library_call(x) for x in sets], count)
+        read(self.timer, [library, *found.values()], 3)  # in turn: all see one clock
         for config, each in found.items():
-            append(self.path, base | {"config": config.key, "round": 1, "status": "ok", "seconds": each.seconds})
+            row = {"config": config.key, "round": 1, "status": "ok", "seconds": each.seconds}
+            append(self.path, base | row | {"library_seconds": library.seconds})
 
         finalists = sorted(found, key=lambda config: found[config].seconds)[:FINALISTS]
         ref = matmul.reference(pair, shape)
         library_error = max_difference(library_call((*pair, out))(), ref)
-        library = contender(self.timer, [library_call(x) for x in sets], count)
+        for each in (library, *(found[config] for config in finalists)):
+            each.readings.clear()
         for config in finalists:
-            found[config].readings.clear()
             ratio = rounding(bound((*pair, out), config)(), ref, library_error)
             if ratio > 1:
                 reason = f"error {ratio:.2f} times what is admitted"
