@@ -22,7 +22,7 @@ from flopcast.roofline.step.forecast import Forecast, Forecasts
 from flopcast.roofline.step.priced_step import PricedStep
 from flopcast.roofline.step.questions import largest_batch as search
 from flopcast.roofline.stream.library.modules import Module, run_of_stream
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import ONE_GPU, Run
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,9 @@ class Options(TypedDict, total=False):
     clip: float
     accumulate: int
     checkpoint: str
+    parallel: str
+    nodes: int
+    link: str
     matmul: str
     attention: str
     host: str | HostCosts | None
@@ -70,6 +73,9 @@ def forecast(
     matmul: str = "torch",
     attention: str = "sdpa",
     mode: str = "eager",
+    parallel: str = ONE_GPU,
+    nodes: int = 0,
+    link: str = "auto",
     host: str | HostCosts | None = None,
     price: Price | float | None = None,
     provider: str | None = None,
@@ -85,12 +91,16 @@ def forecast(
     forecasts that prints as a table. `host` is a known profile whose host feeds the GPU, or "none". `price` is a Price,
     or USD per hour; by default each GPU has its newest in the shipped price book, of `provider` (default: RunPod Secure
     Cloud) up to the day `on`.
+    `parallel` lays the step of a module or factory out over several GPUs of that kind, such as "ddp=8", "zero1=8",
+    "zero2=8", "fsdp=8" or "hsdp=2x4"; the batch is that of one GPU. They lie evenly on `nodes` hosts (0: as few as hold
+    8 each), and `link` joins those of a host, by default the GPU's usual one. Seconds and bytes are then one GPU's,
+    tokens, FLOPs and dollars all GPUs'.
     `mode`: "eager", or for a factory by its name "compile" (torch.compile) and "compile-graphs" (its reduce-overhead).
     Throughput counts the token ids in the batch, or samples where it has none, or steps for a step function.
     Seconds, bytes and FLOPs are as in `Forecast`. Raises UsageError, with the reason, for what cannot be traced.
     """
     run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint, clip=clip,
-              matmul=matmul, attention=attention, mode=mode)  # fmt: skip
+              matmul=matmul, attention=attention, mode=mode, parallel=parallel, nodes=nodes, link=link)  # fmt: skip
     run.check()
     fed_by = find_host(host) if isinstance(host, str) else host
     module = Module(step_fn_or_module, batch, loss_fn)
@@ -119,15 +129,17 @@ def largest_batch(
     clip: float = 0.0,
     accumulate: int = 1,
     checkpoint: str = "none",
+    parallel: str = ONE_GPU,
 ) -> int:
     """Returns the samples (of token ids: sequences) of the largest micro-batch that fits into the memory of `gpu`; 0 if
-    not even one does.
+    not even one does; with `parallel` into that of each of several.
 
     `module_or_factory` is a torch module with an example of its `batch`, of which the first dimension of every tensor
     is varied; or a factory with a parameter `batch`, or its name, as `forecast` takes them; so are the other arguments.
     Raises UsageError for what cannot be traced, for a factory that takes no batch, and where 2^20 samples would fit.
     """
-    run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint, clip=clip)
+    run = Run(precision=precision, optimizer=optimizer, accumulate=accumulate, checkpoint=checkpoint, clip=clip,
+              parallel=parallel)  # fmt: skip
     source = module_or_factory
     if batch is not None:
 

@@ -6,6 +6,7 @@ fake.
 - zero1: the same, with ZeroRedundancyOptimizer around the optimizer.
 - fsdp: `fully_shard` on every layer and on the root, parameters in bf16 and gradients reduced in fp32
   (MixedPrecisionPolicy), no autocast. Every micro-batch reduces its gradients, as torch does by itself.
+  A module of one's own has as layers its longest stack of alike ones; where there is none, the root alone.
 - zero2: the same with `reshard_after_forward` off. hsdp: the same on a mesh of replicas and shards.
 - tp: transformers' own plan of the model's layers, by `parallelize_module`; norms of single heads work on this rank's
   heads. What is in no layer (embedding, head, last norm) stays whole on every rank. Not
@@ -24,9 +25,15 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from flopcast.errors import UsageError
-from flopcast.microbench.recipe.layout import Layout
+from flopcast.microbench.recipe.layout import DATA_KINDS, Layout
 from flopcast.microbench.recipe.optimizers import make_optimizers
-from flopcast.microbench.recipe.training_step import TrainingStep, build_model, causal_lm_batch, find_layers
+from flopcast.microbench.recipe.training_step import (
+    TrainingStep,
+    build_model,
+    build_module,
+    causal_lm_batch,
+    find_layers,
+)
 
 
 @dataclass
@@ -92,14 +99,56 @@ def build_parallel(
         input_ids = torch.randint(0, int(config["vocab_size"]), (batch, seq))
     if layout.tp > 1:
         _divide_layers(model, mesh["tp"])
-    if layout.is_fully_sharded:
-        _shard(model, layout, mesh, precision)
-    elif layout.kind:
-        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib)
+    model = _wrapped(model, layout, mesh, precision, bucket_mib)
     return ParallelStep(
         model, _optimizers(model, layout, optimizer, foreach), causal_lm_batch(input_ids), precision, device,
         accumulate=accumulate, is_fully_sharded=layout.is_fully_sharded,
     )  # fmt: skip
+
+
+def build_parallel_module(
+    module: torch.nn.Module,
+    batch: Any,
+    layout: Layout,
+    mesh: DeviceMesh,
+    device: str,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    precision: str = "autocast-bf16",
+    optimizer: str = "adamw",
+    accumulate: int = 1,
+    checkpoint: str = "none",
+    foreach: bool | None = None,
+    bucket_mib: float | None = None,
+) -> ParallelStep:
+    """Builds this rank's step of any module and this rank's batch, as `training_step.build_module` builds that of one
+    GPU. Raises UsageError for a layout that divides layers, of which a module of one's own says nothing."""
+    if layout.world > layout.data:
+        raise UsageError(
+            f"parallel {layout} of a module: only configs say how their layers are divided; valid are "
+            f"{', '.join(f'{kind}=N' for kind in DATA_KINDS[:-1])} and hsdp=RxS"
+        )
+    whole = build_module(
+        module, batch, device, loss_fn=loss_fn, precision=precision, optimizer=optimizer, checkpoint=checkpoint,
+        foreach=foreach,
+    )  # fmt: skip
+    model = _wrapped(whole.model, layout, mesh, precision, bucket_mib)
+    return ParallelStep(
+        model, _optimizers(model, layout, optimizer, foreach), whole.batch, precision, whole.device_type,
+        accumulate=accumulate, loss_fn=loss_fn, is_fully_sharded=layout.is_fully_sharded,
+    )  # fmt: skip
+
+
+def _wrapped(
+    model: torch.nn.Module, layout: Layout, mesh: DeviceMesh, precision: str, bucket_mib: float | None
+) -> torch.nn.Module:
+    """The model with the data-parallel part of its layout around it."""
+    if layout.is_fully_sharded:
+        _shard(model, layout, mesh, precision)
+        return model
+    if layout.kind:
+        return torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib)
+    return model
 
 
 def _shard(model: torch.nn.Module, layout: Layout, mesh: DeviceMesh, precision: str) -> None:

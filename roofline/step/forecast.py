@@ -44,7 +44,7 @@ class Forecast:
     products, `flops_counted` and `mfu` do not. `host_machines`: how many machines the host's costs are the mean of; 1
     is a machine that was measured by itself. Of inference: `phase` "prefill" or "decode" with `context` tokens a
     sequence, and `turning_batch` the batch from which a decode's roofline is bound by the matrix units, None where none
-    is. `memory`: the peak by part, of inference and of several GPUs. Of `num_gpus` laid out as `parallel` says
+    is. `memory`: the peak by part. Of `num_gpus` laid out as `parallel` says
     seconds, kernels, breakdown and memory are one GPU's, the slowest and the fullest; tokens, FLOPs and dollars all
     GPUs'. Collectives over `link`, among `nodes` hosts, run for `communication_seconds`, of which no kernel runs beside
     them for `exposed_communication_seconds`; those that do take `contention_seconds` longer for it."""
@@ -138,7 +138,6 @@ class Forecast:
         record["stack"] = dict(self.stack)
         record["memory"] = dict(self.memory)
         left_out = [*(_OF_INFERENCE if self.phase == "train" else ()), *(_OF_PARALLEL if self.num_gpus == 1 else ())]
-        left_out += [] if self.memory else ["memory"]
         for name in left_out:
             del record[name]
         record["basis_shares"] = dict(self.basis_shares)

@@ -7,8 +7,9 @@ workspaces of the libraries, which no ATen call shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import islice
+from typing import NamedTuple
 
 from flopcast.kernels.shapes import Attention
 from flopcast.microbench.recipe.layout import Layout
@@ -59,14 +60,14 @@ def peak_bytes(stream: Stream, workspace: int = 0) -> int:
     return _peak_of_storages(stream)[0] + workspace
 
 
-def peak_parts(stream: Stream, workspace: int = 0) -> Mapping[str, int]:
+def peak_parts(stream: Stream, workspace: int = 0) -> dict[str, int]:
     """Returns what `peak_bytes` is made of where it is reached, in bytes by PARTS.
 
     Activations are all that is no other part: what the forward leaves for the backward, temporaries, inputs, cast
     weights. Communication: what ranks gathered, and what waits to be sent, but for the buckets of
     DistributedDataParallel, which are its gradients. Libraries: `workspace`."""
     peak, place = _peak_of_storages(stream)
-    _, live = next(islice(_live_bytes(stream), place, None))
+    at_peak = next(islice(_live_bytes(stream), place, None))
     sent = {
         stream.tensors[i].storage
         for op in stream.ops
@@ -74,12 +75,13 @@ def peak_parts(stream: Stream, workspace: int = 0) -> Mapping[str, int]:
         for i in (*op.inputs, *op.outputs)
     }
     found = dict.fromkeys(PARTS, 0)
-    for i in live:
+    for i in at_peak.storages - at_peak.others:
         storage = stream.storages[i]
         rest = "communication" if i in sent else "activations"
         part = _PART_OF.get(storage.kind, rest)
         found[part] = found.get(part, 0) + rounded(storage.bytes)
     found["libraries"] = workspace
+    found["gradients"] += at_peak.gradients_of_others
     found["activations"] += peak + workspace - sum(found.values())  # scratch of kernels, layers that are repeated
     return found
 
@@ -92,26 +94,36 @@ def first_bucket_bytes(stream: Stream) -> int:
 
 @once_per_stream
 def _peak_of_storages(stream: Stream) -> tuple[int, int]:
-    """Returns the largest of `_live_bytes` and its place."""
+    """Returns the largest total of `_live_bytes` and its place."""
     peak = at = 0
-    for place, (total, _) in enumerate(_live_bytes(stream)):
-        if total > peak:
-            peak, at = total, place
+    for place, live in enumerate(_live_bytes(stream)):
+        if live.total > peak:
+            peak, at = live.total, place
     return peak, at
 
 
-def _live_bytes(stream: Stream) -> Iterator[tuple[int, set[int]]]:
-    """Yields what is live before the step, while each op runs, and between layers that are repeated: bytes in all, with
-    scratch, and storages."""
+class _Live(NamedTuple):
+    """What is live: bytes in all, with scratch; storages; of them the gradients of layers that another layer's
+    operations stand for, and the bytes in which these have been counted so far."""
+
+    total: int
+    storages: Set[int]
+    others: Set[int] = frozenset()
+    gradients_of_others: int = 0
+
+
+def _live_bytes(stream: Stream) -> Iterator[_Live]:
+    """Yields what is live before the step, while each op runs, and between layers that are repeated."""
     sizes = [rounded(s.bytes) for s in stream.storages]
     live = {i for i, s in enumerate(stream.storages) if s.kind in _EXISTING}
     on_host = {i for i, s in enumerate(stream.storages) if s.kind == "host"}
     storages = [ref.storage for ref in stream.tensors]
     total = sum(sizes[i] for i in live)
-    yield total, live
+    yield _Live(total, live)
     counts = layers_run(stream)  # a micro-batch that stands for several leaves nothing behind
     stretches = _Stretches(stream, counts)
-    live |= stretches.gradients_of_others
+    others = stretches.gradients_of_others
+    live |= others
     following_ops = (*stream.ops[1:], None)
     for number, (op, following) in enumerate(zip(stream.ops, following_ops, strict=True)):
         is_sum = op.phase == "backward" and op.name == "aten.add.Tensor"
@@ -123,7 +135,7 @@ def _live_bytes(stream: Stream) -> Iterator[tuple[int, set[int]]]:
         if number in stretches.bounds:
             gradients = sum(sizes[i] for i in stretches.gradients & live)
             total += stretches.pass_bound(number, total, gradients)
-            yield total, live
+            yield _Live(total, live, others, stretches.more_gradients)
         for index in op.inputs + op.outputs:
             storage = storages[index]
             if storage not in live and storage not in reused and storage not in on_host:
@@ -131,7 +143,7 @@ def _live_bytes(stream: Stream) -> Iterator[tuple[int, set[int]]]:
                 total += sizes[storage]
         scratch = _scratch_bytes(stream, op) if "attention" in op.name else 0
         if counts[number]:
-            yield total + scratch, live
+            yield _Live(total + scratch, live, others, stretches.more_gradients)
 
 
 class _Stretches:
@@ -149,6 +161,7 @@ class _Stretches:
         self.gradients_of_others: set[int] = set()  # which only the optimizer touches: they count with the stretches'
         self._last: set[int] = set()  # bounds behind the last stretch of a micro-batch
         self._left = self._left_gradients = self._kept = 0
+        self.more_gradients = 0
         if not self.bounds:
             return
         self.gradients = {i for i, s in enumerate(stream.storages) if s.kind == "gradient"}
@@ -174,6 +187,7 @@ class _Stretches:
             kept = -self._kept if number in self._last else total - self._left - made
             self._kept += kept
             more = (times - 1) * (kept + made)
+            self.more_gradients += (times - 1) * made
         self._left, self._left_gradients = total + more, gradients
         return more
 

@@ -202,7 +202,8 @@ class PricedStep:
         if self.run.phase != "train":
             return memory_parts(self.stream, self.peak_bytes)
         found = memory.peak_parts(self.stream, self._workspace_bytes)
-        return {**found, "communication": found["communication"] + self._first_bucket_bytes}
+        sent = {"communication": found.pop("communication") + self._first_bucket_bytes}
+        return {**found, **(sent if self.run.is_parallel else {})}
 
     @property
     def needed_bytes(self) -> int:
@@ -272,8 +273,7 @@ class PricedStep:
         if self.run.phase == "decode":
             turning = turning_batch(self.stream, self.flops, PEAK_OF[self.run.precision], self.profile)
         return {
-            "phase": self.run.phase, "context": self.run.context, "memory": self.memory_parts,
-            "turning_batch": turning,
+            "phase": self.run.phase, "context": self.run.context, "turning_batch": turning,
         }  # fmt: skip
 
     def _of_several(self) -> Mapping[str, Any]:
@@ -283,7 +283,7 @@ class PricedStep:
         shares = self.timeline.shares
         return {
             "parallel": str(self.run.layout), "num_gpus": self.run.layout.world, "nodes": self.run.hosts,
-            "memory": self.memory_parts, "link": self.fabric.link.name, "communication_seconds": shares.communication,
+            "link": self.fabric.link.name, "communication_seconds": shares.communication,
             "exposed_communication_seconds": shares.exposed, "contention_seconds": shares.contention,
         }  # fmt: skip
 
@@ -323,6 +323,7 @@ class PricedStep:
             peak_bytes=self.peak_bytes,
             needed_bytes=self.needed_bytes,
             fits=self.fits,
+            memory=self.memory_parts,
             kernels=sum(op.launches for op in self.ops),
             breakdown=self.breakdown,
             price=self.price,

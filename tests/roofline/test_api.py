@@ -58,3 +58,16 @@ def test_the_largest_batch_of_a_module_is_that_of_its_factory(profile: Profile) 
 def test_a_factory_without_a_batch_has_no_largest(profile: Profile) -> None:
     with pytest.raises(UsageError, match="give it a parameter `batch`"):
         flopcast.largest_batch(lambda: (model(), torch.randn(5, 256), loss), gpu=profile)
+
+
+def test_a_module_is_forecast_on_several_gpus(profile: Profile) -> None:
+    x = torch.randn(64, 256)
+    step = {"loss_fn": loss, "optimizer": "adamw-fused"}
+    alone, both = (flopcast.forecast(model(), x, "h200", **step, parallel=p) for p in ("none", "ddp=2"))  # type: ignore[call-overload]
+    assert (both.num_gpus, both.parallel, both.unit) == (2, "ddp=2", "samples")
+    assert both.flops_counted == 2 * alone.flops_counted
+    assert both.memory["gradients"] == pytest.approx(alone.memory["gradients"], abs=4096)
+    apart = flopcast.forecast(model(), x, "h200", loss_fn=loss, optimizer="adamw-fused", parallel="ddp=2", nodes=2)
+    assert apart.communication_seconds > both.communication_seconds
+    with pytest.raises(UsageError, match="nodes is 3"):
+        flopcast.forecast(model(), x, "h200", loss_fn=loss, parallel="ddp=2", nodes=3)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import Call
+from flopcast.roofline.stream.library.streams import has_bucket_each
 from flopcast.roofline.stream.lowering.classes import PRODUCTS, op_class
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import lower
-from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.op_stream import NotDerivable, Stream
 from flopcast.roofline.stream.ops.to_batch import BATCHES, to_batch
+from flopcast.roofline.stream.ops.to_buckets import BUCKET_EACH, to_buckets
 
 if TYPE_CHECKING:
     import torch
@@ -52,24 +54,32 @@ def module_stream(
             f"phase {run.phase} of a module: give a function that calls it without a backward, and leave phase out; or "
             "name a config"
         )
-    if run.is_parallel:
-        raise UsageError(
-            f"parallel {run.parallel} of a module: layouts over several GPUs are modelled of a --config or a --width "
-            "alone; name one of these"
-        )
     for name in ("finetune", "base_dtype"):
         if (value := getattr(run, name)) != getattr(Run, name):
             raise UsageError(
                 f"{name} {value} of a module: its factory makes the model, in its dtype and with what it freezes or "
                 f"adapts; leave {name} out, or name a config"
             )
-    stream = trace_module(
-        source, batch, loss_fn=loss_fn, sizes=sizes, precision=run.precision, optimizer=run.optimizer,
-        device=device, accumulate=run.accumulate, checkpoint=run.checkpoint, clip=run.clip, gpu=gpu,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "batch": batch, "loss_fn": loss_fn, "sizes": sizes, "precision": run.precision, "optimizer": run.optimizer,
+        "accumulate": run.accumulate, "checkpoint": run.checkpoint, "gpu": gpu,
+    }  # fmt: skip
+    if run.is_parallel:
+        stream = _of_rank(source, run, run.traced_on(device), options)
+    else:
+        stream = trace_module(source, device=device, clip=run.clip, **options)
     if stream.meta["batch"] < 1 or stream.meta["seq"] < 1:
         raise UsageError(f"{stream.meta['module']}: the batch is empty: valid is one sample at least")
     return stream
+
+
+def _of_rank(source: Any, run: Run, traced: Traced, options: Mapping[str, Any]) -> Stream:
+    """The stream of a module's step on several GPUs, of the first rank."""
+    from flopcast.roofline.stream.tracer.parallel.trace import trace_module_rank
+
+    each = BUCKET_EACH if has_bucket_each(traced) else None
+    found = trace_module_rank(source, run.layout, traced.device, bucket_mib=each, **options)
+    return found if each is None else to_buckets(found)
 
 
 def _compiled(
@@ -170,7 +180,7 @@ class Module:
 
     def _trace(self, run: Run, device: str, sizes: Mapping[str, int]) -> Stream:
         key = (
-            device, run.mode, run.precision, run.optimizer, run.accumulate, run.checkpoint, run.clip,
+            device, run.mode, run.precision, run.optimizer, run.accumulate, run.checkpoint, run.clip, run.parallel,
             *sorted(sizes.items()),
         )  # fmt: skip
         if key not in self._traced:

@@ -55,18 +55,24 @@ from flopcast.roofline.stream.tracer.recorder import flatten
 from flopcast.roofline.stream.tracer.unmodelled import NotModelled, finding_in, refusing
 from flopcast.roofline.stream.tracer.user_code import line_of
 
-__all__ = ["load_factory", "record_step", "sizes_of", "trace", "trace_module"]
+__all__ = ["load_factory", "record_step", "sizes_of", "trace", "trace_made", "trace_module"]
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Records a step on fake tensors; `hosts`: the tensors in host memory (None: not distinguished).
+    """Builds and records a step on fake tensors; `hosts`: the tensors in host memory (None: not distinguished).
 
     `watch_compiler` is called once a factory has run, which may have loaded the compiler."""
 
     values: FakeValues
     watch_compiler: Callable[[], None]
     hosts: HostTensors | None = None
+
+    def build(self, module: torch.nn.Module, batch: Any, device: str, **options: Any) -> TrainingStep:
+        return build_module(module, batch, device, **options)
+
+    def build_function(self, function: Callable[[], Any], device: str) -> FunctionStep:
+        return FunctionStep(function, device)
 
     def __call__(
         self, step: Any, meta: Mapping[str, Any], first: Callable[[], Any] | None = None, lanes: Lanes | None = None
@@ -249,9 +255,10 @@ def trace_module(
     }
 
     def traced(micro_batches: int) -> Stream:
-        return _trace_module(
-            source, batch, loss_fn, sizes or {}, device, options, micro_batches, Gpu.of(gpu) if gpu else None
-        )
+        return trace_made(
+            source, batch, loss_fn, sizes or {}, device, options, micro_batches,
+            faking(device, Gpu.of(gpu) if gpu else None),
+        )  # fmt: skip
 
     if accumulate > TRACED:
         with contextlib.suppress(NotDerivable):
@@ -259,7 +266,7 @@ def trace_module(
     return traced(accumulate)
 
 
-def _trace_module(
+def trace_made(
     source: Any,
     batch: Any,
     loss_fn: Callable[[Any], torch.Tensor] | None,
@@ -267,17 +274,17 @@ def _trace_module(
     device: str,
     options: Mapping[str, Any],
     micro_batches: int,
-    gpu: Gpu | None,
+    faked: contextlib.AbstractContextManager[Recording],
 ) -> Stream:
-    """Does what `trace_module` does, with `micro_batches` in place of the number in `options`."""
+    """Does what `trace_module` does, within `faked` and with `micro_batches` in place of the number in `options`."""
     name = source if isinstance(source, str) else getattr(source, "__qualname__", type(source).__name__)
     function = load_factory(source) if isinstance(source, str) else source
-    with faking(device, gpu) as record, _lent_fakes(function), _explained(name, record.values):
+    with faked as record, _lent_fakes(function), _explained(name, record.values):
         made: Any = (function, batch) if isinstance(function, torch.nn.Module) else _make(function, sizes, name)
         record.watch_compiler()
         if not isinstance(made, tuple):
             _refuse_unused(name, options)
-            step: Any = FunctionStep(made, device)
+            step: Any = record.build_function(made, device)
             batch_sizes = (1, 1)
         else:
             options = {**options, "accumulate": micro_batches}
@@ -285,7 +292,7 @@ def _trace_module(
                 raise UsageError(f"{name}: a module needs a batch: a tensor, a tuple or a dict of tensors")
             module, batch, *given = made
             batch = _as_fakes(batch, record.values)
-            step = build_module(
+            step = record.build(
                 module, batch, device, loss_fn=given[0] if given else loss_fn,
                 foreach=True if device == "cuda" else None, **options,
             )  # fmt: skip

@@ -158,7 +158,7 @@ def _cost_rows(found: Forecast, run: Run) -> list[list[str]]:
 
 
 def _memory_words(found: Forecast) -> str:
-    parts = ", ".join(f"{gigabytes(size)} {name}" for name, size in found.memory.items())
+    parts = ", ".join(f"{gigabytes(size)} {name}" for name, size in found.memory.items() if size)
     return f": {parts}" if parts else ""
 
 

@@ -36,7 +36,10 @@ def test_a_step_on_several_gpus_is_forecast(predicted: Predicted) -> None:
     alone, both = predicted(), predicted("--parallel", "fsdp=2")
     assert (both["parallel"], both["num_gpus"], both["nodes"], both["link"]) == ("fsdp=2", 2, 1, "nvidia-h200")
     assert "parallel" not in alone
-    assert "memory" not in alone
+    for one in (alone, both):
+        assert sum(one["memory"].values()) == one["peak_bytes"]
+    assert "communication" not in alone["memory"]
+    assert alone["memory"]["weights"] == pytest.approx(4 * alone["n_params"], rel=0.01)
     assert sum(both["memory"].values()) == both["peak_bytes"]
     assert both["memory"]["weights"] == pytest.approx(4 * both["n_params"] / 2, rel=0.02)
     assert both["memory"]["communication"] > 0
@@ -110,9 +113,34 @@ def test_what_cannot_be_exits_with_2(flopcast: Flopcast, options: tuple[str, ...
     assert said in " ".join(done.err.split())
 
 
-def test_a_module_is_refused_and_so_is_the_processor(flopcast: Flopcast) -> None:
-    module = ("--module", "flopcast.microbench.zoo:mlp")
-    done = flopcast("predict", "--gpu", "H200", *module, "--parallel", "ddp=2")
-    assert (done.code, "name one of these" in done.err) == (2, True)
-    done = flopcast("predict", "--gpu", "cpu", *SMALL, "--parallel", "ddp=2")
-    assert (done.code, "on processors" in done.err) == (2, True)
+@pytest.mark.parametrize("layout", ["ddp=2", "fsdp=2"])
+def test_a_module_is_laid_out_too(flopcast: Flopcast, layout: str) -> None:
+    module = ("--module", "flopcast.microbench.zoo:mlp", "--batch", "64")
+    alone = flopcast("predict", *H200, *module, "--json").document
+    both = flopcast("predict", *H200, *module, "--parallel", layout, "--json").document
+    assert both["tokens_per_second"] * both["step_seconds"] == pytest.approx(2 * 64)  # samples
+    assert both["flops_counted"] == 2 * alone["flops_counted"]
+    assert both["n_params"] == alone["n_params"]
+    assert both["communication_seconds"] > 0
+    share = 1 if layout == "ddp=2" else 2
+    assert both["memory"]["weights"] * share == pytest.approx(alone["memory"]["weights"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--module", "flopcast.microbench.zoo:mlp", "--parallel", "tp=2"), "only configs say how their layers"),
+        (("--module", "STEP", "--parallel", "ddp=2"), "of a step function, whose module cannot be laid out anew"),
+        (("--gpu", "cpu", *SMALL, "--parallel", "ddp=2"), "on processors"),
+    ],
+)
+def test_what_has_no_layout_exits_with_2(
+    flopcast: Flopcast, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    source = tmp_path / "own.py"
+    source.write_text(
+        "import torch\nm = torch.nn.Linear(8, 8)\ndef step():\n    return m(torch.zeros(2, 8)).sum().backward()\n"
+    )
+    gpu = () if "--gpu" in options else ("--gpu", "H200")
+    done = flopcast("predict", *gpu, *(option.replace("STEP", f"{source}:step") for option in options))
+    assert (done.code, said in " ".join(done.err.split())) == (2, True)

@@ -4,15 +4,25 @@ tensors and a fake process group."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from flopcast.microbench.recipe.parallel_step import build_parallel, mesh_of
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from flopcast.errors import UsageError
+from flopcast.microbench.recipe.layout import Layout
+from flopcast.microbench.recipe.parallel_step import build_parallel, build_parallel_module, mesh_of
+from flopcast.microbench.recipe.training_step import FunctionStep, TrainingStep
 from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.tracer.gpu_machine import Gpu
+from flopcast.roofline.stream.tracer.lanes import Lanes
 from flopcast.roofline.stream.tracer.parallel.ddp import fake_reducers
 from flopcast.roofline.stream.tracer.parallel.world import fake_world, followed_streams, real_meshes, unseen_shapes
-from flopcast.roofline.stream.tracer.trace import faking
+from flopcast.roofline.stream.tracer.trace import Recording, faking, trace_made
 from flopcast.roofline.stream.tracer.unmodelled import Topic, modelled
 
 
@@ -21,24 +31,83 @@ def trace_rank(config: Config, traced: Traced, bucket_mib: float | None = None) 
 
     `bucket_mib`: the size of DistributedDataParallel's buckets in place of torch's; at BUCKET_EACH every gradient has
     one, so that layers are alike (`ops/to_buckets`)."""
-    device, layout, rank = traced.device, traced.layout, traced.rank
+    device, layout = traced.device, traced.layout
     meta: dict[str, Any] = {
         "config": dict(config), "batch": traced.batch, "seq": traced.seq, "precision": traced.precision,
         "optimizer": traced.optimizer, "accumulate": traced.accumulate, "checkpoint": traced.checkpoint,
-        "device": device, "parallel": {"layout": str(layout), "rank": rank},
+        "device": device,
     }  # fmt: skip
+    with among_ranks(layout, traced.rank, device) as record:
+        step = build_parallel(
+            config, layout, record.mesh, device, batch=traced.batch, seq=traced.seq, precision=traced.precision,
+            optimizer=traced.optimizer, accumulate=traced.accumulate, checkpoint=traced.checkpoint,
+            foreach=True if device == "cuda" else None, bucket_mib=bucket_mib,
+        )  # fmt: skip
+        return record(step, meta)
+
+
+def trace_module_rank(
+    source: Any,
+    layout: Layout,
+    device: str,
+    *,
+    batch: Any = None,
+    loss_fn: Callable[[Any], Any] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    gpu: Mapping[str, Any] | None = None,
+    bucket_mib: float | None = None,
+    **options: Any,
+) -> Stream:
+    """As `trace_rank`, of the first rank and of a module or factory as `trace.trace_module` takes it, with that one's
+    `options`. Raises UsageError as that does, and for a step function, which lays itself out."""
+    ranks = among_ranks(layout, 0, device, Gpu.of(gpu) if gpu else None, bucket_mib)
+    return trace_made(source, batch, loss_fn, sizes or {}, device, options, options["accumulate"], ranks)
+
+
+@dataclass(frozen=True)
+class RankRecording(Recording):
+    """Builds and records the step of a rank."""
+
+    _: KW_ONLY
+    layout: Layout
+    rank: int
+    mesh: DeviceMesh
+    lanes: Lanes | None
+    bucket_mib: float | None
+
+    def build(self, module: torch.nn.Module, batch: Any, device: str, **options: Any) -> TrainingStep:
+        return build_parallel_module(
+            module, batch, self.layout, self.mesh, device, bucket_mib=self.bucket_mib, **options
+        )
+
+    def build_function(self, function: Callable[[], Any], device: str) -> FunctionStep:
+        raise UsageError(
+            f"parallel {self.layout} of a step function, whose module cannot be laid out anew: give a factory that "
+            "returns (module, batch)"
+        )
+
+    def __call__(
+        self, step: Any, meta: Mapping[str, Any], first: Callable[[], Any] | None = None, lanes: Lanes | None = None
+    ) -> Stream:
+        meta = {**meta, "parallel": {"layout": str(self.layout), "rank": self.rank}}
+        return super().__call__(step, meta, first=first or step.warm_up, lanes=lanes or self.lanes)
+
+
+@contextlib.contextmanager
+def among_ranks(
+    layout: Layout, rank: int, device: str, gpu: Gpu | None = None, bucket_mib: float | None = None
+) -> Iterator[RankRecording]:
+    """As `trace.faking`, in a process that is one rank of a layout."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(fake_world(layout.world, rank))
         mesh = mesh_of(layout, device)
         stack.enter_context(modelled(Topic.SEVERAL_GPUS))
-        record = stack.enter_context(faking(device, casts_in_order=True))
+        record = stack.enter_context(faking(device, gpu, casts_in_order=True))
         stack.enter_context(real_meshes())
         stack.enter_context(unseen_shapes())
         stack.enter_context(fake_reducers())
         lanes = stack.enter_context(followed_streams()) if device == "cuda" else None
-        step = build_parallel(
-            config, layout, mesh, device, batch=traced.batch, seq=traced.seq, precision=traced.precision,
-            optimizer=traced.optimizer, accumulate=traced.accumulate, checkpoint=traced.checkpoint,
-            foreach=True if device == "cuda" else None, bucket_mib=bucket_mib,
+        yield RankRecording(
+            record.values, record.watch_compiler, record.hosts, layout=layout, rank=rank, mesh=mesh, lanes=lanes,
+            bucket_mib=bucket_mib,
         )  # fmt: skip
-        return record(step, meta, first=step.warm_up, lanes=lanes)
