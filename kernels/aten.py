@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from flopcast.kernels.shapes import Call, Operand
 
 BACKENDS = ("torch",)
+ATTENTION = "flopcast.attention.default"  # what a trace holds in place of torch's SDPA; here torch picks who runs it
 FUSED_BACKENDS = ("triton",)  # of the operators of `fused`
 
 _DTYPES = {
@@ -155,7 +157,26 @@ def _resolve(op: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """torch's SDPA of [batch, heads, tokens, head_dim], keys and values with as many heads as queries or fewer."""
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
 def _bind(shape: Call, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Callable[[], Any]:
+    if shape.op == ATTENTION:
+        arguments = _decode(json.loads(shape.args), tensors, in_fp64)
+        return lambda: _attend(*arguments)
     function = _resolve(shape.op)
     args = _decode(json.loads(shape.args), tensors, in_fp64)
     kwargs = {name: _decode(value, tensors, in_fp64) for name, value in json.loads(shape.kwargs).items()}
@@ -170,7 +191,7 @@ def _bind(shape: Call, tensors: Sequence[torch.Tensor], in_fp64: bool) -> Callab
 
 def prepare(shape: Call, backend: str, operands: Sequence[torch.Tensor]) -> Callable[[], Any]:
     """The call, ready to be made; one in place changes `operands`. Raises ValueError for another backend."""
-    valid = FUSED_BACKENDS if shape.op.startswith("flopcast.") else BACKENDS
+    valid = FUSED_BACKENDS if shape.op.startswith("flopcast.") and shape.op != ATTENTION else BACKENDS
     if backend not in valid:
         raise ValueError(f"backend {backend!r} of {shape.op}: valid is {valid[0]}")
     return _bind(shape, operands, in_fp64=False)

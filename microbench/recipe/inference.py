@@ -5,13 +5,39 @@ The model's own call with transformers' own cache of keys and values: no samplin
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from flopcast.microbench.recipe.training_step import build_model
+
 PHASES = ("prefill", "decode")
+
+
+def build_inference(
+    config: Mapping[str, Any],
+    device: torch.device | str,
+    *,
+    phase: str,
+    context: int,
+    batch: int = 1,
+    precision: str = "bf16",
+    attention: str = "sdpa",
+    base_dtype: str = "auto",
+    seed: int = 0,
+) -> InferenceStep:
+    """Builds a call ready to run on `device`, of weights and tokens drawn there. Raises as `training_step.build`."""
+    device = torch.device(device)
+    torch.manual_seed(seed)
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    with torch.device(device):
+        model = build_model(config, attention, precision, base_dtype=base_dtype).eval()
+    tokens = context if phase == "prefill" else 1
+    input_ids = torch.randint(0, int(config["vocab_size"]), (batch, tokens), device=device)
+    return InferenceStep(model, input_ids, precision, device.type, phase, context)
 
 
 @dataclass
@@ -19,8 +45,8 @@ class InferenceStep:
     """A causal language model and `batch` sequences of `context` tokens. `run()` is one call without a backward: of
     "prefill" the whole context into an empty cache, of "decode" one token more each, into a cache that holds it.
 
-    As `generate` does, a prefill computes the logits of the last token alone. `refill()` comes before each run: a run
-    leaves its cache changed.
+    As `generate` does, a prefill computes the logits of the last token alone, into a cache that each run makes anew. A
+    run of a decode leaves a cache of one token more, from which the next goes on; `refill()` makes it as it was.
     """
 
     model: torch.nn.Module
@@ -71,9 +97,14 @@ class InferenceStep:
             return torch.autocast(self.device_type, dtype=torch.bfloat16)
         return nullcontext()
 
+    def phases(self) -> Iterator[str]:
+        """Runs one call and yields the name of its one phase when it is enqueued."""
+        self.run()
+        yield "forward"
+
     def run(self) -> torch.Tensor:
         """Runs one call and returns the logits of the last token."""
-        if self.cache is None:
+        if self.cache is None or self.phase == "prefill":
             self.refill()
         with torch.no_grad(), self.autocast():
             output = self.model(input_ids=self.input_ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)

@@ -44,6 +44,8 @@ class HostPlan:
     rounds: int = 5
     steps_per_round: int = 4
     mode: str = "eager"
+    checkpoint: str = "none"
+    finetune: str = "full"
 
     def row_key(self, depth: int, phase: str) -> str:
         """Key of the measurement row of one phase at one depth."""
@@ -57,7 +59,8 @@ class StepPlan:
     The model is a causal language model of the transformers `config`, or, where `module` is given, what the factory
     "package.module:function" returns for this `batch`. `matmul` and `attention` name the kernels that run the products
     and the attention: "torch" and "sdpa" (what torch picks), or those that `patches` puts in their place. `fused`
-    "triton" means that a Qwen3 runs its norms, rope, activation and loss on the fused kernels.
+    "triton" means that a Qwen3 runs its norms, rope, activation and loss on the fused kernels. `phase` "prefill" or
+    "decode": not a step of training but one call with `context` tokens of each sequence (`recipe.inference`).
     """
 
     name: str
@@ -76,6 +79,8 @@ class StepPlan:
     lora_rank: int = 16
     lora_targets: str = "all-linear"
     base_dtype: str = "auto"
+    phase: str = "train"
+    context: int = 0
     module: str = ""
     group: str = "ladder"
     mode: str = "eager"
@@ -83,7 +88,8 @@ class StepPlan:
     @property
     def key(self) -> str:
         """Key of the row that holds the step's times: a readable description of what was run."""
-        run = f"{self.batch}x{self.seq}/{self.precision}/{self.optimizer}/{self.attention}"
+        tokens, what = (self.seq, self.optimizer) if self.phase == "train" else (self.context, self.phase)
+        run = f"{self.batch}x{tokens}/{self.precision}/{what}/{self.attention}"
         run += "" if self.matmul == "torch" else f"/{self.matmul}"
         run += "" if self.accumulate == 1 else f"/accumulate{self.accumulate}"
         run += "" if self.checkpoint == "none" else f"/checkpoint-{self.checkpoint}"

@@ -9,7 +9,7 @@ The same recipe serves the tracer (fake tensors), the host calibration (tiny wid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -67,6 +67,17 @@ class TrainingStep:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         for optimizer in self.optimizers:
             optimizer.step()
+
+    def phases(self) -> Iterator[str]:
+        """Runs one whole step and yields the name of each phase when it is enqueued."""
+        self.zero_grad()
+        for _ in range(self.accumulate):
+            loss = self.forward()
+            yield "forward"
+            self.backward(loss)
+            yield "backward"
+        self.optimizer_step()
+        yield "optimizer"
 
     def run(self) -> torch.Tensor:
         """Runs one whole step; returns the loss of its last micro-batch."""

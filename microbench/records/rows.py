@@ -124,6 +124,8 @@ class Plan(TypedDict, total=False):
     lora_rank: Size
     lora_targets: str
     base_dtype: str
+    phase: str
+    context: Count
     module: str
     group: str
     mode: str

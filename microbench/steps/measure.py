@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from flopcast.gc_pause import no_garbage_collection
+from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.training_step import TrainingStep
 from flopcast.microbench.timing.telemetry import Reading
 
@@ -55,7 +56,7 @@ class StepKernels:
 
 
 def time_step(
-    step: TrainingStep,
+    step: TrainingStep | InferenceStep,
     *,
     rounds: int = 5,
     steps_per_round: int = 5,
@@ -69,8 +70,9 @@ def time_step(
     ends; long steps are run fewer times per round (`LONG_ROUND_SECONDS`), and short ones more often, until a round
     takes `least_round_seconds`: draining the device lengthens each of few steps. `host_seconds`: time to enqueue one
     step on an idle device (on the CPU: the whole step). The host blocks where the launch queue is full, so that for a
-    device-bound step this exceeds the host's own work. Peak memory includes the first step. `read`: reads the device's
-    telemetry in the step after the last round, which starts on an idle device and may miss a power limit.
+    device-bound step this exceeds the host's own work. Peak memory includes the first step. Each round of decodes
+    begins with the cache that the first had, and each run grows it by a token, as generating does. `read`: reads the
+    device's telemetry in the step after the last round, which starts on an idle device and may miss a power limit.
     """
     is_cuda = step.device_type == "cuda"
     synchronize: Callable[[], None] = torch.cuda.synchronize if is_cuda else lambda: None
@@ -92,27 +94,24 @@ def time_step(
     gc.collect()
     with no_garbage_collection():
         for number in range(rounds):
+            if isinstance(step, InferenceStep):
+                step.refill()
             synchronize()
             start = time.perf_counter()
             for _ in range(steps_per_round):
                 step.run()
             synchronize()
             walls.append((time.perf_counter() - start) / steps_per_round)
-            begin = mark = time.perf_counter()
-            step.zero_grad()
             spent = dict.fromkeys(phases, 0.0)
-            for _ in range(step.accumulate):
-                loss = step.forward()
-                mark = _add(spent, "forward", mark)
-                step.backward(loss)
-                mark = _add(spent, "backward", mark)
-            step.optimizer_step()
-            end = _add(spent, "optimizer", mark)
+            mark = time.perf_counter()
+            for phase in step.phases():
+                now = time.perf_counter()
+                spent[phase] += now - mark
+                mark = now
             if read is not None and number == rounds - 1:
                 reading = read()
             synchronize()
-            del loss
-            hosts.append(end - begin)
+            hosts.append(sum(spent.values()))
             for name, seconds in spent.items():
                 phases[name].append(seconds)
     return StepTiming(
@@ -126,14 +125,7 @@ def time_step(
     )
 
 
-def _add(spent: dict[str, float], phase: str, since: float) -> float:
-    """Adds the time since `since` to the phase; returns the present time."""
-    now = time.perf_counter()
-    spent[phase] += now - since
-    return now
-
-
-def profile_step(step: TrainingStep, *, warm_up: int = 2) -> StepKernels:
+def profile_step(step: TrainingStep | InferenceStep, *, warm_up: int = 2) -> StepKernels:
     """Profiles `step`. All timing has to come first: once CUDA's profiler has been used, every later launch of the
     process costs more (H200, torch 2.11: a tiny op takes 6.5 us of host time before and 8.8 after, a step of width 256
     and 6 layers 19 and 22 ms)."""
@@ -144,7 +136,7 @@ def profile_step(step: TrainingStep, *, warm_up: int = 2) -> StepKernels:
     return StepKernels(tuple(sum(kernel.seconds for kernel in kernels) for kernels in runs), runs[-1])
 
 
-def profile_kernels(step: TrainingStep, *, with_ops: bool = False) -> tuple[Kernel, ...]:
+def profile_kernels(step: TrainingStep | InferenceStep, *, with_ops: bool = False) -> tuple[Kernel, ...]:
     """The kernels of one steady step in launch order; copies and fills of memory count as kernels.
 
     `with_ops` names the ATen call that launched each, which slows the host. On the CPU a "kernel" is an
@@ -169,7 +161,7 @@ def profile_kernels(step: TrainingStep, *, with_ops: bool = False) -> tuple[Kern
     )
 
 
-def _profile_operators(step: TrainingStep) -> tuple[Kernel, ...]:
+def _profile_operators(step: TrainingStep | InferenceStep) -> tuple[Kernel, ...]:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step.run()
     return tuple(

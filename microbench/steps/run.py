@@ -20,6 +20,7 @@ from flopcast.microbench.hosts.host import Kept, host_fields, host_phases, run_h
 from flopcast.microbench.hosts.operators import operator_rows
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.compiling import forget, host_builders
+from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.patches import patched
 from flopcast.microbench.recipe.plans import PHASES, HostPlan, StepPlan
 from flopcast.microbench.records.recorder import Recorder
@@ -30,7 +31,7 @@ from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_o
 from flopcast.microbench.timing.allocator import settle_allocator
 from flopcast.microbench.timing.telemetry import Reading, beside_others, telemetry
 
-Measure = Callable[[training_step.TrainingStep], Fields]
+Measure = Callable[[training_step.TrainingStep | InferenceStep], Fields]
 PlanMeasure = Callable[[StepPlan], Fields]
 PlanKey = Callable[[StepPlan], str]
 _TIMES, _KERNELS, _ESTIMATES = attrgetter("key"), attrgetter("kernels_key"), attrgetter("estimate_key")
@@ -109,7 +110,7 @@ class _Run:
         if self.device.type == "cuda":  # a processor's telemetry tells it already
             read = beside_others(read)
 
-        def timed(step: training_step.TrainingStep) -> Fields:
+        def timed(step: training_step.TrainingStep | InferenceStep) -> Fields:
             timing = time_it(step, read=read)
             return timing_fields(timing, 0 if calibration is None else calibration.held_bytes())
 

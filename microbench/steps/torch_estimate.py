@@ -110,6 +110,7 @@ def build(plan: StepPlan, device_type: str) -> training_step.TrainingStep:
     from flopcast.microbench.steps.build import build_plan
 
     step = build_plan(replace(plan, attention="sdpa"), torch.device(device_type))
+    assert isinstance(step, training_step.TrainingStep)
     step.optimizers = make_optimizers(step.model, plan.optimizer, foreach=True)
     return step
 

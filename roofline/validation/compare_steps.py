@@ -327,7 +327,7 @@ def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
     if row["status"] == "oom" and not found.fits:
         reason = f"out of memory, as forecast ({found.needed_bytes / 1e9:.0f} GB needed): {reason}"
     others = {"roofline": forecasts.roofline(plan, run, profile), "six_n": None, "torch": job.torch_estimate}
-    if not plan.module:  # the number of tokens of a module is not known
+    if not plan.module and run.phase == "train":  # the number of tokens of a module is not known
         tokens = run.batch * run.seq * run.accumulate
         others["six_n"] = baselines.six_n(found.n_params, tokens, found.peak_flops_per_second)
     return replace(

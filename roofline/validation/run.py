@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.suites import check_suite
 from flopcast.roofline.stream.model.run import MODES
-from flopcast.roofline.validation.step_plans import SUITES
+from flopcast.roofline.validation.step_plans import FINE_TUNE, INFERENCE, SUITES
 
 if TYPE_CHECKING:
     from flopcast.microbench.recipe.plans import StepPlan
@@ -27,7 +27,7 @@ def run_validation_steps(
     """Runs the validation ladder's real steps, or `parts` of them, that `out` lacks; returns a line on what was done.
 
     `names`: of the steps to run, as in `named`. The default parts are times and kernels, and on a GPU torch's estimates
-    of eager steps too. Raises UsageError for estimates on a CPU, and for compiled steps there.
+    of eager training of whole models too. Raises UsageError for estimates on a CPU, and for compiled steps there.
     """
     check_suite(suite, SUITES)
     check_mode(mode)
@@ -48,6 +48,8 @@ def run_validation_steps(
             f"--mode {mode} on {chosen.type}: compiled steps are forecast and run on CUDA GPUs; leave it out"
         )
     rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
+    # torch's estimator knows neither adapters nor a cache of keys and values
+    is_estimated = chosen.type == "cuda" and mode == "eager" and suite not in (FINE_TUNE, INFERENCE)
     with Recorder(out, describe(chosen)) as recorder:
         plans = named(validation_plans(chosen.type, suite, mode), names)
         return str(
@@ -59,7 +61,7 @@ def run_validation_steps(
                 steps_per_round=steps,
                 least_round_seconds=0.0 if mode == "eager" else COMPILED_ROUND_SECONDS,
                 host=None if chosen.type == "cpu" else host_plan(chosen.type),
-                parts=parts or (ALL_PARTS if chosen.type == "cuda" and mode == "eager" else TIMES_AND_KERNELS),
+                parts=parts or (ALL_PARTS if is_estimated else TIMES_AND_KERNELS),
                 compiled=[plan for plan in compiled_host_plans() if plan.mode == mode],
                 budget_seconds=budget,
                 retry=retry,

@@ -59,7 +59,7 @@ METHODS = ("roofline", "six_n", "torch")
 # The settings of a plan that have a column each.
 _SETTINGS = (
     "batch", "seq", "precision", "optimizer", "matmul", "attention", "accumulate", "checkpoint", "fused", "clip",
-    "finetune", "lora_rank", "lora_targets", "base_dtype", "module", "mode",
+    "finetune", "lora_rank", "lora_targets", "base_dtype", "phase", "context", "module", "mode",
 )  # fmt: skip
 
 
@@ -119,17 +119,18 @@ class StepComparison:
 
     @property
     def label(self) -> str:
-        """w1024-d5 4x256 fused triton: the name, the batch, and every setting that is not the usual one."""
+        """w1024-d5 4x256 fused triton: the name, the batch, and every setting that is not the usual one. Of a call of
+        inference the tokens of a sequence are its context."""
         plan, usual = self.plan, StepPlan(name="", config={})
         words = {
             "optimizer": plan.optimizer.removeprefix("adamw-"), "matmul": plan.matmul, "attention": plan.attention,
             "precision": plan.precision, "checkpoint": "checkpoint", "accumulate": f"accumulate {plan.accumulate}",
             "fused": f"fused {plan.fused}", "clip": f"clip {plan.clip:g}", "finetune": plan.finetune,
             "lora_rank": f"rank {plan.lora_rank}", "lora_targets": plan.lora_targets, "base_dtype": plan.base_dtype,
-            "mode": plan.mode,
+            "mode": plan.mode, "phase": plan.phase,
         }  # fmt: skip
         unusual = [text for name, text in words.items() if getattr(plan, name) != getattr(usual, name)]
-        size = f"{plan.batch}" if plan.module else f"{plan.batch}x{plan.seq}"
+        size = f"{plan.batch}" if plan.module else f"{plan.batch}x{plan.context or plan.seq}"
         return " ".join([plan.name, size, *dict.fromkeys(unusual)])
 
     @property

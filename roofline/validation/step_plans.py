@@ -25,10 +25,10 @@ CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 # Groups of plain Qwen3 steps, which the forecast is made for. Tables list the other groups separately.
 QWEN3_GROUPS = ("ladder", "ln ladder", "off the ladder", "published configs", "large batch", "cpu")
 OPTIONS, PATCHED, FAMILIES, COMPILED = "options", "patched", "other families", "compiled"
-FINE_TUNE = "fine-tune"
+FINE_TUNE, INFERENCE = "fine-tune", "inference"
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
 
-SUITES = ("quick", "standard", "fused", FINE_TUNE)
+SUITES = ("quick", "standard", "fused", FINE_TUNE, INFERENCE)
 
 _ZOO = "flopcast.microbench.zoo:"
 _FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
@@ -47,8 +47,9 @@ def factories() -> frozenset[str]:
 
 def validation_plans(device_type: str, name: str = "standard", mode: str = "eager") -> list[StepPlan]:
     """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all but those
-    of the last two, "fused" for those patched with the fused kernels, "fine-tune" for adapters, frozen layers, clipping
-    and optimizers other than AdamW. Of `mode` "compile" or "compile-graphs": compiled steps."""
+    of the others, "fused" for those patched with the fused kernels, "fine-tune" for adapters, frozen layers, clipping
+    and optimizers other than AdamW, "inference" for calls without a backward. Of `mode` "compile" or "compile-graphs":
+    compiled steps."""
     if mode != "eager":
         found = [replace(plan, mode=mode, group=COMPILED) for plan in _compiled()]
         if name == "quick":
@@ -68,6 +69,8 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
         return _fused()
     if name == FINE_TUNE:
         return _fine_tuned()
+    if name == INFERENCE:
+        return _inference()
     return [*_qwen3(), *_intervals(), *_options(), *_patched(), *_fused(), *_families()]
 
 
@@ -161,25 +164,54 @@ def _fused() -> list[StepPlan]:
 
 
 def _fine_tuned() -> list[StepPlan]:
-    """Steps that train a part of a model, or with another optimizer; of sizes at which the device bounds most."""
+    """Steps that train a part of a model, or with another optimizer; of sizes at which the device bounds most. Those
+    whose forecast is least sure come first. Adapters stand beside weights in bf16, as users keep them, and in fp32."""
     group = {"group": FINE_TUNE}
     middle, small = {"batch": 4, "seq": 1024, **group}, {"batch": 8, "seq": 1024, **group}
     fused = "adamw-fused"
+    lora: dict[str, Any] = {"optimizer": fused, "finetune": "lora"}
+    wide: dict[str, Any] = {**lora, "base_dtype": "fp32"}
     return [
+        _shipped("qwen3-0.6b", **wide, checkpoint="full", **small),
+        _shipped("qwen3-0.6b", optimizer="muon", **middle),
+        _shipped("qwen3-0.6b", optimizer="adafactor-foreach", **middle),
+        _shipped("qwen3-0.6b", **lora, checkpoint="full", **small),
+        _shipped("qwen3-0.6b", **lora, **small),
+        _shipped("llama-3.2-1b", **lora, lora_rank=64, **middle),
+        _shipped("qwen3-1.7b", **lora, lora_targets="q_proj,v_proj", **middle),
+        _shipped("qwen3-4b", **lora, **{**middle, "batch": 2}),
+        _shipped("llama-3.2-1b", **lora, checkpoint="full", **small),
+        _shipped("llama-3.2-1b", optimizer="muon", **small),
+        _shipped("qwen3-1.7b", optimizer="adafactor", clip=1.0, **middle),
+        _shipped("qwen3-1.7b", optimizer="adafactor-foreach", **middle),
+        _shipped("qwen3-0.6b", **wide, **small),
+        _shipped("llama-3.2-1b", **wide, lora_rank=64, **middle),
+        _shipped("qwen3-1.7b", **wide, lora_targets="q_proj,v_proj", **middle),
+        _shipped("qwen3-4b", **wide, **{**middle, "batch": 2}),
         _shipped("qwen3-0.6b", optimizer="sgd", **middle),
         _shipped("qwen3-0.6b", optimizer="sgd-momentum", clip=1.0, **middle),
         _shipped("qwen3-0.6b", optimizer=fused, clip=1.0, **small),
-        _shipped("qwen3-0.6b", optimizer=fused, finetune="lora", **small),
         _shipped("qwen3-0.6b", optimizer=fused, finetune="last=4", **small),
-        _shipped("qwen3-0.6b", optimizer="muon", **middle),
-        _shipped("qwen3-0.6b", optimizer="adafactor-foreach", **middle),
-        _shipped("qwen3-0.6b", optimizer=fused, finetune="lora", checkpoint="full", **small),
-        _shipped("llama-3.2-1b", optimizer=fused, finetune="lora", lora_rank=64, **middle),
         _shipped("llama-3.2-1b", optimizer="adamw", clip=1.0, **middle),
         _shipped("gpt2", optimizer=fused, finetune="last=2", **small),
-        _shipped("qwen3-1.7b", optimizer=fused, finetune="lora", lora_targets="q_proj,v_proj", **middle),
-        _shipped("qwen3-1.7b", optimizer="adafactor", clip=1.0, **middle),
-        _shipped("qwen3-4b", optimizer=fused, finetune="lora", **{**middle, "batch": 2}),
+    ]
+
+
+def _inference() -> list[StepPlan]:
+    """Calls without a backward, in bf16: prefills and decodes of few and many sequences, short and long ones."""
+    prefills = {
+        "qwen3-0.6b": ((1, 2048), (8, 1024), (2, 8192)), "llama-3.2-1b": ((8, 1024),), "gpt2": ((16, 512),),
+        "qwen3-4b": ((1, 4096), (4, 1024)),
+    }  # fmt: skip
+    decodes = {
+        "qwen3-0.6b": ((1, 1024), (16, 2048), (64, 1024), (4, 16384)), "llama-3.2-1b": ((8, 512), (32, 4096)),
+        "gpt2": ((32, 512),), "qwen3-4b": ((1, 1024), (16, 4096), (64, 1024)), "qwen3-8b": ((8, 8192),),
+    }  # fmt: skip
+    return [
+        _shipped(name, batch=batch, precision="bf16", phase=phase, context=context, group=INFERENCE)
+        for phase, calls in (("decode", decodes), ("prefill", prefills))
+        for name, sizes in calls.items()
+        for batch, context in sizes
     ]
 
 

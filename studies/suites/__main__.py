@@ -12,6 +12,7 @@ from flopcast.roofline.gpu.library.profiles import SOURCE as MEASURED_GPU
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.gpu.suites import ATTENTION, FUSED, OF_TRITON, save, shipped_path
 from studies.command import parser_of
+from studies.suites import beside
 from studies.suites.attention import triton_cases
 from studies.suites.build import build, works
 from studies.suites.calls import fused_cases
@@ -22,7 +23,7 @@ from studies.suites.plans import FUSED_SOURCES, PLANS, labels
 def main() -> None:
     """Remakes the shipped suites, or those named on the command line."""
     parser = parser_of(__spec__, __doc__)
-    valid = (*PLANS, *OF_TRITON)
+    valid = (*PLANS, *OF_TRITON, *beside.SOURCES)
     parser.add_argument("name", nargs="*", help=f"default: all, {', '.join(valid)}")
     names = parser.parse_args().name or valid
     if unknown := [name for name in names if name not in valid]:
@@ -38,6 +39,8 @@ def remake(names: Iterable[str]) -> None:
             cases, sources = fused_cases(*(works(own, "cuda") for own in FUSED_SOURCES.values())), labels(FUSED_SOURCES)
         elif name == ATTENTION:
             cases, sources = triton_cases(), {}
+        elif name in beside.SOURCES:
+            cases, sources = beside.cases_of(name), labels(beside.SOURCES[name])
         else:
             cases, sources = build(PLANS[name]), labels(PLANS[name].sources)
         save(cases, shipped_path(name), sources=sources)

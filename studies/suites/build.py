@@ -14,7 +14,7 @@ from flopcast.roofline.stream.library.streams import trace_now
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import lower
 from flopcast.roofline.stream.model.models import load_config, make_config, with_depth
-from flopcast.roofline.stream.model.run import Run, Traced
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH, Stream
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from studies.suites.attention import and_hot, attention_cases
@@ -91,8 +91,8 @@ def _trace(source: Source, device: str) -> Stream:
         if source.config
         else make_config(width=source.width, depth=FOLDED_DEPTH, vocab=source.vocab)
     )
-    traced = Traced(
-        batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer, device=device,
-        fused=source.fused,
-    )  # fmt: skip
+    traced = Run(
+        batch=source.batch, seq=source.seq, precision=source.precision, optimizer=source.optimizer,
+        fused=source.fused, phase=source.phase, context=source.context,
+    ).traced_on(device)  # fmt: skip
     return to_depth(trace_now(with_depth(config, FOLDED_DEPTH), traced), source.depth)

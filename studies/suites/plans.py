@@ -28,6 +28,8 @@ class Source:
     optimizer: str = "adamw"
     vocab: int = 151_936
     fused: str = "none"
+    phase: str = "train"
+    context: int = 0  # of a phase of inference, in place of `seq`
 
     @property
     def label(self) -> str:
@@ -35,6 +37,8 @@ class Source:
         if self.module:
             return f"{self.module} {self.batch} {self.precision} {self.optimizer}"
         model = (self.config or f"w{self.width}") + f"-d{self.depth}"
+        if self.phase != "train":
+            return f"{model} {self.batch}x{self.context} {self.precision} {self.phase}"
         label = f"{model} {self.batch}x{self.seq} {self.precision} {self.optimizer}"
         return label if self.fused == "none" else f"{label} fused"
 

@@ -28,6 +28,7 @@ from studies.widths.sets import SEED, are_kernels_wanted, plans
 if TYPE_CHECKING:
     import torch
 
+    from flopcast.microbench.recipe.inference import InferenceStep
     from flopcast.microbench.recipe.plans import StepPlan
     from flopcast.microbench.recipe.training_step import TrainingStep
     from flopcast.microbench.records.recorder import Recorder
@@ -98,7 +99,7 @@ def time_kernels(plans: Sequence[StepPlan], device: torch.device, recorder: Reco
     from flopcast.microbench.steps.measure import profile_step
     from flopcast.microbench.steps.run import kernel_fields, measure_plan
 
-    def measure(step: TrainingStep) -> dict[str, Any]:
+    def measure(step: TrainingStep | InferenceStep) -> dict[str, Any]:
         found = profile_step(step, warm_up=1)
         products = [[kernel.name, kernel.seconds] for kernel in found.kernels if kernel.op in PRODUCTS]
         return {**kernel_fields(found), "products": products}

@@ -16,6 +16,7 @@ from flopcast.kernels.shapes import Call, Operand
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.variants import KernelKind
+from studies.suites.beside import attention_of_one
 
 Replayed = tuple[Call, tuple[torch.Tensor, ...], list[torch.Tensor], Any]
 
@@ -152,6 +153,18 @@ def fused_adamw(sizes: list[int]) -> Call:
         json.dumps(ADAMW),
         written=tuple(range(4 * count)),
     )
+
+
+def test_attention_of_one_token_is_torch_s_own() -> None:
+    """A trace holds a stand-in for SDPA: over a cache of fewer heads it runs, and rightly."""
+    call = attention_of_one(2, 6, 3, 33, 16)
+    _, operands, expected, out = replay(call)
+    error, tolerance = aten.check(out, expected, operands, call)
+    assert error <= tolerance
+    assert out.shape == (2, 6, 1, 16)
+    query, key, value = (x.double() for x in operands)
+    scores = query @ key.repeat_interleave(2, 1).mT / 4
+    torch.testing.assert_close(expected[0], scores.softmax(-1) @ value.repeat_interleave(2, 1))
 
 
 def test_fused_adamw_is_adamw() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import hypot
 from statistics import median
+from typing import Any
 
 from flopcast.microbench.recipe.plans import PHASES, TORCH_MODES, HostPlan
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
@@ -16,7 +17,7 @@ from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
 from flopcast.roofline.stream.model.models import CPU_BATCH, CPU_SEQ, CPU_VOCABULARY, make_config
-from flopcast.roofline.stream.model.run import Traced
+from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.op_stream import Stream
 
 
@@ -36,9 +37,26 @@ def compiled_host_plans() -> list[HostPlan]:
     return [HostPlan(model=f"qwen3-adamw-{mode}", configs=configs, batch=4, seq=256, mode=mode) for mode in TORCH_MODES]
 
 
+def fine_tune_host_plans() -> list[HostPlan]:
+    """The models that tell what Python other optimizers, adapters and checkpointing run on a GPU's host: two depths of
+    each, beside those of `host_plan` in the same process."""
+    configs = {depth: make_config(width=256, depth=depth) for depth in (2, 6)}
+    sizes: dict[str, Any] = {"configs": configs, "batch": 4, "seq": 256, "rounds": 3}
+    optimizers = ("adamw-fused", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
+    return [
+        *(HostPlan(model=f"qwen3-{optimizer}", optimizer=optimizer, **sizes) for optimizer in optimizers),
+        HostPlan(model="qwen3-checkpoint", checkpoint="full", **sizes),
+        HostPlan(model="qwen3-lora", finetune="lora", **sizes),
+        HostPlan(model="qwen3-lora-checkpoint", finetune="lora", checkpoint="full", **sizes),
+    ]
+
+
 def plan_streams(plan: HostPlan, device_type: str) -> dict[int, Stream]:
     """The op stream of each model of the plan, by depth."""
-    traced = Traced(batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer, device=device_type)
+    traced = Run(
+        batch=plan.batch, seq=plan.seq, optimizer=plan.optimizer, checkpoint=plan.checkpoint, finetune=plan.finetune,
+        base_dtype="fp32",
+    ).traced_on(device_type)  # fmt: skip
     return {depth: get_stream(config, traced) for depth, config in plan.configs.items()}
 
 

@@ -69,7 +69,7 @@ def fit_surfaces(cases: Sequence[Case], gpu: Limits) -> tuple[dict[SurfaceKey, S
 
 
 def _group(key: SurfaceKey, members: Sequence[Case], gpu: Limits) -> Group:
-    kind, points = kind_of(key.op_class), points_of(members)
+    kind, points = kind_of(key.op_class, key.variant), points_of(members)
     if gemm_triton.is_for(key.backend, key.variant) and gemm_triton.table_of(gpu.device) is not None:
         kind = gemm_triton.KIND
         if isinstance(key.variant, GemmVariant):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from flopcast.roofline.gpu.laws import attention, convolution, gemm, gemm_before_hopper, gemm_triton, memory
 from flopcast.roofline.gpu.laws.law import Law
+from flopcast.roofline.stream.lowering.variants import CallVariant, Variant
 
 LAWS: dict[str, Law] = {
     "memory": memory.LAW,
@@ -25,6 +26,6 @@ LAWS: dict[str, Law] = {
 }
 
 
-def kind_of(op_class: str) -> str:
-    """The law of an operation class."""
-    return op_class if op_class in LAWS else "memory"
+def kind_of(op_class: str, variant: Variant | None = None) -> str:
+    """The law of an operation class, or of one of its variants: attention of one token reads a cache, and no more."""
+    return op_class if op_class in LAWS and not isinstance(variant, CallVariant) else "memory"

@@ -190,7 +190,7 @@ def _describe_attention(call: Call) -> Work:
     variant = AttentionVariant("bwd" if is_backward else "fwd", False, query.dtype, query.shape[-1])
     if query.shape[-2] == 1:  # of one token: it reads the cache, which no other attention's time says
         decoding = CallVariant("decode", query.dtype, f"d{query.shape[-1]}")
-        return Work(call, "attention", decoding, (_log2(call.bytes), *features), call.bytes, flops, "sdpa")
+        return Work(call, "attention", decoding, (_log2(call.bytes), *features), call.bytes, flops)
     return Work(call, "attention", variant, features, call.bytes, flops * 5 // 2 if is_backward else flops, "sdpa")
 
 

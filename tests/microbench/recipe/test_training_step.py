@@ -220,7 +220,7 @@ def test_rows_say_what_was_run() -> None:
         "name": "tiny", "config": TINY, "batch": 2, "seq": 16, "precision": "autocast-bf16", "optimizer": "adamw",
         "attention": "sdpa", "matmul": "torch", "accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0,
         "finetune": "full", "lora_rank": 16, "lora_targets": "all-linear", "base_dtype": "auto",
-        "module": "", "group": "ladder", "mode": "eager",
+        "phase": "train", "context": 0, "module": "", "group": "ladder", "mode": "eager",
     }  # fmt: skip
     keys = {
         plan.key

@@ -1,0 +1,76 @@
+"""Measures on a GPU what fine-tuning and inference launch, and runs real steps of them, part by part.
+
+    python -m studies.beside_training OUT hosts                       what Python their steps run, by tiny models
+    python -m studies.beside_training OUT kernels inference|fine-tune   a suite's cases, without the ceilings
+    python -m studies.beside_training OUT steps inference|fine-tune [--from N] [--to M] [--budget SECONDS]
+
+Each appends to OUT, which `flopcast fit` and `flopcast validate --steps-from` read, and goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from flopcast.microbench.hosts.host import run_host
+from flopcast.microbench.recipe.compiling import host_builders
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.steps.run import run_steps
+from flopcast.microbench.sweep.cases import Case
+from flopcast.microbench.sweep.sweep import run_sweep
+from flopcast.microbench.timing.device import describe, pick_device
+from flopcast.microbench.timing.make_timer import make_timer
+from flopcast.microbench.timing.policy import POLICIES
+from flopcast.roofline.gpu import suites
+from flopcast.roofline.gpu.fit.host_calibration import fine_tune_host_plans, host_plan
+from flopcast.roofline.validation.step_plans import FINE_TUNE, INFERENCE, validation_plans
+from studies.command import parser_of
+
+
+def main() -> None:
+    """Measures one part."""
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("part", choices=("hosts", "kernels", "steps"))
+    parser.add_argument("suite", nargs="?", choices=(FINE_TUNE, INFERENCE))
+    parser.add_argument("--from", type=int, default=0, dest="first", help="number of the first step, from 0")
+    parser.add_argument("--to", type=int, help="number of the step to end before")
+    parser.add_argument("--budget", type=float, help="seconds after which nothing is begun")
+    asked = parser.parse_args()
+    if asked.part != "hosts" and asked.suite is None:
+        parser.error(f"{asked.part} of which suite: {FINE_TUNE} or {INFERENCE}")
+    device = pick_device(None)
+    with Recorder(asked.out, describe(device)) as recorder:
+        if asked.part == "hosts":
+            hosts(recorder, device)
+        elif asked.part == "kernels":
+            kernels(recorder, device, asked.suite, asked.budget)
+        else:
+            plans = validation_plans(device.type, asked.suite)[asked.first : asked.to]
+            host = host_plan(device.type)
+            print(run_steps(plans, device=device, recorder=recorder, host=host, budget_seconds=asked.budget))
+
+
+def hosts(recorder: Recorder, device: torch.device) -> None:
+    """Measures the tiny models of the usual step, then those of other optimizers, adapters and checkpointing."""
+    usual = host_plan(device.type)
+    for plan in (usual, *fine_tune_host_plans()):
+        builders, _ = host_builders(plan, device)
+        print(plan.model, run_host(
+            builders, model=plan.model, recorder=recorder, device=device, suite=FINE_TUNE, rounds=plan.rounds,
+            steps_per_round=plan.steps_per_round,
+        ))  # fmt: skip
+
+
+def kernels(recorder: Recorder, device: torch.device, suite: str, budget: float | None) -> None:
+    """Measures the cases of a suite after a training step, as `flopcast bench` does."""
+    builders, _ = host_builders(host_plan(device.type), device)
+    builders[min(builders)]().run()
+    cases = [Case(shape=c.shape, backend=c.backend, cache=c.cache, role=c.role) for c in suites.load(suite)]
+    timer = make_timer(device, POLICIES[device.type]["standard"])
+    print(run_sweep(cases, recorder=recorder, timer=timer, suite=suite, budget_seconds=budget))
+
+
+if __name__ == "__main__":
+    main()

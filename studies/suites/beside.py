@@ -1,0 +1,133 @@
+"""Which calls the suites "inference" and "fine-tune" measure: what steps beside training with AdamW launch, and no case
+of the suite "standard" is of its kind.
+
+Of inference: products of few rows, for which libraries have kernels of their own, the attention of one token over a
+long cache, and the copies that grow the cache. Of fine-tuning: what other optimizers launch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+
+from flopcast.kernels.shapes import Call, Gemm, Operand
+from flopcast.roofline.gpu import suites
+from flopcast.roofline.gpu.suites import FINE_TUNE, HOT_BYTES, INFERENCE, SuiteCase
+from flopcast.roofline.stream.lowering.describe import Work, describe
+from flopcast.roofline.stream.lowering.variants import KernelKind
+from studies.suites.build import works
+from studies.suites.calls import CallPlan, call_cases
+from studies.suites.drawing import distinct, first
+from studies.suites.plans import Source
+
+# Models that no step of `validation.step_plans` runs are fitted; the holdout has others' widths.
+_DECODES = tuple(
+    Source(precision="bf16", phase="decode", batch=batch, context=context, **model)
+    for model in ({"width": 512}, {"width": 1536}, {"width": 3072}, {"config": "gpt2"})
+    for batch, context in ((2, 300), (24, 1500))
+)
+_HELD_DECODES = tuple(
+    Source(precision="bf16", phase="decode", batch=batch, context=2000, **model)
+    for model in ({"width": 1280}, {"config": "llama-3.2-1b"})
+    for batch in (4, 40)
+)
+_OPTIMIZERS = tuple(
+    Source(optimizer=optimizer, width=width)
+    for optimizer in ("muon", "adafactor", "adafactor-foreach", "sgd-momentum")
+    for width in (512, 1536, 3072)
+)
+_HELD_OPTIMIZERS = tuple(replace(source, width=2304) for source in _OPTIMIZERS[::3])
+SOURCES = {
+    INFERENCE: {"fit": _DECODES, "holdout": _HELD_DECODES},
+    FINE_TUNE: {"fit": _OPTIMIZERS, "holdout": _HELD_OPTIMIZERS},
+}
+CALLS = {
+    "fit": CallPlan(pointwise=12, optimizer=12, others=12, largest=4 * 10**9),
+    "holdout": CallPlan(pointwise=3, optimizer=3, others=3, largest=4 * 10**9),
+}
+
+# Of a drawn product of few rows (nt: x[m, k] W[n, k]^T): rows, widths; and how many.
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192)
+WIDTHS = (512, 768, 896, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192)
+RATIOS = (0.125, 0.25, 0.5, 1, 1, 1, 1.5, 2, 2.5, 3, 3.5, 4)
+VOCABULARIES = (32_000, 50_304, 128_256, 151_936)
+FEW_ROWS = {"fit": 170, "holdout": 45}
+# Of attention of one token, with keys and values of CONTEXTS tokens.
+BATCHES = (1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+KV_HEADS, GROUPS, HEAD_DIMS = (1, 2, 4, 5, 8, 8, 12, 16), (1, 2, 2, 3, 4, 4, 8), (64, 128, 128)
+CONTEXTS = (129, 257, 401, 513, 769, 1025, 1537, 2049, 3001, 4097, 6145, 8193, 12289, 16385, 32769)
+ATTENTIONS = {"fit": 110, "holdout": 35}
+MOST_BYTES = 2 * 10**9
+SEEDS = {"fit": 21, "holdout": 22}
+
+
+def cases_of(name: str) -> list[SuiteCase]:
+    """The cases of one of SOURCES, fit and holdout."""
+    usual = suites.load("standard")
+    known = {_kind(describe(case.shape, case.backend)) for case in usual}
+    cases: list[SuiteCase] = []
+    fitted: set[Call] = set()
+    for role, sources in SOURCES[name].items():
+        new = [work for work in works(sources, "cuda") if isinstance(work.shape, Call) and _kind(work) not in known]
+        of_one_token = [work for work in new if work.op_class == "attention"]
+        cases += call_cases([work for work in new if work not in of_one_token], CALLS[role], role, without=fitted)
+        fitted |= {case.shape for case in cases if isinstance(case.shape, Call)}
+    if name == INFERENCE:
+        drawn = {case.shape for case in usual if isinstance(case.shape, Gemm)}
+        taken: set[Call] = set()
+        for role in SOURCES[name]:
+            cases += [case for shape in _products(role, drawn) for case in _cold_and_hot(shape, role)]
+            cases += [case for shape in _attentions(role, taken) for case in _cold_and_hot(shape, role)]
+    return list({(case.shape.key, case.cache): case for case in reversed(cases)}.values())[::-1]
+
+
+def _kind(work: Work) -> KernelKind:
+    return KernelKind(work.op_class, work.variant)
+
+
+def _cold_and_hot(shape: Gemm | Call, role: str) -> list[SuiteCase]:
+    """Cold, and every second shape that an L2 holds hot as well."""
+    is_hot = shape.bytes <= HOT_BYTES / 4 and shape.bytes // 512 % 2
+    return [SuiteCase(shape, "torch", cache, role) for cache in ("cold", *(("hot",) if is_hot else ()))]
+
+
+def _products(role: str, taken: Collection[Gemm]) -> list[Gemm]:
+    """Random products of few rows, of linear layers and output layers."""
+    rng, found = random.Random(SEEDS[role]), set(taken)
+
+    def draw() -> Gemm:
+        width = rng.choice(WIDTHS)
+        n = rng.choice(VOCABULARIES) if rng.random() < 0.1 else round(width * rng.choice(RATIOS) / 64) * 64
+        n, k = (n, width) if rng.random() < 0.6 or n > 2**15 else (width, n)
+        return Gemm(m=rng.choice(ROWS), n=n, k=k)
+
+    return list(distinct(partial(first, draw, lambda shape: shape.bytes <= MOST_BYTES), found, FEW_ROWS[role]))
+
+
+def _attentions(role: str, taken: set[Call]) -> list[Call]:
+    """Random attentions of one token, over contiguous keys and values, as a cache that grew by it leaves them."""
+    rng = random.Random(SEEDS[role])
+
+    def draw() -> Call:
+        batch, kv_heads, head_dim = rng.choice(BATCHES), rng.choice(KV_HEADS), rng.choice(HEAD_DIMS)
+        return attention_of_one(batch, kv_heads * rng.choice(GROUPS), kv_heads, rng.choice(CONTEXTS), head_dim)
+
+    return list(distinct(partial(first, draw, lambda call: call.bytes <= MOST_BYTES), taken, ATTENTIONS[role]))
+
+
+def attention_of_one(batch: int, heads: int, kv_heads: int, keys: int, head_dim: int) -> Call:
+    """The attention of one token in bf16, as it is traced."""
+    query = _contiguous((batch, heads, 1, head_dim), "bf16")
+    cache = _contiguous((batch, kv_heads, keys, head_dim), "bf16")
+    outputs = query, _contiguous((batch, heads, 1), "fp32")
+    return Call("flopcast.attention.default", (query, cache, cache), outputs, '[{"t":0},{"t":1},{"t":2},false]')
+
+
+def _contiguous(shape: Sequence[int], dtype: str) -> Operand:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return Operand(tuple(shape), tuple(reversed(strides)), dtype)

@@ -1,0 +1,66 @@
+"""Calls of inference are run and measured as training steps are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flopcast.microbench.recipe.inference import InferenceStep, build_inference
+from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.microbench.records.recorder import Recorder
+from flopcast.microbench.steps.measure import time_step
+from flopcast.microbench.steps.run import run_steps
+from flopcast.microbench.timing.device import describe
+from flopcast.roofline.stream.model.models import make_config
+
+CPU = torch.device("cpu")
+TINY = make_config(width=64, depth=2, vocab=512)
+DECODE = StepPlan(name="tiny", config=TINY, batch=2, precision="bf16", phase="decode", context=24)
+
+
+def held(step: InferenceStep) -> set[int]:
+    return {tensor.shape[2] for tensor, _ in step.cached}
+
+
+@pytest.mark.parametrize(("phase", "tokens"), [("prefill", 24), ("decode", 1)])
+def test_a_call_takes_its_tokens_and_leaves_its_cache(phase: str, tokens: int) -> None:
+    step = build_inference(TINY, CPU, phase=phase, context=24, batch=2)
+    assert step.input_ids.shape == (2, tokens)
+    assert next(step.model.parameters()).dtype == torch.bfloat16
+    assert list(step.phases()) == ["forward"]
+    assert held(step) == {24 if phase == "prefill" else 25}
+    step.run()
+    assert held(step) == {24 if phase == "prefill" else 26}, "a prefill begins anew, a decode goes on"
+
+
+def test_every_round_of_decodes_begins_with_the_same_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = build_inference(TINY, CPU, phase="decode", context=24, batch=1)
+    seen: list[int] = []
+    run = InferenceStep.run
+
+    def noted(self: InferenceStep) -> Any:
+        result = run(self)
+        seen.append(min(held(self)))
+        return result
+
+    monkeypatch.setattr(InferenceStep, "run", noted)
+    timing = time_step(step, rounds=2, steps_per_round=2, warm_up=1)
+    assert seen[1:] == [25, 26, 27] * 2
+    assert min(*timing.step_seconds, *timing.host_seconds, *timing.forward_seconds) > 0
+    assert set(timing.backward_seconds) == {0.0}
+
+
+def test_calls_are_rows_like_steps(tmp_path: Path) -> None:
+    plans = [DECODE, replace(DECODE, phase="prefill")]
+    with Recorder(tmp_path, describe(CPU)) as recorder:
+        summary = run_steps(plans, device=CPU, recorder=recorder, rounds=1, steps_per_round=1)
+        rows = {row["key"]: row for row in recorder.rows}
+    assert summary.statuses == {"ok": 4}
+    for plan in plans:
+        assert rows[plan.key]["plan"]["context"] == 24
+        assert rows[plan.key]["phase_seconds"]["backward"] == 0
+        assert rows[plan.kernels_key]["ops"]["aten::mm"][1] == 15

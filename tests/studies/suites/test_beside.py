@@ -1,0 +1,57 @@
+"""The suites of fine-tuning and inference hold what `standard` lacks of them, and keep their holdouts apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from flopcast.kernels.shapes import Call, Gemm
+from flopcast.roofline.gpu import suites
+from flopcast.roofline.gpu.suites import FINE_TUNE, INFERENCE, SuiteCase
+from flopcast.roofline.step.device_work import describe_ops
+from flopcast.roofline.stream.library.streams import get_stream
+from flopcast.roofline.stream.lowering.describe import describe
+from flopcast.roofline.stream.model.models import make_config
+from flopcast.roofline.stream.model.run import Run
+
+STANDARD = suites.load("standard")
+
+
+def kinds(cases: list[SuiteCase]) -> set[tuple[str, str]]:
+    return {(work.op_class, str(work.variant)) for case in cases for work in [describe(case.shape, case.backend)]}
+
+
+@pytest.mark.parametrize("name", [INFERENCE, FINE_TUNE])
+def test_what_is_held_out_is_not_fitted(name: str) -> None:
+    cases = suites.load(name)
+    assert len({(case.shape.key, case.cache) for case in cases}) == len(cases)
+    fit, holdout = ({case.shape for case in cases if case.role == role} for role in ("fit", "holdout"))
+    assert fit.isdisjoint(holdout)
+    assert fit.isdisjoint(case.shape for case in STANDARD)
+    assert {case.backend for case in cases} == {"torch"}
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        (INFERENCE, {"phase": "decode", "context": 640, "precision": "bf16"}),
+        (FINE_TUNE, {"optimizer": "muon"}),
+        (FINE_TUNE, {"optimizer": "adafactor-foreach"}),
+    ],
+)
+def test_every_kernel_of_such_a_step_is_of_a_measured_kind(name: str, run: dict[str, object]) -> None:
+    known = kinds(suites.load(name)) | kinds(STANDARD)
+    asked = Run(batch=3, **run)  # type: ignore[arg-type]
+    stream = get_stream(make_config(width=1024, depth=2), asked.traced_on("cuda"))
+    works = [work for work in describe_ops(stream) if work is not None]
+    missing = {(work.op_class, str(work.variant)) for work in works} - known
+    assert {kind for kind in missing if "_local_scalar_dense" not in kind[1]} == set()
+
+
+def test_decodes_are_measured_from_one_row_to_many_and_over_long_caches() -> None:
+    fitted = [case.shape for case in suites.load(INFERENCE) if case.role == "fit"]
+    rows = {shape.m for shape in fitted if isinstance(shape, Gemm)}
+    assert min(rows) == 1
+    assert max(rows) > 64
+    keys = {s.inputs[1].shape[2] for s in fitted if isinstance(s, Call) and s.op.startswith("flopcast.attention")}
+    assert min(keys) < 300
+    assert max(keys) > 30_000
