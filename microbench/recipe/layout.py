@@ -28,7 +28,12 @@ DATA_KINDS = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
 SCHEDULES = ("1f1b", "gpipe")
 PARTS = (*DATA_KINDS, "tp", "pp", "ep", "cp")
 MOST_RANKS = 2**20
-_BUILT = "ddp=N, zero1=N, zero2=N, fsdp=N, hsdp=RxS and tp=N"
+# Parts that torch and transformers put together, and that are traced so.
+_SHARDED = ("zero2", "fsdp", "hsdp")
+_TOGETHER = (
+    *({part, kind} for kind in _SHARDED for part in ("tp", "ep", "cp", "pp")),
+    *({part, "ddp"} for part in ("cp", "pp")),
+)
 _EXAMPLES = "ddp=8, zero1=8, zero2=8, fsdp=8, hsdp=2x4, tp=2, pp=2, pp=2:gpipe, ep=8, cp=2, or several: tp=2,fsdp=4"
 
 
@@ -58,18 +63,22 @@ class Layout:
 
     @property
     def is_fully_sharded(self) -> bool:
-        return self.kind in ("zero2", "fsdp", "hsdp")
+        return self.kind in _SHARDED
 
     def check_built(self) -> None:
-        """Raises UsageError for parts whose steps are not built yet, alone or together, and for one GPU."""
+        """Raises UsageError for one GPU, and for parts that are not built together."""
         if self.world == 1:
             raise UsageError(f"parallel {self} is one GPU: valid are two and more; leave it out for one")
         if self.kind == "hsdp" and self.replicas == 1:
             raise UsageError(f"parallel {self} has one replica: give fsdp={self.shards}")
-        others = [name for name in ("pp", "ep", "cp") if getattr(self, name) > 1]
-        if others or (self.kind and self.tp > 1):
-            what = " and ".join(others) or f"tp beside {self.kind}"
-            raise UsageError(f"parallel {self}: {what} is not modelled yet; valid are {_BUILT}")
+        parts = [name for name in ("pp", "cp", "ep", "tp") if getattr(self, name) > 1]
+        if self.kind:
+            parts.append(self.kind)
+        if len(parts) > 1 and not any(set(parts) <= valid for valid in _TOGETHER):
+            raise UsageError(
+                f"parallel {self}: {' and '.join(parts)} are not modelled together; valid together are zero2, fsdp or "
+                "hsdp with tp, ep, cp or pp, and ddp with cp or pp"
+            )
 
     @property
     def distinct_ranks(self) -> tuple[int, ...]:

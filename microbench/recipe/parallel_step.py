@@ -1,24 +1,11 @@
-"""Builds one rank's training step of a model laid out over several GPUs, on the process group that exists, real or
-fake.
-
-- ddp: DistributedDataParallel with gradients as views of its buckets (25 MiB, the first 1 MiB: torch's defaults),
-  autocast as on one GPU. Of several micro-batches only the last one reduces gradients (`no_sync`).
-- zero1: the same, with ZeroRedundancyOptimizer around the optimizer.
-- fsdp: `fully_shard` on every layer and on the root, parameters in bf16 and gradients reduced in fp32
-  (MixedPrecisionPolicy), no autocast. Every micro-batch reduces its gradients, as torch does by itself.
-  A module of one's own has as layers its longest stack of alike ones; where there is none, the root alone.
-- zero2: the same with `reshard_after_forward` off. hsdp: the same on a mesh of replicas and shards.
-- tp: transformers' own plan of the model's layers, by `parallelize_module`; norms of single heads work on this rank's
-  heads. What is in no layer (embedding, head, last norm) stays whole on every rank. Not
-  yet together with others.
-"""
+"""Builds one rank's training step of a model laid out over several GPUs (`parallel_model`), on the process group that
+exists, real or fake."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import torch
@@ -26,21 +13,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import DATA_KINDS, Layout
-from flopcast.microbench.recipe.optimizers import make_optimizers
-from flopcast.microbench.recipe.training_step import (
-    TrainingStep,
-    build_model,
-    build_module,
-    causal_lm_batch,
-    find_layers,
-)
+from flopcast.microbench.recipe.parallel_model import distributed, mesh_of, optimizers_of
+from flopcast.microbench.recipe.pipeline_step import PipelineStep, build_pipeline
+from flopcast.microbench.recipe.training_step import TrainingStep, build_model, build_module, causal_lm_batch
+
+__all__ = ["ParallelStep", "build_parallel", "build_parallel_module", "mesh_of"]
 
 
 @dataclass
 class ParallelStep(TrainingStep):
-    """One rank's step."""
+    """One rank's step. `sequence_mesh`: of the ranks that divide a sequence, None where each has whole ones."""
 
     is_fully_sharded: bool = False
+    sequence_mesh: DeviceMesh | None = None
 
     def warm_up(self) -> None:
         """Runs two steps: DistributedDataParallel lays out its buckets when the second begins."""
@@ -56,25 +41,24 @@ class ParallelStep(TrainingStep):
         found: AbstractContextManager[Any] = model.no_sync() if hasattr(model, "no_sync") else nullcontext()
         return found
 
+    def _dividing_sequences(self) -> AbstractContextManager[Any]:
+        """Within the context the batch holds this rank's part of the sequences, which attention puts together."""
+        if self.sequence_mesh is None:
+            return nullcontext()
+        from torch.distributed.tensor.experimental import context_parallel
+
+        parts = [value for value in self.batch.values() if isinstance(value, torch.Tensor)]
+        return context_parallel(self.sequence_mesh, buffers=parts, buffer_seq_dims=[1] * len(parts))
+
     def run_phases(self) -> torch.Tensor:
         self.zero_grad()
         for number in range(self.accumulate):
             is_last = number == self.accumulate - 1
-            with nullcontext() if is_last else self._without_reducing():
+            with nullcontext() if is_last else self._without_reducing(), self._dividing_sequences():
                 loss = self.forward()
                 self.backward(loss)
         self.optimizer_step()
         return loss
-
-
-def mesh_of(layout: Layout, device: str) -> DeviceMesh:
-    """The mesh of all ranks, with a dimension for each part of the layout, outermost first. Needs the process group of
-    all of them. Raises UsageError for a layout that is not built yet."""
-    layout.check_built()
-    dims = {"replicas": layout.replicas} if layout.kind == "hsdp" else {}
-    dims |= {"shards": layout.shards} if layout.kind else {}
-    dims |= {"tp": layout.tp} if layout.tp > 1 else {}
-    return DeviceMesh(device, torch.arange(layout.world).view(*dims.values()), mesh_dim_names=tuple(dims))
 
 
 def build_parallel(
@@ -91,18 +75,25 @@ def build_parallel(
     checkpoint: str = "none",
     foreach: bool | None = None,
     bucket_mib: float | None = None,
-) -> ParallelStep:
+) -> ParallelStep | PipelineStep:
     """Builds the step of this rank on `device`, on which new tensors are made ("cuda" or "cpu"). `batch` is this
     rank's, `bucket_mib` the size of DistributedDataParallel's buckets in place of torch's."""
+    if layout.pp > 1:
+        return build_pipeline(
+            config, layout, mesh, device, batch=batch, seq=seq, precision=precision, optimizer=optimizer,
+            accumulate=accumulate, checkpoint=checkpoint, foreach=foreach, bucket_mib=bucket_mib,
+        )  # fmt: skip
     with torch.device(device):
         model = build_model(config, precision=precision, checkpoint=checkpoint)
-        input_ids = torch.randint(0, int(config["vocab_size"]), (batch, seq))
-    if layout.tp > 1:
-        _divide_layers(model, mesh["tp"])
-    model = _wrapped(model, layout, mesh, precision, bucket_mib)
+        tokens = torch.randint(0, int(config["vocab_size"]), (batch, seq))
+    sequence_mesh = _sequence_mesh(layout, device)
+    if sequence_mesh is not None:
+        _attend_without_masks(model)
+    model = distributed(model, layout, mesh, precision, bucket_mib)
     return ParallelStep(
-        model, _optimizers(model, layout, optimizer, foreach), causal_lm_batch(input_ids), precision, device,
-        accumulate=accumulate, is_fully_sharded=layout.is_fully_sharded,
+        model, optimizers_of(model, layout, optimizer, foreach),
+        causal_lm_batch(tokens) if sequence_mesh is None else _divisible_batch(tokens), precision, device,
+        accumulate=accumulate, is_fully_sharded=layout.is_fully_sharded, sequence_mesh=sequence_mesh,
     )  # fmt: skip
 
 
@@ -132,85 +123,42 @@ def build_parallel_module(
         module, batch, device, loss_fn=loss_fn, precision=precision, optimizer=optimizer, checkpoint=checkpoint,
         foreach=foreach,
     )  # fmt: skip
-    model = _wrapped(whole.model, layout, mesh, precision, bucket_mib)
+    model = distributed(whole.model, layout, mesh, precision, bucket_mib)
     return ParallelStep(
-        model, _optimizers(model, layout, optimizer, foreach), whole.batch, precision, whole.device_type,
+        model, optimizers_of(model, layout, optimizer, foreach), whole.batch, precision, whole.device_type,
         accumulate=accumulate, loss_fn=loss_fn, is_fully_sharded=layout.is_fully_sharded,
     )  # fmt: skip
 
 
-def _wrapped(
-    model: torch.nn.Module, layout: Layout, mesh: DeviceMesh, precision: str, bucket_mib: float | None
-) -> torch.nn.Module:
-    """The model with the data-parallel part of its layout around it."""
-    if layout.is_fully_sharded:
-        _shard(model, layout, mesh, precision)
-        return model
-    if layout.kind:
-        return torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib)
-    return model
+def _sequence_mesh(layout: Layout, device: str) -> DeviceMesh | None:
+    """The mesh of the ranks that divide this rank's sequences."""
+    if layout.cp == 1:
+        return None
+    within = layout.ep * layout.tp
+    ranks = [
+        [[(other * layout.cp + part) * within + inner for inner in range(within)] for part in range(layout.cp)]
+        for other in range(layout.world // layout.cp // within)
+    ]
+    return DeviceMesh(device, ranks, mesh_dim_names=("others", "cp", "within"))["cp"]
 
 
-def _shard(model: torch.nn.Module, layout: Layout, mesh: DeviceMesh, precision: str) -> None:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+def _attend_without_masks(model: torch.nn.Module) -> None:
+    """Lets attention be causal without a mask, as ring attention needs it; what accelerate does too."""
 
-    policy = MixedPrecisionPolicy()
-    if precision == "autocast-bf16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    layers = find_layers(model)
-    # torch's default, None, frees the layers' parameters and keeps the root's, which its backward needs at once
-    frees = False if layout.kind == "zero2" else None
-    for part in (*(layers or ()), model):
-        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=frees)
+    def without_mask(_module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**kwargs, "attention_mask": None, "is_causal": True}
+
+    for name, module in model.named_modules():
+        if name.endswith("self_attn"):
+            module.register_forward_pre_hook(without_mask, with_kwargs=True)
 
 
-def _optimizers(
-    model: torch.nn.Module, layout: Layout, optimizer: str, foreach: bool | None
-) -> tuple[torch.optim.Optimizer, ...]:
-    made = make_optimizers(model, optimizer, foreach)
-    if layout.tp > 1:
-        for one in made:
-            _group_by_mesh(one)
-    if layout.kind != "zero1":
-        return made
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    return tuple(_divided(one, ZeroRedundancyOptimizer) for one in made)
-
-
-def _group_by_mesh(optimizer: torch.optim.Optimizer) -> None:
-    """Gives parameters that are divided in different ways groups of their own: one call takes those of one mesh."""
-    groups = []
-    for group in optimizer.param_groups:
-        meshes = dict.fromkeys(getattr(parameter, "device_mesh", None) for parameter in group["params"])
-        for mesh in meshes:
-            alike = [p for p in group["params"] if getattr(p, "device_mesh", None) == mesh]
-            groups.append({**group, "params": alike})
-    optimizer.param_groups[:] = groups
-
-
-def _divide_layers(model: Any, mesh: DeviceMesh) -> None:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
-
-    styles = {
-        "colwise": ColwiseParallel(), "rowwise": RowwiseParallel(),
-        "replicated_with_grad_allreduce": SequenceParallel(sequence_dim=2, use_local_output=True),
+def _divisible_batch(tokens: torch.Tensor) -> dict[str, Any]:
+    """A batch whose parts can be moved: each token with its place and with the next one as its label. A mask of ones
+    says that no sequence begins in between."""
+    places = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0).repeat(len(tokens), 1)
+    following = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+    return {
+        "input_ids": tokens, "labels": tokens.clone(), "shift_labels": following, "position_ids": places,
+        "attention_mask": torch.ones_like(tokens), "use_cache": False,
     }  # fmt: skip
-    whole = model.config.base_model_tp_plan or {}
-    plan = {name: style for name, style in whole.items() if name.startswith("layers.")}
-    unknown = sorted({style for style in plan.values() if style not in styles})
-    if not plan or unknown:
-        found = f"has parts that are divided as {', '.join(unknown)}" if unknown else "has no plan in transformers"
-        raise UsageError(
-            f"tp of a {model.config.model_type}: it {found}; valid are models whose layers are divided by columns and "
-            "rows, such as qwen3 and llama"
-        )
-    parallelize_module(model.base_model, mesh, {name: styles[style] for name, style in plan.items()})
-
-
-def _divided(optimizer: torch.optim.Optimizer, divide: Callable[..., Any]) -> torch.optim.Optimizer:
-    """The same optimizer with its parameters divided among the ranks."""
-    (group,) = optimizer.param_groups
-    options = {name: group[name] for name in signature(type(optimizer)).parameters if name in optimizer.defaults}
-    found: torch.optim.Optimizer = divide(group["params"], type(optimizer), **options)
-    return found

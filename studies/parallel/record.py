@@ -30,7 +30,7 @@ from flopcast.roofline.stream.tracer.parallel.world import real_streams
 from flopcast.roofline.stream.tracer.record_step import record_step
 from flopcast.roofline.stream.tracer.unmodelled import Topic, modelled
 from studies.command import parser_of
-from studies.parallel.cases import CASES, CONFIG, Case
+from studies.parallel.cases import CASES, Case
 
 TIMED_STEPS = 10
 
@@ -40,14 +40,14 @@ def record(case: Case, device: str) -> streams.Stream:
     layout, traced = case.layout_of(dist.get_world_size()), case.traced(device)
     torch.manual_seed(0)
     step = build_parallel(
-        CONFIG, layout, mesh_of(layout, device), device, batch=traced.batch, seq=traced.seq,
+        case.config, layout, mesh_of(layout, device), device, batch=traced.batch, seq=traced.seq,
         precision=traced.precision, optimizer=traced.optimizer, accumulate=traced.accumulate,
     )  # fmt: skip
     step.warm_up()
     measured = _measured(step) if device == "cuda" else {}
     meta: dict[str, Any] = {
         "batch": traced.batch, "seq": traced.seq, "precision": traced.precision, "optimizer": traced.optimizer,
-        "accumulate": traced.accumulate, "checkpoint": "none", "device": device, "config": CONFIG,
+        "accumulate": traced.accumulate, "checkpoint": "none", "device": device, "config": case.config,
         "parallel": {"layout": str(layout), "rank": dist.get_rank()}, **measured,
     }  # fmt: skip
     with modelled(Topic.SEVERAL_GPUS), _streams(device) as lanes:

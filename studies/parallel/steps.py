@@ -28,6 +28,7 @@ from flopcast.errors import FlopcastError
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.parallel_step import ParallelStep, build_parallel, mesh_of
+from flopcast.microbench.recipe.pipeline_step import PipelineStep
 from flopcast.roofline.stream.model.models import Config, load_config, make_config
 from studies.command import parser_of
 from studies.parallel.record import group_of
@@ -49,7 +50,7 @@ class Step:
 
     @property
     def name(self) -> str:
-        layout = self.layout.replace("={n}", "")
+        layout = self.layout.replace("={n}", "").replace(":", "-")
         micro = f"-x{self.accumulate}" if self.accumulate > 1 else ""
         return f"{self.model}-{layout}-{self.batch}x{self.seq}{micro}-{self.optimizer}"
 
@@ -89,7 +90,10 @@ MODELS: dict[str, Config] = {
     "w640-d6": make_config(width=640, depth=6, heads=10, kv_heads=10, head_dim=64),
     "w2048-d3-v32000": make_config(width=2048, depth=3, vocab=32_000),
     "w3584-d2": make_config(width=3584, depth=2),
-    **{name: load_config(name) for name in ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "gpt2")},
+    **{
+        name: load_config(name)
+        for name in ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-3.2-1b", "gpt2", "qwen3-moe")
+    },
 }
 
 STEPS = (
@@ -122,10 +126,20 @@ STEPS = (
     Step("qwen3-1.7b", "tp={n}", 8, 1024),
     Step("qwen3-4b", "fsdp={n}", 2, 1024),
     Step("qwen3-4b", "tp={n}", 2, 2048),
+    Step("qwen3-0.6b", "pp={n}", 4, 1024, accumulate=4),
+    Step("llama-3.2-1b", "pp={n}", 2, 2048, accumulate=4),
+    Step("qwen3-0.6b", "pp={n}:gpipe", 4, 1024, accumulate=4),
+    Step("llama-3.2-1b", "cp={n}", 2, 4096),
+    Step("qwen3-moe", "ep={n}", 4, 1024),
+    Step("qwen3-1.7b", "pp={n}", 2, 1024, accumulate=8),
+    Step("qwen3-1.7b", "cp={n},fsdp=1", 2, 4096),
+    Step("qwen3-0.6b", "cp={n}", 4, 1024),
+    Step("qwen3-0.6b", "pp={n}", 2, 512, accumulate=2),
+    Step("qwen3-moe", "ep={n}", 8, 1024, accumulate=2),
 )
 
 
-def built(step: Step) -> ParallelStep:
+def built(step: Step) -> ParallelStep | PipelineStep:
     layout = Layout.parse(step.layout.format(n=dist.get_world_size()))
     torch.manual_seed(dist.get_rank() if layout.tp == 1 else 0)
     made = build_parallel(

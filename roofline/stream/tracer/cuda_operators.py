@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from flopcast.roofline.stream.tracer.lanes import wraps
+
 
 @torch.library.custom_op("flopcast::attention", mutates_args=())
 def _attention(
@@ -73,6 +75,13 @@ def _scaled_dot_product_attention(
     """Calls one operator where CUDA has a fused kernel, else the products and the softmax that it consists of
     (aten/src/ATen/native/transformers: flash and cuDNN take only 16-bit dtypes, the memory-efficient kernel takes no
     grouped heads)."""
+    if wraps(
+        [type(query)]
+    ):  # of a sequence that ranks divide: torch puts ring attention in place of a GPU's own operator
+        of_hopper: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
+            query, key, value, attn_mask, True, dropout_p, is_causal, False, scale=scale
+        )[0]
+        return of_hopper
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     if query.ndim != 4 or (not is_half and query.shape[1] != key.shape[1]):
         by_parts: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(

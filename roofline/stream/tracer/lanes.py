@@ -4,18 +4,21 @@ A lane is a CUDA stream, numbered in the order of first use; 0 is the one that c
 lanes. They are not kept: a call `waits` for the last calls that an event it waits for stands behind.
 
 NCCL runs a collective that is asked for asynchronously on a stream of its own, one per process group, after what the
-current stream holds at that moment; a synchronous one runs on the current stream (torch 2.7 and later).
+current stream holds at that moment; a synchronous one runs on the current stream (torch 2.7 and later). What is sent
+and received in one batch runs there too, as one kernel; what is sent by itself on a stream of the two ranks' own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 # torch's operators that are more than ATen: collectives as c10d knows them, as DTensor asks for them, FSDP's copies.
 COLLECTIVES, FUNCTIONAL, COPIES = "c10d", "_c10d_functional", "fsdp"
+SENT = ("c10d::send", "c10d::recv_")
 _NO_WORK = ("_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default")
 
 
@@ -66,6 +69,9 @@ class Lanes:
         self._ahead: dict[int, dict[int, int]] = {}  # by lane: the calls that its next one waits for, by their lanes
         self._seen: dict[int, dict[int, int]] = {}  # by lane: the last call of each other lane that it has waited for
         self._owed: dict[int, tuple[int, int]] = {}  # by storage: the lane and the call of a collective on it
+        self.together = 0  # the number of the batch that is being sent and received; 0 outside of one
+        self._batches = 0
+        self._sent: dict[int, int] = {}  # what was sent or received last, by lane, since `sending` began
 
     def number(self, key: Any) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -94,6 +100,24 @@ class Lanes:
             self.wait(self.current, {lane: call})
         self._owed.clear()
 
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Within the context what is sent and received runs as one kernel."""
+        self._batches += 1
+        self.together = self._batches
+        try:
+            yield
+        finally:
+            self.together = 0
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[dict[int, int]]:
+        """Yields what will hold the last call on each lane that sends or receives within the context: who asks for
+        these waits for them explicitly."""
+        before, self._sent = self._sent, {}
+        yield self._sent
+        self._sent = before
+
     def placed(
         self, number: int, func: Any, args: tuple[Any, ...], kind: str, storages: Iterable[int]
     ) -> tuple[int, tuple[int, ...]]:
@@ -109,9 +133,14 @@ class Lanes:
         if is_asynchronous(func, args):
             named = zip(args, func._schema.arguments, strict=False)
             group = next(found for value, argument in named if (found := group_of(value, argument.name)) is not None)
-            now, lane = self.state(lane), self.number(("nccl", group))
+            is_sent = func._schema.name in SENT
+            peer = args[2] if is_sent and not self.together else None
+            now, lane = self.state(lane), self.number(("nccl", group, peer))
             self.wait(lane, now)
-            self._owed |= dict.fromkeys(storages, (lane, number))
+            if is_sent:
+                self._sent[lane] = number
+            else:
+                self._owed |= dict.fromkeys(storages, (lane, number))
         ahead = self._ahead.pop(lane, {})
         self._seen.setdefault(lane, {}).update(ahead)
         self._last[lane] = number

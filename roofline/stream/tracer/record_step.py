@@ -70,10 +70,12 @@ class Parts:
 
 
 @contextlib.contextmanager
-def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def _phases(
+    recorder: Recorder, ended: Callable[[], None], following: str = "optimizer"
+) -> Iterator[Callable[[], None]]:
     """Keeps `recorder.phase` up to date; yields a function to call when a model begins. Calls `ended` after a backward.
 
-    The backward is what autograd's engine runs; the optimizer phase follows, until a model is called again. It runs
+    The backward is what autograd's engine runs; the phase that is named follows, until a model is called again. It runs
     without recording a graph: where something switches that on within it, a forward is repeated, as checkpointing of
     every kind does to have the graph that it did not keep.
     """
@@ -95,6 +97,7 @@ def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[
                     if recorder.lanes is not None:  # DistributedDataParallel's reducer waits for what it asked for
                         recorder.lanes.wait_for_collectives()
                     recorder.phase = after or before
+                    recorder.leave()
 
         return run
 
@@ -118,7 +121,7 @@ def _phases(recorder: Recorder, ended: Callable[[], None]) -> Iterator[Callable[
             recorder.phase = phase
 
     with (
-        replaced(torch.autograd, "backward", within(torch.autograd.backward, "optimizer")),
+        replaced(torch.autograd, "backward", within(torch.autograd.backward, following)),
         replaced(torch.autograd, "grad", within(torch.autograd.grad, None)),
         replaced(torch.enable_grad, "__enter__", enabled),
         replaced(torch.enable_grad, "__exit__", restored),
@@ -138,8 +141,9 @@ def record_step(
     """Returns the op stream of one steady step; a first step is run to create optimizer state, or `first` in its place.
 
     `step` has `run()` and `device_type`: a `TrainingStep`, or a `FunctionStep` around a function, whose models and
-    optimizers are those that its first run used. `is_host` is for `Recorder`: by default a tensor on the CPU is in
-    host memory where the device is another. `lanes`: follows the CUDA streams of a step on several of them.
+    optimizers are those that its first run used; it may say which phase follows a backward (`after_backward`).
+    `is_host` is for `Recorder`: by default a tensor on the CPU is in host memory where the device is another. `lanes`:
+    follows the CUDA streams of a step on several of them.
     """
     parts = Parts(batch=getattr(step, "batch", None))
     with older_kept():
@@ -180,7 +184,7 @@ def record_step(
         no_garbage_collection(),  # a collection during the step would free storages at a random op
         recorder,
         recorder.watching_sizes(),
-        _phases(recorder, register_gradients) as begin,
+        _phases(recorder, register_gradients, getattr(step, "after_backward", "optimizer")) as begin,
         modules.watching(begin),
     ):
         run()

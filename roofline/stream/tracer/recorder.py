@@ -16,7 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flopcast.kernels.shapes import Operand
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, TensorRef
-from flopcast.roofline.stream.tracer.lanes import Lanes, group_of, is_bookkeeping, is_launch, own_part, wraps
+from flopcast.roofline.stream.tracer.lanes import (
+    COLLECTIVES,
+    Lanes,
+    group_of,
+    is_bookkeeping,
+    is_launch,
+    own_part,
+    wraps,
+)
 from flopcast.roofline.stream.tracer.module_stack import ModuleStack
 from flopcast.roofline.stream.tracer.unmodelled import check_call, check_layout, check_tensor
 
@@ -202,6 +210,8 @@ class Recorder(TorchDispatchMode):
             for key, value in kwargs.items()
             if key not in ("device", "pin_memory")
         }
+        if self.lanes is not None and self.lanes.together and func.namespace == COLLECTIVES:
+            encoded_kwargs["together"] = self.lanes.together
         result = func(*args, **kwargs)
         results = [own_part(t) for t in flatten(result) if isinstance(t, torch.Tensor)]
         written_storages = {self.tensors[inputs[i]].storage for i in written}
@@ -258,6 +268,10 @@ class Recorder(TorchDispatchMode):
         """Whether results are on the host and operands on the device: a copy that the host waits for."""
         made = [self.storages[self.tensors[o].storage].kind == "host" for o in new]
         return bool(made) and all(made) and any(self.storages[s].kind != "host" for s in inputs)
+
+    def leave(self) -> None:
+        """A backward has ended: what follows is of none of its modules."""
+        self._where = ("", None)
 
     def _place(self) -> tuple[str, int | None]:
         """Returns the module and layer of the call, by the module stack; in the backward by the autograd node, except

@@ -98,7 +98,7 @@ def test_a_table_of_layouts(flopcast: Flopcast, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--parallel", "ddp"), "'ddp' is no part of a layout; valid are ddp=8"),
-        (("--parallel", "pp=2"), "pp is not modelled yet; valid are ddp=N"),
+        (("--parallel", "zero1=2,pp=2"), "pp and zero1 are not modelled together; valid together are zero2"),
         (("--parallel", "tp=3"), "tp=3 does not divide heads 2"),
         (("--parallel", "ddp=2", "--mode", "compile"), "mode compile with parallel ddp=2: not modelled yet"),
         (("--parallel", "ddp=8", "--nodes", "3"), "nodes is 3: it does not divide the 8 GPUs"),

@@ -21,7 +21,13 @@ from flopcast.roofline.stream.ops.op_stream import Stream
 from flopcast.roofline.stream.tracer.gpu_machine import Gpu
 from flopcast.roofline.stream.tracer.lanes import Lanes
 from flopcast.roofline.stream.tracer.parallel.ddp import fake_reducers
-from flopcast.roofline.stream.tracer.parallel.world import fake_world, followed_streams, real_meshes, unseen_shapes
+from flopcast.roofline.stream.tracer.parallel.world import (
+    fake_world,
+    followed_streams,
+    known_shapes,
+    real_meshes,
+    unseen_shapes,
+)
 from flopcast.roofline.stream.tracer.trace import Recording, faking, trace_made
 from flopcast.roofline.stream.tracer.unmodelled import Topic, modelled
 
@@ -105,6 +111,7 @@ def among_ranks(
         record = stack.enter_context(faking(device, gpu, casts_in_order=True))
         stack.enter_context(real_meshes())
         stack.enter_context(unseen_shapes())
+        stack.enter_context(known_shapes())
         stack.enter_context(fake_reducers())
         lanes = stack.enter_context(followed_streams()) if device == "cuda" else None
         yield RankRecording(

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import schedules
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -172,7 +173,55 @@ def followed_streams() -> Iterator[Lanes]:
             for name, answer in answers.items():
                 if hasattr(owner, name):
                     stack.enter_context(replaced(owner, name, answer))
+        stack.enter_context(followed_sends(lanes))
         yield lanes
+
+
+class _Sent:
+    """What a pipeline's schedule waits for."""
+
+    def __init__(self, work: Any, lanes: Lanes, state: dict[int, int]) -> None:
+        self._work, self._lanes, self._state = work, lanes, state
+
+    def wait(self) -> Any:
+        self._lanes.wait(self._lanes.current, self._state)
+        return self._work.wait()
+
+
+@contextlib.contextmanager
+def followed_sends(lanes: Lanes) -> Iterator[None]:
+    """Within the context lanes know what a pipeline's schedule sends and receives together, and when it waits for
+    it."""
+    batch, post = dist.batch_isend_irecv, schedules._batch_p2p
+
+    def batched(ops: Any) -> Any:
+        with lanes.batch():
+            return batch(ops)
+
+    def posted(*args: Any, **kwargs: Any) -> list[Any]:
+        with lanes.sending() as state:
+            works = post(*args, **kwargs)
+        return [_Sent(work, lanes, dict(state)) for work in works]
+
+    with replaced(dist, "batch_isend_irecv", batched), replaced(schedules, "_batch_p2p", posted):
+        yield
+
+
+@contextlib.contextmanager
+def known_shapes() -> Iterator[None]:
+    """Within the context a pipeline's stages take the shapes that they are given, as they do once they have asked each
+    other; a process group of ranks that are not there answers nothing."""
+    owner: Any = schedules._PipelineSchedule
+    name = "_warmup_p2p"  # by torch's version
+
+    def known(_schedule: Any, stages: Any, *_: Any) -> None:
+        from torch.distributed.pipelining.stage import InferenceMode  # type: ignore[attr-defined]
+
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    with replaced(owner, name, known) if hasattr(owner, name) else contextlib.nullcontext():
+        yield
 
 
 @contextlib.contextmanager
@@ -193,5 +242,9 @@ def real_streams() -> Iterator[Lanes]:
         lanes.wait(lane_of(stream), getattr(event, "flopcast_state", {}))
         return wait(event, stream)
 
-    with replaced(torch.cuda.Event, "record", recorded), replaced(torch.cuda.Event, "wait", waited):
+    with (
+        replaced(torch.cuda.Event, "record", recorded),
+        replaced(torch.cuda.Event, "wait", waited),
+        followed_sends(lanes),
+    ):
         yield lanes

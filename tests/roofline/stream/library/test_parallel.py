@@ -81,10 +81,9 @@ def refused(function: Callable[[], Any], said: str) -> None:
 
 def test_what_cannot_be_is_refused_with_what_can() -> None:
     refused(run("fsdp").check, "'fsdp' is no part of a layout; valid are ddp=8")
-    refused(run("pp=2").check, "pp is not modelled yet; valid are ddp=N, zero1=N")
+    refused(run("zero1=2,pp=2").check, "pp and zero1 are not modelled together; valid together are zero2, fsdp")
     refused(run("fsdp=1").check, "fsdp=1 is one GPU: valid are two and more")
     refused(run("hsdp=1x4").check, "hsdp=1x4 has one replica: give fsdp=4")
-    refused(run("tp=2,fsdp=4").check, "tp beside fsdp is not modelled yet")
     refused(run("ddp=2", mode="compile").check, "mode compile with parallel ddp=2: not modelled yet")
     refused(run("ddp=2", clip=1.0).check, "clip 1.0 with parallel")
     refused(run("ddp=2", optimizer="muon").check, "optimizer 'muon' with parallel ddp=2.*valid are adamw")

@@ -149,9 +149,9 @@ def test_a_rank_is_kept_in_a_file() -> None:
         from_json(record)
 
 
-@pytest.mark.parametrize("layout", ["ep=2", "pp=2", "cp=2", "tp=2,fsdp=4"])
-def test_layouts_that_are_not_built_are_refused(layout: str) -> None:
-    with pytest.raises(UsageError, match="valid are ddp=N"):
+@pytest.mark.parametrize("layout", ["ep=2,pp=2", "pp=2,tp=2", "cp=2,tp=2", "zero1=2,pp=2"])
+def test_parts_that_are_not_put_together_are_refused(layout: str) -> None:
+    with pytest.raises(UsageError, match="valid together are zero2, fsdp or hsdp with tp"):
         traced(layout)
 
 
