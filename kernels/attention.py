@@ -41,6 +41,7 @@ from flopcast.kernels.references import (
     standard_normal,
     worst,
 )
+from flopcast.kernels.rowwise import autocast_dtype
 from flopcast.kernels.shapes import Attention
 
 HEAD_DIMS = (16, 32, 64, 128)  # of the Triton kernel; 64 and 128 are tuned
@@ -224,9 +225,8 @@ def _backward_flops(do: Any, q: Any, *args: Any, **kwargs: Any) -> int:
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float | None = None) -> Tensor:
     """Differentiable Triton attention; under autocast the operands are cast as SDPA's are."""
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    dtype = autocast_dtype(q)
+    if dtype is not None and not q.dtype == k.dtype == v.dtype == dtype:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     o: Tensor = attention_forward_op(q, k, v, causal, scale)[0]

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.graph import increment_version
+from torch.compiler import is_dynamo_compiling
 from torch.utils.flop_counter import register_flop_formula
 
 from flopcast.kernels.cross_entropy_config import WHOLE_ROWS as WHOLE_ROWS
@@ -29,7 +31,8 @@ from flopcast.kernels.cross_entropy_launch import backward as backward
 from flopcast.kernels.cross_entropy_launch import forward as forward
 from flopcast.kernels.cross_entropy_launch import linear_loss_and_gradients
 from flopcast.kernels.cross_entropy_launch import loss_and_gradient as loss_and_gradient
-from flopcast.kernels.operators import operator
+from flopcast.kernels.launching import Replayed
+from flopcast.kernels.operators import operator, unobserved
 from flopcast.kernels.references import require_known, torch_dtype, worst
 from flopcast.kernels.rowwise import BACKENDS, Outputs, autocast_dtype, compiled_function, load_triton, multiprocessors
 from flopcast.kernels.shapes import CrossEntropy
@@ -74,6 +77,18 @@ def scale_op(x: Tensor, factor: Tensor) -> None:
     module = load_triton("cross_entropy", x)
     if x.numel():
         module.scale(x, factor.contiguous(), 4 * multiprocessors(x.device))
+
+
+_scale = Replayed(scale_op._init_fn)
+
+
+def _scale_in_place(x: Tensor, factor: Tensor) -> None:
+    """`scale_op`, directly where nothing but autograd looks on."""
+    if is_dynamo_compiling() or not (unobserved() and _scale.plain(x, factor)):
+        scale_op(x, factor)
+    else:
+        _scale.of_plain(x, factor)
+        increment_version(x)
 
 
 @cross_entropy_op.register_fake
@@ -144,7 +159,7 @@ def _scaled_gradients(ctx: Any, dloss: Tensor | None, *unused: Any) -> tuple[Ten
     if isinstance(dloss, FunctionalTensor):
         return (*((gradient * dloss).to(gradient.dtype) for gradient in gradients), *[None] * ctx.rest)
     for gradient in gradients:
-        scale_op(gradient, dloss)
+        _scale_in_place(gradient, dloss)
     return (*gradients, *[None] * ctx.rest)
 
 

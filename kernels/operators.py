@@ -8,12 +8,20 @@
 
     scaled_op.register_autograd(backward, setup_context=save)        # as of torch.library.custom_op
 
-What `torch.library.custom_op` gives, through the same dispatcher, but for two things that it does at every call: it
-looks for results that alias operands, and it wraps arguments, context and gradients once more for operators with
-keyword-only arguments and lists. With both directions of an operator of two results that is 40 us on a processor where
-this takes 26 us and the same `torch.autograd.Function` without an operator 24 us (torch 2.11; `torch.nn.functional`'s
-silu(x) * y takes 22 us, its rms_norm 48 us). An operator must therefore return new tensors only and change none; what
-changes an operand is registered as `custom_op`, which also tells autograd of it.
+A call goes one of two ways.
+
+Directly, if nothing but autograd looks on (`unobserved`): through a `torch.autograd.Function` where a gradient is
+wanted, else at once, to the function's recording (`launching`). With both directions of an operator of two results that
+takes 13 us on a processor where torch's silu(x) * y takes 8 us, the driver's part not counted.
+
+Through torch's dispatcher, if torch.compile traces, a mode is on (fake tensors, FLOP counting, the tracer of steps),
+functorch transforms, or a tensor is of a class of its own: as `torch.library.custom_op`, but for two things that it
+does at every call: it looks for results that alias operands, and it wraps arguments, context and gradients once more
+for operators with keyword-only arguments and lists (40 us, here 26 us). What torch.compile made calls the operator so,
+and there too the function is replayed.
+
+An operator must return new tensors only and change none; what changes an operand is registered as `custom_op`, which
+also tells autograd of it.
 
 A Triton kernel behind such an operator is opaque to torch.compile, as it is behind `custom_op`. `triton_op` with
 `wrap_triton` would let inductor see it, but it takes neither the launches of Gluon kernels nor the interpreter, and
@@ -27,13 +35,26 @@ from typing import Any, TypeVar
 
 import torch
 from torch._C import _any_requires_grad as any_requires_grad
+from torch._C import _are_functorch_transforms_active as transforming
 from torch._C import _AutoDispatchBelowAutograd as BelowAutograd
+from torch._C import _get_tracing_state as tracing_state
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C import _len_torch_function_stack as function_modes
+from torch._C import is_grad_enabled
 from torch._compile import _disable_dynamo as untraced  # torch.compiler.disable imports the compiler at once: 2.5 s
+from torch.compiler import is_dynamo_compiling
+
+from flopcast.kernels.launching import Replayed
 
 Fake = TypeVar("Fake", bound=Callable[..., Any])
 SetUp = Callable[[Any, tuple[Any, ...], Any], None]
 
 _LIBRARIES: dict[str, torch.library.Library] = {}  # by namespace; an operator lives as long as its library
+
+
+def unobserved() -> bool:
+    """Whether nothing but autograd wants to see which operators are called (0.2 us)."""
+    return not (dispatch_modes() or function_modes() or transforming()) and tracing_state() is None
 
 
 class Operator:
@@ -42,6 +63,7 @@ class Operator:
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         namespace, _, short = name.partition("::")
         self.name = name
+        self.replayed = Replayed(function)
         self._library = _LIBRARIES.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
         self._library.define(
             short + torch.library.infer_schema(function, mutates_args=()), tags=(torch.Tag.needs_exact_strides,)
@@ -49,12 +71,19 @@ class Operator:
         self.overload = getattr(getattr(torch.ops, namespace), short).default
         self._backward: Callable[..., Any] = self._refuse
         self._setup_context: SetUp | None = None
+        self._plain, self._run = self.replayed.plain, self.replayed.of_plain
+        # torch.autograd.Function.apply is this one and 2.5 us for functorch's transforms, which `unobserved` looks for.
+        self._apply = super(torch.autograd.Function, self._function(self._run)).apply  # type: ignore[misc]
         # Where torch.compile is at work around a call, it must not trace the launch of a kernel.
-        self._library.impl(short, untraced(function), "CompositeExplicitAutograd")
+        self._library.impl(short, untraced(self.replayed), "CompositeExplicitAutograd")
         self._library.impl(short, self._differentiable(), "Autograd")
 
     def __call__(self, *args: Any) -> Any:
-        return self.overload(*args)
+        if is_dynamo_compiling() or not unobserved() or not self._plain(*args):
+            return self.overload(*args)
+        if is_grad_enabled() and any_requires_grad(*args):
+            return self._apply(*args)
+        return self._run(*args)
 
     def register_fake(self, function: Fake) -> Fake:
         torch.library.register_fake(self.name, function, lib=self._library)
@@ -65,15 +94,14 @@ class Operator:
         gives one gradient, or None, per argument."""
         self._backward, self._setup_context = backward, setup_context
 
-    def _differentiable(self) -> Callable[..., Any]:
-        """What runs where autograd is concerned."""
-        call, overload = self, self.overload
+    def _function(self, run: Callable[..., Any]) -> type[torch.autograd.Function]:
+        """`run` with the operator's backward."""
+        call = self
 
         class Differentiable(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *args: Any) -> Any:
-                with BelowAutograd():
-                    results = overload(*args)
+                results = run(*args)
                 if call._setup_context is not None:
                     call._setup_context(ctx, args, results)
                 return results
@@ -83,12 +111,22 @@ class Operator:
                 return call._backward(ctx, *gradients)
 
         Differentiable.__name__ = f"{self.name.partition('::')[2]}_autograd"
+        return Differentiable
 
-        def run(*args: Any) -> Any:
-            if torch.is_grad_enabled() and any_requires_grad(*args):
-                return Differentiable.apply(*args)  # type: ignore[no-untyped-call]
+    def _differentiable(self) -> Callable[..., Any]:
+        """What runs where torch's dispatcher is concerned with autograd."""
+        overload = self.overload
+
+        def below(*args: Any) -> Any:
             with BelowAutograd():
                 return overload(*args)
+
+        differentiable = self._function(below)
+
+        def run(*args: Any) -> Any:
+            if is_grad_enabled() and any_requires_grad(*args):
+                return differentiable.apply(*args)
+            return below(*args)
 
         return run
 

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.launching import launch as launch_kernel
+
 
 @triton.jit
 def _address(table_ptr, ALIGNED: tl.constexpr):
@@ -96,7 +98,8 @@ def launch(table: Any, scalars: tuple[float, ...], norm: Tensor | None = None, m
     all gradients, fp32 [1], these are clipped to `max_norm`."""
     pointers: Tensor = table.pointers
     with torch.cuda.device_of(pointers):
-        adamw_kernel[(table.chunk_tensor.numel(),)](
+        launch_kernel(
+            adamw_kernel, (table.chunk_tensor.numel(),),
             pointers, table.chunk_tensor, table.chunk_index, pointers if norm is None else norm, max_norm, *scalars,
             SCALED=norm is not None, ALIGNED=table.aligned, CHUNK=table.config.chunk, BLOCK=table.config.block,
             num_warps=table.config.num_warps,

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.launching import launch
 from flopcast.kernels.sizes import cdiv
 
 LOG2_E = 1.4426950408889634
@@ -279,7 +280,8 @@ def launch_forward(
     tile = config.forward
     grid = (batch * heads, cdiv(seq, tile.block_m))  # y is limited to 65,535
     with torch.cuda.device_of(q):
-        forward_kernel[grid](
+        launch(
+            forward_kernel, grid,
             q, k, v, o, lse, *_strides(q, k, v, o), heads, heads // k.shape[1], seq, scale * LOG2_E,
             CAUSAL=causal, D=dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
@@ -296,17 +298,29 @@ def launch_backward(
     delta = torch.empty_like(lse)
     with torch.cuda.device_of(q):
         block = 64
-        delta_kernel[(batch * heads, cdiv(seq, block))](
-            o, do, delta, *_strides(o, do), heads, seq, D=dim, BLOCK_M=block, num_warps=4
+        launch(
+            delta_kernel,
+            (batch * heads, cdiv(seq, block)),
+            o,
+            do,
+            delta,
+            *_strides(o, do),
+            heads,
+            seq,
+            D=dim,
+            BLOCK_M=block,
+            num_warps=4,
         )
         tile = config.dkdv
-        dkdv_kernel[(batch * k.shape[1], cdiv(seq, tile.block_n))](
+        launch(
+            dkdv_kernel, (batch * k.shape[1], cdiv(seq, tile.block_n)),
             q, k, v, do, lse, delta, dk, dv, *_strides(q, k, v, do, dk, dv), heads, group, seq, scale,
             scale * LOG2_E, CAUSAL=causal, D=dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         tile = config.dq
-        dq_kernel[(batch * heads, cdiv(seq, tile.block_m))](
+        launch(
+            dq_kernel, (batch * heads, cdiv(seq, tile.block_m)),
             q, k, v, do, lse, delta, dq, *_strides(q, k, v, do, dq), heads, group, seq, scale,
             scale * LOG2_E, CAUSAL=causal, D=dim, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
             num_warps=tile.num_warps, num_stages=tile.num_stages,

@@ -22,6 +22,7 @@ from flopcast.kernels import triton_attention_hopper as hopper
 from flopcast.kernels import triton_attention_hopper_dkdv as hopper_dkdv
 from flopcast.kernels import triton_attention_hopper_dq as hopper_dq
 from flopcast.kernels.attention_config import AttentionConfig, Tile
+from flopcast.kernels.launching import launch
 from flopcast.kernels.sizes import cdiv
 
 VERSION: str = triton.__version__
@@ -83,7 +84,8 @@ def launch_forward(
     group = heads // k.shape[1]
     section = section_of(pairs, max(1, group // 2) if tile.pack else group, seq, 4 * q.shape[3], tile)
     with torch.cuda.device_of(q):
-        hopper.forward_kernel[_grid(pairs * blocks, tile, q.device)](
+        launch(
+            hopper.forward_kernel, _grid(pairs * blocks, tile, q.device),
             _matrix(q, 64), _matrix(k, tile.block_n), _matrix(v, tile.block_n), _matrix(o, 64), lse,
             heads, group, seq, pairs, blocks, scale * LOG2_E, section,
             CAUSAL=causal, SECTIONS=tile.l2_mib > 0, PACK=tile.pack, PINGPONG=tile.pingpong, BLOCK_N=tile.block_n,
@@ -96,7 +98,8 @@ def _prepare(o: Tensor, do: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     batch, heads, seq, dim = o.shape
     padded, block = cdiv(seq, 128) * 128, 64
     lse2, delta = torch.empty((2, batch * heads, padded), dtype=torch.float32, device=o.device)
-    hopper_dkdv.prepare_kernel[(batch * heads, padded // block)](
+    launch(
+        hopper_dkdv.prepare_kernel, (batch * heads, padded // block),
         o, do, lse, lse2, delta, *o.stride()[:3], *do.stride()[:3], heads, seq, padded,
         D=dim, BLOCK_M=block, num_warps=4,
     )  # fmt: skip
@@ -127,7 +130,8 @@ def _launch_dkdv(
     rows = [_matrix(x, tile.block_m) for x in (q, do)]
     keys = [_matrix(x, 64) for x in (k, v, dk, dv)]
     vectors: list[Any] = [_vector(x, tile.block_m) for x in (lse2, delta)]
-    hopper_dkdv.dkdv_kernel[_grid(tiles, tile, q.device)](
+    launch(
+        hopper_dkdv.dkdv_kernel, _grid(tiles, tile, q.device),
         *rows, *keys, *vectors, kv_heads, group, seq, pairs, tiles, scale, scale * LOG2_E, section,
         CAUSAL=causal, SECTIONS=tile.l2_mib > 0, BLOCK_M=tile.block_m, STAGES=tile.num_stages,
         num_warps=tile.num_warps, maxnreg=REGISTERS,
@@ -141,7 +145,8 @@ def _launch_dq(
     batch, heads, seq, _ = q.shape
     pairs, blocks, group = batch * heads, cdiv(seq, 128), heads // k.shape[1]
     section = section_of(pairs, group, seq, 4 * q.shape[3], tile)
-    hopper_dq.dq_kernel[_grid(pairs * blocks, tile, q.device)](
+    launch(
+        hopper_dq.dq_kernel, _grid(pairs * blocks, tile, q.device),
         _matrix(q, 64), _matrix(do, 64), _matrix(k, tile.block_n), _matrix(v, tile.block_n), _matrix(dq, 64),
         lse2, delta, heads, group, seq, lse2.shape[1], pairs, blocks, scale, scale * LOG2_E, section,
         CAUSAL=causal, SECTIONS=tile.l2_mib > 0, BLOCK_N=tile.block_n, STAGES=tile.num_stages,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.launching import launch
 from flopcast.kernels.sizes import cdiv, next_power_of_2
 
 
@@ -35,6 +36,14 @@ def column_sums(partial: Tensor, out: Tensor) -> None:
     # Many programs, and all loads of each at once: 64 rows at a time a sum over 660 took ten latencies of 1 us.
     block, rows = 16, min(1024, max(64, next_power_of_2(count)))
     with torch.cuda.device_of(partial):
-        column_sum_kernel[(cdiv(n, block),)](
-            partial, out, count, n, BLOCK_P=rows, BLOCK_C=block, num_warps=16 if rows > 256 else 8
+        launch(
+            column_sum_kernel,
+            (cdiv(n, block),),
+            partial,
+            out,
+            count,
+            n,
+            BLOCK_P=rows,
+            BLOCK_C=block,
+            num_warps=16 if rows > 256 else 8,
         )

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.launching import launch
 from flopcast.kernels.sizes import cdiv, next_power_of_2
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -228,8 +229,17 @@ def count_targets(target: Tensor, ignore_index: int, slots: int = 0) -> tuple[Te
     words = torch.empty((target.numel(), slots), dtype=torch.int64, device=target.device)
     block = 4096  # 8,192 targets by blocks of 1,024 took eight latencies of 1 us
     with torch.cuda.device_of(target):
-        count_kernel[(1 + cdiv(words.numel(), block),)](
-            target, count, words, target.numel(), words.numel(), ignore_index, BLOCK=block, num_warps=16
+        launch(
+            count_kernel,
+            (1 + cdiv(words.numel(), block),),
+            target,
+            count,
+            words,
+            target.numel(),
+            words.numel(),
+            ignore_index,
+            BLOCK=block,
+            num_warps=16,
         )
     return count, words
 
@@ -238,14 +248,15 @@ def mean(losses: Tensor, count: Tensor) -> Tensor:
     """The sum of the losses divided by count, an fp32 scalar."""
     out = torch.empty((), dtype=torch.float32, device=losses.device)
     with torch.cuda.device_of(losses):
-        mean_kernel[(1,)](losses, count, out, losses.numel(), BLOCK=4096, num_warps=16)
+        launch(mean_kernel, (1,), losses, count, out, losses.numel(), BLOCK=4096, num_warps=16)
     return out
 
 
 def launch_forward(logits: Tensor, target: Tensor, losses: Tensor, lse: Tensor, ignore_index: int, config: Any) -> None:
     rows, vocab = logits.shape
     with torch.cuda.device_of(logits):
-        forward_kernel[(rows,)](
+        launch(
+            forward_kernel, (rows,),
             logits, target, losses, lse, logits.stride(0), vocab, ignore_index,
             BLOCK=_block(vocab, config), STAGES=config.num_stages, num_warps=config.num_warps,
         )  # fmt: skip
@@ -258,7 +269,8 @@ def launch_backward(
     rows, vocab = logits.shape
     block = _block(vocab, config)
     with torch.cuda.device_of(logits):
-        backward_kernel[(rows * cdiv(vocab, block),)](
+        launch(
+            backward_kernel, (rows * cdiv(vocab, block),),
             dloss, logits, target, lse, count, out, logits.stride(0), out.stride(0), vocab, ignore_index,
             BLOCK=block, num_warps=config.num_warps,
         )  # fmt: skip
@@ -271,7 +283,8 @@ def launch_both(
     """Writes losses [rows] and out = d(sum of losses / count) / d logits; `out` may be `logits`."""
     rows, vocab = logits.shape
     with torch.cuda.device_of(logits):
-        both_kernel[(min(rows, config.programs_per_sm * multiprocessors),)](
+        launch(
+            both_kernel, (min(rows, config.programs_per_sm * multiprocessors),),
             logits, target, losses, count, out, rows, logits.stride(0), out.stride(0), vocab, ignore_index,
             BLOCK=_block(vocab, config), STAGES=config.num_stages, num_warps=config.num_warps,
         )  # fmt: skip
@@ -280,4 +293,4 @@ def launch_both(
 def scale(x: Tensor, factor: Tensor, programs: int) -> None:
     """x *= factor in place; x contiguous, factor one number on the same device."""
     with torch.cuda.device_of(x):
-        scale_kernel[(programs,)](x, factor, x.numel(), BLOCK=4096, num_warps=8)
+        launch(scale_kernel, (programs,), x, factor, x.numel(), BLOCK=4096, num_warps=8)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.launching import launch
 from flopcast.kernels.sizes import cdiv, next_power_of_2
 from flopcast.kernels.triton_cross_entropy import LOG2_E, VEC, _block, _offsets, _online, _times_log2e
 
@@ -132,7 +133,8 @@ def launch_split(
     block, split = _block(vocab, config), parts(vocab, config)
     pairs = logits.view(torch.int32)
     with torch.cuda.device_of(logits):
-        split_kernel[(rows * split,)](
+        launch(
+            split_kernel, (rows * split,),
             pairs, logits, target, losses, count, out, words, pairs.stride(0), logits.stride(0), out.stride(0), vocab,
             ignore_index, SPLIT=split, SLOTS=words.shape[1], BLOCK=block,
             PIECES=max(1, block // (512 * config.num_warps)),  # 16 elements per thread

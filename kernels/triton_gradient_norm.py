@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.launching import launch as launch_kernel
 from flopcast.kernels.triton_adamw import _address
 
 SUM_BLOCK = 4096
@@ -57,8 +58,9 @@ def launch(table: Any, norm: Tensor) -> None:
     count = table.chunk_tensor.numel()
     partial = torch.empty(count, dtype=torch.float32, device=norm.device)
     with torch.cuda.device_of(norm):
-        squares_kernel[(count,)](
+        launch_kernel(
+            squares_kernel, (count,),
             table.pointers, table.chunk_tensor, table.chunk_index, partial, ALIGNED=table.aligned,
             CHUNK=table.chunk, BLOCK=table.block, num_warps=8,
         )  # fmt: skip
-        root_of_sum_kernel[(1,)](partial, norm, count, BLOCK=SUM_BLOCK, num_warps=8)
+        launch_kernel(root_of_sum_kernel, (1,), partial, norm, count, BLOCK=SUM_BLOCK, num_warps=8)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.launching import launch as launch_kernel
 from flopcast.kernels.sizes import cdiv
 from flopcast.kernels.triton_matmul_tma import AHEAD, add_parts, after_the_kernel_before, tile_position
 
@@ -118,7 +119,8 @@ def launch(
         sizes = (tiles, split, config.block_m, config.block_n)
         partial = torch.empty(sizes, dtype=torch.float32, device=a_MK.device)
     with torch.cuda.device_of(a_MK):
-        matmul_kernel[(tiles, split)](
+        launch_kernel(
+            matmul_kernel, (tiles, split),
             a_MK, b_KN, c, partial,
             m, n, k, config.group_m,
             a_MK.stride(0), a_MK.stride(1), b_KN.stride(0), b_KN.stride(1), c.stride(0), c.stride(1),

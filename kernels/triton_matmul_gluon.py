@@ -37,6 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from flopcast.kernels.launching import launch as launch_kernel
 from flopcast.kernels.matmul_configs import blocks
 from flopcast.kernels.triton_matmul_tma import AHEAD, PDL, suits
 
@@ -314,7 +315,8 @@ def launch(
     trans_a, trans_b = layout[0] == "t", layout[1] == "t"
     b_desc, c_desc = _descriptor(b, block_k, n1, trans_b), _descriptor(c, rows, n1 // config.subtiles)
     with torch.cuda.device_of(a):
-        matmul_gluon_kernel[(min(tiles, sm_count),)](
+        launch_kernel(
+            matmul_gluon_kernel, (min(tiles, sm_count),),
             _descriptor(a, rows, block_k, trans_a), b_desc,
             _descriptor(b, block_k, n2, trans_b) if n2 else b_desc, c_desc, _descriptor(c, rows, n2) if n2 else c_desc,
             m, n, k, config.group_m,

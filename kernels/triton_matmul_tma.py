@@ -26,6 +26,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from flopcast.kernels.launching import asked_each_time
+from flopcast.kernels.launching import launch as launch_kernel
 from flopcast.kernels.matmul_configs import blocks
 
 
@@ -262,6 +264,7 @@ def _lasting_zeros(device: torch.device, count: int) -> Tensor:
         return other.submit(make).result()
 
 
+@asked_each_time
 def _counters(device: torch.device, count: int) -> Tensor:
     """int32 zeros for `count` tiles, used by no other call that may run at the same time."""
     if device.type != "cuda" or count > COUNTERS:
@@ -328,7 +331,8 @@ def launch(
         more = _descriptor(b, block_k, more_n, trans_b)
         c_more = _descriptor(c, block_m, more_n) if c_tma else None
     with torch.cuda.device_of(a):
-        matmul_tma_kernel[(programs,)](
+        launch_kernel(
+            matmul_tma_kernel, (programs,),
             _descriptor(a, block_m, block_k, trans_a), _descriptor(b, block_k, block_n, trans_b),
             _descriptor(c, block_m, block_n // config.subtiles) if c_tma else None,
             more, c_more, c, partial, counters,
@@ -353,7 +357,8 @@ def add_parts(partial: Tensor, c: Tensor, config: Any, pdl: bool = False) -> Non
     the end of the kernel before (sm_90)."""
     tiles, split = partial.shape[:2]
     rows = min(config.block_m, max(1, 2048 // config.block_n))
-    reduce_kernel[(tiles, config.block_m // rows)](
+    launch_kernel(
+        reduce_kernel, (tiles, config.block_m // rows),
         partial, c, c.shape[0], c.shape[1], config.group_m,
         SPLIT=split, BLOCK_M=config.block_m, BLOCK_N=config.block_n, ROWS=rows, PDL=pdl, num_warps=4,
         **(AHEAD if pdl else {}),

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.launching import launch
 from flopcast.kernels.sizes import cdiv
 from flopcast.kernels.triton_ahead import launched_ahead
 from flopcast.kernels.triton_common import column_sums
@@ -152,7 +153,8 @@ def launch_forward(
     whole = n == blocks[0] and rows % config.rows == 0 and x.is_contiguous()
     ahead = launched_ahead(x.device)
     with torch.cuda.device_of(x):
-        rms_norm_forward_kernel[(cdiv(rows, config.rows),)](
+        launch(
+            rms_norm_forward_kernel, (cdiv(rows, config.rows),),
             x, x if residual is None else residual, weight, y, y if total is None else total, rstd, rows, n,
             x.stride(0), x.stride(0) if residual is None else residual.stride(0), eps,
             RESIDUAL=residual is not None, ROWS=config.rows, BLOCK=blocks[0], REST=blocks[1],
@@ -169,7 +171,8 @@ def launch_backward(
     rows, n = x.shape
     partial = torch.empty((programs, n), dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
-        rms_norm_backward_kernel[(programs,)](
+        launch(
+            rms_norm_backward_kernel, (programs,),
             dy, dy if dsum is None else dsum, x, weight, rstd, dx, dx if dx2 is None else dx2, partial,
             rows, n, dy.stride(0), dy.stride(0) if dsum is None else dsum.stride(0), x.stride(0),
             DSUM=dsum is not None, SECOND=dx2 is not None, ROWS=config.rows, BLOCK=blocks[0], REST=blocks[1],

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.launching import launch
 from flopcast.kernels.sizes import cdiv, next_power_of_2
 from flopcast.kernels.triton_ahead import launched_ahead
 
@@ -280,7 +281,8 @@ def launch_forward(
 ) -> None:  # fmt: skip
     tokens, q_tiles, k_tiles, constants = _sizes(q, k, config)
     with torch.cuda.device_of(q):
-        rope_forward_kernel[(q_tiles + k_tiles,)](
+        launch(
+            rope_forward_kernel, (q_tiles + k_tiles,),
             q, k, q_weight, k_weight, cos, sin, q_out, k_out, tokens, q.shape[1], q_tiles,
             *q.stride()[:3], *k.stride()[:3], *_table_strides(cos), eps, **constants,
             num_warps=config.num_warps,
@@ -319,13 +321,15 @@ def launch_backward(
     # Each program of the sum makes all its loads at once, and there are enough programs to keep these few: one latency.
     block = min(4096, max(64, next_power_of_2(programs)))
     with torch.cuda.device_of(q):
-        rope_backward_kernel[(programs,)](
+        launch(
+            rope_backward_kernel, (programs,),
             *rows, q_weight, k_weight, cos, sin, dq, dk, partial, tokens, q.shape[1], q_tiles, k_tiles,
             *(stride for x in rows for stride in x.stride()[:3]), *_table_strides(cos), eps, **constants,
             FLAT=flat, PAIRED=paired, AHEAD=bool(ahead), num_warps=config.num_warps,
             maxnreg=config.max_registers, **ahead,
         )  # fmt: skip
-        share_sum_kernel[(cdiv(dweights.numel(), 8),)](
+        launch(
+            share_sum_kernel, (cdiv(dweights.numel(), 8),),
             partial, dweights, programs, dweights.numel(), BLOCK_P=block, BLOCK_C=8, AHEAD=bool(ahead),
             num_warps=32 if block > 2048 else 16 if block > 512 else 8, **ahead,
         )  # fmt: skip

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flopcast.kernels.launching import launch
 from flopcast.kernels.sizes import cdiv
 
 
@@ -39,14 +40,30 @@ def swiglu_backward_kernel(dout_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, numel
 def launch_forward(gate: Tensor, up: Tensor, out: Tensor, config: Any) -> None:
     numel = gate.numel()
     with torch.cuda.device_of(gate):
-        swiglu_forward_kernel[(cdiv(numel, config.block),)](
-            gate, up, out, numel, BLOCK=config.block, num_warps=config.num_warps
+        launch(
+            swiglu_forward_kernel,
+            (cdiv(numel, config.block),),
+            gate,
+            up,
+            out,
+            numel,
+            BLOCK=config.block,
+            num_warps=config.num_warps,
         )
 
 
 def launch_backward(dout: Tensor, gate: Tensor, up: Tensor, dgate: Tensor, dup: Tensor, config: Any) -> None:
     numel = gate.numel()
     with torch.cuda.device_of(gate):
-        swiglu_backward_kernel[(cdiv(numel, config.block),)](
-            dout, gate, up, dgate, dup, numel, BLOCK=config.block, num_warps=config.num_warps
+        launch(
+            swiglu_backward_kernel,
+            (cdiv(numel, config.block),),
+            dout,
+            gate,
+            up,
+            dgate,
+            dup,
+            numel,
+            BLOCK=config.block,
+            num_warps=config.num_warps,
         )

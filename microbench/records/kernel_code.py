@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = "flopcast.kernels."
-_DESCRIPTIONS = ("shapes", "references")  # modules that define what is computed, not how; they are not followed
+# Modules that define what is computed, or by which call of the host, and not which kernels run: they are not followed.
+_DESCRIPTIONS = ("shapes", "references", "launching", "operators")
 _LOADER = "load_triton"  # load_triton("rope") is the module triton_rope
 # The annotations that Triton reads: constexpr, const and scalar types.
 _READ_BY_TRITON = re.compile(r"const(?:expr)?|\*?k?(?:[iu]|u?int|fp|bf|b?float)\d+")
@@ -173,7 +174,11 @@ class _Reader:
             case ast.Raise():
                 return "raise"
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                return [node.name, self.form(node.decorator_list), self.function(node)]
+                decorators = [x for x in node.decorator_list if not self.is_of_host(x)]
+                return [node.name, self.form(decorators), self.function(node)]
+            case ast.Call(func=ast.Name() as called, args=[kernel, grid, *rest]) if self.is_of_host(called):
+                by_triton = ast.Subscript(kernel, grid, ast.Load())
+                return self.form(ast.Call(by_triton, rest, node.keywords))
             case ast.Lambda():
                 return self.function(node)
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
@@ -240,6 +245,11 @@ class _Reader:
                 path = self.path(function)
                 return f"{_PACKAGE}triton_{name}" if path and path.endswith(f".{_LOADER}") else None
         return None
+
+    def is_of_host(self, node: ast.AST) -> bool:
+        """Whether a name is of the module by which the host launches: `launch(kernel, grid, ...)` there is
+        `kernel[grid](...)`, and its decorators change nothing on a GPU."""
+        return (self.path(node) or "").startswith(f"{_PACKAGE}launching.")
 
     def follow(self, path: str) -> str:
         """Returns the path without the modules of the folder that it passes through; the definition at its end is added
