@@ -66,6 +66,10 @@ Theme = Annotated[
     str | None,
     Option(help="Background of the figure: light (default) or dark.", autocompletion=one_of(("light", "dark"))),
 ]
+NumGpus = Annotated[
+    int | None,
+    Option(help="GPUs over which --parallel auto looks for layouts, each with --batch times --accumulate sequences."),
+]
 Budget = Annotated[float | None, Option(help="Seconds to measure for. The next run continues.")]
 AsJson = Annotated[bool, Option("--json", help="Write one JSON document to stdout, everything else to stderr.")]
 

@@ -17,6 +17,7 @@ from flopcast.roofline.cli.shared.options import (
     AsJson,
     Host,
     ModelOptions,
+    NumGpus,
     OneGpu,
     PriceOptions,
     RunOptions,
@@ -27,6 +28,7 @@ from flopcast.roofline.cli.shared.output import emit
 from flopcast.roofline.cli.shared.price_book import price_of
 from flopcast.roofline.cli.step.asked import asked_step
 from flopcast.roofline.cli.step.explain import explain as explain_step
+from flopcast.roofline.cli.step.layouts import AUTO, rank_layouts
 
 
 def predict(
@@ -53,9 +55,18 @@ def predict(
             help="Find the largest micro-batch that fits, too. Takes seconds, of compiled steps minutes.",
         ),
     ] = False,
+    num_gpus: NumGpus = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecasts one training step: time, memory, FLOPs and dollars, each with what it rests on."""
+    if run.parallel == AUTO:
+        refuse_unused(
+            "with --parallel auto: it ranks the layouts of one kind of GPU",
+            {"gpus": gpus, "explain": explain, "largest_batch": largest_batch},
+        )
+        rank_layouts(typed, check_one(gpu), num_gpus, model=model, run=run, host=host, price=price, as_json=as_json)
+        return
+    refuse_unused("without --parallel auto: a layout says its number of GPUs", {"num_gpus": num_gpus})
     if gpus is not None:
         refuse_unused("with --gpus: it is of one GPU", {"gpu": gpu, "explain": explain})
         _predict_several(typed, gpus, sort, model, run, host, price, largest_batch=largest_batch, as_json=as_json)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from flopcast.child import end_with_parent
 from flopcast.errors import UsageError
 from flopcast.kernels.shapes import canonical_json
-from flopcast.roofline.stream.library.streams import as_traced, folded, get_stream, is_at_hand, sources_of
+from flopcast.roofline.stream.library.streams import Vary, as_traced, folded, get_stream, is_at_hand, sources_of
 from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
@@ -33,22 +33,26 @@ StreamOf = Callable[[Config, Traced], Stream]
 
 @contextmanager
 def prefetched(
-    wanted: Sequence[tuple[Config, Traced]], progress: Callable[[int, int], None] = lambda done, total: None
+    wanted: Sequence[tuple[Config, Traced]],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    vary: Vary | None = None,
 ) -> Iterator[StreamOf]:
     """Yields a function like `get_stream` for the streams that are `wanted`; it waits for those that are being traced.
 
-    For a model wanted at LEAST_BATCHES batches or more, two batches are traced and the others derived from them.
+    For a model wanted at LEAST_BATCHES batches or more, two batches are traced and the others derived from them; for
+    every model where the caller is going to `vary` the batch.
     `progress`: of the compilations, which come first.
     """
     if any(traced.mode != "eager" for _, traced in wanted):
         from flopcast.roofline.stream.library.ahead import compile_ahead
 
         compile_ahead(wanted, progress)
-    missing = [(config, traced) for config, traced in wanted if not is_at_hand(config, traced)]
+    missing = [(config, traced) for config, traced in wanted if not is_at_hand(config, traced, vary=vary)]
     batches: dict[str, set[int]] = defaultdict(set)
     for config, traced in missing:
         batches[_model(config, traced)].add(traced.batch)
-    varied = {model for model, found in batches.items() if len(found) >= LEAST_BATCHES}
+    varied = {model for model, found in batches.items() if vary == "batch" or len(found) >= LEAST_BATCHES}
     sources: dict[str, list[str]] = {}  # keys of the traces that each missing stream needs, by its own key
     traces: dict[str, tuple[Config, Traced]] = {}
     for config, traced in missing:

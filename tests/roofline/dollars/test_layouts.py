@@ -1,0 +1,78 @@
+"""The search for layouts: which there are, what each is given to do, and which comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flopcast.errors import UsageError
+from flopcast.microbench.recipe.layout import Layout
+from flopcast.roofline.dollars.layouts import Workload, check_gpus, layouts_on, ranked, try_all
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.stream.model.models import make_config
+from flopcast.roofline.stream.model.run import Run
+
+pytestmark = pytest.mark.usefixtures("cache_of_the_module")
+
+CONFIG = make_config(width=256, depth=3, heads=2, kv_heads=2, head_dim=128, vocab=1024)
+
+
+def workload(sequences: int, memory: float | None = None) -> Workload:
+    profile = find_profile("nvidia-h200")
+    if memory is not None:
+        device: Mapping[str, Any] = {**profile.device, "memory_bytes": memory}
+        profile = replace(profile, device=device)
+    return Workload(
+        model=CONFIG, run=Run(seq=64, optimizer="adamw-fused"), sequences=sequences, profile=profile, host=None
+    )
+
+
+@pytest.mark.parametrize("gpus", [2, 8, 12, 64])
+def test_every_layout_has_all_gpus_once(gpus: int) -> None:
+    found = list(layouts_on(gpus))
+    assert len(found) == len(set(found))
+    assert {Layout.parse(text).world for text in found} == {gpus}
+    assert {f"{kind}={gpus}" for kind in ("ddp", "zero1", "zero2", "fsdp")} <= set(found)
+    assert ("tp=8" in found) == (gpus == 8)
+    assert all(Layout.parse(text).tp <= 8 for text in found)
+    assert list(layouts_on(1)) == ["none"]
+
+
+def test_layouts_do_the_same_work_and_the_fastest_comes_first() -> None:
+    work = workload(16)
+    tried = try_all(work, ["fsdp=2", "ddp=2"])
+    found = ranked(work, 2, tried)
+    times = [one.seconds for one in found.fitting]
+    assert times == sorted(times)
+    assert 1 <= found.undecided <= 2
+    for one in found.fitting:
+        assert one.run.batch * one.run.accumulate * one.run.layout.data == 16
+        assert one.forecast is not None
+        assert one.forecast.parallel == one.run.parallel
+    record = found.to_json()
+    assert record["num_gpus"] == 2
+    assert [one["step_seconds"] for one in record["fitting"]] == times
+
+    plenty = tried[1].forecast
+    assert plenty is not None
+    scarce = workload(16, memory=plenty.needed_bytes - 1)
+    tried = try_all(scarce, ["ddp=2"])
+    how = [(one.run.batch, one.run.accumulate, one.run.checkpoint) for one in tried]
+    assert how[:3] == [(8, 1, "none"), (4, 2, "none"), (8, 1, "full")]  # in smaller parts, or recomputed
+    assert not tried[0].fits
+    found = ranked(scarce, 2, tried)
+    assert found.fitting
+    assert found.too_large
+
+
+def test_what_cannot_be_divided_is_refused_in_words() -> None:
+    (found,) = try_all(workload(3), ["ddp=2"])
+    assert (found.forecast, "3 sequences per step do not divide among 2 GPUs" in found.reason) == (None, True)
+    (found,) = try_all(workload(4), ["tp=4"])
+    assert "tp=4 does not divide heads 2" in found.reason
+    for gpus, nodes in ((0, 0), (8, 3), (5000, 0)):
+        with pytest.raises(UsageError, match="valid are"):
+            check_gpus(gpus, nodes)
