@@ -8,13 +8,14 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from studies.kernels import steps
 
-TORCH = steps.Row("torch", "eager", 8, 4, 256, 0.05, 0.04, 0.06, 15, (12.0, 10.0))
+TORCH = steps.Row("qwen3-0.6b", "torch", "eager", 8, 4, 256, 0.05, 0.04, 0.06, 15, (12.0, 10.0))
 OURS = replace(TORCH, contender="ours", mode="compile")
 
 
@@ -22,36 +23,47 @@ def test_losses_are_held_against_torchs_eager_step_of_the_same_size() -> None:
     assert not list(steps.disagreements([TORCH, replace(OURS, losses=(12.1, 9.9))]))
     assert not list(steps.disagreements([TORCH, replace(OURS, layers=28, losses=(5.0, 5.0))]))
     (said,) = steps.disagreements([replace(OURS, losses=(12.1, 9.7)), TORCH])
-    assert said.startswith("ours, compile, 8 layers, 4 x 256: losses (12.1, 9.7)")
+    assert said.startswith("qwen3-0.6b, ours, compile, 8 layers, 4 x 256: losses (12.1, 9.7)")
     (said,) = steps.disagreements([TORCH, replace(OURS, losses=(), reason="RuntimeError: no")])
     assert said.endswith("RuntimeError: no")
 
 
 WORKER = """
 import json, sys
-print("ready", flush=True)
-assert sys.stdin.readline() == "go\\n"
-print("a line that torch printed")
 for row in json.loads(sys.argv[1]):
+    print("ready", flush=True)
+    assert sys.stdin.readline() == "go\\n"
+    print("a line that torch printed")
     print(json.dumps(row), flush=True)
 """
 
 
-def test_workers_measure_one_after_the_other_and_a_stuck_one_is_ended(tmp_path: Path) -> None:
-    def start(code: str, *rows: steps.Row) -> subprocess.Popen[str]:
-        given = json.dumps([asdict(row) for row in rows])
-        return subprocess.Popen(
-            [sys.executable, "-c", code, given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+def test_one_measures_at_a_time_and_a_stuck_one_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"torch": [TORCH, replace(TORCH, mode="compile")], "ours": [OURS], "broken": []}
+    failed = replace(OURS, losses=(), reason="RuntimeError: no")
+    code = {"broken": f"print({json.dumps(asdict(failed))!r})", "stuck": "import time; time.sleep(60)"}
+    popen = subprocess.Popen
 
-    both = [start(WORKER, TORCH), start(WORKER, OURS, OURS)]
-    assert steps._collect(both, tmp_path / "steps.csv", time.monotonic() + 60) == [TORCH, OURS, OURS]
-    assert len((tmp_path / "steps.csv").read_text().splitlines()) == 4
-    stuck = start("import time; time.sleep(60)")
-    assert steps._collect([stuck], tmp_path / "steps.csv", time.monotonic()) == []
-    assert stuck.wait(10) != 0
-    for process in (*both, stuck):
-        process.communicate()
+    def start(command: list[str], **options: Any) -> Any:
+        who = json.loads(command[-1])["contender"]
+        given = json.dumps([asdict(row) for row in rows.get(who, [])])
+        return popen([sys.executable, "-c", code.get(who, WORKER), given], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    tasks = [{"config": "qwen3-0.6b", "batch": 4, "seq": 256, "contender": who} for who in (*rows, "stuck")]
+    found = list(steps.run(tasks, tmp_path, 3, time.monotonic() + 4))
+    assert sorted(map(str, found)) == sorted(map(str, [*rows["torch"], OURS, failed]))
+    assert len(list(tmp_path.glob("*.log"))) == 4
+
+
+def test_kernels_are_told_apart_by_name() -> None:
+    names = {
+        "nvjet_tst_128x256": "products", "void cudnn::fusion::flash_fprop": "attention", "dkdv_kernel": "attention",
+        "triton_poi_fused_mul_0": "compiled", "rms_norm_forward_kernel": "norms, rope, activation",
+        "both_kernel": "loss", "Memcpy DtoD (Device -> Device)": "copies", "void at::vectorized_elementwise": "others",
+        "void at::native::multi_tensor_apply_kernel<FusedAdam>": "optimizer", "at::reduce_kernel": "reductions",
+    }  # fmt: skip
+    assert {name: steps.class_of(name) for name in names} == names
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs steps there")
