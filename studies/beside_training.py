@@ -1,8 +1,8 @@
 """Measures on a GPU what fine-tuning and inference launch, and runs real steps of them, part by part.
 
     python -m studies.beside_training OUT hosts                       what Python their steps run, by tiny models
-    python -m studies.beside_training OUT kernels inference|fine-tune   a suite's cases, without the ceilings
-    python -m studies.beside_training OUT steps inference|fine-tune [--from N] [--to M] [--budget SECONDS]
+    python -m studies.beside_training OUT kernels inference|fine-tune|images   a suite's cases, without the ceilings
+    python -m studies.beside_training OUT steps inference|fine-tune|images [--from N] [--to M] [--budget SECONDS]
 
 Each appends to OUT, which `flopcast fit` and `flopcast validate --steps-from` read, and goes on where it was stopped.
 """
@@ -24,8 +24,10 @@ from flopcast.microbench.timing.make_timer import make_timer
 from flopcast.microbench.timing.policy import POLICIES
 from flopcast.roofline.gpu import suites
 from flopcast.roofline.gpu.fit.host_calibration import fine_tune_host_plans, host_plan
-from flopcast.roofline.validation.step_plans import FINE_TUNE, INFERENCE, validation_plans
+from flopcast.roofline.validation.step_plans import FINE_TUNE, IMAGES, INFERENCE, validation_plans
 from studies.command import parser_of
+
+SUITES = (FINE_TUNE, INFERENCE, IMAGES)
 
 
 def main() -> None:
@@ -33,13 +35,13 @@ def main() -> None:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("part", choices=("hosts", "kernels", "steps"))
-    parser.add_argument("suite", nargs="?", choices=(FINE_TUNE, INFERENCE))
+    parser.add_argument("suite", nargs="?", choices=SUITES)
     parser.add_argument("--from", type=int, default=0, dest="first", help="number of the first step, from 0")
     parser.add_argument("--to", type=int, help="number of the step to end before")
     parser.add_argument("--budget", type=float, help="seconds after which nothing is begun")
     asked = parser.parse_args()
     if asked.part != "hosts" and asked.suite is None:
-        parser.error(f"{asked.part} of which suite: {FINE_TUNE} or {INFERENCE}")
+        parser.error(f"{asked.part} of which suite: {', '.join(SUITES)}")
     device = pick_device(None)
     with Recorder(asked.out, describe(device)) as recorder:
         if asked.part == "hosts":

@@ -25,9 +25,9 @@ ROOMS = (
     # what can be run
     "flopcast.kernels",
     # how it is measured
-    "flopcast.microbench.zoo", "flopcast.microbench.records", "flopcast.microbench.recipe",
-    "flopcast.microbench.timing", "flopcast.microbench.sweep", "flopcast.microbench.hosts", "flopcast.microbench.steps",
-    "flopcast.microbench.collectives",
+    "flopcast.microbench.zoo", "flopcast.microbench.images", "flopcast.microbench.records",
+    "flopcast.microbench.recipe", "flopcast.microbench.timing", "flopcast.microbench.sweep",
+    "flopcast.microbench.hosts", "flopcast.microbench.steps", "flopcast.microbench.collectives",
     "flopcast.microbench.tuning", "flopcast.microbench",
     # what it means
     "flopcast.roofline.base",

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flopcast.microbench import images
 from flopcast.microbench.recipe import training_step
 from flopcast.microbench.recipe.compiling import compile_model
 from flopcast.microbench.recipe.inference import InferenceStep, build_inference
@@ -50,7 +51,9 @@ def _eager(plan: StepPlan, device: torch.device) -> training_step.TrainingStep:
 
 
 def _factory(name: str) -> Callable[..., Any]:
-    """Imports the factory named "package.module:function"."""
+    """Imports the factory named "package.module:function", or makes that of an image model."""
+    if (known := images.named(name)) is not None:
+        return known
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found

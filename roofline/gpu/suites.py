@@ -25,8 +25,8 @@ COLLECTIVES = "collectives"  # what joins a host's GPUs: by all of them together
 FUSED = "fused"  # only the fused kernels, from steps traced with them
 ATTENTION = "attention"  # only Triton's attention (`studies/suites`): random shapes, not traced
 OF_TRITON = (FUSED, ATTENTION)
-INFERENCE, FINE_TUNE = "inference", "fine-tune"  # only what these launch beside `standard`
-SUITES = ("quick", "standard", "full", *OF_TRITON, INFERENCE, FINE_TUNE)
+INFERENCE, FINE_TUNE, IMAGES = "inference", "fine-tune", "images"  # only what these launch beside `standard`
+SUITES = ("quick", "standard", "full", *OF_TRITON, INFERENCE, FINE_TUNE, IMAGES)
 HOT_BYTES = 128 * 1024**2  # calls above about twice the largest L2 have no hot operands
 
 

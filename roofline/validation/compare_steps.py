@@ -279,7 +279,9 @@ def stream_of(plan: StepPlan, run: Run, profile: Profile) -> Stream:
     """The op stream of a real step. Raises UsageError as `forecast` does, and for a factory that is none of flopcast's
     own: a plan comes from a file, and nothing that a file names is imported."""
     if plan.module:
-        if plan.module not in factories():
+        from flopcast.microbench import images
+
+        if plan.module not in factories() and plan.module.partition("@")[0] not in images.MODELS:
             raise UsageError(
                 f"the step's row names the module {show(plan.module)}: only {', '.join(sorted(factories()))} are run"
                 " for a row; `flopcast predict --module` forecasts a module of yours"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flopcast.errors import UsageError
 from flopcast.roofline.gpu.suites import check_suite
 from flopcast.roofline.stream.model.run import MODES
-from flopcast.roofline.validation.step_plans import FINE_TUNE, INFERENCE, SUITES
+from flopcast.roofline.validation.step_plans import FINE_TUNE, IMAGES, INFERENCE, SUITES
 
 if TYPE_CHECKING:
     from flopcast.microbench.recipe.plans import StepPlan
@@ -49,7 +49,7 @@ def run_validation_steps(
         )
     rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
     # torch's estimator knows neither adapters nor a cache of keys and values
-    is_estimated = chosen.type == "cuda" and mode == "eager" and suite not in (FINE_TUNE, INFERENCE)
+    is_estimated = chosen.type == "cuda" and mode == "eager" and suite not in (FINE_TUNE, INFERENCE, IMAGES)
     with Recorder(out, describe(chosen)) as recorder:
         plans = named(validation_plans(chosen.type, suite, mode), names)
         return str(

@@ -25,10 +25,10 @@ CPU_WIDTHS = ((64, 3), (96, 2), (160, 3), (192, 2), (256, 2))
 # Groups of plain Qwen3 steps, which the forecast is made for. Tables list the other groups separately.
 QWEN3_GROUPS = ("ladder", "ln ladder", "off the ladder", "published configs", "large batch", "cpu")
 OPTIONS, PATCHED, FAMILIES, COMPILED = "options", "patched", "other families", "compiled"
-FINE_TUNE, INFERENCE = "fine-tune", "inference"
+FINE_TUNE, INFERENCE, IMAGES = "fine-tune", "inference", "images"
 INTERVALS = "intervals"  # steps that set the width of intervals: used neither in fitting nor in judging forecasts
 
-SUITES = ("quick", "standard", "fused", FINE_TUNE, INFERENCE)
+SUITES = ("quick", "standard", "fused", FINE_TUNE, INFERENCE, IMAGES)
 
 _ZOO = "flopcast.microbench.zoo:"
 _FACTORIES = {"vit_b16": 64, "resnet50": 64, "mlp": 4096}  # of the zoo, with their batches
@@ -48,8 +48,8 @@ def factories() -> frozenset[str]:
 def validation_plans(device_type: str, name: str = "standard", mode: str = "eager") -> list[StepPlan]:
     """The steps to run on a device, small models first: "quick" for a minute or two, "standard" for all but those
     of the others, "fused" for those patched with the fused kernels, "fine-tune" for adapters, frozen layers, clipping
-    and optimizers other than AdamW, "inference" for calls without a backward. Of `mode` "compile" or "compile-graphs":
-    compiled steps."""
+    and optimizers other than AdamW, "inference" for calls without a backward, "images" for image models. Of `mode`
+    "compile" or "compile-graphs": compiled steps."""
     if mode != "eager":
         found = [replace(plan, mode=mode, group=COMPILED) for plan in _compiled()]
         if name == "quick":
@@ -71,6 +71,8 @@ def validation_plans(device_type: str, name: str = "standard", mode: str = "eage
         return _fine_tuned()
     if name == INFERENCE:
         return _inference()
+    if name == IMAGES:
+        return _images()
     return [*_qwen3(), *_intervals(), *_options(), *_patched(), *_fused(), *_families()]
 
 
@@ -212,6 +214,19 @@ def _inference() -> list[StepPlan]:
         for phase, calls in (("decode", decodes), ("prefill", prefills))
         for name, sizes in calls.items()
         for batch, context in sizes
+    ]
+
+
+def _images() -> list[StepPlan]:
+    """Steps of image models by name, of several sizes and in both layouts."""
+    batches = {
+        "mobilenet_v2@nhwc": 128, "convnext_tiny": 64, "resnet50@nhwc": 64, "efficientnet_b0": 64, "mobilenet_v2": 96,
+        "resnet18": 128, "resnet50@160": 96, "vit_s16": 128, "vit_b16@384": 16, "convnext_tiny@nhwc": 64,
+        "efficientnet_b0@nhwc": 64, "resnet18@288@nhwc": 64, "resnet101": 32, "vit_l16": 16,
+    }  # fmt: skip
+    return [
+        StepPlan(name=name, config={}, module=name, batch=batch, seq=1, optimizer="adamw-fused", group=IMAGES)
+        for name, batch in batches.items()
     ]
 
 

@@ -1,8 +1,9 @@
-"""Which calls the suites "inference" and "fine-tune" measure: what steps beside training with AdamW launch, and no case
-of the suite "standard" is of its kind.
+"""Which calls the suites "inference", "fine-tune" and "images" measure: what is launched beside training of language
+models with AdamW, where no case of the suite "standard" is of its kind.
 
 Of inference: products of few rows, for which libraries have kernels of their own, the attention of one token over a
-long cache, and the copies that grow the cache. Of fine-tuning: what other optimizers launch.
+long cache, and the copies that grow the cache. Of fine-tuning: what other optimizers launch. Of images: convolutions by
+group, of which every window and number of groups has kernels of its own, and what stands around them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 
 from flopcast.kernels.shapes import Call, Gemm, Operand
 from flopcast.roofline.gpu import suites
-from flopcast.roofline.gpu.suites import FINE_TUNE, HOT_BYTES, INFERENCE, SuiteCase
+from flopcast.roofline.gpu.suites import FINE_TUNE, HOT_BYTES, IMAGES, INFERENCE, SuiteCase
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.variants import KernelKind
 from studies.suites.build import works
@@ -39,14 +40,21 @@ _OPTIMIZERS = tuple(
     for width in (512, 1536, 3072)
 )
 _HELD_OPTIMIZERS = tuple(replace(source, width=2304) for source in _OPTIMIZERS[::3])
+_MODELS = ("mobilenet_v2", "efficientnet_b0", "convnext_tiny", "resnet18", "vit_b16")
+_IMAGES = tuple(
+    Source(module=f"{model}@{size}{layout}", batch=batch)
+    for model in _MODELS
+    for layout in ("", "@nhwc")
+    for size, batch in ((160, 32), (224, 24), (256, 160), (288, 64))
+)
+_HELD_IMAGES = tuple(Source(module=f"{model}@192{layout}", batch=80) for model in _MODELS for layout in ("", "@nhwc"))
 SOURCES = {
+    IMAGES: {"fit": _IMAGES, "holdout": _HELD_IMAGES},
     INFERENCE: {"fit": _DECODES, "holdout": _HELD_DECODES},
     FINE_TUNE: {"fit": _OPTIMIZERS, "holdout": _HELD_OPTIMIZERS},
 }
-CALLS = {
-    "fit": CallPlan(pointwise=12, optimizer=12, others=12, largest=4 * 10**9),
-    "holdout": CallPlan(pointwise=3, optimizer=3, others=3, largest=4 * 10**9),
-}
+CALLS = {"fit": CallPlan(others=12, largest=4 * 10**9), "holdout": CallPlan(others=3, largest=4 * 10**9)}
+FEWER = {"fit": CallPlan(others=5, largest=2 * 10**9), "holdout": CallPlan(others=1, largest=2 * 10**9)}  # of images
 
 # Of a drawn product of few rows (nt: x[m, k] W[n, k]^T): rows, widths; and how many.
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192)
@@ -72,7 +80,8 @@ def cases_of(name: str) -> list[SuiteCase]:
     for role, sources in SOURCES[name].items():
         new = [work for work in works(sources, "cuda") if isinstance(work.shape, Call) and _kind(work) not in known]
         of_one_token = [work for work in new if work.op_class == "attention"]
-        cases += call_cases([work for work in new if work not in of_one_token], CALLS[role], role, without=fitted)
+        plan = (FEWER if name == IMAGES else CALLS)[role]
+        cases += call_cases([work for work in new if work not in of_one_token], plan, role, without=fitted)
         fitted |= {case.shape for case in cases if isinstance(case.shape, Call)}
     if name == INFERENCE:
         drawn = {case.shape for case in usual if isinstance(case.shape, Gemm)}

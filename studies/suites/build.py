@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from flopcast.kernels.shapes import Attention, Call, Gemm, Shape
+from flopcast.microbench import images
 from flopcast.roofline.gpu.suites import SuiteCase
 from flopcast.roofline.stream.library.streams import trace_now
 from flopcast.roofline.stream.lowering.describe import Work, describe
@@ -85,7 +86,9 @@ def _trace(source: Source, device: str) -> Stream:
         from flopcast.roofline.stream.library.modules import module_stream
 
         run = Run(precision=source.precision, optimizer=source.optimizer)
-        return module_stream(f"flopcast.microbench.zoo:{source.module}", run, device, sizes={"batch": source.batch})
+        known = images.named(source.module) if "@" in source.module else None
+        module = source.module if known is not None else f"flopcast.microbench.zoo:{source.module}"
+        return module_stream(module, run, device, sizes={"batch": source.batch})
     config = (
         load_config(source.config)
         if source.config

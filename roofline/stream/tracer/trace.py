@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from flopcast.errors import FlopcastError, UsageError
+from flopcast.microbench import images
 from flopcast.microbench.recipe.finetune import LORA_RANK, LORA_TARGETS, fine_tuned
 from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.optimizers import make_optimizers
@@ -339,16 +340,19 @@ def _refuse_unused(name: str, options: Mapping[str, Any]) -> None:
 
 def load_factory(name: str) -> Callable[..., Any]:
     """Imports the function that "package.module:factory" names, also from the current folder, or
-    "path/file.py:factory".
+    "path/file.py:factory"; or returns the factory of an image model by its name (`microbench.images`).
 
     Raises UsageError that says what is missing.
     """
+    if ":" not in name and (known := images.named(name)) is not None:
+        return known
     module_name, _, attribute = name.rpartition(":")
     is_file = module_name.endswith(".py") or "/" in module_name
     if not module_name or not attribute or attribute.endswith(".py"):
         raise UsageError(
             f"module {name!r}: valid are package.module:factory and path/file.py:factory, as in "
-            "flopcast.microbench.zoo:vit_b16"
+            f"flopcast.microbench.zoo:vit_b16, and MODEL[@SIZE][@nhwc] of {', '.join(images.MODELS)}, torchvision/NAME "
+            "and timm/NAME"
         )
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

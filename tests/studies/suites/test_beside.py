@@ -6,7 +6,7 @@ import pytest
 
 from flopcast.kernels.shapes import Call, Gemm
 from flopcast.roofline.gpu import suites
-from flopcast.roofline.gpu.suites import FINE_TUNE, INFERENCE, SuiteCase
+from flopcast.roofline.gpu.suites import FINE_TUNE, IMAGES, INFERENCE, SuiteCase
 from flopcast.roofline.step.device_work import describe_ops
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.lowering.describe import describe
@@ -20,7 +20,7 @@ def kinds(cases: list[SuiteCase]) -> set[tuple[str, str]]:
     return {(work.op_class, str(work.variant)) for case in cases for work in [describe(case.shape, case.backend)]}
 
 
-@pytest.mark.parametrize("name", [INFERENCE, FINE_TUNE])
+@pytest.mark.parametrize("name", [INFERENCE, FINE_TUNE, IMAGES])
 def test_what_is_held_out_is_not_fitted(name: str) -> None:
     cases = suites.load(name)
     assert len({(case.shape.key, case.cache) for case in cases}) == len(cases)
