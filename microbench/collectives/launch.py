@@ -9,8 +9,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
@@ -35,13 +36,23 @@ def run_here(task: Task, processes: int) -> None:
     RunError where one ended badly; finished rows are kept."""
     stages = [stage for stage in STAGES if stage == "times" or task.backend == "nccl"]
     for stage in stages:
-        with TemporaryDirectory(prefix="flopcast-") as folder:
-            fault = Path(folder) / "fault.json"
-            one = replace(task, stages=[stage], fault=str(fault))
-            command = [sys.executable, "-m", __spec__.name, *arguments(processes), as_text(one)]
-            ended = subprocess.run(command, stdin=subprocess.DEVNULL, env=_environment(processes), check=False)
-            if ended.returncode:
-                raise _raised(fault, ended.returncode, task.out)
+        one = replace(task, stages=[stage])
+        start(WORKER, partial(_text_of, one), processes, task.out)
+
+
+def _text_of(task: Task, fault: str) -> str:
+    return as_text(replace(task, fault=fault))
+
+
+def start(worker: str, text_of: Callable[[str], str], processes: int, out: str) -> None:
+    """Runs a module in so many processes, which get `text_of` the file for what the first of them raises. Raises that,
+    and RunError where one ended badly."""
+    with TemporaryDirectory(prefix="flopcast-") as folder:
+        fault = Path(folder) / "fault.json"
+        command = [sys.executable, "-m", __spec__.name, *arguments(processes, worker), text_of(str(fault))]
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, env=_environment(processes), check=False)
+        if ended.returncode:
+            raise _raised(fault, ended.returncode, out)
 
 
 def run_as_member(task: Task) -> None:
@@ -50,9 +61,9 @@ def run_as_member(task: Task) -> None:
     run(task)
 
 
-def arguments(processes: int) -> list[str]:
+def arguments(processes: int, worker: str = WORKER) -> list[str]:
     """Of torch.distributed.run, before the task's."""
-    return ["--standalone", f"--nproc-per-node={processes}", "-m", WORKER]
+    return ["--standalone", f"--nproc-per-node={processes}", "-m", worker]
 
 
 def _environment(processes: int) -> Mapping[str, str]:
@@ -65,7 +76,7 @@ def _raised(fault: Path, code: int, out: str) -> Exception:
         told: Fault = json.loads(fault.read_text(encoding="utf-8"))
         return (UsageError if told["exit_code"] == 2 else RunError)(told["message"])
     return RunError(
-        f"a process that measured collectives ended badly (exit code {code}; its last words are above). All finished "
+        f"a process that measured ended badly (exit code {code}; its last words are above). All finished "
         f"rows are in {out}; run the same command again, it continues there"
     )
 
@@ -74,8 +85,8 @@ def main(given: Sequence[str]) -> None:
     end_with_parent()
     from torch.distributed import run as launcher
 
-    start: Any = launcher.main
-    start(list(given))
+    begin: Any = launcher.main
+    begin(list(given))
 
 
 if __name__ == "__main__":

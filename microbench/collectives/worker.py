@@ -54,7 +54,7 @@ def run(task: Task) -> None:
         os.environ.update(nccl_log.VARIABLES, NCCL_DEBUG_FILE=str(log.path))
     device, control = sessions.start(rank, world, local, task.backend)
     try:
-        hosts = _hosts(world, control)
+        hosts = hosts_of(world, control)
         made = sessions.settings(os.environ)
         facts = {
             "backend": task.backend, "cache": "hot", "suite": task.suite, "role": "fit",
@@ -76,7 +76,7 @@ def run(task: Task) -> None:
             dist.destroy_process_group()
 
 
-def _hosts(world: int, control: Any) -> int:
+def hosts_of(world: int, control: Any) -> int:
     """How many hosts there are, by their names."""
     import torch.distributed as dist
 

@@ -61,6 +61,7 @@ class StepPlan:
     and the attention: "torch" and "sdpa" (what torch picks), or those that `patches` puts in their place. `fused`
     "triton" means that a Qwen3 runs its norms, rope, activation and loss on the fused kernels. `phase` "prefill" or
     "decode": not a step of training but one call with `context` tokens of each sequence (`recipe.inference`).
+    `parallel`: the layout over several GPUs, as `recipe.layout` reads it.
     """
 
     name: str
@@ -84,6 +85,7 @@ class StepPlan:
     module: str = ""
     group: str = "ladder"
     mode: str = "eager"
+    parallel: str = "none"
 
     @property
     def key(self) -> str:
@@ -99,6 +101,7 @@ class StepPlan:
         run += "" if self.finetune == "full" else f"/{self.finetune}"
         run += f"{self.lora_rank}-{self.lora_targets}" if self.finetune == "lora" else ""
         run += "" if self.base_dtype == "auto" else f"/base-{self.base_dtype}"
+        run += "" if self.parallel == "none" else f"/{self.parallel}"
         if self.module:
             return f"step/{self.name}/{self.module}/{run}"
         c = self.config
@@ -119,6 +122,16 @@ class StepPlan:
     def kernels_key(self) -> str:
         """Key of the row that holds the step's kernels."""
         return self.key.replace("step/", "step_kernels/", 1)
+
+    @property
+    def parallel_key(self) -> str:
+        """Key of the row that holds the times of a step on several GPUs."""
+        return f"parallel_{self.key}"
+
+    @property
+    def parallel_kernels_key(self) -> str:
+        """Key of the row that says how the GPUs spent it."""
+        return f"parallel_{self.kernels_key}"
 
     @property
     def estimate_key(self) -> str:

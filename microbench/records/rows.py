@@ -129,6 +129,7 @@ class Plan(TypedDict, total=False):
     module: str
     group: str
     mode: str
+    parallel: str
 
 
 class StepRow(Row, total=False):
@@ -215,7 +216,34 @@ class CopyRow(GroupRow, total=False):
     bytes: Required[Size]
 
 
+class ParallelStepRow(GroupRow, total=False):
+    """A real step on several GPUs, key parallel_step/<plan>: `value` and `seconds` are the median step of the ranks;
+    lists have a value per rank."""
+
+    plan: Required[Annotated[dict[str, Any], Plan]]
+    host_seconds: NonNegative  # to enqueue one step on idle GPUs, the mean of ranks
+    rank_host_seconds: Sequence[NonNegative]
+    peak_bytes: Sequence[Count]  # as torch's allocator counts them
+    used_bytes: Sequence[Count]  # as the driver does, with NCCL's own
+
+
+class ParallelKernelsRow(GroupRow, total=False):
+    """How the ranks spent the same step under the profiler (`ranks.measure.Spent`), key parallel_step_kernels/<plan>; a
+    value per rank."""
+
+    plan: Required[Annotated[dict[str, Any], Plan]]
+    span_seconds: Sequence[NonNegative]
+    compute_seconds: Sequence[NonNegative]
+    communication_seconds: Sequence[NonNegative]
+    waiting_seconds: Sequence[Finite]
+    overlapped_seconds: Sequence[Finite]
+    exposed_seconds: Sequence[Finite]
+    idle_seconds: Sequence[Finite]
+    n_kernels: Sequence[Count]
+
+
 KINDS: dict[str, type[Row]] = {
+    "parallel_step": ParallelStepRow, "parallel_step_kernels": ParallelKernelsRow,
     "collective": CollectiveRow, "regime": RegimeRow, "launch_cost": LaunchCostRow, "beside": BesideRow,
     "copy": CopyRow,
     "scalar": ScalarRow, "host": HostRow, "host_op": OperatorRow,
@@ -246,7 +274,8 @@ def kind_of(row: Row) -> type[Row]:
 _MEASURED: dict[type[Row], tuple[str, ...]] = {
     StepRow: ("value", "host_seconds"), StepKernelsRow: ("device_seconds", "n_kernels", "ops"),
     ScalarRow: ("value",), HostRow: ("value",), CollectiveRow: ("value",), LaunchCostRow: ("value",),
-    BesideRow: ("value",), CopyRow: ("value",),
+    BesideRow: ("value",), CopyRow: ("value",), ParallelStepRow: ("value", "peak_bytes"),
+    ParallelKernelsRow: ("compute_seconds", "communication_seconds"),
 }  # fmt: skip
 
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from flopcast.microbench.ranks.measure import Kernel
 from flopcast.roofline.gpu.links.choice import Kind
 from flopcast.roofline.gpu.links.library import find_interconnect
 from studies.command import parser_of
-from studies.parallel.steps import Kernel, Measured, load
+from studies.parallel.steps import Measured, load
 
 _NAMES: dict[str, Kind] = {
     "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter",

@@ -18,16 +18,16 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from statistics import fmean
 
+from flopcast.microbench.ranks.measure import Interval, Kernel, spent
 from studies.command import parser_of
 from studies.imports import ROOT
 from studies.markdown import table
-from studies.parallel.steps import STEPS, Kernel, Measured, load
+from studies.parallel.steps import STEPS, Measured, load
 
 FILE = ROOT / "reports" / "parallel" / "kernels.csv"
 COMPUTES = 7  # the number that the profiler gives the default stream
 FREE, BESIDE = 0.02, 0.95  # shares of a kernel's time beside collectives from which it counts as neither, or as both
 _BOUND_BY = {"matrix": ("nvjet", "gemm", "cutlass"), "attention": ("sdp", "fmha", "flash")}
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -48,27 +48,13 @@ class Spent:
     slower_memory: float
 
 
-def is_sent(kernel: Kernel) -> bool:
-    return "nccl" in kernel.name.lower()
-
-
-def spent(name: str, ranks: Sequence[Measured]) -> list[Spent]:
+def spent_by(name: str, ranks: Sequence[Measured]) -> list[Spent]:
     """What each rank did; the n-th collective of one is that of the others."""
-    sent = [[kernel for kernel in rank.kernels[-1] if is_sent(kernel)] for rank in ranks]
-    together = sum(min(kernel.seconds for kernel in same) for same in zip(*sent, strict=True))
     factors = slower([step for rank in ranks for step in rank.kernels])
-    found = []
-    for rank, own in zip(ranks, sent, strict=True):
-        busy = [_interval(kernel) for kernel in rank.kernels[-1] if not is_sent(kernel)]
-        sending = [_interval(kernel) for kernel in own]
-        whole, compute, communicate = (_length(some) for some in ([*busy, *sending], busy, sending))
-        span = max(end for _, end in [*busy, *sending])
-        found.append(Spent(
-            name, rank.rank, span, compute, together, sum(kernel.seconds for kernel in own) - together,
-            compute + communicate - whole, whole - compute, span - whole,
-            *(factors.get(bound, 0.0) for bound in ("matrix", "attention", "memory")),
-        ))  # fmt: skip
-    return found
+    return [
+        Spent(name, rank.rank, *astuple(one), *(factors.get(bound, 0.0) for bound in ("matrix", "attention", "memory")))
+        for rank, one in zip(ranks, spent([rank.kernels[-1] for rank in ranks]), strict=True)
+    ]
 
 
 def slower(steps: Sequence[Sequence[Kernel]]) -> dict[str, float]:
@@ -76,7 +62,7 @@ def slower(steps: Sequence[Sequence[Kernel]]) -> dict[str, float]:
     themselves in others, over the latter."""
     rows = []
     for step in steps:
-        sent = sorted(_interval(kernel) for kernel in step if is_sent(kernel))
+        sent = sorted(kernel.interval for kernel in step if kernel.is_sent)
         rows.append([(kernel, _share_beside(kernel, sent)) for kernel in step if _computes(kernel)])
     alike = min(map(len, rows))
     alone, beside = defaultdict[str, float](float), defaultdict[str, float](float)
@@ -97,28 +83,15 @@ def bound_of(kernel: str) -> str:
 
 
 def _computes(kernel: Kernel) -> bool:
-    return kernel.stream == COMPUTES and not is_sent(kernel)
+    return kernel.stream == COMPUTES and not kernel.is_sent
 
 
 def _share_beside(kernel: Kernel, sent: Sequence[Interval]) -> float:
     """`sent`: in order, of which the three that began last before the kernel's end are seen."""
-    start, end = _interval(kernel)
+    start, end = kernel.interval
     last = bisect_left(sent, (end, 0.0))
     both = (min(end, its_end) - max(start, its) for its, its_end in sent[max(last - 3, 0) : last])
     return sum(max(0.0, seconds) for seconds in both) / kernel.seconds
-
-
-def _interval(kernel: Kernel) -> Interval:
-    return kernel.start, kernel.start + kernel.seconds
-
-
-def _length(intervals: Iterable[Interval]) -> float:
-    """Of what they cover together."""
-    total, reached = 0.0, 0.0
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
 
 
 def write(found: Iterable[Spent], path: Path = FILE) -> None:
@@ -147,7 +120,7 @@ def main() -> None:
             one
             for step in STEPS
             if (paths := sorted(out.glob(f"{step.name}.rank*.json.gz")))
-            for one in spent(step.name, [load(path) for path in paths])
+            for one in spent_by(step.name, [load(path) for path in paths])
         )
     columns = ["step", "rank", *(f"{field.name}, ms" for field in fields(Spent)[2:9]), "slower: matrix", "attention",
                "memory"]  # fmt: skip

@@ -22,19 +22,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
 
 from flopcast.errors import FlopcastError
-from flopcast.gc_pause import no_garbage_collection
+from flopcast.microbench.ranks.measure import Kernel, profile_rank, time_rank
 from flopcast.microbench.recipe.layout import Layout
 from flopcast.microbench.recipe.parallel_step import ParallelStep, build_parallel, mesh_of
 from flopcast.microbench.recipe.pipeline_step import PipelineStep
 from flopcast.roofline.stream.model.models import Config, load_config, make_config
 from studies.command import parser_of
 from studies.parallel.record import group_of
-
-ROUNDS, STEPS_PER_ROUND = 4, 4
-PROFILED_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -56,20 +52,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A kernel as the profiler saw it; times in seconds, `start` from the first one's of its step."""
-
-    name: str
-    stream: int
-    start: float
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Measured:
-    """One rank's step. `step_seconds`: wall time per step, of each round; `host_seconds`: the time to enqueue a step on
-    idle GPUs; `peak_bytes` and `reserved_bytes` as torch's allocator counts them, `used_bytes` what the driver says is
-    in use, with NCCL's own and every context's; `kernels`: of each profiled step."""
+    """One rank's step: what `RankTimes` says, and `kernels` of each profiled step."""
 
     step: dict[str, Any]
     config: Config
@@ -151,58 +135,12 @@ def built(step: Step) -> ParallelStep | PipelineStep:
 
 
 def timed(step: Step) -> Measured:
-    made = built(step)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()  # of a steady step: tensor parallel builds the whole model first
-    walls, hosts = [], []
-    made.run()
-    torch.cuda.synchronize()
-    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
-    gc.collect()
-    with no_garbage_collection():
-        for _ in range(ROUNDS):
-            _meet()
-            start = time.perf_counter()
-            for _ in range(STEPS_PER_ROUND):
-                made.run()
-            torch.cuda.synchronize()
-            walls.append((time.perf_counter() - start) / STEPS_PER_ROUND)
-            _meet()
-            start = time.perf_counter()
-            made.run()
-            hosts.append(time.perf_counter() - start)
-    free, whole = torch.cuda.mem_get_info()
+    times = time_rank(built(step))
     return Measured(
         step=asdict(step), config=MODELS[step.model], rank=dist.get_rank(), ranks=dist.get_world_size(),
         gpu=torch.cuda.get_device_name(), torch=torch.__version__, nccl=".".join(map(str, torch.cuda.nccl.version())),
-        step_seconds=walls, host_seconds=hosts, peak_bytes=peak, reserved_bytes=reserved, used_bytes=whole - free,
+        **asdict(times),
     )  # fmt: skip
-
-
-def profiled(step: Step) -> list[list[Kernel]]:
-    made = built(step)
-    found = []
-    for _ in range(PROFILED_STEPS):
-        _meet()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            made.run()
-            torch.cuda.synchronize()
-        results: Any = profiler.profiler.kineto_results
-        events = [e for e in results.events() if str(e.device_type()).endswith("CUDA") and e.duration_ns() > 0]
-        events.sort(key=lambda e: e.start_ns())
-        first = events[0].start_ns()
-        found.append([
-            Kernel(e.name(), e.device_resource_id(), (e.start_ns() - first) * 1e-9, e.duration_ns() * 1e-9)
-            for e in events
-        ])  # fmt: skip
-    return found
-
-
-def _meet() -> None:
-    """All ranks go on together, their GPUs idle."""
-    torch.cuda.synchronize()
-    dist.barrier()
-    torch.cuda.synchronize()
 
 
 def save(measured: Measured, path: Path) -> None:
@@ -220,7 +158,7 @@ def _attempt(step: Step, path: Path, stage: str) -> None:
     if stage == "times" and known is None:
         save(timed(step), path)
     elif stage == "kernels" and known is not None and not known.kernels:
-        save(replace(known, kernels=profiled(step)), path)
+        save(replace(known, kernels=profile_rank(built(step))), path)
 
 
 def run_all(out: Path, steps: list[Step]) -> int:

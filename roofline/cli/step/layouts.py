@@ -55,7 +55,7 @@ def rank_layouts(
     GPU and step."""
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.dollars.layouts import ranking
-    from flopcast.roofline.views.terminal.layouts import print_ranking
+    from flopcast.roofline.views.terminal.several_gpus import print_ranking
 
     if num_gpus is None:
         raise UsageError("--parallel auto: over how many GPUs? give --num-gpus, such as --num-gpus 8")

@@ -5,6 +5,7 @@ It imports `microbench`, and with it torch, only when it runs steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,13 @@ def validate(
     mode: Annotated[
         str, Option(help="How the steps run: eager, compile or compile-graphs.", autocompletion=one_of(MODES))
     ] = Run.mode,
+    parallel: Annotated[
+        list[str] | None,
+        Option(
+            help="Run steps over several GPUs in this layout, such as fsdp=2: of this host, or of several by "
+            "torchrun or srun. May be repeated. Suites: quick, standard."
+        ),
+    ] = None,
     steps_from: Annotated[
         Path | None, Option(help="Folder of steps that ran already, in place of running them.")
     ] = None,
@@ -80,6 +88,17 @@ def validate(
             "with --run-only or --only-estimates: nothing is compared",
             {"gpu": gpu, "any_stack": any_stack, "any_gpu": any_gpu},
         )
+    if parallel or (steps_from is not None and _is_parallel(steps_from)):
+        refuse_unused(
+            "with steps on several GPUs",
+            {"only_estimates": only_estimates, "estimates_from": estimates_from,
+             "mode": mode if mode != Run.mode else None},
+        )  # fmt: skip
+        _validate_parallel(
+            parallel or [], gpu, device, suite or "quick", out, steps_from, retry=("oom", "error") if retry else (),
+            budget=budget, run_only=run_only, any_gpu=any_gpu, as_json=as_json,
+        )  # fmt: skip
+        return
     suite = suite or "quick"
     check_suite(suite, SUITES)
     check_mode(mode)
@@ -128,6 +147,70 @@ def validate(
     else:
         print_validation(rows)
         console.say(f"wrote {table}")
+
+
+def _is_parallel(folder: Path) -> bool:
+    from flopcast.roofline.validation.parallel import holds_parallel
+
+    return holds_parallel(folder)
+
+
+def _validate_parallel(
+    layouts: list[str],
+    gpu: str | None,
+    device: str | None,
+    suite: str,
+    out: Path | None,
+    steps_from: Path | None,
+    *,
+    retry: Sequence[str],
+    budget: float | None,
+    run_only: bool,
+    any_gpu: bool,
+    as_json: bool,
+) -> None:
+    """Runs steps on several GPUs and compares them, or only one of the two. Of several processes that a launcher
+    started the first one compares."""
+    from flopcast.roofline.base.csv_files import write_rows
+    from flopcast.roofline.cli.shared.output import emit
+    from flopcast.roofline.cli.shared.stopped import resumable
+    from flopcast.roofline.gpu.catalogue.device import gpu_name
+    from flopcast.roofline.gpu.library.profiles import find_profile
+    from flopcast.roofline.validation import comparable
+    from flopcast.roofline.validation.parallel import compare_parallel, parallel_plans, run_parallel_steps
+    from flopcast.roofline.validation.run import machine_of
+    from flopcast.roofline.views.terminal.console import say
+    from flopcast.roofline.views.terminal.several_gpus import print_parallel
+
+    folder = steps_from or out or Path("out/validate-parallel")
+    if steps_from is None:
+        if budget is not None and not budget >= 0:
+            raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
+        plans = parallel_plans(layouts, suite)
+        with resumable(folder):
+            speaks = run_parallel_steps(plans, folder, device, retry=retry, budget=budget)
+        if not speaks:
+            return
+        if run_only:
+            say(f"`flopcast validate --steps-from {folder}` compares them, here or elsewhere")
+            if as_json:
+                emit({"steps": str(folder)})
+            return
+    described = machine_of(folder)
+    profile = find_profile(gpu or gpu_name(described))
+    comparable.check_device(described, profile, any_gpu=any_gpu)
+    with progress("comparing") as shown:
+        found = compare_parallel(folder, profile, progress=shown.update)
+    if not found:
+        raise UsageError(f"{folder} holds no steps on several GPUs: `flopcast validate --parallel fsdp=2` runs them")
+    rows = [one.to_json() for one in found]
+    table = (out or folder) / "parallel-validation.csv"
+    write_rows(table, list(rows[0]), rows)
+    if as_json:
+        emit({"gpu": profile.gpu, "rows": rows})
+    else:
+        print_parallel(found)
+        say(f"wrote {table}")
 
 
 def compare_folder(

@@ -1,16 +1,20 @@
-"""Prints layouts over several GPUs, the fastest first."""
+"""Prints steps on several GPUs: layouts, the fastest first, and real steps beside their forecasts."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, short_name, three_digits
+from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, percent, short_name, three_digits
 from flopcast.roofline.step.forecast import usd_per_million
 from flopcast.roofline.views.terminal.console import console, print_table, warn
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.layouts import LaidOut, Ranking, Workload
+    from flopcast.roofline.validation.parallel import ParallelComparison
+    from flopcast.roofline.validation.step_comparison import Part
 
 SHOWN = 24  # layouts that fit
 SHOWN_LARGE = 4  # and that do not
@@ -77,3 +81,41 @@ def _row(one: LaidOut) -> list[str]:
         NONE if usd is None else three_digits(usd), ms(found.exposed_communication_seconds),
         memory if found.fits else f"{memory}: DOES NOT FIT", found.bound,
     ]  # fmt: skip
+
+
+def print_parallel(found: Sequence[ParallelComparison]) -> None:
+    """Prints a row per step, measured and forecast with the error, and how far the steps are off."""
+    columns = ("step", "layout", "batch", "ms", "forecast", "error", "kernels", "communication", "exposed", "host",
+               "memory", "bound by")  # fmt: skip
+    rows = []
+    for one in found:
+        plan = one.plan
+        micro = f"{plan.accumulate} x " if plan.accumulate > 1 else ""
+        head = [plan.name, plan.parallel, f"{micro}{plan.batch} x {plan.seq}"]
+        if not one.parts:
+            rows.append([*head, *[NONE] * 8, one.reason or NONE])
+            continue
+        step = one.parts["step"]
+        inside = "" if step.is_within in (True, None) else ", outside"
+        ends = f" ({ms(step.low)} to {ms(step.high)}{inside})" if step.low is not None else ""
+        rows.append(
+            [
+                *head, ms(step.measured), f"{ms(step.forecast)}{ends}", percent(step.error),
+                *(_pair(one.parts[name]) for name in ("compute", "communication", "exposed", "host")),
+                f"{gigabytes(one.parts['memory'].measured)}, {percent(one.parts['memory'].error)}",
+                one.bound or one.reason or NONE,
+            ]
+        )  # fmt: skip
+    print_table("Steps on several GPUs: measured, forecast (times in ms: measured / forecast)", columns, rows,
+                ruled=False)  # fmt: skip
+    for name, words in (("step", "step"), ("memory", "peak memory of the fullest GPU")):
+        errors = [abs(part.error) for one in found if (part := one.parts.get(name)) and part.error is not None]
+        if errors:
+            console().print(f"- {words}: off by {median(errors):.1%} at the median, {max(errors):.1%} at worst")
+    within = [part.is_within for one in found if (part := one.parts.get("step")) and part.is_within is not None]
+    if within:
+        console().print(f"- {sum(within)} of {len(within)} steps inside their 90% intervals")
+
+
+def _pair(part: Part) -> str:
+    return f"{ms(part.measured)} / {ms(part.forecast)}"
