@@ -1,6 +1,6 @@
 """The torch twins of the fused operators, for recorded calls; importing this module registers the operators.
 
-A step of a model on the fused kernels (`patch_qwen3`) is a stream of calls such as `flopcast.rms_norm`. `aten` replays
+A step of a model on the fused kernels (`patch_layers`) is a stream of calls such as `flopcast.rms_norm`. `aten` replays
 them as any other call and compares their results with these twins, which compute in the dtype of the operands, because
 the operators' own kernels take no float64. As in the kernels, only the first half of a rotary table is read.
 """
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 # imported for their registrations
-from flopcast.kernels import adamw, cross_entropy, rmsnorm, rope, swiglu
+from flopcast.kernels import adamw, cross_entropy, rmsnorm, rope, rotary, swiglu
 
-__all__ = ["TWINS", "adamw", "cross_entropy", "rmsnorm", "rope", "swiglu", "twin_of"]
+__all__ = ["TWINS", "adamw", "cross_entropy", "rmsnorm", "rope", "rotary", "swiglu", "twin_of"]
 
 
 def twin_of(op: str) -> Callable[..., Any]:
@@ -89,6 +89,14 @@ def _rope_qk_norm_backward(
     return dq, dk, torch.stack((dq_weight, dk_weight))
 
 
+def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, out_dtype: torch.dtype | None) -> tuple[Tensor, ...]:
+    return tuple(_rotate(x, *_halves(cos, sin), 1.0) for x in (q, k))
+
+
+def _rotary_backward(dq: Tensor, dk: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(_rotate(x, *_halves(cos, sin), -1.0) for x in (dq, dk))
+
+
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
@@ -133,6 +141,8 @@ TWINS: dict[str, Callable[..., Any]] = {
     "add_rms_norm_backward": _add_rms_norm_backward,
     "rope_qk_norm": _rope_qk_norm,
     "rope_qk_norm_backward": _rope_qk_norm_backward,
+    "rotary": _rotary,
+    "rotary_backward": _rotary_backward,
     "swiglu": _swiglu,
     "swiglu_backward": _swiglu_backward,
     "cross_entropy": _cross_entropy,

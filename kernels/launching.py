@@ -31,6 +31,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -236,6 +237,8 @@ class _Recorder(TorchDispatchMode):
         place = self._places.get(id(x))
         if place is None:
             raise Refused("a tensor that is neither operand nor allocated")
+        if not x.numel():
+            return "0"
         pointer = f"p_{place.name}"
         if (line := f"{pointer} = {place.name}.data_ptr()") not in self.lines:
             self.lines.append(line)
@@ -245,15 +248,15 @@ class _Recorder(TorchDispatchMode):
         """The texts of a descriptor as the C launcher takes it: a map of the memory, the sizes, the strides."""
         if meta is None or make is None:
             raise Refused("descriptors that are not of tensor memory")
-        template = copy.copy(value)
-        object.__setattr__(template, "base", None)
         maps: dict[int, Any] = {}
+        template = copy.copy(value)  # without the tensor: a plan that kept one would keep its memory
+        template.base, dtype = None, value.base.dtype
 
         def map_at(pointer: int) -> Any:
             if len(maps) >= MAPS:
                 maps.clear()
             here = copy.copy(template)
-            object.__setattr__(here, "base", _At(pointer, value.base.dtype))
+            here.base = _At(pointer, dtype)
             maps[pointer] = found = make(here, meta)[0]
             return found
 
@@ -293,6 +296,8 @@ class _Recorder(TorchDispatchMode):
             if line in pointers:
                 continue
             if (made := self.allocations.get(line)) is not None:
+                if f"p_{line} = {line}.data_ptr()" not in self.lines and not re.search(rf"\b{line}\b", returned):
+                    continue  # nothing is in it, or nobody reads it
                 body.append(f"{line} = allocate({made.size}, {made.stride}, {self._name('d', made.dtype)})")
             else:
                 body.append(line)
@@ -302,6 +307,7 @@ class _Recorder(TorchDispatchMode):
         exec(compile(source, "<replay>", "exec"), scope)  # as Triton makes the function that binds a kernel's arguments
         replay = scope["replay"]
         replay.kept = tuple(x for x in self._kept if not isinstance(x, Tensor))
+        self._kept.clear()
         replay.source = source
         return cast(Callable[..., Any], replay)
 

@@ -1,10 +1,10 @@
-"""Runs a transformers Qwen3 on the Triton kernels by one call: norms, rope, MLP activation, loss, attention, products.
+"""Runs a transformers Qwen3 or Llama on the Triton kernels by one call: norms to loss, attention, products.
 
-    patch(model)                        # a Qwen3ForCausalLM (or Qwen3Model: then without the loss), on a GPU
+    patch(model)                        # a ...ForCausalLM (or its base model: then without the loss), on a GPU
     step = torch.compile(model, fullgraph=True)      # or as it is, or mode="reduce-overhead", or in a CUDA graph
     unpatch(model)
 
-`patch_qwen3` says what the fused kernels change. Attention is `attention_transformers`' and a batch given without
+`patch_layers` says what the fused kernels change. Attention is `attention_transformers`' and a batch given without
 attention_mask, position_ids and cache is taken to be causal, each row one sequence, without asking the device (eager
 transformers looks for packed sequences and waits for the answer; compiled, it builds a mask of all pairs, which keeps
 SDPA from its causal kernels). Products stay cuBLAS's unless `matmul` says otherwise: "triton", or a function that
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flopcast.kernels import patch_qwen3
+from flopcast.kernels import patch_layers
 from flopcast.kernels.attention import HEAD_DIMS
 from flopcast.kernels.attention_transformers import NAME, NO_MASK, register_with_transformers
 from flopcast.kernels.matmul_chosen import Choice, chosen_matmul, remember
@@ -72,10 +72,10 @@ def _replace(module: nn.Module, name: str, value: Any) -> Callable[[], None]:
 
 
 def patch(model: nn.Module, *, attention: str = "triton", matmul: str | Choice = "torch") -> None:
-    """Makes this Qwen3 model run on the kernels, until `unpatch`; a second call changes nothing.
+    """Makes this Qwen3 or Llama model run on the kernels, until `unpatch`; a second call changes nothing.
 
     `attention`: "triton", or "sdpa" for torch's. `matmul`: "torch", "triton", or a function of a `shapes.Gemm` that
-    returns one of these. Raises ValueError on a model without Qwen3 layers and unknown names, NotImplementedError on
+    returns one of these. Raises ValueError on a model without such layers and unknown names, NotImplementedError on
     heads, windows, dropout and activations that the kernels do not have.
     """
     require_known("attention", attention, ATTENTIONS)
@@ -86,8 +86,8 @@ def patch(model: nn.Module, *, attention: str = "triton", matmul: str | Choice =
     config: Any = getattr(model, "config", None)
     if attention == "triton" and config is not None:
         _require_attention(config)
-    patch_qwen3.patch(model)
-    undo: list[Callable[[], None]] = [lambda: patch_qwen3.unpatch(model)]
+    patch_layers.patch(model)
+    undo: list[Callable[[], None]] = [lambda: patch_layers.unpatch(model)]
     base: Any = getattr(model, "base_model", model)
     if attention == "triton":
         before = config._attn_implementation
@@ -105,10 +105,9 @@ def patch(model: nn.Module, *, attention: str = "triton", matmul: str | Choice =
 
 def _require_attention(config: Any) -> None:
     """Raises NotImplementedError for what `NAME` would refuse in the middle of a step."""
-    if getattr(config, "head_dim", None) not in HEAD_DIMS:
-        raise NotImplementedError(
-            f"{NAME}: head_dim {getattr(config, 'head_dim', None)} is not one of {HEAD_DIMS}: use attention='sdpa'"
-        )
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if head_dim not in HEAD_DIMS:
+        raise NotImplementedError(f"{NAME}: head_dim {head_dim} is not one of {HEAD_DIMS}: use attention='sdpa'")
     if getattr(config, "attention_dropout", 0.0) or "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise NotImplementedError(f"{NAME} has no dropout and no sliding window: use attention='sdpa'")
 

@@ -179,14 +179,14 @@ def set_checkpointing(model: torch.nn.Module, checkpoint: str) -> None:
 
 def use_fused(model: torch.nn.Module, fused: str) -> None:
     """Selects fused kernels. "triton": the model runs on the fused memory-bound kernels instead of torch's
-    (`kernels.patch_qwen3`).
+    (`kernels.patch_layers`).
 
     Raises ValueError for an unknown name, and for a model that has no Qwen3 layers.
     """
     if fused not in FUSED:
         raise ValueError(f"fused {fused!r}: valid are {', '.join(FUSED)}")
     if fused == "triton":
-        from flopcast.kernels.patch_qwen3 import patch
+        from flopcast.kernels.patch_layers import patch
 
         patch(model)
 

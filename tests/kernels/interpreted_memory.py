@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from flopcast.kernels import adamw, cross_entropy, gradient_norm, patch_qwen3, rmsnorm, rope, swiglu
+from flopcast.kernels import adamw, cross_entropy, gradient_norm, patch_layers, rmsnorm, rope, swiglu
 from flopcast.kernels.rowwise import RowConfig, load_triton
 from flopcast.kernels.shapes import AdamW, CrossEntropy, Fused, RmsNorm, RopeQkNorm, SwiGlu
 
@@ -369,7 +369,7 @@ def test_qwen3_trains_the_same_patched() -> None:
         model = qwen3()
         make: Any = torch.optim.AdamW
         if fused:
-            patch_qwen3.patch(model)
+            patch_layers.patch(model)
             make = adamw.AdamW
         optimizer, losses = make(model.parameters(), lr=1e-2), []
         for _ in range(3):
@@ -397,8 +397,8 @@ def test_a_patched_qwen3_runs_our_operators_and_unpatched_none() -> None:
             return func(*args, **(kwargs or {}))
 
     model, tokens = qwen3(num_hidden_layers=2), torch.randint(0, 96, (1, 5))
-    with Ours() as during, patch_qwen3.patched(model), torch.no_grad():
-        patch_qwen3.patch(model)  # twice is once
+    with Ours() as during, patch_layers.patched(model), torch.no_grad():
+        patch_layers.patch(model)  # twice is once
         fused = model(input_ids=tokens, labels=tokens, num_items_in_batch=7)
     with Ours() as after, torch.no_grad():
         plain = model(input_ids=tokens, labels=tokens, num_items_in_batch=7)
@@ -407,13 +407,13 @@ def test_a_patched_qwen3_runs_our_operators_and_unpatched_none() -> None:
     assert after.seen == []
     assert torch.allclose(fused.logits, plain.logits, atol=1e-5)
     assert torch.allclose(fused.loss, plain.loss, atol=1e-5)
-    assert patch_qwen3._UNDO not in model.__dict__
+    assert patch_layers._UNDO not in model.__dict__
 
 
 def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="bf16 is wrong"):
         swiglu.forward(torch.ones(4, dtype=torch.bfloat16), torch.ones(4, dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="no Qwen3 layers"):
-        patch_qwen3.patch(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="no layers of Qwen3 or Llama"):
+        patch_layers.patch(torch.nn.Linear(2, 2))
     with pytest.raises(NotImplementedError, match="gelu"):
-        patch_qwen3.patch(qwen3(hidden_act="gelu"))
+        patch_layers.patch(qwen3(hidden_act="gelu"))

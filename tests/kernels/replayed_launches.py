@@ -6,17 +6,20 @@ test_launching.py runs it in a process of its own, whose driver notes the calls 
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 
-from flopcast.kernels import attention, cross_entropy, matmul, rmsnorm, rope, rowwise, swiglu
+from flopcast.kernels import attention, cross_entropy, matmul, rmsnorm, rope, rotary, rowwise, swiglu
 from flopcast.kernels.attention_config import AttentionConfig, Tile
 
 CALLS: list[Any] = []
@@ -73,6 +76,8 @@ class Noting:
 def as_on_a_gpu() -> None:
     """Lets the kernels take CPU tensors, which no kernel touches here."""
     driver.set_active(Noting())
+    # the text of a kernel tells it as well from others as its code would, which takes ptxas half of the time
+    CUDABackend.make_cubin = lambda self, text, *_: text.encode()  # type: ignore[method-assign]
     rowwise._imported.cache_clear()
     rowwise._imported = lambda name: (importlib.import_module(f"flopcast.kernels.triton_{name}"), True)  # type: ignore[assignment]
     for name in ("triton_attention", "triton_matmul"):
@@ -125,9 +130,9 @@ def cases() -> Iterator[tuple[str, Any, list[tuple[Any, ...]]]]:
     half, single = torch.float16, torch.float32
     norm: list[tuple[Any, ...]] = []
     for rows, n in ((4, 128), (16, 128), (1, 128), (5, 100), (16, 1)):
-        for dtype in (half, single):
-            norm.append((normal(rows, n, dtype=dtype), normal(n, dtype=dtype), 1e-6, None))
+        norm.append((normal(rows, n), normal(n), 1e-6, None))
     norm += [
+        (normal(4, 128, dtype=single), normal(128, dtype=single), 1e-6, None),
         (shifted(normal(4, 128)), normal(128), 1e-6, None),
         (normal(4, 256)[:, :128], normal(128), 1e-6, None),
         (normal(4, 250)[:, :128], normal(128), 1e-6, None),  # strides that 16 does not divide
@@ -174,6 +179,7 @@ def cases() -> Iterator[tuple[str, Any, list[tuple[Any, ...]]]]:
         rope.rope_qk_norm_backward_op,
         [(normal(2, 16, 4, 64), normal(2, 16, 2, 64), *each[:6], 1e-6) for each in heads],
     )
+    yield "rotary", rotary.rotary_op, [(*each[:2], *tables, out) for each in heads for out in (None, half)]
     target = torch.randint(0, 512, (8,))
     yield (
         "cross_entropy",
@@ -202,6 +208,21 @@ def cases() -> Iterator[tuple[str, Any, list[tuple[Any, ...]]]]:
         (normal(128, 64, dtype=single), normal(128, 64, dtype=single), "nt", True),
     ]  # fmt: skip
     yield "matmul", matmul.matmul_op, products
+
+
+def left_alive(operator: Any, operands: tuple[Any, ...]) -> list[Any]:
+    """The operands and results of a call, replayed from recordings made of it, that are alive when nobody wants them: a
+    captured graph's memory must be free then."""
+    fresh = [elsewhere(x) for x in operands]
+    watched = [weakref.ref(x) for x in fresh if isinstance(x, Tensor) and all(x is not y for y in operands)]
+    operator.replayed.plans.clear()
+    for _ in range(3):
+        results = operator.replayed(*fresh)
+        watched += [weakref.ref(x) for x in (results if isinstance(results, tuple) else (results,))]
+        del results
+    CALLS.clear()
+    del fresh
+    return [x() for x in watched if x() is not None]
 
 
 def elsewhere(x: Any) -> Any:
@@ -249,7 +270,8 @@ def by_descriptors() -> Iterator[tuple[str, Any, list[tuple[Any, ...]]]]:
 
 if __name__ == "__main__":
     as_on_a_gpu()
-    for name, operator, calls in (*cases(), *by_descriptors()):
+    for name, operator, calls in chain(cases(), by_descriptors()):
         count = check(name, operator, calls)
+        assert not left_alive(operator, calls[0]), name
         why = sorted({text for key, text in operator.replayed.refused.items()})
         print(f"{name}: {count} of {len(calls)} calls replayed {why or ''}", flush=True)

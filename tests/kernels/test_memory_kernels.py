@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flopcast.kernels import adamw, cross_entropy, matmul, patch_qwen3, rmsnorm, rope, swiglu
+from flopcast.kernels import adamw, cross_entropy, matmul, patch_layers, rmsnorm, rope, swiglu
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import AdamW, CrossEntropy, Fused, RmsNorm, RopeQkNorm, SwiGlu
 
@@ -164,7 +164,7 @@ def test_fake_tensors_see_the_operators_without_triton() -> None:
     )  # fmt: skip
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-        patch_qwen3.patch(model)
+        patch_layers.patch(model)
         tokens = torch.zeros(2, 5, dtype=torch.int64)
         states = model.model(input_ids=tokens, use_cache=False, attention_mask={"full_attention": None})
         logits = model.lm_head(states.last_hidden_state)
@@ -410,7 +410,7 @@ class TestOnDevice:
                 model = model.bfloat16()
             make: Any = torch.optim.AdamW
             if fused:
-                patch_qwen3.patch(model)
+                patch_layers.patch(model)
                 make = adamw.AdamW if autocast else make
             optimizer, seen = make(model.parameters(), lr=3e-4), []
             run = torch.compile(model) if compiled and fused else model

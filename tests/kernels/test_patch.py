@@ -34,7 +34,8 @@ def test_on_a_gpu_a_patched_model_learns_what_a_plain_one_does(mode: str) -> Non
             model: Any = transformers.AutoModelForCausalLM.from_config(config)
         if ours:
             patch(model, matmul=lambda shape: "torch" if shape.layout == "nn" else "triton")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
+        # at 3e-3 torch's own losses in bf16 and fp32 part by 8% within ten steps, at 1e-3 by 0.03%
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         call = torch.compile(model, fullgraph=True, mode=mode) if ours and mode != "eager" else model
         losses.append([])
         for _ in range(10):
@@ -46,4 +47,4 @@ def test_on_a_gpu_a_patched_model_learns_what_a_plain_one_does(mode: str) -> Non
             losses[-1].append(float(loss))
     plain, patched = losses
     assert plain[-1] < plain[0] - 1
-    assert patched == pytest.approx(plain, rel=0.02)
+    assert patched == pytest.approx(plain, rel=0.005)

@@ -1,8 +1,9 @@
-"""The fused memory-bound kernels (`kernels/patch_qwen3.py`) in an op stream. No torch, no triton.
+"""The fused memory-bound kernels (`kernels/patch_layers.py`) in an op stream. No torch, no triton.
 
 A model that is traced patched calls operators of the namespace `flopcast`: rms_norm, add_rms_norm, rope_qk_norm,
-swiglu, cross_entropy and their backwards. They are calls like any other, of a class of their own ("fused"): measured
-by replay, timed by their measurements, and more expensive for the host than an ATen call (`HostCosts.triton`).
+rotary, swiglu, cross_entropy and their backwards. They are calls like any other, of a class of their own ("fused"):
+measured by replay, timed by their measurements, and more expensive for the host than an ATen call
+(`HostCosts.triton`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flopcast.kernels.shapes import Call, Operand
 # targets in a first and averages in a last one.
 FUSED_LAUNCHES = {
     "rms_norm": 1, "rms_norm_backward": 2, "add_rms_norm": 1, "add_rms_norm_backward": 2,
-    "rope_qk_norm": 1, "rope_qk_norm_backward": 2, "swiglu": 1, "swiglu_backward": 1,
+    "rope_qk_norm": 1, "rope_qk_norm_backward": 2, "rotary": 1, "rotary_backward": 1, "swiglu": 1, "swiglu_backward": 1,
     "cross_entropy": 3, "cross_entropy_backward": 1, "cross_entropy_with_gradient": 3, "scale_": 1,
 }  # fmt: skip
 

@@ -160,7 +160,7 @@ def trace(
     or of inference one call with `context` tokens a sequence (`microbench.recipe.inference`).
 
     `device` is the device whose semantics are traced ("cuda" or "cpu"); neither is needed. `fused` "triton": the
-    model is patched to run on the fused kernels (`kernels.patch_qwen3`). Raises ValueError when transformers refuses
+    model is patched to run on the fused kernels (`kernels.patch_layers`). Raises ValueError when transformers refuses
     the config, or the patch the model.
     """
     meta = {"config": dict(config), "batch": batch, "seq": seq, "precision": precision, "optimizer": optimizer,

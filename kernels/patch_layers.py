@@ -1,16 +1,19 @@
-"""Runs transformers' Qwen3 on the fused kernels: its norms, q/k-norm with rope, MLP activation and loss.
+"""Runs transformers' Qwen3 and Llama on the fused kernels: norms, rotary embedding, MLP activation and loss.
 
-    patch(model)                        # a Qwen3ForCausalLM (or Qwen3Model: then without the loss), on a GPU
+    patch(model)                        # a ...ForCausalLM (or its base model: then without the loss), on a GPU
     optimizer = flopcast.kernels.adamw.AdamW(model.parameters(), lr=1e-3)
     ...                                 # train as before, under autocast or not, eager or compiled
     unpatch(model)
 
 Attention itself is chosen the usual way, `attn_implementation`, which `attention.register_with_transformers` extends.
-What changes: RMSNorm is one kernel, and the one after attention includes the addition of the residual; per-head norms
-and rotary embedding of queries and keys are one kernel, silu(gate) * up another; the loss reads the logits as they are,
-without an fp32 copy, and makes its gradient together with the loss. Under autocast a norm returns the dtype to which
-the next linear layer would cast anyway. Instances are patched, not classes: other models in the process stay as they
-are.
+What changes: RMSNorm is one kernel, and the one after attention includes the addition of the residual; rotary embedding
+of queries and keys, with Qwen3's per-head norms, is one kernel, silu(gate) * up another; the loss reads the logits as
+they are, without an fp32 copy, and makes its gradient together with the loss. Under autocast a norm returns the dtype
+to which the next linear layer would cast anyway. Instances are patched, not classes: other models in the process stay
+as they are.
+
+Refused (NotImplementedError, which says so): other activations than silu; Qwen3 with experts and other families have
+layers of their own (ValueError).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 from flopcast.kernels.cross_entropy import IGNORE_INDEX, cross_entropy
 from flopcast.kernels.rmsnorm import add_rms_norm, rms_norm
 from flopcast.kernels.rope import rope_qk_norm
+from flopcast.kernels.rotary import rotary
 from flopcast.kernels.swiglu import swiglu
 
 _UNDO = "_flopcast_unpatched"  # on the model: what `patch` replaced
@@ -46,7 +50,7 @@ def _layer_forward(
     past_key_values: Any = None, use_cache: bool | None = False,
     position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
-    """As Qwen3DecoderLayer.forward, with the first residual's addition in the norm that follows it."""
+    """As the decoder layer's own forward, with the first residual's addition in the norm that follows it."""
     attended, _ = self.self_attn(
         hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask,
         position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache,
@@ -59,7 +63,7 @@ def _layer_forward(
 
 
 def _attention_by(functions: Any, eager: Callable[..., Any]) -> Callable[..., Any]:
-    """As Qwen3Attention.forward, with norms and rotation in one kernel on the projections' own layout.
+    """As the attention's own forward, with Qwen3's norms and rotation in one kernel on the projections' own layout.
 
     `functions`: transformers' table of attention functions, `eager`: its eager one. An import in the forward would
     break the graph of torch 2.11's compiler.
@@ -74,16 +78,19 @@ def _attention_by(functions: Any, eager: Callable[..., Any]) -> Callable[..., An
             projection(hidden_states).view(*tokens, -1, self.head_dim)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, key = rope_qk_norm(
-            query, key, self.q_norm.weight, self.k_norm.weight, *position_embeddings, self.q_norm.variance_epsilon
-        )
+        if hasattr(self, "q_norm"):
+            query, key = rope_qk_norm(
+                query, key, self.q_norm.weight, self.k_norm.weight, *position_embeddings, self.q_norm.variance_epsilon
+            )
+        else:
+            query, key = rotary(query, key, *position_embeddings)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend = functions.get_interface(self.config._attn_implementation, eager)
         out, weights = attend(
             self, query, key, value, attention_mask, dropout=self.attention_dropout if self.training else 0.0,
-            scaling=self.scaling, sliding_window=self.sliding_window, **kwargs,
+            scaling=self.scaling, sliding_window=getattr(self, "sliding_window", None), **kwargs,
         )  # fmt: skip
         return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
 
@@ -105,25 +112,37 @@ def causal_loss(
     return loss if num_items_in_batch is None else loss / torch.as_tensor(num_items_in_batch, device=loss.device)
 
 
-def patch(model: nn.Module) -> None:
-    """Makes this Qwen3 model run on the fused kernels, until `unpatch`; a second call changes nothing.
-
-    Raises ValueError on a model without Qwen3 layers, NotImplementedError on another activation than silu.
-    """
+def _forwards() -> dict[type[nn.Module], Callable[..., Any]]:
+    """What replaces the forward of each class of module."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.models.llama import modeling_llama as llama
     from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-    if hasattr(model, _UNDO):
-        return
-    forwards: dict[type[nn.Module], Callable[..., Any]] = {
+    return {
         qwen3.Qwen3RMSNorm: _norm_forward,
         qwen3.Qwen3MLP: _mlp_forward,
         qwen3.Qwen3DecoderLayer: _layer_forward,
         qwen3.Qwen3Attention: _attention_by(ALL_ATTENTION_FUNCTIONS, qwen3.eager_attention_forward),
+        llama.LlamaRMSNorm: _norm_forward,
+        llama.LlamaMLP: _mlp_forward,
+        llama.LlamaDecoderLayer: _layer_forward,
+        llama.LlamaAttention: _attention_by(ALL_ATTENTION_FUNCTIONS, llama.eager_attention_forward),
     }
+
+
+def patch(model: nn.Module) -> None:
+    """Makes this Qwen3 or Llama run on the fused kernels, until `unpatch`; a second call changes nothing.
+
+    Raises ValueError on a model without such layers, NotImplementedError on another activation than silu.
+    """
+    if hasattr(model, _UNDO):
+        return
+    forwards = _forwards()
     found = [module for module in model.modules() if type(module) in forwards]
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no Qwen3 layers: patch takes transformers' Qwen3 models")
+    if not any(type(module).__name__.endswith("DecoderLayer") for module in found):
+        raise ValueError(
+            f"{type(model).__name__} has no layers of Qwen3 or Llama: patch takes transformers' models of these two"
+        )
     activation = getattr(getattr(model, "config", None), "hidden_act", "silu")
     if activation != "silu":
         raise NotImplementedError(f"hidden_act {activation!r}: the fused MLP activation is silu")
@@ -131,7 +150,7 @@ def patch(model: nn.Module) -> None:
     for module in found:
         undo.append((module, "forward", module.__dict__.get("forward")))
         module.__dict__["forward"] = types.MethodType(forwards[type(module)], module)
-    if isinstance(model, qwen3.Qwen3ForCausalLM):
+    if hasattr(model, "lm_head"):  # a causal language model's head: nothing else with such layers makes this loss
         undo.append((model, "_loss_function", model.__dict__.get("_loss_function")))
         model.__dict__["_loss_function"] = causal_loss
     model.__dict__[_UNDO] = undo
