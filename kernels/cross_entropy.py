@@ -179,8 +179,8 @@ def cross_entropy(
     backward may then run once. Without it, and always under torch.compile, the backward makes the gradient from the
     saved log-sum-exp.
     """
-    eager = torch.is_grad_enabled() and logits.requires_grad and not torch.compiler.is_compiling()
-    if gradient_at_forward and eager:
+    wanted = gradient_at_forward and torch.is_grad_enabled() and logits.requires_grad
+    if wanted and not torch.compiler.is_compiling():
         loss: Tensor = cross_entropy_with_gradient_op(logits, target, ignore_index, reduction)[0]
     else:
         loss = cross_entropy_op(logits, target, ignore_index, reduction)[0]

@@ -76,7 +76,7 @@ class Operator:
         self._apply = super(torch.autograd.Function, self._function(self._run)).apply  # type: ignore[misc]
         # Where torch.compile is at work around a call, it must not trace the launch of a kernel.
         self._library.impl(short, untraced(self.replayed), "CompositeExplicitAutograd")
-        self._library.impl(short, self._differentiable(), "Autograd")
+        self._library.impl(short, untraced(self._differentiable()), "Autograd")
 
     def __call__(self, *args: Any) -> Any:
         if is_dynamo_compiling() or not unobserved() or not self._plain(*args):
@@ -118,6 +118,8 @@ class Operator:
         overload = self.overload
 
         def below(*args: Any) -> Any:
+            if unobserved() and self._plain(*args):  # then the dispatcher's next stop is the function: 8 us less
+                return self._run(*args)
             with BelowAutograd():
                 return overload(*args)
 
