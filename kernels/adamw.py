@@ -12,14 +12,18 @@ A step reads parameter, gradient and two moments and writes all but the gradient
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.compiler import is_dynamo_compiling
 
 from flopcast.kernels.gradient_norm import chunks_of, gradient_norm
+from flopcast.kernels.launching import Replayed
+from flopcast.kernels.operators import unobserved
 from flopcast.kernels.references import require_known, standard_normal, worst
 from flopcast.kernels.rowwise import BACKENDS, Outputs, load_triton
 from flopcast.kernels.shapes import AdamW as AdamWShape
@@ -126,10 +130,41 @@ def step_triton(
     """
     if not params:
         return
-    module = load_triton("adamw", params[0])
+    load_triton("adamw", params[0])
     table = _table(params, grads, exp_avgs, exp_avg_sqs)
     if table.chunk_tensor.numel():
-        module.launch(table, scalars(step, lr, beta1, beta2, eps, weight_decay), norm, max_norm)
+        numbers = scalars(step, lr, beta1, beta2, eps, weight_decay)
+        tensors = table.pointers, table.chunk_tensor, table.chunk_index
+        if norm is None:
+            _launch(*tensors, table.aligned, table.config, *numbers)
+        else:
+            _launch_clipped(*tensors, norm, max_norm, table.aligned, table.config, *numbers)
+
+
+_ONE = torch.ones(())
+_SCALARS = ("decay", "beta1", "rest1", "beta2", "rest2", "step_size", "root2", "eps")  # as `scalars` gives them
+
+
+def _launch_by(
+    pointers: Tensor, chunk_tensor: Tensor, chunk_index: Tensor, aligned: bool, config: AdamWConfig,
+    decay: float, beta1: float, rest1: float, beta2: float, rest2: float, step_size: float, root2: float, eps: float,
+) -> None:  # fmt: skip
+    numbers = (decay, beta1, rest1, beta2, rest2, step_size, root2, eps)
+    load_triton("adamw").launch(Table(pointers, chunk_tensor, chunk_index, aligned, config), numbers)
+
+
+def _launch_clipped_by(
+    pointers: Tensor, chunk_tensor: Tensor, chunk_index: Tensor, norm: Tensor, max_norm: float, aligned: bool,
+    config: AdamWConfig, decay: float, beta1: float, rest1: float, beta2: float, rest2: float, step_size: float,
+    root2: float, eps: float,
+) -> None:  # fmt: skip
+    numbers = (decay, beta1, rest1, beta2, rest2, step_size, root2, eps)
+    table = Table(pointers, chunk_tensor, chunk_index, aligned, config)
+    load_triton("adamw").launch(table, numbers, norm, max_norm)
+
+
+_launch = Replayed(_launch_by, passed=_SCALARS)
+_launch_clipped = Replayed(_launch_clipped_by, passed=_SCALARS)
 
 
 @torch.library.custom_op("flopcast::adamw_", mutates_args=("params", "exp_avgs", "exp_avg_sqs"))
@@ -164,6 +199,10 @@ def _(
     step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, norm: Tensor, max_norm: float,
 ) -> None:  # fmt: skip
     return None
+
+
+def _contiguous(x: Any) -> Any:
+    return x if x.is_contiguous() else x.contiguous()
 
 
 class AdamW(torch.optim.Optimizer):
@@ -221,24 +260,36 @@ class AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             if group.get("amsgrad") or group.get("maximize"):  # from another optimizer's state dict
                 raise NotImplementedError("amsgrad and maximize are not built: use torch.optim.AdamW")
-            by_step: dict[int, list[Tensor]] = {}
-            for param in group["params"]:
-                if param.grad is not None:
-                    state = self._state_of(param)
-                    state["step"] = state["step"].cpu() + 1  # torch's fused optimizer keeps it on the device
-                    by_step.setdefault(int(state["step"]), []).append(param)
-            for count, params in by_step.items():
-                states = [self.state[param] for param in params]
+            for count, params, states in self._counted(group["params"]):
                 arguments = (
-                    params, [param.grad.contiguous() for param in params if param.grad is not None],
+                    params, [_contiguous(param.grad) for param in params],
                     [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states],
                     count, float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"],
                 )  # fmt: skip
-                if self.grad_norm is None:
-                    adamw_op(*arguments)
+                clipping = () if self.grad_norm is None else (self.grad_norm, self.max_norm)
+                if not is_dynamo_compiling() and unobserved():
+                    step_triton(*arguments, *clipping)
+                    increment_version([*arguments[0], *arguments[2], *arguments[3]])
+                elif clipping:
+                    adamw_clipped_op(*arguments, *clipping)
                 else:
-                    adamw_clipped_op(*arguments, self.grad_norm, self.max_norm)
+                    adamw_op(*arguments)
         return loss
+
+    def _counted(self, params: Iterable[Tensor]) -> Iterator[tuple[int, list[Tensor], list[dict[str, Any]]]]:
+        """The parameters that have a gradient and their states, one step on, by the number of that step."""
+        found = [param for param in params if param.grad is not None]
+        states = [self._state_of(param) for param in found]
+        for state in states:
+            if not state["step"].is_cpu:  # torch's fused optimizer keeps it on the device
+                state["step"] = state["step"].cpu()
+        if not states:
+            return
+        torch._foreach_add_([state["step"] for state in states], _ONE, alpha=1)  # a number is made a tensor each time
+        counts = [int(state["step"].item()) for state in states]
+        for count in dict.fromkeys(counts):
+            those = [index for index, each in enumerate(counts) if each == count]
+            yield count, [found[index] for index in those], [states[index] for index in those]
 
 
 # --- torch twins and the benchmark interface ---

@@ -103,6 +103,7 @@ class _Recorder(TorchDispatchMode):
     """Watches a call; `source` is then the text of the function that repeats it."""
 
     operands: Sequence[Any]
+    passed: frozenset[int] = frozenset()  # operands, by their place, that are numbers and change from call to call
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)  # what the text refers to
     allocations: dict[str, _Allocation] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class _Recorder(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._places: dict[int, _Place] = {}
+        self._numbers = {id(self.operands[index]): f"a{index}" for index in self.passed}
         self._kept: list[Any] = []  # a place is known by the tensor's identity, which must not be used again
         tensors = [x for x in self.operands if isinstance(x, Tensor)]
         self.device = tensors[0].device if tensors else torch.device("cpu")
@@ -225,6 +227,8 @@ class _Recorder(TorchDispatchMode):
         self.lines.append(f"{call}({start}, {text})")
 
     def _constant(self, value: Any) -> str:
+        if type(value) is float and id(value) in self._numbers:
+            return self._numbers[id(value)]
         if isinstance(value, tuple) and all(type(x) is int for x in value):
             return repr(value)
         if value is None or type(value) in (bool, int, str):
@@ -361,9 +365,11 @@ def _allocator(device: torch.device) -> Callable[..., Tensor]:
 # --- functions that are replayed
 
 
-def key_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., bool]]:
-    """Two functions of a function's arguments: what a recording of a call depends on, but for pointers; and whether
-    all tensors, by the annotations, are plain."""
+def key_of(
+    function: Callable[..., Any], passed: frozenset[int] = frozenset()
+) -> tuple[Callable[..., Any], Callable[..., bool]]:
+    """Two functions of a function's arguments: what a recording of a call depends on, but for pointers and the numbers
+    that are `passed`; and whether all tensors, by the annotations, are plain."""
     parts: list[str] = []
     plain: list[str] = []
     names = []
@@ -373,7 +379,7 @@ def key_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[.
         if str(parameter.annotation) in ("Tensor", str(Tensor)):
             parts += [f"{name}.shape", f"{name}.stride()", f"{name}.dtype", f"{name}.get_device()"]
             plain.append(f"type({name}) in PLAIN")
-        else:
+        elif index not in passed:
             parts.append(name)
     scope: dict[str, Any] = {"PLAIN": PLAIN}
     source = f"def key({', '.join(names)}): return ({', '.join(parts)},)\n"
@@ -383,13 +389,18 @@ def key_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[.
 
 
 class Replayed:
-    """A function of tensors and constants, called like it; `plans` holds what its calls were recorded as."""
+    """A function of tensors and constants, called like it; `plans` holds what its calls were recorded as.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    `passed`: the names of floats that the function hands to its kernels as they are, so that recordings hold for all.
+    """
+
+    def __init__(self, function: Callable[..., Any], passed: Sequence[str] = ()) -> None:
         functools.update_wrapper(self, function)
         self.function = function
+        names = list(inspect.signature(function).parameters)
+        self._passed = frozenset(names.index(name) for name in passed)
         self.plans: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
-        self._key, self.plain = key_of(function)
+        self._key, self.plain = key_of(function, self._passed)
         self.refused: dict[tuple[Any, ...], str] = {}  # why calls of a kind are not replayed
 
     def __call__(self, *args: Any) -> Any:
@@ -418,10 +429,11 @@ class Replayed:
     def _record(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         tensors = {id(x): x for x in args if isinstance(x, Tensor)}
         distinct = len(tensors) == sum(isinstance(x, Tensor) for x in args)  # else which it was could not be told
+        distinct &= len({id(args[index]) for index in self._passed}) == len(self._passed)
         aligned = not any(x.data_ptr() % ALIGNMENT for x in tensors.values())
         if not distinct or not aligned or getattr(_local, "recorder", None) is not None:
             return self.function(*args)  # a later call of the kind may be recorded
-        recorder = _local.recorder = _Recorder(args)
+        recorder = _local.recorder = _Recorder(args, self._passed)
         try:
             with recorder:
                 results = self.function(*args)

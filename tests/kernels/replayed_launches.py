@@ -19,7 +19,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 
-from flopcast.kernels import attention, cross_entropy, matmul, rmsnorm, rope, rotary, rowwise, swiglu
+from flopcast.kernels import adamw, attention, cross_entropy, matmul, rmsnorm, rope, rotary, rowwise, swiglu
 from flopcast.kernels.attention_config import AttentionConfig, Tile
 
 CALLS: list[Any] = []
@@ -268,8 +268,37 @@ def by_descriptors() -> Iterator[tuple[str, Any, list[tuple[Any, ...]]]]:
     )
 
 
+def optimizer_steps(clip: float) -> list[Any]:
+    """The numbers that each of five steps of AdamW hands to its kernel: those of its step, not of the recorded one."""
+    parameter = torch.nn.Parameter(torch.ones(64))
+    optimizer = adamw.AdamW([parameter], lr=1e-2, max_norm=clip)
+    parameter.grad = torch.ones(64)
+    found = []
+    for step in range(1, 6):
+        optimizer.param_groups[0]["lr"] = 0.01 * step
+        CALLS.clear()
+        optimizer.step()
+        want = adamw.scalars(step, 0.01 * step, 0.9, 0.999, 1e-8, 1e-2)
+        numbers = [x for x in flat(CALLS[-1]) if type(x) is float]
+        assert numbers == [clip, *want], (step, numbers, want)
+        assert parameter._version == step
+        found.append(numbers)
+    plans = (adamw._launch_clipped if clip else adamw._launch).plans
+    assert [hasattr(plan, "source") for plan in plans.values()] == [True]
+    return found
+
+
+def flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for x in value:
+            yield from flat(x)
+    else:
+        yield value
+
+
 if __name__ == "__main__":
     as_on_a_gpu()
+    assert optimizer_steps(0.0) != optimizer_steps(0.5)
     for name, operator, calls in chain(cases(), by_descriptors()):
         count = check(name, operator, calls)
         assert not left_alive(operator, calls[0]), name
