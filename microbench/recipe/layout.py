@@ -65,6 +65,11 @@ class Layout:
     def is_fully_sharded(self) -> bool:
         return self.kind in _SHARDED
 
+    @property
+    def reduces_gradients(self) -> bool:
+        """Whether ranks hold the same parameters and DistributedDataParallel reduces their gradients."""
+        return self.kind in ("ddp", "zero1") or (self.cp > 1 and not self.kind)
+
     def check_built(self) -> None:
         """Raises UsageError for one GPU, and for parts that are not built together."""
         if self.world == 1:

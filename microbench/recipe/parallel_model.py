@@ -54,7 +54,7 @@ def distributed(
         _divide_experts(model, mesh["ep"])
     if layout.is_fully_sharded:
         _shard(model, layout, mesh, precision)
-    elif layout.kind or layout.cp > 1:
+    elif layout.reduces_gradients:
         group = mesh.get_group("shards") if layout.pp > 1 else None
         model = torch.nn.parallel.DistributedDataParallel(
             model, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib

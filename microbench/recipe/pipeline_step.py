@@ -32,9 +32,9 @@ _SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 class Stage(torch.nn.Module):
     """The part of a causal language model that one stage runs: of tokens, or of what the stage before it gives."""
 
-    def __init__(self, model: Any, *, is_first: bool, is_last: bool, autocast: str) -> None:
+    def __init__(self, model: Any, *, is_first: bool, is_last: bool, device: str, autocasts: bool) -> None:
         super().__init__()
-        self.is_first, self.is_last, self.autocast = is_first, is_last, autocast
+        self.is_first, self.device, self.autocasts = is_first, device, autocasts
         self.base = model.base_model
         self.head = model.get_output_embeddings() if is_last else None
         plan = tuple(model.config.base_model_pp_plan or ())
@@ -50,7 +50,7 @@ class Stage(torch.nn.Module):
             setattr(self.base, norm, torch.nn.Identity())
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self.autocast, dtype=torch.bfloat16, enabled=bool(self.autocast)):
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.autocasts):
             named = {"input_ids" if self.is_first else "inputs_embeds": given}
             hidden: torch.Tensor = self.base(**named, use_cache=False).last_hidden_state
             return hidden if self.head is None else self.head(hidden)
@@ -110,7 +110,7 @@ def build_pipeline(
     autocasts = precision == "autocast-bf16" and not layout.is_fully_sharded
     with torch.device(device):
         model: Any = build_model(stage_config(config, layout.pp), precision=precision, checkpoint=checkpoint)
-        stage = Stage(model, is_first=is_first, is_last=is_last, autocast=device if autocasts else "")
+        stage = Stage(model, is_first=is_first, is_last=is_last, device=device, autocasts=autocasts)
         tokens = torch.randint(0, int(config["vocab_size"]), (batch * accumulate, seq))
     is_tied = bool(model.config.tie_word_embeddings)
 

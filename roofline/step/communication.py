@@ -132,7 +132,7 @@ def slowed(ops: Sequence[TimedOp], spans: Sequence[Span], of_link: Beside) -> li
     took: dict[int, float] = {}
     late: dict[int, float] = {}
     running: list[Span] = []
-    for span in sorted(spans, key=lambda span: span.start):
+    for span in sorted((span.begun for span in spans), key=lambda span: span.start):
         one = ops[span.op]
         took[span.op] = took.get(span.op, 0.0) + span.end - span.start
         running = [other for other in running if other.end > span.start]

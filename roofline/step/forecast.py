@@ -16,7 +16,7 @@ from flopcast.roofline.stream.model.run import ONE_GPU
 
 _OF_INFERENCE = ("phase", "context", "turning_batch")  # fields that only its records have
 _OF_PARALLEL = ("parallel", "num_gpus", "nodes", "link", "communication_seconds", "exposed_communication_seconds",
-                "contention_seconds")  # fmt: skip
+                "contention_seconds", "bubble_seconds")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ class Forecast:
     is. `memory`: the peak by part. Of `num_gpus` laid out as `parallel` says
     seconds, kernels, breakdown and memory are one GPU's, the slowest and the fullest; tokens, FLOPs and dollars all
     GPUs'. Collectives over `link`, among `nodes` hosts, run for `communication_seconds`, of which no kernel runs beside
-    them for `exposed_communication_seconds`; those that do take `contention_seconds` longer for it."""
+    them for `exposed_communication_seconds`; those that do take `contention_seconds` longer for it. Of a
+    pipeline seconds, kernels and breakdown are the last stage's, which has the head and the loss, and waits for others
+    for `bubble_seconds`; memory is the fullest stage's."""
 
     gpu: str
     profile_basis: str
@@ -100,6 +102,7 @@ class Forecast:
     communication_seconds: float = 0.0
     exposed_communication_seconds: float = 0.0
     contention_seconds: float = 0.0
+    bubble_seconds: float = 0.0
 
     @property
     def advice(self) -> str | None:

@@ -41,6 +41,7 @@ from flopcast.roofline.stream.lowering.variants import KernelKind
 from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
 from flopcast.roofline.stream.ops.op_stream import Stream
 
+_EXPERTS = "experts"  # what expert parallel divides, by the names that transformers gives modules
 WORTH_A_WARNING = 0.02  # share of the device time in kernels that were not measured
 
 
@@ -85,6 +86,11 @@ class PricedStep:
         return ops if self.fabric is None else on_lanes(self.stream, ops, self.fabric, self.host_costs)
 
     @cached_property
+    def stages(self) -> tuple[PricedStep, ...]:
+        """The steps of a pipeline's stages, of which this one is the last; itself where there is none."""
+        return (*(replace(self, stream=stream) for stream in self.stream.stages_before), self)
+
+    @cached_property
     def device_times(self) -> DeviceTimes:
         return device_times(self.stream, self.run, self.profile)
 
@@ -107,7 +113,7 @@ class PricedStep:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return Timeline(self.ops, self.profile, self.fabric)
+        return Timeline(self.ops, self.profile, self.fabric, [stage.ops for stage in self.stages[:-1]])
 
     @cached_property
     def device_sigma(self) -> float:
@@ -156,12 +162,16 @@ class PricedStep:
     @cached_property
     def flops(self) -> int:
         """The model's FLOPs by MFU's convention: what checkpointing recomputes, and products of the optimizer, as
-        Muon's, take time but count as no work. Of several GPUs those of all, once: what tensor parallel does not
-        divide, all that is in no layer, each of its ranks does."""
+        Muon's, take time but count as no work. Of several GPUs those of all, once: what tensor or expert parallel does
+        not divide, such as all that is in no layer, each of its ranks does."""
         layout = self.run.layout
         return layout.data * sum(
-            timed.flops * (1 if op.layer is None else layout.tp)
-            for op, timed in zip(self.stream.ops, self.ops, strict=True)
+            timed.flops
+            * layout.cp
+            * (1 if op.layer is None else layout.tp)
+            * (layout.ep if _EXPERTS in op.module else 1)
+            for stage in self.stages
+            for op, timed in zip(stage.stream.ops, stage.ops, strict=True)
             if not op.is_recomputed and op.phase != "optimizer"
         )
 
@@ -169,7 +179,8 @@ class PricedStep:
     def hardware_flops(self) -> int:
         """All FLOPs that the device does, or all devices do, by HFU's convention: with what is recomputed and the
         optimizer's."""
-        return self.run.layout.world * sum(timed.flops for timed in self.ops)
+        stages = self.stages
+        return self.run.layout.world // len(stages) * sum(timed.flops for stage in stages for timed in stage.ops)
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -182,7 +193,13 @@ class PricedStep:
     @cached_property
     def peak_bytes(self) -> int:
         """Of several GPUs those of the fullest one."""
-        return memory.peak_bytes(self.stream, self._workspace_bytes) + self._first_bucket_bytes
+        return memory.peak_bytes(self._fullest, self._workspace_bytes) + self._first_bucket_bytes
+
+    @property
+    def _fullest(self) -> Stream:
+        """Of a pipeline the stage that holds the most."""
+        streams = (stage.stream for stage in self.stages)
+        return max(streams, key=lambda stream: memory.peak_bytes(stream, self._workspace_bytes))
 
     @property
     def _workspace_bytes(self) -> int:
@@ -193,7 +210,7 @@ class PricedStep:
     def _first_bucket_bytes(self) -> int:
         """Of DistributedDataParallel: what is held beyond the steady step's by steps so quick that torch's watchdog has
         not looked in between."""
-        buckets = memory.first_bucket_bytes(self.stream)
+        buckets = memory.first_bucket_bytes(self._fullest)
         return buckets if buckets and self.timeline.step_seconds() < memory.WATCHDOG_SECONDS else 0
 
     @cached_property
@@ -201,7 +218,7 @@ class PricedStep:
         """The peak by part."""
         if self.run.phase != "train":
             return memory_parts(self.stream, self.peak_bytes)
-        found = memory.peak_parts(self.stream, self._workspace_bytes)
+        found = memory.peak_parts(self._fullest, self._workspace_bytes)
         sent = {"communication": found.pop("communication") + self._first_bucket_bytes}
         return {**found, **(sent if self.run.is_parallel else {})}
 
@@ -285,6 +302,7 @@ class PricedStep:
             "parallel": str(self.run.layout), "num_gpus": self.run.layout.world, "nodes": self.run.hosts,
             "link": self.fabric.link.name, "communication_seconds": shares.communication,
             "exposed_communication_seconds": shares.exposed, "contention_seconds": shares.contention,
+            "bubble_seconds": shares.bubble,
         }  # fmt: skip
 
     def forecast(self) -> Forecast:

@@ -1,12 +1,14 @@
 """Simulates a step on host and device: the host enqueues op by op, and the device drains its queues in order.
 
 A queue is a lane, a CUDA stream: lane 0 computes, and a step on several GPUs has others for what it sends. Ranks that
-run the same step come to a collective together, so that one rank's simulation is all ranks'.
+run the same step come to a collective together, so that one rank's simulation is all ranks'. The stages of a pipeline
+run different ones: they are simulated beside each other, and wait for each other where one sends to another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -32,17 +34,44 @@ class Ran(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When an op, by its number, ran on the device."""
+    """When an op, by its number, ran on the device. Of what stages send: `waited`, for how long since `start` it waited
+    for the other stage."""
 
     op: int
     start: float
     end: float
+    waited: float = 0.0
+
+    @property
+    def begun(self) -> Span:
+        """Without the wait."""
+        return self._replace(start=self.start + self.waited, waited=0.0)
+
+
+class Message(NamedTuple):
+    """What is sent to another stage, or received from it, by its number; the seconds that it takes once both are
+    there."""
+
+    peer: int
+    is_sent: bool
+    seconds: float
+
+
+class Met(NamedTuple):
+    """When a kernel that sends and receives has ended, and how long it had waited for other stages."""
+
+    end: float
+    waited: float
 
 
 # (host seconds, kernel seconds, gaps within, launches, sync, number of the op, lane, numbers of the ops that it waits
-# for, whether it is a collective) of an op that launches kernels or makes the host wait; the host seconds include those
-# of the ops before it that do neither. All nodes of a replayed CUDA graph are one launch.
-_Entry = tuple[float, float, float, int, bool, int, int, tuple[int, ...], bool]
+# for, whether it is a collective, messages of a kernel that sends) of an op that launches kernels or makes the host
+# wait; the host seconds include those of the ops before it that do neither. All nodes of a replayed CUDA graph are one
+# launch.
+_Entry = tuple[float, float, float, int, bool, int, int, tuple[int, ...], bool, tuple[Message, ...]]
+# Yields when a kernel that sends begins, with its messages; gets when it has ended. Returns when each step ended and
+# when the first was enqueued; None where repetitions have not become steady.
+_Rank = Generator[tuple[float, tuple[Message, ...]], Met, "tuple[list[float], float] | None"]
 
 
 class Simulation:
@@ -107,13 +136,14 @@ class Simulation:
         """Returns the seconds of one steady step when steps follow each other without waiting, and those in which the
         host enqueues the first. Kernels take `device_factor` times their seconds, collectives `link_factor` times.
         `spans` gets those of the last step."""
-        most = min(self._most, _LEAST_RUNS)
         speeds = gap_seconds, sync_seconds, host_factor, device_factor, link_factor
-        while (found := self._run(most, *speeds, spans)) is None:
+        most = min(self._most, _LEAST_RUNS)
+        while (found := _alone(self.rank(most, *speeds, spans))) is None:
             most = min(self._most, 2 * most)
-        return found
+        (*_, before, last), enqueued = found
+        return Ran(last - before, enqueued)
 
-    def _run(
+    def rank(
         self,
         most: int,
         gap_seconds: float,
@@ -122,8 +152,8 @@ class Simulation:
         device_factor: float,
         link_factor: float,
         spans: list[Span] | None,
-    ) -> Ran | None:
-        """As `run`, with at most `most` repetitions simulated; None where they have not become steady by then."""
+    ) -> _Rank:
+        """As `run`, with at most `most` repetitions simulated, beside other stages."""
         host = 0.0
         lanes = [0.0] * self._lanes  # when each is free
         ended: dict[int, float] = {}  # when each op of a step on several lanes last ended, by its number
@@ -142,7 +172,7 @@ class Simulation:
             for entries, more_times in runs:
                 if more_times:
                     before = host, lanes[0]
-                for (own, seconds, more, launches_, is_sync, number, lane, others, is_sent), wait in zip(
+                for (own, seconds, more, launches_, is_sync, number, lane, others, is_sent, messages), wait in zip(
                     entries, waits, strict=False
                 ):
                     host += own * host_factor
@@ -154,12 +184,16 @@ class Simulation:
                         for other in others:
                             if start < ended.get(other, 0.0):
                                 start = ended[other]
-                        device = start + seconds * (link_factor if is_sent else device_factor) + gap_seconds * more
+                        waited = 0.0
+                        if messages:
+                            device, waited = yield start, messages
+                        else:
+                            device = start + seconds * (link_factor if is_sent else device_factor) + gap_seconds * more
                         lanes[lane] = device
                         if follows:
                             ended[number] = device
                         if is_shown and spans is not None:
-                            spans.append(Span(number, start, device))
+                            spans.append(Span(number, start, device, waited))
                     finished(device)
                     if wait >= 0:
                         latest = wait
@@ -185,10 +219,88 @@ class Simulation:
                     finish[first:] = [seconds + skipped for seconds in finish[first:]]
             ends.append(max(host, *lanes))
             enqueued = enqueued or host
-        return Ran(ends[-1] - ends[-2], enqueued)
+        return ends, enqueued
 
 
 _LEAST_RUNS = 4
+
+
+def _alone(rank: _Rank) -> tuple[list[float], float] | None:
+    """Runs a rank that sends to no other stage."""
+    try:
+        next(rank)
+    except StopIteration as ended:
+        found: tuple[list[float], float] | None = ended.value
+        return found
+    raise ValueError("a stage of a pipeline is simulated beside the others")
+
+
+class Stages:
+    """The simulations of a pipeline's stages, run beside each other: as `Simulation`, of the last stage."""
+
+    def __init__(self, stages: Sequence[Sequence[TimedOp]], queue_depth: int, steps: int = 3) -> None:
+        self._stages = [Simulation(ops, queue_depth, steps) for ops in stages]
+
+    def run(
+        self,
+        *,
+        gap_seconds: float,
+        sync_seconds: float,
+        host_factor: float = 1.0,
+        device_factor: float = 1.0,
+        link_factor: float = 1.0,
+        spans: Sequence[list[Span]] | None = None,
+    ) -> Ran:
+        """As `Simulation.run`; a step takes until the latest stage has ended. `spans` gets those of each stage."""
+        speeds = gap_seconds, sync_seconds, host_factor, device_factor, link_factor
+        ranks = [
+            stage.rank(1, *speeds, None if spans is None else spans[number])
+            for number, stage in enumerate(self._stages)
+        ]
+        ended = _meet(ranks, link_factor)
+        before, last = (max(ends[step] for ends, _ in ended) for step in (-2, -1))
+        return Ran(last - before, ended[-1][1])
+
+
+class _Kernel:
+    """A kernel that sends and receives: it ends when all its messages have gone."""
+
+    def __init__(self, rank: int, start: float, messages: int) -> None:
+        self.rank, self.start, self.left = rank, start, messages
+        self.end = self.began = start
+
+
+def _meet(ranks: Sequence[_Rank], link_factor: float) -> list[tuple[list[float], float]]:
+    """Runs stages until all have ended. The n-th that one sends to another is the n-th that this one receives from
+    it; it goes when both kernels run."""
+    ended: dict[int, tuple[list[float], float]] = {}
+    waiting: defaultdict[tuple[int, int, bool], list[_Kernel]] = defaultdict(list)  # by sender, receiver, who waits
+    ready: list[tuple[int, Met | None]] = [(number, None) for number in range(len(ranks))]
+    while ready:
+        number, met = ready.pop()
+        try:
+            start, messages = ranks[number].send(met)  # type: ignore[arg-type]  # None starts it
+        except StopIteration as end:
+            ended[number] = end.value
+            continue
+        kernel = _Kernel(number, start, len(messages))
+        for peer, is_sent, seconds in messages:
+            pair = (number, peer) if is_sent else (peer, number)
+            others = waiting[*pair, not is_sent]
+            if not others:
+                waiting[*pair, is_sent].append(kernel)
+                continue
+            other = others.pop(0)
+            began = max(start, other.start)
+            for one in (kernel, other):
+                one.left -= 1
+                one.began = max(one.began, began)
+                one.end = max(one.end, began + seconds * link_factor)
+                if not one.left:
+                    ready.append((one.rank, Met(one.end, one.began - one.start)))
+    if len(ended) < len(ranks):
+        raise ValueError("the stages of a pipeline wait for each other: what one sends no other receives")
+    return [ended[number] for number in range(len(ranks))]
 
 
 def _part(numbered: Sequence[tuple[int, TimedOp]]) -> tuple[list[_Entry], int]:
@@ -199,22 +311,31 @@ def _part(numbered: Sequence[tuple[int, TimedOp]]) -> tuple[list[_Entry], int]:
         return _entries(numbered, count), count
     host, seconds, nodes = (sum(getattr(op, name) for op in ops) for name in ("host_seconds", "seconds", "launches"))
     gaps = NODE_GAP * max(nodes / count - 1, 0.0)
-    return [(host / count, seconds / count, gaps, 1, False, numbered[0][0], 0, (), False)], count
+    return [(host / count, seconds / count, gaps, 1, False, numbered[0][0], 0, (), False, ())], count
 
 
 def _entries(numbered: Iterable[tuple[int, TimedOp]], count: int) -> list[_Entry]:
     """Returns the entries of one of the operations' `count` repetitions; the host seconds of an operation that neither
-    launches nor waits are added to the next one that does."""
+    launches nor waits are added to the next one that does. What is sent and received together is one entry, of the last
+    of these operations."""
     entries: list[_Entry] = []
     host = 0.0
+    together = 0
     for number, op in numbered:
         host += op.host_seconds / count
+        sent = op.collective
         if op.launches or op.kind == "sync":
-            launched = op.launches // count
-            where = number, op.lane, op.waits, op.collective is not None
+            launched, others = op.launches // count, op.waits
+            messages: tuple[Message, ...] = ()
+            if sent is not None and sent.peer >= 0:
+                messages = (Message(sent.peer, sent.is_sent, op.seconds),)
+                if sent.together and sent.together == together:
+                    before = entries.pop()
+                    host, others, messages = host + before[0], (*before[7], *others), (*before[9], *messages)
+            where = number, op.lane, others, sent is not None, messages
             entries.append((host, op.seconds / count, max(launched - 1, 0), launched, op.kind == "sync", *where))
-            host = 0.0
-    entries.append((host, 0.0, 0, 0, False, -1, 0, (), False))
+            host, together = 0.0, sent.together if sent is not None else 0
+    entries.append((host, 0.0, 0, 0, False, -1, 0, (), False, ()))
     return entries
 
 

@@ -4,7 +4,7 @@ time that kernels and collectives lose to each other, and the time that the part
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.communication import Fabric, slowed
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.power_limit import Draw, draw_of
-from flopcast.roofline.step.simulation import Ran, Simulation, Span, is_synchronous
+from flopcast.roofline.step.simulation import Ran, Simulation, Span, Stages, is_synchronous
 from flopcast.roofline.stream.ops.collectives import Collective
 
 # Defaults for a profile without these measurements: values of the one H200 measured (torch 2.11).
@@ -27,21 +27,30 @@ _MOST_TURNS, _SETTLED = 8, 1e-3
 
 class Shares(NamedTuple):
     """Of a step on several GPUs: seconds in which collectives run, those of them in which no kernel does, and by how
-    many seconds kernels take longer because of collectives beside them."""
+    many seconds kernels take longer because of collectives beside them. `bubble`: of a pipeline's last stage, seconds
+    in which neither runs and it waits for another stage to send or to receive."""
 
     communication: float
     exposed: float
     contention: float
+    bubble: float
 
 
 @dataclass(frozen=True)
 class Timeline:
     """The operations of a step, in order, on the part that `profile` describes; of a rank of several with what joins
-    them."""
+    them, of a pipeline's last stage with those of the stages before it."""
 
     ops: Sequence[TimedOp]
     profile: Profile
     fabric: Fabric | None = None
+    before: Sequence[Sequence[TimedOp]] = ()
+
+    @property
+    def without_host(self) -> Timeline:
+        """The device alone."""
+        ops, *before = ([replace(op, host_seconds=0.0) for op in stage] for stage in (self.ops, *self.before))
+        return replace(self, ops=ops, before=before)
 
     @cached_property
     def host_seconds(self) -> float:
@@ -61,32 +70,40 @@ class Timeline:
     def gap_seconds(self) -> float:
         return self.profile.ceiling("kernel_gap", GAP_SECONDS)
 
-    def _simulated(self, ops: Sequence[TimedOp]) -> Simulation:
-        return Simulation(ops, round(self.profile.ceiling("queue_depth", QUEUE_DEPTH)))
+    def _simulated(self, stages: Sequence[Sequence[TimedOp]]) -> Simulation | Stages:
+        depth = round(self.profile.ceiling("queue_depth", QUEUE_DEPTH))
+        return Stages(stages, depth) if len(stages) > 1 else Simulation(stages[0], depth)
 
     def _run(
-        self, simulation: Simulation, gap_factor: float = 1.0, spans: list[Span] | None = None, **factors: float
+        self,
+        simulation: Simulation | Stages,
+        gap_factor: float = 1.0,
+        spans: Sequence[list[Span]] | None = None,
+        **factors: float,
     ) -> Ran:
         gap, sync = self.gap_seconds * gap_factor, self.profile.ceiling("sync", SYNC_SECONDS)
-        return simulation.run(gap_seconds=gap, sync_seconds=sync, spans=spans, **factors)
+        if isinstance(simulation, Stages):
+            return simulation.run(gap_seconds=gap, sync_seconds=sync, spans=spans, **factors)
+        return simulation.run(gap_seconds=gap, sync_seconds=sync, spans=spans[0] if spans else None, **factors)
 
     @cached_property
-    def _settled(self) -> tuple[Simulation, Sequence[TimedOp], tuple[Span, ...]]:
+    def _settled(self) -> tuple[Simulation | Stages, Sequence[TimedOp], Sequence[Span]]:
         """The simulation in which kernels and collectives that run beside each other take as long as they then do, its
-        operations, and when each ran in the last step.
+        operations, and when each ran in the last step; of a pipeline those of the last stage.
 
         How long they take depends on what runs beside them, and that on how long they take: simulated in turn until
         the step changes no more. Then they keep these times, whatever the speeds."""
-        ops, step = self.ops, 0.0
-        spans: list[Span] = []
-        simulation = self._simulated(ops)
+        alone = [*self.before, self.ops]
+        stages, step = alone, 0.0
+        spans: list[list[Span]] = [[] for _ in stages]
+        simulation = self._simulated(stages)
         for _ in range(_MOST_TURNS if self.fabric is not None else 0):
-            before, step = step, self._run(simulation, spans=(spans := [])).step
+            before, step = step, self._run(simulation, spans=(spans := [[] for _ in stages])).step
             if self.fabric is None or abs(step - before) <= _SETTLED * step:
                 break
-            ops = slowed(self.ops, spans, self._beside)
-            simulation = self._simulated(ops)
-        return simulation, ops, tuple(spans)
+            stages = [slowed(ops, ran, self._beside) for ops, ran in zip(alone, spans, strict=True)]
+            simulation = self._simulated(stages)
+        return simulation, stages[-1], spans[-1]
 
     def _beside(self, op: TimedOp, sent: Collective) -> Contended:
         key = id(op), id(sent)  # both live as long as this timeline
@@ -103,10 +120,13 @@ class Timeline:
         """How a step's time is shared between kernels and collectives."""
         _, ops, spans = self._settled
         kernels = _union(span for span in spans if ops[span.op].collective is None)
-        sent = _union(span for span in spans if ops[span.op].collective is not None)
-        both = _length(kernels) + _length(sent) - _length(_union([*kernels, *sent]))
+        sent = _union(span.begun for span in spans if ops[span.op].collective is not None)
+        busy = _union([*kernels, *sent])
+        both = _length(kernels) + _length(sent) - _length(busy)
         slower = sum(op.seconds for op in ops if op.collective is None) - self.device_seconds
-        return Shares(_length(sent), _length(sent) - both, slower)
+        waits = [span._replace(end=span.start + span.waited) for span in spans if span.waited]
+        bubble = _length(_union([*busy, *waits])) - _length(busy)
+        return Shares(_length(sent), _length(sent) - both, slower, bubble)
 
     @cached_property
     def enqueue_seconds(self) -> float:

@@ -94,9 +94,10 @@ class Explanation:
 
     `gap_seconds` pass between kernels (one gap per kernel, at most what the step takes beyond its kernels), and
     `idle_seconds` is the rest of the time that the device waits for the host; these two and the forecast's
-    `device_seconds`, `power_seconds`, `contention_seconds` and `exposed_communication_seconds` add up to the step, but
-    where the collectives hide the host's waits. `light_seconds`: the step at the speed of light, summed over classes;
-    `fused_seconds`: the same with everything but products, convolutions and attention as one class.
+    `device_seconds`, `power_seconds`, `contention_seconds`, `exposed_communication_seconds` and `bubble_seconds` add up
+    to the step, but where the collectives hide the host's waits. `light_seconds`: the step at the speed of light,
+    summed over classes; `fused_seconds`: the same with everything but products, convolutions and attention as one
+    class.
     """
 
     forecast: Forecast
@@ -139,7 +140,7 @@ class Explanation:
 
 
 def _of_several(found: Forecast) -> dict[str, float]:
-    names = ("contention_seconds", "exposed_communication_seconds", "communication_seconds")
+    names = ("contention_seconds", "exposed_communication_seconds", "bubble_seconds", "communication_seconds")
     return {name: getattr(found, name) for name in names} if found.num_gpus > 1 else {}
 
 
@@ -156,11 +157,12 @@ def explain_step(step: PricedStep) -> Explanation:
     found, timeline, profile = step.forecast(), step.timeline, step.profile
     classes = class_parts(step)
     busy = found.device_seconds + found.power_seconds + found.contention_seconds + found.exposed_communication_seconds
+    busy += found.bubble_seconds
     if is_synchronous(profile):
         gap, alone = 0.0, busy
     else:
         gap = min(found.kernels * timeline.gap_seconds, max(found.step_seconds - busy, 0.0))
-        alone = replace(timeline, ops=[replace(op, host_seconds=0.0) for op in step.ops]).step_seconds()
+        alone = timeline.without_host.step_seconds()
     light = sum(part.light_seconds for part in classes)
     return Explanation(
         forecast=found,

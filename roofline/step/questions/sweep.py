@@ -39,7 +39,8 @@ SWEEP_OUT = (
     "price_age_days", "warnings", "reason",
 )  # fmt: skip
 # Further columns where steps on several GPUs are among the rows.
-_OF_PARALLEL = ("num_gpus", "communication_seconds", "exposed_communication_seconds", "contention_seconds")
+_OF_PARALLEL = ("num_gpus", "communication_seconds", "exposed_communication_seconds", "contention_seconds",
+                "bubble_seconds")  # fmt: skip
 PARALLEL_OUT = (*_OF_PARALLEL, *(f"memory_{part}" for part in PARTS))
 CHUNK = 32  # steps that are held at once, of 10 MB each
 

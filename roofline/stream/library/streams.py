@@ -10,8 +10,8 @@ A stream is the first of these that is available:
 - one traced now (`trace_now`), in a process of its own (`trace_process`), or side by side ahead of time (`prefetch`);
 - that of a compiled step, made of what torch's compiler generates for it (`compiled`).
 
-Of a step on several GPUs it is one rank's; that of DistributedDataParallel is stored with a bucket for each gradient
-(`ops/to_buckets`).
+Of a step on several GPUs it is one rank's, and of a pipeline one of each stage; that of DistributedDataParallel is
+stored with a bucket for each gradient (`ops/to_buckets`).
 
 Only tracing imports torch. Streams of a user's modules are traced whenever they are asked for (`modules`).
 """
@@ -51,7 +51,22 @@ def get_stream(config: Config, traced: Traced, *, vary: Vary | None = None, trac
     the config.
     """
     check_step(config, traced)
-    depth = depth_of(config)
+    if traced.layout.pp > 1:
+        return _pipeline(config, traced, trace)
+    return _rank_stream(config, traced, vary=vary, trace=trace)
+
+
+def _pipeline(config: Config, traced: Traced, trace: Trace | None) -> Stream:
+    """Returns the stream of a pipeline's last stage, which knows those of the others, with the parameters of all."""
+    ranks = traced.layout.distinct_ranks
+    *before, last = (_rank_stream(config, replace(traced, rank=rank), vary=None, trace=trace) for rank in ranks)
+    twice = config["vocab_size"] * config["hidden_size"] if config.get("tie_word_embeddings") else 0
+    n_params = sum(stage.n_params for stage in (*before, last)) - twice
+    return replace(last, n_params=n_params, depth=depth_of(config), stages_before=tuple(before))
+
+
+def _rank_stream(config: Config, traced: Traced, *, vary: Vary | None, trace: Trace | None) -> Stream:
+    depth = depth_of(config) // traced.layout.pp
     if vary is not None and sources_of(config, traced, vary) and not is_at_hand(config, traced):
         with suppress(NotDerivable, UsageError):  # raised by the trace of a source, not of the step that was asked for
             return _finished(_follow(config, traced, vary), traced, depth)
@@ -121,7 +136,7 @@ def _source(config: str, traced: Traced) -> Stream:
 
 def folded(config: Config, traced: Traced) -> Config:
     """Returns the config at the depth at which its stream is stored."""
-    return with_depth(config, folded_depth(traced)) if is_folded(config, traced) else dict(config)
+    return with_depth(config, folded_depth(traced) * traced.layout.pp) if is_folded(config, traced) else dict(config)
 
 
 def folded_depth(traced: Traced) -> int:
@@ -131,17 +146,19 @@ def folded_depth(traced: Traced) -> int:
 
 def has_bucket_each(traced: Traced) -> bool:
     """Whether the stream is stored with a bucket for each gradient: torch's own cross layers."""
-    return traced.layout.kind in ("ddp", "zero1")
+    return traced.layout.reduces_gradients and traced.layout.pp == 1
 
 
 def is_folded(config: Config, traced: Traced) -> bool:
     """Whether the model's stream is stored at `folded_depth`. Not for a single layer, which is first and last at
     once, nor for layers of several types or of which some are frozen, which are not one layer repeated. Nor for
     inference: what a layer takes lives until the next but one, of which three layers show no example. Nor for ZeRO-1,
-    which divides the parameters of all layers among the ranks."""
+    which divides the parameters of all layers among the ranks, and for pipelines with a data-parallel part, which
+    reduce the gradients of all layers at the end."""
     is_alike = len(set(config.get("layer_types") or ())) <= 1 and not traced.finetune.startswith("last=")
-    is_alike &= traced.layout.kind != "zero1"
-    return depth_of(config) >= folded_depth(traced) - 1 and is_alike and traced.phase == "train"
+    is_alike &= traced.layout.kind != "zero1" and not (traced.layout.pp > 1 and traced.layout.kind)
+    depth = depth_of(config) // traced.layout.pp
+    return depth >= folded_depth(traced) - 1 and is_alike and traced.phase == "train"
 
 
 def as_traced(traced: Traced) -> Traced:

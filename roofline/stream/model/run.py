@@ -179,8 +179,6 @@ class Run:
                     raise UsageError(f"{name} {value} of a step on one GPU: give --parallel with it, or leave it out")
             return
         self.layout.check_built()
-        if self.layout.pp > 1:
-            raise UsageError(f"parallel {self.layout}: a pipeline is not modelled yet; leave pp out")
         world = self.layout.world
         if self.nodes and (not 1 <= self.nodes <= world or world % self.nodes):
             valid = [nodes for nodes in range(1, min(world, 4096) + 1) if world % nodes == 0]

@@ -33,7 +33,8 @@ def is_collective(name: str) -> bool:
 
 class Collective(NamedTuple):
     """`op`: its place in the stream. `bytes`: as NCCL's tests count them. `ranks` of a group stand `stride` apart.
-    `dtype`: of what is sent. `lane`: the CUDA stream."""
+    `dtype`: of what is sent. `lane`: the CUDA stream. Of what one stage of a pipeline sends to the next: `peer`, that
+    other's number, `is_sent` or received, `together` the batch that is one kernel (0: it is one by itself)."""
 
     op: int
     kind: str
@@ -42,6 +43,9 @@ class Collective(NamedTuple):
     stride: int
     dtype: str
     lane: int
+    peer: int = -1
+    is_sent: bool = False
+    together: int = 0
 
 
 def collectives(stream: Stream) -> list[Collective]:
@@ -60,6 +64,10 @@ def _collective(stream: Stream, place: int, op: Op, kind: str, argument: int | N
     operands = [stream.tensors[i].operand for i in sent]
     ranks, stride = next(value["g"] for value in args if isinstance(value, dict) and "g" in value)
     size = sum(operand.bytes for operand in operands)
+    if kind == "send_recv":  # to the next stage, or from it
+        together = json.loads(op.kwargs).get("together", 0)
+        is_sent = packet(op.name) == "c10d.send"
+        return Collective(place, kind, size, 2, stride, operands[0].dtype, op.lane, args[2], is_sent, together)
     return Collective(place, kind, size, ranks, stride, operands[0].dtype, op.lane)
 
 

@@ -95,6 +95,8 @@ class Stream:
     # For each op of an unfolded stream the index of the op of the folded one that it repeats with identical operands,
     # -1 for none; empty where nothing was unfolded, and in a stream that is made from this one with other ops.
     repeats: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    # Of a pipeline: the streams of the stages before this one, which is the last; not part of a file.
+    stages_before: tuple[Stream, ...] = field(default=(), repr=False, compare=False)
 
     def call(self, op: Op) -> Call:
         """Returns the op as a call that can be replayed."""

@@ -24,7 +24,8 @@ def to_buckets(stream: Stream, first: int = FIRST_BYTES, most: int = BUCKET_BYTE
 
     Buckets live through the whole step: `kind` "bucket".
     """
-    reduced = [i for i, op in enumerate(stream.ops) if op.name == _ALL_REDUCE and op.phase == "backward"]
+    # on lane 0 are those of other parts of a layout: a pipeline's, of the weight that two of its stages share
+    reduced = [i for i, op in enumerate(stream.ops) if op.name == _ALL_REDUCE and op.phase == "backward" and op.lane]
     gradients = [stream.tensors[stream.ops[i].inputs[0]] for i in reduced]
     if len({ref.operand.dtype for ref in gradients}) > 1:
         raise NotDerivable("gradients of several types")

@@ -62,6 +62,8 @@ def _print_step(found: Explanation, run: Run) -> None:
         sent = f"of {ms(step.communication_seconds)} ms of collectives over {step.link}"
         parts.insert(1, ("- communication that no kernel hides", step.exposed_communication_seconds, sent))
         parts.insert(1, ("- slower beside collectives", step.contention_seconds, ""))
+    if step.bubble_seconds:
+        parts.insert(1, ("- bubble: waits for other stages", step.bubble_seconds, "of the last stage"))
     rows = [[name, *_ms_and_share(seconds, step), words] for name, seconds, words in parts]
     rows.insert(-2, ["peak memory", "", "", gigabytes(step.peak_bytes) + ("" if step.fits else ", DOES NOT FIT")])
     ends = f"90%: {ms(step.step_seconds_low)} to {ms(step.step_seconds_high)}"

@@ -167,7 +167,10 @@ def _communication_rows(found: Forecast) -> list[list[str]]:
         return []
     exposed = ms(found.exposed_communication_seconds)
     words = f"{ms(found.communication_seconds)} ms over {found.link}, {exposed} ms of it exposed"
-    return [["communication", f"{words}; kernels beside it take {ms(found.contention_seconds)} ms longer"]]
+    rows = [["communication", f"{words}; kernels beside it take {ms(found.contention_seconds)} ms longer"]]
+    if found.bubble_seconds:
+        rows.append(["bubble", f"{ms(found.bubble_seconds)} ms in which the last stage waits for others"])
+    return rows
 
 
 def _inference_rows(found: Forecast) -> list[list[str]]:

@@ -82,6 +82,19 @@ def test_it_is_explained_and_told(flopcast: Flopcast) -> None:
     assert "of 2 GPUs each" in told
 
 
+def test_a_pipelines_bubble_is_told_apart(flopcast: Flopcast) -> None:
+    small = (*SMALL[:2], "--depth", "4", *SMALL[4:], "--accumulate", "2")
+    step = (*H200, *small, "--host", "none", "--parallel", "pp=2")
+    assert "in which the last stage waits for others" in flopcast("predict", *step).out
+    both, alone = (flopcast("predict", *some, "--json").document for some in (step, step[:-2]))
+    parts = ("device", "exposed_communication", "contention", "bubble")
+    assert sum(both[f"{part}_seconds"] for part in parts) < both["step_seconds"]
+    assert 0.1 < both["bubble_seconds"] / both["step_seconds"] < 0.5  # a third, if forward and backward were all
+    assert both["flops_counted"] == pytest.approx(alone["flops_counted"], rel=1e-4)  # each stage turns positions anew
+    assert both["n_params"] == alone["n_params"]
+    assert both["peak_bytes"] < alone["peak_bytes"]
+
+
 def test_a_table_of_layouts(flopcast: Flopcast, tmp_path: Path) -> None:
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     step = "256,3,1024,2,64,adamw-fused"
@@ -100,6 +113,9 @@ def test_a_table_of_layouts(flopcast: Flopcast, tmp_path: Path) -> None:
         (("--parallel", "ddp"), "'ddp' is no part of a layout; valid are ddp=8"),
         (("--parallel", "zero1=2,pp=2"), "pp and zero1 are not modelled together; valid together are zero2"),
         (("--parallel", "tp=3"), "tp=3 does not divide heads 2"),
+        (("--parallel", "pp=3"), "1f1b needs at least as many as stages; valid are accumulate 3 and above"),
+        (("--parallel", "pp=2:gpipe"), "pp=2 does not divide layers 3: valid are 1, 3"),
+        (("--parallel", "ep=2"), "ep=2: the model has no experts to divide; leave ep out"),
         (("--parallel", "ddp=2", "--mode", "compile"), "mode compile with parallel ddp=2: not modelled yet"),
         (("--parallel", "ddp=8", "--nodes", "3"), "nodes is 3: it does not divide the 8 GPUs"),
         (("--parallel", "ddp=2", "--link", "rope"), "unknown link 'rope': valid are"),

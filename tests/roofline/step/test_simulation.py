@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.step.device_work import TimedOp
-from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, NODE_GAP, Simulation
+from flopcast.roofline.step.simulation import LAUNCH_LATENCY_SECONDS, NODE_GAP, Simulation, Stages
 from flopcast.roofline.step.timeline import Timeline
+from flopcast.roofline.stream.ops.collectives import Collective
 
 GAP, SYNC = 1e-6, 1e-5
 PROCESSOR = replace(find_profile("nvidia-h200"), device={"type": "cpu"})
@@ -192,6 +193,61 @@ def test_micro_batches_that_wait_within_themselves_repeat(items: list[TimedOp], 
         for op in part
     ]  # fmt: skip
     assert step_of(several) == pytest.approx(step_of(whole), rel=1e-6)
+
+
+FORWARD, BACKWARD = 1e-3, 2e-3
+
+
+def stage(number: int, stages: int, micro_batches: int, schedule: str) -> list[TimedOp]:
+    """A stage whose forwards and backwards take FORWARD and BACKWARD, in the order in which torch runs them; what it
+    sends before it turns from the one to the other goes together with what it then receives."""
+    warm = micro_batches if schedule == "gpipe" else min(stages - number, micro_batches)
+    order = "F" * warm + "BF" * (micro_batches - warm) + "B" * warm
+    ops: list[TimedOp] = []
+    for before, what in zip(" " + order, order + " ", strict=True):
+        sent = {"F": number + 1, "B": number - 1}.get(before, -1)
+        received = {"F": number - 1, "B": number + 1}.get(what, -1)
+        together = len(ops) + 1 if sent == received and schedule == "1f1b" else 0
+        for peer, is_sent in ((sent, True), (received, False)):
+            if 0 <= peer < stages:
+                message = Collective(0, "send_recv", 1024, 2, 1, "fp32", 1, peer, is_sent, together)
+                waits = (len(ops) - 1,) if ops and ops[-1].lane == 0 else ()
+                ops.append(replace(on_lane(1, 1e-9, 1e-9, *waits), collective=message))
+        if what != " ":
+            waits = (len(ops) - 1,) if ops and ops[-1].lane == 1 else ()
+            ops.append(replace(item(1e-9, FORWARD if what == "F" else BACKWARD), waits=waits))
+    return ops
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 4), (4, 12)])
+def test_a_pipeline_waits_for_as_many_micro_batches_as_it_has_other_stages(
+    schedule: str, stages: int, micro_batches: int
+) -> None:
+    """Both schedules take (micro-batches + stages - 1) turns (Narayanan et al., arXiv 2104.04473)."""
+    all_stages = [stage(number, stages, micro_batches, schedule) for number in range(stages)]
+    ran = Stages(all_stages, 1024).run(gap_seconds=0.0, sync_seconds=0.0)
+    turn = FORWARD + BACKWARD
+    assert ran.step == pytest.approx((micro_batches + stages - 1) * turn, rel=0.02)
+    shares = Timeline(all_stages[-1], find_profile("nvidia-h200"), None, all_stages[:-1]).shares
+    assert shares.bubble < (stages - 1) * turn * 1.02
+
+
+def test_what_two_ranks_exchange_is_one_kernel() -> None:
+    """Both send 1 ms and receive 1 ms at once; in turn it would be 2 ms."""
+
+    def of(peer: int) -> list[TimedOp]:
+        both = (Collective(0, "send_recv", 1, 2, 1, "fp32", 1, peer, is_sent, 1) for is_sent in (True, False))
+        return [replace(on_lane(1, 1e-6, 1e-3), collective=one) for one in both]
+
+    ran = Stages([of(1), of(0)], 1024).run(gap_seconds=0.0, sync_seconds=0.0)
+    assert ran.step == pytest.approx(1e-3, rel=0.02)
+
+
+def test_stages_that_wait_for_each_other_are_told() -> None:
+    received = replace(on_lane(1, 1e-6, 1e-3), collective=Collective(0, "send_recv", 1, 2, 1, "fp32", 1, 1, False))
+    with pytest.raises(ValueError, match="what one sends no other receives"):
+        Stages([[received], [item(1e-6, 1e-3)]], 1024).run(gap_seconds=0.0, sync_seconds=0.0)
 
 
 def test_the_host_is_known_by_itself() -> None:

@@ -5,27 +5,49 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from difflib import unified_diff
 from pathlib import Path
 
 import pytest
+import torch
 
 from flopcast.roofline.stream.ops import op_stream as streams
 from studies.imports import ROOT
 from studies.parallel.gate import differences, kept, lines, retraced
 
+# Layouts whose calls change with torch: exactly those of the version that was recorded, and nearly so of others.
+OF_ONE_VERSION = ("h200x2_pp", "h200x2_pp-gpipe", "h200x2_cp", "h200x2_ep")
 RECORDED = sorted((ROOT / "tests" / "data").glob("h200x2_*.json.gz"))
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=[path.name.partition(".json")[0] for path in RECORDED])
 def test_what_two_gpus_launched_is_what_is_traced(path: Path) -> None:
     meta, recorded = kept(path)
-    assert len(recorded) > 1500
-    assert differences(recorded, lines(retraced(meta))) == []
+    traced = lines(retraced(meta))
+    assert len(recorded) > 1000
+    if path.name.partition(".")[0] not in OF_ONE_VERSION or torch.__version__.startswith(meta["torch"]):
+        assert differences(recorded, traced) == []
+        return
+    # torch 2.13 makes ring attention's indices anew, and a zero by another call; it sends by itself what it can
+    recorded, traced = ([line.partition(" lane ")[0] for line in found] for found in (recorded, traced))
+    changed = [line for line in unified_diff(recorded, traced, n=0, lineterm="") if line[:2] not in ("@@", "--", "++")]
+    assert len(changed) <= 8
 
 
 def test_the_records_are_of_every_layout() -> None:
     layouts = {kept(path)[0]["parallel"]["layout"] for path in RECORDED}
-    assert layouts == {"ddp=2", "zero1=2", "zero2=2", "fsdp=2", "hsdp=2x1", "tp=2"}
+    assert layouts == {
+        "ddp=2",
+        "zero1=2",
+        "zero2=2",
+        "fsdp=2",
+        "hsdp=2x1",
+        "tp=2",
+        "pp=2",
+        "pp=2:gpipe",
+        "cp=2",
+        "ep=2",
+    }
 
 
 def test_two_real_processes_launch_what_is_traced(tmp_path: Path) -> None:

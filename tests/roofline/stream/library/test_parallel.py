@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from flopcast.errors import UsageError
 from flopcast.files import cache_folder
+from flopcast.roofline.step.memory import peak_bytes
 from flopcast.roofline.stream.library import streams
 from flopcast.roofline.stream.library.stored import shipped_path, stream_key
 from flopcast.roofline.stream.library.streams import get_stream, trace_now
@@ -40,13 +42,28 @@ def calls(stream: Stream) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", ["hsdp=2x2", "tp=2"])  # and in test_trace_rank.py fsdp and ddp
+@pytest.mark.parametrize(
+    "layout", ["hsdp=2x2", "tp=2", "tp=2,fsdp=2", "cp=2,fsdp=2"]
+)  # and in test_trace_rank.py fsdp and ddp
 def test_a_rank_at_any_depth_is_that_of_a_whole_trace(layout: str) -> None:
     stream = get_stream(CONFIG, asked(layout))
     assert stream.depth == 6
     assert stream.n_params == n_params(CONFIG)
     assert collectives(stream)
     assert calls(stream) == calls(trace_now(CONFIG, asked(layout)))
+
+
+def test_a_pipeline_is_all_its_stages() -> None:
+    traced = asked("pp=2", accumulate=2)
+    last = get_stream(CONFIG, traced)
+    (first,) = last.stages_before
+    assert (last.n_params, last.depth) == (n_params(CONFIG), 6)
+    for rank, stage in enumerate((first, last)):
+        assert calls(stage) == calls(trace_now(CONFIG, replace(traced, rank=rank)))
+    sent = [[(c.peer, c.is_sent) for c in collectives(stage) if c.kind == "send_recv"] for stage in (first, last)]
+    assert sent[0].count((1, True)) == sent[0].count((1, False)) == 2
+    assert sent[1].count((0, True)) == sent[1].count((0, False)) == 2
+    assert peak_bytes(first) > peak_bytes(last) / 2
 
 
 @pytest.mark.parametrize("layout", ["ddp=2", "fsdp=2"])
