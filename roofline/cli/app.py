@@ -17,6 +17,7 @@ from flopcast.errors import INTERRUPTED, FlopcastError, UsageError, shortened
 from flopcast.roofline.cli.choose.cost import cost
 from flopcast.roofline.cli.choose.plan import plan
 from flopcast.roofline.cli.choose.prices import prices
+from flopcast.roofline.cli.choose.scale import scale
 from flopcast.roofline.cli.choose.widths import widths
 from flopcast.roofline.cli.gpu.bench import bench
 from flopcast.roofline.cli.gpu.compare import compare
@@ -96,7 +97,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 # In the order of `flopcast --help`: what a GPU does, what a step costs, what to choose.
 for command in (
     gpus, bench, fit, roofline, kernels, compare, report, predict, explain, sweep, finetune, validate, widths, cost,
-    prices, plan,
+    prices, plan, scale,
 ):  # fmt: skip
     app.command()(expanded(command))
 app.command("import")(import_table)

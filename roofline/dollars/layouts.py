@@ -268,7 +268,7 @@ def _forecasting(work: Workload, count: int, vary: Vary | None) -> Iterator[Fore
     processes trace and forecast side by side."""
     processes = min(os.cpu_count() or 1, count // 2)
     if count < APART or processes < 2 or isinstance(work.model, Module):
-        yield lambda runs: _forecast(work, runs, vary)
+        yield lambda runs: forecast_runs(work, runs, vary)
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
@@ -283,7 +283,7 @@ def _forecasting(work: Workload, count: int, vary: Vary | None) -> Iterator[Fore
                 try:
                     yield future.result()
                 except (BrokenProcessPool, OSError):  # none can be started, or one was killed
-                    yield from _forecast(work, [run], vary)
+                    yield from forecast_runs(work, [run], vary)
 
         try:
             yield apart
@@ -303,11 +303,12 @@ def _begin(parent: int, work: Workload, vary: Vary | None) -> None:
 
 def _forecast_one(run: Run) -> LaidOut:
     assert _given is not None
-    (found,) = _forecast(_given[0], [run], _given[1])
+    (found,) = forecast_runs(_given[0], [run], _given[1])
     return found
 
 
-def _forecast(work: Workload, runs: Sequence[Run], vary: Vary | None) -> Iterator[LaidOut]:
+def forecast_runs(work: Workload, runs: Sequence[Run], vary: Vary | None = None) -> Iterator[LaidOut]:
+    """Forecasts a workload run in several ways, in their order, in this process."""
     with _streams(work, runs, vary) as stream_of, no_garbage_collection():
         for start in range(0, len(runs), _AT_ONCE):
             some = runs[start : start + _AT_ONCE]
@@ -338,6 +339,18 @@ def _streams(work: Workload, runs: Sequence[Run], vary: Vary | None) -> Iterator
         return
     with prefetched([(model, traced_of(run, work.profile)) for run in runs], vary=vary) as stream_of:
         yield lambda run: stream_of(model, traced_of(run, work.profile))
+
+
+def trace_ahead(wanted: Sequence[tuple[Workload, str]], vary: Vary | None = None) -> None:
+    """Traces what the first steps of workloads of one model in these layouts need, side by side where it is not at
+    hand."""
+    runs = [first.run for work, layout in wanted if isinstance(first := _first(work, layout), _Trial)]
+    if not runs or isinstance(wanted[0][0].model, Module):  # a module keeps its streams
+        return
+    with _streams(wanted[0][0], runs, vary) as stream_of:
+        for run in runs:
+            with suppress(UsageError):  # raised again when its turn comes
+                stream_of(run)
 
 
 # --- the first among them -----------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def prefetched(
 
                     with suppress(BrokenProcessPool):  # no process can be started: this one traces
                         future.result()
-            return get_stream(config, traced, vary="batch" if _model(config, traced) in varied else None)
+            return get_stream(config, traced, vary=vary or ("batch" if _model(config, traced) in varied else None))
 
         yield stream_of
 

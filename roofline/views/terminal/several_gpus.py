@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, percent, short_name, three_digits
+from flopcast.roofline.base.units import NONE, gigabytes, ms, parameters, percent, share, short_name, three_digits
 from flopcast.roofline.step.forecast import usd_per_million
 from flopcast.roofline.views.terminal.console import console, print_table, warn
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.layouts import LaidOut, Ranking, Workload
+    from flopcast.roofline.dollars.scaling import Scaled, Scaling, Turning
     from flopcast.roofline.validation.parallel import ParallelComparison
     from flopcast.roofline.validation.step_comparison import Part
 
@@ -81,6 +82,68 @@ def _row(one: LaidOut) -> list[str]:
         NONE if usd is None else three_digits(usd), ms(found.exposed_communication_seconds),
         memory if found.fits else f"{memory}: DOES NOT FIT", found.bound,
     ]  # fmt: skip
+
+
+def print_scaling(
+    work: Workload, found: Sequence[Scaling], turnings: Sequence[Turning], sizes: Mapping[str, int]
+) -> None:
+    """Prints a table per kind of scaling, and below it where more GPUs stop paying and from which step on they pay."""
+    first = next((point.forecast for one in found for point in one.points if point.forecast is not None), None)
+    if first is None:
+        console().print(f"no number of GPUs holds the step: {found[0].points[0].reason}")
+        return
+    unit = first.unit
+    kind = "sequences" if unit == "tokens" else unit
+    words = {
+        "strong": f"strong scaling, {work.sequences:,} {kind} per step in all",
+        "weak": f"weak scaling, {work.sequences:,} {kind} per step and GPU",
+    }
+    own = "".join(f", {name} {value}" for name, value in sizes.items())
+    model = f"{short_name(work.profile.gpu)} ({work.profile.basis}): {parameters(first.n_params)} parameters{own}"
+    say = console().print
+    columns = ("GPUs", "layout", "batch", "step, ms", "90% interval", f"{unit}/s", "efficiency", f"$/M {unit}",
+               "exposed, ms", "memory", "bound by")  # fmt: skip
+    for one in found:
+        title = f"{model}, {work.run.precision}, {first.optimizer}: {words[one.kind]}"
+        print_table(title, columns, [_scaled_row(point) for point in one.points], ruled=False)
+        say(f"- {_pays_words(one)}")
+        for turning in turnings if one.kind == "strong" else ():
+            say(f"- {_turning_words(turning, kind)}")
+    warn(dict.fromkeys(w for one in found for p in one.points if p.forecast is not None for w in p.forecast.warnings))
+
+
+def _scaled_row(point: Scaled) -> list[str]:
+    found, best = point.forecast, point.best
+    if found is None or best is None:
+        return [str(point.num_gpus), NONE, NONE, point.reason, *[NONE] * 7]
+    usd = usd_per_million(found)
+    layout = "one GPU" if point.num_gpus == 1 else best.run.parallel
+    return [
+        str(point.num_gpus), layout, batch_words(best), ms(found.step_seconds),
+        f"{ms(found.step_seconds_low)} to {ms(found.step_seconds_high)}", three_digits(found.tokens_per_second),
+        share(point.efficiency), NONE if usd is None else three_digits(usd), ms(found.exposed_communication_seconds),
+        gigabytes(found.needed_bytes), found.bound,
+    ]  # fmt: skip
+
+
+def _pays_words(one: Scaling) -> str:
+    rule = f"the GPUs added do {one.worth:.0%} of what as many did"
+    turns = one.turns
+    if turns is None:
+        reached = max((point.num_gpus for point in one.points if point.best is not None), default=0)
+        return f"every doubling pays up to {reached} GPUs ({rule})" if one.doublings else "no doubling was forecast"
+    sure = "" if turns.is_decided(one.worth) else ", which the intervals do not decide"
+    return (
+        f"stops paying after {one.last}: as many GPUs again do {turns.gain:.0%} ({turns.low:.0%} to {turns.high:.0%}) "
+        f"of what these do; it pays where {rule}{sure}"
+    )
+
+
+def _turning_words(one: Turning, kind: str) -> str:
+    value = ("width {:,}" if one.what == "width" else f"{{:,}} {kind} per step").format(one.value or one.most)
+    if one.value is None:
+        return f"the doubling to {one.num_gpus} GPUs does not pay up to {value}"
+    return f"the doubling to {one.num_gpus} GPUs pays from {value} on"
 
 
 def print_parallel(found: Sequence[ParallelComparison]) -> None:

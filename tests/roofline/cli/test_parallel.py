@@ -174,3 +174,26 @@ def test_layouts_are_ranked(flopcast: Flopcast) -> None:
     for options, said in (((), "give --num-gpus"), (("--num-gpus", "2", "--gpus", "H200,L4"), "--parallel auto")):
         assert said in flopcast("predict", *step, *options).err
     assert "--num-gpus 2 without --parallel auto" in flopcast("predict", *H200, *SMALL, "--num-gpus", "2").err
+
+
+def test_a_step_is_scaled(flopcast: Flopcast, tmp_path: Path) -> None:
+    module = ("--module", "flopcast.microbench.zoo:mlp", "--batch", "4096", "--num-gpus", "2", "--parallel", "ddp")
+    done = flopcast("scale", *H200, *module, "--vary", "width=512,1024", "--out", tmp_path, "--json")
+    assert done.code == 0, done.err
+    small, large = done.document["answers"]
+    assert (small["sizes"], large["sizes"]) == ({"width": 512}, {"width": 1024})
+    assert [point["num_gpus"] for point in small["strong"]["points"]] == [1, 2]
+    rows = list(csv.DictReader((tmp_path / "scale.csv").open()))
+    assert {(row["width"], row["kind"], row["num_gpus"]) for row in rows} == {
+        (width, kind, gpus) for width in ("512", "1024") for kind in ("strong", "weak") for gpus in ("1", "2")
+    }
+    assert (tmp_path / "scale.png").stat().st_size > 10_000
+    for options, said in (
+        (("--parallel", "ddp=2"), "one part of which has no number"),
+        (("--num-gpus", "0"), "valid are 1 to"),
+        (("--batch", "0"), "--batch is 0"),
+        (("--vary", "size=2"), "--vary size=2: valid is"),
+        (("--worth", "2"), "worth is 2"),
+    ):
+        wrong = flopcast("scale", *H200, *SMALL[:6], *options)
+        assert (wrong.code, said in " ".join(wrong.err.split())) == (2, True)
