@@ -32,6 +32,8 @@ from flopcast.roofline.stream.model.models import Config, load_config, make_conf
 from studies.command import parser_of
 from studies.parallel.record import group_of
 
+ROUNDS = 3
+
 
 @dataclass(frozen=True)
 class Step:
@@ -125,7 +127,7 @@ STEPS = (
 
 def built(step: Step) -> ParallelStep | PipelineStep:
     layout = Layout.parse(step.layout.format(n=dist.get_world_size()))
-    torch.manual_seed(dist.get_rank() if layout.tp == 1 else 0)
+    torch.manual_seed(dist.get_rank() if layout.world == layout.data else 0)
     made = build_parallel(
         MODELS[step.model], layout, mesh_of(layout, "cuda"), "cuda", batch=step.batch, seq=step.seq,
         optimizer=step.optimizer, accumulate=step.accumulate,
@@ -135,7 +137,7 @@ def built(step: Step) -> ParallelStep | PipelineStep:
 
 
 def timed(step: Step) -> Measured:
-    times = time_rank(built(step))
+    times = time_rank(built(step), rounds=ROUNDS)
     return Measured(
         step=asdict(step), config=MODELS[step.model], rank=dist.get_rank(), ranks=dist.get_world_size(),
         gpu=torch.cuda.get_device_name(), torch=torch.__version__, nccl=".".join(map(str, torch.cuda.nccl.version())),
