@@ -17,8 +17,8 @@ takes 13 us on a processor where torch's silu(x) * y takes 8 us, the driver's pa
 Through torch's dispatcher, if torch.compile traces, a mode is on (fake tensors, FLOP counting, the tracer of steps),
 functorch transforms, or a tensor is of a class of its own: as `torch.library.custom_op`, but for two things that it
 does at every call: it looks for results that alias operands, and it wraps arguments, context and gradients once more
-for operators with keyword-only arguments and lists (40 us, here 26 us). What torch.compile made calls the operator so,
-and there too the function is replayed.
+for operators with keyword-only arguments and lists (40 us, here 26 us). Code that torch.compile made calls the function
+past it too (`_tell_inductor`): what it calls through the dispatcher is slower than what it replaces.
 
 An operator must return new tensors only and change none; what changes an operand is registered as `custom_op`, which
 also tells autograd of it.
@@ -30,6 +30,7 @@ inductor fuses nothing with a kernel of a user either way.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -57,6 +58,23 @@ def unobserved() -> bool:
     return not (dispatch_modes() or function_modes() or transforming()) and tracing_state() is None
 
 
+def _tell_inductor(name: str) -> None:
+    """Lets the code that inductor writes call an operator, by its `name` there, past the dispatcher (4 us for 14), by
+    inductor's registry of custom code for operators (torch 2.11 to 2.13), if inductor is at work at all."""
+    registry = sys.modules.get("torch._inductor.codegen.custom_extern_kernel_codegen")
+    table = getattr(registry, "CUSTOM_EXTERN_KERNEL_CODEGEN", None)
+    if table is not None and name not in table:
+        table[name] = registry.CustomCodegen(python=_write_call)  # type: ignore[union-attr]
+
+
+def _write_call(node: Any, writeline: Callable[[Any], None]) -> None:
+    from torch._inductor.codegen.wrapper import ExternKernelAllocLine
+    from torch._inductor.virtualized import V
+
+    node.python_kernel_name += ".directly"
+    writeline(ExternKernelAllocLine(V.graph.wrapper_code, node))
+
+
 class Operator:
     """An operator of torch that is called like the function it was made of; `overload` is what graphs hold."""
 
@@ -69,6 +87,7 @@ class Operator:
             short + torch.library.infer_schema(function, mutates_args=()), tags=(torch.Tag.needs_exact_strides,)
         )
         self.overload = getattr(getattr(torch.ops, namespace), short).default
+        self.overload.directly = self._from_compiled_code
         self._backward: Callable[..., Any] = self._refuse
         self._setup_context: SetUp | None = None
         self._plain, self._run = self.replayed.plain, self.replayed.of_plain
@@ -86,8 +105,16 @@ class Operator:
         return self._run(*args)
 
     def register_fake(self, function: Fake) -> Fake:
-        torch.library.register_fake(self.name, function, lib=self._library)
+        def fake(*args: Any) -> Any:
+            _tell_inductor(f"torch.ops.{self.name.replace('::', '.')}.default")
+            return function(*args)
+
+        torch.library.register_fake(self.name, fake, lib=self._library)
         return function
+
+    def _from_compiled_code(self, *args: Any) -> Any:
+        """As `overload` where autograd is done with, without torch's dispatcher where nobody looks on."""
+        return self._run(*args) if unobserved() and self._plain(*args) else self.overload(*args)
 
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: SetUp) -> None:
         """`setup_context(ctx, arguments, results)` keeps what `backward(ctx, *gradients of the results)` needs, which

@@ -157,3 +157,25 @@ def test_a_tensor_of_a_class_of_its_own_goes_through_the_dispatcher() -> None:
     assert type(out) is Named
     assert any("swiglu" in call for call in Named.calls)
     assert torch.equal(out.as_subclass(Tensor), swiglu.swiglu(x, y))
+
+
+def test_compiled_code_calls_the_function_past_the_dispatcher() -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    x, y = normal(4, 16).requires_grad_(), normal(4, 16).requires_grad_()
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return swiglu.swiglu(x * 2, y) + 1
+
+    def both(call: Callable[..., Tensor]) -> list[Tensor]:
+        out = call(x, y)
+        return [out, *torch.autograd.grad(out.square().sum(), (x, y))]
+
+    results, codes = run_and_get_code(lambda: both(torch.compile(function, fullgraph=True)))
+    assert all(torch.allclose(one, other) for one, other in zip(results, both(function), strict=True))
+    code = "\n".join(codes)
+    assert "= torch.ops.flopcast.swiglu.default.directly(" in code
+    assert "= torch.ops.flopcast.swiglu_backward.default.directly(" in code
+    with Seen() as seen:
+        swiglu.swiglu_op.overload.directly(x.detach(), y.detach())
+    assert seen.names == ["swiglu"]

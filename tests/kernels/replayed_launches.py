@@ -77,7 +77,7 @@ def as_on_a_gpu() -> None:
     """Lets the kernels take CPU tensors, which no kernel touches here."""
     driver.set_active(Noting())
     # the text of a kernel tells it as well from others as its code would, which takes ptxas half of the time
-    CUDABackend.make_cubin = lambda self, text, *_: text.encode()  # type: ignore[method-assign]
+    CUDABackend.make_cubin = lambda self, text, *_: text.encode()
     rowwise._imported.cache_clear()
     rowwise._imported = lambda name: (importlib.import_module(f"flopcast.kernels.triton_{name}"), True)  # type: ignore[assignment]
     for name in ("triton_attention", "triton_matmul"):
