@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from flopcast.kernels import matmul_table
-from flopcast.kernels.matmul_configs import GLUON, MatmulConfig, tiles_for
+from flopcast.kernels import matmul_law, matmul_table
+from flopcast.kernels.matmul_configs import GLUON, MatmulConfig, pointer_tiles
 from flopcast.kernels.matmul_configs import shared_memory_limit as shared_memory_limit  # for other kernels
 from flopcast.kernels.operators import operator
 from flopcast.kernels.references import (
@@ -43,14 +43,15 @@ LAYOUTS = ("nt", "nn", "tn", "tt")
 
 
 def candidates(dtype: str, capability: tuple[int, int] = (9, 0)) -> tuple[MatmulConfig, ...]:
-    """Every tile of either kernel that `config_for` may return for this dtype on this part; it may split them."""
-    return tiles_for(dtype, capability, tma=True) + tiles_for(dtype, capability)
+    """Every tile of any kernel that `config_for` may return for this dtype on this part; it may split them."""
+    of_copies = matmul_law.fitted().tiles if capability[0] == 9 and dtype in ("bf16", "fp16") else ()
+    return of_copies + pointer_tiles(dtype, capability)
 
 
 def config_for(
     shape: Gemm, sm_count: int, capability: tuple[int, int] = (9, 0), *, tma: bool = False, device: str = ""
 ) -> MatmulConfig:
-    """What `matmul_triton` takes for a shape: from the device's table, else by the cost model (`matmul_table`).
+    """What `matmul_triton` takes for a shape: from the device's table, else by the law of tiles (`matmul_table`).
 
     `tma`: the operands allow tensor-memory copies. `device`: as the driver calls it.
     """

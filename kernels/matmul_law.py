@@ -1,135 +1,304 @@
-"""What a configuration of the Triton matmul costs: seconds of one launch, by waves, k steps, copies and parts.
+"""How long a configuration of the tensor-memory kernels takes for a product: what the rule and the forecast go by.
 
-Plain arithmetic without torch. The constants and the rates of the tiles are fitted to timings on an H200.
+A program's time is that of its k steps, each the slower of its products and its loads, and of the ends of its tiles.
+A launch's is that of the busiest multiprocessor, or of the memory's traffic: the operands once, and again for each
+wave as far as they do not stay in the L2. Parts of k add their way through a workspace. The constants and the rate of
+each tile are fitted to timings on an H200 (`data/tiles_nvidia_h200.json`, by `python -m studies.kernels.tile_law`).
+
+Arrays of configurations or of shapes, which broadcast. numpy, no torch.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from flopcast.kernels.matmul_configs import STREAM, MatmulConfig, tile_count
-from flopcast.kernels.shapes import Gemm
+import numpy as np
+from numpy.typing import NDArray
 
-SM_MACS_PER_SECOND = 800e12 / 2 / 132  # of a multiprocessor, at a rate of 1
-START = 2.2e-6  # a launch right after another, and its first loads
-TILE = 0.2e-6  # per tile of a program: draining, and
-STORE = 1.86e-11  # per element of the tile: the epilogue
-MEMORY = 3.1e12  # bytes per second
-LOADS = 1.2e11  # bytes per second into a multiprocessor's shared memory
-PARTIAL_LINE = 0.25  # how much more a row costs to load that starts within a line of 128 bytes
-PART = 1.66e-12  # per element of a part, in the workspace
-LAST = 2.9e-6  # finding out that a program is the last of its tile
-KERNEL = 2.0e-6  # a second kernel
-LONE = 1.37  # a program made to share its multiprocessor that is alone there
-STREAMED = 1.2  # shares that begin anywhere in k
-LINE = 64  # elements of 128 bytes
-
-RATES: Mapping[str, float] = MappingProxyType(
-    {
-        "drift/128x192x64/w8s5/c2p1": 1.037,
-        "drift/128x256x64/w8s4/c2p1": 0.993,
-        "drift/256x128x64/w8s4/c2p1": 0.976,
-        "gluon/128x128x64/w8s6/c1p1": 1.026,
-        "gluon/128x144x64/w8s5/c1p1": 0.881,
-        "gluon/128x160x64/w8s5/c1p1": 0.93,
-        "gluon/128x192x64/w8s4/c1p1": 1.026,
-        "gluon/128x256x64/w8s3/c1p1": 0.994,
-        "gluon/128x256x64/w8s4/c2p1": 0.989,
-        "gluon/128x320x64/w8s3/c2p1": 1.0,
-        "gluon/128x32x64/w8s8/c1p1": 0.5,
-        "gluon/128x384x64/w8s3/c2p1": 1.0,
-        "gluon/128x64x64/w8s8/c1p1": 0.85,
-        "gluon/128x96x64/w8s6/c1p1": 0.944,
-        "gluon/192x128x64/w12s4/c1p1": 0.979,
-        "gluon/192x160x64/w12s4/c1p1": 0.95,
-        "gluon/192x192x64/w12s3/c1p1": 0.977,
-        "gluon/192x64x64/w12s6/c1p1": 0.8,
-        "gluon/192x96x64/w12s5/c1p1": 0.899,
-        "gluon/256x128x64/w8s4/c2p1": 0.981,
-        "gluon/256x160x64/w8s3/c1p1": 0.937,
-        "gluon/256x192x64/w8s3/c2p1": 1.046,
-        "gluon/256x64x64/w8s4/c1p1": 0.85,
-        "gluon/256x96x64/w8s4/c1p1": 0.9,
-        "regs/128x256x64/w8s3/c1p1": 1.003,
-        "regs/192x128x64/w12s4/c1p1": 0.975,
-        "regs/192x144x64/w12s4/c1p1": 0.928,
-        "regs/192x160x64/w12s4/c1p1": 0.952,
-        "regs/192x192x64/w12s3/c1p1": 0.992,
-        "tma/128x128x128/w8s3/c1p1": 0.936,
-        "tma/128x128x64/w4s3/c2p2": 0.95,
-        "tma/128x128x64/w8s6/c1p1": 0.881,
-        "tma/128x256x64/w8s3/c1p1": 1.001,
-        "tma/128x256x64/w8s4/c2p1": 1.006,
-        "tma/128x32x128/w4s5/c1p1": 0.592,
-        "tma/128x64x128/w4s4/c1p1": 0.82,
-        "tma/128x64x64/w4s4/c1p2": 0.79,
-        "tma/256x128x64/w8s3/c1p1": 0.911,
-        "tma/256x128x64/w8s4/c2p1": 0.976,
-        "tma/256x64x64/w8s4/c1p1": 0.724,
-        "tma/64x128x128/w4s4/c1p1": 0.886,
-        "tma/64x128x64/w4s4/c1p2": 0.991,
-        "tma/64x192x64/w4s3/c2p2": 0.817,
-        "tma/64x256x64/w4s2/c2p2": 0.702,
-        "tma/64x256x64/w4s4/c1p1": 1.098,
-        "tma/64x32x128/w4s6/c1p1": 0.334,
-        "tma/64x32x256/w4s4/c1p1": 0.426,
-        "tma/64x64x128/w4s3/c1p2": 0.843,
-        "tma/64x64x128/w4s6/c1p1": 0.663,
-        "tma/64x64x256/w4s3/c1p1": 0.665,
-        "tma/64x64x64/w4s4/c1p3": 0.721,
-        "turns/128x128x64/w8s6/c2p1": 1.004,
-        "turns/128x192x64/w8s4/c2p1": 1.016,
-        "turns/64x128x64/w8s6/c1p1": 1.0,
-        "turns/64x192x64/w8s6/c1p1": 1.1,
-        "turns/64x256x64/w8s4/c2p1": 1.055,
-    }
+from flopcast.bounds import Positive
+from flopcast.decode import load
+from flopcast.kernels.matmul_configs import (
+    STREAM,
+    MatmulConfig,
+    from_key,
+    is_power_of_2,
+    ranked_pointers,
+    shared_memory_limit,
+    tile_count,
+    with_group,
 )
+from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
+
+Array = NDArray[np.float64]
+FOLDER = Path(__file__).parent / "data"
+MACS_PER_SECOND = 800e12 / 2 / 132  # of a multiprocessor, at a rate of 1
+LINE = 64  # elements of 128 bytes
+L2_FROM, L2_TO = 20e6, 80e6  # bytes of operands of which a wave finds all, and none, in the L2
+ITEM_BYTES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Seconds, bytes per second, and factors."""
+
+    start: Positive  # a launch right after another, and its first loads
+    alone: Positive  # what a program adds to that if no other fits beside it: the next launch cannot begin ahead
+    tile: Positive  # per tile of a program: draining, and
+    store: Positive  # per element of the tile
+    partial_write: Positive  # how much more the bytes of C cost whose rows begin within a sector of 32 bytes
+    memory: Positive  # bytes per second of all, and of a multiprocessor's loads:
+    loads: Positive
+    partial_load: Positive  # how much more a row costs to load that begins within a line, and
+    partial_sector: Positive  # within a sector of 32 bytes
+    latency: Positive  # of a load: a step takes its share of it, by the stages in flight
+    load_power: Positive  # powers by which the slower of two weighs: of products and loads,
+    memory_power: Positive  # of programs and the memory
+    lone: Positive  # a program made to share its multiprocessor that is alone there
+    part: Positive  # per element of a part, in the workspace
+    last: Positive  # finding out that a program is the last of its tile, and
+    last_part: Positive  # per element of each part that it reads
+    kernel: Positive  # a second kernel
+    split: Positive  # what parts cost beyond that
+    stream: Positive  # shares that begin anywhere in k
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """The constants, and the rates of the tiles by `tile_key`: what a multiprocessor reaches relative to
+    MACS_PER_SECOND. `candidates`: the tiles that a product may get, of which enough timings tell."""
+
+    device: str
+    triton: str
+    constants: Constants
+    rates: Mapping[str, Positive]
+    candidates: tuple[str, ...]
+
+    @cached_property
+    def tiles(self) -> tuple[MatmulConfig, ...]:
+        """A configuration of each candidate, whole."""
+        return tuple(map(whole, self.candidates))
+
+
+class Columns(NamedTuple):
+    """Configurations as arrays of one shape."""
+
+    block_m: Array
+    block_n: Array
+    block_k: Array
+    stages: Array
+    per_sm: Array
+    split: Array
+    group: Array
+    reduces: NDArray[np.bool_]
+    in_turns: NDArray[np.bool_]
+    rate: Array
+
+
+class Sizes(NamedTuple):
+    """m, n and k of products, and whether rows of A, B and C begin within a line of 128 bytes or a sector of 32."""
+
+    m: Any
+    n: Any
+    k: Any
+    lines: tuple[Any, Any, Any]
+    sectors: tuple[Any, Any, Any]
+
+
+@lru_cache(maxsize=1)
+def fitted() -> Law:
+    return load(
+        Law,
+        FOLDER / "tiles_nvidia_h200.json",
+        "a law of matmul tiles",
+        hint="`python -m studies.kernels.tile_law` makes it",
+    )
 
 
 def tile_key(config: MatmulConfig) -> str:
-    """The key of a configuration without its group and its split: what has a rate."""
+    """The key of a configuration without its group and its split: what has a rate, e.g. tma/128x256x64/w8s4/c2p1."""
     parts = config.key.split("/")
     return "/".join((*parts[:3], parts[-1]))
 
 
-def partial_rows(shape: Gemm) -> tuple[bool, bool, bool]:
-    """Whether rows of A, B and C, as they are stored, begin within a line of 128 bytes."""
-    of_a = shape.k if shape.layout[0] == "n" else shape.m
-    of_b = shape.n if shape.layout[1] == "n" else shape.k
-    return of_a % LINE != 0, of_b % LINE != 0, shape.n % LINE != 0
+def whole(tile: str) -> MatmulConfig:
+    """The configuration of a `tile_key` that splits nothing."""
+    *sizes, last = tile.split("/")
+    return from_key("/".join((*sizes, "g8/k1", last)))
 
 
-def seconds(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
-    """Seconds of a configuration: the busiest multiprocessor's k steps, each the slower of its products and its loads,
-    its tiles' ends, and the sum of parts; never less than the memory's traffic."""
-    a, b, _ = partial_rows(shape)
-    tile = config.block_m * config.block_n
-    tiles = tile_count(config, shape)
-    k_tiles = math.ceil(shape.k / config.block_k)
-    products = tile * config.block_k / (SM_MACS_PER_SECOND * RATES[tile_key(config)])
-    rows = config.block_m * (1 + PARTIAL_LINE * a) + config.block_n * (1 + PARTIAL_LINE * b)
-    step = _norm(products, rows * config.block_k * 2 / LOADS, 6)
-    parts = max(1, config.split)
-    if math.ceil(tiles * parts / sm_count) < config.per_sm:
-        step *= LONE
-    end = TILE + tile * STORE
-    extra = 0.0
-    if config.split == STREAM:
-        waves = tiles / sm_count
-        busy = waves * k_tiles * step + end * max(1.0, waves)
-        extra = LAST + min(tiles, 2 * sm_count) * tile * PART
-    elif config.split > 1:
-        busy = math.ceil(tiles * parts / sm_count) * (math.ceil(k_tiles / parts) * step + end)
-        extra = tiles * parts * tile * PART + (KERNEL if config.reduce or config.kind == "pointer" else LAST)
-    else:
-        waves = math.ceil(tiles / sm_count)
-        hidden = 0.0 if config.kind == "turns" else 1 / min(waves, config.per_sm)
-        busy = waves * k_tiles * step + end * (1 + (waves - 1) * hidden)
-    return (STREAMED if config.split == STREAM else 1.0) * (START + _norm(busy, shape.bytes / MEMORY, 3) + extra)
+def columns(configs: Sequence[MatmulConfig], rates: Iterable[float]) -> Columns:
+    def of(name: str) -> Array:
+        return np.array([getattr(config, name) for config in configs], np.float64)
+
+    kinds = np.array([config.kind for config in configs])
+    reduces = np.array([config.reduce for config in configs], bool) | (kinds == "pointer")
+    return Columns(
+        of("block_m"), of("block_n"), of("block_k"), of("num_stages"), of("per_sm"), of("split"), of("group_m"),
+        reduces, kinds == "turns", np.fromiter(rates, np.float64),
+    )  # fmt: skip
 
 
-def _norm(one: float, other: float, power: int) -> float:
+def sizes_of(layout: str, m: Any, n: Any, k: Any) -> Sizes:
+    """`m`, `n`, `k`: numbers, or arrays of products of this layout."""
+    rows = (m if layout[0] == "t" else k, k if layout[1] == "t" else n, n)
+    return Sizes(
+        m, n, k,
+        (rows[0] % LINE != 0, rows[1] % LINE != 0, rows[2] % LINE != 0),
+        (rows[0] % (LINE // 4) != 0, rows[1] % (LINE // 4) != 0, rows[2] % (LINE // 4) != 0),
+    )  # fmt: skip
+
+
+def seconds(law: Constants, configs: Columns, sizes: Sizes, sm_count: int) -> Array:
+    """Seconds of each configuration for each product."""
+    m, n, k = sizes.m, sizes.n, sizes.k
+    tile = configs.block_m * configs.block_n
+    along_m, along_n = np.ceil(m / configs.block_m), np.ceil(n / configs.block_n)
+    tiles, steps = along_m * along_n, np.ceil(k / configs.block_k)
+    waves, parts = np.ceil(tiles / sm_count), np.maximum(configs.split, 1.0)
+    of_stream, is_split = configs.split == 0, configs.split > 1
+
+    # a step of k
+    products = tile * configs.block_k / (MACS_PER_SECOND * configs.rate)
+    slower = [1 + law.partial_load * line + law.partial_sector * sector
+              for line, sector in zip(sizes.lines, sizes.sectors, strict=True)]  # fmt: skip
+    rows = configs.block_m * slower[0] + configs.block_n * slower[1]
+    in_flight = configs.stages * np.clip(tiles * parts / sm_count, 1.0, configs.per_sm)
+    step = _norm(products, rows * configs.block_k * ITEM_BYTES / law.loads, law.load_power)
+    step = _norm(step, law.latency / in_flight, law.load_power)
+    step = np.where(np.ceil(tiles * parts / sm_count) < configs.per_sm, step * law.lone, step)
+
+    # the busiest multiprocessor
+    end = law.tile + tile * law.store
+    hidden = np.where(configs.in_turns, 0.0, 1 / np.minimum(waves, configs.per_sm))
+    busy = waves * steps * step + end * (1 + (waves - 1) * hidden)
+    even = tiles / sm_count
+    busy = np.where(of_stream, even * steps * step + end * np.maximum(1.0, even), busy)
+    busy = np.where(is_split, np.ceil(tiles * parts / sm_count) * (np.ceil(steps / parts) * step + end), busy)
+
+    # the memory
+    slots = np.minimum(sm_count * configs.per_sm, tiles)
+    group = np.minimum(configs.group, along_m)
+    across = np.clip(slots / group, 1.0, along_n)
+    down = np.clip(slots / across, group, along_m)
+    operands = (m + n) * k * ITEM_BYTES
+    of_waves = tiles / slots * k * ITEM_BYTES * (
+        np.minimum(down * configs.block_m, m) + np.minimum(across * configs.block_n, n)
+    )  # fmt: skip
+    lost = np.clip((operands - L2_FROM) / (L2_TO - L2_FROM), 0.0, 1.0)
+    traffic = operands + np.maximum(of_waves - operands, 0.0) * lost
+    traffic = traffic + m * n * ITEM_BYTES * (1 + law.partial_write * sizes.sectors[2])
+
+    # the parts
+    summed = np.where(configs.reduces, law.kernel, law.last + parts * tile * law.last_part)
+    extra = np.where(is_split, tiles * parts * tile * law.part + summed, 0.0)
+    of_shares = law.last + np.minimum(tiles, 2 * sm_count) * tile * law.part + 2 * tile * law.last_part
+    extra = np.where(of_stream, of_shares, extra)
+    start = law.start + np.where(configs.per_sm > 1, 0.0, law.alone)
+    factor = np.where(of_stream, law.stream, np.where(is_split, law.split, 1.0))
+    return np.asarray(factor * (start + _norm(busy, traffic / law.memory, law.memory_power) + extra))
+
+
+def _norm(one: Any, other: Any, power: float) -> Any:
     """The larger of two, and a little more where they are close."""
-    return math.exp(math.log(one**power + other**power) / power)
+    return (one**power + other**power) ** (1 / power)
+
+
+def seconds_of(config: MatmulConfig, shape: Gemm, sm_count: int) -> float:
+    """Seconds of one configuration for one product; a tile without a rate has its own estimate."""
+    law = fitted()
+    one = columns([config], [law.rates.get(tile_key(config), config.rate)])
+    return float(seconds(law.constants, one, sizes_of(shape.layout, shape.m, shape.n, shape.k), sm_count)[0])
+
+
+# --- which is the fastest
+
+SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+STREAM_BYTES = 40e6  # neighbours read different parts of k, up to twice as slow where the operands outgrow the L2
+
+
+def stores_ragged(config: MatmulConfig) -> bool:
+    """Whether a tile of the tensor-memory kernel may store C through pointers: 128 accumulators per thread and the
+    addresses beside them spill, and blocks stored in pieces need more shared memory than there is."""
+    small = config.block_m * config.block_n <= 64 * 32 * config.num_warps
+    return config.kind == "tma" and small and config.subtiles == 1
+
+
+@lru_cache(maxsize=8)
+def _candidates(sm_count: int, limit: int) -> tuple[list[MatmulConfig], Columns, NDArray[np.bool_]]:
+    """The tiles that fit in `limit` bytes of shared memory, whole and split; as arrays; which may store C ragged."""
+    law = fitted()
+    found = []
+    for tile in law.tiles:
+        if tile.kind == "pointer" or tile.shared_bytes(ITEM_BYTES) > limit:
+            continue
+        found.append(with_group(tile, sm_count))
+        if tile.kind == "tma" and is_power_of_2(tile.block_m * tile.block_n):
+            split = [replace(found[-1], split=parts) for parts in (STREAM, *SPLITS)]
+            found += [*split, *(replace(one, reduce=True) for one in split if one.split >= 3)]
+    rates = [law.rates[tile_key(config)] for config in found]
+    return found, columns(found, rates), np.array([stores_ragged(config) for config in found])
+
+
+def _suits(configs: Columns, shape: Gemm, sm_count: int) -> NDArray[np.bool_]:
+    """Where a tile may be split: its parts leave idle multiprocessors work, up to three programs each, and are two
+    steps of k at least; shares of stream-K where waves are ragged and few, and operands stay in the L2."""
+    tiles = np.ceil(shape.m / configs.block_m) * np.ceil(shape.n / configs.block_n)
+    steps = np.ceil(shape.k / configs.block_k)
+    slots = sm_count * configs.per_sm
+    for_parts = (tiles * configs.split <= 3 * sm_count) & (steps >= 2 * configs.split)
+    few = (slots < 3 * tiles) & (tiles < 8 * slots) & (tiles % slots > 0) & (steps >= 4)
+    return np.where(configs.split == STREAM, few & (shape.bytes <= STREAM_BYTES), (configs.split == 1) | for_parts)
+
+
+def estimates(shape: Gemm, sm_count: int, limit: int) -> list[tuple[float, MatmulConfig]]:
+    """The configurations of the tensor-memory kernels for a product by their seconds, fastest first; those that may
+    store rows of C that are not whole 16 bytes, where it has such."""
+    configs, cost = _estimated(shape, sm_count, limit)
+    return [(float(cost[i]), configs[i]) for i in np.argsort(cost, kind="stable").tolist() if np.isfinite(cost[i])]
+
+
+def fastest(shape: Gemm, sm_count: int, limit: int) -> MatmulConfig:
+    configs, cost = _estimated(shape, sm_count, limit)
+    return configs[int(np.argmin(cost))]
+
+
+def _estimated(shape: Gemm, sm_count: int, limit: int) -> tuple[list[MatmulConfig], Array]:
+    """The candidates and their seconds, infinite for those that do not suit."""
+    configs, arrays, ragged = _candidates(sm_count, limit)
+    suits = _suits(arrays, shape, sm_count) & (ragged if shape.n % 8 else True)
+    sizes = sizes_of(shape.layout, shape.m, shape.n, shape.k)
+    return configs, np.where(suits, seconds(fitted().constants, arrays, sizes, sm_count), np.inf)
+
+
+SMALL_FLOPS = 1e10  # 15 to 25 us
+
+
+def proposals(
+    shape: Gemm, sm_count: int, capability: tuple[int, int], count: int, per_tile: int = 3
+) -> list[MatmulConfig]:
+    """The `count` most promising configurations of the tensor-memory kernels (of pointers, where there are none), at
+    most `per_tile` per tile: what tuning tries. Where there are many waves, the best four tiles come with other groups;
+    small products also with pointers, which fetch no descriptor before the first load."""
+    if capability[0] != 9 or DTYPE_BYTES[shape.dtype] != ITEM_BYTES:
+        return ranked_pointers(shape, sm_count, capability)[:count]
+    of_tile = Counter[str]()
+    options: list[MatmulConfig] = []
+    for _, config in estimates(shape, sm_count, shared_memory_limit(capability)):
+        of_tile[tile_key(config)] += 1
+        if of_tile[tile_key(config)] <= per_tile:
+            options.append(config)
+    grouped = [
+        replace(config, group_m=group)
+        for config in options[: 4 if count > 8 else 0]
+        if config.split == 1 and tile_count(config, shape) > 3 * sm_count
+        for group in (config.group_m // 4, config.group_m // 2, config.group_m * 2)
+        if group >= 1
+    ]
+    is_small = count > 8 and shape.flops < SMALL_FLOPS
+    pointers = ranked_pointers(shape, sm_count, capability)[:3] if is_small else []
+    return [*options[: count - len(grouped) - len(pointers)], *grouped, *pointers]

@@ -1,20 +1,13 @@
 """Which configuration of the Triton matmul a call gets: a committed table of measured choices, a rule for the rest.
 
 `data/matmul_*.json`, one file per device, remade by `flopcast tune-kernels`, hold for each layout shapes (m, n, k) and
-the configuration that was fastest there. A shape of the table gets its own; any other is decided by
-
-1. the configurations of the NEAREST shapes of the table in that layout, by the distance in log2 of m, n and k,
-   and those that the cost model (`matmul_configs.cost`) proposes for the shape itself are the options;
-2. the cost model picks among them.
-
-Each shape of the table left out in turn, what the rule picks takes 7% longer than the best timed (geometric mean of
-356; 25% at the 90th percentile, 49% at most). Devices without a table, and operands that tensor-memory copies cannot
-serve, go by the cost model alone. Nothing is timed at a call.
+the configuration that was fastest there. A shape of the table gets its own; any other the one that is fastest by the
+law of the tensor-memory kernels (`matmul_law`). Operands that tensor-memory copies cannot serve, and parts without
+them, get a tile of the pointers' kernel by an estimate of its own. Nothing is timed at a call.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,37 +16,12 @@ from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
 from flopcast.decode import load
-from flopcast.kernels.matmul_configs import (
-    MatmulConfig,
-    proposals,
-    ranked,
-    rated,
-    shared_memory_limit,
-    splits_of,
-    tiles_for,
-    with_group,
-)
-from flopcast.kernels.shapes import DTYPE_BYTES, Count, Dtype, Gemm, Layout, Size
+from flopcast.kernels import matmul_law
+from flopcast.kernels.matmul_configs import MatmulConfig, from_key, ranked_pointers, shared_memory_limit
+from flopcast.kernels.shapes import Count, Dtype, Gemm, Layout, Size
 
 FORMAT = 1
 FOLDER = Path(__file__).parent / "data"
-NEAREST = 4
-
-_KEY = re.compile(
-    r"(pointer|tma|gluon|drift|regs|turns)/(\d+)x(\d+)x(\d+)/w(\d+)s(\d+)/g(\d+)/(?:(stream)|k(\d+)(r?))/c(\d+)p(\d+)"
-)
-
-
-def from_key(key: str) -> MatmulConfig:
-    """The configuration that `MatmulConfig.key` names. Raises ValueError for what is not such a key."""
-    match = _KEY.fullmatch(key)
-    if match is None:
-        raise ValueError(f"no matmul configuration: {key!r}; e.g. tma/128x256x64/w8s4/g8/k1/c2p1")
-    kind, m, n, k, warps, stages, group, stream, split, reduce, subtiles, per_sm = match.groups()
-    return MatmulConfig(
-        int(m), int(n), int(k), int(warps), int(stages), int(group), kind=kind,
-        split=0 if stream else int(split), reduce=reduce == "r", subtiles=int(subtiles), per_sm=int(per_sm),
-    )  # fmt: skip
 
 
 class Record(TypedDict):
@@ -80,7 +48,7 @@ class Table:
     @classmethod
     def from_record(cls, record: Record) -> Table:
         """Raises ValueError for keys of no configuration, and shapes with one that the table does not list."""
-        configs = [rated(from_key(key)) for key in record["configs"]]
+        configs = [from_key(key) for key in record["configs"]]
         if max((row[3] for rows in record["shapes"].values() for row in rows), default=-1) >= len(configs):
             raise ValueError(f"a shape has a configuration beyond the {len(configs)} that it lists")
         choices = {
@@ -111,36 +79,15 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
-def distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
-    return math.dist([math.log2(x) for x in one], [math.log2(x) for x in other])
-
-
-def stores_ragged(config: MatmulConfig) -> bool:
-    """Whether a tile of the tensor-memory kernel may store C through pointers: 128 accumulators per thread and the
-    addresses beside them spill, and blocks stored in pieces need more shared memory than there is."""
-    small = config.block_m * config.block_n <= 64 * 32 * config.num_warps
-    return config.kind == "tma" and small and config.subtiles == 1
-
-
 def choose(
     shape: Gemm, sm_count: int, capability: tuple[int, int], *, tma: bool = False, table: Table | None = None
 ) -> MatmulConfig:
     """The configuration for a shape; `tma`: operands and part allow tensor-memory copies."""
     if not tma:  # whole tiles: the pointer kernel's split-K has run in the interpreter alone
-        return ranked(tiles_for(shape.dtype, capability), shape, sm_count)[0]
-    if shape.n % 8:  # C's rows are not of whole 16 bytes
-        ragged = [tile for tile in tiles_for(shape.dtype, capability, tma=True) if stores_ragged(tile)]
-        return ranked((c for t in ragged for c in splits_of(t, shape, sm_count)), shape, sm_count)[0]
+        return ranked_pointers(shape, sm_count, capability)[0]
+    limit = shared_memory_limit(capability)
     measured = table.choices.get(shape.layout, {}) if table is not None else {}
     place = (shape.m, shape.n, shape.k)
     if place in measured:
         return measured[place]
-    options = proposals(shape, sm_count, capability, 1)
-    nearest = sorted(measured, key=lambda other: distance(place, other))[:NEAREST]
-    limit = shared_memory_limit(capability)
-    options += [
-        with_group(measured[other], shape, sm_count)
-        for other in nearest
-        if measured[other].shared_bytes(DTYPE_BYTES[shape.dtype]) <= limit
-    ]
-    return ranked(options, shape, sm_count)[0]
+    return matmul_law.fastest(shape, sm_count, limit)

@@ -29,24 +29,19 @@ BACKEND = "triton"
 # Made at commit bbe66647b3c6, which replaced fingerprints of files' names and lines by those of an operation's code:
 # the keys are of that commit's kernels, unchanged since 427e2051eeb0. A line is removed when its kernels change.
 EARLIER = {
-    "b74df834181b": "90a41fe4a070",  # gemm
     "dcd8d4b1357f": "4c18c49a55d7",  # attention
     "612da963ebde": "fa6bfb386230",  # rms_norm
     "c44a3c5f1233": "669004a162fc",  # rope_qk_norm
     "77ebb4dfc0db": "b8ccc6ca314f",  # swiglu
     "db8fc63faa1b": "1bc90e98f4d2",  # cross_entropy
     # before the tables of these were read by `flopcast.decode`, which changes no configuration
-    "12ece3ebb2e9": "90a41fe4a070",  # gemm
     "f5eb006da9ef": "4c18c49a55d7",  # attention
-    # before the counters of stream-K were allocated outside of the memory of CUDA graphs, by the host
-    "2702d63c6212": "90a41fe4a070",  # gemm
     # before what the host asks anew at every call was kept between calls
     "a45411996e02": "fa6bfb386230",  # rms_norm
     "0b6753ef7af4": "669004a162fc",  # rope_qk_norm
     "8f737f637d18": "b8ccc6ca314f",  # swiglu
     "de554812951d": "1bc90e98f4d2",  # cross_entropy
     # before launches were divided by `sizes`, whose numbers are those of Triton's functions
-    "da05b8a05408": "90a41fe4a070",  # gemm
     "c8d6bcc5bb8e": "4c18c49a55d7",  # attention
     "ab0701eca850": "fa6bfb386230",  # rms_norm
     "5cf164e26e81": "669004a162fc",  # rope_qk_norm

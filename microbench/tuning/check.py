@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flopcast.kernels import matmul, matmul_table
-from flopcast.kernels.matmul_configs import GLUON, STREAM, MatmulConfig
+from flopcast.kernels import matmul
+from flopcast.kernels.matmul_configs import GLUON, STREAM, MatmulConfig, from_key
+from flopcast.kernels.matmul_law import stores_ragged
 from flopcast.kernels.references import largest, max_difference
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.tuning.record import Row, append
@@ -89,7 +90,7 @@ def _checked_sizes(config: MatmulConfig, layout: str) -> list[tuple[int, int, in
     if config.kind in GLUON:
         return [(m, n, k), LARGE_SIZES]
     # in nt, n is free: odd rows of C are stored through pointers
-    ragged = layout == "nt" and matmul_table.stores_ragged(config)
+    ragged = layout == "nt" and stores_ragged(config)
     return [(m, n, k), (m, n - 3, k)] if ragged else [(m, n, k)]
 
 
@@ -101,7 +102,7 @@ def check_kernel(key: str, layout: str) -> Row:
     try:
         from flopcast.kernels import triton_matmul, triton_matmul_tma
 
-        config = matmul_table.from_key(key)
+        config = from_key(key)
         kernels: Any = triton_matmul_tma
         used: Any = triton_matmul_tma.matmul_tma_kernel
         if config.kind == "pointer":

@@ -12,7 +12,7 @@ from flopcast.bounds import Seconds, Valid
 from flopcast.decode import Wrong, by_field, decode_each, left_out
 from flopcast.errors import DataError
 from flopcast.json_files import parse_lines
-from flopcast.kernels.matmul_table import from_key
+from flopcast.kernels.matmul_configs import from_key
 from flopcast.kernels.shapes import Layout, Size
 
 RECORDS = "matmul_tuning.jsonl"

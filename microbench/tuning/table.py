@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from flopcast.kernels import matmul, matmul_table
-from flopcast.kernels.matmul_configs import GLUON, MatmulConfig
+from flopcast.kernels.matmul_configs import GLUON, MatmulConfig, from_key
 from flopcast.microbench.tuning.record import Row
 from flopcast.microbench.tuning.shapes import LAYOUTS
 
@@ -67,7 +67,7 @@ def again(options: Sequence[MatmulConfig], tried: tuple[list[str], set[str]]) ->
     of the Gluon kernel first and no more than half of them of one kind; and the first of these with fewer and with
     more rows per group."""
     finalists, timed = tried
-    found = [matmul_table.from_key(key) for key in finalists]
+    found = [from_key(key) for key in finalists]
     lacking: list[MatmulConfig] = []
     kinds = Counter[str]()
     options = [config for config in options if config.key not in timed]

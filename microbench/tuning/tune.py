@@ -26,7 +26,8 @@ from torch import Tensor
 
 from flopcast.errors import UsageError
 from flopcast.kernels import matmul
-from flopcast.kernels.matmul_configs import MatmulConfig, proposals
+from flopcast.kernels.matmul_configs import MatmulConfig
+from flopcast.kernels.matmul_law import proposals
 from flopcast.kernels.references import max_difference
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.timing.cuda_timer import CudaTimer
@@ -155,11 +156,11 @@ def tune_matmul(
     sms = facts.multi_processor_count
     tried = configurations(known)
     wanted = {
-        shape: again(proposals(shape, sms, capability, 200, new=True), tried[place])
+        shape: again(proposals(shape, sms, capability, 200), tried[place])
         if (place := (shape.layout, shape.m, shape.n, shape.k)) in tried
         else propose(shape, sms)
         if propose
-        else proposals(shape, sms, capability, count, new=True)
+        else proposals(shape, sms, capability, count)
         for shape in todo
     }
     kernels = dict.fromkeys(

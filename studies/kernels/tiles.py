@@ -13,49 +13,44 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from flopcast.kernels.matmul_configs import MatmulConfig, splits_of, with_group
-from flopcast.kernels.matmul_law import RATES, seconds
-from flopcast.kernels.matmul_table import choose, find, from_key
+from flopcast.kernels.matmul_configs import MatmulConfig, shared_memory_limit
+from flopcast.kernels.matmul_law import estimates, tile_key
+from flopcast.kernels.matmul_table import choose, find
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.tuning.shapes import drawn, of_models
 from studies.command import parser_of
 
 HOPPER, DEVICE = (9, 0), "NVIDIA H200"
-RANDOM = 6  # of the configurations tried at a shape
+RANDOM, SPLIT = 6, 4  # of the configurations tried at a shape: drawn, and splits beyond the best of each tile
 WITHIN = 1.7  # times the fastest's estimate
 GROUPS = (0.25, 4)  # other groups, of the fastest by estimate
 
 
-def tiles() -> list[MatmulConfig]:
-    """The tiles that have a rate, whole."""
-    made = []
-    for key in RATES:
-        kind, sizes, warps, last = key.split("/")
-        made.append(from_key(f"{kind}/{sizes}/{warps}/g8/k1/{last}"))
-    return made
-
-
 def tried(shape: Gemm, sm_count: int, count: int) -> list[MatmulConfig]:
     """The configurations to time at a shape."""
-    options = []
-    for tile in tiles():
-        split = sorted(splits_of(tile, shape, sm_count), key=lambda config: seconds(config, shape, sm_count))
-        options += [(seconds(config, shape, sm_count), place, config) for place, config in enumerate(split[:3])]
-    options.sort(key=lambda option: option[:2])
-    by_law = [config for _, place, config in options if place < 1][: count - RANDOM - 6]
-    by_law += [config for _, place, config in options if place > 0][:4]
-    others = [config for cost, _, config in options if cost < WITHIN * options[0][0] and config not in by_law]
-    found = [with_group(config, shape, sm_count) for config in by_law]
-    found += [replace(found[0], group_m=group) for x in GROUPS if 1 <= (group := int(found[0].group_m * x)) <= 64]
-    generator = random.Random(shape.key)
-    found += [with_group(config, shape, sm_count) for config in generator.sample(others, min(RANDOM, len(others)))]
+    options = estimates(shape, sm_count, shared_memory_limit(HOPPER))
+    of_tile = Counter[str]()
+    firsts: list[MatmulConfig] = []
+    others: list[MatmulConfig] = []
+    for cost, config in options:
+        of_tile[tile_key(config)] += 1
+        if of_tile[tile_key(config)] == 1 and len(firsts) < count - RANDOM - SPLIT - len(GROUPS):
+            firsts.append(config)
+        elif cost < WITHIN * options[0][0]:
+            others.append(config)
+    split = [config for config in others if config.split != 1][:SPLIT]
+    left = [config for config in others if config not in split]
+    drawn_ = random.Random(shape.key).sample(left, min(RANDOM, len(left)))
+    groups = [replace(firsts[0], group_m=int(firsts[0].group_m * x)) for x in GROUPS]
     today = choose(shape, sm_count, HOPPER, tma=True, table=find(DEVICE, ""))
-    return list({config.key: config for config in (today, *found)}.values())
+    grouped = [config for config in groups if 1 <= config.group_m <= 64]
+    return list({config.key: config for config in (today, *firsts, *split, *grouped, *drawn_)}.values())
 
 
 def shapes(count: int, seed: int) -> list[Gemm]:

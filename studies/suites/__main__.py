@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from flopcast.roofline.gpu.library.profiles import SOURCE as MEASURED_GPU
 from flopcast.roofline.gpu.library.profiles import find_profile
-from flopcast.roofline.gpu.suites import ATTENTION, FUSED, OF_TRITON, save, shipped_path
+from flopcast.roofline.gpu.suites import ATTENTION, FUSED, OF_TRITON, PRODUCTS, save, shipped_path
 from studies.command import parser_of
 from studies.suites import beside
 from studies.suites.attention import triton_cases
@@ -18,6 +18,7 @@ from studies.suites.build import build, works
 from studies.suites.calls import fused_cases
 from studies.suites.duration import describe_duration, durations
 from studies.suites.plans import FUSED_SOURCES, PLANS, labels
+from studies.suites.products import product_cases
 
 
 def main() -> None:
@@ -41,6 +42,8 @@ def remake(names: Iterable[str]) -> None:
             cases, sources = triton_cases(), {}
         elif name in beside.SOURCES:
             cases, sources = beside.cases_of(name), labels(beside.SOURCES[name])
+        elif name == PRODUCTS:
+            cases, sources = product_cases(), {}
         else:
             cases, sources = build(PLANS[name]), labels(PLANS[name].sources)
         save(cases, shipped_path(name), sources=sources)

@@ -21,8 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from flopcast.kernels import triton_matmul_gluon as gluon
-from flopcast.kernels.matmul_configs import MatmulConfig, blocks
-from flopcast.kernels.matmul_table import from_key
+from flopcast.kernels.matmul_configs import MatmulConfig, blocks, from_key
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 

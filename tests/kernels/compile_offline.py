@@ -55,7 +55,7 @@ def compile_one(kernel: Any, types: dict[str, str], constants: dict[str, Any], o
 
 def matmul_cases(capability: tuple[int, int]) -> Iterator[Case]:
     for dtype in ("bf16", "tf32", "fp32"):
-        for config in matmul_configs.tiles_for(dtype, capability):
+        for config in matmul_configs.pointer_tiles(dtype, capability):
             # masked on every edge and, for 16 bits, contiguous along m and n: what takes most registers
             layout = "tn" if dtype == "bf16" else "nt"
             unit = {"nt": ("stride_ak", "stride_bk"), "tn": ("stride_am", "stride_bn")}[layout]
@@ -73,7 +73,7 @@ def matmul_cases(capability: tuple[int, int]) -> Iterator[Case]:
 
 def tma_cases(capability: tuple[int, int]) -> Iterator[Case]:
     """Every tile, in one layout after another, alternately in whole tiles and in parts."""
-    tiles = matmul_configs.tiles_for("bf16", capability, tma=True, new=True)
+    tiles = [tile for tile in matmul.candidates("bf16", capability) if tile.kind == "tma"]
     for number, config in enumerate(x for x in tiles if x.kind == "tma"):
         layout = ("nt", "nn", "tn")[number % 3]
         trans_a, trans_b = layout[0] == "t", layout[1] == "t"

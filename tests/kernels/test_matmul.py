@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flopcast.decode import decode
 from flopcast.errors import DataError
-from flopcast.kernels import matmul, matmul_table
-from flopcast.kernels.matmul_configs import GLUON, GLUON_SM90, tiles_for
+from flopcast.kernels import matmul, matmul_configs, matmul_law, matmul_table
+from flopcast.kernels.matmul_configs import GLUON
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import DTYPE_BYTES, Gemm
 
@@ -123,10 +123,9 @@ def test_the_chosen_tile_fits_the_part(
     config = matmul.config_for(shape, sm_count, capability, tma=tma, device=device)
     of_copies = tma and capability == (9, 0)
     assert config.kind == "pointer" or of_copies
-    assert config.kind not in GLUON or (n % 8 == 0 and device)  # only a table names them
+    assert config.kind not in GLUON or n % 8 == 0  # they store whole rows of 16 bytes alone
     tile = replace(config, split=1, reduce=False, group_m=8, rate=1.0)
-    known = {*matmul.candidates(dtype, capability), *tiles_for(dtype, capability, of_copies, new=of_copies)}
-    assert tile in {replace(c, rate=1.0, group_m=8) for c in known}
+    assert tile in {replace(c, rate=1.0, group_m=8) for c in matmul.candidates(dtype, capability)}
     assert config.shared_bytes(DTYPE_BYTES[dtype]) <= matmul.shared_memory_limit(capability)
     # a part of k has something to do, and the workspace of parts stays small
     assert config.split <= max(1, -(-k // config.block_k))
@@ -145,12 +144,12 @@ def test_small_problems_take_small_tiles_or_split_them(tma: bool) -> None:
 
 def test_a_key_names_one_configuration() -> None:
     for capability in ((8, 0), (8, 9), (9, 0)):
-        for config in (*matmul.candidates("bf16", capability), *GLUON_SM90):
+        for config in (*matmul.candidates("bf16", capability),):
             for split in ({}, {"split": 3}, {"split": 4, "reduce": True}, {"split": 0, "group_m": 16}):
                 one = replace(config, rate=1.0, **split)  # type: ignore[arg-type]
-                assert matmul_table.from_key(one.key) == one
+                assert matmul_configs.from_key(one.key) == one
     with pytest.raises(ValueError, match="tma/128x256x64"):
-        matmul_table.from_key("tma/128")
+        matmul_configs.from_key("tma/128")
 
 
 def _table(**choices: str) -> matmul_table.Table:
@@ -161,17 +160,17 @@ def _table(**choices: str) -> matmul_table.Table:
     return decode(matmul_table.Table, {"format": 1, **document}, "table.json")
 
 
-def test_the_table_decides_its_own_shapes_and_its_neighbours() -> None:
-    odd, usual = "tma/64x32x128/w4s6/g2/k1/c1p1", "tma/128x256x64/w8s4/g16/k1/c2p1"
-    table = _table(s4096_4096_4096=odd, s1024_1024_1024=usual)
+def test_the_table_decides_its_own_shapes_and_the_law_all_others() -> None:
+    odd = "tma/64x32x128/w4s6/g2/k1/c1p1"
+    table = _table(s4096_4096_4096=odd)
 
     def chosen(m: int, n: int, k: int, layout: str = "nt") -> str:
         shape = Gemm(m=m, n=n, k=k, layout=layout)
         return matmul_table.choose(shape, 132, (9, 0), tma=True, table=table).key
 
-    assert chosen(4096, 4096, 4096) == odd  # measured: whatever the cost model says
-    assert chosen(1024, 1024, 1024) == usual
-    assert chosen(8192, 8192, 4096) != odd  # not measured: the cost model picks among what is near
+    assert chosen(4096, 4096, 4096) == odd  # measured: whatever the law says
+    fastest = matmul_law.fastest(Gemm(m=8192, n=8192, k=4096), 132, matmul.shared_memory_limit((9, 0)))
+    assert chosen(8192, 8192, 4096) == fastest.key != odd
     assert chosen(4096, 4096, 4096, "nn") != odd
     assert matmul_table.choose(Gemm(m=4096, n=4096, k=4096), 132, (9, 0), table=table).kind == "pointer"
 
@@ -285,7 +284,7 @@ class TestOnDevice:
         a, b = matmul.operands(shape, "cuda")
         a[3, 5], b[7, 1], b[11, 8] = float("nan"), float("inf"), -float("inf")
         expected = matmul.matmul_torch(a, b, layout)
-        for config in (None, matmul_table.from_key("tma/64x64x128/w4s3/g8/k3/c1p2")):
+        for config in (None, matmul_configs.from_key("tma/64x64x128/w4s3/g8/k3/c1p2")):
             if config is not None and torch.cuda.get_device_capability()[0] != 9:
                 continue
             out = matmul.matmul_triton(a, b, layout, config=config)
@@ -299,7 +298,7 @@ class TestOnDevice:
         shape = Gemm(m=1024, n=1024, k=4096, layout="tn")
         a, b = matmul.operands(shape, "cuda")
         for share in ("stream", "k3", "k8", "k8r"):
-            config = matmul_table.from_key(f"tma/128x128x64/w8s6/g8/{share}/c1p1")
+            config = matmul_configs.from_key(f"tma/128x128x64/w8s6/g8/{share}/c1p1")
             first = matmul.matmul_triton(a, b, "tn", config=config)
             for _ in range(20):
                 assert torch.equal(matmul.matmul_triton(a, b, "tn", config=config), first), share

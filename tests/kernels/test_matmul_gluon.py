@@ -10,11 +10,12 @@ from functools import partial
 import pytest
 import torch
 
-from flopcast.kernels import matmul, matmul_table
-from flopcast.kernels.matmul_configs import GLUON, GLUON_SM90, MatmulConfig, shared_memory_limit, tiles_for
+from flopcast.kernels import matmul, matmul_law
+from flopcast.kernels.matmul_configs import GLUON, MatmulConfig, from_key, shared_memory_limit
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.tuning.check import small_integers
 
+TILES = [config for config in matmul_law.fitted().tiles if config.kind in GLUON]
 # One of each: two accumulators, three groups, groups apart, in turn, A in registers; a row of C in halves
 COMPILED = (
     "nt/gluon/128x192x64/w8s4/g8/k1/c1p1",
@@ -31,7 +32,7 @@ def test_products_run_side_by_side_and_nothing_spills(run_script: Callable[..., 
         rows = [json.loads(line) for text in printed for line in text.splitlines()]
     assert {f"{row['layout']}/{row['key']}" for row in rows} == set(COMPILED)
     for row in rows:
-        config = matmul_table.from_key(row["key"])
+        config = from_key(row["key"])
         groups = config.num_warps // 4
         assert row["spill_bytes"] == 0, row
         assert row["registers"] * 32 * 4 * (groups + 1) <= 65536, row
@@ -45,21 +46,9 @@ def test_products_run_side_by_side_and_nothing_spills(run_script: Callable[..., 
         assert row["products"] == groups * rows_of_64 * blocks_of_columns * config.block_k // 16, row
 
 
-def test_its_tiles_fit_the_part_and_have_keys() -> None:
-    for config in GLUON_SM90:
-        assert config.kind in GLUON
-        assert config.shared_bytes(2) <= shared_memory_limit((9, 0)), config
-        found = matmul_table.from_key(config.key)
-        assert (found.kind, found.block_m, found.block_n, found.num_warps) == (
-            config.kind, config.block_m, config.block_n, config.num_warps
-        )  # fmt: skip
-    assert len({config.key for config in GLUON_SM90}) == len(GLUON_SM90)
-    # where no table names them, none is chosen; the H200's does
-    assert not any(config.kind in GLUON for config in tiles_for("bf16", (9, 0), tma=True))
-    (table,) = matmul_table.tables()
-    chosen = {(config.kind, config.block_m, config.block_n) for x in table.choices.values() for config in x.values()}
-    assert {kind for kind, _, _ in chosen} >= set(GLUON)
-    assert {(m, n) for kind, m, n in chosen if kind in GLUON} <= {(x.block_m, x.block_n) for x in GLUON_SM90}
+def test_its_tiles_fit_the_part() -> None:
+    assert {config.kind for config in TILES} == set(GLUON)
+    assert all(config.shared_bytes(2) <= shared_memory_limit((9, 0)) for config in TILES)
 
 
 @pytest.mark.gpu
@@ -73,11 +62,11 @@ class TestOnDevice:
     def test_small_integers_multiply_exactly(
         self, at_once: Callable[..., list[torch.Tensor]], layout: str, size: tuple[int, int, int]
     ) -> None:
-        self.exact(at_once, layout, size, torch.bfloat16, GLUON_SM90)
+        self.exact(at_once, layout, size, torch.bfloat16, TILES)
 
     @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
     def test_fp16_multiplies_exactly(self, at_once: Callable[..., list[torch.Tensor]], layout: str) -> None:
-        of_each_kind = {config.kind: config for config in GLUON_SM90}
+        of_each_kind = {config.kind: config for config in TILES}
         assert set(of_each_kind) == set(GLUON)
         self.exact(at_once, layout, (392, 520, 712), torch.float16, tuple(of_each_kind.values()))
 
@@ -107,6 +96,6 @@ class TestOnDevice:
         shape = Gemm(m=256, n=192, k=128)
         a, b = small_integers(shape, "cuda")
         out = torch.empty(256 * 192 + 1, device="cuda", dtype=torch.bfloat16)[1:].view(256, 192)
-        found = matmul.matmul_triton(a, b, "nt", config=GLUON_SM90[0], out=out)
+        found = matmul.matmul_triton(a, b, "nt", config=TILES[0], out=out)
         assert found.data_ptr() == out.data_ptr()
         assert torch.equal(out, matmul.matmul_torch(a.float(), b.float(), "nt").bfloat16())

@@ -24,9 +24,9 @@ def bench(
     suite: Annotated[
         str | None,
         Option(
-            help="Suite: quick (a minute; the default), standard (six minutes), full (twenty), fused or attention "
-            "(Triton's fused kernels or its attention alone, a minute each), host (what launches cost), or collectives "
-            "(what joins the GPUs: all of them together, two to four minutes)."
+            help="Suite: quick (a minute; the default), standard (six minutes), full (twenty), fused, attention or "
+            "products (Triton's fused kernels, its attention, its products beside cuBLAS's, a minute each), host (what "
+            "launches cost), or collectives (what joins the GPUs: all of them together, two to four minutes)."
         ),
     ] = None,
     device: Device = None,

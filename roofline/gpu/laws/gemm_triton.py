@@ -81,12 +81,12 @@ def _costs(variant: GemmVariant, params: Params, features: Array) -> Array:
 
 @lru_cache(maxsize=65536)
 def _cost(variant: GemmVariant, m: int, n: int, k: int, sm_count: int, table: int) -> float:
-    from flopcast.kernels import matmul_configs, matmul_table
+    from flopcast.kernels import matmul_law, matmul_table
 
     shape = Gemm(m=m, n=n, k=k, dtype=variant.dtype, layout=variant.layout)
     known = matmul_table.tables()[table - 1] if table else None
     config = matmul_table.choose(shape, sm_count, HOPPER, tma=True, table=known)
-    return matmul_configs.cost(config, shape, sm_count)
+    return matmul_law.seconds_of(config, shape, sm_count)
 
 
 LAW = Law(frozenset({"scale", "partial", "sm_count", "peak", "table"}), log_seconds, inputs)

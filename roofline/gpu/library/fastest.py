@@ -1,17 +1,20 @@
 """Which backend a profile says is faster for a product or an attention: `--matmul best` and `--attention best`.
 
 A forecast and a patched model (`flopcast.patch`, `microbench.recipe.patches`) ask the same function, so that what is
-priced is what runs. Compared is the time of the kernels, cold; what launching them costs the host is not. Attention
+priced is what runs. Compared is the time of the kernels, cold; what launching them costs the host is not. Of products
+the estimates' ratio is corrected by what pairs timed side by side say (`product_ratio`). Attention
 runs forward and backward on one backend, which keeps the log-sum-exp as it wants it: there the sum of both decides.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
 from flopcast.kernels.shapes import Attention, Gemm
+from flopcast.roofline.gpu.library import product_ratio
 from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.gpu.profile.request import Request
 from flopcast.roofline.stream.lowering.describe import Work, describe
@@ -37,6 +40,9 @@ def fastest(works: Mapping[int, Work], profile: Profile) -> dict[int, str]:
     chosen: dict[Attention | Gemm, str] = {}
     for call, together in calls.items():
         seconds = {backend: sum(next(estimates).seconds for _ in together) for backend in options[call]}
+        if isinstance(call, Gemm) and "triton" in seconds and product_ratio.is_for(profile.gpu, call):
+            estimate = math.log(seconds["triton"] / seconds["torch"])
+            seconds["triton"] = seconds["torch"] * math.exp(product_ratio.fitted().corrected(call, estimate))
         chosen[call] = min(seconds, key=seconds.__getitem__)
     return {key: chosen[_call(work.shape)] for key, work in works.items() if isinstance(work.shape, Gemm | Attention)}
 

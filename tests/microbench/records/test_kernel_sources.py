@@ -114,7 +114,8 @@ def test_how_a_kernel_is_written_down_changes_nothing(copied: Path) -> None:
         ("triton_attention_launch.py", "maxnreg=REGISTERS", "maxnreg=128", {"attention"}),
         ("triton_ahead.py", '"launch_pdl": True', '"launch_pdl": False', {"rms_norm", "rope_qk_norm"}),
         ("swiglu.py", "BlockConfig(2048, 8)", "BlockConfig(1024, 8)", {"swiglu"}),  # how it is configured
-        ("matmul_configs.py", "STREAM_FACTOR = 1.4", "STREAM_FACTOR = 1.5", {"gemm"}),
+        ("matmul_law.py", "STREAM_BYTES = 40e6", "STREAM_BYTES = 50e6", {"gemm"}),
+        ("data/tiles_nvidia_h200.json", '"triton": "3.6.0"', '"triton": "3.6.1"', {"gemm"}),
         ("matmul_configs.py", "(9, 0): 232448", "(9, 0): 200000", {"gemm", "attention", "rms_norm"}),
         ("data/matmul_nvidia_h200.json", "/w8s5/", "/w8s4/", {"gemm"}),
         ("data/attention_nvidia_h200.json", "hopper/64x128/w4s3", "hopper/64x128/w4s2", {"attention"}),
@@ -149,7 +150,7 @@ def test_the_kernels_of_every_operation_are_found() -> None:
 
 # Rows of Triton, and of OPERANDS, in each committed folder: taken, and left out as of other kernels.
 COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
-    "nvidia-h100-sxm/measurements/gpu0": ({"attention": 10, "gemm": 40}, {}),
+    "nvidia-h100-sxm/measurements/gpu0": ({"attention": 10}, {"gemm": 40}),
     "nvidia-h200/measurements-repeat": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu0": ({}, {"attention": 10, "gemm": 40}),
     "nvidia-h200/measurements/gpu1": ({}, {"attention": 10, "gemm": 40}),
@@ -159,7 +160,7 @@ COMMITTED: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "nvidia-h200/measurements/gpu3": ({}, {"attention": 24, "gemm": 100}),
     "nvidia-h200/measurements/gpu4": ({}, {"attention": 10, "gemm": 38}),
     "nvidia-h200/measurements/gpu5/run0": ({"attention": 10}, {"gemm": 40}),
-    "nvidia-h200/measurements/gpu5/run1": ({"_grouped_mm": 15, "attention": 20, "gemm": 80}, {}),
+    "nvidia-h200/measurements/gpu5/run1": ({"_grouped_mm": 15, "attention": 20}, {"gemm": 80}),
     "nvidia-h200/measurements/gpu5/run2": ({"cross_entropy": 7, "swiglu": 51}, {"rms_norm": 132, "rope_qk_norm": 69}),
     "nvidia-h200/measurements/gpu7": ({"attention": 649}, {}),
     "nvidia-h200/measurements/gpu9": ({"cross_entropy": 7, "rope_qk_norm": 69, "swiglu": 51}, {"rms_norm": 132}),
@@ -185,13 +186,13 @@ def test_no_line_of_earlier_fingerprints_is_of_kernels_that_are_gone() -> None:
 
 
 def test_rows_of_the_present_kernels_by_an_earlier_name_are_theirs(tmp_path: Path) -> None:
-    now = fingerprint("gemm")
+    now, shape = fingerprint("attention"), Attention(batch=1, heads=2, kv_heads=2, seq=64, head_dim=64)
     earlier = next(old for old, new in kernel_sources.EARLIER.items() if new == now)
-    rows = [{**row(), "kernels_of": earlier}]
+    rows = [{**row(shape), "kernels_of": earlier}]
     assert present(rows) == (rows, {})
     with Recorder(tmp_path, MACHINE) as recorder:
         recorder.append(rows[0])
-        assert recorder.is_done(GEMM.key, "triton", kernels=now)
+        assert recorder.is_done(shape.key, "triton", kernels=now)
     assert records.read(tmp_path).rows[0]["kernels_of"] == earlier
 
 

@@ -13,7 +13,8 @@ import torch
 
 from flopcast.errors import DataError, UsageError
 from flopcast.kernels import matmul, matmul_table
-from flopcast.kernels.matmul_configs import GLUON, proposals, shared_memory_limit
+from flopcast.kernels.matmul_configs import GLUON, from_key, shared_memory_limit
+from flopcast.kernels.matmul_law import proposals
 from flopcast.kernels.shapes import Gemm
 from flopcast.microbench.tuning import check, record, shapes, tune
 from flopcast.microbench.tuning import table as tuning_table
@@ -49,7 +50,7 @@ def test_what_is_tried_fits_and_differs(size: tuple[int, int, int]) -> None:
     assert len({config.key for config in found}) == len(found)
     assert all(config.shared_bytes(2) <= shared_memory_limit(H200) for config in found)
     kernels = {check.kernel_of(config) for config in found}
-    assert all(matmul_table.from_key(key) for key in kernels)
+    assert all(from_key(key) for key in kernels)
 
 
 def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_the_table_holds_the_fastest_that_is_right(tmp_path: Path) -> None:
 
 def test_a_shape_done_again_tries_what_its_record_lacks() -> None:
     shape = Gemm(m=1024, n=1024, k=1024)
-    options = proposals(shape, 132, H200, 200, new=True)
+    options = proposals(shape, 132, H200, 200)
     first = next(config.key for config in options if config.kind in GLUON)
     records = [timed(FAST, 1e-5), timed(SLOW, 9e-6), timed("cublas", 8e-6), timed(first, 1.0, round=1)]
     found = [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flopcast.decode import decode
-from flopcast.kernels import matmul_configs, matmul_table
+from flopcast.kernels import matmul_law, matmul_table
 from flopcast.kernels.shapes import Gemm
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.fit import priors, surface
@@ -33,7 +33,8 @@ def surface_of(sizes: list[tuple[int, int, int]], scale: float) -> Surface:
     table = matmul_table.find("NVIDIA H200", "")
     shapes = [Gemm(m=m, n=n, k=k, dtype="bf16", layout="nt") for m, n, k in sizes]
     seconds = [
-        scale * matmul_configs.cost(matmul_table.choose(s, 132, (9, 0), tma=True, table=table), s, 132) for s in shapes
+        scale * matmul_law.seconds_of(matmul_table.choose(s, 132, (9, 0), tma=True, table=table), s, 132)
+        for s in shapes
     ]
     points = Points(
         features(sizes), np.array([float(s.bytes) for s in shapes]), np.array([float(s.flops) for s in shapes]),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 
 import pytest
 
 from flopcast.kernels.shapes import Attention, Gemm
+from flopcast.roofline.gpu.library import product_ratio
 from flopcast.roofline.gpu.library.fastest import attention_choice, fastest, product_choice
 from flopcast.roofline.gpu.library.profiles import find_host, find_profile
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -31,6 +33,7 @@ SHAPES = [
 
 
 def test_a_product_runs_on_the_backend_of_the_shorter_estimate(h200: Profile) -> None:
+    h200 = replace(h200, gpu="another")  # for which no pairs were timed side by side
     works = dict(enumerate(map(describe, SHAPES)))
     picked = fastest(works, h200)
     choose = product_choice(h200)
@@ -38,6 +41,17 @@ def test_a_product_runs_on_the_backend_of_the_shorter_estimate(h200: Profile) ->
         ours, theirs = h200.estimate([(work, backend, "cold") for backend in ("triton", "torch")])
         assert picked[key] == ("triton" if ours.seconds < theirs.seconds else "torch") == choose(SHAPES[key])
     assert set(picked.values()) == {"torch", "triton"}
+
+
+def test_pairs_timed_side_by_side_correct_the_estimates(h200: Profile) -> None:
+    choose = product_choice(h200)
+    for shape in (*SHAPES, Gemm(m=8, n=8, k=16), Gemm(m=151_936, n=4096, k=16_384, layout="tn")):
+        ours, theirs = h200.estimate([(describe(shape), backend, "cold") for backend in ("triton", "torch")])
+        ratio = product_ratio.fitted().corrected(shape, log(ours.seconds / theirs.seconds))
+        assert choose(shape) == ("triton" if ratio < 0 else "torch")
+        assert abs(ratio) < 1.5
+    assert not product_ratio.is_for("nvidia-h100-sxm", SHAPES[0])
+    assert not product_ratio.is_for("nvidia-h200", replace(SHAPES[0], n=1025))
 
 
 def test_what_triton_does_not_run_is_the_librarys(h200: Profile) -> None:

@@ -1,0 +1,73 @@
+"""Fits the surfaces of one kind of kernel anew and puts them in a shipped profile, which keeps all others as they are.
+
+    python -m studies.shipped.surfaces FOLDER --gpu nvidia-h200 [--backend triton] [--op-class gemm] [--drop]
+
+For kernels that were changed and measured again, when nothing else was: fitting a whole profile anew moves every
+forecast. FOLDER holds the measurements of all of the GPU's cards; rows of other kernels than the present ones are left
+out. `--drop`: the surfaces are only taken out, where nothing measured the present kernels on this GPU; what is lent
+from another GPU then takes their place (`gpu/projection/complete.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from flopcast.roofline.gpu.fit.cards import read_folder
+from flopcast.roofline.gpu.fit.cases import Limits, case_of
+from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
+from flopcast.roofline.gpu.profile.profile import PROFILES, Profile
+from studies.command import parser_of
+
+
+def refitted(profile: Profile, folder: Path, backend: str, op_class: str) -> tuple[Profile, list[str]]:
+    """The profile with this kind's surfaces fitted to the folder's rows, and warnings. Of rows held out none counts."""
+    found = read_folder(folder)
+    warnings = list(found.warnings)
+    gap = profile.ceiling("graph_gap", 0.0)
+    rows = [
+        row
+        for row in found.rows
+        if row["status"] == "ok" and row.get("shape") and row.get("backend", "torch") == backend
+    ]
+    cases = [case for row in rows if (case := case_of(row, gap, warnings)) is not None]
+    peaks = {dtype: number.value for dtype, number in profile.peaks.items()}
+    surfaces, _ = fit_surfaces(
+        [case for case in cases if not case.is_held_out and case.work.op_class == op_class],
+        Limits(profile.device, peaks, profile.ceilings),
+    )
+    return replace(profile, surfaces={**without(profile, backend, op_class).surfaces, **surfaces}), warnings
+
+
+def without(profile: Profile, backend: str, op_class: str) -> Profile:
+    kept = {key: s for key, s in profile.surfaces.items() if (key.backend, key.op_class) != (backend, op_class)}
+    return replace(profile, surfaces=kept)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gpu", default="nvidia-h200")
+    parser.add_argument("--backend", default="triton")
+    parser.add_argument("--op-class", default="gemm")
+    parser.add_argument("--drop", action="store_true")
+    options = parser.parse_args(arguments)
+    path = PROFILES / f"{options.gpu}.json.gz"
+    profile = Profile.load(path)
+    warnings: list[str] = []
+    if options.drop:
+        made = without(profile, options.backend, options.op_class)
+    else:
+        made, warnings = refitted(profile, options.folder, options.backend, options.op_class)
+    replace(made, surfaces={key: made.surfaces[key] for key in sorted(made.surfaces, key=str)}).save(path)
+    print(*warnings, sep="\n", file=sys.stderr)
+    for key, surface in made.surfaces.items():
+        if (key.backend, key.op_class) == (options.backend, options.op_class):
+            print(f"{key}: {len(surface.seconds)} rows, {surface.params}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
