@@ -1,8 +1,8 @@
 """Measures on a GPU what fine-tuning and inference launch, and runs real steps of them, part by part.
 
-    python -m studies.beside_training OUT hosts                       what Python their steps run, by tiny models
+    python -m studies.beside_training OUT hosts   what Python their steps run, by tiny models
     python -m studies.beside_training OUT kernels inference|fine-tune|images   a suite's cases, without the ceilings
-    python -m studies.beside_training OUT steps inference|fine-tune|images [--from N] [--to M] [--budget SECONDS]
+    python -m studies.beside_training OUT steps inference|fine-tune|images [--from N] [--to M] [--rounds R] [--budget S]
 
 Each appends to OUT, which `flopcast fit` and `flopcast validate --steps-from` read, and goes on where it was stopped.
 """
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--from", type=int, default=0, dest="first", help="number of the first step, from 0")
     parser.add_argument("--to", type=int, help="number of the step to end before")
     parser.add_argument("--budget", type=float, help="seconds after which nothing is begun")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds in which steps are timed")
     asked = parser.parse_args()
     if asked.part != "hosts" and asked.suite is None:
         parser.error(f"{asked.part} of which suite: {', '.join(SUITES)}")
@@ -51,7 +52,9 @@ def main() -> None:
         else:
             plans = validation_plans(device.type, asked.suite)[asked.first : asked.to]
             host = host_plan(device.type)
-            print(run_steps(plans, device=device, recorder=recorder, host=host, budget_seconds=asked.budget))
+            print(run_steps(
+                plans, device=device, recorder=recorder, host=host, budget_seconds=asked.budget, rounds=asked.rounds
+            ))  # fmt: skip
 
 
 def hosts(recorder: Recorder, device: torch.device) -> None:

@@ -30,12 +30,9 @@ from flopcast.microbench.records.rows import merged
 from flopcast.roofline.base.numbers import Number
 from flopcast.roofline.gpu.fit.cases import log_spread
 from flopcast.roofline.gpu.fit.row_seconds import FitRow
-from flopcast.roofline.gpu.profile.host import HostCosts, combine
+from flopcast.roofline.gpu.profile.host import VIEW_WEIGHT, HostCosts, combine
 from flopcast.roofline.gpu.profile.host_graphs import Calls, GraphCosts, fit_graph_costs
 
-# Ratio of a view's host cost to that of an op that launches a kernel: both pass the dispatcher and autograd, but a view
-# neither allocates nor launches.
-VIEW_WEIGHT = 0.4
 # Factors on `launch` where nothing else was measured: in a model's forward, Python, autograd and autocast add to it.
 FORWARD_OVER_LAUNCH, BACKWARD_OVER_LAUNCH = 2.0, 1.3
 LEAST_SIGMA = 0.05  # from one process to the next, even where the samples of one agree

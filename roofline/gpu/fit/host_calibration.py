@@ -42,12 +42,12 @@ def fine_tune_host_plans() -> list[HostPlan]:
     each, beside those of `host_plan` in the same process."""
     configs = {depth: make_config(width=256, depth=depth) for depth in (2, 6)}
     sizes: dict[str, Any] = {"configs": configs, "batch": 4, "seq": 256, "rounds": 3}
-    optimizers = ("adamw-fused", "sgd", "sgd-momentum", "adafactor", "adafactor-foreach", "muon")
+    optimizers = ("muon", "adafactor", "adafactor-foreach", "sgd-momentum")
     return [
-        *(HostPlan(model=f"qwen3-{optimizer}", optimizer=optimizer, **sizes) for optimizer in optimizers),
-        HostPlan(model="qwen3-checkpoint", checkpoint="full", **sizes),
         HostPlan(model="qwen3-lora", finetune="lora", **sizes),
         HostPlan(model="qwen3-lora-checkpoint", finetune="lora", checkpoint="full", **sizes),
+        HostPlan(model="qwen3-checkpoint", checkpoint="full", **sizes),
+        *(HostPlan(model=f"qwen3-{optimizer}", optimizer=optimizer, **sizes) for optimizer in optimizers),
     ]
 
 

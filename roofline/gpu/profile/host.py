@@ -32,6 +32,12 @@ KIND = "host"
 HOSTS = DATA / "hosts"
 DEFAULT = "intel-xeon-family-6-model-207"
 PHASES = ("forward", "backward", "optimizer")
+# What an optimizer's call of an operator on single tensors costs over a call of the forward, with the Python around it:
+# 0.99 and 0.89, Adafactor's two forms on tiny models (`python -m studies.optimizer_calls`).
+CALL_OVER_FORWARD = 0.94
+# Ratio of a view's host cost to that of an op that launches a kernel: both pass the dispatcher and autograd, but a view
+# neither allocates nor launches.
+VIEW_WEIGHT = 0.4
 # How far processes of one machine lie apart (standard deviation of log seconds; 17 processes beyond the first of five
 # machines), and as how many processes' evidence that counts for another machine: single ones had 0.02 to 0.27.
 PROCESS_SPREAD, PROCESS_DEGREES = 0.16, 5
@@ -64,8 +70,9 @@ class Layers(TypedDict, total=False):
 class HostCosts:
     """Seconds of host time per op, by phase.
 
-    forward, backward: {"launch", "view", "fixed"}; optimizer: {"launch", "per_tensor", "host_op", "fixed"}. `fixed` is
-    spent once per phase, in forward and backward only by models whose forward waits for the device
+    forward, backward: {"launch", "view", "fixed"}; optimizer: {"launch", "per_tensor", "host_op", "fixed"}, of calls
+    that take lists of tensors, as the usual ones do; one on single tensors costs what `CALL_OVER_FORWARD` says.
+    `fixed` is spent once per phase, in forward and backward only by models whose forward waits for the device
     (`step.device_work`); `step_fixed` once per step besides. `sigma`: standard deviation of log seconds from one
     process to the next, or, of several machines' mean, from one machine to the next.
 
@@ -97,6 +104,9 @@ class HostCosts:
         """Host seconds of one op. `kind` as in `op_stream.Op`; `launches` kernels it launches, `tensors` it
         takes in lists (foreach and fused optimizers check each)."""
         costs: dict[str, float] = getattr(self, phase)
+        if "per_tensor" in costs and not tensors and kind != "host":  # a processor's own costs are of single tensors
+            call = CALL_OVER_FORWARD * self.forward.get("launch", 0.0)
+            return VIEW_WEIGHT * call if kind == "view" else call
         if kind == "view":
             return costs.get("view", 0.0)
         if kind == "host":

@@ -14,7 +14,16 @@ from flopcast.decode import decode
 from flopcast.errors import DataError, UsageError
 from flopcast.roofline.gpu.fit.host import UNEXPLAINED, fit_host, host_name, layer_costs, warm_value
 from flopcast.roofline.gpu.library import profiles
-from flopcast.roofline.gpu.profile.host import HostCosts, combine, default_host, host_files, host_in, machines_of
+from flopcast.roofline.gpu.profile.host import (
+    CALL_OVER_FORWARD,
+    VIEW_WEIGHT,
+    HostCosts,
+    combine,
+    default_host,
+    host_files,
+    host_in,
+    machines_of,
+)
 from flopcast.roofline.views.terminal.gpus import layer_rows, print_hosts
 
 DEPTHS = (2, 6, 12)
@@ -45,6 +54,18 @@ def host() -> HostCosts:
     found = fit_host(rows(), {}, {}, {"cpu": "Intel(R) Xeon(R) Processor (family 6 model 207)"}, [])
     assert found is not None
     return found
+
+
+def test_an_optimizer_s_call_on_one_tensor_is_a_call_like_the_forward_s(host: HostCosts) -> None:
+    """Muon and Adafactor's loop run Python for every operator; lists of tensors are checked tensor by tensor."""
+    call = CALL_OVER_FORWARD * host.forward["launch"]
+    assert host.seconds("optimizer", "launch") == call
+    assert host.seconds("optimizer", "sync") == call
+    assert host.seconds("optimizer", "view") == VIEW_WEIGHT * call
+    of_lists = host.seconds("optimizer", "launch", launches=3, tensors=7)
+    assert of_lists == 3 * host.optimizer["launch"] + 7 * host.optimizer["per_tensor"]
+    processor = replace(host, optimizer={"launch": 1e-6, "view": 2e-6, "host_op": 1e-6})
+    assert processor.seconds("optimizer", "launch") == 1e-6, "a processor's was calibrated on such calls"
 
 
 # --- by layer -----------------------------------------------------------------------------------------------

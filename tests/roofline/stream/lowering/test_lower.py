@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil, prod
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from flopcast.microbench.recipe import training_step
 from flopcast.roofline.stream.lowering.classes import OP_CLASSES
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
-from flopcast.roofline.stream.lowering.variants import CallVariant
+from flopcast.roofline.stream.lowering.variants import CallVariant, parse_variant
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.ops.op_stream import Op, Storage, Stream, TensorRef
 from flopcast.roofline.stream.tracer.record_step import record_step
@@ -219,10 +220,29 @@ def test_flat_calls_of_one_kind_share_a_curve(sizes: list[int], dtype: str, scal
 def test_products(m: int, n: int, k: int, layout: str) -> None:
     work = describe(Gemm(m=m, n=n, k=k, layout=layout))  # type: ignore[arg-type]
     assert work.op_class == "gemm"
-    assert str(work.variant).startswith(f"{layout}/bf16")
+    is_few = layout == "nt" and m < 64 and n % 8 == k % 8 == 0
+    assert str(work.variant).startswith(f"{'few/' * is_few}{layout}/bf16")
+    assert parse_variant(str(work.variant)) == work.variant
     assert work.flops == 2 * m * n * k
     assert work.bytes == 2 * (m * k + k * n + m * n)
     assert [round(2**f) for f in work.features[:3]] == [m, n, k]
+
+
+def test_a_cache_grows_by_a_kernel_of_its_own() -> None:
+    """The kernel that reads 16 bytes at a time takes contiguous tensors put together along their rows; the halves of a
+    rotary embedding, along the last dimension, are another's."""
+
+    def pattern(rows: Operand, more: Operand, along: int) -> str:
+        result = contiguous(2, 4, 9, 64) if along == -2 else contiguous(2, 4, 8, 128)
+        call = Call("aten.cat.default", (rows, more), (result,), json.dumps([{"ts": [0, 2]}, along]))
+        return str(describe(call).variant).rpartition("|")[2]
+
+    cache, token = (replace(contiguous(2, 4, n, 64), dtype="bf16") for n in (8, 1))
+    strided = replace(token, stride=(1024, 64, 64, 1))
+    assert pattern(cache, token, -2) == "rows"
+    assert pattern(cache, cache, -1) != "rows"
+    assert pattern(cache, replace(strided, stride=(999, 64, 64, 1)), -2) != "rows"
+    assert pattern(replace(cache, dtype="fp32"), replace(token, dtype="fp32"), -2) != "rows"
 
 
 def test_what_runs_nothing(tiny: dict[str, Any], traced: Tracing) -> None:

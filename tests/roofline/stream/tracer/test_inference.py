@@ -13,6 +13,7 @@ import flopcast
 from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.training_step import build_model
 from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.step.device_work import WITHOUT_GRADIENTS
 from flopcast.roofline.step.inference import memory_parts, turning_batch
 from flopcast.roofline.step.memory import cache_bytes, peak_bytes
 from flopcast.roofline.step.priced_step import PricedStep
@@ -119,6 +120,13 @@ def test_attention_of_one_token_is_no_other_attention(tiny: dict[str, Any], prof
     read = one.work.bytes / 4e12
     assert read < one.seconds < 6 * read
     assert one.sigma > 0.4
+
+
+def test_the_host_is_quicker_where_autograd_records_nothing(tiny: dict[str, Any], profile: Profile) -> None:
+    found = PricedStep(stream_of(tiny, "decode"), asked("decode"), profile)
+    assert profile.host is not None
+    least = min(op.host_seconds for op in found.ops if op.kind == "launch")
+    assert least == pytest.approx(WITHOUT_GRADIENTS * profile.host.forward["launch"])
 
 
 def test_products_of_few_rows_are_less_certain(tiny: dict[str, Any], profile: Profile) -> None:

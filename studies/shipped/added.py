@@ -1,0 +1,118 @@
+"""Adds kinds of kernel that were measured later, on one card, to the shipped profile of the H200; others stay.
+
+    python -m studies.shipped.added
+
+The rows are those of `bench --suite inference`, `fine-tune` and `images` in reports/nvidia-h200/*/kernels. A kind is
+added where the profile has none of it, or none that is nearly as large, so that no forecast of what was measured before
+moves: a cache of keys and values is a hundred times what a rotary embedding puts together by the same kernel.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from flopcast.microbench.records import records
+from flopcast.roofline.base.shipped import DATA
+from flopcast.roofline.gpu.fit.cases import Case, Limits, case_of
+from flopcast.roofline.gpu.fit.row_seconds import FitRow
+from flopcast.roofline.gpu.fit.surfaces import fit_surfaces
+from flopcast.roofline.gpu.library.profiles import SOURCE
+from flopcast.roofline.gpu.profile.profile import Profile
+from flopcast.roofline.stream.lowering.variants import KernelKind, SurfaceKey
+from studies.command import parser_of
+from studies.imports import ROOT
+
+REPORT = ROOT / "reports" / SOURCE
+# Not taken: norms, whose kernels the law of bytes tells within a factor only (51% at the 90th percentile of nine held
+# out), and hot lists of tensors, of which the profile has none, so that all others would be estimated by them.
+LEFT_OUT = (("other", "cold"), ("other", "hot"), ("optimizer", "hot"))
+LARGER = 8.0  # how many times the most bytes of a kind's points, for the later rows to take its place
+SUITES = ("inference", "fine-tune", "images")
+PROFILE = DATA / "profiles" / f"{SOURCE}.json.gz"
+
+
+def main() -> None:
+    """Writes the profile with what was added, and says how far the rows that were held out are off."""
+    parser_of(__spec__, __doc__).parse_args()
+    profile = without_added(Profile.load(PROFILE))
+    cases = [case for suite in SUITES for case in cases_of(REPORT / suite / "kernels", profile)]
+    found = with_added(profile, [case for case in cases if not case.is_held_out])
+    found.save(PROFILE)
+    added = {SurfaceKey.parse(name) for name in found.provenance["added"]}
+    print(f"{len(added)} surfaces added or replaced, of {len(found.surfaces)}; held out:")
+    print("  replaced:", ", ".join(sorted({str(key.kind) for key in added & set(profile.surfaces)})))
+    for name, (count, median, ninth) in held_out(found, [case for case in cases if case.surface in added]).items():
+        print(f"  {name:10} {count:4} rows, {median:.1%} at the median, {ninth:.1%} at the 90th percentile")
+
+
+def cases_of(folder: Path, profile: Profile) -> list[Case]:
+    """The cases of a folder of measurements, or none where there is none."""
+    if not records.file_in(folder).is_file():
+        return []
+    warnings: list[str] = []
+    rows = [cast(FitRow, row) for row in records.read(folder).rows if row["status"] == "ok" and row.get("shape")]
+    gap = profile.ceiling("graph_gap", 0.0)
+    return [case for row in rows if (case := case_of(row, gap, warnings)) is not None]
+
+
+def without_added(profile: Profile) -> Profile:
+    """The profile as it was fitted to the cards' measurements."""
+    provenance = dict(profile.provenance)
+    added = {SurfaceKey.parse(name) for name in provenance.pop("added", ())}
+    kinds = {key.kind for key in added}
+    return replace(
+        profile,
+        surfaces={key: found for key, found in profile.surfaces.items() if key not in added},
+        launch_counts={kind: count for kind, count in profile.launch_counts.items() if kind not in kinds},
+        provenance=provenance,
+    )
+
+
+def with_added(profile: Profile, cases: Sequence[Case]) -> Profile:
+    """The profile with surfaces of the kinds that only the cases have, or have at sizes far beyond."""
+    peaks = {dtype: number.value for dtype, number in profile.peaks.items()}
+    largest: dict[KernelKind, float] = defaultdict(float)
+    for case in cases:
+        largest[case.surface.kind] = max(largest[case.surface.kind], case.work.bytes)
+    known = {key.kind for key, surface in profile.surfaces.items() if LARGER * max(surface.bytes) >= largest[key.kind]}
+    fitted, _ = fit_surfaces(
+        [case for case in cases if case.surface.kind not in known and (case.work.op_class, case.cache) not in LEFT_OUT],
+        Limits(profile.device, peaks, profile.ceilings),
+    )
+    counts: dict[KernelKind, list[int]] = defaultdict(list)
+    for case in cases:
+        if case.surface in fitted and case.kernels:
+            counts[case.surface.kind].append(len(case.kernels))
+    launched = {kind: sum(each) / len(each) for kind, each in counts.items()}
+    return replace(
+        profile,
+        surfaces={
+            **{key: surface for key, surface in profile.surfaces.items() if key.kind not in {k.kind for k in fitted}},
+            **fitted,
+        },
+        launch_counts={**profile.launch_counts, **launched},
+        provenance={**profile.provenance, "added": sorted(map(str, fitted))},
+    )
+
+
+def held_out(profile: Profile, cases: Sequence[Case]) -> Mapping[str, tuple[int, float, float]]:
+    """Of the cases that were held out, by class: how many, and the median and 90th percentile of their errors."""
+    import numpy as np
+
+    errors: dict[str, list[float]] = defaultdict(list)
+    held = [case for case in cases if case.is_held_out]
+    estimates = profile.estimate([(case.work, case.backend, case.cache) for case in held])
+    for case, estimate in zip(held, estimates, strict=True):
+        name = "decode" if case.work.op_class == "attention" else case.work.op_class
+        errors[name].append(abs(estimate.seconds / case.seconds - 1))
+    return {
+        name: (len(own), float(np.median(own)), float(np.quantile(own, 0.9))) for name, own in sorted(errors.items())
+    }
+
+
+if __name__ == "__main__":
+    main()
