@@ -1,6 +1,6 @@
 """Launches Triton kernels at the least cost to the host: a call is recorded once per kind of operands, then replayed.
 
-    @replayed
+    @Replayed
     def scaled(x: Tensor, factor: float) -> Tensor:
         out = torch.empty_like(x)
         launch(kernel, (programs,), x, out, factor, BLOCK=1024)

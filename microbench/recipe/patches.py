@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flopcast.kernels.matmul import matmul_triton
+from flopcast.kernels.matmul import matmul_op
 from flopcast.kernels.matmul_chosen import BACKENDS as MATMULS
 from flopcast.kernels.matmul_chosen import Choice, backend_of, remember
 
@@ -68,7 +68,13 @@ def _mm(choice: str, a: Tensor, b: Tensor) -> Tensor:
     is_for_triton = a.dtype in (torch.bfloat16, torch.float16)
     if not is_for_triton or backend_of(choice, a.shape[0], b.shape[1], a.shape[1], a.dtype, layout) == "torch":
         return torch.mm(a, b, out=a.new_empty((a.shape[0], b.shape[1])))  # `mm.out` is not overridden
-    return matmul_triton(a if layout[0] == "n" else a.mT, b if layout[1] == "n" else b.mT, layout)
+    a, b = a if layout[0] == "n" else a.mT, b if layout[1] == "n" else b.mT
+    return _triton_product(a, b, layout)
+
+
+def _triton_product(a: Tensor, b: Tensor, layout: str) -> Tensor:
+    product: Tensor = matmul_op.replayed(a, b, layout, False)  # where the operator would call it: autograd is done with
+    return product
 
 
 def _is_row_major(x: Tensor) -> bool:
