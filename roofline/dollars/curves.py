@@ -158,6 +158,7 @@ def step_point(
         host_seconds=found.host_seconds,
         needed_bytes=found.needed_bytes,
         memory_bytes=int(step.profile.device.get("memory_bytes") or 0),
+        num_gpus=found.num_gpus,
         with_host=others,
     )
 

@@ -1,10 +1,9 @@
 """Answers budget questions: how long training on T tokens takes and what it costs, and how large a model a budget
 trains.
 
-Plans are for one device at the forecast's step time from first step to last: no evaluation, no checkpoints, no
-restarts, data always ready. Intervals are the step's: a step time that is 10% wrong is so in every step, so errors do
-not average out over a run. Several GPUs need communication and sharded memory, neither of which is modelled: nothing
-here divides by N.
+Plans are at the forecast's step time from first step to last: no evaluation, no checkpoints, no restarts, data always
+ready. Intervals are the step's: a step time that is 10% wrong is so in every step, so errors do not average out over a
+run. Of several GPUs the step is that of their layout, and all are paid for.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def pretraining_seq(model: Config) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Training one model on `tokens` tokens on one GPU; where that is not possible, `point` is None and `reason` says
-    why. `is_largest`: whether the batch is the largest that fits."""
+    """Training one model on `tokens` tokens on one GPU, or on several laid out as `run` says; where that is not
+    possible, `point` is None and `reason` says why. `is_largest`: whether the batch is the largest that fits."""
 
     gpu: str
     basis: str
@@ -70,7 +69,9 @@ class Plan:
     @property
     def usd(self) -> Ranged | None:
         seconds = self.seconds
-        return None if seconds is None or self.price is None else seconds.scaled(self.price.usd_per_hour / 3600.0)
+        if seconds is None or self.price is None or self.point is None:
+            return None
+        return seconds.scaled(self.point.usd_per_hour / 3600.0)
 
     def tokens_for(self, usd: float) -> Ranged | None:
         """Returns the tokens that a budget buys; None where the plan is not possible, and without a price."""
@@ -90,6 +91,8 @@ class Plan:
             "seq": self.run.seq,
             "is_largest_batch": self.is_largest,
             "accumulate": self.run.accumulate,
+            "parallel": self.run.parallel if self.run.is_parallel else None,
+            "num_gpus": self.run.layout.world,
             "tokens": self.tokens,
             "unit": self.unit,
             "tokens_per_step": None if step is None else step.tokens,
@@ -117,17 +120,6 @@ def _ends(name: str, found: Ranged | None) -> dict[str, float | None]:
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
-def check_devices(count: int) -> None:
-    """Raises UsageError for more than one GPU."""
-    if count < 1:
-        raise UsageError(f"--num-gpus is {count}: valid is 1")
-    if count > 1:
-        raise UsageError(
-            f"--num-gpus {count} is not modelled yet: communication and sharded memory are not forecast, and dividing "
-            "one GPU's time by their number would leave both out; plan for one GPU"
-        )
-
-
 def plans(
     model: Config | Module,
     run: Run,
@@ -139,41 +131,54 @@ def plans(
     auto_batch: bool = False,
     host: HostCosts | None = None,
     hosts: str = OWN,
+    layouts: Sequence[str] = (),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Plan]:
-    """Returns one plan per GPU. `tokens` defaults to `tokens_per_parameter` times the parameters; `auto_batch` takes
+    """Returns one plan per kind of GPU; of several `layouts` (default: the run's own) in that with the most tokens per
+    second. `tokens` defaults to `tokens_per_parameter` times the parameters; `auto_batch` takes
     the largest micro-batch that fits on each GPU. Raises UsageError as `forecast` does, and for fewer than 1 token."""
-    run.check()
+    runs = [replace(run, parallel=layout) for layout in layouts] or [run]
+    for one in runs:
+        one.check()
     if tokens is not None and not tokens >= 1:
         raise UsageError(f"tokens is {tokens:g}: valid is a number of at least 1")
     found = []
-    for index, (profile, (own, is_shared)) in enumerate(
-        zip(profiles, feeding_hosts(profiles, host, hosts), strict=True)
-    ):
-        batch = largest_batch(model, run, profile) if auto_batch else run.batch
-        # the search for the largest batch has traced two batches, from which the stream of any other is derived
-        vary: Vary | None = "batch" if auto_batch else None
-        stream, own_run = traced_step(model, replace(run, batch=max(batch, 1)), profile, vary)
-        unit = stream.meta.get("unit", "tokens")
-        if tokens is None and unit != "tokens":
-            raise UsageError(
-                f"how many {unit}? The batch of this module holds no token ids: give their number as --tokens"
-            )
-        wanted = tokens_per_parameter * stream.n_params if tokens is None else tokens
-        own_run = own_run if batch else replace(own_run, batch=0)
-        plan = Plan(
-            gpu=profile.gpu, basis=profile.basis, run=own_run, tokens=wanted, price=prices.get(profile.gpu),
-            is_largest=auto_batch, unit=unit, reason="out of memory",
-        )  # fmt: skip
-        if batch:
-            step = step_point(PricedStep(stream, own_run, profile, own), model, shares_host=is_shared)
-            if step.fits:
-                point = CostPoint(profile.gpu, step, plan.price)
-                mfu = point.flops_per_second.value / peak_for(profile, run.precision)
-                plan = replace(plan, point=point, mfu=mfu, reason=None)
-        found.append(plan)
+    feeding = feeding_hosts(profiles, host, hosts)
+    for index, (profile, fed) in enumerate(zip(profiles, feeding, strict=True)):
+        planned = [
+            _plan(model, one, profile, prices.get(profile.gpu), tokens, tokens_per_parameter, auto_batch, *fed)
+            for one in runs
+        ]
+        found.append(max(planned, key=lambda plan: plan.point.tokens_per_second.value if plan.point else 0.0))
         progress(index + 1, len(profiles))
     return found
+
+
+def _plan(
+    model: Config | Module, run: Run, profile: Profile, price: Price | None, tokens: float | None,
+    tokens_per_parameter: float, auto_batch: bool, host: HostCosts, shares_host: bool,
+) -> Plan:  # fmt: skip
+    batch = largest_batch(model, run, profile) if auto_batch else run.batch
+    # the search for the largest batch has traced two batches, from which the stream of any other is derived
+    vary: Vary | None = "batch" if auto_batch else None
+    stream, own_run = traced_step(model, replace(run, batch=max(batch, 1)), profile, vary)
+    unit = stream.meta.get("unit", "tokens")
+    if tokens is None and unit != "tokens":
+        raise UsageError(f"how many {unit}? The batch of this module holds no token ids: give their number as --tokens")
+    wanted = tokens_per_parameter * stream.n_params if tokens is None else tokens
+    own_run = own_run if batch else replace(own_run, batch=0)
+    plan = Plan(
+        gpu=profile.gpu, basis=profile.basis, run=own_run, tokens=wanted, price=price, is_largest=auto_batch, unit=unit,
+        reason="out of memory",
+    )  # fmt: skip
+    if not batch:
+        return plan
+    step = step_point(PricedStep(stream, own_run, profile, host), model, shares_host=shares_host)
+    if not step.fits:
+        return plan
+    point = CostPoint(profile.gpu, step, price)
+    mfu = point.flops_per_second.value / (peak_for(profile, run.precision) * step.num_gpus)
+    return replace(plan, point=point, mfu=mfu, reason=None)
 
 
 def cheapest(found: Sequence[Plan]) -> tuple[Plan, tuple[str, ...]] | None:
@@ -238,7 +243,7 @@ def _largest(curve: CostCurve, usd: float, tokens_per_parameter: float) -> Large
     limited = BUDGET if costs["value"][-1] > usd else MEMORY if curve.smallest_failing else LADDER
     return Largest(
         gpu=curve.gpu, usd=usd, limited_by=limited, n_params=size, low=_reach(sizes, costs["high"], usd),
-        high=_reach(sizes, costs["low"], usd), cost_usd=cost, days=cost / curve.price.usd_per_hour / 24,
+        high=_reach(sizes, costs["low"], usd), cost_usd=cost, days=cost / curve.fitting[0].usd_per_hour / 24,
     )  # fmt: skip
 
 

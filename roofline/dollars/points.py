@@ -33,8 +33,8 @@ class StepPoint:
     """A forecast step. `flops_counted` and `tokens` are per step; `fits`: whether it fits into the GPU's memory.
 
     `shared`: by cause, the log change of the step's seconds at the cause's low and high end. `bound`: what bounds the
-    step (matrix, memory, host). `with_host`: seconds, low and high with the host's cost multiplied by the key (0: no
-    host at all).
+    step (matrix, memory, host). `num_gpus`: on which it runs, and which are paid for. `with_host`: seconds, low and
+    high with the host's cost multiplied by the key (0: no host at all).
     """
 
     n_params: int
@@ -52,6 +52,7 @@ class StepPoint:
     host_seconds: float | None = None
     needed_bytes: int | None = None
     memory_bytes: int | None = None
+    num_gpus: int = 1
     with_host: Mapping[float, tuple[float, float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -127,7 +128,7 @@ class CostPoint:
     def usd_per_hour(self) -> float:
         if self.price is None:
             raise ValueError(f"no price of {self.gpu}")
-        return self.price.usd_per_hour
+        return self.price.usd_per_hour * self.step.num_gpus
 
     @property
     def flops_per_second(self) -> Ranged:
@@ -221,7 +222,7 @@ class CostCurve:
     def flops_per_usd_at(self, n_params: float) -> Ranged | None:
         """Returns the interpolated FLOPs per dollar at a size; None without a price and outside the points that fit."""
         rate = self.flops_per_second_at(n_params)
-        return None if rate is None or self.price is None else rate.scaled(3600.0 / self.price.usd_per_hour)
+        return None if rate is None or self.price is None else rate.scaled(3600.0 / self.fitting[0].usd_per_hour)
 
     def with_host(self, factor: float) -> CostCurve:
         """Returns the curve of the same GPU fed by a host with `factor` times the cost (0: none). Raises KeyError for a

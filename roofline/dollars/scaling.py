@@ -158,7 +158,7 @@ def _trials(work: Workload, kind: str, number: int, per_host: int, pattern: str)
     own = replace(work, sequences=sequences, run=replace(work.run, nodes=hosts if number > 1 else 0))
     if number == 1:
         own = replace(own, run=replace(own.run, link="auto"))
-    return own, list(_layouts(pattern, number, min(per_host, number)))
+    return own, list(layouts_of(pattern, number, min(per_host, number)))
 
 
 def _scaled(work: Workload, number: int, layouts: Sequence[str]) -> Scaled:
@@ -195,7 +195,7 @@ def _doubling(before: Scaled, after: Scaled, times: Mapping[int, Ranged]) -> Dou
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises UsageError for what `_layouts` does not take."""
+    """Raises UsageError for what `layouts_of` does not take."""
     if pattern in (AUTO, ALL):
         return
     parts = pattern.split(",")
@@ -209,7 +209,7 @@ def check_pattern(pattern: str) -> None:
     Layout.parse(",".join("hsdp=1x2" if part == "hsdp" else f"{part}=2" if part == name else part for part in parts))
 
 
-def _layouts(pattern: str, number: int, per_host: int) -> Iterator[str]:
+def layouts_of(pattern: str, number: int, per_host: int) -> Iterator[str]:
     """Yields the layouts of a pattern over so many GPUs: of "auto" ddp and fsdp, and hsdp where there are several hosts
     of several GPUs."""
     if number == 1:

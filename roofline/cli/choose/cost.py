@@ -43,7 +43,7 @@ def cost(
     ] = "printed",
     model: Annotated[ModelOptions, Only("module")],
     widths: Annotated[str | None, Option(help="Widths, separated by commas. Default: 256 to 4096 by 256.")] = None,
-    run: Annotated[RunOptions, Only("batch", "seq", "optimizer", "clip", "mode")],
+    run: Annotated[RunOptions, Only("batch", "seq", "optimizer", "clip", "mode", "parallel", "nodes", "link")],
     feeding: HostsOptions,
     what_if: Annotated[
         bool,

@@ -58,7 +58,13 @@ def plan(
         float | None, Option(help="Tokens per parameter, where --tokens is not given. Default: 20.")
     ] = None,
     gpus: Gpus = ALL_GPUS,
-    num_gpus: Annotated[int, Option(help="Number of GPUs: 1. Several are not modelled yet.")] = 1,
+    num_gpus: Annotated[
+        int | None,
+        Option(
+            help="GPUs of a kind that train together, as --parallel lays them out; by default the faster of ddp and "
+            "fsdp, each with its batch."
+        ),
+    ] = None,
     batch: Annotated[
         str | None,
         Option(help="Sequences per micro-batch. Default: auto, the largest that fits on each GPU; 4 for the ladder."),
@@ -80,6 +86,9 @@ def plan(
             "lora_rank",
             "lora_targets",
             "base_dtype",
+            "parallel",
+            "nodes",
+            "link",
         ),
     ],
     feeding: HostsOptions,
@@ -91,19 +100,13 @@ def plan(
     from flopcast.roofline.cli.choose import documents
     from flopcast.roofline.cli.shared.output import emit
     from flopcast.roofline.dollars.curves import cost_curves
-    from flopcast.roofline.dollars.plan import (
-        TOKENS_PER_PARAMETER,
-        check_devices,
-        largest_models,
-        plans,
-        pretraining_seq,
-    )
+    from flopcast.roofline.dollars.plan import TOKENS_PER_PARAMETER, largest_models, plans, pretraining_seq
     from flopcast.roofline.gpu.library.profiles import find_host, find_profiles
     from flopcast.roofline.stream.library.modules import Module
     from flopcast.roofline.stream.model.models import context_of
     from flopcast.roofline.views.terminal.plan import print_largest, print_plans
 
-    check_devices(num_gpus)
+    layouts = _layouts(num_gpus, run)
     if tokens is not None and tokens_per_param is not None:
         raise UsageError("--tokens with --tokens-per-param: give one of the two")
     if tokens_per_param is None:
@@ -138,6 +141,8 @@ def plan(
             config = config if batch in (None, AUTO) or sequences is None else config.resized(batch=sequences)
         else:
             sequences, length = _batch(batch or AUTO), pretraining_seq(config)
+    if layouts:
+        run = replace(run, parallel=layouts[0])
     asked = replace(run, batch=1 if sequences is None else sequences, seq=length if seq is None else seq).to_run()
     models = ladder_of(widths, model.depth_law or "printed") if config is None else []
     wanted = None if tokens is None else token_count(tokens)
@@ -157,13 +162,32 @@ def plan(
     with progress("forecasting") as shown:
         found = plans(
             config, asked, profiles, book, tokens=wanted, auto_batch=sequences is None, progress=shown.update,
-            host=host, hosts=feeding.hosts, tokens_per_parameter=tokens_per_param,
+            host=host, hosts=feeding.hosts, tokens_per_parameter=tokens_per_param, layouts=layouts,
         )  # fmt: skip
     if as_json:
         emit(documents.plan_document(found, budget_usd))
     else:
         context = context_of(config) if seq is None and not isinstance(config, Module) else None
         print_plans(found, budget_usd, context=context)
+
+
+def _layouts(num_gpus: int | None, run: RunOptions) -> list[str]:
+    """The layouts of --num-gpus, of which the fastest is taken; none for one GPU and where --parallel names one. Raises
+    UsageError."""
+    from flopcast.roofline.dollars.layouts import AUTO, check_gpus, gpus_of_a_host
+    from flopcast.roofline.dollars.scaling import layouts_of
+    from flopcast.roofline.stream.model.run import ONE_GPU, layout_of
+
+    if num_gpus is None:
+        return []
+    check_gpus(num_gpus, run.nodes)
+    if run.parallel != ONE_GPU:
+        if (world := layout_of(run.parallel).world) != num_gpus:
+            raise UsageError(
+                f"--num-gpus {num_gpus} with --parallel {run.parallel}, which is {world}: give one of the two"
+            )
+        return []
+    return [] if num_gpus == 1 else list(layouts_of(AUTO, num_gpus, gpus_of_a_host(num_gpus, run.nodes)))
 
 
 def _module_of(model: ModelOptions, widths: str | None, seq: int | None) -> Module:

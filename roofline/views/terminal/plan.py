@@ -22,7 +22,16 @@ PACE = "One GPU at the forecast's pace throughout: no evaluation, checkpoints, r
 def print_plans(found: Sequence[Plan], budget_usd: float | None = None, *, context: int | None = None) -> None:
     """Prints one row per GPU, and which is cheapest. `context`: that of the model, where the sequences follow it."""
     unit = found[0].unit
-    columns = ["GPU", "batch x tokens" if unit == "tokens" else "batch", f"{unit}/s", "MFU", "days", "$"]
+    many = found[0].run.layout.world
+    columns = [
+        "GPU",
+        *(["layout"] if many > 1 else []),
+        "batch x tokens" if unit == "tokens" else "batch",
+        f"{unit}/s",
+        "MFU",
+        "days",
+        "$",
+    ]
     columns += [*([f"{unit} for ${budget_usd:,.10g}"] if budget_usd else []), f"$/M{unit[:-1]}", "bound by"]
     rows = []
     for plan in found:
@@ -32,7 +41,7 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None, *, conte
             continue
         bought = None if budget_usd is None else plan.tokens_for(budget_usd)
         rows.append(
-            [short_name(plan.gpu), _batch_of(plan),
+            [short_name(plan.gpu), *([plan.run.parallel] if many > 1 else []), _batch_of(plan),
              three_digits(point.tokens_per_second.value), utilisation(plan.mfu),
              ranged(seconds, DAY), NONE if usd is None else ranged(usd),
              *([_counted(bought)] if budget_usd is not None else []),
@@ -44,8 +53,10 @@ def print_plans(found: Sequence[Plan], budget_usd: float | None = None, *, conte
     run = found[0].run
     micro = f"{run.accumulate} micro-batches per step, " if run.accumulate > 1 else ""
     how = f"{micro}{run.precision}, {run.optimizer}, {run.mode}"
+    how += f", on {many} GPUs" if many > 1 else ""
+    pace = PACE.replace("One GPU", f"{many} GPUs") if many > 1 else PACE
     title = f"Training {model}on {count(found[0].tokens)} {unit}; {how} (90% intervals)"
-    print_table(title, columns, rows, f"{_batch_words(found[0], context)}\n{PACE}", ruled=False)
+    print_table(title, columns, rows, f"{_batch_words(found[0], context)}\n{pace}", ruled=False)
     _print_prices(found)
     best = cheapest(found)
     if best is not None:

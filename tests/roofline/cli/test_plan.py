@@ -93,9 +93,23 @@ def test_a_budget_alone_asks_for_the_largest_model(flopcast: Command) -> None:
     assert "at 1 tokens per parameter" in " ".join(out.split())
 
 
+def test_several_gpus_are_planned_in_their_faster_layout_and_all_paid_for(flopcast: Command) -> None:
+    model = ("--width", 256, "--depth", 3, "--tokens", "1B", "--batch", 4, "--seq", 64, "--gpus", H200)
+    fields = ("seconds", "usd", "tokens_per_step", "num_gpus", "parallel")
+    alone, both, ddp = (
+        {name: flopcast("plan", *model, *more, "--json").document["plans"][0][name] for name in fields}
+        for more in ((), ("--num-gpus", 2), ("--parallel", "ddp=2"))
+    )
+    assert (alone["num_gpus"], alone["parallel"], both["num_gpus"]) == (1, None, 2)
+    assert both["tokens_per_step"] == 2 * alone["tokens_per_step"]
+    assert both["seconds"] <= ddp["seconds"]
+    assert both["usd"] / both["seconds"] == pytest.approx(2 * alone["usd"] / alone["seconds"])
+    assert "on 2 GPUs" in flopcast("plan", *model, "--parallel", "ddp=2").out
+
+
 BAD = {
-    "several GPUs": ("--width 512 --num-gpus 8", ("--num-gpus 8", "not modelled yet", "one GPU")),
-    "no GPUs": ("--width 512 --num-gpus 0", ("--num-gpus is 0",)),
+    "two numbers of GPUs": ("--width 512 --num-gpus 8 --parallel ddp=2", ("--num-gpus 8", "which is 2", "give one")),
+    "no GPUs": ("--width 512 --num-gpus 0", ("num_gpus is 0", "valid are 1 to")),
     "no mode": ("--width 512 --mode fast", ("'fast'", "compile-graphs")),
     "nothing asked": ("", ("--config", "--width", "--budget-usd")),
     "tokens that are none": ("--width 512 --tokens many", ("'many'", "10B")),

@@ -6,7 +6,7 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.roofline.dollars.layouts import Workload
-from flopcast.roofline.dollars.scaling import STRONG, WEAK, _layouts, check_pattern, next_batch, scaling
+from flopcast.roofline.dollars.scaling import STRONG, WEAK, check_pattern, layouts_of, next_batch, scaling
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
@@ -31,7 +31,7 @@ CONFIG = make_config(width=256, depth=3, heads=2, kv_heads=2, head_dim=128, voca
 )
 def test_the_open_part_takes_the_gpus_that_are_left(pattern: str, gpus: int, per_host: int, found: list[str]) -> None:
     check_pattern(pattern)
-    assert list(_layouts(pattern, gpus, per_host)) == found
+    assert list(layouts_of(pattern, gpus, per_host)) == found
 
 
 @pytest.mark.parametrize("pattern", ["ddp=8", "ddp,fsdp", "zero", "", "pp=2:fsdp,ddp"])
