@@ -36,7 +36,7 @@ def test_a_fit_finds_the_rates_again(timed: list[Timed]) -> None:
     """To times that the law itself gives, of nine shapes, one tile made a tenth faster."""
     law = fitted()
     tile = "tma/128x256x64/w8s4/c2p1"
-    faster = law.rates | {tile: 1.1 * law.rates[tile]}
+    faster = dict(law.rates) | {tile: 1.1 * law.rates[tile]}
     some = [
         Timed(one.place, one.configs, np.array([pick.estimate for pick in _each(one, faster)]), None)
         for one in timed[:90:10]
