@@ -1,5 +1,6 @@
 """Times many configurations of the Triton matmul at random shapes, beside cuBLAS: what the law of tiles is fitted to.
 
+    python -m studies.kernels.tiles RECORD --table            # the models' shapes of a record, into the shipped table
     python -m studies.kernels.tiles OUT [--budget 380] [--seed 1] [--count 300] [--tried 28] [--workers 14]
 
 Two of three shapes are random (`microbench.tuning.shapes.drawn`, multiples of 64 and of 8 in turn), the third is of a
@@ -11,6 +12,8 @@ command goes on where it stopped.
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import sys
 from collections import Counter
@@ -21,12 +24,14 @@ from pathlib import Path
 
 from flopcast.kernels.matmul_configs import MatmulConfig, shared_memory_limit
 from flopcast.kernels.matmul_law import estimates, tile_key
-from flopcast.kernels.matmul_table import choose, find
+from flopcast.kernels.matmul_table import FOLDER, choose, find
 from flopcast.kernels.shapes import Gemm
+from flopcast.microbench.tuning.record import Row
 from flopcast.microbench.tuning.shapes import drawn, of_models
+from flopcast.microbench.tuning.table import best, write_table
 from studies.command import parser_of
 
-HOPPER, DEVICE = (9, 0), "NVIDIA H200"
+HOPPER, DEVICE, TABLE = (9, 0), "NVIDIA H200", "matmul_nvidia_h200.json"
 RANDOM, SPLIT = 6, 4  # of the configurations tried at a shape: drawn, and splits beyond the best of each tile
 WITHIN = 1.7  # times the fastest's estimate
 GROUPS = (0.25, 4)  # other groups, of the fastest by estimate
@@ -59,6 +64,21 @@ def shapes(count: int, seed: int) -> list[Gemm]:
     return [shape for shape in chain.from_iterable(in_turn) if shape is not None]
 
 
+def with_models(document: Row, records: Sequence[Row]) -> Row:
+    """A table's document with the fastest configurations of the models' shapes on record, where it lacks them."""
+    shapes: dict[str, list[list[int]]] = {layout: list(rows) for layout, rows in document["shapes"].items()}
+    configs: list[str] = list(document["configs"])
+    known = {(layout, *row[:3]) for layout, rows in shapes.items() for row in rows}
+    chosen = best(records)
+    for shape in of_models():
+        place = (shape.layout, shape.m, shape.n, shape.k)
+        if place in chosen and place not in known:
+            config, _ = chosen[place]
+            configs += [config] * (config not in configs)
+            shapes[shape.layout].append([*place[1:], configs.index(config)])
+    return {**document, "configs": configs, "shapes": {layout: sorted(rows) for layout, rows in shapes.items()}}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__spec__, __doc__)
     parser.add_argument("out", type=Path)
@@ -67,7 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=300, help="random shapes of each kind")
     parser.add_argument("--tried", type=int, default=28, help="configurations at a shape")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
+    parser.add_argument("--table", action="store_true", help="OUT is a record, whose models go into the shipped table")
     options = parser.parse_args(arguments)
+    if options.table:
+        path = FOLDER / TABLE
+        with gzip.open(options.out, "rt", encoding="utf-8") as file:
+            write_table(with_models(json.loads(path.read_text()), list(map(json.loads, file))), path)
+        return 0
     from flopcast.microbench.tuning.tune import tune_matmul
 
     tune_matmul(
