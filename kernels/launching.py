@@ -45,7 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 PLAIN = frozenset((Tensor, nn.Parameter))  # types of tensors that stand for memory and nothing else
 ALIGNMENT = 16  # bytes: Triton compiles a kernel anew for pointers that are no multiples of it
-PLANS = 4096  # of a function, at most: beyond, all are forgotten, so that ever new shapes fill no memory
+PLANS = 1024  # of a function, at most: beyond, all are forgotten, so that ever new shapes fill no memory
 MAPS = 4096  # descriptors kept per place of a plan
 
 _UNSEEN: Any = object()  # in place of a plan: no call of this kind so far

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from studies.kernels import steps
+from studies.kernels import steps, where
 
 TORCH = steps.Row("qwen3-0.6b", "torch", "eager", 8, 4, 256, 0.05, 0.04, 0.06, 15, (12.0, 10.0))
 OURS = replace(TORCH, contender="ours", mode="compile")
@@ -64,6 +65,24 @@ def test_kernels_are_told_apart_by_name() -> None:
         "void at::native::multi_tensor_apply_kernel<FusedAdam>": "optimizer", "at::reduce_kernel": "reductions",
     }  # fmt: skip
     assert {name: steps.class_of(name) for name in names} == names
+
+
+def test_the_table_says_where_each_millisecond_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = replace(TORCH, kernel_ms=30.0, kernels=700, by_class='{"products": [20.0, 200], "others": [10.0, 500]}')
+    ours = replace(
+        measured, contender="ours", median_seconds=0.04, kernel_ms=25.0, by_class='{"products": [25.0, 300]}'
+    )
+    with (tmp_path / "steps.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(TORCH)))
+        writer.writeheader()
+        writer.writerows(map(asdict, (ours, measured, replace(OURS, reason="RuntimeError: no"))))
+    assert where.main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    case = "| qwen3-0.6b, 8 layers, 4 x 256 | eager |"
+    assert lines[2] == f"{case} torch | 50.00 |  | 30.00 | 700 | 20.00 | 10.00 |"
+    assert lines[3] == f"{case} ours | 40.00 | 0.80 | 25.00 | 700 | 25.00 |  |"
+    assert where.parts({k: str(v) for k, v in asdict(ours).items()}) == {"products": 25.0, "no kernel": 15.0}
+    assert (tmp_path / "steps.png").stat().st_size > 5000
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs steps there")
