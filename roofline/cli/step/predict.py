@@ -56,9 +56,22 @@ def predict(
         ),
     ] = False,
     num_gpus: NumGpus = None,
+    input: Annotated[
+        str | None,
+        Option(
+            help="Add loading and copying batches to the step: tokens or images (what the step is called with), or the "
+            "bytes of a sample. Says what pin_memory and non_blocking buy."
+        ),
+    ] = None,
+    load_ms: Annotated[float, Option(help="Of --input: milliseconds in which one process loads a sample.")] = 0.0,
+    workers: Annotated[int, Option(help="Of --input: the DataLoader's workers; 0: the training process loads.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Forecasts one training step: time, memory, FLOPs and dollars, each with what it rests on."""
+    if input is None:
+        refuse_unused("without --input", {"load_ms": load_ms or None, "workers": workers or None})
+    elif gpus is not None or explain or run.parallel == AUTO:
+        raise UsageError("--input with --gpus, --explain or --parallel auto: it is of one step on one GPU")
     if run.parallel == AUTO:
         refuse_unused(
             "with --parallel auto: it ranks the layouts of one kind of GPU",
@@ -81,6 +94,7 @@ def predict(
     from flopcast.roofline.gpu.library import profile_cache
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step.priced_step import PricedStep
+    from flopcast.roofline.step.questions import input_pipeline
     from flopcast.roofline.step.questions import largest_batch as search
     from flopcast.roofline.stream.library.trace_process import tracing_apart
 
@@ -100,16 +114,23 @@ def predict(
         stack.enter_context(progress("forecasting"))
         with no_garbage_collection():
             stream, asked = step.traced(step.run.device_of(profile.device), trace, profile.device)
-            result = PricedStep(stream, asked, profile, feeding, priced).forecast()
+            found = PricedStep(stream, asked, profile, feeding, priced)
+            result = found.forecast()
+            fed = None if input is None else input_pipeline.fed(
+                found, input_pipeline.feeding_of(input, found, load_ms * 1e-3, workers)
+            )  # fmt: skip
         if largest_batch:
             largest = search.largest_batch(step.model, step.run, profile)
     profile_cache.keep(profile)
     if as_json:
-        emit(result.to_json() if largest is None else {**result.to_json(), "largest_batch": largest})
+        more = {"largest_batch": largest, "input": None if fed is None else fed.to_json()}
+        emit({**result.to_json(), **{name: value for name, value in more.items() if value is not None}})
         return
-    from flopcast.roofline.views.terminal.forecast import print_forecast
+    from flopcast.roofline.views.terminal.forecast import print_forecast, print_input
 
     print_forecast(result, asked, largest)
+    if fed is not None:
+        print_input(fed)
 
 
 def _predict_several(

@@ -3,7 +3,8 @@ a GPU. An `Interconnect` answers how long collectives take on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from flopcast.roofline.gpu.links.choice import KINDS, NCCL, Group, Kind
 from flopcast.roofline.gpu.links.contention import Bound, Contended, Contention, contended
 from flopcast.roofline.gpu.links.fitted import CollectiveTime, projected
 from flopcast.roofline.gpu.links.law import Collective
-from flopcast.roofline.gpu.links.profile import HostCost, LinkProfile
+from flopcast.roofline.gpu.links.profile import Copy, HostCost, LinkProfile
 
 SHIPPED = DATA / "links"
 MOST_BYTES = 2**50  # of one collective: beyond it nothing was ever measured
@@ -31,6 +32,16 @@ NETWORK = "ib-400"  # what joins hosts where nothing is said
 def user_links() -> Path:
     """Where `flopcast fit` keeps the links that this user measured."""
     return cache_folder("links")
+
+
+def measured_copies(gpu: str) -> tuple[Sequence[Copy], str]:
+    """The copies between host and GPU that were measured, and of which GPU: of this one, else of `ASSUMED_FROM`."""
+    for name in (gpu, ASSUMED_FROM):
+        with suppress(UsageError, DataError):
+            profile = find_interconnect(name).profile
+            if profile is not None and profile.copies:
+                return profile.copies, profile.gpu
+    raise DataError(f"no link of {ASSUMED_FROM} with copies is shipped: reinstall flopcast")
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,17 @@ class LinkProfile:
                     schema=SCHEMA)  # fmt: skip
 
 
+def copy_seconds(copies: Sequence[Copy], direction: str, size: float, *, pinned: bool, gpus: int = 1) -> float:
+    """The seconds of a copy between host and device: between the measured sizes in proportion, below the smallest and
+    beyond the largest on the line through the two next to it. Raises ValueError for fewer than two measured."""
+    line = sorted((c.bytes, c.seconds) for c in copies if (c.direction, c.pinned, c.gpus) == (direction, pinned, gpus))
+    if len(line) < 2:
+        raise ValueError(f"copies {direction} of {gpus} GPUs: measured at {len(line)} sizes, two are needed")
+    above = next((i for i, (bytes_, _) in enumerate(line) if bytes_ >= size), len(line) - 1)
+    (low, first), (high, second) = line[max(above - 1, 0)], line[max(above, 1)]
+    return max(first + (size - low) * (second - first) / (high - low), first * size / low if size < low else 0.0)
+
+
 def _carried_on(point: Point, asked: Collective) -> float:
     """The seconds of a measured point at another size, by the law in its regime."""
     here = Collective(asked.kind, point.bytes, asked.group)

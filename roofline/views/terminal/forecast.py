@@ -24,6 +24,7 @@ from flopcast.roofline.views.terminal.console import console, print_table, warn
 
 if TYPE_CHECKING:
     from flopcast.roofline.step.forecast import Forecast, Forecasts
+    from flopcast.roofline.step.questions.input_pipeline import InputReport
     from flopcast.roofline.stream.model.run import Run
 
 
@@ -126,6 +127,29 @@ def print_forecast(found: Forecast, run: Run, largest_batch: int | None = None) 
     ]
     print_table("Device time by class", ("class", "ms", "share", "calls", "bytes moved", "FLOPs"), classes)
     warn(found.warnings)
+
+
+def print_input(found: InputReport) -> None:
+    """Prints a row per way to feed the step, and what the best of them saves."""
+    feeding = found.feeding
+    rows = [
+        [
+            way.way,
+            ms(way.copy_seconds),
+            ms(way.step_seconds),
+            share(way.step_seconds / found.unfed_seconds - 1),
+            way.bound,
+        ]
+        for way in found.ways
+    ]
+    loaded = (
+        f", loaded in {ms(feeding.load_seconds)} ms by each of {feeding.workers} workers" if feeding.workers else ""
+    )
+    if feeding.load_seconds and not feeding.workers:
+        loaded = f", loaded by the training process in {ms(feeding.load_seconds)} ms"
+    title = f"Fed {byte_size(feeding.bytes)} a step{loaded}; {ms(found.unfed_seconds)} ms with the batch in place"
+    print_table(title, ("memory and copy", "copy, ms", "step, ms", "longer by", "bound by"), rows)
+    warn(found.notes)
 
 
 def print_forecasts(found: Forecasts, run: Run, largest: Mapping[str, int] | None = None) -> None:
