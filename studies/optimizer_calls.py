@@ -25,11 +25,18 @@ LOW, HIGH = 2, 6  # layers
 
 def main() -> None:
     parser_of(__spec__, __doc__).parse_args()
+    report()
+
+
+def report() -> None:
+    """Prints a row per model whose optimizer works on single tensors."""
     seconds = {row["key"]: warm_value(cast(FitRow, row)) for row in records.read(ROWS).rows}
     usual = host_plan("cuda")
     forward = slope(seconds, usual, "forward") / weighted(usual, "forward")
     rows = []
     for plan in fine_tune_host_plans():
+        if plan.finetune != "full":  # AdamW steps, and peft would be needed
+            continue
         calls = weighted(plan, "optimizer")
         if calls and plan.row_key(LOW, "optimizer") in seconds:
             each = (slope(seconds, plan, "optimizer") - of_lists(plan)) / calls

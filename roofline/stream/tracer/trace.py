@@ -344,8 +344,8 @@ def load_factory(name: str) -> Callable[..., Any]:
 
     Raises UsageError that says what is missing.
     """
-    if ":" not in name and (known := images.named(name)) is not None:
-        return known
+    if ":" not in name and (image_model := images.named(name)) is not None:
+        return image_model
     module_name, _, attribute = name.rpartition(":")
     is_file = module_name.endswith(".py") or "/" in module_name
     if not module_name or not attribute or attribute.endswith(".py"):

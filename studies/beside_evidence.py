@@ -1,0 +1,105 @@
+"""Holds real steps of fine-tuning, inference and image models against their forecasts, and writes the tables.
+
+    python -m studies.beside_evidence [SUITE ...]     validation.csv and README.md in reports/nvidia-h200/SUITE
+
+Needs peft for steps with adapters. What a mending has seen is marked: those steps judge nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from flopcast.roofline.gpu.library.profiles import SOURCE, find_profile
+from flopcast.roofline.validation.compare_steps import compare_runs
+from flopcast.roofline.validation.step_comparison import StepComparison, write_csv
+from studies.command import parser_of
+from studies.imports import ROOT
+from studies.markdown import table
+
+REPORT = ROOT / "reports" / SOURCE
+SUITES = {
+    "fine-tune": "Fine-tuning and optimizers",
+    "inference": "Calls of inference, in bf16",
+    "images": "Image models",
+}
+
+
+def is_seen(row: StepComparison) -> bool:
+    """Whether a mending has seen the step: the host of a call without gradients is of four decodes, and that another
+    kernel puts a large cache together was found in a fifth; that Muon copies what it adds to, and that its and
+    Adafactor's Python is a call a tensor, was found in their steps."""
+    plan = row.plan
+    if plan.group == "inference":
+        return plan.phase == "decode" and (plan.name == "qwen3-0.6b" or (plan.name, plan.batch) == ("llama-3.2-1b", 32))
+    return plan.optimizer in ("muon", "adafactor-foreach") and plan.name == "qwen3-0.6b"
+
+
+def main() -> None:
+    parser = parser_of(__spec__, __doc__)
+    parser.add_argument("suite", nargs="*", help=f"default: all, {', '.join(SUITES)}")
+    profile = find_profile(SOURCE)
+    for suite in parser.parse_args().suite or SUITES:
+        folder = REPORT / suite
+        rows = [row for row in compare_runs(folder, profile) if row.status == "ok"]
+        write_csv(rows, folder / "validation.csv")
+        (folder / "README.md").write_text(readme(suite, rows), encoding="utf-8")
+        print(folder.relative_to(ROOT), f"{len(rows)} steps")
+
+
+def readme(suite: str, rows: Sequence[StepComparison]) -> str:
+    """The page of a suite: what was run, errors by bound, and every step."""
+    parts = [
+        f"# {SUITES[suite]} on an NVIDIA H200",
+        "Real steps beside their forecasts, forecast / measured - 1, with the host calibrated in the same run "
+        f"(`flopcast validate --suite {suite}`). \u2020: a mending has seen this step; it judges nothing. "
+        "Made by `python -m studies.beside_evidence`.",
+        table(["steps that no mending has seen", "count", "device", "step", "memory", "inside 90%"], summary(rows)),
+        table(["step", "ms", "error", "shipped host", "device, ms", "device", "host", "memory", "bound by"], [
+            [
+                row.label + ("\u2020" if is_seen(row) else ""), _ms(row.step.measured), _error(row.step.error),
+                _error(row.profile_host_step.error), _ms(row.device.measured), _error(row.device.error),
+                _error(row.host.error), _error(row.peak.error), row.bound or "",
+            ]
+            for row in rows
+        ]),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def summary(rows: Sequence[StepComparison]) -> list[list[str]]:
+    """Errors, at the median and at worst, of the steps that no mending has seen, by what bounds them."""
+    unseen = [row for row in rows if not is_seen(row)]
+    kinds: dict[str, Callable[[StepComparison], bool]] = {
+        "bound by the device": lambda row: not row.is_host_bound,
+        "bound by the host": lambda row: row.is_host_bound,
+    }
+    found = []
+    for name, belongs in kinds.items():
+        own = [row for row in unseen if belongs(row)]
+        if own:
+            inside = [row.step.is_within for row in own if row.step.is_within is not None]
+            parts = (
+                [row.device.error for row in own],
+                [row.step.error for row in own],
+                [row.peak.error for row in own],
+            )
+            found.append([name, f"{len(own)}", *map(_spread, parts), f"{sum(inside)} of {len(inside)}"])
+    return found
+
+
+def _spread(errors: Sequence[float | None]) -> str:
+    known = [abs(error) for error in errors if error is not None]
+    return f"{median(known):.1%} / {max(known):.1%} ({len(known)})" if known else ""
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"{error:+.1%}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.2f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The committed tables of inference and of fine-tuning: what they say holds, and today's code still says it."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from flopcast.microbench.recipe.plans import StepPlan
+from flopcast.roofline.gpu.library.profiles import find_profile
+from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders
+from studies.beside_evidence import REPORT, is_seen
+from studies.optimizer_calls import ROWS
+
+Table = list[dict[str, str]]
+
+
+def rows_of(suite: str) -> Table:
+    with (REPORT / suite / "validation.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def errors(rows: Table, column: str) -> list[float]:
+    return [abs(float(row[column])) for row in rows if row[column]]
+
+
+def test_calls_of_inference_are_as_far_off_as_the_guide_says() -> None:
+    rows = rows_of("inference")
+    prefills = [row for row in rows if row["phase"] == "prefill" and row["bound"] != "host"]
+    decodes = [row for row in rows if row["phase"] == "decode"]
+    assert (len(prefills), len(decodes)) == (6, 11)
+    assert median(errors(prefills, "step_error")) < 0.03
+    assert max(errors(prefills, "step_error")) < 0.045
+    assert median(errors(decodes, "step_error")) < 0.09
+    assert max(errors([row for row in decodes if row["name"] != "gpt2"], "step_error")) < 0.15
+    assert max(errors(rows, "peak_error")) < 0.033
+
+
+def test_fine_tuning_is_as_far_off_as_the_guide_says() -> None:
+    rows = rows_of("fine-tune")
+    assert max(errors(rows, "device_error")) < 0.025
+    assert max(errors(rows, "peak_error")) < 0.028
+    known_wrong = [row for row in rows if row["finetune"] == "lora" and row["checkpoint"] == "full"]
+    assert all(float(row["step_error"]) < 0 for row in known_wrong), "the host of adapters that are recomputed"
+    assert max(errors(known_wrong, "step_error")) < 0.25
+    assert median(errors([row for row in rows if row not in known_wrong], "step_error")) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("suite", "name", "chosen"),
+    [
+        ("inference", "qwen3-4b", {"phase": "decode", "context": 4096}),
+        ("fine-tune", "qwen3-0.6b", {"optimizer": "muon"}),
+    ],
+)
+def test_the_tables_are_what_today_s_code_says(suite: str, name: str, chosen: dict[str, object]) -> None:
+    def is_wanted(plan: StepPlan) -> bool:
+        return plan.name == name and all(getattr(plan, field) == value for field, value in chosen.items())
+
+    ((*found,),) = compare_folders([StepsFolder(REPORT / suite, find_profile("nvidia-h200"), is_wanted=is_wanted)])
+    kept = [row for row in rows_of(suite) if row["name"] == name and all(row[f] == str(v) for f, v in chosen.items())]
+    assert [row.step.forecast for row in found] == pytest.approx(
+        [float(row["step_forecast"]) for row in kept], rel=5e-3
+    )
+    assert any(is_seen(row) for row in found) == ("optimizer" in chosen)
+
+
+def test_what_an_optimizer_s_calls_cost_is_still_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    from studies import optimizer_calls
+
+    assert Path(ROWS, "measurements.jsonl.gz").is_file()
+    optimizer_calls.report()
+    ratios = [float(line.split("|")[4]) for line in capsys.readouterr().out.splitlines() if "| qwen3-" in line]
+    assert len(ratios) >= 2
+    assert 0.85 < median(ratios) < 1.05
