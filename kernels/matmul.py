@@ -178,7 +178,7 @@ def save_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 # layout -> how a's gradient comes of (g, b) and b's of (g, a): (layout, whether g stands first)
-_GRADIENTS = {
+GRADIENTS = {
     "nt": (("nn", True), ("tn", True)),
     "nn": (("nt", True), ("tn", False)),
     "tn": (("nt", False), ("nn", False)),
@@ -193,7 +193,7 @@ def gradients_by(product: Callable[..., Any]) -> Callable[..., tuple[Tensor | No
         a, b = ctx.saved_tensors
         found: list[Tensor | None] = []
         for needed, other, (layout, g_first) in zip(
-            ctx.needs_input_grad[:2], (b, a), _GRADIENTS[ctx.layout], strict=True
+            ctx.needs_input_grad[:2], (b, a), GRADIENTS[ctx.layout], strict=True
         ):
             pair = (g, other) if g_first else (other, g)
             found.append(product(*pair, layout, ctx.option) if needed else None)

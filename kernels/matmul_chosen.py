@@ -15,12 +15,14 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.utils.flop_counter import register_flop_formula
 
+from flopcast.kernels.matmul import GRADIENTS, gradients_by, matmul_triton, product_flops, save_operands
 from flopcast.kernels.matmul import _sizes as sizes_of
-from flopcast.kernels.matmul import gradients_by, matmul_triton, product_flops, save_operands
-from flopcast.kernels.operators import operator
+from flopcast.kernels.operators import operator, unobserved
 from flopcast.kernels.references import require_known
+from flopcast.kernels.rowwise import autocast_dtype
 from flopcast.kernels.shapes import Gemm
 
 BACKENDS = ("torch", "triton")
@@ -83,7 +85,29 @@ register_flop_formula(torch.ops.flopcast.chosen_matmul)(product_flops)
 
 
 def chosen_matmul(a: Tensor, b: Tensor, layout: str, choice: str) -> Tensor:
-    """The product of 2-D operands of one dtype as stored, on the backend that a choice says, by the
-    name from `remember`, "torch" or "triton". Raises ValueError on operands that do not fit together."""
+    """The product of 2-D operands of one dtype as stored, under autocast in its dtype, on the backend that a choice
+    says, by the name from `remember`, "torch" or "triton". Raises ValueError on operands that do not fit together."""
+    dtype = autocast_dtype(a)
+    if dtype is not None:
+        a, b = a.to(dtype), b.to(dtype)
+    direct = not is_dynamo_compiling() and unobserved()
+    if direct and _all_by_torch(choice, a.shape, b.shape, a.dtype, b.dtype, layout):
+        return _BY_TORCH[layout](a, b)
     out: Tensor = chosen_matmul_op(a, b, layout, choice)
     return out
+
+
+@lru_cache(maxsize=4096)
+def _all_by_torch(
+    name: str, a: torch.Size, b: torch.Size, a_dtype: torch.dtype, b_dtype: torch.dtype, layout: str
+) -> bool:  # fmt: skip
+    """Whether the product and both of its backward are torch's, so that torch may differentiate it, too: a call is then
+    its own function and this look-up."""
+    m, n, _ = sizes_of(
+        torch.empty(a, dtype=a_dtype, device="meta"), torch.empty(b, dtype=b_dtype, device="meta"), layout
+    )
+    gradient = torch.Size((m, n))
+    wanted = [(a, b, layout)]
+    for other, (of, gradient_first) in zip((b, a), GRADIENTS[layout], strict=True):
+        wanted.append((gradient, other, of) if gradient_first else (other, gradient, of))
+    return all(_backend(name, one, two, a_dtype, b_dtype, of) == "torch" for one, two, of in wanted)

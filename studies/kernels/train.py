@@ -2,16 +2,18 @@
 
     python -m studies.kernels.train OUT [--steps 200] [--modes eager compile compile-graphs captured]
 
-Contenders: torch in fp32 throughout, which says what is exact; torch in bf16 autocast, whose distance from it is the
-noise that bf16 makes; ours in bf16 autocast, eager, under `torch.compile(fullgraph=True)`, with
-`mode="reduce-overhead"`, and eager inside one `torch.cuda.graph` of forward, backward and optimizer. All start from the
-same weights and see the same batches, whose tokens follow one another by a rule with noise, so that there is something
-to learn. AdamW, fused, at 1e-3.
+Contenders: torch in fp32 throughout, which says what is exact; torch in bf16 autocast, once as it is and three times
+with its first weights moved by a millionth, whose distances from it are the noise that bf16 makes; ours in bf16
+autocast, eager, under `torch.compile(fullgraph=True)`, with `mode="reduce-overhead"`, and eager inside one
+`torch.cuda.graph` of forward, backward and optimizer. All start from the same weights and see the same batches, whose
+tokens follow one another by a rule with noise, so that there is something to learn. AdamW, fused, at 5e-4.
 
 Writes OUT/train.csv, a row per contender as it ends, and OUT/losses.csv. A row's `deviation` is the mean distance of
 its losses from fp32's, its `gradient_error` the median over the parameters of |g - g32| / |g32| before the first step.
-Ours agrees (exit 0) if the gradients' error is at most 1.25 times torch's in bf16, the losses' deviation 1.5 times (or
-0.02% of the loss), and the mean of the last 20 losses within 0.5% of torch's.
+Ours agrees (exit 0) if the gradients' error is at most 1.25 times torch's in bf16, the losses' deviation 1.25 times the
+greatest of torch's four (or 0.02% of the loss), and the mean of the last 20 losses within 0.5% of torch's. How far
+roundings carry two runs apart depends on the run: at 1e-3, with a plateau of 20 steps at first, losses in the steep
+part are 0.03 to 0.09 apart.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,9 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 BATCH, SEQ = 4, 512
 LAST = 20  # losses that are averaged at the end
-MORE = {"deviation": 1.5, "gradient_error": 1.25}  # times torch's in bf16
+MORE = {"deviation": 1.25, "gradient_error": 1.25}  # times torch's in bf16
 LEAST = 2e-4  # of the loss: what repeating a run with other roundings moves it by
+NUDGED = 3
 MODES = ("eager", "compile", "compile-graphs", "captured")
 
 
@@ -78,19 +81,25 @@ def gradients_of(model: Any, call: Callable[..., Any], batch: Any, precision: Ab
     with precision:
         loss = call(input_ids=batch, labels=batch, use_cache=False).loss
     loss.backward()
-    found = [parameter.grad.float() for parameter in model.parameters()]
+    found = [parameter.grad.float().clone() for parameter in model.parameters()]
     model.zero_grad(set_to_none=True)
     return found
 
 
 def train(contender: str, batches: Sequence[Any], device: str) -> tuple[list[float], list[Any]]:
-    """(the losses, the gradients before the first step) of "torch fp32", "torch bf16" or "ours, MODE"."""
+    """(the losses, the gradients before the first step) of "torch fp32", "torch bf16", "torch bf16, nudged N" or "ours,
+    MODE"."""
     import torch
 
     from flopcast.kernels.patch import patch
 
     who, _, mode = contender.partition(", ")
     model = model_of(device)
+    if mode.startswith("nudged"):
+        torch.manual_seed(int(mode.split()[1]))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + 1e-6 * torch.randn_like(parameter))
     call: Callable[..., Any] = model
     if who == "ours":
         patch(model)
@@ -103,7 +112,7 @@ def train(contender: str, batches: Sequence[Any], device: str) -> tuple[list[flo
 
     gradients = gradients_of(model, call, batches[0], precision())
     captured = mode == "captured"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=device == "cuda", capturable=captured)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=device == "cuda", capturable=captured)
     static = batches[0].clone()
 
     def step() -> Any:
@@ -160,7 +169,8 @@ def run(steps: int, modes: Sequence[str], device: str) -> Iterator[tuple[Row, li
     batches = [tokens(step, device) for step in range(steps)]
     exact, exact_gradients = train("torch fp32", batches, device)
     torchs: Row | None = None
-    for contender in ("torch bf16", *(f"ours, {mode}" for mode in modes)):
+    nudged = [f"torch bf16, nudged {number + 1}" for number in range(NUDGED)]
+    for contender in ("torch bf16", *nudged, *(f"ours, {mode}" for mode in modes)):
         try:
             losses, gradients = train(contender, batches, device)
         except Exception as error:  # a contender that fails is a row with a reason
@@ -170,6 +180,8 @@ def run(steps: int, modes: Sequence[str], device: str) -> Iterator[tuple[Row, li
         last = statistics.mean(losses[-LAST:])
         row = Row(contender, steps, losses[0], last, deviation, _error(gradients, exact_gradients), "")
         torchs = torchs or row
+        if not contender.startswith("ours"):
+            torchs = replace(torchs, deviation=max(torchs.deviation, deviation))
         why = agrees(row, torchs)
         yield Row(**{**asdict(row), "agrees": f"no: {why}" if why else "yes"}), losses
         del gradients

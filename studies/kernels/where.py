@@ -78,8 +78,8 @@ def draw(rows: Sequence[Mapping[str, str]], path: Path) -> None:
                 axis.bar(place, height, 0.8, bottom, color=colour, label=name if place == 0 else None)
                 bottom += height
             axis.text(place, bottom, f"{1e3 * float(row['median_seconds']):.1f}", ha="center", va="bottom", fontsize=7)
-        names = [f"{x['contender']}\n{x['mode']}\n{x['layers']} layers" for x in of_case]
-        axis.set_xticks(range(len(of_case)), names, fontsize=6)
+        names = [f"{x['contender']}, {x['mode']}, {x['layers']} layers" for x in of_case]
+        axis.set_xticks(range(len(of_case)), names, fontsize=7, rotation=50, ha="right")
         axis.set_title(f"{config}, {batch} x {seq}", fontsize=9)
     axes[0][0].set_ylabel("ms per step")
     axes[0][-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -159,6 +159,25 @@ def test_a_tensor_of_a_class_of_its_own_goes_through_the_dispatcher() -> None:
     assert torch.equal(out.as_subclass(Tensor), swiglu.swiglu(x, y))
 
 
+@pytest.mark.parametrize("layout", matmul.LAYOUTS)
+def test_products_that_are_torchs_both_ways_are_differentiated_by_torch(layout: str) -> None:
+    m, n, k = 3, 4, 5
+    a = normal(*((m, k) if layout[0] == "n" else (k, m)))
+    b = normal(*((k, n) if layout[1] == "n" else (n, k)))
+    want = outcome(lambda a, b: matmul_chosen.chosen_matmul_op(a, b, layout, "torch"), (a, b), 1)
+    found = outcome(lambda a, b: matmul_chosen.chosen_matmul(a, b, layout, "torch"), (a, b), 1)
+    for one, other in zip(found, want, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.allclose(one, other)
+    by_torch = matmul_chosen.chosen_matmul(a.requires_grad_(), b, layout, "torch")
+    assert "chosen" not in str(by_torch.grad_fn)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert matmul_chosen.chosen_matmul(a, b, layout, "torch").dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="do not fit"):
+        matmul_chosen.chosen_matmul(a, normal(7, 9), layout, "torch")
+
+
 def test_compiled_code_calls_the_function_past_the_dispatcher() -> None:
     from torch._inductor.utils import run_and_get_code
 

@@ -25,12 +25,13 @@ def test_torchs_rows_are_made_on_any_machine_and_tokens_follow_a_rule(monkeypatc
     small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16}
     monkeypatch.setattr(train, "CONFIG", {**train.CONFIG, **small})
     monkeypatch.setattr(train, "SEQ", 32)
+    monkeypatch.setattr(train, "NUDGED", 1)
     batch = train.tokens(0, "cpu")
     assert torch.equal(batch, train.tokens(0, "cpu"))
     follows = (batch[:, 1:] == (batch[:, :-1] * 5 + 17) % 64).float().mean()
     assert 0.8 < float(follows) < 1
     rows = [row for row, _ in train.run(4, (), "cpu")]
-    assert [row.contender for row in rows] == ["torch bf16", "torch fp32"]
+    assert [row.contender for row in rows] == ["torch bf16", "torch bf16, nudged 1", "torch fp32"]
     assert all(row.agrees == "yes" for row in rows)
-    assert rows[0].last_loss == pytest.approx(rows[1].last_loss, rel=0.01)
+    assert rows[0].last_loss == pytest.approx(rows[2].last_loss, rel=0.01)
     assert 0 < rows[0].gradient_error < 0.2
