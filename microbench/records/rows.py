@@ -142,6 +142,7 @@ class StepRow(Row, total=False):
     peak_bytes: Count | None  # as torch's allocator counted them, without the tiny models' memory
     n_params: Count
     host_samples_before: Count  # samples of the tiny models taken before this step in its session
+    steps_per_round: Count  # timed in a row; five of short ones, two at least of long ones, where a row does not say
 
 
 KERNEL = "kernel::"  # before the name of a kernel that no ATen call launched

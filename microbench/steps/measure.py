@@ -35,8 +35,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds of a steady step, one entry per repetition; `peak_bytes` as torch's allocator counted them, `reading` the
-    device's clocks, power and throttling in one more step after the last round."""
+    """Seconds of a steady step, one entry per repetition of `steps_per_round` steps in a row; `peak_bytes` as torch's
+    allocator counted them, `reading` the device's clocks, power and throttling in one more step after the last
+    round."""
 
     step_seconds: tuple[float, ...]
     host_seconds: tuple[float, ...]
@@ -44,6 +45,7 @@ class StepTiming:
     backward_seconds: tuple[float, ...]
     optimizer_seconds: tuple[float, ...]
     peak_bytes: int | None
+    steps_per_round: int
     reading: Reading | None = None
 
 
@@ -121,6 +123,7 @@ def time_step(
         backward_seconds=tuple(phases["backward"]),
         optimizer_seconds=tuple(phases["optimizer"]),
         peak_bytes=peak,
+        steps_per_round=steps_per_round,
         reading=reading,
     )
 

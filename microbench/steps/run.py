@@ -252,6 +252,7 @@ def timing_fields(timing: StepTiming, held_bytes: int = 0) -> Fields:
             "backward": statistics.median(timing.backward_seconds),
             "optimizer": statistics.median(timing.optimizer_seconds),
         },
+        "steps_per_round": timing.steps_per_round,
         "peak_bytes": timing.peak_bytes - held_bytes if timing.peak_bytes else timing.peak_bytes,
         **(timing.reading or Reading()).as_row(),
     }

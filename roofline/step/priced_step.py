@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp, hypot
+from math import exp, hypot, sqrt
 from typing import Any
 
 from flopcast.errors import UsageError
@@ -32,10 +32,19 @@ from flopcast.roofline.step.forecast import ClassShare, Forecast
 from flopcast.roofline.step.inference import memory_parts, turning_batch
 from flopcast.roofline.step.simulation import is_synchronous
 from flopcast.roofline.step.timeline import Timeline
-from flopcast.roofline.step.uncertainty import Interval, Moves, device_log_sigma, device_moves, is_rough, step_interval
+from flopcast.roofline.step.uncertainty import (
+    Interval,
+    Moves,
+    device_log_sigma,
+    device_moves,
+    is_rough,
+    own_variances,
+    spreads,
+    step_interval,
+)
 from flopcast.roofline.stream.compiled.versions import version_note
 from flopcast.roofline.stream.library.streams import Trace, get_stream
-from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS
+from flopcast.roofline.stream.lowering.classes import OP_CLASSES, PRODUCTS, group_of
 from flopcast.roofline.stream.lowering.six_n import Parameters, count_parameters
 from flopcast.roofline.stream.lowering.variants import KernelKind
 from flopcast.roofline.stream.model.run import PEAK_OF, Run, Traced
@@ -69,11 +78,15 @@ class PricedStep:
         return Fabric(link, self.run.layout.world // self.run.hosts)
 
     @property
+    def mode(self) -> str:
+        return str(self.stream.meta.get("mode", "eager"))
+
+    @property
     def host_sigma(self) -> float:
         """The standard deviation of the log of the host's seconds."""
         host = self.host_costs
         if self.stream.meta.get("graphs"):
-            return host.graph_costs(self.stream.meta["mode"]).sigma
+            return hypot(host.graph_costs(self.mode).sigma, spreads(self.mode).host_same_run)
         if self.fabric is None or not self.timeline.host_seconds:
             return host.sigma
         around = sum(calls_around(self.stream).values()) * host.seconds("forward", "launch")
@@ -118,7 +131,16 @@ class PricedStep:
     @cached_property
     def device_sigma(self) -> float:
         """The standard deviation of the log device seconds, but for what is known within a factor only."""
-        return device_log_sigma(self.ops, self.profile)
+        return device_log_sigma(self.ops, self.profile, spreads(self.mode))
+
+    @cached_property
+    def own_sigmas(self) -> dict[str, float]:
+        """By group of classes, the deviation of its log seconds by the errors of single shapes."""
+        seconds: dict[str, float] = defaultdict(float)
+        for share in self.breakdown:
+            seconds[group_of(share.op_class)] += share.seconds
+        variances = own_variances(self.ops, self.profile)
+        return {group: sqrt(variance) / seconds[group] for group, variance in variances.items() if seconds[group]}
 
     @cached_property
     def device_moves(self) -> Moves:
@@ -128,7 +150,7 @@ class PricedStep:
     @cached_property
     def interval(self) -> Interval:
         """Seconds of the step, with the ends of their 90% interval."""
-        return step_interval(self.timeline, self.host_sigma, self.device_moves)
+        return step_interval(self.timeline, self.host_sigma, self.device_moves, spreads(self.mode))
 
     @cached_property
     def breakdown(self) -> tuple[ClassShare, ...]:
@@ -203,7 +225,7 @@ class PricedStep:
 
     @property
     def _workspace_bytes(self) -> int:
-        is_captured = self.stream.meta.get("mode") == "compile-graphs"
+        is_captured = self.mode == "compile-graphs"
         return memory.workspace_bytes(self.profile.capability, is_captured=is_captured)
 
     @cached_property

@@ -26,11 +26,16 @@ LAUNCH_LATENCY_SECONDS = 4e-6
 NODE_GAP = 0.2
 
 
+STEPS = 3  # that are simulated, the last of them steady
+
+
 class Ran(NamedTuple):
-    """Seconds of a steady step, and of the host until it has enqueued one for an idle device, its waits included."""
+    """Seconds of a steady step, of the host until it has enqueued one for an idle device, its waits included, and of
+    all steps in a row, from an idle device until it has drained."""
 
     step: float
     enqueued: float
+    in_a_row: float
 
 
 class Span(NamedTuple):
@@ -84,7 +89,7 @@ class Simulation:
     do the same and are skipped.
     """
 
-    def __init__(self, ops: Sequence[TimedOp], queue_depth: int, steps: int = 3) -> None:
+    def __init__(self, ops: Sequence[TimedOp], queue_depth: int, steps: int = STEPS) -> None:
         if steps < 2:
             raise ValueError("a steady step is the difference of two: steps must be at least 2")
         self._steps, self._queue_depth = steps, queue_depth
@@ -141,7 +146,7 @@ class Simulation:
         while (found := _alone(self.rank(most, *speeds, spans))) is None:
             most = min(self._most, 2 * most)
         (*_, before, last), enqueued = found
-        return Ran(last - before, enqueued)
+        return Ran(last - before, enqueued, last)
 
     def rank(
         self,
@@ -259,7 +264,7 @@ class Stages:
         ]
         ended = _meet(ranks, link_factor)
         before, last = (max(ends[step] for ends, _ in ended) for step in (-2, -1))
-        return Ran(last - before, ended[-1][1])
+        return Ran(last - before, ended[-1][1], last)
 
 
 class _Kernel:

@@ -13,7 +13,7 @@ from flopcast.roofline.gpu.profile.profile import Profile
 from flopcast.roofline.step.communication import Fabric, slowed
 from flopcast.roofline.step.device_work import TimedOp
 from flopcast.roofline.step.power_limit import Draw, draw_of
-from flopcast.roofline.step.simulation import Ran, Simulation, Span, Stages, is_synchronous
+from flopcast.roofline.step.simulation import STEPS, Ran, Simulation, Span, Stages, is_synchronous
 from flopcast.roofline.stream.ops.collectives import Collective
 
 # Defaults for a profile without these measurements: values of the one H200 measured (torch 2.11).
@@ -70,9 +70,9 @@ class Timeline:
     def gap_seconds(self) -> float:
         return self.profile.ceiling("kernel_gap", GAP_SECONDS)
 
-    def _simulated(self, stages: Sequence[Sequence[TimedOp]]) -> Simulation | Stages:
+    def _simulated(self, stages: Sequence[Sequence[TimedOp]], steps: int = STEPS) -> Simulation | Stages:
         depth = round(self.profile.ceiling("queue_depth", QUEUE_DEPTH))
-        return Stages(stages, depth) if len(stages) > 1 else Simulation(stages[0], depth)
+        return Stages(stages, depth, steps) if len(stages) > 1 else Simulation(stages[0], depth, steps)
 
     def _run(
         self,
@@ -132,6 +132,14 @@ class Timeline:
     def enqueue_seconds(self) -> float:
         """The host's seconds until it has enqueued a step for an idle device, with what it waits for."""
         return self.host_seconds if is_synchronous(self.profile) else self._run(self._settled[0]).enqueued
+
+    def seconds_in_a_row(self, steps: int) -> float:
+        """Returns the seconds per step of so many steps on one GPU that begin on an idle device and end when it has
+        drained, as real steps are timed: of few short ones the wait for the last lengthens each."""
+        if steps < STEPS or is_synchronous(self.profile):
+            return self.step_seconds()
+        at_full_clock = self._run(self._simulated([self.ops], steps)).in_a_row / steps
+        return at_full_clock + self.draw.added_seconds(at_full_clock)
 
     def step_seconds(
         self,

@@ -20,15 +20,16 @@ of one kernel:
 - the error of a device-bound step whose kernel times are right (`Spreads.beyond`): gaps that are neither a tiny
   kernel's nor a wide one's, or a host that falls behind for a while;
 - the link's collectives, by themselves and beside kernels, and what steps on several GPUs err beyond them;
-- the host: `HostCosts.sigma`, the spread from process to process, of compiled steps `GraphCosts.sigma`, or, for a host
-  calibrated in the same run, how far its costs moved between samples (`validation.host_of_run.RunHost.sigma`) together
-  with the further error of steps
-  (`Spreads.host_same_run`).
+- the host: `HostCosts.sigma`, the spread from process to process, or, for a host calibrated in the same run, how far
+  its costs moved between samples (`validation.host_of_run.RunHost.sigma`) together with the further error of steps
+  (`Spreads.host_same_run`). Of compiled steps `GraphCosts.sigma`, always with that further error.
 
 `Spreads` are estimated from real steps that are neither fitted nor validated: those of group "intervals" that
-`flopcast validate` runs (`validation/step_plans.py`). This remakes data/intervals.json from a folder of steps:
+`flopcast validate` runs (`validation/step_plans.py`). Compiled steps, of other kernels, have spreads of their own.
+These remake both from folders of steps:
 
     python -m studies.shipped.intervals DIR [--gpu PROFILE]
+    python -m studies.compiled.intervals
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from flopcast.roofline.step.simulation import is_synchronous
 from flopcast.roofline.step.timeline import Timeline
 from flopcast.roofline.stream.lowering.classes import group_of
 
-FILE = DATA / "intervals.json"
+FILE, COMPILED_FILE = DATA / "intervals.json", DATA / "intervals_compiled.json"
 # From this deviation of log seconds on, a factor of 2.7 either way, a time is known within a factor only. What is
 # estimated by bytes and FLOPs alone has 0.5.
 ROUGH = 0.6
@@ -89,11 +90,12 @@ class Spreads:
 
 
 @cache
-def spreads() -> Spreads:
-    """Returns the shipped estimates, or the defaults where none are shipped."""
-    if not FILE.is_file():
+def spreads(mode: str = "eager") -> Spreads:
+    """Returns the shipped estimates for steps of this mode, or the defaults where none are shipped."""
+    file, study = (FILE, "shipped.intervals") if mode == "eager" else (COMPILED_FILE, "compiled.intervals")
+    if not file.is_file():
         return Spreads()
-    return load(Spreads, FILE, "the spreads of steps", hint="`python -m studies.shipped.intervals` makes it")
+    return load(Spreads, file, "the spreads of steps", hint=f"`python -m studies.{study}` makes it")
 
 
 def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | None = None) -> float:
@@ -103,31 +105,14 @@ def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | 
     total = sum(op.seconds for op in ops if op.collective is None)
     if not total:
         return 0.0
-    numbers: dict[tuple[Any, float], int] = {}  # index of each (shape, sigma); a shape takes long to hash,
-    known_as: dict[tuple[int, float], int] = {}  # hence once per work and not once per operation
-    shapes: list[float] = []
-    guessed: dict[str, float] = defaultdict(float)
     classes: dict[str, float] = defaultdict(float)
-    least = 0.0 if profile.projected_kinds else OTHER_CACHE  # projected kinds share one projection's error
     for op in ops:
         if op.work is not None:
-            if is_rough(op):
-                pass
-            elif op.basis == "extrapolated" and op.sigma >= least:
-                guessed[op.work.op_class] += op.seconds * op.sigma
-            else:
-                number = known_as.get((id(op.work), op.sigma))
-                if number is None:
-                    number = numbers.setdefault((op.work.alike, op.sigma), len(numbers))
-                    known_as[id(op.work), op.sigma] = number
-                    shapes += [0.0] * (len(numbers) - len(shapes))
-                shapes[number] += op.seconds
             classes[op.work.op_class] += op.seconds
     groups: dict[str, float] = defaultdict(float)
     for op_class, seconds in classes.items():
         groups[group_of(op_class)] += seconds
-    own = sum((seconds * sigma) ** 2 for (_, sigma), seconds in zip(numbers, shapes, strict=True))
-    own += sum(value**2 for value in guessed.values())
+    own = sum(own_variances(ops, profile).values())
     shared = sum((seconds * known.of_group(group)) ** 2 for group, seconds in groups.items())
     projected = 0.0
     if profile.basis != "measured":
@@ -137,6 +122,35 @@ def device_log_sigma(ops: Sequence[TimedOp], profile: Profile, known: Spreads | 
     cards = card_sigma(classes, profile)
     machine = hypot(cards, drift_sigma(profile))
     return sqrt((own + shared + projected**2) / total**2 + known.common**2 + machine**2)
+
+
+def own_variances(ops: Sequence[TimedOp], profile: Profile) -> dict[str, float]:
+    """Returns by group of classes the variance of its summed seconds, in square seconds, by the errors of shapes and of
+    what was not measured at all."""
+    numbers: dict[tuple[Any, float], int] = {}  # index of each (shape, sigma); a shape takes long to hash,
+    known_as: dict[tuple[int, float], int] = {}  # hence once per work and not once per operation
+    shapes: list[tuple[str, float]] = []  # class and seconds
+    guessed: dict[str, float] = defaultdict(float)
+    least = 0.0 if profile.projected_kinds else OTHER_CACHE  # projected kinds share one projection's error
+    for op in ops:
+        if op.work is None or is_rough(op):
+            continue
+        if op.basis == "extrapolated" and op.sigma >= least:
+            guessed[op.work.op_class] += op.seconds * op.sigma
+            continue
+        number = known_as.get((id(op.work), op.sigma))
+        if number is None:
+            number = numbers.setdefault((op.work.alike, op.sigma), len(numbers))
+            known_as[id(op.work), op.sigma] = number
+            if number == len(shapes):
+                shapes.append((op.work.op_class, 0.0))
+        shapes[number] = shapes[number][0], shapes[number][1] + op.seconds
+    found: dict[str, float] = defaultdict(float)
+    for (op_class, seconds), (_, sigma) in zip(shapes, numbers, strict=True):
+        found[group_of(op_class)] += (seconds * sigma) ** 2
+    for op_class, seconds in guessed.items():
+        found[group_of(op_class)] += seconds**2
+    return dict(found)
 
 
 def drift_sigma(profile: Profile) -> float:
@@ -207,7 +221,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def step_interval(timeline: Timeline, host_sigma: float, device: Moves) -> Interval:
+def step_interval(timeline: Timeline, host_sigma: float, device: Moves, known: Spreads | None = None) -> Interval:
     """Returns the step's seconds and their 90% interval, from the independent errors of device, host, gaps and power,
     and, as far as the step follows the device, from the error of steps beyond their kernels. `host_sigma`: standard
     deviation of the log of the host's seconds."""
@@ -218,7 +232,7 @@ def step_interval(timeline: Timeline, host_sigma: float, device: Moves) -> Inter
     gap_sigma = 0.0 if is_synchronous(timeline.profile) else gap_log_sigma(timeline.profile)
     if any(op.replay for op in timeline.ops):
         gap_sigma = NODE_GAP_SIGMA
-    beyond = spreads().beyond
+    beyond = (spreads() if known is None else known).beyond
     sent = [op for op in timeline.ops if op.collective is not None and op.seconds]
     link_sigma = 0.0
     if sent:  # on one link, and so with one error

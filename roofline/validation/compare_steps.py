@@ -319,7 +319,8 @@ def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
             check_stream(stream, stack)
         priced = forecasts.priced(plan, run, profile)
         shipped = priced.interval
-        found = priced.forecast() if host is None else priced.on_host(host).forecast()
+        beside = priced if host is None else priced.on_host(host)
+        found = beside.forecast()
     except UsageError as fault:
         if stack is not None and "--any-stack" in str(fault):
             raise
@@ -338,18 +339,29 @@ def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
         n_params=found.n_params,
         step=Part(measured.step, found.step_seconds, found.step_seconds_low, found.step_seconds_high),
         profile_host_step=Part(measured.step, *shipped),
+        in_a_row=Part() if plan.mode == "eager" else Part(measured.step, in_a_row(row, beside)),
         device=Part(measured.device, found.device_seconds, found.device_seconds_low, found.device_seconds_high),
         host=_host_part(measured, found, profile),
         peak=Part(measured.peak, found.peak_bytes),
         kernels=Part() if is_synchronous(profile) else Part(measured.kernels, found.kernels),
         classes={name: Part(measured.classes.get(name), seconds) for name, seconds in _forecast_classes(found).items()},
         baselines={name: Part(measured.step, seconds) for name, seconds in others.items()},
-        host_sigma=None if host is None else host.sigma,
+        host_sigma=None if host is None else beside.host_sigma,
+        own_sigmas=priced.own_sigmas,
         bound=found.bound,
         measured_share=found.basis_shares.get("measured"),
         torch=found.stack["stream"]["torch"],
         transformers=found.stack["stream"]["transformers"],
     )
+
+
+MOST_IN_A_ROW = 20  # of more the wait for the last is a hundredth of the step or less
+
+
+def in_a_row(row: StepRow, step: PricedStep) -> float:
+    """The step's seconds as one of so many as a round of the measurement had."""
+    usual = max(2, min(5, int(0.6 / max(row["value"] or 0.0, 1e-9))))
+    return step.timeline.seconds_in_a_row(min(row.get("steps_per_round", usual), MOST_IN_A_ROW))
 
 
 def _host_part(measured: _Measured, found: Forecast, profile: Profile) -> Part:

@@ -64,7 +64,11 @@ class RunHost:
         near = self.pace[max(0, samples_before - NEAR) : samples_before + NEAR]
         if not near:
             return self.costs
-        return replace(self.costs.scaled(median(near)), sigma=hypot(spreads().host_same_run, self.sigma))
+        costs = self.costs.scaled(median(near))
+        return replace(
+            costs, sigma=hypot(spreads().host_same_run, self.sigma),
+            compiled={mode: replace(one, sigma=self.sigma) for mode, one in costs.compiled.items()},
+        )  # fmt: skip
 
 
 def hosts_of_runs(measured: Iterable[Row], profile: Profile) -> dict[str | None, RunHost]:

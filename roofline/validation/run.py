@@ -23,10 +23,12 @@ COMPILED_ROUND_SECONDS = 0.2
 def run_validation_steps(
     device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None,
     parts: tuple[str, ...] | None = None, mode: str = "eager", names: Collection[str] = (),
+    with_tiny: bool = True,
 ) -> str:  # fmt: skip
     """Runs the validation ladder's real steps, or `parts` of them, that `out` lacks; returns a line on what was done.
 
-    `names`: of the steps to run, as in `named`. The default parts are times and kernels, and on a GPU torch's estimates
+    `names`: of the steps to run, as in `named`. `with_tiny`: whether tiny models are compiled and run before compiled
+    steps, to calibrate the host. The default parts are times and kernels, and on a GPU torch's estimates
     of eager training of whole models too. Raises UsageError for estimates on a CPU, and for compiled steps there.
     """
     check_suite(suite, SUITES)
@@ -62,7 +64,7 @@ def run_validation_steps(
                 least_round_seconds=0.0 if mode == "eager" else COMPILED_ROUND_SECONDS,
                 host=None if chosen.type == "cpu" else host_plan(chosen.type),
                 parts=parts or (ALL_PARTS if is_estimated else TIMES_AND_KERNELS),
-                compiled=[plan for plan in compiled_host_plans() if plan.mode == mode],
+                compiled=[plan for plan in compiled_host_plans() if with_tiny and plan.mode == mode],
                 budget_seconds=budget,
                 retry=retry,
             )

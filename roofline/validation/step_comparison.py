@@ -71,7 +71,9 @@ class StepComparison:
     seconds by the groups of `classes.GROUPS`, `baselines` the step's seconds by METHODS.
     `step` is forecast with the host that ran beside the step, where there was one, and `profile_host_step` with the
     profile's, as a user gets it; `host_sigma` is the deviation of the logarithm of the former (None: the profile's was
-    taken). `others_share`: of the machine's cores, that other processes kept busy while the step ran; `is_busy` where
+    taken). `in_a_row`: a compiled `step` as one of as few as were timed in a row, of which the last was waited for.
+    `own_sigmas`: by group, the deviation of the log of its forecast seconds by the errors of single shapes.
+    `others_share`: of the machine's cores, that other processes kept busy while the step ran; `is_busy` where
     that made it longer.
     """
 
@@ -81,6 +83,7 @@ class StepComparison:
     n_params: int | None = None
     step: Part = Part()
     profile_host_step: Part = Part()
+    in_a_row: Part = Part()
     device: Part = Part()
     host: Part = Part()
     peak: Part = Part()
@@ -88,6 +91,7 @@ class StepComparison:
     classes: Mapping[str, Part] = field(default_factory=lambda: dict.fromkeys(GROUPS, Part()))
     baselines: Mapping[str, Part] = field(default_factory=lambda: dict.fromkeys(METHODS, Part()))
     host_sigma: float | None = None
+    own_sigmas: Mapping[str, float] = field(default_factory=dict)
     bound: str | None = None
     measured_share: float | None = None
     host_calibrated: str = "with the profile"

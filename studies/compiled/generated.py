@@ -11,11 +11,12 @@ within real steps: operands lie in the L2 or not as the step leaves them. `--wri
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -24,7 +25,7 @@ from flopcast.roofline.base.numbers import Z_90
 from flopcast.roofline.gpu.catalogue.datasheets import find_spec
 from flopcast.roofline.gpu.laws.generated import GeneratedLaw, Rates, seconds
 from flopcast.roofline.gpu.laws.smooth import Array
-from flopcast.roofline.gpu.library.generated import FILE, Fitted, rates_of
+from flopcast.roofline.gpu.library.generated import FILE, Fitted, Spread, rates_of
 from flopcast.roofline.stream.compiled.generated_kernel import GeneratedKernel, kernel_of_launch
 from studies.compiled.recorded import cases_of, joined
 from studies.fitting import fit_parser, hand_over
@@ -43,7 +44,7 @@ FARTHEST = 4.0  # from there, in log
 # A residual beyond which a kernel counts less: Triton's choice among configurations alone moves some by a fifth.
 ROBUST = 0.1
 SHARE = 5.0  # how much a kernel's share of its step's time adds to its weight
-FEWEST = 8  # different kernels of a kind, for a deviation of its own
+EDGES = (5e-6, 15e-6, 50e-6, 150e-6)  # seconds, between which kernels have a deviation of their own
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,9 @@ def main() -> None:
     rates = rates_of(find_spec(GPU))
     fit = [row for row in rows if row.case in FIT]
     law = fitted_law(fit, rates)
-    sigma, sigmas = deviations([row for row in rows if row.case in UNLIKE], law, rates)
+    spreads = deviations([row for row in rows if row.case in UNLIKE], law, rates)
     source = f"compiled steps {', '.join(FIT)}; deviations by {', '.join(UNLIKE)}"
-    known = Fitted(gpu=GPU, law=law, sigma=sigma, sigmas=sigmas, source=source)
+    known = Fitted(gpu=GPU, law=law, spreads=spreads, source=source)
     shown = report(rows, known, rates)
     hand_over(shown, known, FILE, options)
 
@@ -105,19 +106,18 @@ def fitted_law(rows: Sequence[Row], rates: Rates) -> GeneratedLaw:
     return law_of(found.x)
 
 
-def deviations(rows: Sequence[Row], law: GeneratedLaw, rates: Rates) -> tuple[float, dict[str, float]]:
-    """The deviation of log seconds, of all kinds together and of those with enough different kernels: that by which
-    nine in ten lie in the interval of 90%, so that a few that Triton configured badly do not widen all."""
+def deviations(rows: Sequence[Row], law: GeneratedLaw, rates: Rates) -> list[Spread]:
+    """The deviation of log seconds, by how long kernels take: that by which nine in ten different ones lie in the
+    interval of 90%, so that a few that Triton configured badly do not widen all."""
     different = {(row.case, row.name): row for row in rows}.values()
-    by_kind: dict[str, list[float]] = defaultdict(list)
+    by_duration: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for row in different:
-        by_kind[row.kernel.kind.value].append(abs(math.log(seconds(row.kernel, rates, law) / row.measured)))
-    together = [residual for found in by_kind.values() for residual in found]
-    return _deviation(together), {kind: _deviation(found) for kind, found in by_kind.items() if len(found) >= FEWEST}
-
-
-def _deviation(residuals: Sequence[float]) -> float:
-    return float(np.quantile(residuals, 0.9)) / Z_90
+        told = seconds(row.kernel, rates, law)
+        by_duration[bisect(EDGES, told)].append((math.log(told), abs(math.log(told / row.measured))))
+    return [
+        Spread(math.exp(fmean(log for log, _ in found)), float(np.quantile([off for _, off in found], 0.9)) / Z_90)
+        for _, found in sorted(by_duration.items())
+    ]
 
 
 # --- tables
@@ -137,7 +137,11 @@ def report(rows: Sequence[Row], known: Fitted, rates: Rates) -> str:
         by_kind = _lines(some, known, rates, lambda row: row.kernel.kind.value)
         parts += ["", f"## {name}", "", table(head, by_case), "", table(head, by_kind)]
     values = [[name, f"{value:.3g}"] for name, value in asdict(known.law).items()]
-    return "\n".join([*parts, "", "## Parameters", "", table(["parameter", "value"], values)])
+    spreads = [[f"{one.seconds * 1e6:.3g}", f"{one.sigma:.1%}"] for one in known.spreads]
+    return "\n".join([
+        *parts, "", "## Parameters", "", table(["parameter", "value"], values), "",
+        "## Deviation of a kernel by how long it takes", "", table(["us", "deviation"], spreads),
+    ])  # fmt: skip
 
 
 def _lines(rows: Sequence[Row], known: Fitted, rates: Rates, key: Callable[[Row], str]) -> list[list[str]]:
@@ -152,7 +156,7 @@ def _line(name: str, rows: Sequence[Row], known: Fitted, rates: Rates) -> list[s
     measured = [row.measured for row in rows]
     errors = [abs(found / real - 1.0) for found, real in zip(predicted, measured, strict=True)]
     inside = [
-        abs(math.log(found / row.measured)) <= Z_90 * known.sigmas.get(row.kernel.kind.value, known.sigma)
+        abs(math.log(found / row.measured)) <= Z_90 * known.sigma(found)
         for found, row in zip(predicted, rows, strict=True)
     ]
     total = sum(predicted) / sum(measured) - 1.0

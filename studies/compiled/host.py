@@ -4,7 +4,7 @@
     python -m studies.compiled.host --write   writes the costs into the shipped host, too
 
 Each recorded step was timed phase by phase on an idle device, with up to three other processes on the host, so that the
-costs come with the deviation that steps held out one by one have. `zero_grad` was timed with the forward: what the
+costs say little of an idle host's. `zero_grad` was timed with the forward: what the
 shipped host's optimizer takes longer than the recorded one is taken to be it. A phase that launched more than the queue
 holds is left out where the device was busy: the host then waited for it.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import hypot, log, sqrt
-from statistics import fmean, median
+from math import log, sqrt
+from statistics import fmean, median, stdev
 from typing import Any
 
 from flopcast.roofline.gpu.profile.host import DEFAULT, HOSTS, HostCosts, default_host
@@ -45,7 +45,7 @@ def main() -> None:
     given = parser.parse_args()
     phases = recorded_phases()
     for mode in MODES:
-        print(f"\n{mode}: {words(fitted(phases[mode]))}\n")
+        print(f"\n{mode}: {words(fitted(phases[mode]), deviation(phases[mode]))}\n")
         print(table(["step", "launches", "host, ms", "held out, ms", "error"], rows_of(phases[mode])))
     print("\nwith CUDA graphs, microseconds per kernel that steps of short kernels took beyond their kernels:")
     print(", ".join(f"{case} {seconds * 1e6:.2f}" for case, seconds in node_gaps()))
@@ -56,12 +56,12 @@ def main() -> None:
 
 
 def with_compiled(host: HostCosts, phases: dict[str, list[Phase]] | None = None) -> HostCosts:
-    """The shipped host with the costs of the recorded steps. These are of one machine: another's differ as its eager
-    costs do."""
+    """The shipped host with the costs of the recorded steps. These are of one machine, and stand for another one, whose
+    differ as its eager costs do."""
+    machines = [log(seconds) for seconds in host.layers.get("step", {}).get("machines", ())]
+    sigma = sqrt(2.0) * stdev(machines) if len(machines) > 1 else host.sigma
     found = {mode: fitted(own) for mode, own in (phases or recorded_phases(host)).items()}
-    return replace(
-        host, compiled={mode: replace(one, sigma=hypot(one.sigma, host.sigma)) for mode, one in found.items()}
-    )
+    return replace(host, compiled={mode: replace(one, sigma=sigma) for mode, one in found.items()})
 
 
 def recorded_phases(host: HostCosts | None = None) -> dict[str, list[Phase]]:
@@ -115,11 +115,15 @@ def calls_of(graphs: Sequence[Graph]) -> Calls:
 
 
 def fitted(phases: Sequence[Phase]) -> GraphCosts:
-    """The costs by all phases; their deviation is that of whole steps held out one by one."""
+    """The costs by all phases."""
     cases = list(dict.fromkeys(phase.case for phase in phases))
     source = f"{len(cases)} recorded steps of one machine that other work shared"
-    sigma = sqrt(fmean(log(told / seconds) ** 2 for _, seconds, told in held_out(phases)))
-    return fit_graph_costs([(phase.calls, phase.seconds) for phase in phases], source, sigma)
+    return fit_graph_costs([(phase.calls, phase.seconds) for phase in phases], source)
+
+
+def deviation(phases: Sequence[Phase]) -> float:
+    """Of the log host seconds of whole steps held out one by one."""
+    return sqrt(fmean(log(told / seconds) ** 2 for _, seconds, told in held_out(phases)))
 
 
 def held_out(phases: Sequence[Phase]) -> list[tuple[str, float, float]]:
@@ -140,9 +144,9 @@ def rows_of(phases: Sequence[Phase]) -> list[list[str]]:
     ]
 
 
-def words(costs: GraphCosts) -> str:
+def words(costs: GraphCosts, off: float) -> str:
     parts = (f"{getattr(costs, name) * 1e6:.1f} us per {name}" for name in ("launch", "forward", "backward"))
-    return f"{', '.join(parts)}; steps held out have a deviation of {costs.sigma:.0%}"
+    return f"{', '.join(parts)}; steps held out have a deviation of {off:.0%}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ order in which the profiler saw their kernels.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
@@ -47,12 +47,13 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class Compared:
-    """A compiled step: seconds of the device by group of classes, forecast and measured, and peak memory in bytes, None
-    where it was not recorded."""
+    """A compiled step: seconds of the device by group of classes, forecast and measured, the deviation of each group by
+    the errors of its shapes, and peak memory in bytes, None where it was not recorded."""
 
     name: str
     forecast: dict[str, float]
     measured: dict[str, float]
+    own_sigmas: Mapping[str, float]
     moves: Moves
     forecast_bytes: int
     measured_bytes: int | None
@@ -143,7 +144,8 @@ def compared(case: Case, profile: Profile) -> Compared:
             forecast[group_of(op.work.op_class)] += op.seconds
     measured = _by_group(joined(FOLDER, case.name))
     timed: dict[str, Any] = record["timed"].get("compile", {})
-    return Compared(case.name, dict(forecast), measured, step.device_moves, step.peak_bytes, timed.get("peak_bytes"))
+    moves, peak = step.device_moves, timed.get("peak_bytes")
+    return Compared(case.name, dict(forecast), measured, step.own_sigmas, moves, step.peak_bytes, peak)
 
 
 def _by_group(joined: Joined) -> dict[str, float]:

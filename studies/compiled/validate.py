@@ -5,8 +5,8 @@
     flopcast validate --gpu GPU --steps-from OUT/compile             compares them, anywhere
 
 1. host: `flopcast bench --suite host` into OUT/host, which measures compiled tiny models too.
-2. warm: compiles every step in both modes, and the tiny models that run before them, several at once, into inductor's
-   cache in the temporary folder. Whatever runs on a GPU has it for itself, so that Triton's choices among
+2. warm: compiles every step in both modes, and the tiny models that run before them (tiny), several at once, into
+   inductor's cache in the temporary folder. Whatever runs on a GPU has it for itself, so that Triton's choices among
    configurations are those of an idle one.
 3. compile, compile-graphs: the steps as `flopcast validate --mode MODE --run-only` runs them, into OUT/MODE, from that
    cache.
@@ -36,14 +36,14 @@ from flopcast.roofline.validation.step_plans import validation_plans
 from studies.command import parser_of
 
 MODES = ("compile", "compile-graphs")
-STAGES = ("host", "warm", *MODES)
+STAGES = ("host", "tiny", "warm", *MODES)
 LEAST_SECONDS = 20.0
 CACHE = Path(tempfile.gettempdir()) / "compiled-validate"
 AT_ONCE = 8
 GIGABYTES = 70  # of a GPU, that steps take side by side: one of 80 has room for them; in units of UNIT
 UNIT = 8
 COMPILE_THREADS = 4
-TINY = "tiny models"  # what calibrates the host of compiled steps, among the names of what is compiled
+TINY = "tiny"  # models, which calibrate the host of compiled steps, among the names of what is compiled
 CHILD = [sys.executable, "-m", "studies.compiled.validate"]
 
 
@@ -55,6 +55,7 @@ class Call:
     end: float
     gpus: Sequence[str]
     only: str
+    with_tiny: bool
 
     @property
     def left(self) -> float:
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu tries the warming of a step")
     parser.add_argument("--warm", help=f'what a child process compiles: a step\'s number, or "{TINY}"')
     parser.add_argument("--mode", choices=MODES, help="how it compiles, or what it runs")
+    parser.add_argument("--no-tiny", action="store_true", help="what it runs has no tiny models before it")
     given = parser.parse_args()
     if unknown := set(filter(None, given.skip.split(","))) - set(STAGES):
         parser.error(f"--skip {', '.join(sorted(unknown))}: valid are {', '.join(STAGES)}")
@@ -80,12 +82,13 @@ def main() -> None:
         warm(given.warm, given.mode, given.only, given.device)
         return
     if given.mode:
-        run_mode(given.mode, given.out, given.only, given.seconds)
+        run_mode(given.mode, given.out, given.only, given.seconds, with_tiny=not given.no_tiny)
         return
     given.out.mkdir(parents=True, exist_ok=True)
-    call = Call(given.out, time.monotonic() + given.seconds, gpus_of_this_host(), given.only)
     stages = [stage for stage in STAGES if stage not in given.skip.split(",")]
-    for stage in (stage for stage in stages if stage not in MODES):
+    end = time.monotonic() + given.seconds
+    call = Call(given.out, end, gpus_of_this_host(), given.only, with_tiny=TINY in stages)
+    for stage in (stage for stage in stages if stage not in (TINY, *MODES)):
         _begin(stage, call)
     modes = [stage for stage in stages if stage in MODES]
     with ThreadPoolExecutor(len(call.gpus)) as pool:
@@ -117,25 +120,40 @@ def _begin(stage: str, call: Call, modes: Sequence[str] = ()) -> None:
         # on one GPU, the first mode leaves the second its half
         shared = len(call.gpus) == 1 and len(modes) == 2 and stage == modes[0]
         gpu = gpu_of(stage, call.gpus) if stage in MODES else call.gpus[0]
-        _run(stage, command_of(stage, call.out, left / 2 if shared else left, call.only), left, gpu)
+        command = command_of(stage, call.out, left / 2 if shared else left, call.only, with_tiny=call.with_tiny)
+        _run(stage, command, left, gpu)
 
 
 def plans_of(mode: str, only: str = "") -> Sequence[StepPlan]:
     return named(validation_plans("cuda", "standard", mode), [name for name in only.split(",") if name])
 
 
-def command_of(stage: str, out: Path, seconds: float, only: str = "") -> list[str]:
+def command_of(stage: str, out: Path, seconds: float, only: str = "", *, with_tiny: bool = True) -> list[str]:
     """The command of a stage that is one process."""
     if stage == "host":
         return [sys.executable, "-m", "flopcast", "bench", "--suite", "host", "--out", str(out / "host")]
-    return [*CHILD, str(out), "--mode", stage, "--only", only, "--seconds", f"{max(seconds - LEAST_SECONDS, 1.0):.0f}"]
+    within = f"{max(seconds - LEAST_SECONDS, 1.0):.0f}"
+    return [
+        *CHILD,
+        str(out),
+        *([] if with_tiny else ["--no-tiny"]),
+        "--mode",
+        stage,
+        "--only",
+        only,
+        "--seconds",
+        within,
+    ]
 
 
-def run_mode(mode: str, out: Path, only: str, seconds: float) -> None:
+def run_mode(mode: str, out: Path, only: str, seconds: float, *, with_tiny: bool = True) -> None:
     from flopcast.roofline.validation.run import run_validation_steps
 
     names = [name for name in only.split(",") if name]
-    print(run_validation_steps(None, "standard", out / mode, budget=seconds, mode=mode, names=names), flush=True)
+    done = run_validation_steps(
+        None, "standard", out / mode, budget=seconds, mode=mode, names=names, with_tiny=with_tiny
+    )
+    print(done, flush=True)
 
 
 def _run(stage: str, command: list[str], seconds: float, gpu: str) -> None:
@@ -188,7 +206,8 @@ def _warm_all(call: Call) -> None:
         for number, plan in enumerate(call.plans(mode))
     ]
     with ThreadPoolExecutor(AT_ONCE * len(call.gpus)) as pool:
-        list(pool.map(compile_one, [*((mode, TINY, TINY, UNIT) for mode in MODES), *jobs]))
+        tiny = [(mode, TINY, TINY, UNIT) for mode in MODES if call.with_tiny]
+        list(pool.map(compile_one, [*tiny, *jobs]))
 
 
 def gigabytes_of(plan: StepPlan) -> int:

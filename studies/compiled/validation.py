@@ -2,20 +2,22 @@
 
     python -m studies.compiled.validation                     writes FOLDER's README.md and validation.csv of each mode
     python -m studies.compiled.validation --print             prints the table instead
-    python -m studies.compiled.validation --streams           makes the streams again, as `flopcast predict` does
+    python -m studies.compiled.validation --streams           makes the streams that are missing, as `predict` does
 
-FOLDER holds what `python -m studies.compiled.validate` measured on one host of two H200s: `compile` and
-`compile-graphs`, the steps; `host`, the host by itself. Compiling them anew takes half an hour and torch 2.11, the
-version that measured; so their op streams, made without a GPU, lie beside them in `streams`.
+FOLDER holds what `python -m studies.compiled.validate` measured: `compile` and `compile-graphs`, the steps of each
+machine that ran some; `host`, the host of the first by itself. Compiling them anew takes half an hour and torch 2.11,
+the version that measured; so their op streams, made without a GPU, lie beside them in `streams`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
+from flopcast.errors import UsageError
 from flopcast.microbench.recipe.plans import StepPlan
 from flopcast.microbench.records import records
 from flopcast.microbench.records.rows import KERNEL, StepKernelsRow, select
@@ -27,7 +29,7 @@ from flopcast.roofline.stream.ops import op_stream as streams
 from flopcast.roofline.stream.ops.op_stream import FOLDED_DEPTH
 from flopcast.roofline.stream.ops.to_depth import to_depth
 from flopcast.roofline.stream.ops.to_micro_batches import times_run
-from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, plan_of, stream_of
+from flopcast.roofline.validation.compare_steps import StepsFolder, compare_folders, plan_of, step_folders, stream_of
 from flopcast.roofline.validation.step_comparison import Part, StepComparison, write_csv
 from flopcast.roofline.validation.summary import Errors, errors_of
 from studies.command import parser_of
@@ -36,6 +38,7 @@ from studies.compiled.validate import MODES
 from studies.markdown import table
 
 FOLDER = Path("reports/nvidia-h200/compiled-validation")
+REFUSED = "refused.json"
 GPU = "nvidia-h200"
 GENERATED, TRITON = "inductor.", f"{KERNEL}triton_"
 PARTS = ("device", "gemm", "attention", "generated", "optimizer", "step", "peak")
@@ -46,11 +49,14 @@ FITTED_HOST = {("w1024-d5", 4, 128), ("w1024-d5", 4, 256), ("w640-d6-h64", 4, 12
 
 TOLD = """# Compiled steps on an H200 beside their forecasts
 
-`python -m studies.compiled.validation`, from steps that `python -m studies.compiled.validate` ran on a host of two
-H200s (torch 2.11, one GPU and one process for each mode, side by side). Forecasts are those of the shipped profile; of
-step times, "host in the run" takes the host's costs from tiny models that ran between the steps. Errors are forecast
-over measured, less one. Steps with a star were recorded on another card before, and laws were fitted to some of their
-kernels: they count in no summary but their own.
+`python -m studies.compiled.validation`, from steps that `python -m studies.compiled.validate` ran (torch 2.11): on a
+host of two H200s, one GPU and one process for each mode, side by side, and on other machines after it. Forecasts are
+those of the shipped profile; of step times, "host in the run" takes the host's costs from tiny models that ran between
+the steps, and "in a row" as few steps as were timed at once, of which the last is waited for: five of Llama-3.2-1B's at
+4 x 128, whose optimizer runs 5 ms after the host has gone on, take 6% longer each than they would among many. Errors
+are forecast over measured, less one. Steps with a star were recorded on another card before, and laws were fitted to
+some of their kernels; those with a plus set the width of intervals (`python -m studies.compiled.intervals`). Neither
+counts in a summary but its own.
 
 ## By mode and by what bounds the step
 """
@@ -79,20 +85,37 @@ def compared(folder: Path, find: Callable[[StepPlan, Run, Profile], streams.Stre
 
 
 def kept_stream(plan: StepPlan, run: Run, profile: Profile) -> streams.Stream:
-    """The stream that lies beside the measurements; that of a step which cannot be forecast is asked for anew, and says
-    why."""
+    """The stream that lies beside the measurements. Raises UsageError for a step that could not be forecast when they
+    were made, with the reason."""
     path = path_of(plan)
-    return _to_own_depth(streams.load(path), plan) if path.is_file() else stream_of(plan, run, profile)
+    if not path.is_file():
+        raise UsageError(
+            _refused().get(path.name, f"{path} is missing: python -m studies.compiled.validation --streams")
+        )
+    return _to_own_depth(streams.load(path), plan)
 
 
 def made_streams(plan: StepPlan, run: Run, profile: Profile) -> streams.Stream:
     deep = plan
     if plan.config and depth_of(plan.config) < FOLDED_DEPTH:  # of which any depth is made
         deep = replace(plan, config=with_depth(plan.config, FOLDED_DEPTH))
-    made = stream_of(deep, run, profile)
-    path_of(plan).parent.mkdir(exist_ok=True)
-    streams.save(made, path_of(plan))
+    path = path_of(plan)
+    if path.is_file() or path.name in _refused():
+        return kept_stream(plan, run, profile)
+    try:
+        made = stream_of(deep, run, profile)
+    except UsageError as fault:
+        (path.parent / REFUSED).write_text(json.dumps({**_refused(), path.name: str(fault)}, indent=1) + "\n")
+        raise
+    streams.save(made, path)
     return _to_own_depth(made, plan)
+
+
+def _refused() -> dict[str, str]:
+    """Why steps could not be forecast, by the name of the stream's file."""
+    path = FOLDER / "streams" / REFUSED
+    found: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
 
 
 def _to_own_depth(stream: streams.Stream, plan: StepPlan) -> streams.Stream:
@@ -106,7 +129,8 @@ def path_of(plan: StepPlan) -> Path:
 def launched(folder: Path, mode: str) -> dict[str, tuple[int, int]]:
     """How many kernels that inductor generated each profiled step launches: by its stream, and as the profiler saw."""
     profile, found = find_profile(GPU), {}
-    for row in select(records.read(folder / mode).rows, StepKernelsRow):
+    rows = [row for run in step_folders(folder / mode) for row in records.read(run).rows]
+    for row in select(rows, StepKernelsRow):
         plan = plan_of(row)
         if not path_of(plan).is_file():
             continue
@@ -122,6 +146,11 @@ def is_seen(row: StepComparison) -> bool:
     return (row.plan.name, row.plan.batch, row.plan.seq) in SEEN
 
 
+def is_judged(row: StepComparison) -> bool:
+    """Whether nothing of the forecast was made from the step, neither its laws nor its interval."""
+    return not is_seen(row) and not row.used_in_intervals
+
+
 def report(found: dict[str, list[StepComparison]]) -> str:
     rows = [row for one in found.values() for row in one]
     done = [row for row in rows if row.step.error is not None]
@@ -129,8 +158,8 @@ def report(found: dict[str, list[StepComparison]]) -> str:
     lines = [TOLD, table(head, list(_summary(found))), "", _coverage(done), "", _launches(), "", *_left_out(rows),
              "## Step by step", ""]  # fmt: skip
     for mode, some in found.items():
-        head = ["step", "bound", "device, ms", *PARTS[:5], "step, ms", "shipped host", "host in the run", "in",
-                "peak, GB", "error", "kernels"]  # fmt: skip
+        head = ["step", "bound", "device, ms", *PARTS[:5], "step, ms", "shipped host", "host in the run",
+                "in a row", "in", "peak, GB", "error", "kernels"]  # fmt: skip
         lines += [f"### {mode}", "", table(head, [_row(row) for row in some if row.step.error is not None]), ""]
     return "\n".join(lines)
 
@@ -138,7 +167,7 @@ def report(found: dict[str, list[StepComparison]]) -> str:
 def _summary(found: dict[str, list[StepComparison]]) -> Sequence[list[str]]:
     lines = []
     for mode, rows in found.items():
-        own = [row for row in rows if not is_seen(row)]
+        own = [row for row in rows if is_judged(row)]
         by_bound = {
             "device-bound": [row for row in own if not row.is_host_bound],
             "host-bound": [row for row in own if row.is_host_bound],
@@ -147,12 +176,13 @@ def _summary(found: dict[str, list[StepComparison]]) -> Sequence[list[str]]:
         for bound, some in by_bound.items():
             lines.append(_errors(f"{mode}, {bound}", "step, shipped host", [row.profile_host_step for row in some]))
             lines.append(_errors(f"{mode}, {bound}", "step, host in the run", [row.step for row in some]))
+            lines.append(_errors(f"{mode}, {bound}", "the same, as timed in a row", [row.in_a_row for row in some]))
         held = [
             row for row in by_bound["host-bound"] if (row.plan.name, row.plan.batch, row.plan.seq) not in FITTED_HOST
         ]
         if len(held) < len(by_bound["host-bound"]) and mode == "compile":
             lines.append(_errors(f"{mode}, host-bound, without {len(FITTED_HOST)} that gave a constant of the host",
-                                 "step, host in the run", [row.step for row in held]))  # fmt: skip
+                                 "the same, as timed in a row", [row.in_a_row for row in held]))  # fmt: skip
     seen = [row for rows in found.values() for row in rows if is_seen(row)]
     lines += [
         _errors("recorded on another card before", name, [row.parts[name] for row in seen])
@@ -168,7 +198,7 @@ def _errors(steps: str, name: str, parts: Sequence[Part]) -> list[str]:
 
 
 def _coverage(done: Sequence[StepComparison]) -> str:
-    own = [row for row in done if not is_seen(row)]
+    own = [row for row in done if is_judged(row)]
     words = []
     for name, parts in (
         ("device times", [row.device for row in own]),
@@ -204,9 +234,11 @@ def _row(row: StepComparison) -> list[str]:
     step = f"{(row.step.measured or 0.0) * 1e3:.2f}"
     within = "-" if row.step.is_within is None else "yes" if row.profile_host_step.is_within else "no"
     kernels = "-" if row.kernels.measured is None else f"{row.kernels.forecast:.0f} of {row.kernels.measured:.0f}"
-    name = replace(row, plan=replace(row.plan, mode="eager")).label + (" *" if is_seen(row) else "")
+    name = replace(row, plan=replace(row.plan, mode="eager")).label
+    name += " *" if is_seen(row) else " +" if row.used_in_intervals else ""
     return [name, row.bound or "-", device, *(error(row.parts[part]) for part in PARTS[:5]), step,
-            error(row.profile_host_step), error(row.step), within, peak, error(row.peak), kernels]  # fmt: skip
+            error(row.profile_host_step), error(row.step), error(row.in_a_row), within, peak, error(row.peak),
+            kernels]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flopcast.microbench.recipe.plans import mode_of, without_process
+from flopcast.microbench.recipe.plans import TORCH_MODES, mode_of, without_process
 from flopcast.microbench.records.machine import Host, Machine
 from flopcast.microbench.records.rows import merged
 from flopcast.roofline.base.numbers import Number
@@ -38,9 +38,6 @@ FORWARD_OVER_LAUNCH, BACKWARD_OVER_LAUNCH = 2.0, 1.3
 LEAST_SIGMA = 0.05  # from one process to the next, even where the samples of one agree
 PHASES = ("forward", "backward", "optimizer")
 OPERATORS = "host_op/"  # rows of `microbench.hosts.operators`
-# Deviation of the host seconds of recorded compiled steps of several kinds about costs that are the same for all, each
-# held out (`python -m studies.compiled.host`): tiny models are of one kind.
-UNEXPLAINED = {"compile": 0.33, "compile-graphs": 0.40}
 # Steps in a row over the sum of their phases, each timed by itself: tiny compiled models took 0.92 of it on an H200's
 # host, steps of real ones (w1024-d5 and w640-d6-h64 of `validate --mode compile`) 1.03 to 1.10 beside them.
 LEAST_STEADY_COMPILED = 1.0
@@ -141,7 +138,7 @@ def _fit_process(
 def _compiled(rows: Sequence[FitRow]) -> dict[str, GraphCosts]:
     """What the graphs of compiled tiny models cost the host, by mode; a mode without both phases has none."""
     found: dict[str, GraphCosts] = {}
-    for mode, sigma in UNEXPLAINED.items():
+    for mode in TORCH_MODES:
         own = [row for row in rows if mode_of(row["key"]) == mode and row.get("value")]
         measured = []
         for row in own:
@@ -152,7 +149,7 @@ def _compiled(rows: Sequence[FitRow]) -> dict[str, GraphCosts]:
                 measured.append((Calls(counts.get("launch", 0.0), *entries), warm_value(row)))
         if len({bool(calls.forward) for calls, _ in measured}) == 2:
             models = ", ".join(sorted({row["key"].split("/")[1] for row in own}))
-            fitted = fit_graph_costs(measured, f"tiny models: {models}", sigma)
+            fitted = fit_graph_costs(measured, f"tiny models: {models}")
             found[mode] = fitted.scaled(max(steady_ratio(own), LEAST_STEADY_COMPILED))
     return found
 

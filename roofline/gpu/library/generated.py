@@ -7,12 +7,14 @@ that: what they give is extrapolated, and as little known as a projection of mem
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import hypot
+from itertools import pairwise
+from math import exp, hypot, log
+from typing import NamedTuple
 
-from flopcast.bounds import Deviation
+from flopcast.bounds import Deviation, Positive
 from flopcast.decode import load
 from flopcast.roofline.base.shipped import DATA
 from flopcast.roofline.gpu.catalogue.datasheets import GpuSpec, load_specs
@@ -26,16 +28,33 @@ from flopcast.roofline.stream.compiled.generated_kernel import GeneratedKernel
 FILE = DATA / "generated_kernels.json"
 
 
+class Spread(NamedTuple):
+    """The deviation of log seconds of kernels that take about so long."""
+
+    seconds: Positive
+    sigma: Deviation
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A law, the GPU that it was fitted on, and the deviations of a launch's log seconds about it: by kind, `sigma` for
-    kinds of which too few were seen."""
+    """A law, the GPU that it was fitted on, and the deviations of a kernel's log seconds about it, from short kernels
+    to long ones: Triton's choices and the launch itself move a short kernel by more."""
 
     gpu: str
     law: GeneratedLaw
-    sigma: Deviation
-    sigmas: Mapping[str, Deviation]
+    spreads: Sequence[Spread]
     source: str
+
+    def sigma(self, seconds: float) -> float:
+        """The deviation of a kernel that takes so long, between those of the durations on either side."""
+        first, *_, last = self.spreads
+        if seconds <= first.seconds:
+            return first.sigma
+        for below, above in pairwise(self.spreads):
+            if seconds <= above.seconds:
+                part = log(seconds / below.seconds) / log(above.seconds / below.seconds)
+                return exp((1 - part) * log(below.sigma) + part * log(above.sigma))
+        return last.sigma
 
 
 @cache
@@ -47,11 +66,11 @@ def generated_seconds(kernel: GeneratedKernel, profile: Profile) -> Estimate:
     """The time of a generated kernel within a step, its operands as warm as the launches before it leave them. The
     deviation is that of log seconds, which all launches of the same kernel share."""
     known = fitted()
-    sigma = known.sigmas.get(kernel.kind.value, known.sigma)
-    basis = "interpolated"
+    found = seconds(kernel, rates_of_profile(profile), known.law)
+    sigma, basis = known.sigma(found), "interpolated"
     if profile.gpu != known.gpu:
         sigma, basis = hypot(sigma, projected_sigma(known.gpu, profile, "memory")), "extrapolated"
-    return Estimate(seconds(kernel, rates_of_profile(profile), known.law), sigma, basis, "law of generated kernels")
+    return Estimate(found, sigma, basis, "law of generated kernels")
 
 
 def projected_sigma(gpu: str, profile: Profile, kind: str) -> float:

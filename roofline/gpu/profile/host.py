@@ -195,7 +195,8 @@ def combine(hosts: Sequence[HostCosts], of: str = "processes") -> HostCosts:
     first, *others = hosts
     if not others:
         least = 0.0 if of == "machines" else sigma_of_another((), PROCESS_SPREAD, PROCESS_DEGREES)
-        return replace(first, sigma=max(first.sigma, least))
+        compiled = {mode: replace(one, sigma=max(one.sigma, least)) for mode, one in first.compiled.items()}
+        return replace(first, sigma=max(first.sigma, least), compiled=compiled)
 
     def mean(values: Sequence[float]) -> float:
         return float(np.exp(np.mean(np.log(values)))) if min(values) > 0 else float(np.mean(values))

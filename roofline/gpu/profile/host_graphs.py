@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import hypot, sqrt
+from math import hypot
 from typing import NamedTuple
 
 from flopcast.bounds import Deviation, NonNegative
@@ -18,7 +18,8 @@ class GraphCosts:
     with CUDA graphs for each node of the graph that is replayed. `forward`: once for each graph that a forward enters
     (dynamo's guards and frame, AOTAutograd's wrapper), `backward` for each that a backward does (autograd's engine).
 
-    `sigma`: standard deviation of the log of a step's host seconds about them. `source`: what they were measured on.
+    `sigma`: standard deviation of the log of another process's, or machine's, costs about them; steps of another kind
+    differ from them besides (`step.uncertainty.Spreads.host_same_run`). `source`: what they were measured on.
     """
 
     launch: NonNegative
@@ -51,7 +52,7 @@ class Calls(NamedTuple):
     backward: float
 
 
-def fit_graph_costs(measured: Sequence[tuple[Calls, float]], source: str = "", sigma: float = 0.0) -> GraphCosts:
+def fit_graph_costs(measured: Sequence[tuple[Calls, float]], source: str = "") -> GraphCosts:
     """Fits the costs to phases of measured steps, (calls, host seconds): the sum of squared relative errors is least.
     Raises ValueError without phases."""
     import numpy as np
@@ -62,7 +63,7 @@ def fit_graph_costs(measured: Sequence[tuple[Calls, float]], source: str = "", s
     shares = np.array([calls for calls, _ in measured], float) / np.array([seconds for _, seconds in measured])[:, None]
     found, _ = nnls(shares, np.ones(len(measured)))
     launch, forward, backward = map(float, found)
-    return GraphCosts(launch, forward, backward, sigma, source)
+    return GraphCosts(launch, forward, backward, 0.0, source)
 
 
 def mean_graph_costs(hosts: Sequence[GraphCosts], sigma: float) -> GraphCosts:
@@ -70,6 +71,5 @@ def mean_graph_costs(hosts: Sequence[GraphCosts], sigma: float) -> GraphCosts:
     n = len(hosts)
     return GraphCosts(
         launch=sum(one.launch for one in hosts) / n, forward=sum(one.forward for one in hosts) / n,
-        backward=sum(one.backward for one in hosts) / n,
-        sigma=hypot(sigma, sqrt(sum(one.sigma**2 for one in hosts) / n)), source=hosts[0].source,
+        backward=sum(one.backward for one in hosts) / n, sigma=sigma, source=hosts[0].source,
     )  # fmt: skip

@@ -52,6 +52,16 @@ def test_a_step_takes_what_either_side_takes(items: list[TimedOp]) -> None:
     assert step <= host_sum(items) + device_sum(items) + len(items) * LAUNCH_LATENCY_SECONDS + sync * SYNC
 
 
+def test_steps_in_a_row_end_when_the_last_has_drained() -> None:
+    """Kernels of 2 ms, which the host enqueues last in its step of 5 ms: five such steps wait for the last two."""
+    step = [item(1e-3, 0.1e-3) for _ in range(4)] + [item(1e-3, 2e-3)]
+    timeline = Timeline(step, find_profile("nvidia-h200"))
+    assert timeline.step_seconds() == pytest.approx(5e-3, rel=0.01)
+    assert timeline.seconds_in_a_row(5) == pytest.approx(5e-3 + 2e-3 / 5, rel=0.01)
+    assert timeline.seconds_in_a_row(20) == pytest.approx(5e-3 + 2e-3 / 20, rel=0.01)
+    assert Timeline(step, PROCESSOR).seconds_in_a_row(5) == Timeline(step, PROCESSOR).step_seconds()
+
+
 @given(steps_without_sync)
 def test_without_a_sync_the_slower_side_is_the_step(items: list[TimedOp]) -> None:
     assert step_of(items, queue_depth=10**6, steps=40) == pytest.approx(

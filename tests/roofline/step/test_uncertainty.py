@@ -168,6 +168,40 @@ def test_spreads_come_from_their_own_steps_alone() -> None:
     assert estimate(rows[:3]) == replace(Spreads(), source={"steps": ["step"] * 3})
 
 
+def test_what_shapes_explain_is_no_spread_of_their_class() -> None:
+    """Errors of 2% of which single shapes are known to give 1.5%: the class has the rest, and a step as uncertain by
+    its shapes as it is wrong leaves nothing to explain."""
+    errors = [0.02, -0.02] * 15
+    own = dict.fromkeys(GROUPS, 0.015)
+    found, plain = estimate([row(e, own_sigmas=own) for e in errors]), estimate([row(e) for e in errors])
+    student = 1.697 / numbers.Z_90
+    for group in GROUPS:
+        assert found.classes[group] == pytest.approx(sqrt(0.02**2 - 0.015**2) * student, rel=0.03)
+        assert plain.classes[group] == pytest.approx(0.02 * student, rel=0.03)
+    explained = estimate([row(e, own_sigmas=dict.fromkeys(GROUPS, 0.05)) for e in errors])
+    assert max(explained.classes.values()) < 1e-3
+    # one step whose shapes are not known at all says nothing, rather than less than nothing
+    vague = row(0.0, own_sigmas=dict.fromkeys(GROUPS, 0.5))
+    assert estimate([*(row(e) for e in errors), vague]).classes["gemm"] == pytest.approx(
+        plain.classes["gemm"], rel=0.05
+    )
+
+
+def test_steps_in_two_modes_are_half_as_many() -> None:
+    plan = StepPlan(name="step", config={}, group=INTERVALS)
+    modes = [replace(plan, mode=mode) for mode in ("compile", "compile-graphs")]
+    rows = [replace(row(error), plan=plan) for error in (0.02, -0.02) * 3 for plan in modes]
+    assert estimate(rows).classes["gemm"] == pytest.approx(0.02 * 1.943 / numbers.Z_90, rel=0.03)
+
+
+@pytest.mark.parametrize("mode", ["compile", "compile-graphs"])
+def test_compiled_steps_have_spreads_of_their_own(mode: str) -> None:
+    known = spreads(mode)
+    assert known != spreads()
+    assert len(known.source["steps"]) >= intervals.LEAST_STEPS
+    assert known.host_same_run >= Spreads().host_same_run
+
+
 def test_what_is_shipped_says_where_it_comes_from() -> None:
     shipped = spreads()
     assert 0.0 <= shipped.common < 0.1

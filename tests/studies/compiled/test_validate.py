@@ -42,6 +42,8 @@ def test_each_stage_is_a_command_that_keeps_what_it_has(tmp_path: Path) -> None:
     assert command_of("host", tmp_path, 100.0)[2:6] == ["flopcast", "bench", "--suite", "host"]
     found = command_of("compile-graphs", tmp_path, 100.0, "gpt2:4x256")
     assert found[-6:] == ["--mode", "compile-graphs", "--only", "gpt2:4x256", "--seconds", "80"]
+    assert "--no-tiny" not in found
+    assert "--no-tiny" in command_of("compile", tmp_path, 100.0, with_tiny=False)
 
 
 def test_steps_are_named_with_or_without_their_batch() -> None:
@@ -57,5 +59,5 @@ def test_no_time_begins_no_stage(tmp_path: Path) -> None:
         [sys.executable, "-m", "studies.compiled.validate", str(tmp_path / "out"), "--seconds", "5"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == list(STAGES)
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [s for s in STAGES if s != "tiny"]
     assert "not begun" in done.stdout

@@ -1,8 +1,8 @@
 """Whether inductor would find a product faster padded, which it times on the GPU while it compiles.
 
 In 16 bits only: in fp32 products do not run on tensor cores, unless in tf32, which has yet to be recorded. Recorded
-steps of an H200 pad GPT-2's 50,257 tokens, forward and backward, and leave the products of ViT's 197 places, which
-bytes bound.
+steps of an H200 pad GPT-2's 50,257 tokens at width 768, forward and backward, and leave the products of ViT's 197
+places, which bytes bound; at width 512 and 1,024 tokens one did not pad the gradient of the tokens' weights.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from torch._inductor.fx_passes import pad_mm
 
 from flopcast.roofline.stream.tracer.compiler.fake_gpu import Card
 
-# Odd widths raise the kernel time of whole steps by up to 231% on an H200 (docs/choose-a-width.md), nearly all by the
-# products, whose rows tensor cores cannot read 16 bytes at a time.
-_UNALIGNED = 3.0
+# Seconds over those at the peak. An H200's products whose rows tensor cores cannot read 16 bytes at a time were
+# measured at 6.7 to 10.5 of them, padded ones at 1.4 to 1.6.
+_UNALIGNED, _ALIGNED = 7.5, 1.45
+# The same of copying an operand that lies transposed into its padding: of 51 million elements 281 to 406 us, by which
+# of GPT-2's products at widths of 512 and 768 an H200's steps padded.
+_TRANSPOSED = 8.0
 _GAIN = 1.1  # that inductor asks for (`is_padded_faster`)
+_BALANCE = 0.5  # of the machine's FLOPs per byte, below which it does not try (`is_mm_compute_bound`)
 
 
 def rule_for(card: Card) -> Callable[..., bool]:
@@ -34,16 +38,20 @@ def rule_for(card: Card) -> Callable[..., bool]:
             return False
         *batch, m, k = map(int, mat1.shape)
         n, times, align = int(mat2.shape[-1]), prod(batch), pad_mm.get_alignment_size(mat1)
+        balance = card.flops_per_second / card.bytes_per_second
+        if m * n * k / (m * k + k * n + m * n) <= _BALANCE * balance:
+            return False
         more_m, more_k, more_n = (pad_mm.get_padded_length(length, align) for length in (m, k, n))
         wide_m, wide_k, wide_n = m + more_m, k + more_k, n + more_n
         as_it_is = seconds(_UNALIGNED * 2 * times * m * n * k, times * (m * k + k * n + m * n), size)
         wide = (wide_m * wide_k, wide_k * wide_n)
-        padded = seconds(2 * times * wide_m * wide_n * wide_k, times * (sum(wide) + wide_m * wide_n), size)
-        for name, more, own, made in (
-            ("mat1", more_m or more_k, m * k, wide[0]), ("mat2", more_k or more_n, k * n, wide[1]),
+        padded = seconds(_ALIGNED * 2 * times * wide_m * wide_n * wide_k, times * (sum(wide) + wide_m * wide_n), size)
+        for name, operand, more, made in (
+            ("mat1", mat1, more_m or more_k, wide[0]), ("mat2", mat2, more_k or more_n, wide[1]),
         ):  # fmt: skip
             if more and not pad_mm.should_exclude_padding_time(match, name):
-                padded += seconds(0, times * (own + made), size)
+                copied = seconds(0, times * made + operand.numel(), size)
+                padded += copied * (1.0 if operand.is_contiguous() else _TRANSPOSED)
         return as_it_is > _GAIN * padded
 
     return should_pad

@@ -6,6 +6,7 @@ import ast
 import gzip
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -30,6 +31,19 @@ HELD_OUT = ("llama-3.2-1b-l2", "qwen3-1.7b-l2")
 @cache
 def kernels(case: str) -> tuple[TimedLaunch, ...]:
     return tuple(one for one in joined(FOLDER, case).launches if one.launch.is_generated)
+
+
+def test_long_kernels_are_known_better_than_short_ones() -> None:
+    """And no two of nearly one duration by much: between those of the file deviations are interpolated."""
+    known = fitted()
+    first, *_, last = known.spreads
+    assert last.sigma < 0.5 * first.sigma
+    assert known.sigma(first.seconds / 100) == first.sigma
+    assert known.sigma(last.seconds * 100) == last.sigma
+    for below, above in pairwise(known.spreads):
+        middle = known.sigma((below.seconds * above.seconds) ** 0.5)
+        assert middle == pytest.approx((below.sigma * above.sigma) ** 0.5)
+        assert known.sigma(above.seconds) == pytest.approx(above.sigma)
 
 
 @pytest.mark.parametrize("case", HELD_OUT)

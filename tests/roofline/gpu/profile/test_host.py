@@ -12,7 +12,7 @@ import pytest
 
 from flopcast.decode import decode
 from flopcast.errors import DataError, UsageError
-from flopcast.roofline.gpu.fit.host import UNEXPLAINED, fit_host, host_name, layer_costs, warm_value
+from flopcast.roofline.gpu.fit.host import fit_host, host_name, layer_costs, warm_value
 from flopcast.roofline.gpu.library import profiles
 from flopcast.roofline.gpu.profile.host import (
     CALL_OVER_FORWARD,
@@ -144,7 +144,7 @@ def test_compiled_tiny_models_calibrate_their_mode_and_no_other(host: HostCosts)
     assert list(found.compiled) == ["compile"]
     costs = found.graph_costs("compile")
     assert (costs.launch, costs.forward, costs.backward) == pytest.approx((11e-6, 1.1e-3, 2.2e-3))
-    assert costs.sigma > UNEXPLAINED["compile"]  # other models' launches cost otherwise
+    assert costs.sigma == found.sigma  # two processes lie as far apart compiled as eager, as a third one will
     assert found.graph_costs("compile-graphs").sigma > default_host().graph_costs("compile-graphs").sigma
 
 

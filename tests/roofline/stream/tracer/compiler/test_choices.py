@@ -53,3 +53,6 @@ def test_products_are_padded_where_that_pays(monkeypatch: pytest.MonkeyPatch) ->
     assert should_pad(None, of(8192, 768), of(768, 50_257), None)  # GPT-2's logits
     assert not should_pad(None, of(384, 197, 64), of(384, 64, 197), None)  # ViT's attention
     assert not should_pad(None, of(8192, 768, dtype=FP32), of(768, 50_257, dtype=FP32), None)
+    # the gradient of GPT-2's token weights, for which the gradient of the logits is copied as it lies, transposed
+    assert should_pad(None, of(1024, 50_257).t(), of(1024, 768), None)
+    assert not should_pad(None, of(1024, 50_257).t(), of(1024, 512), None)
