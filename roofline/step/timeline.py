@@ -115,6 +115,14 @@ class Timeline:
     def _known_beside(self) -> dict[tuple[int, int], Contended]:
         return {}
 
+    @property
+    def spans(self) -> Sequence[Span]:
+        """When each operation ran on the device in a steady step."""
+        return self._settled[2]
+
+    def is_sent(self, span: Span) -> bool:
+        return self.ops[span.op].collective is not None
+
     @cached_property
     def shares(self) -> Shares:
         """How a step's time is shared between kernels and collectives."""

@@ -160,7 +160,7 @@ def _write(answers: Sequence[Answer], folder: Path) -> list[Path]:
     """Writes the points of all answers, a row each, and their figure."""
     from flopcast.roofline.base.csv_files import write_rows
     from flopcast.roofline.views.figures.file import save
-    from flopcast.roofline.views.figures.scaling import scaling_figure
+    from flopcast.roofline.views.figures.several_gpus import scaling_figure
 
     rows = []
     for answer in answers:

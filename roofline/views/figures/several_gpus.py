@@ -1,4 +1,4 @@
-"""Draws how steps scale: throughput per GPU against the number of GPUs, strong above weak."""
+"""Draws how steps scale, throughput per GPU against their number, and what a GPU of several does when."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from flopcast.roofline.base.units import ms, short_name, three_digits
 from flopcast.roofline.views.figures.canvas import Figure, finish, halo, new_sheet, styled
-from flopcast.roofline.views.figures.colours import CARD, INK
+from flopcast.roofline.views.figures.colours import BLUE, CARD, GREEN, GREY, INK, ORANGE, RED, SKY
 from flopcast.roofline.views.figures.cost import COLOURS
 
 if TYPE_CHECKING:
     from flopcast.roofline.dollars.scaling import Scaled, Scaling
+    from flopcast.roofline.step.questions.lanes import Busy, Lanes
 
 Named = Sequence[tuple[str, Sequence["Scaling"]]]
 
@@ -114,3 +115,66 @@ def _powers(ax: object, most: int) -> None:
     axis.set_major_locator(FixedLocator([2**power for power in range(most.bit_length())]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+THINNEST = 2e-3  # of the longest step: what takes less is drawn as wide
+# What a lane is filled with, by phase or by what is beside it.
+_FILLS = {
+    "forward": ("forward", SKY), "backward": ("backward", BLUE), "optimizer": ("optimizer", GREEN),
+    "beside kernels": ("sent beside kernels", ORANGE), "alone": ("sent alone: exposed", RED),
+}  # fmt: skip
+
+
+@styled
+def lanes_figure(found: Sequence[Lanes], gpu: str, basis: str, words: str) -> Figure | None:
+    """Two lanes per layout, kernels above and collectives below, over the milliseconds of a step. `words`: which step.
+    None without layouts."""
+    if not found:
+        return None
+    from matplotlib.colors import to_rgba
+
+    sheet = new_sheet(0.95 * len(found) + 1.0)
+    (ax,) = sheet.axes
+    thin = THINNEST * max(one.step_seconds for one in found)
+    used: dict[str, str] = {}
+    for place, one in enumerate(found):
+        base = -2.6 * place
+        for lane, busy in enumerate((one.kernels, one.sent)):
+            for what in dict.fromkeys(each.what for each in busy):
+                label, colour = _FILLS.get(what, (what, GREY))
+                own = [each for each in busy if each.what == what]
+                bars = [(each.start * 1e3, max(each.end - each.start, thin) * 1e3) for each in own]
+                shares = [max(min(each.seconds / (each.end - each.start), 1.0), 0.2) for each in own]
+                ax.broken_barh(bars, (base - lane, 0.9), facecolors=[to_rgba(colour, s) for s in shares], linewidth=0)
+                used.setdefault(label, colour)
+        ax.broken_barh([(0.0, one.step_seconds * 1e3)], (base - 1, 1.9), facecolors="none", edgecolors=GREY,
+                       linewidth=0.7)  # fmt: skip
+        ax.annotate(
+            f"{one.step_seconds * 1e3:.0f} ms", (one.step_seconds * 1e3, base - 0.05), (5, 0),
+            textcoords="offset points", va="center", fontsize=8.8,
+        )  # fmt: skip
+    ax.set_yticks(
+        [-2.6 * place + at for place in range(len(found)) for at in (0.45, -0.55)],
+        [text for one in found for text in (f"{one.parallel}: kernels", "collectives")],
+    )
+    ax.set(xlabel="ms of a step", xlim=(0.0, 1.1e3 * max(one.step_seconds for one in found)))
+    ax.grid(axis="y", visible=False)
+    for label, colour in used.items():
+        ax.broken_barh([], (0, 1), facecolors=colour, label=label)
+    sheet.canvas.legend(loc="outside lower center", ncols=len(used))
+    caption = (
+        f"{words}. A steady step of one GPU, as forecast; the paler, the more of "
+        "the time it waits for the host between kernels; white: neither."
+    )
+    alt = "What one GPU does when. " + " ".join(
+        f"{one.parallel}: {ms(one.step_seconds)} ms, kernels {ms(_length(one.kernels))}, sent alone "
+        f"{ms(one.shares.exposed)}."
+        for one in found
+    )
+    return finish(
+        sheet, "lanes", "Where the milliseconds go on several GPUs", caption, alt, f"{short_name(gpu)} {basis}"
+    )
+
+
+def _length(busy: Sequence[Busy]) -> float:
+    return sum(one.seconds for one in busy)
