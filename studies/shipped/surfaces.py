@@ -3,9 +3,10 @@
     python -m studies.shipped.surfaces FOLDER --gpu nvidia-h200 [--backend triton] [--op-class gemm] [--drop]
 
 For kernels that were changed and measured again, when nothing else was: fitting a whole profile anew moves every
-forecast. FOLDER holds the measurements of all of the GPU's cards; rows of other kernels than the present ones are left
-out. `--drop`: the surfaces are only taken out, where nothing measured the present kernels on this GPU; what is lent
-from another GPU then takes their place (`gpu/projection/complete.py`).
+forecast. FOLDER holds the measurements of the GPU's cards, or of those of which rows are of the present kernels; others
+are left out. A surface of which fewer rows were measured again than it has stays. `--drop`: the surfaces are only taken
+out, where nothing measured the present kernels on this GPU; what is lent from another GPU then takes their place
+(`gpu/projection/complete.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,15 @@ def refitted(profile: Profile, folder: Path, backend: str, op_class: str) -> tup
         [case for case in cases if not case.is_held_out and case.work.op_class == op_class],
         Limits(profile.device, peaks, profile.ceilings),
     )
-    return replace(profile, surfaces={**without(profile, backend, op_class).surfaces, **surfaces}), warnings
+    for key, known in profile.surfaces.items():
+        if (key.backend, key.op_class) == (backend, op_class):
+            count = len(surfaces[key].seconds) if key in surfaces else 0
+            if count < len(known.seconds):
+                surfaces[key] = known
+                warnings.append(
+                    f"{key}: {count} rows for {len(known.seconds)}, it stays as it is until all are measured"
+                )
+    return replace(profile, surfaces={**profile.surfaces, **surfaces}), warnings  # in the order that they had
 
 
 def without(profile: Profile, backend: str, op_class: str) -> Profile:
@@ -61,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made = without(profile, options.backend, options.op_class)
     else:
         made, warnings = refitted(profile, options.folder, options.backend, options.op_class)
-    replace(made, surfaces={key: made.surfaces[key] for key in sorted(made.surfaces, key=str)}).save(path)
+    made.save(path)
     print(*warnings, sep="\n", file=sys.stderr)
     for key, surface in made.surfaces.items():
         if (key.backend, key.op_class) == (options.backend, options.op_class):

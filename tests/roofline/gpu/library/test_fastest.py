@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
+from math import exp, fsum, log
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,10 @@ from flopcast.roofline.stream.lowering.describe import describe
 from flopcast.roofline.stream.model.models import load_config
 from flopcast.roofline.stream.model.run import Run, Traced
 from studies.kernels import best
+from studies.kernels.gap import multiple_of
+from studies.kernels.pairs import read_rows
+
+REPORTS = Path(__file__).resolve().parents[4] / "reports/nvidia-h200"
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +95,30 @@ def test_a_step_on_the_best_is_no_longer_than_on_either(h200: Profile) -> None:
         return sum(op.seconds for op in device_work(stream, one, h200, host))
 
     together = seconds()
-    assert all(together < seconds(matmul=matmul) * 1.001 for matmul in ("torch", "triton"))
+    # by the estimates, which the pairs that decide correct: of products within 2% of one another either may be shorter
+    assert all(together < seconds(matmul=matmul) * 1.005 for matmul in ("torch", "triton"))
     assert all(together < seconds(attention=attention) * 1.001 for attention in ("sdpa", "triton"))
+
+
+# Reached at 300 random multiples of 8, 300 of 64 and the 360 that are tuned, to none of which anything was fitted:
+# 0.993, 0.985 and 0.993 of the better one's speed, least 0.835, 0.609 (cuBLAS 1.6 times slower than ours) and 0.846.
+@pytest.mark.parametrize(
+    ("pairs", "multiple", "mean", "least"),
+    [
+        ("matmul-kernels/random.csv", "8", 0.99, 0.8),
+        ("matmul-kernels/random.csv", "64", 0.98, 0.6),
+        ("kernels.csv", "64", 0.99, 0.84),
+    ],
+)
+def test_the_picks_keep_nearly_all_of_the_better_ones_speed(
+    h200: Profile, pairs: str, multiple: str, mean: float, least: float
+) -> None:
+    rows = read_rows(REPORTS / pairs)
+    some = [row for row in rows if row["kernel"] == "matmul" and multiple_of(row) == multiple]
+    losses = [pick.loss for pick in best.products(some, h200)]
+    assert len(losses) >= 290
+    assert exp(-fsum(map(log, losses)) / len(losses)) > mean
+    assert 1 / max(losses) > least
 
 
 def test_the_study_reads_pairs_of_both_kinds(h200: Profile) -> None:
