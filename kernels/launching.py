@@ -11,8 +11,9 @@ begin at multiples of 16 bytes, and the values of what is not a tensor. The firs
 compiles. The second is watched: the tensors that it allocates, the views that it takes and the kernels that it
 launches. From then on a call of that kind allocates the same and calls Triton's own C launcher with the same kernels
 and numbers and the pointers of today, by a function made for it; nothing is looked up, bound, specialised, guarded or
-asked of torch again. On a processor where torch's silu(x) * y takes 3.2 us, a kernel launched by `kernel[grid](...)`
-takes 17 us of Python and one by its recording 1 us, the driver's part not counted (triton 3.6 and 3.7).
+asked of torch again. Without the driver's part a call of SwiGLU takes 29 us of Python as written and 0.8 us by its
+recording, one of RMSNorm 55 and 2.3, where torch's x * y takes 1.9 us (triton 3.7; `kernel[grid](...)` alone takes 14).
+On an H200's host that made RMSNorm's forward 16 us of 92, attention's 22 of 191 (`studies.kernels.launch_cost`).
 
 A call is not replayed, and runs as written, wherever that might not be the same:
 - the function did something else when watched, such as copying an operand to make it contiguous;
@@ -48,6 +49,7 @@ ALIGNMENT = 16  # bytes: Triton compiles a kernel anew for pointers that are no 
 PLANS = 1024  # of a function, at most: beyond, all are forgotten, so that ever new shapes fill no memory
 MAPS = 4096  # descriptors kept per place of a plan
 
+KNOWN = ((3, 6), (3, 7))  # versions of triton whose launcher for CUDA takes what a replay gives it
 _UNSEEN: Any = object()  # in place of a plan: no call of this kind so far
 _ALLOCATE = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 
@@ -198,6 +200,9 @@ class _Recorder(TorchDispatchMode):
         if compiled is None or kernel.pre_run_hooks:
             raise Refused("no compiled kernel, or one with hooks")
         launcher = compiled.run
+        known = type(launcher).__name__ == "CudaLauncher" and _version_of_triton() in KNOWN
+        if not known:
+            raise Refused(f"the launcher {type(launcher).__name__} of triton {_version_of_triton()}")
         if launcher.global_scratch_size or launcher.profile_scratch_size:
             raise Refused("scratch memory")
         metas = list(getattr(compiled.metadata, "tensordesc_meta", None) or ())
@@ -342,6 +347,10 @@ class _At:
 
     def data_ptr(self) -> int:
         return self.pointer
+
+
+def _version_of_triton() -> tuple[int, ...]:
+    return tuple(map(int, sys.modules["triton"].__version__.split(".")[:2]))
 
 
 def _c_function(launch: Any) -> Any:
