@@ -200,6 +200,8 @@ def page(found: Gathered, rows: Sequence[Mapping[str, Any]], shown: Section) -> 
         "- `printed/`, `ln/`: the curves of each depth law at the newest prices: `cost.csv` (every point), "
         "`crossovers.csv`, `break_even.csv` (price ratios at which two GPUs are equal: they outlive the price list), "
         "`best.csv`, `memory.csv`, `what_if.csv` (a host at none, half and twice its cost), `cost.png`.",
+        "- `modes.md`, `modes.csv`, `modes.png`: who leads where steps are compiled, by "
+        "`python -m studies.claims.modes`.",
         "",
     ]
     return "\n".join(lines)
