@@ -22,6 +22,7 @@ from flopcast.roofline.step.memory import rounded
 from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_call
 from flopcast.roofline.stream.lowering.describe import Work, describe
 from flopcast.roofline.stream.lowering.lower import launches, lower
+from flopcast.roofline.stream.lowering.variants import CallVariant
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.collectives import Collective
 from flopcast.roofline.stream.ops.op_stream import Op, Stream, once_per_stream
@@ -92,7 +93,7 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
         shape = work.shape  # `microbench.recipe.patches` gives Triton's kernel products of two matrices of 16 bits
         is_for_triton = isinstance(shape, Gemm) and shape.batch == 1 and shape.dtype in ("bf16", "fp16")
         return run.matmul if is_for_triton else "torch"
-    if work.op_class == "attention" and work.backend != "torch":  # of one token it is what torch picks for that
+    if work.op_class == "attention" and not isinstance(work.variant, CallVariant):  # of one token torch picks for itself
         is_masked = isinstance(work.shape, Attention) and work.shape.mask
         if run.attention != "sdpa" and not (is_masked and run.attention == BEST):
             return run.attention
