@@ -93,7 +93,7 @@ def backend_of(work: Work, run: Run, sdpa: str) -> str:
         shape = work.shape  # `microbench.recipe.patches` gives Triton's kernel products of two matrices of 16 bits
         is_for_triton = isinstance(shape, Gemm) and shape.batch == 1 and shape.dtype in ("bf16", "fp16")
         return run.matmul if is_for_triton else "torch"
-    if work.op_class == "attention" and not isinstance(work.variant, CallVariant):  # of one token torch picks for itself
+    if work.op_class == "attention" and not isinstance(work.variant, CallVariant):  # of one token torch picks
         is_masked = isinstance(work.shape, Attention) and work.shape.mask
         if run.attention != "sdpa" and not (is_masked and run.attention == BEST):
             return run.attention
