@@ -62,7 +62,7 @@ NODE_GAP_SIGMA = 0.5
 # Of collectives: the deviation of their log seconds beside kernels is 0.02 to 0.17, by what bounds those
 # (`gpu.links.contention`). Of device-bound steps on several GPUs beyond the error of their kernels: what five steps of
 # small models on two H200s had (`studies.parallel.timeline`).
-BESIDE_SIGMA, LANES_BEYOND = 0.1, 0.029
+BESIDE_SIGMA, LANES_BEYOND = 0.1, 0.024
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,8 @@
 
 Of each step and rank the last profiled step. Communication counts from when the last rank has come, waiting what a
 rank waits before that; exposed is when NCCL's kernels run alone, waiting included. `slower`: how many times as long the
-same kernels took where a collective ran beside them all the time, by what bounds them, over both profiled steps.
+same kernels took where a collective ran beside them all the time, by what bounds them, over both profiled steps; `gap`:
+the median between kernels, of the last one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
+from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from flopcast.microbench.ranks.measure import Interval, Kernel, spent
 from studies.command import parser_of
@@ -26,7 +28,9 @@ from studies.parallel.steps import STEPS, Measured, load
 
 FILE = ROOT / "reports" / "parallel" / "kernels.csv"
 COMPUTES = 7  # the number that the profiler gives the default stream
+AT_ONCE = 8e-6  # seconds
 FREE, BESIDE = 0.02, 0.95  # shares of a kernel's time beside collectives from which it counts as neither, or as both
+_BOUNDS = ("matrix", "attention", "memory")
 _BOUND_BY = {"matrix": ("nvjet", "gemm", "cutlass"), "attention": ("sdp", "fmha", "flash")}
 
 
@@ -46,13 +50,14 @@ class Spent:
     slower_matrix: float
     slower_attention: float
     slower_memory: float
+    gap_microseconds: float
 
 
 def spent_by(name: str, ranks: Sequence[Measured]) -> list[Spent]:
     """What each rank did; the n-th collective of one is that of the others."""
     factors = slower([step for rank in ranks for step in rank.kernels])
     return [
-        Spent(name, rank.rank, *astuple(one), *(factors.get(bound, 0.0) for bound in ("matrix", "attention", "memory")))
+        Spent(name, rank.rank, *astuple(one), *(factors.get(bound, 0.0) for bound in _BOUNDS), gap_of(rank.kernels[-1]))
         for rank, one in zip(ranks, spent([rank.kernels[-1] for rank in ranks]), strict=True)
     ]
 
@@ -76,6 +81,14 @@ def slower(steps: Sequence[Sequence[Kernel]]) -> dict[str, float]:
             alone[bound] += fmean(free)
             beside[bound] += fmean(both)
     return {bound: beside[bound] / seconds for bound, seconds in alone.items()}
+
+
+def gap_of(step: Sequence[Kernel]) -> float:
+    """The median, in microseconds, of the gaps between kernels of the default stream that follow each other at once;
+    where the host is slow it says how slow."""
+    own = sorted((kernel for kernel in step if _computes(kernel)), key=lambda kernel: kernel.start)
+    gaps = (after.start - before.interval[1] for before, after in pairwise(own))
+    return median(gap for gap in gaps if gap < AT_ONCE) * 1e6
 
 
 def bound_of(kernel: str) -> str:
@@ -123,13 +136,13 @@ def main() -> None:
             for one in spent_by(step.name, [load(path) for path in paths])
         )
     columns = ["step", "rank", *(f"{field.name}, ms" for field in fields(Spent)[2:9]), "slower: matrix", "attention",
-               "memory"]  # fmt: skip
+               "memory", "gap, us"]  # fmt: skip
     print(table(columns, [_row(one) for one in read()]))
 
 
 def _row(one: Spent) -> list[str]:
     name, rank, *values = astuple(one)
-    seconds, factors = values[:7], values[7:]
+    seconds, factors = values[:7], values[7:]  # and microseconds
     return [name, str(rank), *(f"{value * 1e3:.2f}" for value in seconds), *(f"{f:.2f}" * (f > 0) for f in factors)]
 
 
