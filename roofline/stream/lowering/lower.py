@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -87,12 +88,36 @@ def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
     if name in _ATTENTION and _is_square(stream, op, name):
         return _attention(stream, op, name), _ATTENTION[name].backend
     call = stream.call(op)
+    if name == "aten._grouped_mm" and (ranks := _ranks_of_experts(stream)) > 1:
+        call = _of_own_experts(call, ranks)
     if is_fused(name):
         return fused_call(call, int(stream.meta.get("accumulate", 1))), "triton"
     is_copied_to_itself = name == "aten.copy_" and len(op.inputs) == 1  # torch returns at once
     if not call.bytes or is_copied_to_itself:
         return None
     return call, "torch"
+
+
+def _ranks_of_experts(stream: Stream) -> int:
+    """Returns among how many ranks a step divides its experts."""
+    layout = stream.meta.get("parallel", {}).get("layout", "")
+    return next((int(part[3:]) for part in layout.split(",") if part.startswith("ep=")), 1)
+
+
+def _of_own_experts(call: Call, ranks: int) -> Call:
+    """Returns a grouped product of the rows that come to a rank's own experts, their mean share. The call gets those
+    of all experts, of which the kernel leaves out what lies behind the last group."""
+    a, b, *rest = call.inputs
+    of_weights = len(b.shape) == 2  # their gradient: summed over rows
+
+    def own(operand: Operand, place: int) -> Operand:
+        shape = list(operand.shape)
+        shape[place] = max(1, shape[place] // ranks)
+        return replace(operand, shape=tuple(shape))
+
+    if of_weights:
+        return replace(call, inputs=(own(a, -1), own(b, 0), *rest))
+    return replace(call, inputs=(own(a, 0), b, *rest), outputs=tuple(own(out, 0) for out in call.outputs))
 
 
 def _flat_copy(stream: Stream, op: Op, name: str) -> Call:
