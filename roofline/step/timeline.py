@@ -102,7 +102,8 @@ class Timeline:
         where what is slowed then runs beside something else: steps of FSDP by 3 to 4%. Then they keep these times,
         whatever the speeds."""
         alone = [*self.before, self.ops]
-        stages, now = alone, (0.0, 0.0)
+        stages: list[Sequence[TimedOp]] = list(alone)
+        now = 0.0, 0.0
         for turn in range(1, _MOST_TURNS + 1):
             simulation = self._simulated(stages)
             spans: list[list[Span]] = [[] for _ in stages]
@@ -113,7 +114,8 @@ class Timeline:
             if is_settled or turn == _MOST_TURNS:
                 break
             found = [slowed(ops, ran, self._beside) for ops, ran in zip(alone, spans, strict=True)]
-            stages = found if turn == 1 else [list(map(_halfway, *pair)) for pair in zip(stages, found, strict=True)]
+            pairs = zip(stages, found, strict=True)
+            stages = [new if turn == 1 else list(map(_halfway, old, new)) for old, new in pairs]
         return simulation, stages[-1], spans[-1]
 
     def _beside(self, op: TimedOp, sent: Collective) -> Contended:

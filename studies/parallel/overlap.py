@@ -30,7 +30,6 @@ FILE = ROOT / "reports" / "parallel" / "kernels.csv"
 COMPUTES = 7  # the number that the profiler gives the default stream
 AT_ONCE = 8e-6  # seconds
 FREE, BESIDE = 0.02, 0.95  # shares of a kernel's time beside collectives from which it counts as neither, or as both
-_BOUNDS = ("matrix", "attention", "memory")
 _BOUND_BY = {"matrix": ("nvjet", "gemm", "cutlass"), "attention": ("sdp", "fmha", "flash")}
 
 
@@ -56,10 +55,11 @@ class Spent:
 def spent_by(name: str, ranks: Sequence[Measured]) -> list[Spent]:
     """What each rank did; the n-th collective of one is that of the others."""
     factors = slower([step for rank in ranks for step in rank.kernels])
-    return [
-        Spent(name, rank.rank, *astuple(one), *(factors.get(bound, 0.0) for bound in _BOUNDS), gap_of(rank.kernels[-1]))
-        for rank, one in zip(ranks, spent([rank.kernels[-1] for rank in ranks]), strict=True)
-    ]
+    found = []
+    for rank, one in zip(ranks, spent([rank.kernels[-1] for rank in ranks]), strict=True):
+        last = [*(factors.get(bound, 0.0) for bound in ("matrix", "attention", "memory")), gap_of(rank.kernels[-1])]
+        found.append(Spent(name, rank.rank, *astuple(one), *last))
+    return found
 
 
 def slower(steps: Sequence[Sequence[Kernel]]) -> dict[str, float]:
