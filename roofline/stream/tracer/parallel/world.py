@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,6 +33,21 @@ def fake_world(size: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Clears what DTensor remembers of calls. Meshes of two worlds are alike to it, and it would go on with the groups
+    of the first, by names that in the next are other groups' or nobody's."""
+    debug: Any = sys.modules.get("torch.distributed.tensor.debug")
+    if debug is None and "torch.distributed.tensor" in sys.modules:
+        debug = importlib.import_module("torch.distributed.tensor.debug")
+    if debug is not None:
+        debug._clear_sharding_prop_cache()
+    redistribute: Any = sys.modules.get("torch.distributed.tensor._redistribute")
+    for function in vars(redistribute).values() if redistribute is not None else ():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
 
 
 # Methods of a mesh that compute with tensors of ranks, by torch's version; fake tensors have no values.

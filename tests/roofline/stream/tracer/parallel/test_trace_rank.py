@@ -175,3 +175,15 @@ def test_who_uses_a_reduced_activation_waits_for_it() -> None:
         )  # fmt: skip
         assert user.lane == 0
         assert any(wait >= sum_.op for wait in user.waits)
+
+
+def test_a_world_does_not_go_on_with_the_groups_of_the_one_before() -> None:
+    """DTensor keeps what it worked out for meshes that are alike to it."""
+    from flopcast.roofline.stream.tracer.parallel.trace import trace_rank
+
+    small = make_config(width=128, depth=2, heads=2, kv_heads=2, head_dim=64, vocab=512)
+    for layout in ("tp=2,hsdp=2x2", "tp=2,fsdp=4"):
+        stream = trace_rank(small, Traced(batch=2, seq=32, optimizer="adamw-fused", parallel=layout))
+    divided = [one for one in collectives(stream) if "functional" in stream.ops[one.op].name]
+    assert {(one.ranks, one.stride) for one in divided} <= {(2, 1), (4, 2)}
+    assert (2, 1) in {(one.ranks, one.stride) for one in divided}
