@@ -166,11 +166,11 @@ def test_layouts_are_ranked(flopcast: Flopcast) -> None:
     step = (*H200, *SMALL, "--heads", "2", "--kv-heads", "1", "--parallel", "auto")
     done = flopcast("predict", *step, "--num-gpus", "2")
     assert done.code == 0, done.err
-    assert "4 of 4 layouts fit" in " ".join(done.out.split())
+    assert "5 of 5 layouts fit" in " ".join(done.out.split())
     assert "fastest: " in done.out
     assert "1 cannot be: tp=2 does not divide" in done.out
     found = flopcast("predict", *step, "--num-gpus", "2", "--json").document
-    assert {one["parallel"] for one in found["fitting"]} == {"ddp=2", "zero1=2", "zero2=2", "fsdp=2"}
+    assert {one["parallel"] for one in found["fitting"]} == {"ddp=2", "zero1=2", "zero2=2", "fsdp=2", "cp=2"}
     for options, said in (((), "give --num-gpus"), (("--num-gpus", "2", "--gpus", "H200,L4"), "--parallel auto")):
         assert said in flopcast("predict", *step, *options).err
     assert "--num-gpus 2 without --parallel auto" in flopcast("predict", *H200, *SMALL, "--num-gpus", "2").err
