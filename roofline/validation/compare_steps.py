@@ -308,6 +308,7 @@ def _compare(job: _Job, forecasts: _Forecasts) -> StepComparison:
         host_calibrated="in the same run" if host is not None else "with the profile",
         used_in_intervals=plan.group == INTERVALS,
         clock_mhz=row.get("clock_mhz"),
+        rounds=row.get("n"),
         others_share=row.get("others_share"),
         is_busy=is_busy(row.get("others_share"), profile.device["type"]),
     )

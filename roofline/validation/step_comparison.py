@@ -74,7 +74,7 @@ class StepComparison:
     taken). `in_a_row`: a compiled `step` as one of as few as were timed in a row, of which the last was waited for.
     `own_sigmas`: by group, the deviation of the log of its forecast seconds by the errors of single shapes.
     `others_share`: of the machine's cores, that other processes kept busy while the step ran; `is_busy` where
-    that made it longer.
+    that made it longer. `rounds`: how many times the step was timed, of which the median counts.
     """
 
     plan: StepPlan
@@ -97,6 +97,7 @@ class StepComparison:
     host_calibrated: str = "with the profile"
     used_in_intervals: bool = False
     clock_mhz: float | None = None
+    rounds: int | None = None
     others_share: float | None = None
     is_busy: bool = False
     transformers: str | None = None
