@@ -40,7 +40,18 @@ from studies.command import parser_of
 from studies.evidence import bounds
 from studies.evidence.kernels import Held, by_kind
 from studies.evidence.processes import judge
-from studies.evidence.steps import H100, H200, MACHINES, PROJECTED, Rows, compared, is_plain, judged, sets_of
+from studies.evidence.steps import (
+    EARLIER_TILES,
+    H100,
+    H200,
+    MACHINES,
+    PROJECTED,
+    Rows,
+    compared,
+    is_plain,
+    judged,
+    sets_of,
+)
 from studies.markdown import table
 
 FILES = (Path("docs/accuracy.md"), Path("README.md"))
@@ -217,7 +228,8 @@ def is_of(recorded: Mapping[str, Any], plan: StepPlan) -> bool:
 
 def others(evidence: Evidence) -> str:
     """Device time and step beyond plain Qwen3, set by set, and other families one by one."""
-    names = ("H200, other kernels", "H200, other options", "H200, other families", "H100 SXM, other kernels")
+    names = ("H200, other kernels", EARLIER_TILES, "H200, other options", "H200, other families",
+             "H100 SXM, other kernels")  # fmt: skip
     lines = [_line(name, evidence.sets[name]) for name in names]
     lines += [_line(f"- {short_name(row.label)}", [row]) for row in evidence.sets["H200, other families"]]
     return table(

@@ -130,10 +130,8 @@ class Clocked:
         self.now += 0.008
         self.runs += 1
 
-    def zero_grad(self) -> None: ...
-    def forward(self) -> None: ...
-    def backward(self, loss: None) -> None: ...
-    def optimizer_step(self) -> None: ...
+    def phases(self) -> Iterator[str]:
+        yield from ("forward", "backward", "optimizer")
 
 
 @pytest.mark.parametrize(("least", "in_a_round"), [(0.0, 5), (0.03, 5), (0.2, 25)])
@@ -220,7 +218,7 @@ def test_rows_say_what_was_run() -> None:
         "name": "tiny", "config": TINY, "batch": 2, "seq": 16, "precision": "autocast-bf16", "optimizer": "adamw",
         "attention": "sdpa", "matmul": "torch", "accumulate": 1, "checkpoint": "none", "fused": "none", "clip": 0.0,
         "finetune": "full", "lora_rank": 16, "lora_targets": "all-linear", "base_dtype": "auto",
-        "phase": "train", "context": 0, "module": "", "group": "ladder", "mode": "eager",
+        "phase": "train", "context": 0, "module": "", "group": "ladder", "mode": "eager", "parallel": "none",
     }  # fmt: skip
     keys = {
         plan.key

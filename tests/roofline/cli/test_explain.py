@@ -100,7 +100,9 @@ def test_explain_takes_what_predict_takes(flopcast: Run) -> None:
     def options(command: str) -> set[str]:
         return {word.rstrip(":,.;") for word in flopcast(command, "--help")[1].split() if word.startswith("--")}
 
-    assert options("predict") - options("explain") == {"--explain", "--largest-batch", "--gpus", "--sort"}
+    of_many = {"--explain", "--largest-batch", "--gpus", "--sort", "--num-gpus"}
+    of_batches = {"--input", "--workers", "--load-ms"}  # what feeds the step; explain is of the step itself
+    assert options("predict") - options("explain") == of_many | of_batches
     code, _, err = flopcast(*STEP, "--precision", "int8")
     assert code == 2
     assert "precision 'int8'" in err
