@@ -52,12 +52,10 @@ def _in_pairs(logits: Tensor) -> bool:
     )
 
 
-def _count(module: Any, target: Tensor, ignore_index: int, reduction: str, slots: int = 0) -> tuple[Tensor, Tensor]:
-    """(the divisor of the sum of losses, fp32 [1]; zeroed words [rows, slots] for programs that share a row)."""
+def _is_mean(reduction: str) -> bool:
     if reduction not in ("mean", "sum"):
         raise ValueError(f"unknown reduction {reduction!r}: known are mean, sum")
-    count, words = module.count_targets(target.contiguous(), ignore_index, slots)
-    return count if reduction == "mean" else torch.ones_like(count), words
+    return reduction == "mean"
 
 
 def _launch(
@@ -81,14 +79,13 @@ def forward(
     Raises ValueError on operands that do not fit together, BackendUnavailable where the kernel cannot run,
     NotImplementedError for bf16 in the interpreter.
     """
-    module = _module(logits, target)
-    count, _ = _count(module, target, ignore_index, reduction)
+    module, mean = _module(logits, target), _is_mean(reduction)
+    target = target.contiguous()
     losses, lse = (torch.empty(logits.shape[:1], dtype=torch.float32, device=logits.device) for _ in range(2))
     if logits.shape[0]:
-        module.launch_forward(
-            _rows(logits), target.contiguous(), losses, lse, ignore_index, config or config_for("fwd")
-        )
-    return module.mean(losses, count), lse, count
+        module.launch_forward(_rows(logits), target, losses, lse, ignore_index, config or config_for("fwd"))
+    loss, count = module.count_and_mean(losses, target, ignore_index, mean)
+    return loss, lse, count
 
 
 def backward(
@@ -112,14 +109,14 @@ def loss_and_gradient(
     *, config: VocabConfig | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Triton: (loss in fp32; its gradient, contiguous, in the logits' dtype) from one kernel. Errors as `forward`."""
-    module = _module(logits, target)
-    rows = _rows(logits)
+    module, mean = _module(logits, target), _is_mean(reduction)
+    target, rows = target.contiguous(), _rows(logits)
     config, slots = _plan(rows, rows.shape[1], _in_pairs(rows), config)
-    count, words = _count(module, target, ignore_index, reduction, slots)
+    count, words = module.count_targets(target, ignore_index, mean, slots)
     losses = torch.empty(logits.shape[:1], dtype=torch.float32, device=logits.device)
     out = logits.new_empty(logits.shape)
     if logits.numel():
-        _launch(module, rows, target.contiguous(), losses, count, words, out, ignore_index, config)
+        _launch(module, rows, target, losses, count, words, out, ignore_index, config)
     return module.mean(losses, count), out
 
 
@@ -145,7 +142,7 @@ def linear_loss_and_gradients(
     target = target.contiguous()
     vocab = weight.shape[0]
     config, slots = _plan(hidden, vocab, hidden.element_size() == 2 and vocab % 2 == 0, None)
-    count, words = _count(module, target, ignore_index, reduction, slots)
+    count, words = module.count_targets(target, ignore_index, _is_mean(reduction), slots)
     losses = torch.empty(rows, dtype=torch.float32, device=hidden.device)
     dhidden = hidden.new_empty(hidden.shape)
     dweight: Tensor | None = None

@@ -179,17 +179,36 @@ def both_kernel(
 
 
 @triton.jit
-def count_kernel(target_ptr, count_ptr, words_ptr, rows, numel, ignore_index, BLOCK: tl.constexpr):
-    """The first program writes to count[0] how many targets are not ignored, in fp32 (exact up to 2^24); each of the
-    others writes zeros to one block of words[numel]."""
-    program = tl.program_id(0)
-    if program == 0:
+def _divisor(target_ptr, rows, ignore_index, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    """How many targets are not ignored, in fp32 (exact up to 2^24); 1 for a sum."""
+    if MEAN:
         total = tl.zeros((BLOCK,), dtype=tl.int32)
         for start in range(0, rows, BLOCK):
             at = start + tl.arange(0, BLOCK)
             target = tl.load(target_ptr + at, mask=at < rows, other=ignore_index)
             total += (target != ignore_index).to(tl.int32)
-        tl.store(count_ptr, tl.sum(total, 0).to(tl.float32))
+        divisor = tl.sum(total, 0).to(tl.float32)
+    else:
+        divisor = 1.0
+    return divisor
+
+
+@triton.jit
+def _sum(losses_ptr, rows, BLOCK: tl.constexpr):
+    """The sum of the losses, in one fixed order."""
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, rows, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(losses_ptr + at, mask=at < rows, other=0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def count_kernel(target_ptr, count_ptr, words_ptr, rows, numel, ignore_index, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    """The first program writes the divisor to count[0], each of the others zeros to one block of words[numel]."""
+    program = tl.program_id(0)
+    if program == 0:
+        tl.store(count_ptr, _divisor(target_ptr, rows, ignore_index, MEAN, BLOCK))
     else:
         at = (program - 1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         tl.store(words_ptr + at, tl.zeros((BLOCK,), tl.int64), mask=at < numel)
@@ -197,12 +216,18 @@ def count_kernel(target_ptr, count_ptr, words_ptr, rows, numel, ignore_index, BL
 
 @triton.jit
 def mean_kernel(losses_ptr, count_ptr, out_ptr, rows, BLOCK: tl.constexpr):
-    """out = the sum of the losses over count, in one fixed order; NaN when all are ignored, as in torch."""
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for start in range(0, rows, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        total += tl.load(losses_ptr + at, mask=at < rows, other=0.0)
-    tl.store(out_ptr, tl.sum(total, 0) / tl.load(count_ptr))
+    """out = the sum of the losses over count; NaN when all are ignored, as in torch."""
+    tl.store(out_ptr, _sum(losses_ptr, rows, BLOCK) / tl.load(count_ptr))
+
+
+@triton.jit
+def count_and_mean_kernel(
+    losses_ptr, target_ptr, count_ptr, out_ptr, rows, ignore_index, MEAN: tl.constexpr, BLOCK: tl.constexpr
+):
+    """As `mean_kernel`, and writes the divisor to count[0]: for losses that were made without it."""
+    divisor = _divisor(target_ptr, rows, ignore_index, MEAN, BLOCK)
+    tl.store(count_ptr, divisor)
+    tl.store(out_ptr, _sum(losses_ptr, rows, BLOCK) / divisor)
 
 
 @triton.jit
@@ -223,24 +248,17 @@ def _block(vocab: int, config: Any) -> int:
     return int(min(config.block, max(8, next_power_of_2(vocab))))
 
 
-def count_targets(target: Tensor, ignore_index: int, slots: int = 0) -> tuple[Tensor, Tensor]:
-    """(how many targets are not ignored, fp32 [1]; zeros int64 [rows, slots], through which `split_kernel` talks)."""
+def count_targets(target: Tensor, ignore_index: int, mean: bool, slots: int = 0) -> tuple[Tensor, Tensor]:
+    """(the divisor of the sum of losses, fp32 [1]: how many targets are not ignored, or 1; zeros int64 [rows, slots],
+    through which `split_kernel` talks)."""
     count = torch.empty(1, dtype=torch.float32, device=target.device)
     words = torch.empty((target.numel(), slots), dtype=torch.int64, device=target.device)
     block = 4096  # 8,192 targets by blocks of 1,024 took eight latencies of 1 us
     with torch.cuda.device_of(target):
         launch(
-            count_kernel,
-            (1 + cdiv(words.numel(), block),),
-            target,
-            count,
-            words,
-            target.numel(),
-            words.numel(),
-            ignore_index,
-            BLOCK=block,
-            num_warps=16,
-        )
+            count_kernel, (1 + cdiv(words.numel(), block),),
+            target, count, words, target.numel(), words.numel(), ignore_index, MEAN=mean, BLOCK=block, num_warps=16,
+        )  # fmt: skip
     return count, words
 
 
@@ -250,6 +268,18 @@ def mean(losses: Tensor, count: Tensor) -> Tensor:
     with torch.cuda.device_of(losses):
         launch(mean_kernel, (1,), losses, count, out, losses.numel(), BLOCK=4096, num_warps=16)
     return out
+
+
+def count_and_mean(losses: Tensor, target: Tensor, ignore_index: int, mean: bool) -> tuple[Tensor, Tensor]:
+    """(the sum of the losses over the divisor, an fp32 scalar; the divisor, as `count_targets` gives it)."""
+    out = torch.empty((), dtype=torch.float32, device=losses.device)
+    count = torch.empty(1, dtype=torch.float32, device=losses.device)
+    with torch.cuda.device_of(losses):
+        launch(
+            count_and_mean_kernel, (1,),
+            losses, target, count, out, losses.numel(), ignore_index, MEAN=mean, BLOCK=4096, num_warps=16,
+        )  # fmt: skip
+    return out, count
 
 
 def launch_forward(logits: Tensor, target: Tensor, losses: Tensor, lse: Tensor, ignore_index: int, config: Any) -> None:

@@ -187,7 +187,9 @@ def cases() -> Iterator[tuple[str, Any, list[tuple[Any, ...]]]]:
         cross_entropy.cross_entropy_op,
         [(normal(8, n), target, -100, reduction) for n in (512, 500) for reduction in ("mean", "sum")],
     )
-    yield "cross_entropy_both", cross_entropy.cross_entropy_with_gradient_op, [(normal(8, 512), target, -100, "mean")]
+    yield "cross_entropy_both", cross_entropy.cross_entropy_with_gradient_op, [
+        (normal(8, 512), target, -100, reduction) for reduction in ("mean", "sum")
+    ]  # fmt: skip
     scores = (torch.ones(()), normal(8, 512), target, torch.ones(8), torch.ones(1), -100)
     yield "cross_entropy_backward", cross_entropy.cross_entropy_backward_op, [scores]
     pack = normal(1, 128, 8, 64).transpose(1, 2)

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from flopcast.kernels.shapes import Call, Operand
 
-# Kernels per call: a call that sums a weight's gradient adds up the partial sums in a second kernel; a loss counts its
-# targets in a first and averages in a last one.
+# Kernels per call: a call that sums a weight's gradient adds up the partial sums in a second kernel; a loss with its
+# gradient counts its targets in a first and averages in a last one, which counts too where no gradient is made.
 FUSED_LAUNCHES = {
     "rms_norm": 1, "rms_norm_backward": 2, "add_rms_norm": 1, "add_rms_norm_backward": 2,
     "rope_qk_norm": 1, "rope_qk_norm_backward": 2, "rotary": 1, "rotary_backward": 1, "swiglu": 1, "swiglu_backward": 1,
-    "cross_entropy": 3, "cross_entropy_backward": 1, "cross_entropy_with_gradient": 3, "scale_": 1,
+    "cross_entropy": 2, "cross_entropy_backward": 1, "cross_entropy_with_gradient": 3, "scale_": 1,
 }  # fmt: skip
 
 # Operators that take longer than their bytes at copy bandwidth, and by which factor (H200,
