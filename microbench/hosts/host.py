@@ -18,6 +18,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -91,10 +92,11 @@ def run_host(
     retry: Collection[str] = (),
     counts: Mapping[int, Mapping[str, Mapping[str, float]]] = MappingProxyType({}),
     clock: Callable[[], float] = time.perf_counter,
+    beside: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Summary:
     """Measures and records the host seconds of each phase at each depth of `builders` (depth -> function that builds
     the step). `counts`: numbers of ops by kind, by depth and phase, where the rows shall have them, complete once the
-    steps are built.
+    steps are built. `beside` is held while they are measured, not while they are built.
 
     `model` names the family and whatever else changes what is launched ("qwen3-adamw-fused"). The models of all depths
     are in memory at once, since each round runs all of them, so widths must be tiny. Depths are skipped only when all
@@ -122,7 +124,7 @@ def run_host(
         for _ in range(rounds):
             for depth, step in steps.items():
                 gc.collect()
-                with no_garbage_collection():
+                with no_garbage_collection(), beside():
                     found = [host_phases(step, device, clock) for _ in range(steps_per_round)]
                     steady = steady_seconds(step, device, clock)
                 samples[depth] += [{**phases, "steady": steady} for phases in found]

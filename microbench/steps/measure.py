@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from flopcast.gc_pause import no_garbage_collection
 from flopcast.microbench.recipe.inference import InferenceStep
 from flopcast.microbench.recipe.training_step import TrainingStep
+from flopcast.microbench.steps.beside import NOTHING, Beside
 from flopcast.microbench.timing.telemetry import Reading
 
 # Ranges and overheads that the profiler lists among operators and kernels.
@@ -65,6 +66,7 @@ def time_step(
     warm_up: int = 3,
     least_round_seconds: float = 0.0,
     read: Callable[[], Reading] | None = None,
+    beside: Beside = NOTHING,
 ) -> StepTiming:
     """Runs `step` for real, without a profiler.
 
@@ -75,24 +77,35 @@ def time_step(
     device-bound step this exceeds the host's own work. Peak memory includes the first step. Each round of decodes
     begins with the cache that the first had, and each run grows it by a token, as generating does. `read`: reads the
     device's telemetry in the step after the last round, which starts on an idle device and may miss a power limit.
+    All of the first steps but one may run while other processes compute (`beside`); the rest has the machine alone.
     """
+    if step.device_type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(warm_up - 1):
+        beside.first(step)
+    with beside.still():
+        return _timed(step, rounds, steps_per_round, least_round_seconds, read)
+
+
+def _timed(
+    step: TrainingStep | InferenceStep, rounds: int, steps_per_round: int, least_round_seconds: float,
+    read: Callable[[], Reading] | None,
+) -> StepTiming:  # fmt: skip
+    """Runs the last of the first steps, which tells how many a round takes, and the rounds."""
     is_cuda = step.device_type == "cuda"
     synchronize: Callable[[], None] = torch.cuda.synchronize if is_cuda else lambda: None
-    if is_cuda:
-        torch.cuda.reset_peak_memory_stats()
-    last = 0.0
-    for _ in range(warm_up):
-        start = time.perf_counter()
-        step.run()
-        synchronize()
-        last = time.perf_counter() - start
+    synchronize()
+    start = time.perf_counter()
+    step.run()
+    synchronize()
+    last = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() if is_cuda else None
     steps_per_round = max(min(2, steps_per_round), min(steps_per_round, int(LONG_ROUND_SECONDS / max(last, 1e-9))))
     steps_per_round = max(steps_per_round, int(least_round_seconds / max(last, 1e-9)))
     walls: list[float] = []
     hosts: list[float] = []
     phases: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
-    reading: Reading | None = None
+    reading = read() if read is not None else None  # from which on the share of the cores that others use counts
     gc.collect()
     with no_garbage_collection():
         for number in range(rounds):

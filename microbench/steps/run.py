@@ -8,7 +8,8 @@ import statistics
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
@@ -25,7 +26,10 @@ from flopcast.microbench.recipe.patches import patched
 from flopcast.microbench.recipe.plans import PHASES, HostPlan, StepPlan
 from flopcast.microbench.records.recorder import Recorder
 from flopcast.microbench.records.rows import EMPTY_FIELDS, KERNEL, Fields, Row, merged
+from flopcast.microbench.steps.ahead import ahead_of
+from flopcast.microbench.steps.beside import NOTHING, Beside
 from flopcast.microbench.steps.build import build_plan
+from flopcast.microbench.steps.gpu_alone import gpu_alone
 from flopcast.microbench.steps.measure import Kernel, StepKernels, StepTiming, profile_step, time_step
 from flopcast.microbench.sweep.work import Stopwatch, Summary, first_line, oom_or_error, work_through
 from flopcast.microbench.timing.allocator import settle_allocator
@@ -67,7 +71,10 @@ def run_steps(
     With `host`, its tiny models are run between the steps, so that the host's speed at that time is known: it differs
     by 10 to 40% from one process to the next, and also drifts. Their rows are those of `run_host`; a step's row
     says in which run (`session`) and after how many of their samples (`host_samples_before`) it was timed. The models
-    of `compiled` are measured once, before the steps.
+    of `compiled` are measured once.
+
+    Compiled steps are compiled ahead, in processes of their own, which profile their kernels too (`ahead`): each step
+    is timed as soon as its code is there, while they stand still.
 
     Two passes, because launches cost more in a process that has used CUDA's profiler (`profile_step`). A step that
     does not fit gets a row of status "oom", any other fault one of status "error", and the other steps continue. A run
@@ -101,8 +108,6 @@ class _Run:
 
     def times(self, host: HostPlan | None, compiled: Sequence[HostPlan], time_it: Callable[..., StepTiming]) -> None:
         todo = self._left_of(self.plans, _TIMES)
-        for plan in compiled if todo else ():
-            self._compiled_host(plan)
         calibration = HostCalibration(host, self.device) if host is not None and todo else None
         if calibration is not None and self.device.type == "cuda" and any(plan.has_triton for plan in todo):
             self._append(operator_rows(self.device), suite=self.suite)
@@ -110,29 +115,50 @@ class _Run:
         if self.device.type == "cuda":  # a processor's telemetry tells it already
             read = beside_others(read)
 
-        def timed(step: training_step.TrainingStep | InferenceStep) -> Fields:
-            timing = time_it(step, read=read)
-            return timing_fields(timing, 0 if calibration is None else calibration.held_bytes())
+        def times(plan: StepPlan, beside: Beside = NOTHING) -> Fields:
+            def timed(step: training_step.TrainingStep | InferenceStep) -> Fields:
+                timing = time_it(step, read=read, beside=beside)
+                return timing_fields(timing, 0 if calibration is None else calibration.held_bytes())
 
-        def times(plan: StepPlan) -> Fields:
             if calibration is None:
                 return measure_plan(plan, self.device, timed)
-            calibration.sample()
+            with beside.still():
+                calibration.sample()
             return {**measure_plan(plan, self.device, timed), "host_samples_before": calibration.n_samples}
 
-        self._work_through(todo, "real steps, times", _TIMES, times)
+        eager = [plan for plan in todo if plan.mode == "eager"]
+        self._work_through(eager, "real steps, times", _TIMES, times, len(eager))
+        if len(eager) < len(todo):
+            self._as_they_are_compiled([plan for plan in todo if plan.mode != "eager"], compiled, times)
         if calibration is not None:
             if calibration.n_samples:
                 calibration.sample()
             self._append(calibration.rows(self.suite))
 
-    def _compiled_host(self, plan: HostPlan) -> None:
+    def _as_they_are_compiled(
+        self, todo: Sequence[StepPlan], hosts: Sequence[HostPlan], times: Callable[[StepPlan, Beside], Fields]
+    ) -> None:
+        """Times compiled steps, each when its code is there, and keeps the rows of their kernels."""
+        with ahead_of(todo, hosts, self.device) as ahead:
+
+            def ready() -> Iterator[StepPlan]:
+                for one in ahead.ready(self.watch.is_spent):
+                    if isinstance(one.what, HostPlan):
+                        self._compiled_host(one.what, ahead)
+                        continue
+                    yield one.what
+                    if one.kernels is not None and self.recorder.status(one.what.key) == "ok":
+                        self._append([self._row(_KERNELS(one.what), one.kernels)])
+
+            self._work_through(ready(), "compiled steps", _TIMES, lambda plan: times(plan, ahead), len(todo))
+
+    def _compiled_host(self, plan: HostPlan, beside: Beside) -> None:
         """Measures the host cost of compiled tiny models; a failure gets rows that say so, and the steps are run."""
         builders, counts = host_builders(plan, self.device)
         kept = Kept()
         run_host(
             builders, model=plan.model, recorder=kept, device=self.device, suite=self.suite, counts=counts,
-            rounds=COMPILED_ROUNDS, steps_per_round=plan.steps_per_round,
+            rounds=COMPILED_ROUNDS, steps_per_round=plan.steps_per_round, beside=beside.still,
         )  # fmt: skip
         forget(plan.mode)
         self._append(kept.rows)
@@ -141,29 +167,34 @@ class _Run:
         ran = [plan for plan in self.plans if self.recorder.status(plan.key) == "ok"]
         todo = self._left_of(ran, _KERNELS)
         profiled = partial(measure_plan, device=self.device, measure=lambda step: kernel_fields(profile_step(step)))
-        self._work_through(todo, "real steps, kernels", _KERNELS, profiled)
+        self._work_through(todo, "real steps, kernels", _KERNELS, profiled, len(todo))
 
     def estimates(self) -> None:
         from flopcast.microbench.steps.torch_estimate import estimate_plans
 
         todo = self._left_of(self.plans, _ESTIMATES)
         with estimate_plans(todo, self.device, budget_seconds=self.watch.left) as estimated:
-            self._work_through(todo, "torch's estimates", _ESTIMATES, estimated)
+            self._work_through(todo, "torch's estimates", _ESTIMATES, estimated, len(todo))
 
     def _left_of(self, plans: Sequence[StepPlan], key: PlanKey) -> list[StepPlan]:
         todo = [plan for plan in plans if not self.recorder.is_done(key(plan), retry=self.retry)]
         self.skipped += len(plans) - len(todo)
         return todo
 
-    def _work_through(self, todo: Sequence[StepPlan], label: str, key: PlanKey, measure: PlanMeasure) -> None:
-        def row(plan: StepPlan) -> Row:
-            what = {"key": key(plan), "backend": "torch", "cache": "cold", "shape": None}
-            return merged(Row, what, {"suite": self.suite, "session": self.session}, measure(plan))
-
-        named = [(plan.name, plan) for plan in todo]
-        statuses = work_through(named, row, recorder=self.recorder, label=label, watch=self.watch)
+    def _work_through(
+        self, todo: Iterable[StepPlan], label: str, key: PlanKey, measure: PlanMeasure, planned: int
+    ) -> None:
+        statuses = work_through(
+            ((plan.name, plan) for plan in todo),
+            lambda plan: self._row(key(plan), measure(plan)),
+            recorder=self.recorder, label=label, watch=self.watch, planned=planned,
+        )  # fmt: skip
         self.statuses.update(statuses)
-        self.remaining += len(todo) - statuses.total()
+        self.remaining += planned - statuses.total()
+
+    def _row(self, key: str, fields: Fields) -> Row:
+        what = {"key": key, "backend": "torch", "cache": "cold", "shape": None}
+        return merged(Row, what, {"suite": self.suite, "session": self.session}, fields)
 
     def _append(self, rows: Iterable[Fields], **fields: str) -> None:
         for row in rows:
@@ -220,12 +251,14 @@ class HostCalibration:
 
 
 def measure_plan(plan: StepPlan, device: torch.device, measure: Measure) -> Fields:
-    """Returns the fields of one plan's row, also where the measurement fails."""
+    """Returns the fields of one plan's row, also where the measurement fails. A model that is compiled, which other
+    processes do beside this one, is built with the GPU for itself."""
     empty = {**EMPTY_FIELDS, "role": "validation", "plan": asdict(plan), "unit": "seconds", "value": None}
     step = None
     try:
         with patched(plan.matmul, plan.attention, device.type):
-            step = build_plan(plan, device)
+            with nullcontext() if plan.mode == "eager" else gpu_alone(device.type):
+                step = build_plan(plan, device)
             return {**empty, **measure(step), "n_params": sum(p.numel() for p in step.model.parameters())}
     except Exception as error:
         return {**empty, "status": oom_or_error(error), "reason": first_line(error)}

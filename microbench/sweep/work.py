@@ -68,13 +68,17 @@ def work_through(
     recorder: Recorder,
     label: str,
     watch: Stopwatch,
+    planned: int | None = None,
 ) -> Counter[str]:
     """Measures the items of (name, item) pairs in turn and writes one row per item; begins none once the time is spent.
-    Returns the number of rows by status. Raises RunError on a full disk."""
-    items = list(todo)
+    `planned`: how many there are, of an iterator that waits for each. Returns the number of rows by status. Raises
+    RunError on a full disk."""
+    if planned is None:
+        todo = list(todo)
+        planned = len(todo)
     statuses = Counter[str]()
-    with progress(label, len(items), in_logs=True) as shown:
-        for name, item in items:
+    with progress(label, planned, in_logs=True) as shown:
+        for name, item in todo:
             if watch.is_spent():
                 break
             row = measure(item)

@@ -22,17 +22,20 @@ COMPILED_ROUND_SECONDS = 0.2
 
 def run_validation_steps(
     device: str | None, suite: str, out: Path, *, retry: tuple[str, ...] = (), budget: float | None = None,
-    parts: tuple[str, ...] | None = None, mode: str = "eager", names: Collection[str] = (),
+    parts: tuple[str, ...] | None = None, mode: str | Sequence[str] = "eager", names: Collection[str] = (),
     with_tiny: bool = True,
 ) -> str:  # fmt: skip
     """Runs the validation ladder's real steps, or `parts` of them, that `out` lacks; returns a line on what was done.
 
-    `names`: of the steps to run, as in `named`. `with_tiny`: whether tiny models are compiled and run before compiled
-    steps, to calibrate the host. The default parts are times and kernels, and on a GPU torch's estimates
-    of eager training of whole models too. Raises UsageError for estimates on a CPU, and for compiled steps there.
+    `mode`: how they run; of several, each step runs in all of them before the next one. `names`: of the steps to run,
+    as in `named`. `with_tiny`: whether tiny models are compiled too, to calibrate the host. The default parts are times
+    and kernels, and on a GPU torch's estimates of eager training of whole models too. Raises UsageError for estimates
+    on a CPU, and for compiled steps there.
     """
     check_suite(suite, SUITES)
-    check_mode(mode)
+    modes = [mode] if isinstance(mode, str) else list(mode)
+    for one in modes:
+        check_mode(one)
     if budget is not None and not budget >= 0:
         raise UsageError(f"--budget is {budget:g}: valid are seconds, 0 or more")
     from flopcast.microbench.records.recorder import Recorder
@@ -45,15 +48,17 @@ def run_validation_steps(
     chosen = pick_device(device)
     if parts == ESTIMATES and chosen.type != "cuda":
         raise UsageError(f"--only-estimates on {chosen.type}: torch's RuntimeEstimator reads a CUDA GPU's figures")
-    if mode != "eager" and chosen.type != "cuda":
+    is_eager = modes == ["eager"]
+    if not is_eager and chosen.type != "cuda":
         raise UsageError(
-            f"--mode {mode} on {chosen.type}: compiled steps are forecast and run on CUDA GPUs; leave it out"
+            f"--mode {modes[0]} on {chosen.type}: compiled steps are forecast and run on CUDA GPUs; leave it out"
         )
     rounds, steps = (3, 2) if chosen.type == "cpu" else (5, 5)
     # torch's estimator knows neither adapters nor a cache of keys and values
-    is_estimated = chosen.type == "cuda" and mode == "eager" and suite not in (FINE_TUNE, INFERENCE, IMAGES)
+    is_estimated = chosen.type == "cuda" and is_eager and suite not in (FINE_TUNE, INFERENCE, IMAGES)
     with Recorder(out, describe(chosen)) as recorder:
-        plans = named(validation_plans(chosen.type, suite, mode), names)
+        by_mode = [named(validation_plans(chosen.type, suite, one), names) for one in modes]
+        plans = [plan for alike in zip(*by_mode, strict=True) for plan in alike]
         return str(
             run_steps(
                 plans,
@@ -61,10 +66,10 @@ def run_validation_steps(
                 recorder=recorder,
                 rounds=rounds,
                 steps_per_round=steps,
-                least_round_seconds=0.0 if mode == "eager" else COMPILED_ROUND_SECONDS,
+                least_round_seconds=0.0 if is_eager else COMPILED_ROUND_SECONDS,
                 host=None if chosen.type == "cpu" else host_plan(chosen.type),
                 parts=parts or (ALL_PARTS if is_estimated else TIMES_AND_KERNELS),
-                compiled=[plan for plan in compiled_host_plans() if with_tiny and plan.mode == mode],
+                compiled=[plan for plan in compiled_host_plans() if with_tiny and plan.mode in modes],
                 budget_seconds=budget,
                 retry=retry,
             )

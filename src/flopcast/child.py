@@ -31,15 +31,20 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def start(
-    module: str, environment: Mapping[str, str] | None = None, errors: IO[str] | None = None
+    module: str,
+    environment: Mapping[str, str] | None = None,
+    errors: IO[str] | int | None = None,
+    *,
+    own_group: bool = False,
 ) -> subprocess.Popen[str]:
     """Starts a process of `module`, whose `main` calls `answer`. It imports from where this process does, and nothing
     else from the current folder. `environment` is set besides this process's; stderr goes to `errors`, by default to
-    this one's. Raises OSError where none can start."""
+    this one's. With `own_group` signals reach it together with what it starts (`os.killpg`). Raises OSError where none
+    can start."""
     whole = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), PARENT: str(os.getpid())}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module], env={**whole, **(environment or {})}, text=True, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=errors,
+        stdout=subprocess.PIPE, stderr=errors, process_group=0 if own_group else None,
     )  # fmt: skip
 
 

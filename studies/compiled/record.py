@@ -17,7 +17,6 @@ record of `_keep`, which is written anew after every stage.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import json
 import os
@@ -27,9 +26,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -149,51 +147,10 @@ def _child(case: Case, stage: str, out: Path, device: str, end: float) -> None:
     print(f"{case.name}: {stage} {time.monotonic() - started:.0f} s: {told}", flush=True)
 
 
-_held = threading.Event()  # this process has the GPU for itself
-
-
-@contextmanager
-def _gpu_alone(device: str) -> Iterator[None]:
-    """While this is held no other process of the study runs anything on the GPU, but for drawing weights and the
-    optimizer's first step."""
-    import torch
-
-    if _held.is_set():
-        yield
-        return
-    of_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    with open(Path(tempfile.gettempdir()) / f"compiled-steps{of_gpu}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
-        _held.set()
-        try:
-            yield
-            if device == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()  # what is free is free for the others
-        finally:
-            _held.clear()
-
-
-@contextmanager
-def graphs_alone(device: str) -> Iterator[None]:
-    """Graphs that run meanwhile have the GPU for themselves."""
-    from torch._inductor.output_code import CompiledFxGraph
-
-    run_graph = CompiledFxGraph.__call__
-
-    def run_graph_alone(self: Any, inputs: Any) -> Any:
-        with _gpu_alone(device):
-            return run_graph(self, inputs)
-
-    CompiledFxGraph.__call__ = run_graph_alone  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        CompiledFxGraph.__call__ = run_graph  # type: ignore[method-assign]
-
-
 def first_run(step: Any, device: str) -> float:
     """Compiles and runs the step, each of its graphs with the GPU for itself. Returns seconds."""
+    from flopcast.microbench.steps.gpu_alone import graphs_alone
+
     started = time.monotonic()
     with graphs_alone(device):
         step.run()
@@ -205,6 +162,7 @@ def _kernels(case: Case, out: Path, device: str) -> None:
     from torch._inductor.graph import GraphLowering
 
     from flopcast.microbench.steps import measure
+    from flopcast.microbench.steps.gpu_alone import gpu_alone
 
     found: list[str] = []
     GraphLowering.save_output_code = staticmethod(found.append)
@@ -216,7 +174,7 @@ def _kernels(case: Case, out: Path, device: str) -> None:
     text = re.sub(r"^# kernel path: .*\n", "", text, flags=re.MULTILINE)  # a path of that machine
     (out / f"{case.name}.code.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     print(f"{len(found)} graphs in {compiling:.0f} s", flush=True)
-    with _gpu_alone(device):
+    with gpu_alone(device):
         for _ in range(3):
             step.run()
         runs = [measure.profile_kernels(step) for _ in range(3)]
@@ -239,12 +197,13 @@ def _times(case: Case, out: Path, device: str) -> None:
     import torch
 
     from flopcast.microbench.steps import measure
+    from flopcast.microbench.steps.gpu_alone import gpu_alone
 
     for mode in MODES:
         torch._dynamo.reset()
         step = _build(case, mode, device)
         compiling = first_run(step, device)
-        with _gpu_alone(device):
+        with gpu_alone(device):
             timing = measure.time_step(step, warm_up=4)
         _keep(case, out, {mode: asdict(timing) | {"compile_seconds": compiling}}, {})
         print(f"{mode} {median(timing.step_seconds) * 1e3:.2f} ms", flush=True)

@@ -4,9 +4,9 @@
     python -m studies.compiled.validation --print             prints the table instead
     python -m studies.compiled.validation --streams           makes the streams that are missing, as `predict` does
 
-FOLDER holds what `python -m studies.compiled.validate` measured: `compile` and `compile-graphs`, the steps of each
-machine that ran some; `host`, the host of the first by itself. Compiling them anew takes half an hour and torch 2.11,
-the version that measured; so their op streams, made without a GPU, lie beside them in `streams`.
+FOLDER holds what `python -m studies.compiled.validate` measured: `compile` and `compile-graphs`, or both in `steps`,
+the steps of each machine that ran some; `host`, the host of the first by itself. Compiling them anew takes half an hour
+and torch 2.11, the version that measured; so their op streams, made without a GPU, lie beside them in `streams`.
 """
 
 from __future__ import annotations
@@ -80,8 +80,14 @@ def main() -> None:
 def compared(folder: Path, find: Callable[[StepPlan, Run, Profile], streams.Stream]) -> dict[str, list[StepComparison]]:
     """The steps of each mode with their forecasts."""
     profile = find_profile(GPU)
-    folders = [StepsFolder(folder / mode, profile) for mode in MODES]
-    return dict(zip(MODES, compare_folders(folders, find_stream=find), strict=True))
+    folders = [StepsFolder(place, profile) for place in places(folder)]
+    rows = [row for found in compare_folders(folders, find_stream=find) for row in found]
+    return {mode: [row for row in rows if row.plan.mode == mode] for mode in MODES}
+
+
+def places(folder: Path) -> list[Path]:
+    """The folders of steps that there are: by mode, as they were measured first, and of both modes at once."""
+    return [place for name in (*MODES, "steps") if (place := folder / name).is_dir()]
 
 
 def kept_stream(plan: StepPlan, run: Run, profile: Profile) -> streams.Stream:
@@ -129,10 +135,11 @@ def path_of(plan: StepPlan) -> Path:
 def launched(folder: Path, mode: str) -> dict[str, tuple[int, int]]:
     """How many kernels that inductor generated each profiled step launches: by its stream, and as the profiler saw."""
     profile, found = find_profile(GPU), {}
-    rows = [row for run in step_folders(folder / mode) for row in records.read(run).rows]
+    runs = [run for place in places(folder) for run in step_folders(place)]
+    rows = [row for run in runs for row in records.read(run).rows]
     for row in select(rows, StepKernelsRow):
         plan = plan_of(row)
-        if not path_of(plan).is_file():
+        if plan.mode != mode or not path_of(plan).is_file():
             continue
         stream = kept_stream(plan, run_from(asdict(plan)), profile)
         times = zip(stream.ops, times_run(stream), strict=True)
