@@ -14,6 +14,7 @@ from flopcast.kernels.shapes import Attention, Call, Gemm
 from flopcast.roofline.gpu.library.attention_mask import plain, with_mask
 from flopcast.roofline.gpu.library.fastest import BEST, fastest
 from flopcast.roofline.gpu.library.generated import generated_seconds
+from flopcast.roofline.gpu.library.imbalance import check_imbalance, with_imbalance
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.host_graphs import GraphCosts
 from flopcast.roofline.gpu.profile.profile import Profile
@@ -21,7 +22,8 @@ from flopcast.roofline.gpu.profile.request import Estimate
 from flopcast.roofline.step.memory import rounded
 from flopcast.roofline.stream.compiled.generated_kernel import kernel_of_call
 from flopcast.roofline.stream.lowering.describe import Work, describe
-from flopcast.roofline.stream.lowering.lower import launches, lower
+from flopcast.roofline.stream.lowering.grouped import is_grouped
+from flopcast.roofline.stream.lowering.lower import launches, lower, ranks_of_experts
 from flopcast.roofline.stream.lowering.variants import CallVariant
 from flopcast.roofline.stream.model.run import Run
 from flopcast.roofline.stream.ops.collectives import Collective
@@ -128,6 +130,8 @@ def device_times(stream: Stream, run: Run, profile: Profile) -> DeviceTimes:
     distinct |= {id(copy): copy for copy in copies.values()}
     backends = backends_of(distinct, run, profile)
     kernels = _kernel_times(distinct, backends, profile)
+    if run.imbalance != 1.0:
+        kernels |= _with_imbalance(kernels, backends, profile, run, ranks_of_experts(stream))
     return DeviceTimes(works, hot_shares, backends, kernels, {i: kernels[id(copy)] for i, copy in copies.items()})
 
 
@@ -342,6 +346,22 @@ def _kernel_times(works: Mapping[int, Work], backends: Mapping[int, str], profil
         cold, hot = (with_mask(work, next(estimates), profile) for _ in range(2))
         known[key, backends[key]] = _KernelTimes(work, cold, hot, count)
     return {key: known[key, backend] for key, backend in backends.items()}
+
+
+def _with_imbalance(
+    kernels: Mapping[int, _KernelTimes], backends: Mapping[int, str], profile: Profile, run: Run, ranks: int
+) -> dict[int, _KernelTimes]:
+    """Returns the kernel times of the grouped products, of groups as uneven as the run says."""
+    grouped = {key: found for key, found in kernels.items() if is_grouped(found.work.variant)}
+    check_imbalance([found.work for found in grouped.values()], run, ranks)
+    made = {}
+    for key, found in grouped.items():
+        cold, hot = (
+            with_imbalance(found.work, backends[key], cache, one, profile, imbalance=run.imbalance, ranks=ranks)
+            for cache, one in (("cold", found.cold), ("hot", found.hot))
+        )
+        made[key] = replace(found, cold=cold, hot=hot)
+    return made
 
 
 def l2_shares(stream: Stream, runs: Sequence[bool], capacity: float) -> list[float]:

@@ -44,11 +44,12 @@ class Forecast:
     products, `flops_counted` and `mfu` do not. `host_machines`: how many machines the host's costs are the mean of; 1
     is a machine that was measured by itself. Of inference: `phase` "prefill" or "decode" with `context` tokens a
     sequence, and `turning_batch` the batch from which a decode's roofline is bound by the matrix units, None where none
-    is. `memory`: the peak by part. Of `num_gpus` laid out as `parallel` says
-    seconds, kernels, breakdown and memory are one GPU's, the slowest and the fullest; tokens, FLOPs and dollars all
-    GPUs'. Collectives over `link`, among `nodes` hosts, run for `communication_seconds`, of which no kernel runs beside
-    them for `exposed_communication_seconds`; those that do take `contention_seconds` longer for it. Of a
-    pipeline seconds, kernels and breakdown are the last stage's, which has the head and the loss, and waits for others
+    is. `memory`: the peak by part. `imbalance`: of experts, the tokens of the fullest over the mean. Of `num_gpus`
+    laid out as `parallel` says seconds, kernels, breakdown and memory are one GPU's, the slowest and the fullest;
+    tokens, FLOPs and dollars all GPUs'. Collectives over `link`, among `nodes` hosts, run for
+    `communication_seconds`, of which no kernel runs beside them for `exposed_communication_seconds`; those that do
+    take `contention_seconds` longer for it. Of a pipeline seconds, kernels and breakdown are the last stage's,
+    which has the head and the loss, and waits for others
     for `bubble_seconds`; memory is the fullest stage's."""
 
     gpu: str
@@ -93,6 +94,7 @@ class Forecast:
     host_machines: int = 1
     phase: str = "train"
     context: int = 0
+    imbalance: float = 1.0
     memory: Mapping[str, int] = field(default_factory=dict)
     turning_batch: float | None = None
     parallel: str = ONE_GPU
@@ -140,7 +142,11 @@ class Forecast:
         record["warnings"] = list(self.warnings)
         record["stack"] = dict(self.stack)
         record["memory"] = dict(self.memory)
-        left_out = [*(_OF_INFERENCE if self.phase == "train" else ()), *(_OF_PARALLEL if self.num_gpus == 1 else ())]
+        left_out = [
+            *(["imbalance"] if self.imbalance == 1.0 else []),
+            *(_OF_INFERENCE if self.phase == "train" else ()),
+            *(_OF_PARALLEL if self.num_gpus == 1 else ()),
+        ]
         for name in left_out:
             del record[name]
         record["basis_shares"] = dict(self.basis_shares)

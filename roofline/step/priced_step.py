@@ -373,6 +373,7 @@ class PricedStep:
             power_watts=power.watts,
             power_seconds=power.seconds,
             clock_share=power.clock_share,
+            imbalance=run.imbalance,
             **self._of_inference(),
             **self._of_several(),
             stack={

@@ -173,6 +173,13 @@ class RunOptions:
     context: Annotated[
         int, Option(help="Tokens per sequence of a call of inference: the prompt, or what the cache holds.")
     ] = Run.context
+    imbalance: Annotated[
+        float,
+        Option(
+            help="Of a model with experts: tokens of the fullest expert over the mean, with --parallel ep=N of the "
+            "fullest GPU; 1: balanced."
+        ),
+    ] = Run.imbalance
     mode: Annotated[
         str,
         Option(

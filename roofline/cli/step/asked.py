@@ -49,14 +49,19 @@ class AskedStep:
         not at hand, unless `trace`: then it is traced or compiled. Raises UsageError as `traced` does."""
         if self.module is not None:
             return self.module.stream(run, run.device_of(device), device) if trace else None
-        from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
-
-        config, traced = self.config or {}, run.traced_on(run.device_of(device))
-        return get_stream(config, traced) if trace or is_at_hand(config, traced) else None
+        return stream_of_config(self.config or {}, run, device, trace=trace)
 
     @property
     def model(self) -> Config | Module:
         return self.module or self.config or {}
+
+
+def stream_of_config(config: Config, run: Run, device: Mapping[str, Any], *, trace: bool) -> Stream | None:
+    """Returns a config's op stream; the rest as `AskedStep.stream_of`."""
+    from flopcast.roofline.stream.library.streams import get_stream, is_at_hand
+
+    traced = run.traced_on(run.device_of(device))
+    return get_stream(config, traced) if trace or is_at_hand(config, traced) else None
 
 
 def asked_step(context: Context, model: ModelOptions, run: RunOptions) -> AskedStep:

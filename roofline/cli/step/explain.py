@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from typer import Context, Option
 
 from flopcast.progress import progress
 from flopcast.roofline.cli.shared.options import AsJson, Gpu, Host, ModelOptions, PriceOptions, RunOptions
-from flopcast.roofline.cli.step.asked import asked_step
+from flopcast.roofline.cli.step.asked import asked_step, stream_of_config
 
 
 def explain(
@@ -31,6 +32,7 @@ def explain(
     from flopcast.roofline.gpu.library.profiles import find_host, find_profile
     from flopcast.roofline.step.priced_step import PricedStep
     from flopcast.roofline.step.questions import alternatives, modes
+    from flopcast.roofline.step.questions.experts import experts_of
     from flopcast.roofline.step.questions.explain import explain_step
     from flopcast.roofline.stream.library.streams import is_at_hand
     from flopcast.roofline.views.terminal.explain import print_explanation
@@ -50,11 +52,13 @@ def explain(
         in_modes = None
         if not ran.is_parallel:  # which are eager
             in_modes = modes.modes_of(step, lambda run: asked.stream_of(run, profile.device, trace=what_if))
+        experts = experts_of(step, asked.config, partial(stream_of_config, device=profile.device, trace=trace))
     profile_cache.keep(profile)
     if as_json:
         emit({
             **found.to_json(), "alternatives": [a.to_json() for a in would_help],
             "modes": in_modes and in_modes.to_json(),
+            **({"experts": [one.to_json(found.forecast) for one in experts]} if experts else {}),
         })  # fmt: skip
     else:
-        print_explanation(found, would_help, ran, in_modes)
+        print_explanation(found, would_help, ran, in_modes, experts)

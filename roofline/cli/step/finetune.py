@@ -55,6 +55,6 @@ def finetune(
         first = next(way.forecast for way in found if way.forecast is not None)
         emit([way.to_json(first) for way in found])
         return
-    from flopcast.roofline.views.terminal.fine_tuning import print_ways
+    from flopcast.roofline.views.terminal.side_by_side import print_ways
 
     print_ways(found, asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,9 @@ from flopcast.roofline.gpu.catalogue.datasheets import load_specs
 from flopcast.roofline.gpu.catalogue.prices import Price
 from flopcast.roofline.gpu.profile.host import HostCosts
 from flopcast.roofline.gpu.profile.profile import Profile
-from flopcast.roofline.step.forecast import Forecast, usd_per_million
+from flopcast.roofline.step.forecast import Forecast
 from flopcast.roofline.step.priced_step import PricedStep, traced_of
+from flopcast.roofline.step.questions.side_by_side import Side
 from flopcast.roofline.stream.library.streams import get_stream
 from flopcast.roofline.stream.model.models import Config
 from flopcast.roofline.stream.model.run import Run
@@ -22,32 +23,14 @@ _OF_LORA = ("lora_rank", "lora_targets")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """One way to fine-tune. `forecast` is None where it cannot be forecast: `reason` says why. `fits_on`: the GPUs with
-    a datasheet whose memory is enough."""
+class Way(Side):
+    """One way to fine-tune, named as `Run.finetune`. `fits_on`: the GPUs with a datasheet whose memory is enough."""
 
-    finetune: str
-    run: Run
-    forecast: Forecast | None
-    reason: str = ""
     fits_on: tuple[str, ...] = ()
 
     def to_json(self, first: Forecast | None) -> dict[str, Any]:
-        """`saves`: relative to `first`, 0.25 for a quarter less of step seconds, needed bytes and dollars a token."""
-        record = {"finetune": self.finetune, "reason": self.reason, "fits_on": list(self.fits_on)}
-        found = self.forecast
-        saves = None if found is None or first is None else savings(found, first)
-        return {**record, "saves": saves, "forecast": None if found is None else found.to_json()}
-
-
-def savings(found: Forecast, first: Forecast) -> Mapping[str, float | None]:
-    """What one way saves against another, as shares of that; None for dollars that are not known."""
-    usd, of_first = usd_per_million(found), usd_per_million(first)
-    return {
-        "step_seconds": 1 - found.step_seconds / first.step_seconds,
-        "needed_bytes": 1 - found.needed_bytes / first.needed_bytes,
-        "usd": None if usd is None or not of_first else 1 - usd / of_first,
-    }
+        record = super().to_json(first)
+        return {"finetune": record.pop("name"), "fits_on": list(self.fits_on), **record}
 
 
 def compare_ways(
@@ -70,8 +53,8 @@ def compare_ways(
             stream = get_stream(config, traced_of(asked, profile))
             forecast = PricedStep(stream, asked, profile, host, price).forecast()
         except UsageError as fault:
-            found.append(Way(finetune=finetune, run=asked, forecast=None, reason=str(fault)))
+            found.append(Way(name=finetune, reason=str(fault)))
             continue
         fits_on = tuple(name for name, spec in load_specs().items() if forecast.needed_bytes <= spec.memory_bytes)
-        found.append(Way(finetune=finetune, run=asked, forecast=forecast, fits_on=fits_on))
+        found.append(Way(name=finetune, forecast=forecast, fits_on=fits_on))
     return found

@@ -88,7 +88,7 @@ def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
     if name in _ATTENTION and _is_square(stream, op, name):
         return _attention(stream, op, name), _ATTENTION[name].backend
     call = stream.call(op)
-    if name == "aten._grouped_mm" and (ranks := _ranks_of_experts(stream)) > 1:
+    if name == "aten._grouped_mm" and (ranks := ranks_of_experts(stream)) > 1:
         call = _of_own_experts(call, ranks)
     if is_fused(name):
         return fused_call(call, int(stream.meta.get("accumulate", 1))), "triton"
@@ -98,7 +98,7 @@ def lower(stream: Stream, op: Op) -> tuple[Shape, str] | None:
     return call, "torch"
 
 
-def _ranks_of_experts(stream: Stream) -> int:
+def ranks_of_experts(stream: Stream) -> int:
     """Returns among how many ranks a step divides its experts."""
     layout = stream.meta.get("parallel", {}).get("layout", "")
     return next((int(part[3:]) for part in layout.split(",") if part.startswith("ep=")), 1)

@@ -83,6 +83,7 @@ class Run:
     includes). `clip`: the norm to which the gradients are clipped; 0 for none. `finetune`: what is trained,
     full, lora or last=N; `base_dtype`: that of the weights, by default bf16 under adapters and else the precision's.
     `phase` "prefill" or "decode": a step is one call of inference with `context` tokens a sequence; `seq` is not used.
+    `imbalance`: of a model with experts the tokens of the fullest over the mean, with ep those of the fullest rank.
     `parallel`: how the step is laid out over several GPUs, as `Layout.parse` reads it; `batch` is a data-parallel
     rank's. They are evenly on `nodes` hosts, 0 for as few as hold HOST_GPUS each; `link` joins those of a host, by
     default the GPU's usual one.
@@ -105,6 +106,7 @@ class Run:
     base_dtype: str = "auto"
     phase: str = "train"
     context: int = 0
+    imbalance: float = 1.0
     parallel: str = ONE_GPU
     nodes: int = 0
     link: str = "auto"
@@ -153,6 +155,11 @@ class Run:
                 raise UsageError(f"{name} {value!r}: valid are {', '.join(choices)}{why}")
         if not 0 <= self.clip < inf:
             raise UsageError(f"clip is {self.clip:g}: valid is a norm above 0, or 0 for no clipping")
+        if not 1 <= self.imbalance < inf:
+            raise UsageError(
+                f"imbalance is {self.imbalance:g}: valid are 1, where all experts get as many tokens, or more: those "
+                "of the fullest over the mean"
+            )
         self._check_finetune()
         self._check_phase()
         if self.mode != "eager":
@@ -167,6 +174,7 @@ class Run:
             ("phase", "train", "compiled calls of inference are not modelled yet"),
             ("finetune", "full", "compiled steps that train a part of a model are not modelled yet"),
             ("base_dtype", "auto", "compiled steps on weights of another dtype are not modelled yet"),
+            ("imbalance", 1.0, "experts run outside of compiled graphs"),
         ):
             if (value := getattr(self, name)) != choice:
                 raise UsageError(f"{name} {value!r} with mode {self.mode!r}: {why}; leave one of the two out")

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from flopcast.roofline.base.units import NONE, byte_size, gigabytes, ms, percent, share, three_digits
 from flopcast.roofline.views.terminal.console import console, print_table, say, warn
 from flopcast.roofline.views.terminal.forecast import step_words
+from flopcast.roofline.views.terminal.side_by_side import print_sides
 
 if TYPE_CHECKING:
     from flopcast.roofline.step.forecast import Forecast
     from flopcast.roofline.step.questions.alternatives import Advice
     from flopcast.roofline.step.questions.explain import Explanation
     from flopcast.roofline.step.questions.modes import Modes, ModeStep
+    from flopcast.roofline.step.questions.side_by_side import Side
     from flopcast.roofline.stream.model.run import Run
 
 MODULES_SHOWN = 16
@@ -22,7 +24,9 @@ NAME_SHOWN = 50  # characters of a module's path that are shown
 BOUNDS = {"matrix": "matrix units", "memory": "memory", "launch": "launch floor"}
 
 
-def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run, modes: Modes | None = None) -> None:
+def print_explanation(
+    found: Explanation, advice: Sequence[Advice], run: Run, modes: Modes | None = None, experts: Sequence[Side] = ()
+) -> None:
     """Prints tables on stdout and the forecast's warnings on stderr."""
     from flopcast.roofline.step.questions.explain import COUNTED
 
@@ -40,6 +44,8 @@ def print_explanation(found: Explanation, advice: Sequence[Advice], run: Run, mo
         print_table("Synchronisations: the host waits for the device", columns, waits)
     if modes is not None:
         _print_modes(modes, step)
+    if experts:
+        print_sides(experts, "What the experts cost", "experts", with_warnings=False)
     _print_advice(advice, step.unit)
     warn(step.warnings)
 

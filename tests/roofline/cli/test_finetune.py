@@ -32,7 +32,7 @@ def test_ways_stand_side_by_side(flopcast: Callable[..., Any]) -> None:
     printed = flopcast("finetune", *STEP, "--ways", "full,last=1,qlora")
     assert printed.code == 0
     assert "last=1 fits on: h200" in printed.out
-    assert "qlora: finetune 'qlora' is not modelled yet" in printed.err
+    assert "qlora (finetune 'qlora' is not modelled yet" in printed.err
 
 
 def test_a_table_of_ways_is_swept(flopcast: Callable[..., Any], tmp_path: Any) -> None:
