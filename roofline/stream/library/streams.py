@@ -70,7 +70,7 @@ def _rank_stream(config: Config, traced: Traced, *, vary: Vary | None, trace: Tr
     if vary is not None and sources_of(config, traced, vary) and not is_at_hand(config, traced):
         with suppress(NotDerivable, UsageError):  # raised by the trace of a source, not of the step that was asked for
             return _finished(_follow(config, traced, vary), traced, depth)
-    if traced.accumulate > TRACED and traced.parallel == ONE_GPU:
+    if as_traced(traced) != traced:
         few = get_stream(config, as_traced(traced), vary=vary, trace=trace)
         with suppress(NotDerivable):
             return to_micro_batches(few, traced.accumulate)
@@ -163,7 +163,7 @@ def is_folded(config: Config, traced: Traced) -> bool:
 
 def as_traced(traced: Traced) -> Traced:
     """Returns `traced` with the number of micro-batches that is traced for it."""
-    if traced.parallel != ONE_GPU:  # the last one alone reduces gradients, or gives back what was gathered
+    if traced.layout.pp > 1:  # whose micro-batches are all under way at once
         return traced
     return replace(traced, accumulate=min(traced.accumulate, TRACED))
 

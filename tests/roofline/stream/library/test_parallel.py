@@ -18,6 +18,7 @@ from flopcast.roofline.stream.model.models import load_config, make_config, n_pa
 from flopcast.roofline.stream.model.run import Run, Traced
 from flopcast.roofline.stream.ops.collectives import collectives
 from flopcast.roofline.stream.ops.op_stream import Stream
+from flopcast.roofline.stream.ops.to_buckets import to_buckets
 
 pytestmark = pytest.mark.usefixtures("cache_of_the_module")
 
@@ -51,6 +52,30 @@ def test_a_rank_at_any_depth_is_that_of_a_whole_trace(layout: str) -> None:
     assert stream.n_params == n_params(CONFIG)
     assert collectives(stream)
     assert calls(stream) == calls(trace_now(CONFIG, asked(layout)))
+
+
+@pytest.mark.parametrize("layout", ["ddp=2", "fsdp=2"])
+def test_many_micro_batches_of_a_rank_are_as_all_of_them_traced(layout: str) -> None:
+    """Written out from four: the same calls, waits and blocks of memory."""
+    tiny = with_depth(CONFIG, 1)
+    traced = asked(layout, accumulate=5, seq=16)
+    found, want = get_stream(tiny, traced), trace_now(tiny, traced)
+    want = to_buckets(want) if layout == "ddp=2" else want
+    assert calls(found) == calls(want)
+    assert in_order(found) == in_order(want)
+    assert found.meta == want.meta
+    assert peak_bytes(found) == peak_bytes(want)
+
+
+def in_order(stream: Stream) -> list[list[int]]:
+    """The blocks of memory that each operation uses and frees, numbered as they come."""
+    numbers: dict[int, int] = {}
+    found = []
+    for op in stream.ops:
+        used = [stream.tensors[tensor].storage for tensor in (*op.inputs, *op.outputs)]
+        freed = sorted(op.freed, key=lambda storage: numbers.get(storage, 0))
+        found.append([numbers.setdefault(storage, len(numbers)) for storage in (*used, *freed)])
+    return found
 
 
 def test_a_pipeline_is_all_its_stages() -> None:
