@@ -1,14 +1,22 @@
 """Attention with grouped key-value heads, causal or full, both directions: SDPA by backend, and Triton.
 
+    o = attention(q, k, v)                                       # differentiable, causal
+    o = attention(q, k, v, window=4096)                          # transformers' sliding_window: itself and 4,095 before
+    o = attention(q, k, v, cu_seqlens=cu_seqlens)                # packed documents, in flash-attention's terms
+    o = attention(q, k, v, documents=documents.from_positions(position_ids))     # made once for all layers
+
 Tensors are [batch, heads, seq, head_dim] views of [batch, seq, heads, head_dim] storage, as a model's
-projections leave them; any strides are read in place if the last is 1. Queries and keys number the same.
+projections leave them; any strides are read in place if the last is 1. Queries and keys number the same. The kernels
+do not visit blocks of keys that a window or the documents hide.
+
+The benchmarks' interface:
 
     operands_ = operands(shape, device, seed=0)             # q, k, v and, for the backward, do
     out = prepare(shape, "sdpa-flash", operands_)()         # o, or (dq, dk, dv)
     error, tolerance = check(out, reference(operands_, shape), operands_, shape)
 
 On Hopper, in bf16, the Triton backend is four kernels in Gluon (`triton_attention_hopper*`), elsewhere and for
-other operands plain Triton (`triton_attention`); `attention_config` says with which tiles.
+other operands, windows and documents plain Triton (`triton_attention`); `attention_config` says with which tiles.
 
 The torch backends call the ATen operator that `scaled_dot_product_attention` and its autograd formula call in
 a training step (log-sum-exp on, no dropout; enable_gqa: flash and cuDNN take fewer key-value heads as they
@@ -25,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from flopcast.kernels import documents as packed
 from flopcast.kernels.attention_config import AttentionConfig as AttentionConfig
 from flopcast.kernels.attention_config import Tile as Tile
 from flopcast.kernels.attention_config import config_for as config_for
@@ -94,22 +103,37 @@ def _hopper() -> str:
 
 @lru_cache(maxsize=1024)
 def _chosen(
-    device: torch.device, dtype: torch.dtype, q: tuple[int, ...], kv_heads: int, causal: bool, scaled_up: bool
+    device: torch.device, dtype: torch.dtype, q: tuple[int, ...], kv_heads: int, causal: bool, by_hopper: bool
 ) -> AttentionConfig:
     on_gpu = device.type == "cuda"
     capability = torch.cuda.get_device_capability(device) if on_gpu else (9, 0)
     name = "fp32" if dtype == torch.float32 else "bf16"
     shape = Attention(batch=q[0], heads=q[1], kv_heads=kv_heads, seq=q[2], head_dim=q[3], causal=causal, dtype=name)
-    # The Hopper kernels take the maximum of unscaled scores: right for a positive scale only. In fp16 they have not
-    # been run on a GPU yet.
-    suited = on_gpu and scaled_up and capability == (9, 0) and dtype == torch.bfloat16
+    # In fp16 the Hopper kernels have not been run on a GPU yet.
+    suited = on_gpu and by_hopper and capability == (9, 0) and dtype == torch.bfloat16
     triton = _hopper() if suited else ""
     device_name = torch.cuda.get_device_name(device) if on_gpu else ""
     return config_for(shape, capability, tma=bool(triton), device=device_name, triton=triton)
 
 
-def _config_of(q: Tensor, k: Tensor, causal: bool, scale: float, config: AttentionConfig | None) -> AttentionConfig:
-    return config or _chosen(q.device, q.dtype, tuple(q.shape), k.shape[1], causal, scale > 0)
+def _config_of(
+    q: Tensor, k: Tensor, causal: bool, scale: float, banded: bool, config: AttentionConfig | None
+) -> AttentionConfig:
+    """The Hopper kernels take the maximum of unscaled scores, right for a positive scale only, and have no bands."""
+    return config or _chosen(q.device, q.dtype, tuple(q.shape), k.shape[1], causal, scale > 0 and not banded)
+
+
+def _band(q: Tensor, causal: bool, window: int, documents: Tensor | None) -> tuple[int, Tensor | None]:
+    """The window, 0 where it hides nothing, and the documents, after checking both."""
+    batch, _, seq, _ = q.shape
+    if window and (window < 0 or not causal):
+        raise ValueError(f"a window of {window} with causal={causal}: it is 1 key or more, of causal attention")
+    if documents is not None and (documents.shape != (batch, 2, seq) or documents.dtype != torch.int32):
+        raise ValueError(
+            f"documents are int32 [batch, 2, seq] = {(batch, 2, seq)}, by flopcast.kernels.documents, "
+            f"got {documents.dtype} {tuple(documents.shape)}"
+        )
+    return (window if window < seq else 0), (None if documents is None else documents.contiguous())
 
 
 def _rows_in_place(x: Tensor) -> Tensor:
@@ -129,10 +153,14 @@ def forward(
     v: Tensor,
     causal: bool = True,
     scale: float | None = None,
+    window: int = 0,
+    documents: Tensor | None = None,
     *,
     config: AttentionConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Triton forward: (o like q, natural log-sum-exp fp32 [batch, heads, seq]); scale is 1/sqrt(head_dim) by default.
+
+    `window`: how many keys a query sees, itself the last, 0 for all; `documents`: see `documents.py`.
 
     Raises ValueError on operands that do not fit together, BackendUnavailable where the kernel cannot run,
     NotImplementedError for bf16 in the interpreter.
@@ -140,33 +168,38 @@ def forward(
     module = _triton_module(q, k, v)
     o, lse = _output_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    config = _config_of(q, k, causal, scale, config)
+    window, documents = _band(q, causal, window, documents)
+    banded = window > 0 or documents is not None
+    config = _config_of(q, k, causal, scale, banded, config)
     q, k, v = map(_rows_in_place, (q, k, v))
     if config.forward.kind == "hopper":
         from flopcast.kernels import triton_attention_launch
 
         triton_attention_launch.launch_forward(q, k, v, o, lse, causal, scale, config.forward)
     else:
-        module.launch_forward(q, k, v, o, lse, causal, scale, config)
+        module.launch_forward(q, k, v, o, lse, causal, scale, config, window, documents)
     return o, lse
 
 
 def backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
-    causal: bool = True, scale: float | None = None, *, config: AttentionConfig | None = None,
+    causal: bool = True, scale: float | None = None, window: int = 0, documents: Tensor | None = None,
+    *, config: AttentionConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Triton backward: (dq, dk, dv), bit-identical from run to run. Errors as `forward`."""
     module = _triton_module(q, k, v)
     dq, dk, dv = _output_like(q), _output_like(k), _output_like(v)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    config = _config_of(q, k, causal, scale, config)
+    window, documents = _band(q, causal, window, documents)
+    banded = window > 0 or documents is not None
+    config = _config_of(q, k, causal, scale, banded, config)
     do, q, k, v, o = map(_rows_in_place, (do, q, k, v, o))
     if config.dkdv.kind == "hopper":
         from flopcast.kernels import triton_attention_launch
 
         triton_attention_launch.launch_backward(do, q, k, v, o, lse, dq, dk, dv, causal, scale, config)
     else:
-        module.launch_backward(do, q, k, v, o, lse, dq, dk, dv, causal, scale, config)
+        module.launch_backward(do, q, k, v, o, lse, dq, dk, dv, causal, scale, config, window, documents)
     return dq, dk, dv
 
 
@@ -174,38 +207,46 @@ def backward(
 
 
 @operator("flopcast::triton_attention_forward")
-def attention_forward_op(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    return forward(q, k, v, causal, scale)
+def attention_forward_op(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: int, documents: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return forward(q, k, v, causal, scale, window, documents)
 
 
 @operator("flopcast::triton_attention_backward")
 def attention_backward_op(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return backward(do, q, k, v, o, lse, causal, scale)
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float,
+    window: int, documents: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return backward(do, q, k, v, o, lse, causal, scale, window, documents)
 
 
 @attention_forward_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: int, documents: Tensor | None
+) -> tuple[Tensor, Tensor]:
     return _output_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @attention_backward_op.register_fake
 def _(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float,
+    window: int, documents: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return _output_like(q), _output_like(k), _output_like(v)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, ctx.causal, ctx.scale, ctx.window, documents = inputs
+    ctx.save_for_backward(q, k, v, *output, documents)
 
 
 def _gradients(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
     """lse is not differentiated: `attention` hands out o alone."""
     del dlse
-    return (*attention_backward_op(do, *ctx.saved_tensors, ctx.causal, ctx.scale), None, None)
+    *saved, documents = ctx.saved_tensors
+    gradients = attention_backward_op(do, *saved, ctx.causal, ctx.scale, ctx.window, documents)
+    return (*gradients, None, None, None, None)
 
 
 attention_forward_op.register_autograd(_gradients, setup_context=_save)
@@ -213,7 +254,7 @@ attention_forward_op.register_autograd(_gradients, setup_context=_save)
 
 @register_flop_formula(torch.ops.flopcast.triton_attention_forward)
 def _forward_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
-    """As torch counts SDPA: in full, causal or not. `shapes.Attention.flops` halves causal."""
+    """As torch counts SDPA: in full. `shapes.Attention.flops` counts what a triangle or band of the pairs holds."""
     batch, heads, seq, dim = q
     return int(4 * batch * heads * seq * seq * dim)
 
@@ -223,13 +264,28 @@ def _backward_flops(do: Any, q: Any, *args: Any, **kwargs: Any) -> int:
     return _forward_flops(q, None, None) * 5 // 2
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float | None = None) -> Tensor:
-    """Differentiable Triton attention; under autocast the operands are cast as SDPA's are."""
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float | None = None, *,
+    window: int | None = None, documents: Tensor | None = None, cu_seqlens: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Differentiable Triton attention; under autocast the operands are cast as SDPA's are.
+
+    `window`: how many keys a query sees, itself the last (transformers' sliding_window; flash-attention's window_size
+    is (window - 1, 0)). Packed documents: `documents`, as `documents.py` makes them once for all layers, or
+    `cu_seqlens` int32 [documents + 1] of a batch of one row. Raises ValueError on a window of full attention and
+    documents that do not fit.
+    """
     dtype = autocast_dtype(q)
     if dtype is not None and not q.dtype == k.dtype == v.dtype == dtype:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    o: Tensor = attention_forward_op(q, k, v, causal, scale)[0]
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window}: it is 1 key or more, or None")
+    if cu_seqlens is not None:
+        if documents is not None or q.shape[0] != 1:
+            raise ValueError("cu_seqlens are of a batch of one row, and instead of documents")
+        documents = packed.from_cu_seqlens(cu_seqlens, q.shape[2])
+    o: Tensor = attention_forward_op(q, k, v, causal, scale, window or 0, documents)[0]
     return o
 
 
@@ -243,6 +299,8 @@ def operands(shape: Attention, device: torch.device | str, seed: int = 0) -> tup
     if shape.heads % shape.kv_heads:
         raise ValueError(f"{shape.key}: heads must be divisible by kv_heads")
     require_known("direction", shape.direction, ("fwd", "bwd"))
+    if shape.window and not shape.causal:
+        raise ValueError(f"{shape.key}: a window is of causal attention")
     heads = (shape.heads, shape.kv_heads, shape.kv_heads, *((shape.heads,) if shape.direction == "bwd" else ()))
     sizes = ((shape.batch, shape.seq, n, shape.head_dim) for n in heads)
     return tuple(x.transpose(1, 2) for x in standard_normal(sizes, shape.dtype, device, seed))
@@ -258,33 +316,38 @@ def prepare(shape: Attention, backend: str, operands: Sequence[Tensor]) -> Calla
     if shape.dtype == "tf32":
         raise BackendUnavailable("attention in tf32 is not offered: use bf16, fp16 or fp32")
     q, k, v = operands[:3]
-    causal = shape.causal
+    causal, window = shape.causal, shape.window
     if backend == "triton":
-        o, lse = forward(q, k, v, causal)
+        o, lse = forward(q, k, v, causal, None, window)
         if shape.direction == "fwd":
-            return lambda: forward(q, k, v, causal)[0]
-        return lambda: backward(operands[3], q, k, v, o, lse, causal)
+            return lambda: forward(q, k, v, causal, None, window)[0]
+        return lambda: backward(operands[3], q, k, v, o, lse, causal, None, window)
+    if window:
+        raise BackendUnavailable(f"backend {backend} has no windows but by a mask of all pairs: triton has")
     return prepare_sdpa(shape, backend, operands)
 
 
-def _by_definition(operands: Sequence[Tensor], shape: Attention, dtype: torch.dtype) -> Outputs:
+def _by_definition(
+    operands: Sequence[Tensor], shape: Attention, documents: Tensor | None, dtype: torch.dtype
+) -> Outputs:
     q, k, v = operands[:3]
-    scale = shape.head_dim**-0.5
+    how = (shape.causal, shape.head_dim**-0.5, dtype, shape.window, documents)
     if shape.direction == "fwd":
-        return attention_math(q, k, v, shape.causal, scale, dtype)
-    return attention_math_backward(q, k, v, operands[3], shape.causal, scale, dtype)
+        return attention_math(q, k, v, *how)
+    return attention_math_backward(q, k, v, operands[3], *how)
 
 
-def reference(operands: Sequence[Tensor], shape: Attention) -> Outputs:
+def reference(operands: Sequence[Tensor], shape: Attention, documents: Tensor | None = None) -> Outputs:
     """o, or (dq, dk, dv), by the definition in fp32 (16-bit operands) or fp64 (fp32 operands)."""
-    return _by_definition(operands, shape, higher_precision(operands[0].dtype))
+    return _by_definition(operands, shape, documents, higher_precision(operands[0].dtype))
 
 
-def check(out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: Attention) -> tuple[float, float]:
+def check(
+    out: Outputs, ref: Outputs, operands: Sequence[Tensor], shape: Attention, documents: Tensor | None = None
+) -> tuple[float, float]:
     """(relative error, tolerance) by `references.worst`; correct when error <= tolerance. Of the backward it is the
     worst gradient's."""
-    outs, refs, rounded = (
-        x if isinstance(x, tuple) else (x,) for x in (out, ref, _by_definition(operands, shape, operands[0].dtype))
-    )
+    same = _by_definition(operands, shape, documents, operands[0].dtype)
+    outs, refs, rounded = (x if isinstance(x, tuple) else (x,) for x in (out, ref, same))
     # One scale for all gradients: dq and dk are differences that can vanish (seq 1) and leave only noise.
     return worst(outs, refs, rounded, floor=max(map(largest, refs)))

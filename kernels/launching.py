@@ -388,6 +388,10 @@ def key_of(
         if str(parameter.annotation) in ("Tensor", str(Tensor)):
             parts += [f"{name}.shape", f"{name}.stride()", f"{name}.dtype", f"{name}.get_device()"]
             plain.append(f"type({name}) in PLAIN")
+        elif str(parameter.annotation) in ("Tensor | None", str(Tensor | None)):
+            kind = f"({name}.shape, {name}.stride(), {name}.dtype, {name}.get_device())"
+            parts.append(f"None if {name} is None else {kind}")
+            plain.append(f"({name} is None or type({name}) in PLAIN)")
         elif index not in passed:
             parts.append(name)
     scope: dict[str, Any] = {"PLAIN": PLAIN}

@@ -1,14 +1,17 @@
-"""Runs a transformers Qwen3 or Llama on the Triton kernels by one call: norms to loss, attention, products.
+"""Runs a Qwen3, Qwen2, Llama or Mistral of transformers on the Triton kernels by one call: norms to loss, attention,
+products.
 
     patch(model)                        # a ...ForCausalLM (or its base model: then without the loss), on a GPU
     step = torch.compile(model, fullgraph=True)      # or as it is, or mode="reduce-overhead", or in a CUDA graph
     unpatch(model)
 
-`patch_layers` says what the fused kernels change. Attention is `attention_transformers`' and a batch given without
-attention_mask, position_ids and cache is taken to be causal, each row one sequence, without asking the device (eager
-transformers looks for packed sequences and waits for the answer; compiled, it builds a mask of all pairs, which keeps
-SDPA from its causal kernels). Products stay cuBLAS's unless `matmul` says otherwise: "triton", or a function that
-names the faster of both for each product (`flopcast.patch` takes the one that the profile of a GPU gives).
+`patch_layers` says what the fused kernels change. Attention is `attention_transformers`', with the model's sliding
+window if it has one, and a batch given without attention_mask and cache is taken to be causal: each row one sequence,
+or packed documents where position_ids begin anew (as DataCollatorWithFlattening packs) or cu_seq_lens_q says so. The
+device is not asked (eager transformers looks for packed sequences and waits for the answer; compiled, it builds a mask
+of all pairs, which keeps SDPA from its causal kernels). Products stay cuBLAS's unless `matmul` says otherwise:
+"triton", or a function that names the faster of both for each product (`flopcast.patch` takes the one that the profile
+of a GPU gives).
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flopcast.kernels import patch_layers
+from flopcast.kernels import documents, patch_layers
 from flopcast.kernels.attention import HEAD_DIMS
-from flopcast.kernels.attention_transformers import NAME, NO_MASK, register_with_transformers
+from flopcast.kernels.attention_transformers import DOCUMENTS, NAME, NO_MASK, register_with_transformers
 from flopcast.kernels.matmul_chosen import Choice, chosen_matmul, remember
 from flopcast.kernels.references import require_known
 from flopcast.kernels.rowwise import autocast_dtype
@@ -37,9 +40,14 @@ def _causal_forward(
     past_key_values: Any = None, inputs_embeds: Tensor | None = None, **kwargs: Any,
 ) -> Any:  # fmt: skip
     """As the model's own forward, which makes no mask where one of four dimensions is given to it."""
-    if attention_mask is None and position_ids is None and past_key_values is None:
-        given = inputs_embeds if input_ids is None else input_ids
-        attention_mask = None if given is None else torch.empty(NO_MASK, dtype=torch.bool, device=given.device)
+    given = inputs_embeds if input_ids is None else input_ids
+    of_tokens = position_ids is None or position_ids.dim() == 2
+    if attention_mask is None and of_tokens and past_key_values is None and given is not None:
+        attention_mask = torch.empty(NO_MASK, dtype=torch.bool, device=given.device)
+        if position_ids is not None:
+            kwargs[DOCUMENTS] = documents.from_positions(position_ids.expand(given.shape[0], -1))
+        elif kwargs.get("cu_seq_lens_q") is not None and given.shape[0] == 1:
+            kwargs[DOCUMENTS] = documents.from_cu_seqlens(kwargs["cu_seq_lens_q"], given.shape[1])
     return type(self).forward(
         self, input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
         past_key_values=past_key_values, inputs_embeds=inputs_embeds, **kwargs,
@@ -72,11 +80,11 @@ def _replace(module: nn.Module, name: str, value: Any) -> Callable[[], None]:
 
 
 def patch(model: nn.Module, *, attention: str = "triton", matmul: str | Choice = "torch") -> None:
-    """Makes this Qwen3 or Llama model run on the kernels, until `unpatch`; a second call changes nothing.
+    """Makes this model of transformers run on the kernels, until `unpatch`; a second call changes nothing.
 
     `attention`: "triton", or "sdpa" for torch's. `matmul`: "torch", "triton", or a function of a `shapes.Gemm` that
     returns one of these. Raises ValueError on a model without such layers and unknown names, NotImplementedError on
-    heads, windows, dropout and activations that the kernels do not have.
+    heads, dropout and activations that the kernels do not have.
     """
     require_known("attention", attention, ATTENTIONS)
     if isinstance(matmul, str):
@@ -108,8 +116,8 @@ def _require_attention(config: Any) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if head_dim not in HEAD_DIMS:
         raise NotImplementedError(f"{NAME}: head_dim {head_dim} is not one of {HEAD_DIMS}: use attention='sdpa'")
-    if getattr(config, "attention_dropout", 0.0) or "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise NotImplementedError(f"{NAME} has no dropout and no sliding window: use attention='sdpa'")
+    if getattr(config, "attention_dropout", 0.0):
+        raise NotImplementedError(f"{NAME} has no dropout: use attention='sdpa'")
 
 
 def unpatch(model: nn.Module) -> None:

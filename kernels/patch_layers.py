@@ -1,4 +1,4 @@
-"""Runs transformers' Qwen3 and Llama on the fused kernels: norms, rotary embedding, MLP activation and loss.
+"""Runs Qwen3, Qwen2, Llama and Mistral of transformers on fused kernels: norms, rotary embedding, activation, loss.
 
     patch(model)                        # a ...ForCausalLM (or its base model: then without the loss), on a GPU
     optimizer = flopcast.kernels.adamw.AdamW(model.parameters(), lr=1e-3)
@@ -12,7 +12,7 @@ they are, without an fp32 copy, and makes its gradient together with the loss. U
 to which the next linear layer would cast anyway. Instances are patched, not classes: other models in the process stay
 as they are.
 
-Refused (NotImplementedError, which says so): other activations than silu; Qwen3 with experts and other families have
+Refused (NotImplementedError, which says so): other activations than silu; models with experts and other families have
 layers of their own (ValueError).
 """
 
@@ -62,6 +62,14 @@ def _layer_forward(
     return out
 
 
+def _window_of(attention: Any) -> int | None:
+    """Mistral keeps one for all layers in its configuration, others each layer's own in its attention."""
+    window: int | None = getattr(attention, "sliding_window", None)
+    if window is None and attention.config.model_type == "mistral":
+        window = attention.config.sliding_window
+    return window
+
+
 def _attention_by(functions: Any, eager: Callable[..., Any]) -> Callable[..., Any]:
     """As the attention's own forward, with Qwen3's norms and rotation in one kernel on the projections' own layout.
 
@@ -90,7 +98,7 @@ def _attention_by(functions: Any, eager: Callable[..., Any]) -> Callable[..., An
         attend = functions.get_interface(self.config._attn_implementation, eager)
         out, weights = attend(
             self, query, key, value, attention_mask, dropout=self.attention_dropout if self.training else 0.0,
-            scaling=self.scaling, sliding_window=getattr(self, "sliding_window", None), **kwargs,
+            scaling=self.scaling, sliding_window=_window_of(self), **kwargs,
         )  # fmt: skip
         return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
 
@@ -116,6 +124,8 @@ def _forwards() -> dict[type[nn.Module], Callable[..., Any]]:
     """What replaces the forward of each class of module."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.models.llama import modeling_llama as llama
+    from transformers.models.mistral import modeling_mistral as mistral
+    from transformers.models.qwen2 import modeling_qwen2 as qwen2
     from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
     return {
@@ -127,11 +137,19 @@ def _forwards() -> dict[type[nn.Module], Callable[..., Any]]:
         llama.LlamaMLP: _mlp_forward,
         llama.LlamaDecoderLayer: _layer_forward,
         llama.LlamaAttention: _attention_by(ALL_ATTENTION_FUNCTIONS, llama.eager_attention_forward),
+        mistral.MistralRMSNorm: _norm_forward,
+        mistral.MistralMLP: _mlp_forward,
+        mistral.MistralDecoderLayer: _layer_forward,
+        mistral.MistralAttention: _attention_by(ALL_ATTENTION_FUNCTIONS, mistral.eager_attention_forward),
+        qwen2.Qwen2RMSNorm: _norm_forward,
+        qwen2.Qwen2MLP: _mlp_forward,
+        qwen2.Qwen2DecoderLayer: _layer_forward,
+        qwen2.Qwen2Attention: _attention_by(ALL_ATTENTION_FUNCTIONS, qwen2.eager_attention_forward),
     }
 
 
 def patch(model: nn.Module) -> None:
-    """Makes this Qwen3 or Llama run on the fused kernels, until `unpatch`; a second call changes nothing.
+    """Makes this model run on the fused kernels, until `unpatch`; a second call changes nothing.
 
     Raises ValueError on a model without such layers, NotImplementedError on another activation than silu.
     """
@@ -141,7 +159,8 @@ def patch(model: nn.Module) -> None:
     found = [module for module in model.modules() if type(module) in forwards]
     if not any(type(module).__name__.endswith("DecoderLayer") for module in found):
         raise ValueError(
-            f"{type(model).__name__} has no layers of Qwen3 or Llama: patch takes transformers' models of these two"
+            f"{type(model).__name__} has no layers of Qwen3, Qwen2, Llama or Mistral: patch takes transformers' models "
+            "of these"
         )
     activation = getattr(getattr(model, "config", None), "hidden_act", "silu")
     if activation != "silu":

@@ -124,35 +124,52 @@ def _row_blocks(heads: int, seq: int, budget_elements: int = 1 << 27) -> Iterato
         yield slice(start, min(start + rows, seq))
 
 
-def _probabilities(q_GRD: Tensor, k_SD: Tensor, start: int, causal: bool, scale: float) -> Tensor:
+def _probabilities(
+    q_GRD: Tensor, k_SD: Tensor, start: int, causal: bool, scale: float, window: int, spans_2S: Tensor | None
+) -> Tensor:
     """softmax(scale Q K^T) [group, rows, seq] for the query rows from `start`, in the operands' dtype."""
     scores = (q_GRD * scale) @ k_SD.T
+    rows = torch.arange(start, start + q_GRD.shape[1], device=q_GRD.device)[:, None]
+    columns = torch.arange(k_SD.shape[0], device=q_GRD.device)[None, :]
     if causal:
-        rows = torch.arange(start, start + q_GRD.shape[1], device=q_GRD.device)
-        columns = torch.arange(k_SD.shape[0], device=q_GRD.device)
-        scores = scores.masked_fill(columns[None, :] > rows[:, None], -math.inf)
+        scores = scores.masked_fill(columns > rows, -math.inf)
+    if window:
+        scores = scores.masked_fill(columns <= rows - window, -math.inf)
+    if spans_2S is not None:
+        first, past = (edge[rows] for edge in spans_2S)
+        scores = scores.masked_fill((columns < first) | (columns >= past), -math.inf)
     return torch.softmax(scores, dim=-1)
 
 
-def attention_math(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dtype: torch.dtype) -> Tensor:
-    """o [B, H, S, D] of attention by its definition, each step rounded to `dtype`; q like o, k and v [B, KV, S, D]."""
+def attention_math(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, dtype: torch.dtype,
+    window: int = 0, documents: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """o [B, H, S, D] of attention by its definition, each step rounded to `dtype`; q like o, k and v [B, KV, S, D].
+
+    window: how many keys a query sees, itself the last, 0 for all. documents: [B, 2, S], see `documents.py`.
+    """
     batch, heads, seq, _ = q.shape
     group = heads // k.shape[1]
     out = torch.empty(q.shape, dtype=dtype, device=q.device)
     with torch.no_grad(), matmul_precision(tf32=False):
         for b in range(batch):
+            spans = None if documents is None else documents[b]
             for h in range(k.shape[1]):
                 of_group = slice(h * group, (h + 1) * group)
                 k_SD, v_SD = k[b, h].to(dtype), v[b, h].to(dtype)
                 for rows in _row_blocks(group, seq):
                     q_GRD = q[b, of_group, rows].to(dtype)
-                    out[b, of_group, rows] = _probabilities(q_GRD, k_SD, rows.start, causal, scale) @ v_SD
+                    out[b, of_group, rows] = (
+                        _probabilities(q_GRD, k_SD, rows.start, causal, scale, window, spans) @ v_SD
+                    )
     return out
 
 
 def attention_math_backward(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float, dtype: torch.dtype,
+    window: int = 0, documents: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients (dq, dk, dv) of `attention_math`, each step rounded to `dtype`.
 
     dv = P^T do; ds = P (do v^T - rowsum(P do v^T)) scale; dq = ds k; dk = ds^T q. dk and dv are summed over
@@ -166,12 +183,13 @@ def attention_math_backward(
     dv = torch.zeros(v.shape, dtype=accumulate, device=q.device)
     with torch.no_grad(), matmul_precision(tf32=False):
         for b in range(batch):
+            spans = None if documents is None else documents[b]
             for h in range(k.shape[1]):
                 of_group = slice(h * group, (h + 1) * group)
                 k_SD, v_SD = k[b, h].to(dtype), v[b, h].to(dtype)
                 for rows in _row_blocks(group, seq):
                     q_GRD, do_GRD = q[b, of_group, rows].to(dtype), do[b, of_group, rows].to(dtype)
-                    p = _probabilities(q_GRD, k_SD, rows.start, causal, scale)
+                    p = _probabilities(q_GRD, k_SD, rows.start, causal, scale, window, spans)
                     dp = do_GRD @ v_SD.T
                     ds = (p * (dp - (dp * p).sum(-1, keepdim=True))) * scale
                     dq[b, of_group, rows] = ds @ k_SD

@@ -64,6 +64,8 @@ class Attention:
     (5 matmuls for 2). Bytes: Q, K, V, O (and for the backward also their gradients) once, plus the
     fp32 log-sum-exp row.
 
+    `window`: a query sees this many keys, itself the last (0: all), of causal attention; the pairs of the triangle that
+    lie beyond do not count.
     `mask`: a tensor, added to the scores, says which keys a query sees, so that all pairs count, and of it one row
     per query is read. `dropout`: weights are dropped at random.
     """
@@ -78,10 +80,12 @@ class Attention:
     dtype: Dtype = "bf16"
     mask: bool = False
     dropout: bool = False
+    window: Count = 0
 
     @property
     def flops(self) -> int:
-        forward = 4 * self.batch * self.heads * self.seq * self.seq * self.head_dim
+        beyond = max(0, self.seq - self.window) if self.window else 0
+        forward = 4 * self.batch * self.heads * (self.seq * self.seq - beyond * beyond) * self.head_dim
         if self.causal:
             forward //= 2
         return forward if self.direction == "fwd" else forward * 5 // 2
@@ -98,6 +102,7 @@ class Attention:
     @property
     def key(self) -> str:
         mask = ("causal" if self.causal else "masked" if self.mask else "full") + self.dropout * "+dropout"
+        mask += f"+window{self.window}" if self.window else ""
         return (
             f"attention/{self.direction}/{mask}/{self.dtype}/"
             f"b{self.batch}h{self.heads}k{self.kv_heads}s{self.seq}d{self.head_dim}"
@@ -316,8 +321,9 @@ Shape = Gemm | Attention | Call
 def shape_to_json(shape: Shape | Fused) -> dict[str, Any]:
     """A shape as a JSON-ready dictionary; `shape_from_json` inverts it but for fused ones."""
     fields = asdict(shape)
-    if isinstance(shape, Attention):  # files from before there were masks have none
-        fields = {name: value for name, value in fields.items() if value or name not in ("mask", "dropout")}
+    if isinstance(shape, Attention):  # files from before there were these have none
+        later = ("mask", "dropout", "window")
+        fields = {name: value for name, value in fields.items() if value or name not in later}
     return {"kind": type(shape).__name__.lower(), **fields}
 
 

@@ -111,13 +111,25 @@ def attention_cases(capability: tuple[int, int]) -> Iterator[Case]:
             (triton_attention.dkdv_kernel, config.dkdv),
             (triton_attention.dq_kernel, config.dq),
         )
-        for kernel, tile in tiles:
+        for (kernel, tile), banded in ((one, banded) for banded in (False, True) for one in tiles):
+            if banded and head_dim == 64:
+                continue
             types = dict.fromkeys((name for name in kernel.arg_names if name.endswith("_ptr")), "*bf16")
-            types |= {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "scale": "fp32", "scale_log2": "fp32"}
+            types |= {
+                "spans_ptr": "*i32",
+                "lse_ptr": "*fp32",
+                "delta_ptr": "*fp32",
+                "scale": "fp32",
+                "scale_log2": "fp32",
+            }
             types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
-            constants = {"CAUSAL": True, "D": head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}
+            band = " windows and documents" if banded else ""
+            constants = {
+                "CAUSAL": True, "D": head_dim, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
+                "WINDOW": 1024 if banded else 0, **({} if banded else {"spans_ptr": None}),
+            }  # fmt: skip
             options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-            yield f"d{head_dim} {tile}", kernel, types, constants, options
+            yield f"d{head_dim} {tile}{band}", kernel, types, constants, options
 
 
 def cases(capability: tuple[int, int]) -> list[Case]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from flopcast.kernels import attention as A
+from flopcast.kernels import documents as packed
 from flopcast.kernels.attention_transformers import register_with_transformers
 from flopcast.kernels.shapes import Attention
 
@@ -23,15 +24,16 @@ WIDE = A.AttentionConfig(*[A.Tile(32, 16, 4, 2)] * 3)
 TALL = A.AttentionConfig(*[A.Tile(16, 32, 4, 2)] * 3)
 
 
-def run(shape: Attention, config: A.AttentionConfig | None = None) -> None:
+def run(shape: Attention, config: A.AttentionConfig | None = None, documents: Tensor | None = None) -> None:
     """Forward and backward against the reference."""
     operands = A.operands(replace(shape, direction="bwd"), "cpu", seed=shape.seq)
     q, k, v, do = operands
-    o, lse = A.forward(q, k, v, shape.causal, config=config)
-    gradients = A.backward(do, q, k, v, o, lse, shape.causal, config=config)
+    how = (shape.causal, None, shape.window, documents)
+    o, lse = A.forward(q, k, v, *how, config=config)
+    gradients = A.backward(do, q, k, v, o, lse, *how, config=config)
     for direction, out in (("fwd", o), ("bwd", gradients)):
         one = replace(shape, direction=direction)
-        error, tolerance = A.check(out, A.reference(operands, one), operands, one)
+        error, tolerance = A.check(out, A.reference(operands, one, documents), operands, one, documents)
         assert error <= tolerance, (one, error, tolerance)
 
 
@@ -43,8 +45,7 @@ def test_agrees_with_the_reference(causal: bool, config: A.AttentionConfig, seq:
     run(Attention(batch=1, heads=4, kv_heads=2, seq=seq, head_dim=16, causal=causal, dtype=dtype), config)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("head_dim", "causal"), [(64, False), (128, True)])
 def test_the_chosen_configuration_runs(head_dim: int, causal: bool) -> None:
     run(Attention(batch=1, heads=2, kv_heads=1, seq=150, head_dim=head_dim, causal=causal, dtype="fp16"))
 
@@ -64,6 +65,84 @@ def test_any_small_shape(
     heads = kv_heads * group
     shape = Attention(batch=batch, heads=heads, kv_heads=kv_heads, seq=seq, head_dim=16, causal=causal, dtype="fp32")
     run(shape, config)
+
+
+def spans_of(*rows: list[int]) -> Tensor:
+    """Documents of these lengths, row by row."""
+    ids = [torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) for lengths in rows]
+    return packed.from_ids(torch.stack(ids))
+
+
+# Documents that begin and end within tiles and at their edges, of one token, and longer than tiles.
+PACKED = spans_of([1, 15, 16, 1, 20])
+
+
+@pytest.mark.parametrize(
+    ("config", "causal", "window", "documents"),
+    [
+        (WIDE, True, 1, None), (TALL, True, 16, None), (WIDE, True, 37, None), (WIDE, True, 53, None),
+        (TALL, True, 5, PACKED), (WIDE, True, 0, PACKED), (TALL, True, 0, spans_of([30, 23])), (TALL, False, 0, PACKED),
+    ],
+)  # fmt: skip
+def test_windows_and_documents(config: A.AttentionConfig, causal: bool, window: int, documents: Tensor | None) -> None:
+    """Of 53 tokens, tiles of 32 by 16 and 16 by 32."""
+    run(
+        Attention(batch=1, heads=2, kv_heads=1, seq=53, head_dim=16, dtype="fp16", causal=causal, window=window),
+        config,
+        documents,
+    )
+
+
+def test_each_row_of_a_batch_has_its_own_documents() -> None:
+    shape = Attention(batch=2, heads=1, kv_heads=1, seq=33, head_dim=16, dtype="fp32")
+    run(shape, WIDE, spans_of([1, 15, 17], [20, 13]))
+
+
+def test_hidden_blocks_are_not_visited() -> None:
+    """What a query does not see may be no number."""
+    q, k, v, do = A.operands(
+        Attention(batch=1, heads=2, kv_heads=1, seq=96, head_dim=16, dtype="fp32", direction="bwd"), "cpu"
+    )
+    k[:, :, :48], v[:, :, :48] = float("nan"), float("nan")
+    o, lse = A.forward(q, k, v, True, None, 16, config=WIDE)
+    assert o[:, :, 64:].isfinite().all()
+    dq, _, _ = A.backward(do, q, k, v, o.nan_to_num(), lse.nan_to_num(), True, None, 16, config=WIDE)
+    assert dq[:, :, 64:].isfinite().all()
+    o, _ = A.forward(q, k, v, True, None, 0, spans_of([48, 48]), config=WIDE)
+    assert o[:, :, 64:].isfinite().all()
+
+
+def test_a_window_and_documents_through_autograd() -> None:
+    q, k, v = (x.detach().requires_grad_() for x in tensors(20))
+    lengths = torch.tensor([0, 3, 12, 20], dtype=torch.int32)
+    o = A.attention(q[:1], k[:1], v[:1], window=4, cu_seqlens=lengths)
+    ids = torch.tensor([0] * 3 + [1] * 9 + [2] * 8)
+    rows = torch.arange(20)
+    mask = (ids[:, None] == ids) & (rows[:, None] >= rows) & (rows[:, None] < rows + 4)
+    want = torch.nn.functional.scaled_dot_product_attention(q[:1], k[:1], v[:1], mask, enable_gqa=True)
+    assert torch.allclose(o, want, atol=1e-5)
+    do = torch.randn_like(o)
+    for got, wanted in zip(
+        torch.autograd.grad(o, (q, k, v), do), torch.autograd.grad(want, (q, k, v), do), strict=True
+    ):
+        assert torch.allclose(got, wanted, atol=1e-5)
+    positions = torch.tensor([[*range(3), *range(9), *range(8)]])
+    assert torch.equal(packed.from_positions(positions), packed.from_ids(ids[None]))
+    assert torch.equal(packed.from_cu_seqlens(lengths, 20), packed.from_ids(ids[None]))
+    apart = (packed.from_positions(torch.arange(20)[None] + 7), packed.from_ids(torch.zeros(1, 20, dtype=torch.long)))
+    assert torch.equal(*apart)
+
+
+def test_windows_and_documents_that_do_not_fit_are_refused() -> None:
+    q, k, v = tensors(20)
+    with pytest.raises(ValueError, match="a window of 4 with causal=False"):
+        A.attention(q, k, v, False, window=4)
+    with pytest.raises(ValueError, match="a window of 0"):
+        A.attention(q, k, v, window=0)
+    with pytest.raises(ValueError, match=r"\[batch, 2, seq\]"):
+        A.attention(q, k, v, documents=torch.zeros(1, 20, dtype=torch.int32))
+    with pytest.raises(ValueError, match="of a batch of one row"):
+        A.attention(torch.cat((q, q)), k, v, cu_seqlens=torch.tensor([0, 20]))
 
 
 def tensors(seq: int = 20, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,7 +200,7 @@ def test_autocast_casts_as_for_sdpa() -> None:
 def test_the_operators_obey_torchs_rules() -> None:
     q, k, v = (x.detach().requires_grad_() for x in tensors(8))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(A.attention_forward_op.overload, (q, k, v, True, 0.25), test_utils=checks)
+    torch.library.opcheck(A.attention_forward_op.overload, (q, k, v, True, 0.25, 3, None), test_utils=checks)
 
 
 def test_flop_counter_counts_what_it_counts_for_sdpa() -> None:

@@ -38,7 +38,7 @@ def operations() -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     yield "rotary", rotary.rotary_op, (normal(1, 5, 4, 16), normal(1, 5, 2, 16), *tables, None)
     yield "cross_entropy", cross_entropy.cross_entropy_op, (x, target, -100, "mean")
     yield "cross_entropy with gradient", cross_entropy.cross_entropy_with_gradient_op, (x, target, -100, "sum")
-    yield "attention", attention.attention_forward_op, (q, k, v, True, 0.25)
+    yield "attention", attention.attention_forward_op, (q, k, v, True, 0.25, 3, None)
     yield "matmul", matmul.matmul_op, (x, y, "nt", False)
     yield "chosen_matmul", matmul_chosen.chosen_matmul_op, (x, y, "nt", "torch")
 

@@ -413,7 +413,7 @@ def test_a_patched_qwen3_runs_our_operators_and_unpatched_none() -> None:
 def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="bf16 is wrong"):
         swiglu.forward(torch.ones(4, dtype=torch.bfloat16), torch.ones(4, dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="no layers of Qwen3 or Llama"):
+    with pytest.raises(ValueError, match="no layers of Qwen3, Qwen2, Llama or Mistral"):
         patch_layers.patch(torch.nn.Linear(2, 2))
     with pytest.raises(NotImplementedError, match="gelu"):
         patch_layers.patch(qwen3(hidden_act="gelu"))

@@ -36,6 +36,19 @@ def llama(**changes: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**fields))
 
 
+def windowed(family: str, **changes: Any) -> Any:
+    """A model whose attention sees four tokens, in the second of two layers where a family can say so."""
+    fields = {
+        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 4, **changes,
+    }  # fmt: skip
+    if family != "mistral":
+        layers = ["full_attention", "sliding_attention"]
+        fields |= {"use_sliding_window": True, "layer_types": layers, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **fields))
+
+
 def loss_and_gradients(model: Any, call: Any = None, **batch: Any) -> list[Tensor]:
     model.zero_grad()
     loss = (model if call is None else call)(input_ids=TOKENS, labels=TOKENS, use_cache=False, **batch).loss
@@ -92,6 +105,45 @@ def test_a_batch_with_padding_is_right_and_unpatch_restores() -> None:
     assert all("forward" not in module.__dict__ for module in model.modules())
     for one, other in zip(loss_and_gradients(model), plain, strict=True):
         assert torch.equal(one, other)
+
+
+PACKED = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 0, 1, 2, 3], [0, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8]])
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2"])
+def test_windows_and_packed_sequences_run_on_the_kernels(family: str) -> None:
+    """Without a mask of all pairs, eager and compiled, and as torch's."""
+    called: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        from torch._dynamo.backends.debugging import aot_eager
+
+        called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return aot_eager(graph, inputs)
+
+    model = windowed(family)
+    plain, packs = loss_and_gradients(model), loss_and_gradients(model, position_ids=PACKED)
+    assert not torch.allclose(plain[0], packs[0])
+    P.patch(model)
+    if family == "qwen2":
+        agree(loss_and_gradients(model, position_ids=PACKED), packs)
+    else:
+        agree(loss_and_gradients(model), plain)
+        call = torch.compile(model, fullgraph=True, backend=backend)
+        agree(loss_and_gradients(model, call, position_ids=PACKED), packs)
+        assert "flopcast.triton_attention_forward.default" in called
+        assert not any("scaled_dot_product" in name or "tril" in name for name in called)
+
+
+def test_cumulative_lengths_say_where_documents_begin() -> None:
+    model = qwen3()
+    P.patch(model)
+    given = {"input_ids": TOKENS[:1], "use_cache": False}
+    lengths = torch.tensor([0, 6, 11], dtype=torch.int32)
+    ours = model(**given, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=6, max_length_k=6).logits
+    apart = [model(TOKENS[:1, part], use_cache=False).logits for part in (slice(6), slice(6, 11))]
+    assert torch.allclose(ours[:, :6], apart[0], atol=1e-5)  # of the second, rotation alone is elsewhere
+    assert torch.allclose(ours[:, 6:], apart[1], atol=1e-4)  # which changes nothing either
 
 
 def test_generation_reads_its_cache() -> None:
@@ -159,14 +211,24 @@ class TestMasks:
         told, _ = transformers_attention(module, q, k, v, self.SEEN[None, None])
         assert torch.equal(causal, told)
         window = self.SEEN & ~self.SEEN.tril(-3)
+        seen, _ = transformers_attention(module, q, k, v, window[None, None], sliding_window=3)
+        assert torch.equal(seen, transformers_attention(module, q, k, v, None, sliding_window=3)[0])
         out, _ = transformers_attention(module, q, k, v, window[None, None])
         want = torch.nn.functional.scaled_dot_product_attention(q, k, v, window[None, None], enable_gqa=True)
         assert torch.allclose(out, want.transpose(1, 2), atol=1e-6)
+        assert torch.allclose(seen, out, atol=1e-6)
+        assert not is_causal_mask(window, 7, 7)
+        assert not is_causal_mask(window, 7, 7, 4)
 
 
 def test_what_it_cannot_do_is_refused() -> None:
     q = torch.ones(1, 2, 4, 16)
-    for refused in ({"dropout": 0.1}, {"sliding_window": 3}, {"position_bias": q}):
+    for refused in (
+        {"dropout": 0.1},
+        {"softcap": 50.0},
+        {"position_bias": q},
+        {"sliding_window": 3, "is_causal": False},
+    ):
         with pytest.raises(NotImplementedError, match="use attn_implementation 'sdpa'"):
             transformers_attention(None, q, q, q, None, **refused)
     with pytest.raises(NotImplementedError, match="head_dim 24"):
@@ -175,7 +237,7 @@ def test_what_it_cannot_do_is_refused() -> None:
         P.patch(qwen3(attention_dropout=0.1))
     with pytest.raises(ValueError, match="known are torch, triton"):
         P.patch(qwen3(), matmul="cutlass")
-    with pytest.raises(ValueError, match="no layers of Qwen3 or Llama"):
+    with pytest.raises(ValueError, match="no layers of Qwen3, Qwen2, Llama or Mistral"):
         P.patch(torch.nn.Linear(2, 2))
     model = qwen3()
     P.patch(model, matmul=lambda shape: "fastest")

@@ -22,6 +22,7 @@ from triton.runtime import driver
 
 from flopcast.kernels import adamw, attention, cross_entropy, matmul, rmsnorm, rope, rotary, rowwise, swiglu
 from flopcast.kernels.attention_config import AttentionConfig, Tile
+from flopcast.kernels.documents import from_ids
 
 CALLS: list[Any] = []
 
@@ -194,9 +195,11 @@ def cases() -> Iterator[tuple[str, Any, list[tuple[Any, ...]]]]:
     yield "cross_entropy_backward", cross_entropy.cross_entropy_backward_op, [scores]
     pack = normal(1, 128, 8, 64).transpose(1, 2)
     attended: list[tuple[Any, ...]] = [
-        (pack[:, :4], pack[:, 4:6], pack[:, 6:], True, 0.125),
-        (*(normal(1, 128, n, 64).transpose(1, 2) for n in (4, 2, 2)), False, 0.125),
-        (*(normal(1, n, 40, 64) for n in (4, 2, 2)), True, 0.5),
+        (pack[:, :4], pack[:, 4:6], pack[:, 6:], True, 0.125, 0, None),
+        (*(normal(1, 128, n, 64).transpose(1, 2) for n in (4, 2, 2)), False, 0.125, 0, None),
+        (*(normal(1, n, 40, 64) for n in (4, 2, 2)), True, 0.5, 0, None),
+        (pack[:, :4], pack[:, 4:6], pack[:, 6:], True, 0.125, 16, None),
+        *((pack[:, :4], pack[:, 4:6], pack[:, 6:], True, 0.125, w, from_ids(torch.zeros(1, 128))) for w in (0, 16)),
     ]
     yield "attention", attention.attention_forward_op, attended
     yield (
@@ -260,8 +263,8 @@ def by_descriptors() -> Iterator[tuple[str, Any, list[tuple[Any, ...]]]]:
     triton_attention_launch._multiprocessors = lambda device: 132  # type: ignore[assignment]
     pack = normal(1, 256, 8, 64).transpose(1, 2)
     attended: list[tuple[Any, ...]] = [
-        (pack[:, :4], pack[:, 4:6], pack[:, 6:], True, 0.125),
-        (*(normal(1, 256, n, 64).transpose(1, 2) for n in (4, 2, 2)), True, 0.125),
+        (pack[:, :4], pack[:, 4:6], pack[:, 6:], True, 0.125, 0, None),
+        (*(normal(1, 256, n, 64).transpose(1, 2) for n in (4, 2, 2)), True, 0.125, 0, None),
     ]
     yield "attention by descriptors", attention.attention_forward_op, attended
     yield (

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flopcast.kernels import attention as A
 from flopcast.kernels import attention_sdpa
+from flopcast.kernels import documents as packed
 from flopcast.kernels.attention_transformers import register_with_transformers
 from flopcast.kernels.references import BackendUnavailable, attention_math
 from flopcast.kernels.shapes import Attention
@@ -43,6 +44,25 @@ def test_the_reference_is_attention_and_its_gradient(causal: bool) -> None:
     for ours, torchs in zip(got, wanted, strict=True):
         assert isinstance(ours, torch.Tensor)
         assert torch.allclose(ours, torchs, atol=1e-12)
+
+
+def test_the_reference_has_windows_and_documents() -> None:
+    shape = replace(SHAPE, dtype="fp32", batch=1, window=9, direction="bwd")
+    operands = A.operands(shape, "cpu")
+    q, k, v, do = (x.double().requires_grad_() for x in operands)
+    ids, rows = torch.tensor([0] * 20 + [1] * 30), torch.arange(50)
+    mask = (rows >= rows[:, None] - 8) & (rows <= rows[:, None]) & (ids == ids[:, None])
+    o = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    wanted = (o, *torch.autograd.grad(o, (q, k, v), do))
+    spans = packed.from_ids(ids[None])
+    forward = A.reference(operands[:3], replace(shape, direction="fwd"), spans)
+    for ours, torchs in zip((forward, *A.reference(operands, shape, spans)), wanted, strict=True):
+        assert isinstance(ours, torch.Tensor)
+        assert torch.allclose(ours, torchs, atol=1e-12)
+    with pytest.raises(BackendUnavailable, match="no windows but by a mask"):
+        A.prepare(shape, "sdpa-cpu", operands)
+    with pytest.raises(ValueError, match="causal attention"):
+        A.operands(replace(shape, causal=False), "cpu")
 
 
 def test_the_reference_is_the_same_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +137,10 @@ def test_flops_and_bytes_match_independent_counts(direction: str) -> None:
     visible = int(seen.tril().sum()) * full.batch * full.heads
     exact = matmuls * 2 * full.head_dim * visible
     assert exact * full.seq / (full.seq + 1) == causal.flops  # the half counts a half of the diagonal
+    for window in (1, 7, full.seq, 90):
+        exact = matmuls * 2 * full.head_dim * int(seen.tril().triu(1 - window).sum()) * full.batch * full.heads
+        diagonal = matmuls * full.head_dim * min(window, full.seq) * full.batch * full.heads  # a half of it, as above
+        assert replace(causal, window=window).flops == exact - diagonal
     operands = A.operands(full, "cpu")
     outputs = A.prepare(full, "sdpa-cpu", operands)()
     tensors = [*operands, *(outputs if isinstance(outputs, tuple) else (outputs,))]
@@ -169,8 +193,8 @@ def test_fake_tensors_see_the_operators_without_triton() -> None:
 
     with FakeTensorMode():
         q, k, v = (torch.empty(2, 50, n, 64).transpose(1, 2) for n in (4, 2, 2))
-        o, lse = A.attention_forward_op(q, k, v, True, 0.125)
-        gradients = A.attention_backward_op(o, q, k, v, o, lse, True, 0.125)
+        o, lse = A.attention_forward_op(q, k, v, True, 0.125, 0, None)
+        gradients = A.attention_backward_op(o, q, k, v, o, lse, True, 0.125, 0, None)
     assert o.shape == q.shape
     assert o.stride() == q.stride()
     assert lse.shape == q.shape[:3]
@@ -281,6 +305,24 @@ class TestOnDevice:
         torch.cuda.synchronize()
         error, tolerance = A.check(captured, A.reference(operands, shape), operands, shape)
         assert error <= tolerance
+
+    @pytest.mark.parametrize("head_dim", [64, 128])
+    @pytest.mark.parametrize(
+        ("seq", "window", "lengths"),
+        [(1024, 128, ()), (777, 100, (300, 1, 476)), (700, 0, (64, 128, 508)), (300, 1, ())],
+    )
+    def test_windows_and_documents(self, head_dim: int, seq: int, window: int, lengths: tuple[int, ...]) -> None:
+        shape = Attention(batch=1, heads=4, kv_heads=2, seq=seq, head_dim=head_dim, window=window, direction="bwd")
+        operands = A.operands(shape, "cuda")
+        q, k, v, do = operands
+        ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).cuda() if lengths else None
+        spans = None if ids is None else packed.from_ids(ids[None])
+        o, lse = A.forward(q, k, v, True, None, window, spans)
+        gradients = A.backward(do, q, k, v, o, lse, True, None, window, spans)
+        for direction, out in (("fwd", o), ("bwd", gradients)):
+            one = replace(shape, direction=direction)
+            error, tolerance = A.check(out, A.reference(operands, one, spans), operands, one, spans)
+            assert error <= tolerance, direction
 
     def test_triton_repeats_bit_for_bit(self) -> None:
         shape = Attention(batch=2, heads=8, kv_heads=2, seq=777, head_dim=128, direction="bwd")
