@@ -1,7 +1,7 @@
 """Compiles the memory-bound Triton kernels for a part without having it; run by test_memory_kernels.py, in its own
 process.
 
-    python compile_memory.py CAPABILITY...    e.g. 80 89 90
+    python compile_memory.py CAPABILITY...    e.g. 80 90
 
 prints one JSON line per configuration: {"sm", "kernel", "config", "registers", "spill_bytes", "shared_bytes",
 "limit_bytes", "threads", "accesses": global loads and stores in the PTX, "wide": those of 16 bytes}.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flopcast.kernels import adamw, cross_entropy, matmul, patch_layers, rmsnorm, rope, swiglu
+from flopcast.kernels.matmul_configs import shared_memory_limit
 from flopcast.kernels.references import BackendUnavailable
 from flopcast.kernels.shapes import AdamW, CrossEntropy, Fused, RmsNorm, RopeQkNorm, SwiGlu
 
@@ -183,12 +184,15 @@ def test_triton_in_the_interpreter(run_interpreted: Callable[[str], None]) -> No
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_configurations_fit_the_part(run_script: Callable[..., str]) -> None:
     with ThreadPoolExecutor(2) as pool:
-        printed = pool.map(lambda part: run_script("compile_memory.py", part), ("80", "89", "90"))
+        printed = pool.map(lambda part: run_script("compile_memory.py", part), ("80", "90"))
         rows = [json.loads(line) for text in printed for line in text.splitlines()]
-    assert {row["sm"] for row in rows} == {80, 89, 90}
+    assert {row["sm"] for row in rows} == {80, 90}
     for row in rows:
         assert row["spill_bytes"] == 0, row
-        assert row["shared_bytes"] <= row["limit_bytes"], row
+        limit = (
+            row["limit_bytes"] if row["sm"] == 90 else shared_memory_limit((8, 9))
+        )  # sm_89 runs the instructions of sm_80
+        assert row["shared_bytes"] <= limit, row
         assert row["registers"] * row["threads"] <= 65536, row
         # 16 bytes an access where rows are: what is left are row numbers, weights and partial sums, and of lists of
         # tensors the masked end of each, element by element
