@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -91,9 +91,10 @@ class LaidOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """Layouts of a step over so many GPUs: those that fit, the fastest first; those that do not, the smallest first;
-    and those that cannot be. `undecided`: of the first layouts how many the fastest may be, by the intervals of their
-    ratios; what they err in alike, as the host, cancels."""
+    """Layouts of a step over so many GPUs, each as it is fastest: those that fit, the fastest first; those that do not,
+    the smallest first; and those that cannot be. `undecided`: of the first layouts how many the fastest may be, by the
+    intervals of their ratios; what they err in alike, as the host, cancels. `lead`: of the second over the first the
+    ratio of their times."""
 
     num_gpus: int
     sequences: int
@@ -101,7 +102,7 @@ class Ranking:
     too_large: tuple[LaidOut, ...]
     refused: tuple[LaidOut, ...]
     undecided: int
-    unit: str = "tokens"
+    lead: Ranged | None = None
 
     @property
     def tried(self) -> int:
@@ -111,6 +112,7 @@ class Ranking:
         return {
             "parallel": AUTO, "num_gpus": self.num_gpus, "sequences_per_step": self.sequences,
             "undecided": self.undecided,
+            "second_over_first": self.lead and {name: getattr(self.lead, name) for name in ("value", "low", "high")},
             **{name: [one.to_json() for one in getattr(self, name)] for name in ("fitting", "too_large", "refused")},
         }  # fmt: skip
 
@@ -118,21 +120,31 @@ class Ranking:
 def ranking(work: Workload, num_gpus: int, progress: Progress = lambda done, total: None) -> Ranking:
     """Ranks all layouts over `num_gpus` GPUs. Raises UsageError for an invalid number of GPUs or nodes."""
     check_gpus(num_gpus, work.run.nodes)
-    layouts = list(layouts_on(num_gpus, gpus_of_a_host(num_gpus, work.run.nodes)))
+    every = layouts_on(num_gpus, gpus_of_a_host(num_gpus, work.run.nodes))
+    layouts = [layout for layout in every if _is_of(work.model, layout)]
     return ranked(work, num_gpus, try_all(work, layouts, progress))
 
 
 def ranked(work: Workload, num_gpus: int, found: Sequence[LaidOut]) -> Ranking:
     """Ranks steps that were tried."""
-    fitting = tuple(sorted((one for one in found if one.fits), key=lambda one: one.seconds))
-    done = [one for one in found if one.forecast is not None and not one.fits]
-    too_large = tuple(sorted(done, key=lambda one: one.forecast.needed_bytes if one.forecast else 0))
-    refused = tuple(one for one in found if one.forecast is None)
-    unit = next((one.forecast.unit for one in found if one.forecast is not None), "tokens")
+    fitting = _each_once(sorted((one for one in found if one.fits), key=lambda one: one.seconds))
+    hold = {one.run.parallel for one in fitting}
+    done = [one for one in found if one.forecast is not None and one.run.parallel not in hold]
+    too_large = _each_once(sorted(done, key=lambda one: one.forecast.needed_bytes if one.forecast else 0))
+    ratios = _over_the_first(work, fitting)
     return Ranking(
-        num_gpus=num_gpus, sequences=work.sequences, fitting=fitting, too_large=too_large, refused=refused,
-        undecided=_undecided(work, fitting), unit=unit,
+        num_gpus=num_gpus, sequences=work.sequences, fitting=fitting, too_large=too_large,
+        refused=tuple(one for one in found if one.forecast is None),
+        undecided=min(len(fitting), 1 + sum(ratio.low <= 1.0 for ratio in ratios)), lead=next(iter(ratios), None),
     )  # fmt: skip
+
+
+def _each_once(found: Iterable[LaidOut]) -> tuple[LaidOut, ...]:
+    """The first of each layout."""
+    first: dict[str, LaidOut] = {}
+    for one in found:
+        first.setdefault(one.run.parallel, one)
+    return tuple(first.values())
 
 
 def check_gpus(num_gpus: int, nodes: int) -> None:
@@ -165,6 +177,16 @@ def layouts_on(num_gpus: int, per_host: int = HOST_GPUS) -> Iterator[str]:
             with suppress(UsageError):
                 Layout.parse(layout).check_built()
                 yield layout
+
+
+def _is_of(model: Config | Module, layout: str) -> bool:
+    """Whether a model has what a layout divides: a dense one no experts, and a module's layers are not known."""
+    if layout == ONE_GPU:
+        return True
+    parts = Layout.parse(layout)
+    if isinstance(model, Module):
+        return parts.world == parts.data
+    return parts.ep == 1 or bool(model.get("num_experts") or model.get("num_local_experts"))
 
 
 def _data_parts(ranks: int) -> Iterator[tuple[str, int, int]]:
@@ -365,14 +387,13 @@ def seconds_of(work: Workload, found: LaidOut, vary: Vary | None = None) -> Rang
     return step_point(step, work.model, shares_host=True).seconds
 
 
-def _undecided(work: Workload, fitting: Sequence[LaidOut]) -> int:
-    """Counts the leading layouts of which each may be the fastest."""
-    if len(fitting) < 2:
-        return len(fitting)
-    first = seconds_of(work, fitting[0])
-    count = 1
+def _over_the_first(work: Workload, fitting: Sequence[LaidOut]) -> list[Ranged]:
+    """Returns the times of the next layouts over that of the first, up to the one after which it is decided."""
+    found: list[Ranged] = []
+    first = seconds_of(work, fitting[0]) if len(fitting) > 1 else None
     for other in fitting[1:_LEADERS]:
-        if first.over(seconds_of(work, other)).high < 1.0:
+        assert first is not None
+        found.append(seconds_of(work, other).over(first))
+        if found[-1].low > 1.0:
             break
-        count += 1
-    return count
+    return found

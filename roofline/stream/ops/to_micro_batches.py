@@ -33,8 +33,8 @@ def to_micro_batches(stream: Stream, count: int) -> Stream:
         raise NotDerivable(f"{len(blocks)} runs of forward and backward, {TRACED} micro-batches")
     if "parallel" in stream.meta:
         _, *starts = (block.start for block in blocks)  # cp has calls between a backward and the next forward
-        second, third = (slice(*ends) for ends in pairwise(starts))
-        return _written_out(stream, second, third, count)
+        before, block = (slice(*ends) for ends in pairwise(starts))
+        return _written_out(stream, before, block, count)
     third, last = ([_signature(stream, op) for op in stream.ops[block]] for block in blocks[_REPEATED:])
     if third != last:
         raise NotDerivable("the last two micro-batches make other calls")

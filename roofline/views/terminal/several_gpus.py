@@ -50,24 +50,34 @@ def print_ranking(found: Ranking, work: Workload) -> None:
     if (hidden := len(found.fitting) - SHOWN) > 0:
         say(f"and {hidden} slower ones, in --json")
     if found.fitting:
-        say(f"- fastest: {_leaders(found)}")
+        say(f"- {_leaders(found)}")
     if len(found.too_large) > SHOWN_LARGE:
         say(f"- {len(found.too_large) - SHOWN_LARGE} more need more memory than a GPU has")
-    reasons = Counter(one.reason for one in found.refused)
+    reasons = Counter(short_reason(one.reason) for one in found.refused)
     for reason, count in reasons.most_common(SHOWN_LARGE):
-        say(f"- {count} cannot be: {reason}", highlight=False)
+        say(f"- left out {count}: {reason}", highlight=False)
     if len(reasons) > SHOWN_LARGE:
-        say(f"- {len(reasons) - SHOWN_LARGE} more reasons, in --json")
+        say(f"- left out for {len(reasons) - SHOWN_LARGE} more reasons, in --json")
     fastest = found.fitting[0].forecast if found.fitting else first
     warn(fastest.warnings if fastest is not None else ())
 
 
+def short_reason(reason: str) -> str:
+    """Why a layout cannot be, without what can."""
+    return reason.partition(": valid")[0].partition("; valid")[0]
+
+
 def _leaders(found: Ranking) -> str:
-    first, *others = found.fitting[: found.undecided]
-    if not others:
-        return first.run.parallel
-    names = ", ".join(f"{one.run.parallel} ({batch_words(one)})" for one in others)
-    return f"{first.run.parallel}, by the middle of its interval; not decided between it and {names}"
+    """Says which layout is the fastest, by how much, and between which ones that is not decided."""
+    first, *others = (one.run.parallel for one in found.fitting)
+    if found.lead is None:
+        return f"fastest: {first}, the only one that fits"
+    more, low, high = (percent(value - 1) for value in (found.lead.value, found.lead.low, found.lead.high))
+    after = f"{others[0]}, {more} ({low} to {high})"
+    if found.undecided == 1:
+        return f"fastest: {first}; next {after}: decided, since both err alike"
+    also = "".join(f", or {name}" for name in others[1 : found.undecided - 1])
+    return f"not decided which is the fastest: {first}, or {after}{also}"
 
 
 def _row(one: LaidOut) -> list[str]:

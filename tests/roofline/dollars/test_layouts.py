@@ -10,10 +10,13 @@ import pytest
 
 from flopcast.errors import UsageError
 from flopcast.microbench.recipe.layout import Layout
+from flopcast.roofline.dollars import layouts
 from flopcast.roofline.dollars.layouts import Workload, check_gpus, layouts_on, ranked, try_all
+from flopcast.roofline.dollars.points import Ranged
 from flopcast.roofline.gpu.library.profiles import find_profile
 from flopcast.roofline.stream.model.models import make_config
 from flopcast.roofline.stream.model.run import Run
+from flopcast.roofline.views.terminal.several_gpus import print_ranking
 
 pytestmark = pytest.mark.usefixtures("cache_of_the_module")
 
@@ -42,14 +45,14 @@ def test_every_layout_has_all_gpus_once(gpus: int) -> None:
 
 
 def test_layouts_do_the_same_work_and_the_fastest_comes_first() -> None:
-    work = workload(16)
+    work = workload(4)
     tried = try_all(work, ["fsdp=2", "ddp=2"])
     found = ranked(work, 2, tried)
     times = [one.seconds for one in found.fitting]
     assert times == sorted(times)
     assert 1 <= found.undecided <= 2
     for one in found.fitting:
-        assert one.run.batch * one.run.accumulate * one.run.layout.data == 16
+        assert one.run.batch * one.run.accumulate * one.run.layout.data == 4
         assert one.forecast is not None
         assert one.forecast.parallel == one.run.parallel
     record = found.to_json()
@@ -58,14 +61,57 @@ def test_layouts_do_the_same_work_and_the_fastest_comes_first() -> None:
 
     plenty = tried[1].forecast
     assert plenty is not None
-    scarce = workload(16, memory=plenty.needed_bytes - 1)
+    scarce = workload(4, memory=plenty.needed_bytes - 1)
     tried = try_all(scarce, ["ddp=2"])
     how = [(one.run.batch, one.run.accumulate, one.run.checkpoint) for one in tried]
-    assert how[:3] == [(8, 1, "none"), (4, 2, "none"), (8, 1, "full")]  # in smaller parts, or recomputed
+    assert how[:3] == [(2, 1, "none"), (1, 2, "none"), (2, 1, "full")]  # in smaller parts, or recomputed
     assert not tried[0].fits
     found = ranked(scarce, 2, tried)
     assert found.fitting
-    assert found.too_large
+    assert not found.too_large  # the layout fits, run in another way
+    assert ranked(scarce, 2, tried[:1]).too_large == (tried[0],)
+
+
+def test_it_says_whether_the_first_two_are_decided(capsys: pytest.CaptureFixture[str]) -> None:
+    work = workload(16)
+    tried = try_all(work, ["ddp=2", "tp=4"])
+    first = tried[-1]
+    assert first.forecast is not None
+    slower = replace(first, run=replace(first.run, parallel="fsdp=2"))
+    for high, low, said in ((1.2, 0.9, "not decided which is the fastest: ddp=2, or fsdp=2, +5.0% (-10.0% to +20.0%)"),
+                            (1.2, 1.01, "fastest: ddp=2; next fsdp=2, +5.0% (+1.0% to +20.0%): decided")):  # fmt: skip
+        found = replace(ranked(work, 2, tried), fitting=(first, slower), lead=Ranged(1.05, low, high))
+        print_ranking(replace(found, undecided=1 + (low < 1)), work)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert said in printed
+        assert "- left out 1: tp=4 does not divide heads 2 and kv_heads 2 and ffn" in printed
+        assert "valid" not in printed
+    assert ranked(work, 2, [first]).lead is None
+
+
+def test_a_layout_has_one_row_the_fastest() -> None:
+    work = workload(16)
+    (one,) = try_all(work, ["ddp=2"])
+    assert one.forecast is not None
+    slower = replace(one, forecast=replace(one.forecast, step_seconds=2 * one.seconds))
+    found = ranked(work, 2, [slower, one])
+    assert found.fitting == (one,)
+    assert found.tried == 1
+
+
+def test_a_dense_model_has_no_experts_to_lay_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def none_tried(_work: Workload, layouts_: list[str], *_: Any) -> list[Any]:
+        asked.extend(layouts_)
+        return []
+
+    monkeypatch.setattr(layouts, "try_all", none_tried)
+    layouts.ranking(workload(16), 8)
+    assert "ddp=8" in asked
+    assert not any("ep=" in layout for layout in asked)
+    layouts.ranking(replace(workload(16), model={**CONFIG, "num_experts": 8}), 8)
+    assert "ep=8" in asked
 
 
 def test_what_cannot_be_divided_is_refused_in_words() -> None:
